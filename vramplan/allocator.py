@@ -1,0 +1,261 @@
+"""PyTorch's CUDA caching allocator, simulated: what stays reserved while tensors come and go.
+
+Mirrors c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h of torch 2.13; each constant names the one
+it stands for. One stream. Blocks of a segment form a linked list; free ones wait in their pool, ordered by size, then
+address (BlockComparatorSize).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vramplan.units import MiB, round_up
+
+MIN_BLOCK = 512
+"""kMinBlockSize: all sizes are rounded to it."""
+SMALL_SIZE = MiB
+"""kSmallSize: the largest request served from the small pool."""
+SMALL_BUFFER = 2 * MiB
+"""kSmallBuffer: segment of the small pool."""
+LARGE_BUFFER = 20 * MiB
+"""kLargeBuffer (large_segment_size_mb): segment for requests between 1 and 10 MiB."""
+MIN_LARGE_ALLOC = 10 * MiB
+"""kMinLargeAlloc: from here on a segment is the request itself, rounded to ROUND_LARGE."""
+ROUND_LARGE = 2 * MiB
+"""kRoundLarge."""
+_NEVER = 1 << 62
+
+
+class OutOfMemory(Exception):
+    """The device cannot serve a request even after all cached segments were given back."""
+
+    def __init__(self, requested_bytes: int, reserved_bytes: int) -> None:
+        super().__init__(f"{requested_bytes} bytes asked for, {reserved_bytes} reserved")
+        self.requested_bytes = requested_bytes
+        self.reserved_bytes = reserved_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorSettings:
+    """PYTORCH_ALLOC_CONF. Sizes are bytes."""
+
+    expandable_segments: bool = False
+    max_split_size: int = _NEVER
+    max_non_split_rounding: int = 20 * MiB
+    roundup_power2_divisions: int = 0
+
+
+class Block:
+    """A stretch of a segment, free or in use."""
+
+    __slots__ = ("address", "size", "small", "free", "before", "after")
+
+    def __init__(self, address: int, size: int, small: bool) -> None:
+        self.address = address
+        self.size = size
+        self.small = small
+        self.free = False
+        self.before: Block | None = None
+        self.after: Block | None = None
+
+
+class CachingAllocator:
+    """`malloc` and `free` as torch.cuda does them, on a device of `capacity` bytes.
+
+    `allocated` counts whole blocks, as torch.cuda.memory_allocated does: a large block whose remainder is too small to
+    split off is handed out whole.
+    """
+
+    def __init__(self, capacity: int = _NEVER, settings: AllocatorSettings | None = None) -> None:
+        self.capacity = capacity
+        self.settings = settings or AllocatorSettings()
+        self.allocated = 0
+        self.reserved = 0
+        self.peak_allocated = 0
+        self.peak_reserved = 0
+        self.num_retries = 0
+        self._next_address = 0
+        self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+        self._at: dict[int, Block] = {}  # free blocks by address
+        self._expandable: dict[bool, Block | None] = {True: None, False: None}  # last block of each growing segment
+
+    def malloc(self, num_bytes: int) -> Block:
+        """Serve a request.
+
+        Raises:
+            OutOfMemory: when the device has no room, even with the cache emptied.
+        """
+        size = self.round_size(num_bytes)
+        small = size <= SMALL_SIZE
+        block = self._best_fit(size, small)
+        if block is None:
+            block = self._grow(size, small) if self.settings.expandable_segments else self._new_segment(size, small)
+        remaining = block.size - size
+        if remaining and self._splits(size, remaining, small):
+            rest = Block(block.address + size, remaining, small)
+            rest.before, rest.after = block, block.after
+            if block.after is not None:
+                block.after.before = rest
+            block.after, block.size = rest, size
+            if self._expandable[small] is block:
+                self._expandable[small] = rest
+            self._insert(rest)
+        block.free = False
+        self.allocated += block.size
+        if self.allocated > self.peak_allocated:
+            self.peak_allocated = self.allocated
+        return block
+
+    def free(self, block: Block) -> None:
+        """Give a block back; it merges with free neighbours of its segment."""
+        self.allocated -= block.size
+        before, after = block.before, block.after
+        if before is not None and before.free:
+            self._remove(before)
+            before.size += block.size
+            before.after = after
+            if after is not None:
+                after.before = before
+            if self._expandable[block.small] is block:
+                self._expandable[block.small] = before
+            block = before
+        if after is not None and after.free:
+            self._remove(after)
+            block.size += after.size
+            block.after = after.after
+            if after.after is not None:
+                after.after.before = block
+            if self._expandable[block.small] is after:
+                self._expandable[block.small] = block
+        self._insert(block)
+
+    def round_size(self, num_bytes: int) -> int:
+        """Bytes that a request counts for (round_size, roundup_power2_next_division)."""
+        if num_bytes <= MIN_BLOCK:
+            return MIN_BLOCK
+        divisions = self.settings.roundup_power2_divisions
+        if divisions > 1 and num_bytes > MIN_BLOCK * divisions:
+            power = 1 << (num_bytes.bit_length() - 1)
+            return num_bytes if num_bytes == power else power + round_up(num_bytes - power, max(1, power // divisions))
+        return (num_bytes + 511) & ~511
+
+    def empty_cache(self) -> None:
+        """Give every wholly free segment back to the device (release_cached_blocks)."""
+        for block in [b for b in self._at.values() if b.before is None and b.after is None]:
+            if self._expandable[block.small] is block:
+                self._expandable[block.small] = None
+            self._remove(block)
+            self.reserved -= block.size
+
+    def _best_fit(self, size: int, small: bool) -> Block | None:
+        pool = self._free[small]
+        index = bisect_left(pool, (size, -1))
+        if index == len(pool):
+            return None
+        found, address = pool[index]
+        limit = self.settings.max_split_size
+        if not self.settings.expandable_segments and limit != _NEVER:
+            if size < limit <= found:
+                return None
+            if size >= limit and found >= size + self.settings.max_non_split_rounding:
+                return None
+        del pool[index]
+        return self._at.pop(address)
+
+    def _splits(self, size: int, remaining: int, small: bool) -> bool:
+        """should_split."""
+        if small or self.settings.expandable_segments:
+            return remaining >= MIN_BLOCK
+        return size < self.settings.max_split_size and remaining > SMALL_SIZE
+
+    def _new_segment(self, size: int, small: bool) -> Block:
+        if small:
+            segment = SMALL_BUFFER
+        elif size < MIN_LARGE_ALLOC:
+            segment = LARGE_BUFFER
+        else:
+            segment = round_up(size, ROUND_LARGE)
+        self._reserve(segment, size)
+        block = Block(self._next_address, segment, small)
+        self._next_address += segment + ROUND_LARGE  # segments never touch
+        return block
+
+    def _grow(self, size: int, small: bool) -> Block:
+        """Map whole pages at the end of the pool's growing segment (try_allocate_expandable_block)."""
+        page = SMALL_BUFFER if small else LARGE_BUFFER
+        last = self._expandable[small]
+        tail = last if last is not None and last.free else None
+        mapped = round_up(size - (tail.size if tail is not None else 0), page)
+        self._reserve(mapped, size)
+        last = self._expandable[small]
+        if last is not None and last.free:
+            self._remove(last)
+            last.size += mapped
+            return last
+        address = last.address + last.size if last is not None else self._next_address + (1 << 50) * (1 + small)
+        block = Block(address, mapped, small)
+        block.before = last
+        if last is not None:
+            last.after = block
+        self._expandable[small] = block
+        return block
+
+    def _reserve(self, segment: int, size: int) -> None:
+        if self.reserved + segment > self.capacity:
+            self.num_retries += 1
+            self.empty_cache()
+            if self.reserved + segment > self.capacity:
+                raise OutOfMemory(size, self.reserved)
+        self.reserved += segment
+        if self.reserved > self.peak_reserved:
+            self.peak_reserved = self.reserved
+
+    def _insert(self, block: Block) -> None:
+        block.free = True
+        insort(self._free[block.small], (block.size, block.address))
+        self._at[block.address] = block
+
+    def _remove(self, block: Block) -> None:
+        pool = self._free[block.small]
+        del pool[bisect_left(pool, (block.size, block.address))]
+        del self._at[block.address]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What the allocator did over a timeline."""
+
+    allocated: Sequence[int]
+    """Bytes of whole blocks in use after each event, as far as the replay came."""
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    num_retries: int
+    out_of_memory: bool
+
+
+def replay(
+    events: Sequence[int],
+    sizes: Sequence[int],
+    capacity: int = _NEVER,
+    settings: AllocatorSettings | None = None,
+) -> Replay:
+    """Run a timeline's events (see :class:`vramplan.timeline.Timeline`) through the allocator."""
+    allocator = CachingAllocator(capacity, settings)
+    blocks: dict[int, Block] = {}
+    allocated: list[int] = []
+    malloc, free = allocator.malloc, allocator.free
+    failed = False
+    try:
+        for event in events:
+            if event >= 0:
+                blocks[event] = malloc(sizes[event])
+            else:
+                free(blocks.pop(~event))
+            allocated.append(allocator.allocated)
+    except OutOfMemory:
+        failed = True
+    return Replay(
+        allocated, allocator.peak_allocated, allocator.peak_reserved, allocator.num_retries, failed
+    )

@@ -1,0 +1,32 @@
+"""Model families by transformers' ``model_type``."""
+
+from __future__ import annotations
+
+from vramplan.analytic.families import cohere, gemma, gpt, llama, phi
+from vramplan.analytic.families.family import Family, Rotary, Shape
+from vramplan.errors import UnsupportedError
+
+FAMILIES: dict[str, Family] = {
+    **llama.FAMILIES,
+    **gemma.FAMILIES,
+    **phi.FAMILIES,
+    **cohere.FAMILIES,
+    **gpt.FAMILIES,
+}
+
+
+def family_of(model_type: str, owner: str) -> Family:
+    """The family that describes `model_type`.
+
+    Raises:
+        UnsupportedError: where no block describes it.
+    """
+    family = FAMILIES.get(model_type)
+    if family is None:
+        raise UnsupportedError(
+            f"{owner}: architecture {model_type!r} is not described by any block; known: {', '.join(sorted(FAMILIES))}"
+        )
+    return family
+
+
+__all__ = ["FAMILIES", "Family", "Rotary", "Shape", "family_of"]

@@ -1,0 +1,398 @@
+"""The GPT line: GPT-2, GPT-J, GPT-NeoX, OPT, BLOOM, Falcon, StarCoder2: LayerNorm, biases, plain feed-forward."""
+
+from __future__ import annotations
+
+from vramplan.analytic import ops
+from vramplan.analytic.blocks import (
+    Context,
+    Kind,
+    Softcap,
+    attend,
+    attention,
+    heads_of,
+    partial_rotary,
+    plain_mlp,
+    rotary,
+)
+from vramplan.analytic.families.family import Family, Rotary, Shape, embed_tokens, full_rotary, layer_norm
+from vramplan.analytic.families.llama import every_layer_slides
+from vramplan.analytic.families.phi import window
+from vramplan.analytic.net import Net
+from vramplan.analytic.tape import Tensor
+from vramplan.spec import Config
+
+# -- GPT-2 -------------------------------------------------------------------------------------------------------------
+
+
+def gpt_shape(c: Config) -> Shape:
+    """GPT-2's and GPT-J's own key names; positions are a table."""
+    return Shape(c.count("n_layer"), c.count("n_embd"), c.count("vocab_size"), c.get("n_positions"), hard_limit=True)
+
+
+def gpt2_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+    """Token plus learned position, then dropout."""
+    width = c.count("n_embd")
+    tokens = net.embedding("transformer.wte", ids, c.count("vocab_size"), width)
+    where = net.tape.empty((1, ids.shape[1]), "int64", "position ids")
+    positions = net.embedding("transformer.wpe", where, c.count("n_positions", 1024), width)
+    return ops.dropout(ops.add(tokens, positions, "embedding"), c.number("embd_pdrop", 0.1))
+
+
+def gpt2(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """q, k and v are views of one projection; softmax stays in the model's dtype."""
+    width = x.shape[-1]
+    dropout = c.number("resid_pdrop", 0.1)
+    residual = x
+    x = net.layer_norm("ln_1", x)
+    x, *kept = gpt2_attention(net, c, x, ctx, kind)
+    x = ops.add(ops.dropout(x, dropout), residual, "residual stream")
+    residual = x
+    x = net.layer_norm("ln_2", x)
+    inner = c.count("n_inner", 4 * width)
+    x = plain_mlp(net, x, "mlp.c_fc", "mlp.c_proj", inner, c.text("activation_function", "gelu_new"))
+    return ops.add(residual, ops.dropout(x, dropout), "residual stream")
+
+
+def gpt2_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+    """One fused projection with bias, cut in three."""
+    batch, length, width = x.shape
+    heads = c.count("n_head")
+    parts = ops.split(net.linear("attn.c_attn", x, 3 * width, bias=True), width, width, width)
+    q, k, v = (part.view(batch, length, heads, width // heads) for part in parts)
+    out, *kept = attend(q, k, v, ctx, kind, scores=Softcap(in_fp32=False))
+    return net.linear("attn.c_proj", out, width, bias=True), *kept
+
+
+# -- GPT-J -------------------------------------------------------------------------------------------------------------
+
+
+def gptj(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """Attention and feed-forward side by side behind one norm; scores in fp32."""
+    batch, length, width = x.shape
+    heads = c.count("n_head")
+    residual = x
+    x = net.layer_norm("ln_1", x)
+    q, k, v = (
+        net.linear(f"attn.{name}_proj", x, width).view(batch, length, heads, width // heads) for name in "qkv"
+    )
+    dtype = q.dtype
+    q, k = partial_rotary(q, k, ctx, kind)
+    out, *kept = attend(ops.to(q, "fp32"), ops.to(k, "fp32"), v, ctx, kind, contiguous=True)
+    del q, k, v
+    out = net.linear("attn.out_proj", ops.to(out, dtype), width)
+    inner = c.count("n_inner", 4 * width)
+    x = plain_mlp(net, x, "mlp.fc_in", "mlp.fc_out", inner, c.text("activation_function", "gelu_new"))
+    return ops.add(ops.add(out, x), residual, "residual stream")
+
+
+def gptj_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+    """``transformer.wte``."""
+    return net.embedding("transformer.wte", ids, c.count("vocab_size"), c.count("n_embd"))
+
+
+# -- GPT-NeoX ----------------------------------------------------------------------------------------------------------
+
+
+def gpt_neox(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """Pythia: parallel branches, each behind its own norm; v keeps the fused projection alive."""
+    width = c.count("intermediate_size")
+    act, bias, dropout = c.text("hidden_act", "gelu"), c.flag("attention_bias", True), c.number("hidden_dropout", 0.0)
+    names = ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h", width, act)
+    attended, *kept = neox_attention(net, c, net.layer_norm("input_layernorm", x), ctx, kind, bias)
+    attended = ops.dropout(attended, dropout)
+    if c.flag("use_parallel_residual", True):
+        mlp = ops.dropout(plain_mlp(net, net.layer_norm("post_attention_layernorm", x), *names), dropout)
+        return ops.add(ops.add(mlp, attended), x, "residual stream")
+    attended = ops.add(attended, x, "residual stream")
+    mlp = ops.dropout(plain_mlp(net, net.layer_norm("post_attention_layernorm", attended), *names), dropout)
+    return ops.add(mlp, attended, "residual stream")
+
+
+def neox_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind, bias: bool) -> tuple[Tensor, ...]:
+    """One projection, laid out head by head."""
+    heads = heads_of(c)
+    batch, length, width = x.shape
+    qkv = net.linear("attention.query_key_value", x, 3 * width, bias).view(batch, length, heads.query, 3 * heads.dim)
+    q, k, v = ops.split(qkv, heads.dim, heads.dim, heads.dim)
+    q, k = partial_rotary(q, k, ctx, kind)
+    out, *kept = attend(q, k, v, ctx, kind, contiguous=True)
+    return net.linear("attention.dense", out, width, bias), *kept
+
+
+def neox_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+    """``gpt_neox.embed_in``."""
+    return net.embedding("gpt_neox.embed_in", ids, c.count("vocab_size"), c.count("hidden_size"))
+
+
+def neox_rotary(c: Config) -> Rotary:
+    """Rotary over a quarter of each head."""
+    return Rotary(int(heads_of(c).dim * c.number("rotary_pct", c.number("partial_rotary_factor", 0.25))))
+
+
+# -- OPT ---------------------------------------------------------------------------------------------------------------
+
+
+def opt_shape(c: Config) -> Shape:
+    """OPT's positions are a table."""
+    return Shape(
+        c.count("num_hidden_layers"),
+        c.count("hidden_size"),
+        c.count("vocab_size"),
+        c.get("max_position_embeddings"),
+        hard_limit=True,
+    )
+
+
+def opt_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+    """Token plus learned position (two extra rows); opt-350m widens a narrow embedding."""
+    width, narrow = c.count("hidden_size"), c.count("word_embed_proj_dim", c.count("hidden_size"))
+    x = net.embedding("model.decoder.embed_tokens", ids, c.count("vocab_size"), narrow)
+    where = net.tape.empty(ids.shape, "int64", "position ids")
+    rows = c.count("max_position_embeddings", 2048) + 2
+    positions = net.embedding("model.decoder.embed_positions", where, rows, width)
+    if narrow != width:
+        x = net.linear("model.decoder.project_in", x, width)
+    return ops.add(x, positions, "embedding")
+
+
+def opt(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """OPT: dropout on both branches; norms before them, or after (350m)."""
+    before, dropout = c.flag("do_layer_norm_before", True), c.number("dropout", 0.1)
+    residual = x
+    if before:
+        x = net.layer_norm("self_attn_layer_norm", x)
+    x, *kept = opt_attention(net, c, x, ctx, kind)
+    x = ops.add(residual, ops.dropout(x, dropout), "residual stream")
+    if not before:
+        x = net.layer_norm("self_attn_layer_norm", x)
+    residual = x
+    if before:
+        x = net.layer_norm("final_layer_norm", x)
+    act, bias = c.text("activation_function", "relu"), c.flag("enable_bias", True)
+    x = ops.dropout(plain_mlp(net, x, "fc1", "fc2", c.count("ffn_dim"), act, bias), dropout)
+    x = ops.add(residual, x, "residual stream")
+    return x if before else net.layer_norm("final_layer_norm", x)
+
+
+def opt_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+    """Equal heads; the query is scaled by hand."""
+    heads, bias = heads_of(c), c.flag("enable_bias", True)
+    batch, length, width = x.shape
+    q = ops.scale(net.linear("self_attn.q_proj", x, width, bias), "scaled query")
+    k = net.linear("self_attn.k_proj", x, width, bias)
+    v = net.linear("self_attn.v_proj", x, width, bias)
+    q, k, v = (t.view(batch, length, heads.query, heads.dim) for t in (q, k, v))
+    out, *kept = attend(q, k, v, ctx, kind)
+    return net.linear("self_attn.out_proj", out, width, bias), *kept
+
+
+def opt_before_head(net: Net, c: Config, x: Tensor) -> Tensor:
+    """A projection back to a narrow embedding (350m)."""
+    narrow = c.count("word_embed_proj_dim", c.count("hidden_size"))
+    return x if narrow == c.count("hidden_size") else net.linear("model.decoder.project_out", x, narrow)
+
+
+# -- BLOOM -------------------------------------------------------------------------------------------------------------
+
+
+def bloom_shape(c: Config) -> Shape:
+    """BLOOM's older key names; ALiBi has no limit of positions."""
+    return Shape(
+        c.count("n_layer", c.get("num_hidden_layers")),
+        c.count("hidden_size", c.get("n_embed")),
+        c.count("vocab_size"),
+        c.get("seq_length"),
+    )
+
+
+def bloom_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+    """Embedding with a norm of its own."""
+    shape = bloom_shape(c)
+    x = net.embedding("transformer.word_embeddings", ids, shape.vocabulary, shape.hidden)
+    return net.layer_norm("transformer.word_embeddings_layernorm", x)
+
+
+def bloom(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """Eager attention with ALiBi; q, k and v are copied out of the fused projection."""
+    width = x.shape[-1]
+    dropout = c.number("hidden_dropout", 0.0)
+    residual = x
+    x = net.layer_norm("input_layernorm", x)
+    x, *kept = bloom_attention(net, c, x, ctx, kind)
+    x = ops.add(residual, ops.dropout(x, dropout), "residual stream")
+    residual = x
+    x = net.layer_norm("post_attention_layernorm", x)
+    x = net.linear("mlp.dense_h_to_4h", x, 4 * width, bias=True)
+    x = ops.bloom_gelu(x)
+    x = net.linear("mlp.dense_4h_to_h", x, width, bias=True)
+    return ops.add(residual, ops.dropout(x, dropout), "residual stream")
+
+
+def bloom_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+    """``alibi.baddbmm(q, k)``: scaling and bias are part of the product."""
+    batch, length, width = x.shape
+    heads = c.count("n_head", c.get("num_attention_heads"))
+    dim = width // heads
+    qkv = net.linear("self_attention.query_key_value", x, 3 * width, bias=True).view(batch, length, heads, 3 * dim)
+    q, k, v = (ops.copy(part, "heads made contiguous") for part in ops.split(qkv, dim, dim, dim))
+    del qkv
+    flops, shape = 2 * batch * heads * length * length * dim, (batch, heads, length, length)
+    scores = ops.matmul(q, k, flops, shape, "attention scores")
+    mask = ctx.masks.get(False)
+    if mask is not None:
+        scores = ops.add(scores, mask, "masked attention scores")
+    weights = ops.to(ops.softmax_fp32(scores), x.dtype, "attention probabilities")
+    out = ops.matmul(weights, v, flops, (batch, length, heads, dim), "attention output")
+    out = ops.copy(out).view(batch, length, width)
+    return net.linear("self_attention.dense", out, width, bias=True), weights
+
+
+# -- Falcon ------------------------------------------------------------------------------------------------------------
+
+
+def falcon(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """Falcon: parallel branches behind one norm (7b) or two (40b, 180b)."""
+    new, width = c.flag("new_decoder_architecture", False), x.shape[-1]
+    bias = c.flag("bias", False)
+    residual = x
+    if new and c.count("num_ln_in_parallel_attn", 2) == 2:
+        for_attention, for_mlp = net.layer_norm("ln_attn", x), net.layer_norm("ln_mlp", x)
+    else:
+        for_attention = for_mlp = net.layer_norm("input_layernorm", x)
+    attended, *kept = falcon_attention(net, c, for_attention, ctx, kind, new, bias)
+    inner = c.count("ffn_hidden_size", 4 * width)
+    x = plain_mlp(net, for_mlp, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h", inner, c.text("activation", "gelu"), bias)
+    x = ops.add_in_place(x, attended)
+    return ops.add(residual, x, "residual stream")
+
+
+def falcon_attention(
+    net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind, new: bool, bias: bool
+) -> tuple[Tensor, ...]:
+    """One key/value head (7b), or groups whose k and v are copied out to all query heads (40b)."""
+    heads = c.count("num_attention_heads")
+    batch, length, width = x.shape
+    dim = width // heads
+    key_heads = c.count("num_kv_heads", heads) if new else 1
+    fused = net.linear("self_attention.query_key_value", x, (heads + 2 * key_heads) * dim, bias)
+    q, k, v = ops.split(fused, heads * dim, key_heads * dim, key_heads * dim)
+    q = q.view(batch, length, heads, dim)
+    k, v = (t.view(batch, length, key_heads, dim) for t in (k, v))
+    if new:
+        k, v = ops.repeat_heads(k, heads // key_heads), ops.repeat_heads(v, heads // key_heads)
+        q = ops.copy(q, "query copied out of the fused projection")
+    else:
+        k, v = ops.copy(k), ops.copy(v)
+    del fused
+    q, k = rotary(q, k, ctx, kind)
+    if ctx.attention == "sdpa" and not new:
+        out = ops.math_attention(q, k, v, ctx.masks.get(False))
+        kept: list[Tensor] = []
+        out = out.view(batch, length, width)
+    else:
+        out, *kept = attend(q, k, v, ctx, kind, scores=Softcap(in_fp32=False))
+    return net.linear("self_attention.dense", out, width, bias), *kept
+
+
+def falcon_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+    """``transformer.word_embeddings``."""
+    return net.embedding("transformer.word_embeddings", ids, c.count("vocab_size"), c.count("hidden_size"))
+
+
+# -- StarCoder2 --------------------------------------------------------------------------------------------------------
+
+
+def starcoder2(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """StarCoder2: grouped heads, biases, plain feed-forward."""
+    bias, dropout = c.flag("use_bias", True), c.number("residual_dropout", 0.0)
+    residual = x
+    x = net.layer_norm("input_layernorm", x)
+    x, *kept = attention(net, c, x, ctx, kind, bias, bias)
+    x = ops.add(residual, ops.dropout(x, dropout), "residual stream")
+    residual = x
+    x = net.layer_norm("post_attention_layernorm", x)
+    act = c.text("hidden_act", "gelu_pytorch_tanh")
+    x = plain_mlp(net, x, "mlp.c_fc", "mlp.c_proj", c.count("intermediate_size"), act, bias)
+    return ops.add(residual, ops.dropout(x, dropout), "residual stream")
+
+
+def starcoder_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+    """Embedding with dropout."""
+    return ops.dropout(embed_tokens(net, c, ids), c.number("embedding_dropout", 0.0))
+
+
+def by_layer_count(c: Config, key: str = "n_layer") -> list[Kind]:
+    """Full attention everywhere, layers counted by an older key."""
+    return [Kind()] * c.count(key, c.get("num_hidden_layers"))
+
+
+FAMILIES = {
+    "gpt2": Family(
+        gpt2,
+        embed=gpt2_embed,
+        norm=layer_norm,
+        norm_name="transformer.ln_f",
+        tied=True,
+        shape=gpt_shape,
+        kinds=by_layer_count,
+        rotary=lambda c: None,
+    ),
+    "gptj": Family(
+        gptj,
+        embed=gptj_embed,
+        norm=layer_norm,
+        norm_name="transformer.ln_f",
+        head_bias=True,
+        shape=gpt_shape,
+        kinds=by_layer_count,
+        rotary=lambda c: Rotary(c.count("rotary_dim", 64)),
+        attention=("eager",),
+    ),
+    "gpt_neox": Family(
+        gpt_neox,
+        embed=neox_embed,
+        norm=layer_norm,
+        norm_name="gpt_neox.final_layer_norm",
+        rotary=neox_rotary,
+    ),
+    "opt": Family(
+        opt,
+        embed=opt_embed,
+        norm=layer_norm,
+        norm_name="model.decoder.final_layer_norm",
+        tied=True,
+        before_head=opt_before_head,
+        shape=opt_shape,
+        rotary=lambda c: None,
+    ),
+    "bloom": Family(
+        bloom,
+        embed=bloom_embed,
+        norm=layer_norm,
+        norm_name="transformer.ln_f",
+        tied=True,
+        shape=bloom_shape,
+        kinds=by_layer_count,
+        rotary=lambda c: None,
+        attention=("eager",),
+    ),
+    "falcon": Family(
+        falcon,
+        embed=falcon_embed,
+        norm=layer_norm,
+        norm_name="transformer.ln_f",
+        tied=True,
+        rotary=full_rotary,
+        attention=("sdpa", "eager"),
+        always_masked=True,
+        refuses=(("alibi", True), ("parallel_attn", False)),
+    ),
+    "starcoder2": Family(
+        starcoder2,
+        embed=starcoder_embed,
+        norm=layer_norm,
+        tied=True,
+        kinds=every_layer_slides,
+        window=window,
+    ),
+}

@@ -1,0 +1,130 @@
+"""Layers with weights: parameters by name, adapters where the job puts them, on one tape.
+
+A family's forward (:mod:`vramplan.analytic.families`) calls these by the names that transformers gives its modules.
+The first call of a name declares the parameter, so that one description yields counts, gradients, states and traffic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vramplan.analytic import ops
+from vramplan.analytic.tape import Parameter, Tape, Tensor, leaf
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What of a job decides which weights exist, in which dtype, and which of them train."""
+
+    dtype: str = "bf16"
+    """Stored dtype of the model's own weights."""
+    full: bool = True
+    """Whether the model's own weights train."""
+    lora_rank: int = 0
+    lora_targets: tuple[str, ...] | None = None
+    """Module names that get an adapter; None is every linear layer but the output head."""
+    lora_dropout: float = 0.0
+    adapter_dtype: str = "fp32"
+    input_needs_grad: bool = False
+    """transformers' enable_input_require_grads: the embedding's output is made a leaf that needs a gradient."""
+
+
+@dataclass(slots=True)
+class Net:
+    """The layers of one model on one tape."""
+
+    tape: Tape
+    training: Training
+    embedded: Parameter | None = None
+    """The first embedding's weight, which a tied head shares."""
+    widths: dict[str, int] = field(default_factory=dict)
+    """Smaller side of each adapted layer, for the check of the rank."""
+
+    def parameter(self, name: str, *shape: int, adapter: bool = False) -> Parameter:
+        """The weight `name` of the layer being played, declared on first use."""
+        tape, training = self.tape, self.training
+        key = (tape.layer, name)
+        known = tape.parameters.get(key)
+        if known is None:
+            dtype, trains = (training.adapter_dtype, True) if adapter else (training.dtype, training.full)
+            known = tape.parameters[key] = Parameter(tape, name, shape, dtype, trains)
+        return known
+
+    def linear(
+        self, name: str, x: Tensor, out_features: int, bias: bool = False
+    ) -> Tensor:
+        """``nn.Linear``, with a LoRA adapter where the job asks for one (peft/tuners/lora/layer.py, 0.21)."""
+        tape, training = self.tape, self.training
+        tape.module = name
+        in_features = x.shape[-1]
+        weight = self.parameter(f"{name}.weight", out_features, in_features)
+        out = ops.linear(x, weight, self.parameter(f"{name}.bias", out_features) if bias else None)
+        if not training.lora_rank or not self.is_target(name):
+            return out
+        self.widths[name.rpartition(".")[2]] = min(in_features, out_features)
+        rank, result_dtype = training.lora_rank, out.dtype
+        down = self.parameter(f"{name}.lora_A.weight", rank, in_features, adapter=True)
+        up = self.parameter(f"{name}.lora_B.weight", out_features, rank, adapter=True)
+        x = ops.to(x, down.dtype, "input cast to the adapter's dtype")
+        delta = ops.scale(
+            ops.linear(
+                ops.linear(ops.dropout(x, training.lora_dropout), down, None, "lora_A output"), up, None, "lora_B output"
+            ),
+            "scaled lora_B output",
+        )
+        out = ops.add(out, delta, "output with adapter")
+        del delta
+        return ops.to(out, result_dtype, "output with adapter")
+
+    def head(self, x: Tensor, vocabulary: int, tied: bool, bias: bool = False) -> Tensor:
+        """The output head; a tied one uses the embedding's weight, whatever that is called."""
+        self.tape.module = "lm_head"
+        weight = self.head_weight(vocabulary, x.shape[-1], tied)
+        shift = self.parameter("lm_head.bias", vocabulary) if bias else None
+        return ops.linear(x, weight, shift, "logits", "logits")
+
+    def head_weight(self, vocabulary: int, width: int, tied: bool) -> Parameter:
+        """The output head's weight alone, for losses that multiply by it themselves."""
+        weight = self.embedded if tied else self.parameter("lm_head.weight", vocabulary, width)
+        assert weight is not None
+        return weight
+
+    def is_target(self, name: str) -> bool:
+        """Whether the layer `name` gets an adapter."""
+        targets = self.training.lora_targets
+        return targets is None or any(name == target or name.endswith(f".{target}") for target in targets)
+
+    def rms_norm(self, name: str, x: Tensor, offset: bool = False, cast_last: bool = False) -> Tensor:
+        """RMS norm as transformers writes it: fp32 inside, cast back before the weight (llama) or after it.
+
+        `offset` multiplies by ``1 + weight.float()`` (gemma), `cast_last` by the weight in fp32 (olmo2, glm4 ...).
+        """
+        tape = self.tape
+        tape.module = name
+        weight = self.parameter(f"{name}.weight", x.shape[-1])
+        dtype = x.dtype
+        x = ops.to(x, "fp32")
+        x = ops.mul(x, ops.rsqrt(ops.shift(ops.mean(ops.square(x)))), "normalised")
+        if offset:
+            return ops.to(ops.mul(x, ops.shift(ops.to(weight, "fp32")), "output in fp32"), dtype, "output")
+        if cast_last:
+            return ops.to(ops.mul(weight, x, "output in fp32"), dtype, "output")
+        return ops.mul(weight, ops.to(x, dtype, "normalised"), "output")
+
+    def layer_norm(self, name: str, x: Tensor, bias: bool = True) -> Tensor:
+        """``nn.LayerNorm``."""
+        self.tape.module = name
+        width = x.shape[-1]
+        weight = self.parameter(f"{name}.weight", width)
+        return ops.layer_norm(x, weight, self.parameter(f"{name}.bias", width) if bias else None)
+
+    def embedding(self, name: str, ids: Tensor, rows: int, width: int) -> Tensor:
+        """``nn.Embedding``; under LoRA with checkpointing its output is made to need a gradient."""
+        self.tape.module = name
+        weight = self.parameter(f"{name}.weight", rows, width)
+        if self.embedded is None:
+            self.embedded = weight
+        out = ops.embedding(ids, weight)
+        if self.training.input_needs_grad and out.node is None and self.tape.grad_enabled:
+            return leaf(out)
+        return out

@@ -1,0 +1,46 @@
+"""Memory that no tensor of the model explains: library workspaces, the CUDA context, communication buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vramplan.analytic.optimizers import Weight
+from vramplan.card import Card
+from vramplan.timeline import Storage
+from vramplan.units import MiB
+
+CUDA_CONTEXT_BYTES = 460 * MiB
+"""A prior for context and loaded kernels: 300 to 426 MiB are reported for single cards (pytorch#107667, #109888,
+unsloth-zoo#1053), more as kernels load lazily; 0.45 GiB, give or take 0.15."""
+
+NCCL_BYTES = 512 * MiB
+"""A prior for one communicator's buffers outside torch's allocator: 0.3 to 1.0 GB are reported (nccl#864, #986, #1685)."""
+
+DDP_FIRST_BUCKET_BYTES = MiB
+DDP_BUCKET_BYTES = 25 * MiB
+"""torch/nn/parallel/distributed.py: bucket_cap_mb = 25, the first bucket 1 MiB (torch 2.13)."""
+
+
+def cublas_workspace(card: Card) -> Storage:
+    """What each thread's cuBLAS handle takes through the caching allocator, once, at its first matrix product.
+
+    32 MiB from compute capability 9.0 on, else CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8, 8320 KiB
+    (aten/src/ATen/cuda/CublasHandlePool.cpp, torch 2.13).
+    """
+    size = 32 * MiB if card.capability >= (9, 0) else 8320 * 1024
+    return Storage(size, "temporary", "cuBLAS workspace", "one per thread: forward, backward", in_kernel=True)
+
+
+def ddp_buckets(weights: Sequence[Weight]) -> list[Storage]:
+    """DistributedDataParallel's buckets: a second copy of every gradient (gradient_as_bucket_view is off by default)."""
+    buckets: list[Storage] = []
+    filled = 0
+    limit = DDP_FIRST_BUCKET_BYTES
+    for weight in reversed(weights):
+        filled += weight.num_bytes
+        if filled >= limit:
+            buckets.append(Storage(filled, "communication", "DDP gradient bucket", "up to 25 MiB, or one larger tensor"))
+            filled, limit = 0, DDP_BUCKET_BYTES
+    if filled:
+        buckets.append(Storage(filled, "communication", "DDP gradient bucket", "up to 25 MiB, or one larger tensor"))
+    return buckets

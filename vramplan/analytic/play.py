@@ -1,0 +1,202 @@
+"""One training step played on the tape: forward, loss, backward, as a training loop runs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vramplan.analytic import ops
+from vramplan.analytic.blocks import Context, Kind
+from vramplan.analytic.families import Family
+from vramplan.analytic.net import Net, Training
+from vramplan.analytic.tape import Tape, Tensor
+from vramplan.job import Job
+from vramplan.spec import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What to play: a family with its configuration, and a job."""
+
+    family: Family
+    config: Config
+    job: Job
+    kinds: tuple[Kind, ...]
+    """The layers to play, which may be fewer than the model has."""
+    flash_fits: bool
+    """Whether the card runs SDPA's flash kernel (compute capability 8.0)."""
+
+    def training(self) -> Training:
+        """Which weights there are and which train."""
+        job = self.job
+        lora = job.method != "full"
+        return Training(
+            dtype=job.dtype,
+            full=not lora,
+            lora_rank=job.lora_rank if lora else 0,
+            lora_targets=job.lora_targets,
+            lora_dropout=job.lora_dropout,
+            adapter_dtype=job.lora_dtype,
+            input_needs_grad=lora and job.checkpointing == "full",
+        )
+
+
+def new_net(setting: Setting) -> Net:
+    """An empty tape with the setting's layers on it."""
+    return Net(Tape(), setting.training())
+
+
+def declare(setting: Setting) -> Net:
+    """Play one forward for the sake of its parameters alone."""
+    net = new_net(setting)
+    with net.tape.no_grad():
+        run_forward(net, setting, "declare", batch=1, length=1)
+    return net
+
+
+def play(setting: Setting, micro_steps: int) -> Tape:
+    """Forward and backward of `micro_steps` micro-batches, then an evaluation forward.
+
+    Phases are named ``forward.N`` and ``backward.N``; gradients stay on the parameters from one to the next.
+    """
+    net = new_net(setting)
+    tape, job = net.tape, setting.job
+    previous: list[object] = []
+    for number in range(micro_steps):
+        loss = run_forward(net, setting, f"forward.{number}", job.micro_batch_size, job.sequence_length)
+        previous.clear()  # a plain loop rebinds `loss` only now; what the old graph held goes with it
+        tape.backward(f"backward.{number}", loss)
+        previous.extend(tape.frames)
+        tape.frames.clear()
+        del loss
+        if job.loop == "trainer":  # training_step returns loss.detach(): the graph goes at once
+            previous.clear()
+    tape.enter("end", None)
+    return tape
+
+
+def play_evaluation(setting: Setting) -> Tape:
+    """A forward without gradients at the same batch."""
+    net = new_net(setting)
+    net.tape.training = False
+    with net.tape.no_grad():
+        loss = run_forward(net, setting, "eval", setting.job.micro_batch_size, setting.job.sequence_length)
+    del loss
+    net.tape.enter("end", None)
+    return net.tape
+
+
+def run_forward(net: Net, setting: Setting, phase: str, batch: int, length: int) -> Tensor:
+    """``model(input_ids, labels=labels).loss`` under the job's autocast."""
+    tape, job = net.tape, setting.job
+    tape.enter(phase, None)
+    tape.module = "inputs"
+    held = [tape.empty((batch, length), "int64", what, "activation") for what in batch_tensors(job)]
+    ids, labels = held[0], held[1]
+    with tape.autocasting(None if job.autocast == "none" else job.autocast):
+        loss = causal_lm(net, setting, phase, ids, labels)
+    if tape.grad_enabled:
+        tape.inputs = held
+    return loss
+
+
+def batch_tensors(job: Job) -> list[str]:
+    """What one batch brings to the device; the Trainer's loader holds the next batch as well (accelerate data_loader)."""
+    names = ["input ids", "labels"] + (["attention mask"] if job.batches == "padded" or job.loop == "trainer" else [])
+    return names + ([f"{name} of the next batch" for name in names] if job.loop == "trainer" else [])
+
+
+def causal_lm(net: Net, setting: Setting, phase: str, ids: Tensor, labels: Tensor) -> Tensor:
+    """LlamaForCausalLM.forward: the model, the head, the loss; and accelerate's conversion of the outputs."""
+    tape, job, c = net.tape, setting.job, setting.config
+    family = setting.family
+    hidden = family.before_head(net, c, model(net, setting, phase, ids))
+    vocabulary, tied = family.shape(c).vocabulary, family.is_tied(c)
+    if job.loss != "standard":
+        fused = ops.liger_cross_entropy if job.loss == "liger" else ops.chunked_cross_entropy
+        return fused(hidden, net.head_weight(vocabulary, hidden.shape[-1], tied), labels)
+    logits = family.after_head(net, c, net.head(hidden, vocabulary, tied, family.head_bias))
+    tape.module = "loss"
+    loss = causal_loss(logits, labels)
+    if job.loop == "trainer" and job.autocast != "none":
+        converted = ops.to(logits, "fp32", "outputs.logits converted to fp32 (accelerate)")
+        del logits, converted
+    return loss
+
+
+def causal_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """ForCausalLMLoss: logits in fp32, labels shifted, all rows through cross-entropy (loss/loss_utils.py)."""
+    batch, length, vocabulary = logits.shape
+    logits = ops.to(logits, "fp32", "logits in fp32").view(batch * length, vocabulary)
+    tape = logits.tape
+    padded = tape.empty((batch, length + 1), "int64", "padded labels")
+    shifted = tape.empty((batch, length), "int64", "shifted labels")
+    del padded
+    return ops.cross_entropy(logits, shifted)
+
+
+def model(net: Net, setting: Setting, phase: str, ids: Tensor) -> Tensor:
+    """LlamaModel.forward: embedding, layers, final norm. The embedding's output lives to the end of the function."""
+    tape, family, c = net.tape, setting.family, setting.config
+    x = inputs_embeds = family.embed(net, c, ids)
+    ctx = context(net, setting, x)
+    checkpointed = setting.job.checkpointing == "full"
+    for number, kind in enumerate(setting.kinds):
+        tape.enter(phase, number)
+
+        def layer(x: Tensor, kind: Kind = kind) -> Tensor:
+            return family.layer(net, c, x, ctx, kind)
+
+        x = tape.checkpoint(layer, x) if checkpointed else layer(x)
+    del layer
+    tape.enter(phase, None)
+    if family.norm is not None and not skips_final_norm(c):
+        x = family.norm(net, family.norm_name, x)
+    del inputs_embeds
+    return x
+
+
+def skips_final_norm(c: Config) -> bool:
+    """opt-350m norms after each branch and has no final norm (modeling_opt.py)."""
+    return c.get("do_layer_norm_before") is False
+
+
+def context(net: Net, setting: Setting, x: Tensor) -> Context:
+    """Rotary tables and masks, which all layers share."""
+    tape, job, family, c = net.tape, setting.job, setting.family, setting.config
+    batch, length, _ = x.shape
+    tape.module = "inputs"
+    ctx = Context(job.attention, setting.flash_fits, padded=job.batches == "padded")
+    ctx.attention_dropout = c.number("attention_dropout", c.number("attn_pdrop", 0.0)) if tape.training else 0.0
+    ctx.positions = tape.empty((batch if job.batches == "packed" else 1, length), "int64", "position ids")
+    slides = sorted({kind.sliding for kind in setting.kinds})
+    rotary = family.rotary(c)
+    if rotary is not None:
+        rows = batch if job.batches == "packed" else 1
+        for sliding in slides:
+            if ctx.cos and not rotary.per_kind:
+                ctx.cos[sliding], ctx.sin[sliding] = next(iter(ctx.cos.values())), next(iter(ctx.sin.values()))
+                continue
+            tables = [
+                tape.empty((rows, length, 1, rotary.dim), "fp32" if rotary.fp32 else x.dtype, f"rotary {name}")
+                for name in ("cos", "sin")
+            ]
+            ctx.cos[sliding], ctx.sin[sliding] = tables
+    for sliding in slides:
+        ctx.masks[sliding] = mask(tape, setting, x, sliding)
+    return ctx
+
+
+def mask(tape: Tape, setting: Setting, x: Tensor, sliding: bool) -> Tensor | None:
+    """The mask that transformers builds for a kind of layer, or None (masking_utils.py)."""
+    job, (batch, length, _) = setting.job, x.shape
+    if job.attention == "flash":
+        return None
+    if job.attention == "eager":
+        return ops.causal_mask(tape, batch, length, x.dtype)
+    window = setting.family.window(setting.config) if sliding else None
+    if job.batches != "unpadded":
+        return ops.causal_mask(tape, batch, length, "bool")
+    if setting.family.always_masked or (window is not None and length >= window):
+        shared = tape.empty((1, 1, length, length), "bool", "causal mask")
+        return Tensor(tape, shared.storage, (batch, 1, length, length), "bool")
+    return None

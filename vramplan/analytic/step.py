@@ -1,0 +1,203 @@
+"""The whole of a training run's memory in order: loading, two steps, and, beside it, an evaluation.
+
+The second step is the one that counts: optimizer states are there by then while gradients are built again.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+from vramplan.analytic.optimizers import Weight, optimizer_of
+from vramplan.analytic.overheads import cublas_workspace, ddp_buckets
+from vramplan.analytic.play import Setting, declare, play, play_evaluation
+from vramplan.analytic.record import Recorder
+from vramplan.analytic.tape import Kernel, Parameter, StorageInfo, Tape
+from vramplan.analytic.unfold import Fold, Unfolded, unfold
+from vramplan.card import Card
+from vramplan.timeline import Storage, Timeline
+
+
+@contextmanager
+def no_cycle_collection() -> Iterator[None]:
+    """The tape frees by reference count and makes no cycles: searching for them would only cost time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A parameter of the whole model: the played one that stands for it, and its layer."""
+
+    parameter: Parameter
+    layer: int | None
+
+
+def weights_of(tape: Tape, plan: Fold) -> list[Placed]:
+    """All parameters of the whole model, in order of use; adapters last, as PEFT adds them to a loaded model."""
+    by_layer: dict[int | None, list[Parameter]] = {}
+    for parameter in tape.parameters.values():
+        by_layer.setdefault(parameter.layer, []).append(parameter)
+    outside = by_layer.get(None, [])
+    embeddings = [p for p in outside if "emb" in p.name or ".wte" in p.name or ".wpe" in p.name]
+    placed = [Placed(parameter, None) for parameter in embeddings]
+    for layer, played in enumerate(plan.layers()):
+        placed += [Placed(parameter, layer) for parameter in by_layer.get(played, [])]
+    placed += [Placed(parameter, None) for parameter in outside if parameter not in embeddings]
+    return sorted(placed, key=lambda one: ".lora_" in one.parameter.name)
+
+
+def label(module: str, what: str, in_layer: bool) -> str:
+    """A storage's name for people: layers share one."""
+    return f"{'layers.*.' if in_layer else ''}{module} {what}".strip()
+
+
+def describe(info: StorageInfo, kept: bool, in_layer: bool) -> Storage:
+    """A played storage as the timeline shows it."""
+    category = info.category
+    in_kernel = category == "workspace"
+    if in_kernel or (category == "activation" and not kept):
+        category = "temporary"
+    formula = f"{' x '.join(map(str, info.shape)) or 'scalar'} {info.dtype}"
+    return Storage(info.num_bytes, category, label(info.module, info.what, in_layer), formula, in_kernel)
+
+
+class Step:
+    """One job's step, played once; its timeline, evaluation peak and work are derived from that."""
+
+    def __init__(self, setting: Setting, plan: Fold, card: Card) -> None:
+        self.setting = setting
+        self.plan = plan
+        self.card = card
+        self.job = setting.job
+        with no_cycle_collection():
+            self.micro_steps = min(2, self.job.gradient_accumulation_steps)
+            self.tape = play(setting, self.micro_steps)
+            self.played = unfold(self.tape, plan)
+            self.storages = self._described(self.tape, self.played)
+
+    def _described(self, tape: Tape, played: Unfolded) -> list[Storage]:
+        sections = tape.sections
+        shown = [
+            describe(info, number in tape.kept, sections[played.section_of[number]].layer is not None)
+            for number, info in enumerate(tape.storages)
+        ]
+        return [shown[source] for source in played.source]
+
+    @cached_property
+    def placed(self) -> list[Placed]:
+        """The whole model's parameters."""
+        return weights_of(self.tape, self.plan)
+
+    @cached_property
+    def trained(self) -> list[Weight]:
+        """The weights that the optimizer updates."""
+        return [
+            Weight(one.parameter.name, one.parameter.shape, one.parameter.dtype)
+            for one in self.placed
+            if one.parameter.trains
+        ]
+
+    def _load(self, record: Recorder) -> None:
+        record.enter("loaded")
+        shown: dict[int, Storage] = {}
+        for one in self.placed:
+            parameter = one.parameter
+            storage = shown.get(id(parameter))
+            if storage is None:
+                what = "weight" if not parameter.name.endswith("bias") else "bias"
+                storage = shown[id(parameter)] = Storage(
+                    parameter.num_bytes,
+                    "parameter",
+                    label(parameter.name, "", one.layer is not None) or what,
+                    f"{' x '.join(map(str, parameter.shape))} {parameter.dtype}",
+                )
+            record.allocate(storage)
+        if self.job.num_gpus > 1:
+            for bucket in ddp_buckets(self.trained):
+                record.allocate(bucket)
+
+    def _optimize(self, record: Recorder, first: bool) -> None:
+        record.enter("optimizer")
+        step = optimizer_of(self.job.optimizer).step
+        weights = self.trained
+        groups = [weights]
+        if self.job.loop == "trainer":  # two parameter groups: with and without weight decay
+            groups = [[w for w in weights if w.decays], [w for w in weights if not w.decays]]
+        for group in groups:
+            if group:
+                step(record, group, first)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Loading and two optimizer steps."""
+        record = Recorder()
+        self._load(record)
+        workspace = cublas_workspace(self.card)
+        for number in range(2):
+            offset, start = len(record.storages), len(record.events)
+            phases = [(name, first) for name, first in self.played.marks if name != "end"]
+            record.enter("forward")
+            if number == 0:
+                record.allocate(workspace)
+                record.allocate(workspace)
+            offset, start = len(record.storages), len(record.events)
+            record.splice(self.storages, self.played.events)
+            for name, first in phases:
+                self._mark(record, name.partition(".")[0], start + first)
+            self._optimize(record, first=number == 0)
+            record.free_all(offset + place for place in self.gradients)
+        return record.timeline()
+
+    @staticmethod
+    def _mark(record: Recorder, phase: str, first_event: int) -> None:
+        from vramplan.timeline import Mark
+
+        if record.marks[-1].phase != phase:
+            record.marks.append(Mark(phase, first_event))
+
+    @cached_property
+    def gradients(self) -> list[int]:
+        """Where each trained weight's gradient lies among the played step's storages."""
+        found = []
+        for one in self.placed:
+            grad = one.parameter.grad
+            if grad is not None:
+                found.append(self.played.place(grad.storage.id, one.layer))  # type: ignore[union-attr]
+        return found
+
+    def evaluation_bytes(self) -> int:
+        """Highest sum of live tensors in a forward without gradients at the same batch, model and states left out."""
+        with no_cycle_collection():
+            tape = play_evaluation(self.setting)
+            played = unfold(tape, self.plan)
+            storages = self._described(tape, played)
+        return max(Timeline(storages, played.events, []).live_bytes())
+
+    def kernels(self) -> tuple[list[tuple[Kernel, int]], list[tuple[Kernel, int]]]:
+        """Work of the first and of any further micro-step: each kernel with the times it runs."""
+        first: list[tuple[Kernel, int]] = []
+        further: list[tuple[Kernel, int]] = []
+        sections = self.tape.sections
+        for number, section in enumerate(sections):
+            end = sections[number + 1].first_kernel if number + 1 < len(sections) else len(self.tape.kernels)
+            times = self.plan.copies_of(section.layer)
+            target = first if section.phase.endswith(".0") else further
+            target += [(kernel, times) for kernel in self.tape.kernels[section.first_kernel : end]]
+        return first, further
+
+
+def count_parameters(setting: Setting, plan: Fold) -> tuple[int, int, dict[str, int]]:
+    """All and trained parameters of the whole model, and the narrow side of each adapted layer."""
+    net = declare(setting)
+    placed = weights_of(net.tape, plan)
+    total = sum(one.parameter.num_elements for one in placed)
+    return total, sum(one.parameter.num_elements for one in placed if one.parameter.trains), net.widths

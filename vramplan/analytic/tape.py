@@ -1,0 +1,458 @@
+"""A shape-only autograd: it plays a training step and records what PyTorch would allocate and free.
+
+Blocks (:mod:`vramplan.analytic.blocks`) read like a model's forward and run on :class:`Tensor`, which has a shape and
+a dtype but no data. Lifetimes follow Python's reference count, exactly as in eager PyTorch: a storage is freed when the
+last tensor, autograd node or local variable that holds it is gone. The backward pass mirrors PyTorch 2.13's engine
+(torch/csrc/autograd/engine.cpp): nodes run by descending sequence number, gradients that meet are summed in place where
+nobody else holds them, parameters take over a gradient nobody else holds, a node's saved tensors go when it has run.
+
+The record is a list of integers: ``i`` allocates storage ``i``, ``~i`` frees it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import prod
+from sys import getrefcount
+from typing import NamedTuple
+
+from vramplan.units import DTYPE_BYTES
+
+Grads = list["Tensor | None"]
+Backward = Callable[..., Grads]
+
+
+class StorageInfo(NamedTuple):
+    """What one allocation is, for people."""
+
+    num_bytes: int
+    category: str
+    module: str
+    what: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Like(NamedTuple):
+    """Shape and dtype of a tensor, without its memory."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Kernel(NamedTuple):
+    """Work of one op, for the roofline: operations of matrix products in `dtype`, bytes moved, kernels launched."""
+
+    flops: int
+    moved_bytes: int
+    launches: int
+    dtype: str
+
+
+class Section(NamedTuple):
+    """A stretch of the record: one layer's share of one phase (`layer` is None outside the repeated layers)."""
+
+    phase: str
+    layer: int | None
+    first_event: int
+    first_storage: int
+    first_kernel: int
+
+
+class Storage:
+    """One allocation. Python frees it where PyTorch would."""
+
+    __slots__ = ("id", "emit")
+
+    def __init__(self, id: int, emit: Callable[[int], None]) -> None:
+        self.id = id
+        self.emit = emit
+
+    def __del__(self) -> None:
+        self.emit(~self.id)
+
+
+class Resident:
+    """Stands for memory that outlives the step (a parameter), which the tape neither allocates nor frees."""
+
+    __slots__ = ()
+
+
+class Node:
+    """One backward function: where its gradients go, what it keeps, what it does."""
+
+    __slots__ = ("edges", "backward", "saved", "frame", "slots", "sequence", "layer", "module", "num_grads")
+
+    def __init__(self, tape: Tape, inputs: tuple[Tensor, ...], backward: Backward, num_grads: int = 1) -> None:
+        self.edges = [None if tensor.node is None else (tensor.node, tensor.index) for tensor in inputs]
+        self.backward = backward
+        self.saved: list[Storage | Resident] = []
+        self.frame: Frame | None = tape.frame
+        self.slots: list[int] = []
+        tape.sequence += 1
+        self.sequence = tape.sequence
+        self.layer = tape.layer
+        self.module = tape.module
+        self.num_grads = num_grads
+
+
+class Tensor:
+    """A shape, a dtype, and the storage and autograd node behind them."""
+
+    __slots__ = ("tape", "storage", "shape", "dtype", "node", "index")
+
+    def __init__(
+        self,
+        tape: Tape,
+        storage: Storage | Resident,
+        shape: tuple[int, ...],
+        dtype: str,
+        node: Node | None = None,
+        index: int = 0,
+    ) -> None:
+        self.tape = tape
+        self.storage = storage
+        self.shape = shape
+        self.dtype = dtype
+        self.node = node
+        self.index = index
+
+    @property
+    def like(self) -> Like:
+        """Shape and dtype alone."""
+        return Like(self.shape, self.dtype)
+
+    @property
+    def num_elements(self) -> int:
+        """Elements in this tensor."""
+        return prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of this tensor, unrounded."""
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+    def view(self, *shape: int) -> Tensor:
+        """The same storage under another shape; its gradient is a view too, so it needs no node of its own."""
+        return Tensor(self.tape, self.storage, shape, self.dtype, self.node, self.index)
+
+    def detach(self) -> Tensor:
+        """The same storage without autograd history."""
+        return Tensor(self.tape, self.storage, self.shape, self.dtype)
+
+
+class Accumulate(Node):
+    """AccumulateGrad: the end of the graph at a leaf, which it keeps. It runs as soon as its gradient is whole."""
+
+    __slots__ = ("leaf", "name", "grad")
+
+    def __init__(self, tape: Tape, leaf: Tensor, name: str = "") -> None:
+        super().__init__(tape, (), lambda: [])
+        self.leaf = leaf.detach()  # not `leaf` itself: the two would keep each other alive
+        self.name = name
+        self.grad: Tensor | None = None
+        self.sequence = 1 << 60  # UINT64_MAX in engine.cpp: first in the queue
+        self.frame = None
+
+
+class Parameter(Tensor):
+    """A weight: resident memory, and a gradient where it trains."""
+
+    __slots__ = ("name", "layer")
+
+    def __init__(self, tape: Tape, name: str, shape: tuple[int, ...], dtype: str, trains: bool) -> None:
+        super().__init__(tape, Resident(), shape, dtype)
+        self.name = name
+        self.layer = tape.layer
+        if trains:
+            self.node = Accumulate(tape, self, name)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the optimizer updates this weight."""
+        return self.node is not None
+
+    @property
+    def grad(self) -> Tensor | None:
+        """Its gradient, once a backward pass has made one."""
+        return self.node.grad if isinstance(self.node, Accumulate) else None
+
+
+def leaf(source: Tensor) -> Tensor:
+    """`source` made a leaf that needs a gradient (`enable_input_require_grads`); the graph keeps that gradient."""
+    made = source.detach()
+    made.node = Accumulate(source.tape, source)
+    return made
+
+
+class StopRecompute(Exception):
+    """Raised inside a recomputed forward once the last saved tensor is there (checkpoint's early stop)."""
+
+
+class Frame:
+    """One checkpointed call: its forward saved nothing; the first node that wants a tensor replays it.
+
+    Mirrors torch/utils/checkpoint.py (non-reentrant, early stop on), torch 2.13.
+    """
+
+    __slots__ = ("function", "inputs", "num_slots", "slots", "autocast")
+
+    def __init__(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], autocast: str | None) -> None:
+        self.function = function
+        self.inputs = inputs
+        self.num_slots = 0
+        self.slots: list[Storage | Resident | None] | None = None
+        self.autocast = autocast
+
+
+class Tape:
+    """The recorder and the autograd engine.
+
+    `autocast` is the dtype that matmul-like ops run in, or None. Sections are opened by :meth:`enter`.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[int] = []
+        self.storages: list[StorageInfo] = []
+        self.kept: set[int] = set()
+        self.kernels: list[Kernel] = []
+        self.sections: list[Section] = []
+        self.parameters: dict[tuple[int | None, str], Parameter] = {}
+        self.sequence = 0
+        self.layer: int | None = None
+        self.phase = ""
+        self.module = ""
+        self.grad_enabled = True
+        self.training = True
+        self.autocast: str | None = None
+        self.autocast_cache: dict[int, Tensor] = {}
+        self.frame: Frame | None = None
+        self.recomputing: Frame | None = None
+        self.frames: list[Frame] = []
+        self.inputs: list[Tensor] = []
+        self.in_backward = False
+
+    # -- recording ---------------------------------------------------------------------------------------------------
+
+    def enter(self, phase: str, layer: int | None) -> None:
+        """Open a section: what follows belongs to `layer`'s share of `phase`."""
+        if self.sections and self.phase == phase and self.layer == layer:
+            return
+        self.phase, self.layer = phase, layer
+        self.sections.append(Section(phase, layer, len(self.events), len(self.storages), len(self.kernels)))
+
+    def allocate(self, shape: tuple[int, ...], dtype: str, what: str, category: str = "") -> Storage:
+        """A new storage. Its category defaults to activation in forward and temporary in backward."""
+        storages = self.storages
+        id = len(storages)
+        if not category:
+            category = "temporary" if self.in_backward else "activation"
+        storages.append(StorageInfo(prod(shape) * DTYPE_BYTES[dtype], category, self.module, what, shape, dtype))
+        self.events.append(id)
+        return Storage(id, self.events.append)
+
+    def empty(self, shape: tuple[int, ...], dtype: str, what: str, category: str = "") -> Tensor:
+        """A new tensor without autograd history."""
+        return Tensor(self, self.allocate(shape, dtype, what, category), shape, dtype)
+
+    def work(self, flops: int, moved_bytes: int, dtype: str, launches: int = 1) -> None:
+        """Book the work of one op."""
+        self.kernels.append(Kernel(flops, moved_bytes, launches, dtype))
+
+    # -- autograd ----------------------------------------------------------------------------------------------------
+
+    def node(self, inputs: tuple[Tensor, ...], backward: Backward, num_grads: int = 1) -> Node | None:
+        """A node for an op on `inputs`, or None where no gradient is asked for."""
+        if not self.grad_enabled:
+            return None
+        for tensor in inputs:
+            if tensor.node is not None:
+                return Node(self, inputs, backward, num_grads)
+        return None
+
+    def save(self, node: Node | None, *tensors: Tensor) -> None:
+        """Keep `tensors` for `node`'s backward; under checkpointing, hand them to the waiting frame instead."""
+        if node is None:
+            return
+        frame = node.frame
+        for tensor in tensors:
+            if frame is None:
+                node.saved.append(tensor.storage)
+                if isinstance(tensor.storage, Storage):
+                    self.kept.add(tensor.storage.id)
+            elif self.recomputing is frame:
+                slots = frame.slots
+                assert slots is not None
+                slots.append(tensor.storage)
+                if isinstance(tensor.storage, Storage):
+                    self.kept.add(tensor.storage.id)
+                if len(slots) == frame.num_slots:
+                    raise StopRecompute
+            else:
+                node.slots.append(frame.num_slots)
+                frame.num_slots += 1
+
+    def checkpoint(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """``function(*inputs)`` keeping only the inputs; backward replays it."""
+        if not self.grad_enabled:
+            return function(*inputs)
+        frame = Frame(function, inputs, self.autocast)
+        self.frames.append(frame)
+        for tensor in inputs:
+            if isinstance(tensor.storage, Storage):
+                self.kept.add(tensor.storage.id)
+        outer, self.frame = self.frame, frame
+        try:
+            return function(*inputs)
+        finally:
+            self.frame = outer
+
+    def _recompute(self, frame: Frame) -> None:
+        frame.slots = []
+        outer_recomputing, self.recomputing = self.recomputing, frame
+        outer_frame, self.frame = self.frame, frame
+        outer_backward, self.in_backward = self.in_backward, False
+        try:
+            with self.autocasting(frame.autocast):
+                frame.function(*(_detached(tensor) for tensor in frame.inputs))
+        except StopRecompute:
+            pass
+        finally:
+            self.recomputing, self.frame, self.in_backward = outer_recomputing, outer_frame, outer_backward
+
+    def backward(self, phase: str, loss: Tensor) -> None:
+        """Run the backward pass from `loss`, section by section."""
+        assert loss.node is not None
+        self.in_backward = True
+        waiting = _count_dependencies(loss.node)
+        buffers: dict[Node, Grads] = {loss.node: [self.empty((), "fp32", "gradient of the loss")]}
+        ready: list[tuple[int, int, Node]] = [(-loss.node.sequence, 0, loss.node)]
+        tie = 0
+        while ready:
+            node = heapq.heappop(ready)[2]
+            grads = buffers.pop(node)
+            if isinstance(node, Accumulate):
+                self._accumulate(node, grads)
+                continue
+            self.enter(phase, node.layer)
+            edges = node.edges
+            outputs = self._run(node, grads)
+            outputs.reverse()
+            for edge in edges:
+                grad = outputs.pop()
+                if edge is None:
+                    continue
+                assert grad is not None
+                target, index = edge
+                buffer = buffers.get(target)
+                if buffer is None:
+                    buffer = buffers[target] = [None] * target.num_grads
+                self._add(buffer, index, grad)
+                del grad
+                waiting[target] -= 1
+                if waiting[target] == 0:
+                    tie += 1
+                    heapq.heappush(ready, (-target.sequence, tie, target))
+            del node, edges, outputs
+        self.enter(phase, None)
+        self.in_backward = False
+
+    def _run(self, node: Node, grads: Grads) -> Grads:
+        """Engine::call_function: the incoming gradients and the saved tensors go only when the outputs are there."""
+        self.module = node.module
+        frame = node.frame
+        if frame is not None and node.slots:
+            if frame.slots is None:
+                self._recompute(frame)
+                self.module = node.module
+            slots = frame.slots
+            assert slots is not None
+            for slot in node.slots:
+                storage = slots[slot]
+                assert storage is not None
+                node.saved.append(storage)
+                slots[slot] = None
+        del frame
+        outputs = node.backward(*grads)
+        grads.clear()
+        node.saved.clear()
+        node.frame = None
+        return outputs
+
+    def _add(self, buffer: Grads, index: int, grad: Tensor) -> None:
+        """InputBuffer::accumulate: in place where this buffer alone holds the old gradient."""
+        old = buffer[index]
+        if old is None:
+            buffer[index] = grad
+            return
+        self.work(0, 3 * old.num_bytes, old.dtype)
+        # 3 references: the buffer, the name `old`, getrefcount's argument; 2 on its storage: the tensor and the argument
+        if getrefcount(old) == 3 and getrefcount(old.storage) == 2:
+            return
+        buffer[index] = self.empty(old.shape, old.dtype, "sum of gradients")
+
+    def _accumulate(self, node: Accumulate, grads: Grads) -> None:
+        """AccumulateGrad: add in place, or take over a gradient that nobody else holds, or copy it."""
+        grad = grads.pop()
+        assert grad is not None
+        if node.grad is not None:
+            self.work(0, 3 * grad.num_bytes, grad.dtype)
+            return
+        if node.name:
+            self.module = node.name
+        if getrefcount(grad) > 2 or getrefcount(grad.storage) > 2:
+            grad = self.empty(grad.shape, grad.dtype, "gradient")
+        if node.name and isinstance(grad.storage, Storage):
+            id = grad.storage.id
+            self.storages[id] = self.storages[id]._replace(category="gradient", module=node.name, what="gradient")
+        node.grad = grad
+
+    # -- modes -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def no_grad(self) -> Iterator[None]:
+        """Ops inside keep nothing."""
+        outer, self.grad_enabled = self.grad_enabled, False
+        try:
+            yield
+        finally:
+            self.grad_enabled = outer
+
+    @contextmanager
+    def autocasting(self, dtype: str | None) -> Iterator[None]:
+        """torch.autocast: the cast weights are cached until the outermost context ends."""
+        outer, self.autocast = self.autocast, dtype
+        try:
+            yield
+        finally:
+            self.autocast = outer
+            if outer is None:
+                self.autocast_cache.clear()
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    """`tensor` as the recomputed graph sees it: a leaf that needs a gradient where the original did."""
+    if tensor.node is None:
+        return tensor
+    leaf = tensor.detach()
+    leaf.node = Node(tensor.tape, (), lambda *_: [])
+    return leaf
+
+
+def _count_dependencies(root: Node) -> dict[Node, int]:
+    """How many gradients each node waits for (engine.cpp: compute_dependencies)."""
+    counts: dict[Node, int] = {root: 0}
+    stack = [root]
+    while stack:
+        for edge in stack.pop().edges:
+            if edge is None:
+                continue
+            target = edge[0]
+            if target in counts:
+                counts[target] += 1
+            else:
+                counts[target] = 1
+                stack.append(target)
+    return counts

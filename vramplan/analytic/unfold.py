@@ -1,0 +1,163 @@
+"""Repeated layers are played a few times and multiplied: from a short recording to the whole model's.
+
+Layers come in periods (one layer for Llama, six for Gemma 3). The tape plays the first periods, one that stands for all
+that are left out, and the last. In the record a storage is known by the section it was made in (phase and layer) and its
+place there, so the events of the middle period can be written out for every layer it stands for: what it says about its
+own layer, the one before or the one after, holds for each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vramplan.analytic.blocks import Kind
+from vramplan.analytic.tape import Section, Tape
+
+HEAD, TAIL = 2, 1
+"""Layers played before and after the repeated period: the first may differ, the next is an ordinary neighbour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Which of a model's layers are played and which one stands for others."""
+
+    played: tuple[Kind, ...]
+    first: int
+    """First layer of the repeated period."""
+    period: int
+    copies: int
+    """How often the period stands in the whole model."""
+
+    @property
+    def added(self) -> int:
+        """Layers that are not played."""
+        return (self.copies - 1) * self.period
+
+    def layers(self) -> list[int]:
+        """For each layer of the whole model the played one that stands for it."""
+        repeated = list(range(self.first, self.first + self.period)) * self.copies
+        return list(range(self.first)) + repeated + list(range(self.first + self.period, len(self.played)))
+
+    def copies_of(self, layer: int | None) -> int:
+        """How many layers of the model the played `layer` stands for."""
+        return self.copies if layer is not None and self.first <= layer < self.first + self.period else 1
+
+
+def fold(kinds: list[Kind]) -> Fold:
+    """The shortest play of a model with these layers."""
+    count = len(kinds)
+    for period in range(1, (count - HEAD - TAIL) // 2 + 1):
+        if all(kinds[i] == kinds[i + period] for i in range(count - period)):
+            left_out = (count - HEAD - TAIL - period) // period
+            return Fold(tuple(kinds[: count - left_out * period]), HEAD, period, left_out + 1)
+    return Fold(tuple(kinds), count, 0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Unfolded:
+    """A recording for the whole model: events over its own storages, each pointing at the played storage it repeats."""
+
+    events: list[int]
+    source: list[int]
+    """Played storage of each storage."""
+    first_of: dict[tuple[str, int], int]
+    """First storage of each layer's section, by phase and layer of the whole model."""
+    first_outside: dict[int, int]
+    """First storage of each section outside the layers, by the section's number in the record."""
+    marks: list[tuple[str, int]]
+    """Phase and first event, in order."""
+    tape: Tape
+    section_of: list[int]
+    """The section that each played storage was made in."""
+
+    def place(self, storage: int, layer: int | None) -> int:
+        """Where the played `storage` lies in the whole model; for a layer's own storage, in that of `layer`."""
+        number = self.section_of[storage]
+        home = self.tape.sections[number]
+        if home.layer is None:
+            return self.first_outside[number] + storage - home.first_storage
+        assert layer is not None
+        return self.first_of[home.phase, layer] + storage - home.first_storage
+
+
+def unfold(tape: Tape, plan: Fold) -> Unfolded:
+    """Write the played record out for all layers."""
+    return _Writer(tape, plan).write()
+
+
+class _Writer:
+    def __init__(self, tape: Tape, plan: Fold) -> None:
+        self.tape = tape
+        self.plan = plan
+        self.section_of: list[int] = []
+        self.result = Unfolded([], [], {}, {}, [], tape, self.section_of)
+        sections = tape.sections
+        for number, section in enumerate(sections):
+            end = sections[number + 1].first_storage if number + 1 < len(sections) else len(tape.storages)
+            self.section_of += [number] * (end - section.first_storage)
+
+    def write(self) -> Unfolded:
+        sections, plan = self.tape.sections, self.plan
+        number = 0
+        while number < len(sections):
+            layer = sections[number].layer
+            if plan.copies_of(layer) == 1:
+                self._emit(number, layer if layer is None or layer < plan.first else layer + plan.added)
+                number += 1
+                continue
+            descends, run = sections[number].phase.startswith("backward"), [number]
+            while number + 1 < len(sections) and plan.copies_of(sections[number + 1].layer) > 1:
+                number += 1
+                run.append(number)
+            number += 1
+            shifts = range(0, plan.copies * plan.period, plan.period)
+            for shift in reversed(shifts) if descends else shifts:
+                last = shift == (0 if descends else shifts[-1])
+                for index in run:
+                    own = sections[index].layer
+                    assert own is not None
+                    self._emit(index, own + shift, last)
+        return self.result
+
+    def _emit(self, number: int, layer: int | None, last: bool = True) -> None:
+        """Write one section out as the model's `layer`; the last copy frees what all copies share."""
+        tape, result = self.tape, self.result
+        section = tape.sections[number]
+        following = tape.sections[number + 1] if number + 1 < len(tape.sections) else None
+        last_event = following.first_event if following else len(tape.events)
+        last_storage = following.first_storage if following else len(tape.storages)
+        if not result.marks or result.marks[-1][0] != section.phase:
+            result.marks.append((section.phase, len(result.events)))
+        base = len(result.source)
+        if layer is None:
+            result.first_outside[number] = base
+        else:
+            assert (section.phase, layer) not in result.first_of, "a layer's section is in two pieces"
+            result.first_of[section.phase, layer] = base
+        result.source.extend(range(section.first_storage, last_storage))
+        append = result.events.append
+        first = section.first_storage
+        for event in tape.events[section.first_event : last_event]:
+            storage = event if event >= 0 else ~event
+            if storage >= first and storage < last_storage:
+                place = base + storage - first
+                append(place if event >= 0 else ~place)
+            else:
+                if not last and tape.sections[self.section_of[storage]].layer is None:
+                    continue
+                for place in self._elsewhere(storage, section, layer):
+                    append(~place)
+
+    def _elsewhere(self, storage: int, here: Section, layer: int | None) -> list[int]:
+        """Where a storage of another section lies in the whole model, as seen from `layer`."""
+        number = self.section_of[storage]
+        home = self.tape.sections[number]
+        plan, place = self.plan, self.result.place
+        if home.layer is None:
+            return [place(storage, None)]
+        if layer is not None and here.layer is not None:
+            return [place(storage, layer + home.layer - here.layer)]
+        if plan.copies_of(home.layer) > 1:
+            layers = range(home.layer, home.layer + plan.copies * plan.period, plan.period)
+            return [place(storage, one) for one in layers]
+        return [place(storage, home.layer + (plan.added if home.layer >= plan.first else 0))]

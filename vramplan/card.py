@@ -1,0 +1,57 @@
+"""What a GPU is: memory as its driver and CUDA report it, rates for the roofline."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from vramplan.units import MiB
+
+
+class Card(BaseModel):
+    """One GPU model."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: str = Field(min_length=1)
+    """Short name, such as rtx4090 or a100-80gb."""
+    title: str
+    """The maker's name."""
+    aliases: tuple[str, ...] = ()
+    """Other names it is asked for by."""
+    vendor: str
+    """NVIDIA, AMD, Ascend or Intel."""
+    compute_capability: str | None = None
+    """CUDA's, such as 8.9; None on other vendors."""
+    driver_total_bytes: int = Field(gt=0)
+    """What nvidia-smi lists as total."""
+    cuda_total_bytes: int = Field(gt=0)
+    """What torch.cuda.get_device_properties(0).total_memory reports: the most a process can see."""
+    cuda_total_source: str
+    """observed (seen in public logs) or derived from the driver's total by the usual gap."""
+    bandwidth_bytes_per_second: float = Field(gt=0)
+    """Memory bandwidth."""
+    flops_per_second: dict[str, float]
+    """Dense matrix rates by dtype (fp32, fp16, bf16, fp8), where the card has them."""
+    sources: tuple[str, ...] = ()
+    """Where the figures were read."""
+    confidence: str = ""
+    """verified, single-source or inferred."""
+    held_bytes: int = Field(default=0, ge=0)
+    """Memory that other processes hold right now (only for the card in this box)."""
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability as numbers; (0, 0) where there is none."""
+        if not self.compute_capability:
+            return 0, 0
+        major, _, minor = self.compute_capability.partition(".")
+        return int(major), int(minor)
+
+    def supports(self, dtype: str) -> bool:
+        """Whether the hardware computes in `dtype`; bf16 needs compute capability 8.0 on NVIDIA cards."""
+        return dtype == "fp32" or self.flops_per_second.get(dtype, 0.0) > 0.0
+
+    @property
+    def total_mib(self) -> int:
+        """The driver's total in MiB, for tables."""
+        return self.driver_total_bytes // MiB

@@ -1,0 +1,74 @@
+"""The result type: what one job needs on one card, byte by byte."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A part of the device total: some tensors of one kind, at the moment of the allocated peak."""
+
+    category: str
+    label: str
+    num_bytes: int
+    count: int = 1
+    """Tensors in this term."""
+    formula: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a job needs, per GPU. All sizes are bytes.
+
+    `terms` sum to `device_total_bytes`; `__post_init__` is the one place that asserts it.
+    """
+
+    model: str
+    by: str
+    """analytic, trace or probe."""
+    card: str
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    peak_tensor_bytes: int
+    """Highest sum of live tensors, each rounded to 512 bytes, without kernels' own workspaces."""
+    peak_allocated_bytes: int
+    """What torch.cuda.max_memory_allocated would report: workspaces and unsplit block remainders included."""
+    peak_reserved_bytes: int
+    """What torch.cuda.max_memory_reserved would report."""
+    device_total_bytes: int
+    """Reserved plus what lies outside torch's allocator (CUDA context, NCCL): what nvidia-smi shows for the process."""
+    capacity_bytes: int
+    """What this process may take of the card."""
+    fits: bool
+    phases: dict[str, int]
+    """Allocated peak of each phase: loaded, forward, backward, optimizer, eval."""
+    peak_phase: str
+    terms: tuple[Term, ...]
+    num_parameters: int
+    num_trainable_parameters: int
+    assumptions: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    micro_step_seconds: float = 0.0
+    """Roofline time of one forward and backward; for comparing plans only."""
+    optimizer_seconds: float = 0.0
+    flops_per_micro_step: int = 0
+    job: object = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        total = sum(term.num_bytes for term in self.terms)
+        if total != self.device_total_bytes:
+            raise AssertionError(f"terms sum to {total}, not to the device total {self.device_total_bytes}")
+
+    @property
+    def headroom_bytes(self) -> int:
+        """Bytes of the card left free; negative where it does not fit."""
+        return self.capacity_bytes - self.device_total_bytes
+
+    def by_category(self) -> dict[str, int]:
+        """Bytes of each category."""
+        totals: dict[str, int] = {}
+        for term in self.terms:
+            totals[term.category] = totals.get(term.category, 0) + term.num_bytes
+        return totals

@@ -1,0 +1,70 @@
+"""What is trained, and how: everything of a training set-up that decides memory."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Method = Literal["full", "lora", "qlora", "dora"]
+Dtype = Literal["bf16", "fp16", "fp32"]
+Autocast = Literal["none", "bf16", "fp16"]
+Batches = Literal["unpadded", "padded", "packed"]
+Checkpointing = Literal["none", "full"]
+Attention = Literal["sdpa", "flash", "eager"]
+Loss = Literal["standard", "liger", "chunked"]
+Loop = Literal["trainer", "plain"]
+Strategy = Literal["ddp", "zero1", "zero2", "zero3", "fsdp"]
+
+MAX_COUNT = 1 << 24
+"""Larger batches, lengths or ranks than this are taken for a slip of the hand."""
+
+
+class Job(BaseModel):
+    """One training set-up. Field names are the field's own words; see the README for what frameworks call them."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
+
+    method: Method = "lora"
+    """full: every weight trains; lora: adapters on frozen weights."""
+    lora_rank: int = Field(default=8, gt=0, le=MAX_COUNT)
+    """Rank of the adapters."""
+    lora_targets: tuple[str, ...] | None = None
+    """Names of the linear layers that get an adapter; null: all but the output head (PEFT's all-linear)."""
+    lora_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Dropout before each adapter."""
+    lora_dtype: Dtype = "fp32"
+    """Stored dtype of the adapters; PEFT makes them fp32 on a half-precision model."""
+    dtype: Dtype = "bf16"
+    """Stored dtype of the model's weights."""
+    autocast: Autocast = "bf16"
+    """Dtype that matmul-like operations run in under torch.autocast; none: the stored dtype."""
+    optimizer: str = "adamw_torch_fused"
+    """transformers' name for the optimizer (its `optim`)."""
+    sequence_length: int = Field(default=2048, gt=0, le=MAX_COUNT)
+    """Tokens in each sample as it enters the model."""
+    batches: Batches = "unpadded"
+    """unpadded: equally long samples, no mask; padded: a mask with padding; packed: several samples in one row."""
+    micro_batch_size: int = Field(default=1, gt=0, le=MAX_COUNT)
+    """Samples that one device takes in one forward."""
+    gradient_accumulation_steps: int = Field(default=1, gt=0, le=MAX_COUNT)
+    """Micro-batches whose gradients are summed before one optimizer step."""
+    checkpointing: Checkpointing = "full"
+    """Activation checkpointing: none, or every layer (non-reentrant)."""
+    attention: Attention = "sdpa"
+    """Attention implementation."""
+    loss: Loss = "standard"
+    """standard: transformers' fp32 cross-entropy; liger: fused with the head; chunked: TRL's."""
+    loop: Loop = "trainer"
+    """What the loop itself keeps: transformers' Trainer with accelerate, or a plain loop that holds only the loss."""
+    num_gpus: int = Field(default=1, gt=0, le=1 << 16)
+    """Data-parallel degree: cards that each hold the whole model."""
+    strategy: Strategy = "ddp"
+    """How data-parallel cards share the work; one card alone needs none."""
+    expandable_segments: bool = False
+    """PYTORCH_ALLOC_CONF=expandable_segments:True."""
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples behind one optimizer step."""
+        return self.num_gpus * self.micro_batch_size * self.gradient_accumulation_steps

@@ -1,0 +1,102 @@
+"""What a model is: its Hub configuration, word for word, and where that comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from vramplan.errors import SpecError
+
+
+class ModelSpec(BaseModel):
+    """One model architecture. Shapes only; no weights."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: str = Field(min_length=1)
+    """Hub id, or the path it was read from."""
+    aliases: tuple[str, ...] = ()
+    """Other Hub ids with the same architecture and parameter count."""
+    model_type: str = Field(min_length=1)
+    """transformers' name of the architecture."""
+    config: Mapping[str, Any]
+    """The keys of the Hub's config.json that fix shapes, verbatim."""
+    num_parameters: int | None = Field(default=None, gt=0)
+    """Official count of distinct parameters, tied ones once, where one is known."""
+    stored_parameters: int | None = Field(default=None, gt=0)
+    """Elements in the published safetensors files, where that differs (buffers, a copy of a tied head)."""
+    counted_from: str = ""
+    """Where `num_parameters` comes from."""
+    sources: tuple[str, ...] = ()
+    """Where the configuration was read."""
+    confidence: str = "given"
+    """verified (two sources agree or the total matches), single-source, or given by the user."""
+    note: str = ""
+    """Anything a reader should know."""
+
+
+class Config:
+    """A model configuration read by key: a missing one is an error that names it, never a guess."""
+
+    __slots__ = ("_values", "_owner")
+
+    def __init__(self, values: Mapping[str, Any], owner: str) -> None:
+        self._values = values
+        self._owner = owner
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of `key`; `default` (transformers' own) where it is absent or null."""
+        value = self._values.get(key)
+        return default if value is None else value
+
+    def has(self, key: str) -> bool:
+        """Whether `key` is there at all, null included."""
+        return key in self._values
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A positive whole number.
+
+        Raises:
+            SpecError: when the key is missing without a default, or is no positive integer below 2**40.
+        """
+        value = self.get(key, default)
+        if value is None:
+            raise SpecError(f"{self._owner}: config.json has no {key!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 40:
+            raise SpecError(f"{self._owner}: {key} = {value!r}; expected a positive whole number")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """A number.
+
+        Raises:
+            SpecError: when it is something else.
+        """
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise SpecError(f"{self._owner}: {key} = {value!r}; expected a number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A truth value.
+
+        Raises:
+            SpecError: when it is something else.
+        """
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise SpecError(f"{self._owner}: {key} = {value!r}; expected true or false")
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        """A word.
+
+        Raises:
+            SpecError: when it is something else.
+        """
+        value = self.get(key, default)
+        if not isinstance(value, str):
+            raise SpecError(f"{self._owner}: {key} = {value!r}; expected a string")
+        return value

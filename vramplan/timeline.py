@@ -1,0 +1,99 @@
+"""A training step as allocations and frees: what every source (analytic, traced, measured) produces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from vramplan.units import round_up
+
+CATEGORIES = (
+    "parameter",
+    "gradient",
+    "optimizer_state",
+    "activation",
+    "logits",
+    "temporary",
+    "communication",
+    "context",
+    "reserved_unused",
+)
+"""What memory is for. `context` (CUDA, NCCL) lies outside torch; `reserved_unused` is cached by its allocator."""
+
+BLOCK_BYTES = 512
+"""Allocations are rounded up to this (c10/cuda/CUDACachingAllocator.cpp: kMinBlockSize, torch 2.13)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """One allocation, as people read it. Layers share one object, so `label` names the layer as ``*``."""
+
+    num_bytes: int
+    """Bytes asked for, before rounding."""
+    category: str
+    label: str
+    formula: str = ""
+    """Shape and dtype, such as ``1 x 2048 x 3584 bf16``."""
+    in_kernel: bool = False
+    """Taken by a kernel or library itself, not by a tensor of the framework."""
+
+    @property
+    def rounded_bytes(self) -> int:
+        """Bytes as the caching allocator counts them."""
+        return round_up(self.num_bytes, BLOCK_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """From `first_event` on, the step is in `phase`."""
+
+    phase: str
+    first_event: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Allocations and frees in order: event ``i`` allocates ``storages[i]``, event ``~i`` frees it."""
+
+    storages: Sequence[Storage]
+    events: Sequence[int]
+    marks: Sequence[Mark]
+
+    def sizes(self, with_kernels: bool = True) -> list[int]:
+        """Rounded bytes of every storage; `with_kernels` False leaves out what kernels take for themselves."""
+        unique = {
+            id(storage): (0 if storage.in_kernel and not with_kernels else storage.rounded_bytes)
+            for storage in set_by_identity(self.storages)
+        }
+        return [unique[id(storage)] for storage in self.storages]
+
+    def live_bytes(self, with_kernels: bool = True) -> list[int]:
+        """Bytes alive after each event."""
+        sizes = self.sizes(with_kernels)
+        return list(accumulate(sizes[event] if event >= 0 else -sizes[~event] for event in self.events))
+
+    def phase_peaks(self, levels: Sequence[int]) -> dict[str, int]:
+        """The highest of `levels` (one per event) within each phase; a phase that comes twice counts once."""
+        peaks: dict[str, int] = {}
+        ends = [mark.first_event for mark in self.marks[1:]] + [len(self.events)]
+        for mark, end in zip(self.marks, ends, strict=True):
+            first = max(0, mark.first_event - 1)  # what the phase starts from counts too
+            if first < end:
+                peaks[mark.phase] = max(peaks.get(mark.phase, 0), max(levels[first:end]))
+        return peaks
+
+    def live_at(self, index: int) -> list[Storage]:
+        """The storages alive right after event `index`."""
+        live: dict[int, None] = {}
+        for event in self.events[: index + 1]:
+            if event >= 0:
+                live[event] = None
+            else:
+                del live[~event]
+        return [self.storages[number] for number in live]
+
+
+def set_by_identity(storages: Sequence[Storage]) -> list[Storage]:
+    """Each distinct object of `storages` once (equal ones need not be merged)."""
+    return list({id(storage): storage for storage in storages}.values())

@@ -1,0 +1,48 @@
+"""Bytes and the two places where they meet people: GiB in, GiB out."""
+
+from __future__ import annotations
+
+KiB = 1 << 10
+MiB = 1 << 20
+GiB = 1 << 30
+
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "bool": 1, "uint8": 1}
+"""Bytes of one element of each dtype that a step touches."""
+
+
+def ceil_div(numerator: int, denominator: int) -> int:
+    """Smallest integer not below ``numerator / denominator``: a requirement never rounds down."""
+    return -(-numerator // denominator)
+
+
+def round_up(num_bytes: int, multiple: int) -> int:
+    """Smallest multiple of `multiple` that is not below `num_bytes`."""
+    return ceil_div(num_bytes, multiple) * multiple
+
+
+def format_bytes(num_bytes: int) -> str:
+    """A size for people, in the unit that leaves one to four digits before the point; never "GB".
+
+    >>> format_bytes(19_652_256_768), format_bytes(8_519_680), format_bytes(512)
+    ('18.30 GiB', '8.1 MiB', '512 B')
+    """
+    magnitude = abs(num_bytes)
+    if magnitude >= GiB // 2:
+        return f"{num_bytes / GiB:.2f} GiB"
+    if magnitude >= MiB // 2:
+        return f"{num_bytes / MiB:.1f} MiB"
+    if magnitude >= KiB:
+        return f"{num_bytes / KiB:.1f} KiB"
+    return f"{num_bytes} B"
+
+
+def format_count(count: int) -> str:
+    """A parameter count for people.
+
+    >>> format_count(7_615_616_512), format_count(20_185_088), format_count(999)
+    ('7.616 B', '20.19 M', '999')
+    """
+    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if count >= size:
+            return f"{count / size:.4g} {unit}"
+    return str(count)
