@@ -52,13 +52,37 @@ class Block:
 
     __slots__ = ("address", "size", "small", "free", "before", "after")
 
-    def __init__(self, address: int, size: int, small: bool) -> None:
+    def __init__(self, address: int, size: int, small: bool, before: Block | None = None) -> None:
         self.address = address
         self.size = size
         self.small = small
         self.free = False
-        self.before: Block | None = None
+        self.before = before
         self.after: Block | None = None
+
+
+class Pool:
+    """The free blocks of one size class, in the allocator's order: by size, then address (BlockComparatorSize)."""
+
+    __slots__ = ("keys", "blocks")
+
+    def __init__(self) -> None:
+        self.keys: list[int] = []  # size << 64 | address, sorted
+        self.blocks: dict[int, Block] = {}
+
+    def insert(self, block: Block) -> None:
+        """Put a block in, marking it free."""
+        block.free = True
+        key = block.size << 64 | block.address
+        insort(self.keys, key)
+        self.blocks[key] = block
+
+    def remove(self, block: Block) -> None:
+        """Take a block out."""
+        block.free = False
+        key = block.size << 64 | block.address
+        del self.keys[bisect_left(self.keys, key)]
+        del self.blocks[key]
 
 
 class CachingAllocator:
@@ -76,9 +100,8 @@ class CachingAllocator:
         self.peak_allocated = 0
         self.peak_reserved = 0
         self.num_retries = 0
+        self.small, self.large = Pool(), Pool()
         self._next_address = 0
-        self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
-        self._at: dict[int, Block] = {}  # free blocks by address
         self._expandable: dict[bool, Block | None] = {True: None, False: None}  # last block of each growing segment
 
     def malloc(self, num_bytes: int) -> Block:
@@ -87,22 +110,34 @@ class CachingAllocator:
         Raises:
             OutOfMemory: when the device has no room, even with the cache emptied.
         """
-        size = self.round_size(num_bytes)
+        settings = self.settings
+        size = self.round_size(num_bytes) if settings.roundup_power2_divisions > 1 else (num_bytes + 511 or 1) & ~511
+        if size < MIN_BLOCK:
+            size = MIN_BLOCK
         small = size <= SMALL_SIZE
-        block = self._best_fit(size, small)
-        if block is None:
-            block = self._grow(size, small) if self.settings.expandable_segments else self._new_segment(size, small)
+        pool = self.small if small else self.large
+        index = bisect_left(pool.keys, size << 64)
+        if index < len(pool.keys) and self._may_take(size, pool.keys[index] >> 64):
+            block = pool.blocks.pop(pool.keys.pop(index))
+            block.free = False
+        elif settings.expandable_segments:
+            block = self._grow(size, small, pool)
+        else:
+            block = self._new_segment(size, small)
         remaining = block.size - size
-        if remaining and self._splits(size, remaining, small):
-            rest = Block(block.address + size, remaining, small)
-            rest.before, rest.after = block, block.after
-            if block.after is not None:
-                block.after.before = rest
+        if remaining and (
+            remaining > SMALL_SIZE and size < settings.max_split_size
+            if not (small or settings.expandable_segments)
+            else remaining >= MIN_BLOCK
+        ):  # should_split
+            rest = Block(block.address + size, remaining, small, block)
+            rest.after = after = block.after
+            if after is not None:
+                after.before = rest
             block.after, block.size = rest, size
             if self._expandable[small] is block:
                 self._expandable[small] = rest
-            self._insert(rest)
-        block.free = False
+            pool.insert(rest)
         self.allocated += block.size
         if self.allocated > self.peak_allocated:
             self.peak_allocated = self.allocated
@@ -111,9 +146,10 @@ class CachingAllocator:
     def free(self, block: Block) -> None:
         """Give a block back; it merges with free neighbours of its segment."""
         self.allocated -= block.size
+        pool = self.small if block.small else self.large
         before, after = block.before, block.after
         if before is not None and before.free:
-            self._remove(before)
+            pool.remove(before)
             before.size += block.size
             before.after = after
             if after is not None:
@@ -122,53 +158,40 @@ class CachingAllocator:
                 self._expandable[block.small] = before
             block = before
         if after is not None and after.free:
-            self._remove(after)
+            pool.remove(after)
             block.size += after.size
             block.after = after.after
             if after.after is not None:
                 after.after.before = block
             if self._expandable[block.small] is after:
                 self._expandable[block.small] = block
-        self._insert(block)
+        pool.insert(block)
 
     def round_size(self, num_bytes: int) -> int:
         """Bytes that a request counts for (round_size, roundup_power2_next_division)."""
-        if num_bytes <= MIN_BLOCK:
-            return MIN_BLOCK
         divisions = self.settings.roundup_power2_divisions
         if divisions > 1 and num_bytes > MIN_BLOCK * divisions:
             power = 1 << (num_bytes.bit_length() - 1)
             return num_bytes if num_bytes == power else power + round_up(num_bytes - power, max(1, power // divisions))
-        return (num_bytes + 511) & ~511
+        return max(MIN_BLOCK, round_up(num_bytes, MIN_BLOCK))
 
     def empty_cache(self) -> None:
         """Give every wholly free segment back to the device (release_cached_blocks)."""
-        for block in [b for b in self._at.values() if b.before is None and b.after is None]:
-            if self._expandable[block.small] is block:
-                self._expandable[block.small] = None
-            self._remove(block)
-            self.reserved -= block.size
+        for pool in (self.small, self.large):
+            for block in [b for b in pool.blocks.values() if b.before is None and b.after is None]:
+                if self._expandable[block.small] is block:
+                    self._expandable[block.small] = None
+                pool.remove(block)
+                self.reserved -= block.size
 
-    def _best_fit(self, size: int, small: bool) -> Block | None:
-        pool = self._free[small]
-        index = bisect_left(pool, (size, -1))
-        if index == len(pool):
-            return None
-        found, address = pool[index]
+    def _may_take(self, size: int, found: int) -> bool:
+        """Whether the best fit is acceptable (get_free_block); no second candidate is tried."""
         limit = self.settings.max_split_size
-        if not self.settings.expandable_segments and limit != _NEVER:
-            if size < limit <= found:
-                return None
-            if size >= limit and found >= size + self.settings.max_non_split_rounding:
-                return None
-        del pool[index]
-        return self._at.pop(address)
-
-    def _splits(self, size: int, remaining: int, small: bool) -> bool:
-        """should_split."""
-        if small or self.settings.expandable_segments:
-            return remaining >= MIN_BLOCK
-        return size < self.settings.max_split_size and remaining > SMALL_SIZE
+        if limit == _NEVER or self.settings.expandable_segments:
+            return True
+        if size < limit:
+            return found < limit
+        return found < size + self.settings.max_non_split_rounding
 
     def _new_segment(self, size: int, small: bool) -> Block:
         if small:
@@ -182,21 +205,20 @@ class CachingAllocator:
         self._next_address += segment + ROUND_LARGE  # segments never touch
         return block
 
-    def _grow(self, size: int, small: bool) -> Block:
+    def _grow(self, size: int, small: bool, pool: Pool) -> Block:
         """Map whole pages at the end of the pool's growing segment (try_allocate_expandable_block)."""
         page = SMALL_BUFFER if small else LARGE_BUFFER
         last = self._expandable[small]
-        tail = last if last is not None and last.free else None
-        mapped = round_up(size - (tail.size if tail is not None else 0), page)
+        waiting = last.size if last is not None and last.free else 0
+        mapped = round_up(size - waiting, page)
         self._reserve(mapped, size)
-        last = self._expandable[small]
+        last = self._expandable[small]  # the cache may have been emptied meanwhile
         if last is not None and last.free:
-            self._remove(last)
+            pool.remove(last)
             last.size += mapped
             return last
-        address = last.address + last.size if last is not None else self._next_address + (1 << 50) * (1 + small)
-        block = Block(address, mapped, small)
-        block.before = last
+        address = last.address + last.size if last is not None else (1 << 50) * (1 + small)
+        block = Block(address, max(mapped, round_up(size, page)), small, last)
         if last is not None:
             last.after = block
         self._expandable[small] = block
@@ -211,16 +233,6 @@ class CachingAllocator:
         self.reserved += segment
         if self.reserved > self.peak_reserved:
             self.peak_reserved = self.reserved
-
-    def _insert(self, block: Block) -> None:
-        block.free = True
-        insort(self._free[block.small], (block.size, block.address))
-        self._at[block.address] = block
-
-    def _remove(self, block: Block) -> None:
-        pool = self._free[block.small]
-        del pool[bisect_left(pool, (block.size, block.address))]
-        del self._at[block.address]
 
 
 @dataclass(frozen=True, slots=True)

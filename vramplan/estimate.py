@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from vramplan.job import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class Estimate:
     """Allocated peak of each phase: loaded, forward, backward, optimizer, eval."""
     peak_phase: str
     terms: tuple[Term, ...]
+    job: Job
+    """The job this answers."""
     num_parameters: int
     num_trainable_parameters: int
     assumptions: tuple[str, ...]
@@ -54,7 +58,6 @@ class Estimate:
     """Roofline time of one forward and backward; for comparing plans only."""
     optimizer_seconds: float = 0.0
     flops_per_micro_step: int = 0
-    job: object = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         total = sum(term.num_bytes for term in self.terms)

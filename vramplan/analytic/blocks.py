@@ -228,8 +228,8 @@ def attention(
 def gelu_new(x: Tensor) -> Tensor:
     """NewGELUActivation: seven Python ops, so five tensors are kept (activations.py)."""
     half = ops.scale(x, "half of x")
-    inner = ops.scale(ops.add(x, ops.scale(ops.cube(x), "scaled cube")), "scaled sum")
-    return ops.mul(half, ops.shift(ops.tanh(inner), "1 + tanh"), "gelu output")
+    bent = ops.tanh(ops.scale(ops.add(x, ops.scale(ops.cube(x), "scaled cube")), "scaled sum"))
+    return ops.mul(half, ops.shift(bent, "1 + tanh"), "gelu output")
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

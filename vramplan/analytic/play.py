@@ -8,7 +8,7 @@ from vramplan.analytic import ops
 from vramplan.analytic.blocks import Context, Kind
 from vramplan.analytic.families import Family
 from vramplan.analytic.net import Net, Training
-from vramplan.analytic.tape import Tape, Tensor
+from vramplan.analytic.tape import Section, Tape, Tensor
 from vramplan.job import Job
 from vramplan.spec import Config
 
@@ -49,54 +49,60 @@ def declare(setting: Setting) -> Net:
     """Play one forward for the sake of its parameters alone."""
     net = new_net(setting)
     with net.tape.no_grad():
-        run_forward(net, setting, "declare", batch=1, length=1)
+        run_forward(net, setting, "declare", make_batch(net.tape, setting.job, "declare", 1, 1))
     return net
 
 
 def play(setting: Setting, micro_steps: int) -> Tape:
-    """Forward and backward of `micro_steps` micro-batches, then an evaluation forward.
+    """Forward and backward of `micro_steps` micro-batches.
 
-    Phases are named ``forward.N`` and ``backward.N``; gradients stay on the parameters from one to the next.
+    Phases are named ``forward.N`` and ``backward.N``; gradients stay on the parameters from one to the next. What the
+    loop drops only later (a plain loop rebinds `loss`, and with it the graph, after its next forward) goes in the last
+    section, ``end``.
     """
     net = new_net(setting)
     tape, job = net.tape, setting.job
-    previous: list[object] = []
+    held: list[Tensor] = []
     for number in range(micro_steps):
-        loss = run_forward(net, setting, f"forward.{number}", job.micro_batch_size, job.sequence_length)
-        previous.clear()  # a plain loop rebinds `loss` only now; what the old graph held goes with it
+        batch = make_batch(tape, job, f"forward.{number}", job.micro_batch_size, job.sequence_length)
+        loss = run_forward(net, setting, f"forward.{number}", batch)
+        held.clear()
         tape.backward(f"backward.{number}", loss)
-        previous.extend(tape.frames)
-        tape.frames.clear()
-        del loss
-        if job.loop == "trainer":  # training_step returns loss.detach(): the graph goes at once
-            previous.clear()
+        held += batch
+        if job.loop == "plain":
+            held.append(loss)
+        del loss, batch  # transformers' training_step returns loss.detach(): the graph goes at once
     tape.enter("end", None)
+    held.clear()
+    tape.sections.append(Section("over", None, len(tape.events), len(tape.storages), len(tape.kernels)))
     return tape
 
 
 def play_evaluation(setting: Setting) -> Tape:
     """A forward without gradients at the same batch."""
     net = new_net(setting)
-    net.tape.training = False
-    with net.tape.no_grad():
-        loss = run_forward(net, setting, "eval", setting.job.micro_batch_size, setting.job.sequence_length)
-    del loss
-    net.tape.enter("end", None)
-    return net.tape
-
-
-def run_forward(net: Net, setting: Setting, phase: str, batch: int, length: int) -> Tensor:
-    """``model(input_ids, labels=labels).loss`` under the job's autocast."""
     tape, job = net.tape, setting.job
+    tape.training = False
+    with tape.no_grad():
+        batch = make_batch(tape, job, "eval", job.micro_batch_size, job.sequence_length)
+        loss = run_forward(net, setting, "eval", batch)
+    tape.enter("end", None)
+    del loss, batch
+    return tape
+
+
+def make_batch(tape: Tape, job: Job, phase: str, batch: int, length: int) -> list[Tensor]:
+    """The batch on the device: ids and labels first."""
     tape.enter(phase, None)
     tape.module = "inputs"
-    held = [tape.empty((batch, length), "int64", what, "activation") for what in batch_tensors(job)]
-    ids, labels = held[0], held[1]
-    with tape.autocasting(None if job.autocast == "none" else job.autocast):
-        loss = causal_lm(net, setting, phase, ids, labels)
-    if tape.grad_enabled:
-        tape.inputs = held
-    return loss
+    return [tape.empty((batch, length), "int64", what, "activation") for what in batch_tensors(job)]
+
+
+def run_forward(net: Net, setting: Setting, phase: str, batch: list[Tensor]) -> Tensor:
+    """``model(input_ids, labels=labels).loss`` under the job's autocast."""
+    job = setting.job
+    with net.tape.autocasting(None if job.autocast == "none" else job.autocast):
+        return causal_lm(net, setting, phase, batch[0], batch[1])
 
 
 def batch_tensors(job: Job) -> list[str]:
@@ -166,7 +172,7 @@ def context(net: Net, setting: Setting, x: Tensor) -> Context:
     batch, length, _ = x.shape
     tape.module = "inputs"
     ctx = Context(job.attention, setting.flash_fits, padded=job.batches == "padded")
-    ctx.attention_dropout = c.number("attention_dropout", c.number("attn_pdrop", 0.0)) if tape.training else 0.0
+    ctx.attention_dropout = c.number(*family.attention_dropout)
     ctx.positions = tape.empty((batch if job.batches == "packed" else 1, length), "int64", "position ids")
     slides = sorted({kind.sliding for kind in setting.kinds})
     rotary = family.rotary(c)

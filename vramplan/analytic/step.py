@@ -73,7 +73,7 @@ def describe(info: StorageInfo, kept: bool, in_layer: bool) -> Storage:
 class Step:
     """One job's step, played once; its timeline, evaluation peak and work are derived from that."""
 
-    def __init__(self, setting: Setting, plan: Fold, card: Card) -> None:
+    def __init__(self, setting: Setting, plan: Fold, card: Card, brief: bool = True) -> None:
         self.setting = setting
         self.plan = plan
         self.card = card
@@ -81,7 +81,7 @@ class Step:
         with no_cycle_collection():
             self.micro_steps = min(2, self.job.gradient_accumulation_steps)
             self.tape = play(setting, self.micro_steps)
-            self.played = unfold(self.tape, plan)
+            self.played = unfold(self.tape, plan, brief)
             self.storages = self._described(self.tape, self.played)
 
     def _described(self, tape: Tape, played: Unfolded) -> list[Storage]:
@@ -142,27 +142,31 @@ class Step:
         record = Recorder()
         self._load(record)
         workspace = cublas_workspace(self.card)
+        marks = self.played.marks
+        (first_phase, _), (last_phase, end) = marks[0], marks[-1]
+        assert last_phase == "end"
+        body, dropped_later = self.played.events[:end], self.played.events[end:]
+        forward_end = marks[1][1]
+        waiting: list[int] = []
         for number in range(2):
-            offset, start = len(record.storages), len(record.events)
-            phases = [(name, first) for name, first in self.played.marks if name != "end"]
             record.enter("forward")
             if number == 0:
+                record.allocate(workspace)  # the forward thread's and the backward thread's
                 record.allocate(workspace)
-                record.allocate(workspace)
-            offset, start = len(record.storages), len(record.events)
-            record.splice(self.storages, self.played.events)
-            for name, first in phases:
-                self._mark(record, name.partition(".")[0], start + first)
+            start = len(record.events)
+            offset = record.splice(self.storages, body[:forward_end])
+            record.events.extend(waiting)
+            record.extend(body[forward_end:], offset)
+            for name, first in marks[1:-1]:
+                record.mark(name.partition(".")[0], start + len(waiting) + first)
+            waiting = [event - offset for event in dropped_later]
+            if self.job.loop == "trainer":
+                record.events.extend(waiting)
+                waiting = []
             self._optimize(record, first=number == 0)
             record.free_all(offset + place for place in self.gradients)
+        record.events.extend(waiting)
         return record.timeline()
-
-    @staticmethod
-    def _mark(record: Recorder, phase: str, first_event: int) -> None:
-        from vramplan.timeline import Mark
-
-        if record.marks[-1].phase != phase:
-            record.marks.append(Mark(phase, first_event))
 
     @cached_property
     def gradients(self) -> list[int]:
@@ -178,7 +182,7 @@ class Step:
         """Highest sum of live tensors in a forward without gradients at the same batch, model and states left out."""
         with no_cycle_collection():
             tape = play_evaluation(self.setting)
-            played = unfold(tape, self.plan)
+            played = unfold(tape, self.plan, brief=True)
             storages = self._described(tape, played)
         return max(Timeline(storages, played.events, []).live_bytes())
 

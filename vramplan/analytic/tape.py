@@ -230,8 +230,6 @@ class Tape:
         self.autocast_cache: dict[int, Tensor] = {}
         self.frame: Frame | None = None
         self.recomputing: Frame | None = None
-        self.frames: list[Frame] = []
-        self.inputs: list[Tensor] = []
         self.in_backward = False
 
     # -- recording ---------------------------------------------------------------------------------------------------
@@ -299,7 +297,6 @@ class Tape:
         if not self.grad_enabled:
             return function(*inputs)
         frame = Frame(function, inputs, self.autocast)
-        self.frames.append(frame)
         for tensor in inputs:
             if isinstance(tensor.storage, Storage):
                 self.kept.add(tensor.storage.id)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vramplan.allocator import SMALL_SIZE
 from vramplan.analytic.blocks import Kind
 from vramplan.analytic.tape import Section, Tape
 
@@ -80,15 +81,21 @@ class Unfolded:
         return self.first_of[home.phase, layer] + storage - home.first_storage
 
 
-def unfold(tape: Tape, plan: Fold) -> Unfolded:
-    """Write the played record out for all layers."""
-    return _Writer(tape, plan).write()
+def unfold(tape: Tape, plan: Fold, brief: bool = False) -> Unfolded:
+    """Write the played record out for all layers.
+
+    `brief` leaves out, in all but the first and last copy of the repeated layers, small tensors that come and go within
+    one layer: nearly half of the events, and less than a small segment (2 MiB) of memory.
+    """
+    return _Writer(tape, plan, brief).write()
 
 
 class _Writer:
-    def __init__(self, tape: Tape, plan: Fold) -> None:
+    def __init__(self, tape: Tape, plan: Fold, brief: bool) -> None:
         self.tape = tape
         self.plan = plan
+        self.brief = brief
+        self.lasting: dict[int, list[int]] = {}
         self.section_of: list[int] = []
         self.result = Unfolded([], [], {}, {}, [], tape, self.section_of)
         sections = tape.sections
@@ -101,6 +108,8 @@ class _Writer:
         number = 0
         while number < len(sections):
             layer = sections[number].layer
+            if sections[number].phase == "over":
+                break
             if plan.copies_of(layer) == 1:
                 self._emit(number, layer if layer is None or layer < plan.first else layer + plan.added)
                 number += 1
@@ -113,13 +122,14 @@ class _Writer:
             shifts = range(0, plan.copies * plan.period, plan.period)
             for shift in reversed(shifts) if descends else shifts:
                 last = shift == (0 if descends else shifts[-1])
+                brief = self.brief and 0 < shift < shifts[-1]
                 for index in run:
                     own = sections[index].layer
                     assert own is not None
-                    self._emit(index, own + shift, last)
+                    self._emit(index, own + shift, last, brief)
         return self.result
 
-    def _emit(self, number: int, layer: int | None, last: bool = True) -> None:
+    def _emit(self, number: int, layer: int | None, last: bool = True, brief: bool = False) -> None:
         """Write one section out as the model's `layer`; the last copy frees what all copies share."""
         tape, result = self.tape, self.result
         section = tape.sections[number]
@@ -137,7 +147,8 @@ class _Writer:
         result.source.extend(range(section.first_storage, last_storage))
         append = result.events.append
         first = section.first_storage
-        for event in tape.events[section.first_event : last_event]:
+        events = tape.events[section.first_event : last_event]
+        for event in self._lasting(number, events) if brief else events:
             storage = event if event >= 0 else ~event
             if storage >= first and storage < last_storage:
                 place = base + storage - first
@@ -147,6 +158,17 @@ class _Writer:
                     continue
                 for place in self._elsewhere(storage, section, layer):
                     append(~place)
+
+    def _lasting(self, number: int, events: list[int]) -> list[int]:
+        """The events of a section without those of small storages that come and go in it."""
+        known = self.lasting.get(number)
+        if known is None:
+            freed = {~event for event in events if event < 0}
+            made = {event for event in events if event >= 0}
+            storages = self.tape.storages
+            passing = {number for number in freed & made if storages[number].num_bytes <= SMALL_SIZE}
+            known = self.lasting[number] = [e for e in events if (e if e >= 0 else ~e) not in passing]
+        return known
 
     def _elsewhere(self, storage: int, here: Section, layer: int | None) -> list[int]:
         """Where a storage of another section lies in the whole model, as seen from `layer`."""

@@ -103,6 +103,8 @@ class Family:
     rotary: Callable[[Config], Rotary | None] = full_rotary
     attention: tuple[str, ...] = ("sdpa", "flash", "eager")
     """Attention implementations that transformers offers for it; the first is what it runs by default."""
+    attention_dropout: tuple[str, float] = ("attention_dropout", 0.0)
+    """Key of the dropout on attention probabilities, and transformers' default."""
     always_masked: bool = False
     """Whether SDPA gets a mask even where none is needed (falcon)."""
     refuses: tuple[tuple[str, object], ...] = ()

@@ -336,6 +336,7 @@ FAMILIES = {
         shape=gpt_shape,
         kinds=by_layer_count,
         rotary=lambda c: None,
+        attention_dropout=("attn_pdrop", 0.1),
     ),
     "gptj": Family(
         gptj,

@@ -1,0 +1,62 @@
+"""vramplan: what a training run needs of a GPU, before it runs.
+
+    >>> import vramplan
+    >>> answer = vramplan.suggest("Qwen/Qwen2.5-0.5B", gpu="rtx3060", global_batch=8)
+    >>> answer.recommended.global_batch_size
+    8
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vramplan.api import estimate, load_card, load_model, suggest
+    from vramplan.card import Card
+    from vramplan.errors import VramplanError
+    from vramplan.estimate import Estimate, Term
+    from vramplan.job import Job
+    from vramplan.plan import Plan, Search
+    from vramplan.spec import ModelSpec
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "estimate": "api",
+    "suggest": "api",
+    "load_model": "api",
+    "load_card": "api",
+    "Card": "card",
+    "VramplanError": "errors",
+    "Estimate": "estimate",
+    "Term": "estimate",
+    "Job": "job",
+    "Plan": "plan",
+    "Search": "plan",
+    "ModelSpec": "spec",
+}
+
+__all__ = [
+    "Card",
+    "Estimate",
+    "Job",
+    "ModelSpec",
+    "Plan",
+    "Search",
+    "Term",
+    "VramplanError",
+    "__version__",
+    "estimate",
+    "load_card",
+    "load_model",
+    "suggest",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when first used: ``import vramplan`` itself costs nothing."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'vramplan' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"vramplan.{_HOME[name]}"), name)

@@ -1,0 +1,1 @@
+"""The analytic source: a step played on a shape-only tape."""

@@ -1,0 +1,81 @@
+"""The Python API: names in, results out. The command line is these two functions with a printer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vramplan import hub, nvml, plan
+from vramplan.analytic.estimator import estimate as analytic_estimate
+from vramplan.analytic.optimizers import optimizer_of
+from vramplan.card import Card
+from vramplan.catalog import find_card
+from vramplan.defaults import complete_job
+from vramplan.errors import ConfigError
+from vramplan.estimate import Estimate
+from vramplan.job import MAX_COUNT
+from vramplan.levers import levers
+from vramplan.spec import ModelSpec
+
+
+def load_model(name: str) -> ModelSpec:
+    """A model by shipped name, folder, config.json or Hub id.
+
+    Raises:
+        VramplanError: when there is none.
+    """
+    return hub.resolve_model(name)
+
+
+def load_card(name: str) -> Card:
+    """A card by name; "auto" is the one in this box.
+
+    Raises:
+        VramplanError: when there is none.
+    """
+    return nvml.local_card() if name.lower() == "auto" else find_card(name)
+
+
+def estimate(model: str | ModelSpec, gpu: str | Card, **job: Any) -> Estimate:
+    """What a job needs; keyword arguments are the fields of :class:`vramplan.Job`.
+
+    Raises:
+        VramplanError: for whatever cannot run or is not modelled.
+    """
+    spec, card = _resolve(model, gpu)
+    return analytic_estimate(spec, complete_job(spec, card, job), card)
+
+
+def suggest(
+    model: str | ModelSpec,
+    gpu: str | Card,
+    global_batch: int,
+    *,
+    samples: int | None = None,
+    epochs: float = 1.0,
+    base_lr: float | None = None,
+    base_batch: int | None = None,
+    advice: bool = True,
+    **job: Any,
+) -> plan.Search:
+    """The (micro-batch, accumulation) pairs that meet a global batch; keyword arguments are fields of :class:`Job`.
+
+    Raises:
+        VramplanError: for whatever cannot run or is not modelled.
+    """
+    for flag, number in (("--global-batch", global_batch), ("--samples", samples), ("--base-batch", base_batch)):
+        if number is not None and not 0 < number <= MAX_COUNT:
+            raise ConfigError(f"{flag} {number}: expected a whole number from 1 to {MAX_COUNT}")
+    for flag, value in (("--epochs", epochs), ("--base-lr", base_lr)):
+        if value is not None and not 0 < value < 1e9:
+            raise ConfigError(f"{flag} {value:g}: expected a positive number")
+    if (base_lr is None) != (base_batch is None):
+        raise ConfigError("--base-lr and --base-batch go together: the rate and the batch it was tuned for")
+    spec, card = _resolve(model, gpu)
+    full = complete_job(spec, card, job)
+    run = plan.Run(samples, epochs, base_lr, base_batch, optimizer_of(full.optimizer).adaptive)
+    return plan.search(spec, full, card, global_batch, analytic_estimate, run, levers if advice else None)
+
+
+def _resolve(model: str | ModelSpec, gpu: str | Card) -> tuple[ModelSpec, Card]:
+    card = gpu if isinstance(gpu, Card) else load_card(gpu)  # a typo there needs no network
+    return (model if isinstance(model, ModelSpec) else load_model(model)), card

@@ -1,0 +1,274 @@
+"""A model by name: shipped, in a folder, or on the Hub. The one place that talks to the Hub; it never fetches weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from vramplan.catalog import find_model, known_model_names
+from vramplan.errors import HubError, SpecError, UnknownNameError
+from vramplan.spec import ModelSpec
+
+TIMEOUT_SECONDS = 10.0
+"""For all requests about one model together."""
+MOST_BYTES = 32_000_000
+"""Of one answer: a safetensors header is far below, a server that ignores ranges would send the weights."""
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def resolve_model(name: str) -> ModelSpec:
+    """The model called `name`: a shipped name, a folder, a config.json, or a Hub id.
+
+    Raises:
+        SpecError: when a configuration is broken.
+        UnknownNameError: when it is neither shipped nor a path nor a Hub id; names the nearest.
+        HubError: when the Hub has no such model, keeps it gated, or does not answer.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return from_folder(path)
+    if path.is_file():
+        return from_config_file(path)
+    shipped = find_model(name)
+    if shipped is not None:
+        return shipped
+    if name.endswith(".json") or name.startswith((".", "/", "~")):
+        raise SpecError(f"{name}: no such file or folder")
+    if not _HUB_ID.fullmatch(name):
+        raise UnknownNameError("model", name, _short_and_long(), "give a Hub id (org/name), a folder or a config.json")
+    return from_hub(name)
+
+
+def _short_and_long() -> list[str]:
+    known = known_model_names()
+    return [*known, *(name.rpartition("/")[2] for name in known)]
+
+
+# -- from disk ---------------------------------------------------------------------------------------------------------
+
+
+def from_folder(folder: Path) -> ModelSpec:
+    """A model folder: its config.json and, where weights lie beside it, their headers.
+
+    Raises:
+        SpecError: when config.json is missing or broken.
+    """
+    if not (folder / "config.json").is_file():
+        raise SpecError(f"{folder}: no config.json in this folder")
+    spec = from_config_file(folder / "config.json")
+    stored = count_in_folder(folder)
+    return spec.model_copy(update={"stored_parameters": stored}) if stored else spec
+
+
+def from_config_file(path: Path) -> ModelSpec:
+    """A model from its config.json alone.
+
+    Raises:
+        SpecError: when the file cannot be read or is no model configuration.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read ({error})") from error
+    return spec_from_text(text, str(path), str(path))
+
+
+def spec_from_text(text: str, name: str, where: str) -> ModelSpec:
+    """A model from the text of its config.json.
+
+    Raises:
+        SpecError: when it is no JSON object with a model_type.
+    """
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise SpecError(f"{where}: broken JSON at line {error.lineno}: {error.msg}") from error
+    except RecursionError as error:
+        raise SpecError(f"{where}: nested too deeply") from error
+    if not isinstance(config, dict):
+        raise SpecError(f"{where}: expected a JSON object with a model's configuration")
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise SpecError(f"{where}: no 'model_type'; is this a transformers config.json?")
+    try:
+        return ModelSpec(name=name, model_type=model_type, config=config, sources=(where,))
+    except ValidationError as error:
+        raise SpecError(f"{where}: {error.errors()[0]['msg']}") from error
+
+
+def count_in_folder(folder: Path) -> int | None:
+    """Elements in all safetensors files of a folder, from their headers; None where there are none or one is broken."""
+    total = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with path.open("rb") as stream:
+                (length,) = struct.unpack("<Q", stream.read(8))
+                if length > MOST_BYTES:
+                    return None
+                total += _elements(json.loads(stream.read(length)))
+        except (OSError, ValueError, struct.error, TypeError, AttributeError, KeyError):
+            return None
+    return total or None
+
+
+def _elements(header: Mapping[str, Any]) -> int:
+    total = 0
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            size = 1
+            for length in tensor["shape"]:
+                size *= length
+            total += size
+    return total
+
+
+# -- from the Hub ------------------------------------------------------------------------------------------------------
+
+
+def from_hub(repo: str) -> ModelSpec:
+    """A model from the Hub: config.json, and the exact count from the headers of its safetensors files.
+
+    The client's cache is honoured, online and off; a count that cannot be had is left out.
+
+    Raises:
+        HubError: when the Hub has no such model, keeps it gated, limits the rate, or does not answer.
+        SpecError: when its config.json is broken.
+    """
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    import huggingface_hub as hub
+    from huggingface_hub.utils import logging as hub_logging
+
+    verbosity = hub_logging.get_verbosity()
+    hub_logging.set_verbosity_error()  # a retry is no news; what fails is said once, below
+    try:
+        with _quick_client():
+            try:
+                path = hub.hf_hub_download(repo, "config.json")
+            except Exception as error:
+                raise _explained(repo, error) from error
+            spec = from_config_file(Path(path)).model_copy(update={"name": repo})
+            stored = _count_on_hub(repo, Path(path).parent)
+    finally:
+        hub_logging.set_verbosity(verbosity)
+    return spec.model_copy(update={"stored_parameters": stored, "sources": (f"Hub: {repo}",)})
+
+
+def _count_on_hub(repo: str, snapshot: Path) -> int | None:
+    """Elements in the published files; None where the Hub does not tell (no safetensors, offline, a broken header)."""
+    import huggingface_hub as hub
+    import httpx2
+    from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
+
+    local = count_in_folder(snapshot)
+    if local is not None:
+        return local
+    try:
+        metadata = hub.get_safetensors_metadata(repo)
+    except (
+        NotASafetensorsRepoError,
+        SafetensorsParsingError,
+        OSError,
+        httpx2.HTTPError,
+        json.JSONDecodeError,
+        AttributeError,  # the client lets these two through where a header is JSON of another shape
+        TypeError,
+    ):
+        return None
+    return sum(metadata.parameter_count.values()) or None
+
+
+def _explained(repo: str, error: Exception) -> Exception:
+    """The client's error as one line that says what to do."""
+    from huggingface_hub import errors
+
+    cause = error.__cause__ or error
+    response = getattr(cause, "response", None)
+    status = getattr(response, "status_code", None)
+    if isinstance(error, errors.GatedRepoError):
+        return HubError(f"{repo}: gated on the Hub; accept its terms there, then `hf auth login` or set HF_TOKEN")
+    if isinstance(error, (errors.RepositoryNotFoundError, errors.HFValidationError)):
+        nearest = UnknownNameError("model", repo, _short_and_long()).nearest
+        hint = f"; did you mean {', '.join(nearest)}?" if nearest else ""
+        return HubError(f"{repo}: no such model on the Hub, or a private one without a token (HF_TOKEN){hint}")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return HubError(f"{repo}: has no main revision on the Hub")
+    if isinstance(error, errors.RemoteEntryNotFoundError):
+        return HubError(f"{repo}: has no config.json on the Hub; is it a transformers model?")
+    if status == 429:
+        return HubError(f"{repo}: the Hub limits the rate of requests; wait, log in, or give a folder")
+    if status is not None:
+        return HubError(f"{repo}: the Hub answered with HTTP {status}; try again, or give a folder or a config.json")
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    if offline or "HF_HUB_OFFLINE" in str(cause):
+        return HubError(f"{repo}: not shipped and not in the local cache, and HF_HUB_OFFLINE is set; give a config.json")
+    return HubError(f"{repo}: not shipped, and the Hub cannot be reached ({_short(cause)}); give a folder or config.json")
+
+
+def _short(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return (text[0] if text else type(error).__name__)[:120]
+
+
+@contextmanager
+def _quick_client() -> Iterator[None]:
+    """The real client's sessions without its retries, and with one deadline over all requests.
+
+    Left alone it tries an unreachable Hub for 23 s, a silent one for minutes, and waits out any Retry-After
+    (huggingface_hub 2.4); OfflineModeIsEnabled is what it takes for "use the cache".
+    """
+    import httpx2
+    from huggingface_hub.errors import OfflineModeIsEnabled
+    from huggingface_hub.utils import _http
+
+    ends = time.monotonic() + TIMEOUT_SECONDS
+
+    class Quick(httpx2.Client):
+        def send(self, request: httpx2.Request, *, stream: bool = False, **kwargs: Any) -> httpx2.Response:
+            left = ends - time.monotonic()
+            if left <= 0:
+                raise OfflineModeIsEnabled(f"no answer from {request.url.host} within {TIMEOUT_SECONDS:g} s")
+            request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), left)
+            try:
+                response = super().send(request, stream=True, **kwargs)
+            except httpx2.TransportError as error:
+                raise OfflineModeIsEnabled(f"{request.url.host}: {_short(error)}") from error
+            if response.status_code >= 400:
+                try:
+                    _http.hf_raise_for_status(response)  # its HfHubHTTPError is never tried again
+                finally:
+                    response.close()
+            if not stream:
+                response._content = _read(response, ends)
+            return response
+
+    def _read(response: httpx2.Response, ends: float) -> bytes:
+        body = bytearray()
+        host = response.request.url.host
+        try:
+            for chunk in response.iter_bytes():
+                body += chunk
+                if len(body) > MOST_BYTES or time.monotonic() > ends:
+                    raise OfflineModeIsEnabled(f"{host}: the answer is too long or too slow")
+        except httpx2.TransportError as error:
+            raise OfflineModeIsEnabled(f"{host}: {_short(error)}") from error
+        finally:
+            response.close()
+        return bytes(body)
+
+    before = _http._GLOBAL_CLIENT_FACTORY
+    hooks = {"request": [_http.hf_request_event_hook]}
+    hub_client = lambda: Quick(event_hooks=hooks, follow_redirects=True)  # noqa: E731
+    _http.set_client_factory(hub_client)
+    try:
+        yield
+    finally:
+        _http.set_client_factory(before)

@@ -1,0 +1,64 @@
+"""The changes that save memory, cheapest first: what each is, why it helps, what it costs."""
+
+from __future__ import annotations
+
+from vramplan.card import Card
+from vramplan.catalog import all_cards
+from vramplan.job import Job
+from vramplan.plan import Lever
+from vramplan.spec import ModelSpec
+
+
+def levers(spec: ModelSpec, job: Job, card: Card) -> list[Lever]:
+    """Every change that applies to this job, ordered by what it costs."""
+    found = []
+
+    def lever(change: str, why: str, cost: str, **update: object) -> None:
+        found.append(Lever(change, why, cost, update))
+
+    if job.optimizer in ("adamw_torch", "adamw_torch_loop"):
+        lever(
+            "--optimizer adamw_torch_fused",
+            "the fused kernel needs no temporary copy of the weights",
+            "free",
+            optimizer="adamw_torch_fused",
+        )
+    if job.loss == "standard":
+        lever("--loss liger", "logits never exist as a whole, nor in fp32", "free", loss="liger")
+    if job.batches == "padded":
+        lever("--batches unpadded", "packing or length grouping needs no mask", "free", batches="unpadded")
+    if job.method == "lora" and job.lora_dropout > 0:
+        lever("--lora-dropout 0", "dropout keeps a mask and a copy of every adapter's input", "free", lora_dropout=0.0)
+    if job.attention == "eager":
+        lever("--attention sdpa", "scores of all pairs of tokens are never stored", "free", attention="sdpa")
+    if job.dtype == "fp32" and card.supports("bf16"):
+        lever("--dtype bf16 --autocast bf16", "half the bytes of weights and states", "accuracy", dtype="bf16", autocast="bf16")
+    if job.checkpointing == "none":
+        lever("--checkpointing full", "layers keep their input only", "about a third more time", checkpointing="full")
+    if job.method == "full":
+        for optimizer, why in (("adafactor", "states of a row and a column"), ("sgd", "no optimizer states")):
+            if job.optimizer != optimizer:
+                lever(f"--optimizer {optimizer}", why, "convergence", optimizer=optimizer)
+        lever(
+            "--method lora",
+            "gradients and states for adapters only",
+            "adapters instead of all weights",
+            method="lora",
+            autocast="bf16" if job.dtype == "bf16" else job.autocast,
+        )
+    if job.sequence_length >= 1024:
+        half = job.sequence_length // 2
+        lever(f"--seq-len {half}", "activations and logits shrink with the tokens", "context", sequence_length=half)
+    larger = sorted(
+        (other for other in all_cards() if other.vendor == card.vendor and _is_larger(other, card, job)),
+        key=lambda other: other.cuda_total_bytes,
+    )
+    for other in larger[:: max(1, len(larger) // 3)][:3]:
+        found.append(Lever(f"--gpu {other.name}", f"{other.total_mib // 1024} GiB", "a larger card", card=other))
+    return found
+
+
+def _is_larger(other: Card, card: Card, job: Job) -> bool:
+    runs = job.dtype == "fp32" or other.supports(job.dtype)
+    datacenter = any(part in other.name for part in ("a100", "h100", "h200", "b200", "l40s", "rtx", "a6000"))
+    return other.cuda_total_bytes > 1.2 * card.cuda_total_bytes and runs and datacenter and "laptop" not in other.name

@@ -1,0 +1,358 @@
+"""The search: which (micro-batch, accumulation) pairs meet a global batch on a card, and what would help.
+
+The estimator is passed in, so that any of the three sources can drive it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import isqrt
+from typing import Any
+
+from vramplan.card import Card
+from vramplan.errors import ConfigError, VramplanError
+from vramplan.estimate import Estimate
+from vramplan.job import Job
+from vramplan.spec import ModelSpec
+from vramplan.units import ceil_div
+
+Estimator = Callable[[ModelSpec, Job, Card], Estimate]
+
+MANY_STEPS = 64
+"""Accumulation beyond this draws a warning."""
+WORTH_IT = 0.02
+"""A plan that is faster by less than this share is not preferred to one that leaves more memory free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way to reach the global batch that fits."""
+
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    data_parallel: int
+    estimate: Estimate
+    relative_step_time: float
+    """Time of one optimizer step as a multiple of the fastest plan's."""
+    micro_steps: int | None = None
+    """Forward and backward passes per card over the whole run."""
+    optimizer_updates: int | None = None
+    """Optimizer steps over the whole run."""
+    relative_run_time: float | None = None
+    """Time of the whole run as a multiple of the fastest plan's."""
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples behind one optimizer step."""
+        return self.micro_batch_size * self.gradient_accumulation_steps * self.data_parallel
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A pair that does not fit, and why."""
+
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    reason: str
+    device_total_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A change that would help, re-estimated."""
+
+    change: str
+    """What to set, in words of the command line."""
+    why: str
+    cost: str
+    """What it costs: nothing, time, accuracy or money."""
+    saved_bytes: int
+    """Bytes of the card that it frees at the same micro-batch."""
+    fits: bool
+    micro_batch_size: int
+    """The micro-batch the figures are for."""
+    device_total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The answer to "which batch?"."""
+
+    model: str
+    card: Card
+    job: Job
+    global_batch_size: int
+    plans: tuple[Plan, ...]
+    """Fastest first."""
+    recommended: Plan | None
+    max_micro_batch_size: int
+    rejected: tuple[Rejected, ...]
+    advice: tuple[Advice, ...]
+    warnings: tuple[str, ...]
+    smallest: Estimate
+    """The estimate at micro-batch 1, which says why nothing fits where nothing does."""
+    learning_rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The whole training run around a plan."""
+
+    samples: int | None = None
+    epochs: float = 1.0
+    base_lr: float | None = None
+    base_batch: int | None = None
+    adaptive: bool = True
+    """Adam-type optimizer: square-root rule; otherwise linear."""
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending.
+
+    >>> divisors(16)
+    [1, 2, 4, 8, 16]
+    """
+    low = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return sorted({*low, *(number // d for d in low)})
+
+
+def pairs(global_batch_size: int, devices: int) -> list[tuple[int, int]]:
+    """All (micro-batch, accumulation) with devices x micro x accumulation exactly the target, smallest first.
+
+    >>> pairs(16, 2)
+    [(1, 8), (2, 4), (4, 2), (8, 1)]
+
+    Raises:
+        ConfigError: where the target is no multiple of the devices; names the nearest targets that are.
+    """
+    if global_batch_size % devices:
+        below, above = global_batch_size // devices * devices, ceil_div(global_batch_size, devices) * devices
+        nearest = " or ".join(str(target) for target in (below, above) if target)
+        raise ConfigError(
+            f"--global-batch {global_batch_size} is not a multiple of {devices} cards; nearest that are: {nearest}"
+        )
+    per_device = global_batch_size // devices
+    return [(micro, per_device // micro) for micro in divisors(per_device)]
+
+
+class _Tried:
+    """Estimates by micro-batch, each made once."""
+
+    def __init__(self, spec: ModelSpec, job: Job, card: Card, estimate: Estimator) -> None:
+        self.spec, self.job, self.card, self.estimate = spec, job, card, estimate
+        self.known: dict[tuple[int, bool], Estimate] = {}
+
+    def __call__(self, micro: int, accumulates: bool) -> Estimate:
+        key = (micro, accumulates)
+        if key not in self.known:
+            steps = 2 if accumulates else 1
+            job = self.job.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps})
+            self.known[key] = self.estimate(self.spec, job, self.card)
+        return self.known[key]
+
+
+def search(
+    spec: ModelSpec,
+    job: Job,
+    card: Card,
+    global_batch_size: int,
+    estimate: Estimator,
+    run: Run = Run(),
+    levers: Callable[[ModelSpec, Job, Card], list[Lever]] | None = None,
+) -> Search:
+    """Every pair that meets the target exactly, fitting or rejected with the reason, fastest first.
+
+    Raises:
+        ConfigError: where the target cannot be met with these cards.
+        VramplanError: whatever the estimator raises.
+    """
+    wanted = pairs(global_batch_size, job.num_gpus)
+    tried = _Tried(spec, job, card, estimate)
+    fitting = _largest_fitting(wanted, tried)
+    kept = [(micro, steps, tried(micro, steps > 1)) for micro, steps in wanted[: fitting + 1]]
+    plans = _ranked(kept, job.num_gpus, run)
+    rejected = _rejected(wanted[fitting + 1 :], tried)
+    largest = _largest_micro_batch(wanted, fitting, tried)
+    recommended = _recommend(plans)
+    warnings = _warnings(recommended)
+    smallest = tried(wanted[0][0], wanted[0][1] > 1)
+    advice = _advise(spec, job, card, estimate, recommended, smallest, levers)
+    return Search(
+        model=spec.name,
+        card=card,
+        job=job,
+        global_batch_size=global_batch_size,
+        plans=tuple(plans),
+        recommended=recommended,
+        max_micro_batch_size=largest,
+        rejected=tuple(rejected),
+        advice=tuple(advice),
+        warnings=tuple(warnings),
+        smallest=smallest,
+        learning_rate=learning_rate(run, global_batch_size),
+    )
+
+
+def _largest_fitting(wanted: list[tuple[int, int]], tried: _Tried) -> int:
+    """Index of the largest pair that fits, -1 for none; memory never falls as the micro-batch grows."""
+    low, high = -1, len(wanted)
+    probe = 0
+    while high - low > 1:
+        micro, steps = wanted[probe]
+        if tried(micro, steps > 1).fits:
+            low = probe
+        else:
+            high = probe
+        probe = (low + high) // 2
+    return low
+
+
+def _largest_micro_batch(wanted: list[tuple[int, int]], fitting: int, tried: _Tried) -> int:
+    """The largest micro-batch that fits at all, whether or not it divides the target; found along a straight line."""
+    if fitting < 0:
+        return 0
+    accumulates = wanted[fitting][1] > 1
+    low = wanted[fitting][0]
+    high = wanted[fitting + 1][0] if fitting + 1 < len(wanted) else None
+    if high == low + 1:
+        return low
+    while high is None or high - low > 1:
+        near = tried(low, accumulates)
+        before = tried(max(1, low // 2), accumulates) if low > 1 else None
+        slope = (
+            (near.device_total_bytes - before.device_total_bytes) / (low - max(1, low // 2)) if before else None
+        )
+        guess = low + int(near.headroom_bytes / slope) if slope and slope > 0 else 2 * low
+        guess = max(low + 1, guess if high is None else min(guess, high - 1))
+        if guess > 1 << 20:
+            return low
+        if tried(guess, accumulates).fits:
+            low = guess
+        else:
+            high = guess
+            if high - low > 2 and tried(high - 1, accumulates).fits:
+                low = high - 1
+    return low
+
+
+def _ranked(kept: list[tuple[int, int, Estimate]], devices: int, run: Run) -> list[Plan]:
+    times = [steps * one.micro_step_seconds + one.optimizer_seconds for _, steps, one in kept]
+    best = min(times, default=1.0)
+    counts = [_run_counts(run, micro * devices, steps) for micro, steps, _ in kept]
+    whole = [
+        micro_steps * one.micro_step_seconds + updates * one.optimizer_seconds
+        for (micro_steps, updates), (_, _, one) in zip(counts, kept, strict=True)
+    ]
+    shortest = min(whole, default=1.0)
+    plans = [
+        Plan(
+            micro,
+            steps,
+            devices,
+            one,
+            times[index] / best,
+            *(counts[index] if run.samples is not None else (None, None)),
+            whole[index] / shortest if run.samples is not None else None,
+        )
+        for index, (micro, steps, one) in enumerate(kept)
+    ]
+    return sorted(plans, key=lambda plan: plan.relative_step_time)
+
+
+def _run_counts(run: Run, per_micro_step: int, steps: int) -> tuple[int, int]:
+    """Micro-steps and optimizer updates of the whole run.
+
+    >>> _run_counts(Run(samples=50, epochs=10), 1, 16)
+    (500, 31)
+    """
+    micro_steps = max(1, int(ceil_div(run.samples or 1, per_micro_step) * run.epochs))
+    return micro_steps, max(1, micro_steps // steps)
+
+
+def _recommend(plans: list[Plan]) -> Plan | None:
+    """The fastest plan; among those hardly slower the one that leaves most memory free."""
+    near = [plan for plan in plans if plan.relative_step_time <= 1.0 + WORTH_IT]
+    return max(near, key=lambda plan: plan.estimate.headroom_bytes, default=None)
+
+
+def _rejected(too_large: list[tuple[int, int]], tried: _Tried) -> list[Rejected]:
+    rejected = []
+    for number, (micro, steps) in enumerate(too_large):
+        if number == 0:
+            one = tried(micro, steps > 1)
+            reason = "needs more than the card has" if one.headroom_bytes < 0 else "does not fit after fragmentation"
+            rejected.append(Rejected(micro, steps, reason, one.device_total_bytes))
+        else:
+            rejected.append(Rejected(micro, steps, f"larger than {too_large[0][0]}, which does not fit"))
+    return rejected
+
+
+def _warnings(recommended: Plan | None) -> list[str]:
+    if recommended is None or recommended.gradient_accumulation_steps <= MANY_STEPS:
+        return []
+    return [
+        f"{recommended.gradient_accumulation_steps} accumulation steps: past {MANY_STEPS} each update waits very long and"
+        " small batches train as well (arXiv 2507.07101); consider a smaller global batch"
+    ]
+
+
+def learning_rate(run: Run, global_batch_size: int) -> float | None:
+    """The base rate carried over to this batch: square root for Adam-type (arXiv 2205.10287), linear for SGD."""
+    if run.base_lr is None or run.base_batch is None:
+        return None
+    ratio = global_batch_size / run.base_batch
+    return run.base_lr * (ratio**0.5 if run.adaptive else ratio)
+
+
+# -- advice ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """A change to a job (or its card) that may save memory."""
+
+    change: str
+    why: str
+    cost: str
+    update: Mapping[str, Any] = field(default_factory=dict)
+    card: Card | None = None
+
+
+def _advise(
+    spec: ModelSpec,
+    job: Job,
+    card: Card,
+    estimate: Estimator,
+    recommended: Plan | None,
+    smallest: Estimate,
+    levers: Callable[[ModelSpec, Job, Card], list[Lever]] | None,
+) -> list[Advice]:
+    """Where nothing fits: whatever saves memory, and whether it then fits. Else: cheap levers that double the batch."""
+    if levers is None:
+        return []
+    if recommended is None:
+        micro, steps, reference = smallest.micro_batch_size, smallest.gradient_accumulation_steps, smallest
+    elif recommended.gradient_accumulation_steps > 1:
+        micro, steps = 2 * recommended.micro_batch_size, 2 if recommended.gradient_accumulation_steps > 2 else 1
+        reference = None
+    else:
+        return []
+    found = []
+    base = job.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps})
+    if reference is None:
+        reference = estimate(spec, base, card)
+        if reference.fits:
+            return []
+    for lever in levers(spec, job, card):
+        if recommended is not None and lever.cost != "free":
+            continue
+        try:
+            one = estimate(spec, base.model_copy(update=lever.update), lever.card or card)
+        except VramplanError:
+            continue
+        saved = reference.device_total_bytes - one.device_total_bytes
+        if (lever.card is None and saved <= 0) or (recommended is not None and not one.fits):
+            continue
+        found.append(Advice(lever.change, lever.why, lever.cost, saved, one.fits, micro, one.device_total_bytes))
+    return found

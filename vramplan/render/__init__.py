@@ -1,0 +1,1 @@
+"""Results for people and machines; nothing is computed here."""

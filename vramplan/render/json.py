@@ -1,0 +1,124 @@
+"""Results as JSON: the contract of `--json`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from vramplan.card import Card
+from vramplan.estimate import Estimate
+from vramplan.plan import Plan, Run, Search
+from vramplan.spec import ModelSpec
+
+
+def dumps(value: Any) -> str:
+    """JSON text, indented."""
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def estimate(one: Estimate) -> dict[str, Any]:
+    """`vramplan estimate --json`."""
+    return {
+        "model": one.model,
+        "by": one.by,
+        "card": one.card,
+        "micro_batch_size": one.micro_batch_size,
+        "gradient_accumulation_steps": one.gradient_accumulation_steps,
+        "peak_tensor_bytes": one.peak_tensor_bytes,
+        "peak_allocated_bytes": one.peak_allocated_bytes,
+        "peak_reserved_bytes": one.peak_reserved_bytes,
+        "device_total_bytes": one.device_total_bytes,
+        "capacity_bytes": one.capacity_bytes,
+        "headroom_bytes": one.headroom_bytes,
+        "fits": one.fits,
+        "peak_phase": one.peak_phase,
+        "phases": one.phases,
+        "terms": [
+            {
+                "category": term.category,
+                "label": term.label,
+                "bytes": term.num_bytes,
+                "count": term.count,
+                "formula": term.formula,
+                "source": term.source,
+            }
+            for term in one.terms
+        ],
+        "num_parameters": one.num_parameters,
+        "num_trainable_parameters": one.num_trainable_parameters,
+        "flops_per_micro_step": one.flops_per_micro_step,
+        "job": one.job.model_dump(mode="json"),
+        "assumptions": list(one.assumptions),
+        "notes": list(one.notes),
+    }
+
+
+def plan(one: Plan) -> dict[str, Any]:
+    """One entry of `plans`."""
+    return {
+        "micro_batch_size": one.micro_batch_size,
+        "gradient_accumulation_steps": one.gradient_accumulation_steps,
+        "data_parallel": one.data_parallel,
+        "global_batch_size": one.global_batch_size,
+        "peak_allocated_bytes": one.estimate.peak_allocated_bytes,
+        "peak_reserved_bytes": one.estimate.peak_reserved_bytes,
+        "device_total_bytes": one.estimate.device_total_bytes,
+        "headroom_bytes": one.estimate.headroom_bytes,
+        "fits": one.estimate.fits,
+        "relative_step_time": round(one.relative_step_time, 4),
+        "micro_steps": one.micro_steps,
+        "optimizer_updates": one.optimizer_updates,
+        "relative_run_time": None if one.relative_run_time is None else round(one.relative_run_time, 4),
+    }
+
+
+def search(one: Search, run: Run) -> dict[str, Any]:
+    """`vramplan suggest --json`."""
+    return {
+        "model": one.model,
+        "card": one.card.name,
+        "num_gpus": one.job.num_gpus,
+        "global_batch_size": one.global_batch_size,
+        "plans": [plan(each) for each in one.plans],
+        "recommended": plan(one.recommended) if one.recommended else None,
+        "max_micro_batch_size": one.max_micro_batch_size,
+        "rejected": [
+            {
+                "micro_batch_size": each.micro_batch_size,
+                "gradient_accumulation_steps": each.gradient_accumulation_steps,
+                "reason": each.reason,
+                "device_total_bytes": each.device_total_bytes,
+            }
+            for each in one.rejected
+        ],
+        "advice": [
+            {
+                "change": each.change,
+                "why": each.why,
+                "cost": each.cost,
+                "saved_bytes": each.saved_bytes,
+                "fits": each.fits,
+                "micro_batch_size": each.micro_batch_size,
+                "device_total_bytes": each.device_total_bytes,
+            }
+            for each in one.advice
+        ],
+        "warnings": list(one.warnings),
+        "learning_rate": one.learning_rate,
+        "samples": run.samples,
+        "epochs": run.epochs if run.samples is not None else None,
+        "capacity_bytes": one.smallest.capacity_bytes,
+        "estimate": estimate(one.recommended.estimate if one.recommended else one.smallest),
+        "assumptions": list(one.smallest.assumptions),
+        "notes": list(one.smallest.notes),
+    }
+
+
+def model(spec: ModelSpec) -> dict[str, Any]:
+    """One entry of `vramplan models --json`."""
+    return spec.model_dump(mode="json")
+
+
+def card(one: Card) -> dict[str, Any]:
+    """One entry of `vramplan gpus --json`."""
+    return one.model_dump(mode="json")

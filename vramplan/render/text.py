@@ -1,0 +1,310 @@
+"""Tables and bars for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from vramplan.card import Card
+from vramplan.estimate import Estimate, Term
+from vramplan.plan import Advice, Plan, Run, Search
+from vramplan.spec import ModelSpec
+from vramplan.units import GiB, format_bytes, format_count
+
+WIDTH = 80
+BAR = 22
+CATEGORIES = {
+    "parameter": ("weights", "blue"),
+    "gradient": ("gradients", "cyan"),
+    "optimizer_state": ("optimizer states", "magenta"),
+    "activation": ("activations", "green"),
+    "logits": ("logits", "yellow"),
+    "temporary": ("temporaries", "bright_black"),
+    "communication": ("communication", "bright_blue"),
+    "context": ("CUDA context, NCCL", "red"),
+    "reserved_unused": ("cached, unused", "white"),
+}
+"""How each category of memory is called and coloured."""
+
+
+def console(width: int | None = None) -> Console:
+    """A console no wider than 80 columns where its output is not a terminal."""
+    plain = Console(highlight=False)
+    return Console(highlight=False, width=width or (plain.width if plain.is_terminal else WIDTH), soft_wrap=False)
+
+
+def gib(num_bytes: int) -> str:
+    """GiB with one digit; a need never rounds down."""
+    return f"{-(-num_bytes * 10 // GiB) / 10:.1f}"
+
+
+def free_gib(num_bytes: int) -> str:
+    """GiB with one digit, rounded down: free space is never overstated."""
+    return f"{num_bytes * 10 // GiB / 10:.1f}"
+
+
+def bar(used: int, capacity: int, width: int = BAR) -> Text:
+    """How full a card is."""
+    share = used / capacity
+    filled = min(width, round(share * width))
+    colour = "red" if share > 1 else "yellow" if share > 0.92 else "green"
+    return Text("█" * filled, style=colour) + Text("░" * (width - filled), style="bright_black")
+
+
+def _grid(*justify: str) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for side in justify:
+        table.add_column(justify=side, no_wrap=side != "left")  # type: ignore[arg-type]
+    return table
+
+
+# -- suggest -----------------------------------------------------------------------------------------------------------
+
+
+def search(one: Search, run: Run) -> RenderableType:
+    """`vramplan suggest`."""
+    shown: list[RenderableType] = [heading(one.smallest, one.card, one.job.num_gpus), Text("")]
+    if one.plans:
+        shown += [plan_table(one), Text(""), recommendation(one), Text("")]
+        assert one.recommended is not None
+        shown += [breakdown(one.recommended.estimate), Text("")]
+    else:
+        shown += [
+            Text("Nothing fits: ", style="bold red")
+            + Text(f"even micro-batch {one.smallest.micro_batch_size} needs {gib(one.smallest.device_total_bytes)} of ")
+            + Text(f"{free_gib(one.smallest.capacity_bytes)} GiB."),
+            Text(""),
+            breakdown(one.smallest),
+            Text(""),
+        ]
+    if run.samples is not None and one.recommended is not None:
+        shown += [schedule(one.recommended, run), Text("")]
+    if one.advice:
+        shown += [advice_table(one.advice, one.recommended is None, one.smallest.capacity_bytes), Text("")]
+    shown += [Text(f"Warning: {warning}", style="yellow") for warning in one.warnings]
+    shown += footer(one.smallest)
+    return Group(*shown)
+
+
+def heading(one: Estimate, card: Card, num_gpus: int) -> Text:
+    """What is trained on what."""
+    cards = f"{num_gpus} x {card.title}" if num_gpus > 1 else card.title
+    trained = "all train" if one.num_trainable_parameters == one.num_parameters else (
+        f"{format_count(one.num_trainable_parameters)} train"
+    )
+    text = Text(one.model, style="bold")
+    text.append(f"  {format_count(one.num_parameters)} parameters, {trained}\n", style="not bold")
+    held = f", {format_bytes(card.held_bytes)} held by others" if card.held_bytes else ""
+    text.append(f"{cards}  {free_gib(one.capacity_bytes)} GiB for this process{held}", style="not bold")
+    return text
+
+
+def plan_table(one: Search) -> Table:
+    """Every pair, fastest first, then those that do not fit."""
+    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
+    for name in ("", "micro", "accum.", "cards"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("memory on each card", no_wrap=True)
+    for name in ("GiB", "free", "step time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for plan in one.plans:
+        best = plan is one.recommended
+        need, room = plan.estimate.device_total_bytes, plan.estimate.headroom_bytes
+        cells = (plan.micro_batch_size, plan.gradient_accumulation_steps, plan.data_parallel)
+        table.add_row(
+            ">" if best else "",
+            *(str(cell) for cell in cells),
+            bar(need, plan.estimate.capacity_bytes),
+            gib(need),
+            free_gib(room),
+            f"{plan.relative_step_time:.2f} x",
+            style="bold" if best else "",
+        )
+    for rejected in one.rejected:
+        need_bytes = rejected.device_total_bytes
+        table.add_row(
+            "",
+            str(rejected.micro_batch_size),
+            str(rejected.gradient_accumulation_steps),
+            str(one.job.num_gpus),
+            Text("does not fit" if need_bytes else "larger still", style="red"),
+            gib(need_bytes) if need_bytes else "",
+            "",
+            "",
+            style="dim",
+        )
+    return table
+
+
+def recommendation(one: Search) -> Text:
+    """The pair to use, in the framework's words."""
+    plan = one.recommended
+    assert plan is not None
+    text = Text("Use ")
+    text.append(
+        f"per_device_train_batch_size {plan.micro_batch_size}, "
+        f"gradient_accumulation_steps {plan.gradient_accumulation_steps}",
+        style="bold",
+    )
+    text.append(f"\nGlobal batch {plan.data_parallel} x {plan.micro_batch_size} x {plan.gradient_accumulation_steps}")
+    text.append(f" = {plan.global_batch_size}; the largest micro-batch that fits at all is {one.max_micro_batch_size}.")
+    if one.learning_rate is not None:
+        text.append(f"\nLearning rate for this batch: {one.learning_rate:.3g}")
+    return text
+
+
+def schedule(plan: Plan, run: Run) -> Text:
+    """How many steps a whole run takes."""
+    return Text(
+        f"{run.samples} samples, {run.epochs:g} epochs: {plan.micro_steps} micro-steps per card, about"
+        f" {plan.optimizer_updates} optimizer updates"
+        + (
+            f" ({plan.relative_run_time:.2f} x the shortest plan's time)"
+            if plan.relative_run_time is not None and plan.relative_run_time > 1.005
+            else ""
+        )
+    )
+
+
+def advice_table(advice: Sequence[Advice], nothing_fits: bool, capacity: int) -> Table:
+    """What would help, cheapest first."""
+    title = "What would help" if nothing_fits else "For free: twice the micro-batch would fit with"
+    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False, title=title, title_justify="left")
+    table.title_style = "bold"
+    table.add_column("change")
+    table.add_column("saves GiB", justify="right", no_wrap=True)
+    table.add_column("then GiB", justify="right", no_wrap=True)
+    table.add_column("fits", no_wrap=True)
+    table.add_column("costs")
+    for one in advice:
+        saves = free_gib(one.saved_bytes) if one.saved_bytes > 0 else "-"
+        fits = Text("yes", style="green") if one.fits else Text("no", style="red")
+        table.add_row(one.change, saves, gib(one.device_total_bytes), fits, Text(one.cost, style="dim"))
+    return table
+
+
+# -- estimate ----------------------------------------------------------------------------------------------------------
+
+
+def estimate(one: Estimate, card: Card, num_gpus: int, explain: bool = False) -> RenderableType:
+    """`vramplan estimate`."""
+    verdict = Text("fits", style="bold green") if one.fits else Text("does not fit", style="bold red")
+    room = (
+        f", {free_gib(one.headroom_bytes)} GiB free"
+        if one.fits and one.headroom_bytes >= 0
+        else f", {gib(-one.headroom_bytes)} GiB too much"
+        if one.headroom_bytes < 0
+        else ", for want of a free stretch large enough"
+    )
+    batch = Text(f"micro-batch {one.micro_batch_size}, accumulation {one.gradient_accumulation_steps}: ") + verdict
+    batch.append(f"{room}")
+    totals = _grid("left", "right", "left")
+    totals.add_row("allocated", gib(one.peak_allocated_bytes), Text("torch.cuda.max_memory_allocated", style="dim"))
+    totals.add_row("reserved", gib(one.peak_reserved_bytes), Text("torch.cuda.max_memory_reserved", style="dim"))
+    totals.add_row("on the card", gib(one.device_total_bytes), Text("nvidia-smi, this process", style="dim"))
+    shown: list[RenderableType] = [heading(one, card, num_gpus), Text(""), batch, Text("")]
+    shown += [totals, Text(""), breakdown(one), Text(""), phases(one), Text("")]
+    if explain:
+        shown += [terms(one.terms), Text("")]
+    return Group(*shown, *footer(one))
+
+
+def breakdown(one: Estimate) -> Table:
+    """The card's memory by category, as bars against the whole card."""
+    table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=False, title_justify="left")
+    table.title = f"Where it goes, GiB (peak in {one.peak_phase}, micro-batch {one.micro_batch_size})"
+    table.title_style = "bold"
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    totals = one.by_category()
+    scale = max(one.capacity_bytes, one.device_total_bytes)
+    for category, (name, colour) in CATEGORIES.items():
+        size = totals.get(category, 0)
+        if size:
+            length = round(size / scale * 48)
+            table.add_row(name, f"{size / GiB:.2f}", Text("█" * length or "▏", style=colour))
+    table.add_row(Text("total", style="bold"), Text(f"{one.device_total_bytes / GiB:.2f}", style="bold"), "")
+    return table
+
+
+def phases(one: Estimate) -> Text:
+    """Allocated peak of each phase."""
+    names = {"loaded": "loaded", "forward": "forward", "backward": "backward", "optimizer": "optimizer", "eval": "eval"}
+    parts = [f"{names[name]} {gib(size)}" for name, size in one.phases.items()]
+    return Text("Allocated peak by phase, GiB: ", style="bold") + Text("  ".join(parts), style="not bold")
+
+
+def terms(all_terms: Iterable[Term]) -> Table:
+    """Every term down to tensors."""
+    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
+    table.add_column("MiB", justify="right", no_wrap=True)
+    table.add_column("n", justify="right", no_wrap=True)
+    table.add_column("what")
+    table.add_column("each")
+    for category, (name, colour) in CATEGORIES.items():
+        mine = [term for term in all_terms if term.category == category and term.num_bytes]
+        if not mine:
+            continue
+        total = sum(term.num_bytes for term in mine)
+        table.add_row(f"{total / (1 << 20):,.1f}", "", Text(name, style=f"bold {colour}"), "")
+        for term in mine:
+            count = str(term.count) if term.count > 1 else ""
+            table.add_row(f"{term.num_bytes / (1 << 20):,.1f}", count, term.label, Text(term.formula, style="dim"))
+    return table
+
+
+def footer(one: Estimate) -> list[RenderableType]:
+    """Notes, and what the answer takes for granted."""
+    notes: list[RenderableType] = [Text(f"Note: {note}", style="yellow") for note in one.notes]
+    return [*notes, Text("Assumes: " + "; ".join(one.assumptions) + ".", style="dim")]
+
+
+# -- lists -------------------------------------------------------------------------------------------------------------
+
+
+def models(specs: Sequence[ModelSpec]) -> Table:
+    """`vramplan models`."""
+    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
+    table.add_column("model")
+    table.add_column("parameters", justify="right", no_wrap=True)
+    table.add_column("architecture", no_wrap=True)
+    table.add_column("also")
+    for spec in specs:
+        count = format_count(spec.num_parameters) if spec.num_parameters else ""
+        also = ", ".join(alias.rpartition("/")[2] for alias in spec.aliases)
+        table.add_row(spec.name, count, spec.model_type, Text(also, style="dim"))
+    return table
+
+
+def cards(all_cards: Sequence[Card]) -> Table:
+    """`vramplan gpus`."""
+    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("card", no_wrap=True, max_width=27, overflow="ellipsis")
+    for name in ("CUDA GiB", "GB/s", "bf16 TFLOP/s", "cc"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for card in all_cards:
+        bf16 = card.flops_per_second.get("bf16")
+        table.add_row(
+            card.name,
+            card.title,
+            free_gib(card.cuda_total_bytes),
+            f"{card.bandwidth_bytes_per_second / 1e9:,.0f}",
+            f"{bf16 / 1e12:,.0f}" if bf16 else "-",
+            card.compute_capability or "-",
+        )
+    return table
+
+
+def print_all(*shown: RenderableType) -> None:
+    """Print to standard output."""
+    out = console()
+    for one in shown:
+        out.print(one)
+
+
+__all__ = ["cards", "estimate", "models", "print_all", "search"]
