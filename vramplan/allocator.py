@@ -70,13 +70,6 @@ class Pool:
         self.keys: list[int] = []  # size << 64 | address, sorted
         self.blocks: dict[int, Block] = {}
 
-    def insert(self, block: Block) -> None:
-        """Put a block in, marking it free."""
-        block.free = True
-        key = block.size << 64 | block.address
-        insort(self.keys, key)
-        self.blocks[key] = block
-
     def remove(self, block: Block) -> None:
         """Take a block out."""
         block.free = False
@@ -101,6 +94,7 @@ class CachingAllocator:
         self.peak_reserved = 0
         self.num_retries = 0
         self.small, self.large = Pool(), Pool()
+        self._takes_any = self.settings.max_split_size == _NEVER or self.settings.expandable_segments
         self._next_address = 0
         self._expandable: dict[bool, Block | None] = {True: None, False: None}  # last block of each growing segment
 
@@ -116,9 +110,10 @@ class CachingAllocator:
             size = MIN_BLOCK
         small = size <= SMALL_SIZE
         pool = self.small if small else self.large
-        index = bisect_left(pool.keys, size << 64)
-        if index < len(pool.keys) and self._may_take(size, pool.keys[index] >> 64):
-            block = pool.blocks.pop(pool.keys.pop(index))
+        keys = pool.keys
+        index = bisect_left(keys, size << 64)
+        if index < len(keys) and (self._takes_any or self._may_take(size, keys[index] >> 64)):
+            block = pool.blocks.pop(keys.pop(index))
             block.free = False
         elif settings.expandable_segments:
             block = self._grow(size, small, pool)
@@ -126,9 +121,9 @@ class CachingAllocator:
             block = self._new_segment(size, small)
         remaining = block.size - size
         if remaining and (
-            remaining > SMALL_SIZE and size < settings.max_split_size
-            if not (small or settings.expandable_segments)
-            else remaining >= MIN_BLOCK
+            remaining >= MIN_BLOCK
+            if small or settings.expandable_segments
+            else remaining > SMALL_SIZE and size < settings.max_split_size
         ):  # should_split
             rest = Block(block.address + size, remaining, small, block)
             rest.after = after = block.after
@@ -137,19 +132,24 @@ class CachingAllocator:
             block.after, block.size = rest, size
             if self._expandable[small] is block:
                 self._expandable[small] = rest
-            pool.insert(rest)
-        self.allocated += block.size
-        if self.allocated > self.peak_allocated:
-            self.peak_allocated = self.allocated
+            rest.free = True
+            key = remaining << 64 | rest.address
+            insort(keys, key)
+            pool.blocks[key] = rest
+        allocated = self.allocated = self.allocated + block.size
+        if allocated > self.peak_allocated:
+            self.peak_allocated = allocated
         return block
 
     def free(self, block: Block) -> None:
         """Give a block back; it merges with free neighbours of its segment."""
         self.allocated -= block.size
         pool = self.small if block.small else self.large
+        keys, blocks = pool.keys, pool.blocks
         before, after = block.before, block.after
         if before is not None and before.free:
-            pool.remove(before)
+            key = before.size << 64 | before.address
+            del keys[bisect_left(keys, key)], blocks[key]
             before.size += block.size
             before.after = after
             if after is not None:
@@ -158,14 +158,18 @@ class CachingAllocator:
                 self._expandable[block.small] = before
             block = before
         if after is not None and after.free:
-            pool.remove(after)
+            key = after.size << 64 | after.address
+            del keys[bisect_left(keys, key)], blocks[key]
             block.size += after.size
-            block.after = after.after
-            if after.after is not None:
-                after.after.before = block
+            block.after = beyond = after.after
+            if beyond is not None:
+                beyond.before = block
             if self._expandable[block.small] is after:
                 self._expandable[block.small] = block
-        pool.insert(block)
+        block.free = True
+        key = block.size << 64 | block.address
+        insort(keys, key)
+        blocks[key] = block
 
     def round_size(self, num_bytes: int) -> int:
         """Bytes that a request counts for (round_size, roundup_power2_next_division)."""
@@ -187,8 +191,6 @@ class CachingAllocator:
     def _may_take(self, size: int, found: int) -> bool:
         """Whether the best fit is acceptable (get_free_block); no second candidate is tried."""
         limit = self.settings.max_split_size
-        if limit == _NEVER or self.settings.expandable_segments:
-            return True
         if size < limit:
             return found < limit
         return found < size + self.settings.max_non_split_rounding

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vramplan.card import Card
 from vramplan.catalog import all_cards
 from vramplan.job import Job
-from vramplan.plan import Lever
+from vramplan.plan import FREE, Lever
 from vramplan.spec import ModelSpec
 
 
@@ -20,17 +20,17 @@ def levers(spec: ModelSpec, job: Job, card: Card) -> list[Lever]:
         lever(
             "--optimizer adamw_torch_fused",
             "the fused kernel needs no temporary copy of the weights",
-            "free",
+            FREE,
             optimizer="adamw_torch_fused",
         )
     if job.loss == "standard":
-        lever("--loss liger", "logits never exist as a whole, nor in fp32", "free", loss="liger")
+        lever("--loss liger", "logits never exist as a whole, nor in fp32", FREE, loss="liger")
     if job.batches == "padded":
-        lever("--batches unpadded", "packing or length grouping needs no mask", "free", batches="unpadded")
+        lever("--batches unpadded", "packing or length grouping needs no mask", FREE, batches="unpadded")
     if job.method == "lora" and job.lora_dropout > 0:
-        lever("--lora-dropout 0", "dropout keeps a mask and a copy of every adapter's input", "free", lora_dropout=0.0)
+        lever("--lora-dropout 0", "dropout keeps a mask and a copy of every adapter's input", FREE, lora_dropout=0.0)
     if job.attention == "eager":
-        lever("--attention sdpa", "scores of all pairs of tokens are never stored", "free", attention="sdpa")
+        lever("--attention sdpa", "scores of all pairs of tokens are never stored", FREE, attention="sdpa")
     if job.dtype == "fp32" and card.supports("bf16"):
         lever("--dtype bf16 --autocast bf16", "half the bytes of weights and states", "accuracy", dtype="bf16", autocast="bf16")
     if job.checkpointing == "none":

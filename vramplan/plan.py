@@ -5,7 +5,7 @@ The estimator is passed in, so that any of the three sources can drive it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isqrt
 from typing import Any
@@ -21,6 +21,8 @@ Estimator = Callable[[ModelSpec, Job, Card], Estimate]
 
 MANY_STEPS = 64
 """Accumulation beyond this draws a warning."""
+FREE = "free"
+"""The cost of a lever that costs nothing."""
 WORTH_IT = 0.02
 """A plan that is faster by less than this share is not preferred to one that leaves more memory free."""
 
@@ -151,6 +153,11 @@ class _Tried:
             self.known[key] = self.estimate(self.spec, job, self.card)
         return self.known[key]
 
+    def changed(self, lever: Lever, micro: int, accumulates: bool) -> Estimate:
+        """The estimate with a lever pulled."""
+        update = {"micro_batch_size": micro, "gradient_accumulation_steps": 2 if accumulates else 1, **lever.update}
+        return self.estimate(self.spec, self.job.model_copy(update=update), lever.card or self.card)
+
 
 def search(
     spec: ModelSpec,
@@ -177,7 +184,7 @@ def search(
     recommended = _recommend(plans)
     warnings = _warnings(recommended)
     smallest = tried(wanted[0][0], wanted[0][1] > 1)
-    advice = _advise(spec, job, card, estimate, recommended, smallest, levers)
+    advice = _advise(tried, recommended, smallest, levers(spec, job, card) if levers else [])
     return Search(
         model=spec.name,
         card=card,
@@ -320,36 +327,24 @@ class Lever:
 
 
 def _advise(
-    spec: ModelSpec,
-    job: Job,
-    card: Card,
-    estimate: Estimator,
-    recommended: Plan | None,
-    smallest: Estimate,
-    levers: Callable[[ModelSpec, Job, Card], list[Lever]] | None,
+    tried: _Tried, recommended: Plan | None, smallest: Estimate, levers: Sequence[Lever]
 ) -> list[Advice]:
-    """Where nothing fits: whatever saves memory, and whether it then fits. Else: cheap levers that double the batch."""
-    if levers is None:
-        return []
+    """Where nothing fits: whatever saves memory, and whether it then fits. Else: what doubles the batch for nothing."""
     if recommended is None:
         micro, steps, reference = smallest.micro_batch_size, smallest.gradient_accumulation_steps, smallest
-    elif recommended.gradient_accumulation_steps > 1:
-        micro, steps = 2 * recommended.micro_batch_size, 2 if recommended.gradient_accumulation_steps > 2 else 1
-        reference = None
     else:
-        return []
-    found = []
-    base = job.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps})
-    if reference is None:
-        reference = estimate(spec, base, card)
+        levers = [lever for lever in levers if lever.cost == FREE]
+        micro, steps = 2 * recommended.micro_batch_size, recommended.gradient_accumulation_steps // 2
+        if not steps or not levers:
+            return []
+        reference = tried(micro, steps > 1)
         if reference.fits:
             return []
-    for lever in levers(spec, job, card):
-        if recommended is not None and lever.cost != "free":
-            continue
+    found = []
+    for lever in levers:
         try:
-            one = estimate(spec, base.model_copy(update=lever.update), lever.card or card)
-        except VramplanError:
+            one = tried.changed(lever, micro, steps > 1)
+        except VramplanError:  # a lever that this model or card does not have
             continue
         saved = reference.device_total_bytes - one.device_total_bytes
         if (lever.card is None and saved <= 0) or (recommended is not None and not one.fits):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from vramplan.units import round_up
@@ -37,11 +37,11 @@ class Storage:
     """Shape and dtype, such as ``1 x 2048 x 3584 bf16``."""
     in_kernel: bool = False
     """Taken by a kernel or library itself, not by a tensor of the framework."""
+    rounded_bytes: int = field(init=False)
+    """Bytes as the caching allocator counts them."""
 
-    @property
-    def rounded_bytes(self) -> int:
-        """Bytes as the caching allocator counts them."""
-        return round_up(self.num_bytes, BLOCK_BYTES)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rounded_bytes", round_up(self.num_bytes, BLOCK_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +62,14 @@ class Timeline:
 
     def sizes(self, with_kernels: bool = True) -> list[int]:
         """Rounded bytes of every storage; `with_kernels` False leaves out what kernels take for themselves."""
-        unique = {
-            id(storage): (0 if storage.in_kernel and not with_kernels else storage.rounded_bytes)
-            for storage in set_by_identity(self.storages)
-        }
-        return [unique[id(storage)] for storage in self.storages]
+        if with_kernels:
+            return [storage.rounded_bytes for storage in self.storages]
+        return [0 if storage.in_kernel else storage.rounded_bytes for storage in self.storages]
 
     def live_bytes(self, with_kernels: bool = True) -> list[int]:
         """Bytes alive after each event."""
         sizes = self.sizes(with_kernels)
-        return list(accumulate(sizes[event] if event >= 0 else -sizes[~event] for event in self.events))
+        return list(accumulate([sizes[event] if event >= 0 else -sizes[~event] for event in self.events]))
 
     def phase_peaks(self, levels: Sequence[int]) -> dict[str, int]:
         """The highest of `levels` (one per event) within each phase; a phase that comes twice counts once."""
@@ -93,7 +91,3 @@ class Timeline:
                 del live[~event]
         return [self.storages[number] for number in live]
 
-
-def set_by_identity(storages: Sequence[Storage]) -> list[Storage]:
-    """Each distinct object of `storages` once (equal ones need not be merged)."""
-    return list({id(storage): storage for storage in storages}.values())

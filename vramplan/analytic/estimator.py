@@ -9,7 +9,7 @@ from vramplan.analytic.families import family_of
 from vramplan.analytic.overheads import CUDA_CONTEXT_BYTES, NCCL_BYTES
 from vramplan.analytic.play import Setting
 from vramplan.analytic.roofline import flops, optimizer_seconds, seconds
-from vramplan.analytic.step import Step, count_parameters
+from vramplan.analytic.step import Step
 from vramplan.analytic.support import check_adapters, check_job, check_model
 from vramplan.analytic.unfold import Fold, fold
 from vramplan.card import Card
@@ -40,18 +40,19 @@ def estimate(spec: ModelSpec, job: Job, card: Card) -> Estimate:
         VramplanError: for whatever cannot run or is not modelled.
     """
     setting, plan, notes = prepare(spec, job, card)
-    num_parameters, num_trainable, widths = count_parameters(setting, plan)
     step = Step(setting, plan, card)
-    check_adapters(job, widths, linear_names(step))
+    check_adapters(job, step.widths, linear_names(step))
     timeline = step.timeline
     outside = outside_terms(job)
     capacity = card.cuda_total_bytes - card.held_bytes
     available = capacity - sum(term.num_bytes for term in outside)
-    sizes = timeline.sizes()
+    sizes, peak_tensor_bytes = timeline.sizes(), max(timeline.live_bytes(with_kernels=False))
     settings = AllocatorSettings(expandable_segments=job.expandable_segments)
-    run = replay(timeline.events, sizes, available, settings)
-    fits = not run.out_of_memory
-    if not fits:
+    fits, run = peak_tensor_bytes <= available, None
+    if fits:
+        run = replay(timeline.events, sizes, available, settings)
+        fits = not run.out_of_memory
+    if run is None or run.out_of_memory:  # what it would need on a card without limit
         run = replay(timeline.events, sizes, settings=settings)
     peak_index = max(range(len(run.allocated)), key=run.allocated.__getitem__)
     phases = timeline.phase_peaks(run.allocated)
@@ -67,7 +68,7 @@ def estimate(spec: ModelSpec, job: Job, card: Card) -> Estimate:
         card=card.name,
         micro_batch_size=job.micro_batch_size,
         gradient_accumulation_steps=job.gradient_accumulation_steps,
-        peak_tensor_bytes=max(timeline.live_bytes(with_kernels=False)),
+        peak_tensor_bytes=peak_tensor_bytes,
         peak_allocated_bytes=run.peak_allocated_bytes,
         peak_reserved_bytes=run.peak_reserved_bytes,
         device_total_bytes=device_total,
@@ -76,8 +77,8 @@ def estimate(spec: ModelSpec, job: Job, card: Card) -> Estimate:
         phases={name: phases[name] for name in ("loaded", "forward", "backward", "optimizer", "eval")},
         peak_phase=phase_at(timeline, peak_index),
         terms=(*peak_terms(timeline.live_at(peak_index), run), *outside),
-        num_parameters=num_parameters,
-        num_trainable_parameters=num_trainable,
+        num_parameters=step.num_parameters,
+        num_trainable_parameters=sum(weight.num_elements for weight in step.trained),
         assumptions=assumptions(job, card),
         notes=tuple(notes),
         micro_step_seconds=micro_seconds,

@@ -53,7 +53,7 @@ def declare(setting: Setting) -> Net:
     return net
 
 
-def play(setting: Setting, micro_steps: int) -> Tape:
+def play(setting: Setting, micro_steps: int) -> Net:
     """Forward and backward of `micro_steps` micro-batches.
 
     Phases are named ``forward.N`` and ``backward.N``; gradients stay on the parameters from one to the next. What the
@@ -75,7 +75,7 @@ def play(setting: Setting, micro_steps: int) -> Tape:
     tape.enter("end", None)
     held.clear()
     tape.sections.append(Section("over", None, len(tape.events), len(tape.storages), len(tape.kernels)))
-    return tape
+    return net
 
 
 def play_evaluation(setting: Setting) -> Tape:

@@ -35,17 +35,10 @@ class Recorder:
         """Free several, in order."""
         self.events.extend(~number for number in numbers)
 
-    def mark(self, phase: str, first_event: int) -> None:
-        """From `first_event` on it is `phase`."""
-        if self.marks[-1].phase != phase:
-            self.marks.append(Mark(phase, first_event))
-
-    def splice(self, storages: Sequence[Storage], events: Sequence[int]) -> int:
-        """Append a recorded stretch that numbers its own storages from 0; returns what its 0 became."""
-        offset = len(self.storages)
+    def splice(self, storages: Sequence[Storage]) -> int:
+        """Take in the storages of a recorded stretch, which numbers them from 0; returns what its 0 became."""
         self.storages.extend(storages)
-        self.extend(events, offset)
-        return offset
+        return len(self.storages) - len(storages)
 
     def extend(self, events: Sequence[int], offset: int) -> None:
         """Append events whose storages are numbered from `offset`."""

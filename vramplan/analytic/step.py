@@ -80,7 +80,8 @@ class Step:
         self.job = setting.job
         with no_cycle_collection():
             self.micro_steps = min(2, self.job.gradient_accumulation_steps)
-            self.tape = play(setting, self.micro_steps)
+            net = play(setting, self.micro_steps)
+            self.tape, self.widths = net.tape, net.widths
             self.played = unfold(self.tape, plan, brief)
             self.storages = self._described(self.tape, self.played)
 
@@ -96,6 +97,11 @@ class Step:
     def placed(self) -> list[Placed]:
         """The whole model's parameters."""
         return weights_of(self.tape, self.plan)
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Distinct parameters, adapters included."""
+        return sum(one.parameter.num_elements for one in self.placed)
 
     @cached_property
     def trained(self) -> list[Weight]:
@@ -138,33 +144,43 @@ class Step:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """Loading and two optimizer steps."""
+        """Loading and two optimizer steps.
+
+        With accumulation the second step is one of its later micro-steps: the gradients of the first stay, as they do
+        when a step's first micro-batch is through.
+        """
         record = Recorder()
         self._load(record)
-        workspace = cublas_workspace(self.card)
         marks = self.played.marks
-        (first_phase, _), (last_phase, end) = marks[0], marks[-1]
-        assert last_phase == "end"
-        body, dropped_later = self.played.events[:end], self.played.events[end:]
-        forward_end = marks[1][1]
-        waiting: list[int] = []
+        micro_steps = [number for number, (phase, _) in enumerate(marks) if phase.startswith("forward")]
+        waiting: list[int] = []  # events that a plain loop puts off until after its next forward
+        grads: list[int] = []
+        offset: int | None = None
         for number in range(2):
             record.enter("forward")
-            if number == 0:
-                record.allocate(workspace)  # the forward thread's and the backward thread's
-                record.allocate(workspace)
-            start = len(record.events)
-            offset = record.splice(self.storages, body[:forward_end])
+            if number == 0:  # one for the forward thread, one for the backward thread
+                record.allocate(cublas_workspace(self.card))
+                record.allocate(cublas_workspace(self.card))
+            index = micro_steps[min(number, len(micro_steps) - 1)]
+            (_, begin), (_, middle), (_, end) = marks[index : index + 3]
+            if offset is None or len(micro_steps) == 1:
+                offset = record.splice(self.storages)
+            record.extend(self.played.events[begin:middle], offset)
             record.events.extend(waiting)
-            record.extend(body[forward_end:], offset)
-            for name, first in marks[1:-1]:
-                record.mark(name.partition(".")[0], start + len(waiting) + first)
-            waiting = [event - offset for event in dropped_later]
-            if self.job.loop == "trainer":
-                record.events.extend(waiting)
-                waiting = []
+            record.enter("backward")
+            record.extend(self.played.events[middle:end], offset)
+            waiting = []
+            if index == micro_steps[-1]:
+                dropped = self.played.events[marks[-1][1] :]
+                if self.job.loop == "trainer":
+                    record.extend(dropped, offset)
+                else:
+                    waiting = [event + offset if event >= 0 else event - offset for event in dropped]
+            if not grads or len(micro_steps) == 1:
+                grads = [offset + place for place in self.gradients]
             self._optimize(record, first=number == 0)
-            record.free_all(offset + place for place in self.gradients)
+            if number or len(micro_steps) == 1:
+                record.free_all(grads)
         record.events.extend(waiting)
         return record.timeline()
 
@@ -199,9 +215,6 @@ class Step:
         return first, further
 
 
-def count_parameters(setting: Setting, plan: Fold) -> tuple[int, int, dict[str, int]]:
-    """All and trained parameters of the whole model, and the narrow side of each adapted layer."""
-    net = declare(setting)
-    placed = weights_of(net.tape, plan)
-    total = sum(one.parameter.num_elements for one in placed)
-    return total, sum(one.parameter.num_elements for one in placed if one.parameter.trains), net.widths
+def count_parameters(setting: Setting, plan: Fold) -> int:
+    """Distinct parameters of the whole model."""
+    return sum(one.parameter.num_elements for one in weights_of(declare(setting).tape, plan))
