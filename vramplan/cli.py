@@ -18,7 +18,7 @@ from vramplan.errors import ConfigError, VramplanError
 app = typer.Typer(
     name="vramplan",
     help="What a training run needs of a GPU, before it runs.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -264,21 +264,33 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def main() -> None:
     """Run the command line; a user's mistake is one line on standard error and exit code 2."""
     try:
-        app(standalone_mode=True)
+        code = app(standalone_mode=False)
     except VramplanError as error:
-        print(f"vramplan: {error}", file=sys.stderr)
-        sys.exit(2)
-    except BrokenPipeError:
-        sys.stderr.close()
+        _fail(str(error))
+    except BrokenPipeError:  # the reader went away: nothing is left to say, not even at exit
+        sys.stdout = None  # type: ignore[assignment]
         sys.exit(0)
+    except Exception as error:
+        message = getattr(error, "format_message", None)  # typer's own usage errors
+        if message is None:
+            raise
+        _fail(f"{message().rstrip('.')}; see `vramplan {' '.join(sys.argv[1:2])} --help`".replace("\n", " "))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(line: str) -> None:
+    print(f"vramplan: {line}", file=sys.stderr)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ class Estimate:
     job: Job
     """The job this answers."""
     num_parameters: int
+    """Distinct parameters of the model itself, adapters left out."""
     num_trainable_parameters: int
     assumptions: tuple[str, ...]
     notes: tuple[str, ...] = ()

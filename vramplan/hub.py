@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from vramplan.catalog import find_model, known_model_names
-from vramplan.errors import HubError, SpecError, UnknownNameError
+from vramplan.errors import HubError, SpecError, UnknownNameError, nearest_names
 from vramplan.spec import ModelSpec
 
 TIMEOUT_SECONDS = 10.0
@@ -186,31 +186,36 @@ def _count_on_hub(repo: str, snapshot: Path) -> int | None:
     return sum(metadata.parameter_count.values()) or None
 
 
-def _explained(repo: str, error: Exception) -> Exception:
+def _explained(repo: str, error: Exception) -> HubError:
     """The client's error as one line that says what to do."""
     from huggingface_hub import errors
 
     cause = error.__cause__ or error
-    response = getattr(cause, "response", None)
-    status = getattr(response, "status_code", None)
+    status = getattr(getattr(cause, "response", None), "status_code", None)
     if isinstance(error, errors.GatedRepoError):
         return HubError(f"{repo}: gated on the Hub; accept its terms there, then `hf auth login` or set HF_TOKEN")
     if isinstance(error, (errors.RepositoryNotFoundError, errors.HFValidationError)):
-        nearest = UnknownNameError("model", repo, _short_and_long()).nearest
-        hint = f"; did you mean {', '.join(nearest)}?" if nearest else ""
-        return HubError(f"{repo}: no such model on the Hub, or a private one without a token (HF_TOKEN){hint}")
-    if isinstance(error, errors.RevisionNotFoundError):
-        return HubError(f"{repo}: has no main revision on the Hub")
-    if isinstance(error, errors.RemoteEntryNotFoundError):
-        return HubError(f"{repo}: has no config.json on the Hub; is it a transformers model?")
-    if status == 429:
-        return HubError(f"{repo}: the Hub limits the rate of requests; wait, log in, or give a folder")
-    if status is not None:
-        return HubError(f"{repo}: the Hub answered with HTTP {status}; try again, or give a folder or a config.json")
-    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    if offline or "HF_HUB_OFFLINE" in str(cause):
-        return HubError(f"{repo}: not shipped and not in the local cache, and HF_HUB_OFFLINE is set; give a config.json")
-    return HubError(f"{repo}: not shipped, and the Hub cannot be reached ({_short(cause)}); give a folder or config.json")
+        said = "no such model on the Hub, or a private one without a token (HF_TOKEN)"
+    elif isinstance(error, errors.RevisionNotFoundError):
+        said = "has no main revision on the Hub"
+    elif isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
+        said = "has no config.json on the Hub; is it a transformers model?"
+    elif status == 429:
+        said = "the Hub limits the rate of requests; wait, log in, or give a folder"
+    elif status is not None:
+        said = f"the Hub answered with HTTP {status}; try again, or give a folder or a config.json"
+    elif _is_offline():
+        said = "not shipped and not in the local cache, and HF_HUB_OFFLINE is set; give a config.json"
+    else:
+        said = f"not shipped, and the Hub cannot be reached ({_short(cause)}); give a folder or a config.json"
+    nearest = nearest_names(repo, _short_and_long())
+    return HubError(f"{repo}: {said}" + (f"; did you mean {', '.join(nearest)}?" if nearest else ""))
+
+
+def _is_offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 def _short(error: BaseException) -> str:

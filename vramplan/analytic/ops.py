@@ -292,16 +292,20 @@ def split(x: Tensor, *sizes: int) -> list[Tensor]:
     return [Tensor(tape, x.storage, (*x.shape[:-1], size), x.dtype, node, i) for i, size in enumerate(sizes)]
 
 
-def cat(a: Tensor, b: Tensor) -> Tensor:
-    """``torch.cat((a, b), dim=-1)``; the gradients are views of the incoming one."""
+def cat(a: Tensor, b: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
+    """``torch.cat((a, b), dim=-1)``; the gradients are views of the incoming one, summed where `shape` broadcasts."""
     tape = a.tape
-    shapes = [x.shape if x.node is not None else None for x in (a, b)]
+    likes = [x.like if x.node is not None else None for x in (a, b)]
 
     def backward(grad: Tensor) -> Grads:
-        return [None if shape is None else grad.view(*shape) for shape in shapes]
+        part_of = [None if like is None else grad.view(*grad.shape[:-1], like.shape[-1]) for like in likes]
+        return [
+            None if like is None or part is None else _fit(part, like)
+            for part, like in zip(part_of, likes, strict=True)
+        ]
 
     node = tape.node((a, b), backward)
-    shape = (*a.shape[:-1], a.shape[-1] + b.shape[-1])
+    shape = shape or (*a.shape[:-1], a.shape[-1] + b.shape[-1])
     out = _output(node, tape, shape, promote(a.dtype, b.dtype), "concatenation")
     tape.work(0, 2 * out.num_bytes, out.dtype)
     return out
@@ -496,8 +500,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Te
     tape.work(flops, sum(x.num_bytes for x in (q, k, v)) + q.num_bytes, q_dtype)
     out = _output(node, tape, q.shape, q_dtype, "attention output")
     log_sum = tape.empty((batch, heads, length), "fp32", "attention log-sum-exp")
-    state = tape.empty((2,), "int64", "attention random state")
-    tape.save(node, out, log_sum, state)
+    states = [tape.empty(shape, "int64", "attention random state") for shape in ((2,), ())]
+    tape.save(node, out, log_sum, *states)
     return out
 
 

@@ -100,8 +100,8 @@ class Step:
 
     @cached_property
     def num_parameters(self) -> int:
-        """Distinct parameters, adapters included."""
-        return sum(one.parameter.num_elements for one in self.placed)
+        """Distinct parameters of the model itself, adapters left out."""
+        return sum(one.parameter.num_elements for one in self.placed if ".lora_" not in one.parameter.name)
 
     @cached_property
     def trained(self) -> list[Weight]:
@@ -127,6 +127,10 @@ class Step:
                     f"{' x '.join(map(str, parameter.shape))} {parameter.dtype}",
                 )
             record.allocate(storage)
+        rotary = self.setting.family.rotary(self.setting.config)
+        if rotary is not None:  # LlamaRotaryEmbedding: inv_freq and original_inv_freq
+            for _ in range(2):
+                record.allocate(Storage(rotary.dim // 2 * 4, "parameter", "rotary frequencies", "fp32 buffers"))
         if self.job.num_gpus > 1:
             for bucket in ddp_buckets(self.trained):
                 record.allocate(bucket)

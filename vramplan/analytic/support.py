@@ -7,9 +7,13 @@ from collections.abc import Mapping
 from vramplan.analytic.families import Family, family_of
 from vramplan.analytic.optimizers import optimizer_of
 from vramplan.card import Card
-from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError
+from vramplan.errors import ConfigError, SpecError, UnknownNameError, UnsupportedError
 from vramplan.job import Job
 from vramplan.spec import Config, ModelSpec
+
+
+MOST_LAYERS = 4096
+"""No model comes near; a larger number would only cost time and memory."""
 
 
 def check_job(job: Job, card: Card) -> None:
@@ -63,6 +67,8 @@ def check_model(spec: ModelSpec, config: Config, family: Family, job: Job) -> li
         )
     notes = []
     shape = family.shape(config)
+    if shape.layers > MOST_LAYERS:
+        raise SpecError(f"{spec.name}: {shape.layers} layers; more than {MOST_LAYERS} are taken for a slip")
     if shape.positions is not None and job.sequence_length > shape.positions:
         if shape.hard_limit:
             raise ConfigError(

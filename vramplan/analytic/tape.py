@@ -324,7 +324,8 @@ class Tape:
         assert loss.node is not None
         self.in_backward = True
         waiting = _count_dependencies(loss.node)
-        buffers: dict[Node, Grads] = {loss.node: [self.empty((), "fp32", "gradient of the loss")]}
+        seed = self.empty((), "fp32", "gradient of the loss")  # Tensor.backward holds it to the end
+        buffers: dict[Node, Grads] = {loss.node: [seed]}
         ready: list[tuple[int, int, Node]] = [(-loss.node.sequence, 0, loss.node)]
         tie = 0
         while ready:
@@ -354,6 +355,7 @@ class Tape:
                     heapq.heappush(ready, (-target.sequence, tie, target))
             del node, edges, outputs
         self.enter(phase, None)
+        del seed
         self.in_backward = False
 
     def _run(self, node: Node, grads: Grads) -> Grads:

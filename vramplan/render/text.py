@@ -83,7 +83,7 @@ def search(one: Search, run: Run) -> RenderableType:
     if run.samples is not None and one.recommended is not None:
         shown += [schedule(one.recommended, run), Text("")]
     if one.advice:
-        shown += [advice_table(one.advice, one.recommended is None, one.smallest.capacity_bytes), Text("")]
+        shown += [advice_table(one.advice, one.recommended is None, one.advice[0].micro_batch_size), Text("")]
     shown += [Text(f"Warning: {warning}", style="yellow") for warning in one.warnings]
     shown += footer(one.smallest)
     return Group(*shown)
@@ -92,9 +92,8 @@ def search(one: Search, run: Run) -> RenderableType:
 def heading(one: Estimate, card: Card, num_gpus: int) -> Text:
     """What is trained on what."""
     cards = f"{num_gpus} x {card.title}" if num_gpus > 1 else card.title
-    trained = "all train" if one.num_trainable_parameters == one.num_parameters else (
-        f"{format_count(one.num_trainable_parameters)} train"
-    )
+    full = one.job.method == "full"
+    trained = "all train" if full else f"{format_count(one.num_trainable_parameters)} in adapters train"
     text = Text(one.model, style="bold")
     text.append(f"  {format_count(one.num_parameters)} parameters, {trained}\n", style="not bold")
     held = f", {format_bytes(card.held_bytes)} held by others" if card.held_bytes else ""
@@ -169,12 +168,11 @@ def schedule(plan: Plan, run: Run) -> Text:
     )
 
 
-def advice_table(advice: Sequence[Advice], nothing_fits: bool, capacity: int) -> Table:
+def advice_table(advice: Sequence[Advice], nothing_fits: bool, micro_batch_size: int) -> Group:
     """What would help, cheapest first."""
-    title = "What would help" if nothing_fits else "For free: twice the micro-batch would fit with"
-    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False, title=title, title_justify="left")
-    table.title_style = "bold"
-    table.add_column("change")
+    title = "What would help" if nothing_fits else f"Micro-batch {micro_batch_size} would fit, at no cost, with"
+    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
+    table.add_column("change", no_wrap=True)
     table.add_column("saves GiB", justify="right", no_wrap=True)
     table.add_column("then GiB", justify="right", no_wrap=True)
     table.add_column("fits", no_wrap=True)
@@ -183,7 +181,7 @@ def advice_table(advice: Sequence[Advice], nothing_fits: bool, capacity: int) ->
         saves = free_gib(one.saved_bytes) if one.saved_bytes > 0 else "-"
         fits = Text("yes", style="green") if one.fits else Text("no", style="red")
         table.add_row(one.change, saves, gib(one.device_total_bytes), fits, Text(one.cost, style="dim"))
-    return table
+    return Group(Text(title, style="bold"), table)
 
 
 # -- estimate ----------------------------------------------------------------------------------------------------------
@@ -212,11 +210,9 @@ def estimate(one: Estimate, card: Card, num_gpus: int, explain: bool = False) ->
     return Group(*shown, *footer(one))
 
 
-def breakdown(one: Estimate) -> Table:
+def breakdown(one: Estimate) -> Group:
     """The card's memory by category, as bars against the whole card."""
-    table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=False, title_justify="left")
-    table.title = f"Where it goes, GiB (peak in {one.peak_phase}, micro-batch {one.micro_batch_size})"
-    table.title_style = "bold"
+    table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
@@ -225,10 +221,10 @@ def breakdown(one: Estimate) -> Table:
     for category, (name, colour) in CATEGORIES.items():
         size = totals.get(category, 0)
         if size:
-            length = round(size / scale * 48)
-            table.add_row(name, f"{size / GiB:.2f}", Text("█" * length or "▏", style=colour))
+            table.add_row(name, f"{size / GiB:.2f}", Text("█" * round(size / scale * 48) or "▏", style=colour))
     table.add_row(Text("total", style="bold"), Text(f"{one.device_total_bytes / GiB:.2f}", style="bold"), "")
-    return table
+    when = f"Where it goes, GiB (micro-batch {one.micro_batch_size}, peak in {one.peak_phase})"
+    return Group(Text(when, style="bold"), table)
 
 
 def phases(one: Estimate) -> Text:

@@ -88,6 +88,39 @@ def minicpm(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
     return pre_norm_layer(net, c, x, ctx, kind, scales_residual=True)
 
 
+def minicpm3(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """MiniCPM 3: MiniCPM with latent attention."""
+    residual = x
+    x = net.rms_norm("input_layernorm", x)
+    x, *kept = latent_attention(net, c, x, ctx, kind)
+    x = ops.add(residual, ops.scale(x), "residual stream")
+    residual = x
+    x = net.rms_norm("post_attention_layernorm", x)
+    x = gated_mlp(net, c, x, c.text("hidden_act", "silu"))
+    return ops.add(residual, ops.scale(x), "residual stream")
+
+
+def latent_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+    """Multi-head latent attention: q and k/v through narrow projections; one rotary key for all heads."""
+    heads, bias = c.count("num_attention_heads"), c.flag("attention_bias", False)
+    plain, turning, value = c.count("qk_nope_head_dim"), c.count("qk_rope_head_dim"), c.count("v_head_dim")
+    batch, length, width = x.shape
+    q = net.rms_norm("self_attn.q_a_layernorm", net.linear("self_attn.q_a_proj", x, c.count("q_lora_rank"), bias))
+    q = net.linear("self_attn.q_b_proj", q, heads * (plain + turning)).view(batch, length, heads, plain + turning)
+    q_pass, q_turn = ops.split(q, plain, turning)
+    rank = c.count("kv_lora_rank")
+    compressed = net.linear("self_attn.kv_a_proj_with_mqa", x, rank + turning, bias)
+    kv, k_turn = ops.split(compressed, rank, turning)
+    kv = net.rms_norm("self_attn.kv_a_layernorm", kv)
+    q_turn, k_turn = rotary(q_turn, k_turn.view(batch, length, 1, turning), ctx, kind)
+    kv = net.linear("self_attn.kv_b_proj", kv, heads * (plain + value)).view(batch, length, heads, plain + value)
+    k_pass, v = ops.split(kv, plain, value)
+    k = ops.cat(k_pass, k_turn, (batch, length, heads, plain + turning))
+    q = ops.cat(q_pass, q_turn)
+    out, *kept = attend(q, k, v, ctx, kind, contiguous=True)
+    return net.linear("self_attn.o_proj", out, width, bias), *kept
+
+
 def olmo_norm(net: Net, name: str, x: Tensor) -> Tensor:
     """OLMo 2's RMS norm multiplies by its weight in fp32."""
     return net.rms_norm(name, x, cast_last=True)
@@ -184,6 +217,13 @@ FAMILIES = {
     "internlm2": Family(llama, remote_code=True),
     "baichuan": Family(llama, remote_code=True),
     "minicpm": Family(minicpm, embed=granite_embed, before_head=times, remote_code=True),
+    "minicpm3": Family(
+        minicpm3,
+        embed=granite_embed,
+        before_head=times,
+        tied=True,
+        rotary=lambda c: Rotary(c.count("qk_rope_head_dim")),
+    ),
     "mistral": Family(mistral, kinds=mistral_kinds, window=mistral_window),
     "qwen2": Family(qwen2, kinds=qwen_kinds, window=qwen_window),
     "qwen3": Family(qwen3, kinds=qwen_kinds, window=qwen_window),

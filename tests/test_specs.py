@@ -1,0 +1,60 @@
+"""Every shipped model: schema, path, and our own count equal to the official one."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers import setting_of
+from vramplan.analytic.families import FAMILIES
+from vramplan.analytic.step import count_parameters
+from vramplan.analytic.unfold import fold
+from vramplan.catalog import aliases, find_model, load_spec, model_names, specs_folder
+from vramplan.errors import UnknownNameError
+from vramplan.job import Job
+from vramplan.spec import Config
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_count_equals_the_official_one(name: str) -> None:
+    spec = load_spec(name)
+    assert spec.name == name
+    assert spec.sources
+    assert spec.counted_from
+    family = FAMILIES[spec.model_type]
+    job = Job(method="full", autocast="none", attention=family.attention[0])
+    setting, whole = setting_of(spec, job)
+    folded = fold(family.kinds(Config(spec.config, name)))
+    assert count_parameters(setting, whole) == spec.num_parameters
+    assert len(folded.layers()) == len(whole.played)
+
+
+def test_every_family_but_none_is_shipped() -> None:
+    assert {load_spec(name).model_type for name in model_names()} == set(FAMILIES)
+    assert len(model_names()) >= 110
+
+
+def test_names_are_unique() -> None:
+    names = [name.lower() for name in model_names()]
+    known = names + [alias.lower() for alias in aliases()]
+    assert len(known) == len(set(known))
+
+
+def test_aliases_resolve_to_their_architecture() -> None:
+    spec = find_model("qwen2.5-7b-instruct")
+    assert spec is not None
+    assert spec.name == "Qwen/Qwen2.5-7B-Instruct"
+    assert spec.config["hidden_size"] == 3584
+    assert find_model("DeepSeek-R1-Distill-Llama-8B") is not None
+    assert find_model("nothing-like-it") is None
+
+
+def test_a_short_name_shared_by_organisations_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import vramplan.catalog as catalog
+
+    monkeypatch.setattr(catalog, "model_names", lambda: ["one/same", "two/same"])
+    with pytest.raises(UnknownNameError, match="shared by several"):
+        find_model("same")
+
+
+def test_specs_lie_where_the_wheel_has_them() -> None:
+    assert (specs_folder() / "README.md").is_file()
