@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vramplan.api import estimate, load_card, load_model, suggest
     from vramplan.card import Card
     from vramplan.errors import VramplanError
-    from vramplan.estimate import Estimate, Term
+    from vramplan.result import Estimate, Term
     from vramplan.job import Job
     from vramplan.plan import Plan, Search
     from vramplan.spec import ModelSpec
@@ -28,8 +28,8 @@ _HOME = {
     "load_card": "api",
     "Card": "card",
     "VramplanError": "errors",
-    "Estimate": "estimate",
-    "Term": "estimate",
+    "Estimate": "result",
+    "Term": "result",
     "Job": "job",
     "Plan": "plan",
     "Search": "plan",

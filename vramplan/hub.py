@@ -153,7 +153,7 @@ def from_hub(repo: str) -> ModelSpec:
         with _quick_client():
             try:
                 path = hub.hf_hub_download(repo, "config.json")
-            except Exception as error:
+            except (OSError, ValueError, hub.errors.OfflineModeIsEnabled, *_transport_errors()) as error:
                 raise _explained(repo, error) from error
             spec = from_config_file(Path(path)).model_copy(update={"name": repo})
             stored = _count_on_hub(repo, Path(path).parent)
@@ -165,19 +165,18 @@ def from_hub(repo: str) -> ModelSpec:
 def _count_on_hub(repo: str, snapshot: Path) -> int | None:
     """Elements in the published files; None where the Hub does not tell (no safetensors, offline, a broken header)."""
     import huggingface_hub as hub
-    import httpx2
     from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
 
     local = count_in_folder(snapshot)
     if local is not None:
         return local
     try:
-        metadata = hub.get_safetensors_metadata(repo)
+        metadata = hub.HfApi().get_safetensors_metadata(repo)
     except (
         NotASafetensorsRepoError,
         SafetensorsParsingError,
         OSError,
-        httpx2.HTTPError,
+        *_transport_errors(),
         json.JSONDecodeError,
         AttributeError,  # the client lets these two through where a header is JSON of another shape
         TypeError,
@@ -212,6 +211,18 @@ def _explained(repo: str, error: Exception) -> HubError:
     return HubError(f"{repo}: {said}" + (f"; did you mean {', '.join(nearest)}?" if nearest else ""))
 
 
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """What the client's HTTP library raises on its own; it has changed its name with the client's versions."""
+    found = []
+    for name in ("httpx2", "httpx", "requests"):
+        try:
+            module = __import__(name)
+        except ImportError:
+            continue
+        found.append(getattr(module, "HTTPError", None) or module.RequestException)
+    return tuple(found)
+
+
 def _is_offline() -> bool:
     from huggingface_hub import constants
 
@@ -228,11 +239,15 @@ def _quick_client() -> Iterator[None]:
     """The real client's sessions without its retries, and with one deadline over all requests.
 
     Left alone it tries an unreachable Hub for 23 s, a silent one for minutes, and waits out any Retry-After
-    (huggingface_hub 2.4); OfflineModeIsEnabled is what it takes for "use the cache".
+    (huggingface_hub 2.4); OfflineModeIsEnabled is what it takes for "use the cache". Older clients are left as they are.
     """
-    import httpx2
-    from huggingface_hub.errors import OfflineModeIsEnabled
-    from huggingface_hub.utils import _http
+    try:
+        import httpx2
+        from huggingface_hub.errors import OfflineModeIsEnabled
+        from huggingface_hub.utils import _http
+    except ImportError:
+        yield
+        return
 
     ends = time.monotonic() + TIMEOUT_SECONDS
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from vramplan.card import Card
 from vramplan.errors import ConfigError, VramplanError
-from vramplan.estimate import Estimate
+from vramplan.result import Estimate
 from vramplan.job import Job
 from vramplan.spec import ModelSpec
 from vramplan.units import ceil_div

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from vramplan.analytic import ops
 from vramplan.analytic.net import Net
 from vramplan.analytic.tape import Tensor
-from vramplan.errors import UnknownNameError
+from vramplan.errors import SpecError, UnknownNameError
 from vramplan.spec import Config
 
 
@@ -52,7 +52,10 @@ class Heads(NamedTuple):
 def heads_of(c: Config) -> Heads:
     """Heads by the names most configurations use."""
     query = c.count("num_attention_heads")
-    return Heads(query, c.count("num_key_value_heads", query), c.count("head_dim", c.count("hidden_size") // query))
+    key = c.count("num_key_value_heads", query)
+    if query % key:
+        raise SpecError(f"num_attention_heads = {query} is no multiple of num_key_value_heads = {key}")
+    return Heads(query, key, c.count("head_dim", c.count("hidden_size") // query or 1))
 
 
 # -- rotary embedding ------------------------------------------------------------------------------------------------

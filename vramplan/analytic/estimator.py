@@ -1,4 +1,4 @@
-"""(model, job, card) to an :class:`~vramplan.estimate.Estimate`, without torch, in milliseconds."""
+"""(model, job, card) to an :class:`~vramplan.result.Estimate`, without torch, in milliseconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vramplan.analytic.step import Step
 from vramplan.analytic.support import check_adapters, check_job, check_model
 from vramplan.analytic.unfold import Fold, fold
 from vramplan.card import Card
-from vramplan.estimate import Estimate, Term
+from vramplan.result import Estimate, Term
 from vramplan.job import Job
 from vramplan.spec import Config, ModelSpec
 from vramplan.timeline import Storage, Timeline
@@ -80,12 +80,22 @@ def estimate(spec: ModelSpec, job: Job, card: Card) -> Estimate:
         num_parameters=step.num_parameters,
         num_trainable_parameters=sum(weight.num_elements for weight in step.trained),
         assumptions=assumptions(job, card),
-        notes=tuple(notes),
+        notes=(*notes, *count_notes(spec, step.num_parameters)),
         micro_step_seconds=micro_seconds,
         optimizer_seconds=optimizer_seconds(job.optimizer, step.trained, card),
         flops_per_micro_step=flops(first),
         job=job,
     )
+
+
+def count_notes(spec: ModelSpec, counted: int) -> list[str]:
+    """Says so where the published files hold another number of elements than the blocks count."""
+    if spec.num_parameters == counted or spec.stored_parameters in (None, counted):
+        return []
+    return [
+        f"the published files hold {spec.stored_parameters:,} elements, the blocks count {counted:,} parameters:"
+        f" buffers, a stored copy of a tied head, or a variant that the {spec.model_type} block does not know"
+    ]
 
 
 def linear_names(step: Step) -> list[str]:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from vramplan.card import Card
-from vramplan.estimate import Estimate
+from vramplan.result import Estimate
 from vramplan.plan import Plan, Run, Search
 from vramplan.spec import ModelSpec
 

@@ -1,0 +1,135 @@
+"""The caching allocator's rules: invariants, and the cases its source documents."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vramplan.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory, replay
+from vramplan.units import MiB
+
+SIZES = st.one_of(
+    st.integers(1, 4096), st.integers(1, 2 * MiB), st.integers(MiB, 12 * MiB), st.integers(10 * MiB, 80 * MiB)
+)
+SETTINGS = st.sampled_from(
+    [
+        AllocatorSettings(),
+        AllocatorSettings(expandable_segments=True),
+        AllocatorSettings(max_split_size=32 * MiB),
+        AllocatorSettings(roundup_power2_divisions=4),
+    ]
+)
+
+
+def check(allocator: CachingAllocator, used: list[Block]) -> None:
+    """Blocks tile their segments without overlap, free ones are in their pool, neighbours are never both free."""
+    free = [*allocator.small.blocks.values(), *allocator.large.blocks.values()]
+    assert all(block.free for block in free)
+    assert not any(block.free for block in used)
+    assert allocator.small.keys == sorted(allocator.small.blocks)
+    assert allocator.large.keys == sorted(allocator.large.blocks)
+    everything = sorted((*free, *used), key=lambda block: block.address)
+    for block, following in zip(everything, everything[1:], strict=False):
+        assert block.address + block.size <= following.address
+        if block.after is following:
+            assert block.address + block.size == following.address
+            assert following.before is block
+            assert not (block.free and following.free)
+    assert sum(block.size for block in everything) == allocator.reserved
+    assert sum(block.size for block in used) == allocator.allocated <= allocator.reserved
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), SETTINGS)
+def test_invariants(data: st.DataObject, chosen: AllocatorSettings) -> None:
+    allocator = CachingAllocator(settings=chosen)
+    used: list[Block] = []
+    for _ in range(data.draw(st.integers(1, 40))):
+        if used and data.draw(st.booleans()):
+            allocator.free(used.pop(data.draw(st.integers(0, len(used) - 1))))
+        else:
+            size = data.draw(SIZES)
+            used.append(allocator.malloc(size))
+            assert used[-1].size >= size
+        check(allocator, used)
+    for block in used:
+        allocator.free(block)
+    check(allocator, [])
+    assert allocator.allocated == 0
+    allocator.empty_cache()
+    assert allocator.reserved == 0
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(SIZES, min_size=1, max_size=30), st.integers(20, 200))
+def test_a_capacity_is_never_passed(sizes: list[int], capacity_mib: int) -> None:
+    allocator = CachingAllocator(capacity_mib * MiB)
+    try:
+        for number, size in enumerate(sizes):
+            block = allocator.malloc(size)
+            if number % 2:
+                allocator.free(block)
+    except OutOfMemory as error:
+        assert error.reserved_bytes + error.requested_bytes > 0
+    assert allocator.peak_reserved <= capacity_mib * MiB
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "allocated", "reserved"),
+    [
+        (1, 512, 2 * MiB),
+        (MiB, MiB, 2 * MiB),
+        (MiB + 1, MiB + 512, 20 * MiB),
+        (21 * MiB // 2, 21 * MiB // 2, 12 * MiB),  # 1.5 MiB left: split off
+        (int(11.2 * MiB) // 512 * 512, 12 * MiB, 12 * MiB),  # 0.8 MiB left: handed out whole
+        (8_519_680, 8_519_680, 20 * MiB),  # cuBLAS's workspace opens a 20 MiB segment
+    ],
+)
+def test_a_first_request(request_bytes: int, allocated: int, reserved: int) -> None:
+    allocator = CachingAllocator()
+    allocator.malloc(request_bytes)
+    assert (allocator.allocated, allocator.reserved) == (allocated, reserved)
+
+
+def test_best_fit_takes_the_smallest_block_that_is_large_enough() -> None:
+    allocator = CachingAllocator()
+    large, small, last = (allocator.malloc(size * MiB) for size in (40, 30, 50))
+    for block in (large, small, last):
+        allocator.free(block)
+    assert allocator.malloc(29 * MiB).address == small.address
+
+
+def test_expandable_segments_grow_by_pages() -> None:
+    allocator = CachingAllocator(settings=AllocatorSettings(expandable_segments=True))
+    first = allocator.malloc(11 * MiB)
+    assert allocator.reserved == 20 * MiB
+    allocator.malloc(11 * MiB)
+    assert allocator.reserved == 40 * MiB  # 9 MiB waited at the end, 2 MiB more need one page
+    allocator.free(first)
+    allocator.malloc(11 * MiB)
+    assert allocator.reserved == 40 * MiB
+
+
+def test_a_full_device_gives_cached_segments_back_before_it_fails() -> None:
+    run = replay([0, ~0, 1], [60 * MiB, 80 * MiB], capacity=100 * MiB)
+    assert not run.out_of_memory
+    assert run.num_retries == 1
+    assert run.peak_reserved_bytes == 80 * MiB
+    assert replay([0, 1], [60 * MiB, 80 * MiB], capacity=100 * MiB).out_of_memory
+
+
+def test_max_split_size_keeps_large_blocks_whole() -> None:
+    allocator = CachingAllocator(settings=AllocatorSettings(max_split_size=32 * MiB))
+    block = allocator.malloc(64 * MiB)
+    allocator.free(block)
+    allocator.malloc(20 * MiB)  # may not cut the large block
+    assert allocator.reserved == 84 * MiB
+    assert allocator.malloc(60 * MiB).size == 64 * MiB  # within max_non_split_rounding
+
+
+def test_roundup_power2_divisions() -> None:
+    allocator = CachingAllocator(settings=AllocatorSettings(roundup_power2_divisions=4))
+    assert allocator.round_size(1200 * 1024) == 1280 * 1024
+    assert allocator.round_size(1024 * 1024) == 1024 * 1024
+    assert allocator.round_size(100) == 512

@@ -1,0 +1,90 @@
+"""Playing a few layers and multiplying gives what playing them all gives."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import pytest
+
+from tests.helpers import card_of, setting_of, spec_of
+from vramplan.allocator import replay
+from vramplan.analytic.families import FAMILIES
+from vramplan.analytic.play import Setting
+from vramplan.analytic.step import Step
+from vramplan.analytic.unfold import Fold, fold
+from vramplan.analytic.blocks import Kind
+from vramplan.job import Job
+from vramplan.spec import Config
+
+MODELS = [
+    "Qwen/Qwen2.5-0.5B",
+    "google/gemma-2-2b",
+    "google/gemma-3-1b-pt",
+    "CohereLabs/c4ai-command-r7b-12-2024",
+    "HuggingFaceTB/SmolLM3-3B",
+    "openai-community/gpt2",
+]
+JOBS: dict[str, dict[str, Any]] = {
+    "lora": {},
+    "full-plain": {"method": "full", "autocast": "none", "checkpointing": "none", "loop": "plain"},
+    "fp32-eager": {"method": "full", "dtype": "fp32", "attention": "eager"},
+    "accumulating": {"method": "full", "gradient_accumulation_steps": 4, "micro_batch_size": 2, "checkpointing": "none"},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("settings", JOBS.values(), ids=JOBS)
+def test_folded_equals_whole(name: str, settings: dict[str, Any]) -> None:
+    spec = spec_of(name)
+    family, config = FAMILIES[spec.model_type], Config(spec.config, name)
+    job = Job(**{"sequence_length": 512, "attention": family.attention[0], **settings})
+    whole_setting, whole_plan = setting_of(spec, job)
+    plan = fold(family.kinds(config))
+    assert plan.copies > 1
+    folded = Step(Setting(family, config, job, plan.played, True), plan, card_of(), brief=False)
+    brief = Step(Setting(family, config, job, plan.played, True), plan, card_of())
+    whole = Step(whole_setting, whole_plan, card_of())
+    levels, replays = [], []
+    for step in (whole, folded, brief):
+        timeline = step.timeline
+        sizes = timeline.sizes()
+        changes = [sizes[event] if event >= 0 else -sizes[~event] for event in timeline.events]
+        levels.append(list(accumulate(changes)))
+        replays.append(replay(timeline.events, sizes).peak_reserved_bytes)
+    assert max(levels[1]) == max(levels[0])
+    assert levels[1][-1] == levels[0][-1] > 0
+    assert len(levels[1]) == len(levels[0])
+    assert folded.timeline.phase_peaks(levels[1]) == whole.timeline.phase_peaks(levels[0])
+    assert max(levels[2]) == max(levels[0])
+    assert replays[1] == pytest.approx(replays[0], rel=2e-3)  # what all layers share may be freed in another order
+    assert replays[2] == pytest.approx(replays[1], rel=2e-3)
+    assert folded.num_parameters == whole.num_parameters
+    assert folded.trained == whole.trained
+    assert folded.evaluation_bytes() == whole.evaluation_bytes()
+
+
+def test_kernels_are_multiplied() -> None:
+    spec = spec_of("Qwen/Qwen2.5-0.5B")
+    job = Job(sequence_length=256)
+    setting, plan = setting_of(spec, job)
+    family, config = setting.family, setting.config
+    short = fold(family.kinds(config))
+    whole = Step(setting, plan, card_of()).kernels()[0]
+    folded = Step(Setting(family, config, job, short.played, True), short, card_of()).kernels()[0]
+    assert sum(k.flops * n for k, n in folded) == sum(k.flops * n for k, n in whole)
+    assert sum(k.moved_bytes * n for k, n in folded) == sum(k.moved_bytes * n for k, n in whole)
+
+
+@pytest.mark.parametrize("count", range(1, 40))
+@pytest.mark.parametrize("period", [1, 2, 4, 6])
+def test_a_fold_stands_for_every_layer(count: int, period: int) -> None:
+    kinds = [Kind(sliding=(layer + 1) % period != 0) for layer in range(count)]
+    plan = fold(kinds)
+    assert [plan.played[layer] for layer in plan.layers()] == kinds
+    assert sum(plan.copies_of(layer) for layer in range(len(plan.played))) == count
+
+
+def test_irregular_layers_are_all_played() -> None:
+    kinds = [Kind(sliding=layer >= 5) for layer in range(12)]
+    assert fold(kinds) == Fold(tuple(kinds), 12, 0, 1)
