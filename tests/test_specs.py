@@ -11,7 +11,7 @@ from vramplan.analytic.unfold import fold
 from vramplan.catalog import aliases, find_model, load_spec, model_names, specs_folder
 from vramplan.errors import UnknownNameError
 from vramplan.job import Job
-from vramplan.spec import Config
+from vramplan.spec import Config, ModelSpec
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -26,6 +26,12 @@ def test_count_equals_the_official_one(name: str) -> None:
     folded = fold(family.kinds(Config(spec.config, name)))
     assert count_parameters(setting, whole) == spec.num_parameters
     assert len(folded.layers()) == len(whole.played)
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_file_is_valid(name: str) -> None:
+    strict = ModelSpec.model_validate_json((specs_folder() / f"{name}.json").read_bytes())
+    assert strict == load_spec(name)
 
 
 def test_every_family_but_none_is_shipped() -> None:

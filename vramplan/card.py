@@ -10,7 +10,7 @@ from vramplan.units import MiB
 class Card(BaseModel):
     """One GPU model."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
     name: str = Field(min_length=1)
     """Short name, such as rtx4090 or a100-80gb."""

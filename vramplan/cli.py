@@ -278,7 +278,7 @@ def main() -> None:
     except VramplanError as error:
         _fail(str(error))
     except BrokenPipeError:  # the reader went away: nothing is left to say, not even at exit
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         sys.exit(0)
     except Exception as error:
         message = getattr(error, "format_message", None)  # typer's own usage errors

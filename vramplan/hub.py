@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import struct
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -148,13 +150,15 @@ def from_hub(repo: str) -> ModelSpec:
     from huggingface_hub.utils import logging as hub_logging
 
     verbosity = hub_logging.get_verbosity()
-    hub_logging.set_verbosity_error()  # a retry is no news; what fails is said once, below
+    hub_logging.set_verbosity(logging.ERROR)  # a retry is no news; what fails is said once, below
     try:
         with _quick_client():
             try:
                 path = hub.hf_hub_download(repo, "config.json")
-            except (OSError, ValueError, hub.errors.OfflineModeIsEnabled, *_transport_errors()) as error:
-                raise _explained(repo, error) from error
+            except Exception as error:
+                if isinstance(error, (OSError, ValueError, *_transport_errors())):  # OfflineModeIsEnabled is an OSError
+                    raise _explained(repo, error) from error
+                raise
             spec = from_config_file(Path(path)).model_copy(update={"name": repo})
             stored = _count_on_hub(repo, Path(path).parent)
     finally:
@@ -172,16 +176,12 @@ def _count_on_hub(repo: str, snapshot: Path) -> int | None:
         return local
     try:
         metadata = hub.HfApi().get_safetensors_metadata(repo)
-    except (
-        NotASafetensorsRepoError,
-        SafetensorsParsingError,
-        OSError,
-        *_transport_errors(),
-        json.JSONDecodeError,
-        AttributeError,  # the client lets these two through where a header is JSON of another shape
-        TypeError,
-    ):
-        return None
+    except Exception as error:
+        known = (NotASafetensorsRepoError, SafetensorsParsingError, OSError, ValueError, *_transport_errors())
+        # the client lets the last two through where a header is JSON of another shape
+        if isinstance(error, (*known, AttributeError, TypeError)):
+            return None
+        raise
     return sum(metadata.parameter_count.values()) or None
 
 
@@ -213,13 +213,12 @@ def _explained(repo: str, error: Exception) -> HubError:
 
 def _transport_errors() -> tuple[type[Exception], ...]:
     """What the client's HTTP library raises on its own; it has changed its name with the client's versions."""
-    found = []
+    found: list[type[Exception]] = []
     for name in ("httpx2", "httpx", "requests"):
         try:
-            module = __import__(name)
+            found.append(import_module(name).HTTPError)
         except ImportError:
             continue
-        found.append(getattr(module, "HTTPError", None) or module.RequestException)
     return tuple(found)
 
 

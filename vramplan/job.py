@@ -23,7 +23,7 @@ MAX_COUNT = 1 << 24
 class Job(BaseModel):
     """One training set-up. Field names are the field's own words; see the README for what frameworks call them."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
     method: Method = "lora"
     """full: every weight trains; lora: adapters on frozen weights."""

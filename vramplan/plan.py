@@ -6,7 +6,7 @@ The estimator is passed in, so that any of the three sources can drive it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isqrt
 from typing import Any
 
@@ -252,18 +252,15 @@ def _ranked(kept: list[tuple[int, int, Estimate]], devices: int, run: Run) -> li
         for (micro_steps, updates), (_, _, one) in zip(counts, kept, strict=True)
     ]
     shortest = min(whole, default=1.0)
-    plans = [
-        Plan(
-            micro,
-            steps,
-            devices,
-            one,
-            times[index] / best,
-            *(counts[index] if run.samples is not None else (None, None)),
-            whole[index] / shortest if run.samples is not None else None,
-        )
-        for index, (micro, steps, one) in enumerate(kept)
-    ]
+    plans = []
+    for index, (micro, steps, one) in enumerate(kept):
+        plan = Plan(micro, steps, devices, one, times[index] / best)
+        if run.samples is not None:
+            micro_steps, updates = counts[index]
+            plan = replace(
+                plan, micro_steps=micro_steps, optimizer_updates=updates, relative_run_time=whole[index] / shortest
+            )
+        plans.append(plan)
     return sorted(plans, key=lambda plan: plan.relative_step_time)
 
 

@@ -13,7 +13,7 @@ from vramplan.errors import SpecError
 class ModelSpec(BaseModel):
     """One model architecture. Shapes only; no weights."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
     name: str = Field(min_length=1)
     """Hub id, or the path it was read from."""

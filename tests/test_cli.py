@@ -1,0 +1,177 @@
+"""The command line: exit codes, one-line errors, the JSON contract, and what a terminal shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import cli, cli_json
+
+MAIN = ["suggest", "Qwen/Qwen2.5-7B-Instruct", "--gpu", "rtx4090d", "--global-batch", "16"]
+
+
+def test_the_first_command() -> None:
+    done = cli(*MAIN, "--method", "lora", "--lora-rank", "8", "--seq-len", "2048")
+    assert done.returncode == 0, done.stderr
+    assert "Use per_device_train_batch_size" in done.stdout
+    assert "7.616 B parameters, 20.19 M in adapters train" in done.stdout
+    assert "LoRA rank 8 on all linear layers" in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+
+
+def test_nothing_fits_is_exit_code_one() -> None:
+    done = cli("suggest", "llama-3.1-8b", "--gpu", "a100-80gb", "--num-gpus", "8", "--method", "full",
+               "--seq-len", "8192", "--global-batch", "128")  # fmt: skip
+    assert done.returncode == 1
+    assert "Nothing fits" in done.stdout
+    assert "--method lora" in done.stdout
+    assert cli("estimate", "llama-3.1-70b", "--gpu", "rtx3060").returncode == 1
+
+
+def test_estimate_explains() -> None:
+    done = cli("estimate", "qwen2.5-0.5b", "--gpu", "rtx3060", "--micro-batch", "2", "--explain")
+    assert done.returncode == 0, done.stderr
+    assert "layers.*.mlp.down_proj.weight" in done.stdout
+    assert "896 x 4864 bf16" in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+
+
+def test_suggest_json() -> None:
+    found = cli_json(*MAIN)
+    assert set(found) >= {"plans", "recommended", "max_micro_batch_size", "rejected", "advice"}
+    wanted = {
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+        "data_parallel",
+        "global_batch_size",
+        "peak_reserved_bytes",
+        "device_total_bytes",
+        "headroom_bytes",
+        "fits",
+        "relative_step_time",
+    }
+    for plan in found["plans"]:
+        assert set(plan) >= wanted
+        assert plan["fits"]
+        product = plan["micro_batch_size"] * plan["gradient_accumulation_steps"] * plan["data_parallel"]
+        assert product == plan["global_batch_size"] == 16
+    assert found["recommended"] in found["plans"]
+
+
+def test_estimate_json() -> None:
+    found = cli_json("estimate", "Qwen/Qwen2.5-7B-Instruct", "--gpu", "a100-80gb", "--loop", "plain")
+    assert set(found) >= {
+        "model",
+        "by",
+        "micro_batch_size",
+        "peak_allocated_bytes",
+        "peak_reserved_bytes",
+        "device_total_bytes",
+        "fits",
+        "card",
+        "phases",
+        "terms",
+        "num_parameters",
+        "num_trainable_parameters",
+        "assumptions",
+    }
+    assert set(found["phases"]) == {"loaded", "forward", "backward", "optimizer", "eval"}
+    assert sum(term["bytes"] for term in found["terms"]) == found["device_total_bytes"]
+    assert found["by"] == "analytic"
+    assert found["num_parameters"] == 7_615_616_512
+    assert found["peak_allocated_bytes"] == pytest.approx(19_652_256_768, rel=0.005)
+
+
+def test_lists() -> None:
+    assert len(cli_json("models")) >= 110
+    assert len(cli_json("gpus")) == 137
+    assert [one["name"] for one in cli_json("gpus", "4090")] == ["rtx4090", "rtx4090d", "rtx4090-laptop"]
+    assert "meta-llama/Llama-3.1-8B" in cli("models", "llama-3.1").stdout
+    for command in ("models", "gpus"):
+        assert max(len(line) for line in cli(command).stdout.splitlines()) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["suggest", "nosuch", "--gpu", "h100", "--global-batch", "8"], "unknown model 'nosuch'"),
+        (["suggest", "qwen2.5-7b", "--gpu", "h10", "--global-batch", "8"], "did you mean h100"),
+        (["suggest", "qwen2.5-7b", "--gpu", "h100", "--global-batch", "8", "--optimizer", "adamm"], "did you mean adamw"),
+        (["suggest", "qwen2.5-7b", "--gpu", "h100", "--global-batch", "0"], "--global-batch 0"),
+        (["suggest", "qwen2.5-7b", "--gpu", "h100", "--global-batch", "-3"], "--global-batch -3"),
+        (["suggest", "qwen2.5-7b", "--gpu", "h100", "--global-batch", "x"], "--global-batch"),
+        (["suggest", "qwen2.5-7b", "--gpu", "h100"], "Missing option '--global-batch'"),
+        (["suggest", "qwen2.5-7b", "--gpu", "h100", "--global-batch", "9", "--num-gpus", "2"], "8 or 10"),
+        (["suggest", "qwen2.5-7b", "--gpu", "h100", "--global-batch", "8", "--seq-len", "0"], "--seq-len 0"),
+        (["estimate", "qwen2.5-7b", "--gpu", "h100", "--seq-len", "999999999999"], "--seq-len 999999999999"),
+        (["estimate", "qwen2.5-7b", "--gpu", "h100", "--micro-batch", "-1"], "--micro-batch -1"),
+        (["estimate", "qwen2.5-7b", "--gpu", "h100", "--lora-rank", "9999"], "k_proj is only 512 wide"),
+        (["estimate", "qwen2.5-7b", "--gpu", "h100", "--lora-targets", "q_prj"], "did you mean q_proj"),
+        (["estimate", "qwen2.5-7b", "--gpu", "v100", "--dtype", "bf16"], "run --dtype fp16"),
+        (["estimate", "qwen2.5-7b", "--gpu", "t4", "--attention", "flash"], "compute capability 8.0"),
+        (["estimate", "qwen2.5-7b", "--gpu", "h100", "--dtype", "fp8"], "--dtype 'fp8'"),
+        (["estimate", "qwen2.5-7b", "--gpu", "h100", "--quantize", "nf4"], "not modelled yet"),
+        (["estimate", "qwen2.5-7b", "--gpu", "h100", "--offload", "optimizer"], "not modelled yet"),
+        (["estimate", "qwen2.5-7b", "--gpu", "h100", "--method", "qlora"], "not modelled yet"),
+        (["estimate", "qwen2.5-7b", "--gpu", "h100", "--by", "trace"], "not there yet"),
+        (["estimate", "gpt2", "--gpu", "h100", "--seq-len", "4096"], "table of 1024 positions"),
+        (["estimate", "gemma-2-9b", "--gpu", "h100", "--attention", "sdpa"], "only with eager, flash"),
+        (["estimate", "qwen2.5-7b", "--gpu", "h100", "--job", "/nowhere.json"], "cannot be read"),
+        (["gpus", "nonsense"], "no card has 'nonsense'"),
+        (["nonsense"], "No such command 'nonsense'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_two(arguments: list[str], said: str) -> None:
+    done = cli(*arguments, HF_HUB_OFFLINE="1")
+    assert done.returncode == 2
+    assert not done.stdout
+    assert said in done.stderr
+    assert done.stderr.startswith("vramplan: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_job_file(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps({"lora_targets": ["q_proj", "v_proj"], "expandable_segments": True, "lora_rank": 4}))
+    found = cli_json("estimate", "qwen2.5-0.5b", "--gpu", "h100", "--job", str(path), "--lora-rank", "16")
+    assert found["job"]["lora_targets"] == ["q_proj", "v_proj"]
+    assert found["job"]["expandable_segments"]
+    assert found["job"]["lora_rank"] == 16  # a flag wins over the file
+    for text, said in (("{", "broken JSON"), ("[1]", "expected a JSON object"), ('{"lora_rnk": 1}', "no such setting")):
+        path.write_text(text)
+        done = cli("estimate", "qwen2.5-0.5b", "--gpu", "h100", "--job", str(path))
+        assert done.returncode == 2
+        assert said in done.stderr
+
+
+def test_a_sequence_beyond_the_positions_is_a_note() -> None:
+    done = cli("estimate", "TinyLlama-1.1B-Chat-v1.0", "--gpu", "h100", "--seq-len", "4096")
+    assert done.returncode == 0
+    assert "exceed the 2048 positions" in " ".join(done.stdout.split())
+
+
+FLAGS = {
+    "suggest": "--gpu --global-batch --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype"
+    " --autocast --quantize --optimizer --seq-len --batches --checkpointing --attention --loss --loop --strategy"
+    " --offload --job --samples --epochs --base-lr --base-batch --json --help",
+    "estimate": "--gpu --micro-batch --accumulation --by --explain --num-gpus --method --lora-rank --lora-targets"
+    " --lora-dropout --lora-dtype --dtype --autocast --quantize --optimizer --seq-len --batches --checkpointing"
+    " --attention --loss --loop --strategy --offload --job --json --help",
+    "models": "--json --help",
+    "gpus": "--json --help",
+}
+
+
+@pytest.mark.parametrize("command", FLAGS)
+def test_flags_are_frozen(command: str) -> None:
+    """A flag that comes or goes is a decision, made here and in the README."""
+    text = cli(command, "--help").stdout
+    shown = {line.split()[0] for line in text.splitlines() if line.strip().startswith("--")}
+    assert shown == set(FLAGS[command].split())
+
+
+def test_help_and_version() -> None:
+    assert "suggest" in cli().stdout
+    assert cli("--version").stdout.startswith("vramplan 0.")

@@ -1,0 +1,92 @@
+"""Rooms and doors: who may import whom, and what the quick path must not load."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import vramplan
+from tests.helpers import ROOT
+
+PACKAGE = ROOT / "vramplan"
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def test_import_contracts() -> None:
+    from importlinter.cli import lint_imports
+
+    here = Path.cwd()
+    os.chdir(ROOT)
+    try:
+        assert lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True, show_timings=False) == 0
+    finally:
+        os.chdir(here)
+
+
+HEAVY = ("torch", "transformers", "peft", "accelerate", "huggingface_hub", "httpx2", "httpx", "requests", "numpy")
+
+
+def test_the_quick_path_loads_nothing_heavy() -> None:
+    done = run(
+        "import sys, vramplan\n"
+        "from vramplan.render import text\n"
+        "vramplan.suggest('Qwen/Qwen2.5-7B-Instruct', 'rtx4090d', 16)\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_importing_the_package_costs_nothing() -> None:
+    done = run("import sys, vramplan; print([n for n in sys.modules if n.startswith(('vramplan.', 'pydantic', 'rich'))])")
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_core_runs_with_torch_blocked() -> None:
+    done = run(
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'peft'): sys.modules[name] = None\n"
+        "import vramplan\n"
+        "print(vramplan.suggest('llama-3.2-1b', 'rtx3060', 8).recommended.global_batch_size)"
+    )
+    assert done.stdout.strip() == "8", done.stderr
+
+
+def test_public_names() -> None:
+    assert sorted(vramplan.__all__) == sorted({*vramplan._HOME, "__version__"})
+    for name in vramplan.__all__:
+        assert getattr(vramplan, name) is not None
+    with pytest.raises(AttributeError, match="nothing_here"):
+        _ = vramplan.nothing_here
+
+
+def test_nothing_happens_at_import() -> None:
+    """Modules define; they do not read files, print or call the network."""
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        calls = [node for node in tree.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
+        assert not calls or path.name == "__main__.py", path
+
+
+def test_no_file_is_long_without_need() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        assert len(path.read_text().splitlines()) <= 800, path
+
+
+@pytest.mark.parametrize("tool", ["ruff", "mypy"])
+def test_lint_and_types(tool: str) -> None:
+    assert find_spec(tool) is not None
+    commands = {"ruff": [["check", "."], ["format", "--check", "."]], "mypy": [[]]}
+    for arguments in commands[tool]:
+        done = subprocess.run(
+            [sys.executable, "-m", tool, *arguments], capture_output=True, text=True, cwd=ROOT, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,188 @@
+"""The search: exact pairs, ranking, advice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import vramplan
+from tests.helpers import card_of, spec_of
+from vramplan import Job, Search
+from vramplan.errors import ConfigError
+from vramplan.plan import Run, divisors, learning_rate, pairs, search
+from vramplan.result import Estimate, Term
+
+
+def suggest(model: str = "Qwen/Qwen2.5-0.5B", gpu: str = "rtx3060", global_batch: int = 16, **more: Any) -> Search:
+    return vramplan.suggest(model, gpu, global_batch, **more)
+
+
+@pytest.mark.parametrize(
+    ("target", "cards", "pair"),
+    [(32, 1, (32, 1)), (32, 4, (8, 1)), (32, 2, (8, 2)), (32, 1, (8, 4)), (16, 2, (1, 8)), (16, 2, (4, 2))],
+)
+def test_global_batch_is_cards_times_micro_times_accumulation(target: int, cards: int, pair: tuple[int, int]) -> None:
+    assert pair in pairs(target, cards)
+    assert all(cards * micro * steps == target for micro, steps in pairs(target, cards))
+
+
+def test_every_pair_is_listed_once() -> None:
+    assert pairs(16, 1) == [(1, 16), (2, 8), (4, 4), (8, 2), (16, 1)]
+    assert pairs(7, 7) == [(1, 1)]
+    assert divisors(360)[-1] == 360
+    assert len(divisors(360)) == 24
+
+
+@pytest.mark.parametrize(("target", "cards", "said"), [(10, 4, "8 or 12"), (3, 4, ": 4"), (17, 8, "16 or 24")])
+def test_targets_that_cannot_be_met_name_the_nearest(target: int, cards: int, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        pairs(target, cards)
+
+
+def fake(need: int, per_sample: int, seconds: float = 1.0, fixed: float = 0.0) -> Any:
+    """An estimator with a straight line for memory and time."""
+
+    def estimate(spec: Any, job: Job, card: Any) -> Estimate:
+        total = need + per_sample * job.micro_batch_size
+        return Estimate(
+            model="m",
+            by="analytic",
+            card="c",
+            micro_batch_size=job.micro_batch_size,
+            gradient_accumulation_steps=job.gradient_accumulation_steps,
+            peak_tensor_bytes=total,
+            peak_allocated_bytes=total,
+            peak_reserved_bytes=total,
+            device_total_bytes=total,
+            capacity_bytes=100,
+            fits=total <= 100,
+            phases={},
+            peak_phase="backward",
+            terms=(Term("parameter", "all", total),),
+            job=job,
+            num_parameters=1,
+            num_trainable_parameters=1,
+            assumptions=(),
+            micro_step_seconds=fixed + seconds * job.micro_batch_size,
+        )
+
+    return estimate
+
+
+def searched(target: int, estimator: Any) -> Search:
+    return search(spec_of("Qwen/Qwen2.5-0.5B"), Job(), card_of(), target, estimator)
+
+
+@pytest.mark.parametrize(("need", "per_sample"), [(10, 7), (0, 1), (50, 50), (10, 3), (0, 100), (99, 1)])
+@pytest.mark.parametrize("target", [1, 7, 64, 120])
+def test_the_largest_micro_batch_is_found(need: int, per_sample: int, target: int) -> None:
+    found = searched(target, fake(need, per_sample))
+    largest = (100 - need) // per_sample
+    assert found.max_micro_batch_size == largest
+    assert {plan.micro_batch_size for plan in found.plans} == {d for d in divisors(target) if d <= largest}
+    assert {one.micro_batch_size for one in found.rejected} == {d for d in divisors(target) if d > largest}
+
+
+def test_a_larger_micro_batch_wins_while_it_pays() -> None:
+    launches_dominate = searched(16, fake(10, 5, seconds=0.01, fixed=1.0))
+    assert launches_dominate.recommended is not None
+    assert launches_dominate.recommended.micro_batch_size == 16
+    assert [plan.micro_batch_size for plan in launches_dominate.plans] == [16, 8, 4, 2, 1]
+    full_card = searched(16, fake(10, 5, seconds=1.0, fixed=0.001))
+    assert full_card.recommended is not None
+    assert full_card.recommended.micro_batch_size == 1  # nothing to gain, so the memory stays free
+
+
+def test_nothing_fits() -> None:
+    found = searched(4, fake(200, 1))
+    assert found.recommended is None
+    assert not found.plans
+    assert found.max_micro_batch_size == 0
+    assert [one.reason for one in found.rejected][:2] == [
+        "needs more than the card has",
+        "larger than 1, which does not fit",
+    ]
+
+
+def test_long_accumulation_draws_a_warning() -> None:
+    assert not searched(64, fake(90, 10)).warnings
+    assert "arXiv 2507.07101" in searched(128, fake(90, 10)).warnings[0]
+
+
+def test_the_learning_rate_follows_the_batch() -> None:
+    assert learning_rate(Run(base_lr=1e-4, base_batch=16), 64) == pytest.approx(2e-4)
+    assert learning_rate(Run(base_lr=0.1, base_batch=16, adaptive=False), 64) == pytest.approx(0.4)
+    assert learning_rate(Run(), 64) is None
+    assert suggest(base_lr=1e-4, base_batch=4).learning_rate == pytest.approx(2e-4)
+    assert suggest(base_lr=1e-4, base_batch=4, optimizer="sgd").learning_rate == pytest.approx(4e-4)
+
+
+def test_the_published_run_of_fifty_samples() -> None:
+    """50 samples, 10 epochs, per-device 1 x accumulation 16: 500 micro-steps, about 31 updates."""
+    found = suggest("Qwen/Qwen2.5-7B-Instruct", "rtx4090d", 16, samples=50, epochs=10, advice=False)
+    plan = next(plan for plan in found.plans if plan.micro_batch_size == 1)
+    assert (plan.micro_steps, plan.optimizer_updates) == (500, 31)
+    assert plan.relative_run_time is not None
+    assert min(plan.relative_run_time or 9 for plan in found.plans) == 1.0
+
+
+def test_a_real_search() -> None:
+    found = suggest(gpu="h100", global_batch=32, method="full", sequence_length=256)
+    assert found.recommended in found.plans
+    assert all(plan.estimate.fits and plan.global_batch_size == 32 for plan in found.plans)
+    assert min(plan.relative_step_time for plan in found.plans) == 1.0
+    times = {plan.micro_batch_size: plan.relative_step_time for plan in found.plans}
+    assert times[1] > times[max(times)]  # a small model alone does not fill the card
+    assert found.max_micro_batch_size >= max(times)
+    needs = sorted((plan.micro_batch_size, plan.estimate.peak_allocated_bytes) for plan in found.plans)
+    assert needs == sorted(needs, key=lambda pair: pair[1])
+
+
+def test_the_largest_micro_batch_really_is() -> None:
+    found = suggest(global_batch=16, method="full", checkpointing="none")
+    largest = found.max_micro_batch_size
+    settings: dict[str, Any] = {"method": "full", "checkpointing": "none", "gradient_accumulation_steps": 2}
+    assert vramplan.estimate("Qwen/Qwen2.5-0.5B", "rtx3060", micro_batch_size=largest, **settings).fits
+    assert not vramplan.estimate("Qwen/Qwen2.5-0.5B", "rtx3060", micro_batch_size=largest + 1, **settings).fits
+
+
+def test_advice_where_nothing_fits() -> None:
+    found = suggest("meta-llama/Llama-3.1-8B", "rtx4090", 8, method="full")
+    assert not found.plans
+    by_change = {one.change: one for one in found.advice}
+    assert by_change["--method lora"].fits
+    assert by_change["--method lora"].saved_bytes > 20e9
+    assert by_change["--loss liger"].cost == "free"
+    assert any(one.change.startswith("--gpu ") and one.fits for one in found.advice)
+    costs = [one.cost for one in found.advice]
+    assert costs == sorted(costs, key=lambda cost: (cost != "free", costs.index(cost)))
+
+
+def test_advice_that_doubles_the_batch_for_nothing() -> None:
+    found = suggest("Qwen/Qwen2.5-7B-Instruct", "rtx4090d", 16)
+    assert found.recommended is not None
+    for one in found.advice:
+        assert one.cost == "free"
+        assert one.fits
+        assert one.micro_batch_size == 2 * found.recommended.micro_batch_size
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"global_batch": 0}, "--global-batch 0"),
+        ({"samples": -1}, "--samples -1"),
+        ({"epochs": 0.0}, "--epochs 0"),
+        ({"base_lr": 1e-4}, "go together"),
+        ({"base_lr": -1.0, "base_batch": 4}, "--base-lr -1"),
+        ({"lora_rank": 0}, "--lora-rank 0"),
+        ({"no_such": 1}, "no such setting"),
+        ({"method": "qlora"}, "not modelled yet"),
+        ({"strategy": "zero3"}, "not modelled yet"),
+        ({"dtype": "fp8"}, "--dtype 'fp8'"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(vramplan.VramplanError, match=said):
+        suggest(**settings)

@@ -1,0 +1,45 @@
+"""A built wheel holds the model specs and works from an empty folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from tests.helpers import ROOT
+
+
+def test_a_wheel_works_from_an_empty_folder(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path / "dist"), str(ROOT)]
+    done = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        archive.extractall(tmp_path / "site")
+    assert "vramplan/model_specs/Qwen/Qwen2.5-7B.json" in names
+    assert "vramplan/cards.json" in names
+    assert "vramplan/py.typed" in names
+    assert not any(name.startswith(("tests/", "model_specs/")) for name in names)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    code = (
+        "import vramplan, pathlib\n"
+        "assert 'site' in vramplan.__file__, vramplan.__file__\n"
+        "from vramplan.cli import main\n"
+        "import sys; sys.argv = ['vramplan', 'suggest', 'qwen2.5-0.5b', '--gpu', 'rtx3060', '--global-batch', '8']\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=empty,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site"), "PYTHONSAFEPATH": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Use per_device_train_batch_size" in done.stdout
+    assert not list(empty.iterdir())
