@@ -37,6 +37,8 @@ class Net:
     training: Training
     embedded: Parameter | None = None
     """The first embedding's weight, which a tied head shares."""
+    held: list[Tensor] = field(default_factory=list)
+    """Embeddings that the model's forward keeps as locals to its end, where those are not the first layer's input."""
     widths: dict[str, int] = field(default_factory=dict)
     """Smaller side of each adapted layer, for the check of the rank."""
 
@@ -51,24 +53,31 @@ class Net:
         return known
 
     def linear(
-        self, name: str, x: Tensor, out_features: int, bias: bool = False
+        self, name: str, x: Tensor, out_features: int, bias: bool = False, cached: bool = True
     ) -> Tensor:
-        """``nn.Linear``, with a LoRA adapter where the job asks for one (peft/tuners/lora/layer.py, 0.21)."""
+        """``nn.Linear``, with a LoRA adapter where the job asks for one (peft/tuners/lora/layer.py, 0.21).
+
+        `cached` False: ``x @ weight.T`` (falcon); autocast does not cache the cast of a view.
+        """
         tape, training = self.tape, self.training
         tape.module = name
         in_features = x.shape[-1]
         weight = self.parameter(f"{name}.weight", out_features, in_features)
-        out = ops.linear(x, weight, self.parameter(f"{name}.bias", out_features) if bias else None)
+        shift = self.parameter(f"{name}.bias", out_features) if bias else None
+        out = ops.linear(x, weight, shift, cached=cached)
         if not training.lora_rank or not self.is_target(name):
             return out
         self.widths[name.rpartition(".")[2]] = min(in_features, out_features)
         rank, result_dtype = training.lora_rank, out.dtype
         down = self.parameter(f"{name}.lora_A.weight", rank, in_features, adapter=True)
         up = self.parameter(f"{name}.lora_B.weight", out_features, rank, adapter=True)
-        x = ops.to(x, down.dtype, "input cast to the adapter's dtype")
+        cast = ops.to(x, down.dtype, "input cast to the adapter's dtype")  # `x` itself lives as the module's argument
         delta = ops.scale(
             ops.linear(
-                ops.linear(ops.dropout(x, training.lora_dropout), down, None, "lora_A output"), up, None, "lora_B output"
+                ops.linear(ops.dropout(cast, training.lora_dropout), down, None, "lora_A output"),
+                up,
+                None,
+                "lora_B output",
             ),
             "scaled lora_B output",
         )
@@ -102,8 +111,8 @@ class Net:
         tape = self.tape
         tape.module = name
         weight = self.parameter(f"{name}.weight", x.shape[-1])
-        dtype = x.dtype
-        x = ops.to(x, "fp32")
+        dtype, given = x.dtype, x  # the module's argument lives until it returns
+        x = ops.to(given, "fp32")
         x = ops.mul(x, ops.rsqrt(ops.shift(ops.mean(ops.square(x)))), "normalised")
         if offset:
             return ops.to(ops.mul(x, ops.shift(ops.to(weight, "fp32")), "output in fp32"), dtype, "output")
@@ -118,13 +127,18 @@ class Net:
         weight = self.parameter(f"{name}.weight", width)
         return ops.layer_norm(x, weight, self.parameter(f"{name}.bias", width) if bias else None)
 
-    def embedding(self, name: str, ids: Tensor, rows: int, width: int) -> Tensor:
-        """``nn.Embedding``; under LoRA with checkpointing its output is made to need a gradient."""
+    def embedding(self, name: str, ids: Tensor, rows: int, width: int, scaled: bool = False) -> Tensor:
+        """``nn.Embedding``; under LoRA with checkpointing the token embedding's output is made to need a gradient.
+
+        `scaled`: the module itself multiplies by a number (gemma), so that is what the hook sees.
+        """
         self.tape.module = name
         weight = self.parameter(f"{name}.weight", rows, width)
         if self.embedded is None:
             self.embedded = weight
         out = ops.embedding(ids, weight)
-        if self.training.input_needs_grad and out.node is None and self.tape.grad_enabled:
+        if scaled:
+            out = ops.scale(out, "scaled embedding")
+        if self.training.input_needs_grad and weight is self.embedded and out.node is None and self.tape.grad_enabled:
             return leaf(out)
         return out

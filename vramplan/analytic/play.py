@@ -60,17 +60,16 @@ def play(setting: Setting, micro_steps: int) -> Tape:
     """
     net = new_net(setting)
     tape, job = net.tape, setting.job
-    previous: list[object] = []
+    loss: Tensor | None = None
     for number in range(micro_steps):
+        # a plain loop rebinds `loss` only when the next one is there; what the old graph holds goes with it
         loss = run_forward(net, setting, f"forward.{number}", job.micro_batch_size, job.sequence_length)
-        previous.clear()  # a plain loop rebinds `loss` only now; what the old graph held goes with it
         tape.backward(f"backward.{number}", loss)
-        previous.extend(tape.frames)
-        tape.frames.clear()
-        del loss
         if job.loop == "trainer":  # training_step returns loss.detach(): the graph goes at once
-            previous.clear()
-    tape.enter("end", None)
+            loss = None
+    tape.enter("end", None)  # after the optimizer's step
+    del loss
+    tape.inputs = []
     return tape
 
 
@@ -92,10 +91,11 @@ def run_forward(net: Net, setting: Setting, phase: str, batch: int, length: int)
     tape.module = "inputs"
     held = [tape.empty((batch, length), "int64", what, "activation") for what in batch_tensors(job)]
     ids, labels = held[0], held[1]
+    if tape.grad_enabled:
+        tape.inputs = held  # the loop rebinds its batch before the forward
+    del held
     with tape.autocasting(None if job.autocast == "none" else job.autocast):
         loss = causal_lm(net, setting, phase, ids, labels)
-    if tape.grad_enabled:
-        tape.inputs = held
     return loss
 
 
@@ -135,23 +135,25 @@ def causal_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def model(net: Net, setting: Setting, phase: str, ids: Tensor) -> Tensor:
-    """LlamaModel.forward: embedding, layers, final norm. The embedding's output lives to the end of the function."""
+    """LlamaModel.forward: embedding, layers, final norm. The embeddings live to the end of the function."""
     tape, family, c = net.tape, setting.family, setting.config
-    x = inputs_embeds = family.embed(net, c, ids)
-    ctx = context(net, setting, x)
+    x = family.embed(net, c, ids)
+    held, net.held = net.held or [x], []
+    ctx = context(net, setting, x, held[0].dtype)
     checkpointed = setting.job.checkpointing == "full"
     for number, kind in enumerate(setting.kinds):
         tape.enter(phase, number)
 
-        def layer(x: Tensor, kind: Kind = kind) -> Tensor:
-            return family.layer(net, c, x, ctx, kind)
+        def layer(x: Tensor, own: Context = ctx.of(kind), kind: Kind = kind) -> Tensor | tuple[Tensor, ...]:
+            return family.layer(net, c, x, own, kind)
 
-        x = tape.checkpoint(layer, x) if checkpointed else layer(x)
+        outputs = tape.checkpoint(layer, x) if checkpointed else layer(x)
+        x = outputs[0] if isinstance(outputs, tuple) else outputs  # a tuple lives until the next layer's is there
     del layer
     tape.enter(phase, None)
     if family.norm is not None and not skips_final_norm(c):
         x = family.norm(net, family.norm_name, x)
-    del inputs_embeds
+    del held
     return x
 
 
@@ -160,13 +162,13 @@ def skips_final_norm(c: Config) -> bool:
     return c.get("do_layer_norm_before") is False
 
 
-def context(net: Net, setting: Setting, x: Tensor) -> Context:
-    """Rotary tables and masks, which all layers share."""
+def context(net: Net, setting: Setting, x: Tensor, dtype: str) -> Context:
+    """Rotary tables and masks, which all layers share; masks are in the dtype of the token embeddings."""
     tape, job, family, c = net.tape, setting.job, setting.family, setting.config
     batch, length, _ = x.shape
     tape.module = "inputs"
     ctx = Context(job.attention, setting.flash_fits, padded=job.batches == "padded")
-    ctx.attention_dropout = c.number("attention_dropout", c.number("attn_pdrop", 0.0)) if tape.training else 0.0
+    ctx.attention_dropout = c.number("attention_dropout", c.number("attn_pdrop", family.attention_dropout)) if tape.training else 0.0
     ctx.positions = tape.empty((batch if job.batches == "packed" else 1, length), "int64", "position ids")
     slides = sorted({kind.sliding for kind in setting.kinds})
     rotary = family.rotary(c)
@@ -182,17 +184,17 @@ def context(net: Net, setting: Setting, x: Tensor) -> Context:
             ]
             ctx.cos[sliding], ctx.sin[sliding] = tables
     for sliding in slides:
-        ctx.masks[sliding] = mask(tape, setting, x, sliding)
+        ctx.masks[sliding] = mask(tape, setting, x, sliding, dtype)
     return ctx
 
 
-def mask(tape: Tape, setting: Setting, x: Tensor, sliding: bool) -> Tensor | None:
+def mask(tape: Tape, setting: Setting, x: Tensor, sliding: bool, dtype: str) -> Tensor | None:
     """The mask that transformers builds for a kind of layer, or None (masking_utils.py)."""
     job, (batch, length, _) = setting.job, x.shape
     if job.attention == "flash":
         return None
     if job.attention == "eager":
-        return ops.causal_mask(tape, batch, length, x.dtype)
+        return ops.causal_mask(tape, batch, length, dtype)
     window = setting.family.window(setting.config) if sliding else None
     if job.batches != "unpadded":
         return ops.causal_mask(tape, batch, length, "bool")

@@ -39,8 +39,12 @@ class Recorder:
         """Append a recorded stretch that numbers its own storages from 0; returns what its 0 became."""
         offset = len(self.storages)
         self.storages.extend(storages)
-        self.events.extend([event + offset if event >= 0 else event - offset for event in events])
+        self.continue_splice(offset, events)
         return offset
+
+    def continue_splice(self, offset: int, events: Sequence[int]) -> None:
+        """Append more events of the stretch whose 0 became `offset`."""
+        self.events.extend([event + offset if event >= 0 else event - offset for event in events])
 
     def timeline(self) -> Timeline:
         """What was collected."""

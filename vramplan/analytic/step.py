@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 from vramplan.analytic.optimizers import Weight, optimizer_of
 from vramplan.analytic.overheads import cublas_workspace, ddp_buckets
@@ -121,6 +122,11 @@ class Step:
                     f"{' x '.join(map(str, parameter.shape))} {parameter.dtype}",
                 )
             record.allocate(storage)
+        for shape in self.setting.family.buffers(self.setting.config):
+            formula = f"{' x '.join(map(str, shape))} fp32"
+            buffer = Storage(4 * prod(shape), "parameter", "layers.* table", formula)
+            for _ in self.plan.layers():
+                record.allocate(buffer)
         if self.job.num_gpus > 1:
             for bucket in ddp_buckets(self.trained):
                 record.allocate(bucket)
@@ -145,16 +151,18 @@ class Step:
         for number in range(2):
             offset, start = len(record.storages), len(record.events)
             phases = [(name, first) for name, first in self.played.marks if name != "end"]
+            end = next(first for name, first in self.played.marks if name == "end")
             record.enter("forward")
             if number == 0:
                 record.allocate(workspace)
                 record.allocate(workspace)
             offset, start = len(record.storages), len(record.events)
-            record.splice(self.storages, self.played.events)
+            record.splice(self.storages, self.played.events[:end])
             for name, first in phases:
                 self._mark(record, name.partition(".")[0], start + first)
             self._optimize(record, first=number == 0)
             record.free_all(offset + place for place in self.gradients)
+            record.continue_splice(offset, self.played.events[end:])  # the loop lets go of its loss and batch
         return record.timeline()
 
     @staticmethod

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import prod
 from sys import getrefcount
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from vramplan.units import DTYPE_BYTES
 
 Grads = list["Tensor | None"]
 Backward = Callable[..., Grads]
+Output = TypeVar("Output")
 
 
 class StorageInfo(NamedTuple):
@@ -89,7 +90,7 @@ class Node:
         self.edges = [None if tensor.node is None else (tensor.node, tensor.index) for tensor in inputs]
         self.backward = backward
         self.saved: list[Storage | Resident] = []
-        self.frame: Frame | None = tape.frame
+        self.frame: Frame | None = None  # set with the first saved tensor: torch's hooks on those alone hold it
         self.slots: list[int] = []
         tape.sequence += 1
         self.sequence = tape.sequence
@@ -154,7 +155,6 @@ class Accumulate(Node):
         self.name = name
         self.grad: Tensor | None = None
         self.sequence = 1 << 60  # UINT64_MAX in engine.cpp: first in the queue
-        self.frame = None
 
 
 class Parameter(Tensor):
@@ -199,7 +199,7 @@ class Frame:
 
     __slots__ = ("function", "inputs", "num_slots", "slots", "autocast")
 
-    def __init__(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], autocast: str | None) -> None:
+    def __init__(self, function: Callable[..., object], inputs: tuple[Tensor, ...], autocast: str | None) -> None:
         self.function = function
         self.inputs = inputs
         self.num_slots = 0
@@ -230,9 +230,9 @@ class Tape:
         self.autocast_cache: dict[int, Tensor] = {}
         self.frame: Frame | None = None
         self.recomputing: Frame | None = None
-        self.frames: list[Frame] = []
         self.inputs: list[Tensor] = []
         self.in_backward = False
+        self.unpacked: Node | None = None
 
     # -- recording ---------------------------------------------------------------------------------------------------
 
@@ -276,7 +276,7 @@ class Tape:
         """Keep `tensors` for `node`'s backward; under checkpointing, hand them to the waiting frame instead."""
         if node is None:
             return
-        frame = node.frame
+        frame = self.frame
         for tensor in tensors:
             if frame is None:
                 node.saved.append(tensor.storage)
@@ -291,15 +291,15 @@ class Tape:
                 if len(slots) == frame.num_slots:
                     raise StopRecompute
             else:
+                node.frame = frame
                 node.slots.append(frame.num_slots)
                 frame.num_slots += 1
 
-    def checkpoint(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    def checkpoint(self, function: Callable[..., Output], *inputs: Tensor) -> Output:
         """``function(*inputs)`` keeping only the inputs; backward replays it."""
         if not self.grad_enabled:
             return function(*inputs)
         frame = Frame(function, inputs, self.autocast)
-        self.frames.append(frame)
         for tensor in inputs:
             if isinstance(tensor.storage, Storage):
                 self.kept.add(tensor.storage.id)
@@ -374,12 +374,19 @@ class Tape:
                 assert storage is not None
                 node.saved.append(storage)
                 slots[slot] = None
+            self.unpacked = node
         del frame
         outputs = node.backward(*grads)
+        self.unpacked = None
         grads.clear()
         node.saved.clear()
         node.frame = None
         return outputs
+
+    def applied(self) -> None:
+        """The formula is done, its outputs not yet fitted: a recomputed tensor was the formula's local and goes now."""
+        if self.unpacked is not None:
+            self.unpacked.saved.clear()
 
     def _add(self, buffer: Grads, index: int, grad: Tensor) -> None:
         """InputBuffer::accumulate: in place where this buffer alone holds the old gradient."""

@@ -33,7 +33,8 @@ class Rotary(NamedTuple):
     per_kind: bool = False
 
 
-Layer = Callable[[Net, Config, Tensor, Context, Kind], Tensor]
+Layer = Callable[[Net, Config, Tensor, Context, Kind], "Tensor | tuple[Tensor, ...]"]
+"""Returns the hidden state; BLOOM, Falcon and GPT-J also their attention weights, which the model's loop holds."""
 Part = Callable[[Net, Config, Tensor], Tensor]
 NormFunction = Callable[[Net, str, Tensor], Tensor]
 
@@ -103,6 +104,10 @@ class Family:
     rotary: Callable[[Config], Rotary | None] = full_rotary
     attention: tuple[str, ...] = ("sdpa", "flash", "eager")
     """Attention implementations that transformers offers for it; the first is what it runs by default."""
+    attention_dropout: float = 0.0
+    """transformers' default of attention_dropout or attn_pdrop."""
+    buffers: Callable[[Config], tuple[tuple[int, ...], ...]] = lambda c: ()
+    """fp32 tables that every layer brings besides its weights."""
     always_masked: bool = False
     """Whether SDPA gets a mask even where none is needed (falcon)."""
     refuses: tuple[tuple[str, object], ...] = ()

@@ -187,7 +187,7 @@ FAMILIES = {
     "mistral": Family(mistral, kinds=mistral_kinds, window=mistral_window),
     "qwen2": Family(qwen2, kinds=qwen_kinds, window=qwen_window),
     "qwen3": Family(qwen3, kinds=qwen_kinds, window=qwen_window),
-    "seed_oss": Family(seed_oss),
+    "seed_oss": Family(seed_oss, attention_dropout=0.1),
     "granite": Family(granite, embed=granite_embed, after_head=times),
     "smollm3": Family(llama, kinds=smollm3_kinds),
     "olmo2": Family(olmo2, norm=olmo_norm, rotary=lambda c: Rotary(heads_of(c).dim, fp32=True)),

@@ -27,10 +27,11 @@ def phi(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
         net.linear(f"self_attn.{name}_proj", x, count * heads.dim, bias=True).view(batch, length, count, heads.dim)
         for name, count in (("q", heads.query), ("k", heads.key), ("v", heads.key))
     )
-    q, k = partial_rotary(q, k, ctx, kind)
+    q, k, *pieces = partial_rotary(q, k, ctx, kind, keeps=True)
     out, *kept = attend(q, k, v, ctx, kind, contiguous=True)
-    del q, k, v
-    out = ops.dropout(net.linear("self_attn.dense", out, width, bias=True), dropout)
+    out = net.linear("self_attn.dense", out, width, bias=True)
+    del q, k, v, pieces
+    out = ops.dropout(out, dropout)
     x = plain_mlp(net, x, "mlp.fc1", "mlp.fc2", c.count("intermediate_size"), c.text("hidden_act", "gelu_new"))
     x = ops.dropout(x, dropout)
     return ops.add(ops.add(out, x), residual, "residual stream")
@@ -58,7 +59,7 @@ def phi3_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> 
     q = ops.part(qkv, q_width).view(batch, length, heads.query, heads.dim)
     k = ops.part(qkv, k_width).view(batch, length, heads.key, heads.dim)
     v = ops.part(qkv, k_width).view(batch, length, heads.key, heads.dim)
-    q, k = partial_rotary(q, k, ctx, kind)
+    q, k = partial_rotary(q, k, ctx, kind, one_by_one=True)
     out, *kept = attend(q, k, v, ctx, kind, contiguous=True)
     return net.linear("self_attn.o_proj", out, width), *kept
 
