@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,7 +32,7 @@ def check(allocator: CachingAllocator, used: list[Block]) -> None:
     assert allocator.small.keys == sorted(allocator.small.blocks)
     assert allocator.large.keys == sorted(allocator.large.blocks)
     everything = sorted((*free, *used), key=lambda block: block.address)
-    for block, following in zip(everything, everything[1:], strict=False):
+    for block, following in pairwise(everything):
         assert block.address + block.size <= following.address
         if block.after is following:
             assert block.address + block.size == following.address
@@ -70,8 +72,8 @@ def test_a_capacity_is_never_passed(sizes: list[int], capacity_mib: int) -> None
             block = allocator.malloc(size)
             if number % 2:
                 allocator.free(block)
-    except OutOfMemory as error:
-        assert error.reserved_bytes + error.requested_bytes > 0
+    except OutOfMemory:
+        assert allocator.num_retries > 0
     assert allocator.peak_reserved <= capacity_mib * MiB
 
 

@@ -98,7 +98,10 @@ def test_lists() -> None:
     [
         (["suggest", "nosuch", "--gpu", "h100", "--global-batch", "8"], "unknown model 'nosuch'"),
         (["suggest", "qwen2.5-7b", "--gpu", "h10", "--global-batch", "8"], "did you mean h100"),
-        (["suggest", "qwen2.5-7b", "--gpu", "h100", "--global-batch", "8", "--optimizer", "adamm"], "did you mean adamw"),
+        (
+            ["suggest", "qwen2.5-7b", "--gpu", "h100", "--global-batch", "8", "--optimizer", "adamm"],
+            "did you mean adamw",
+        ),
         (["suggest", "qwen2.5-7b", "--gpu", "h100", "--global-batch", "0"], "--global-batch 0"),
         (["suggest", "qwen2.5-7b", "--gpu", "h100", "--global-batch", "-3"], "--global-batch -3"),
         (["suggest", "qwen2.5-7b", "--gpu", "h100", "--global-batch", "x"], "--global-batch"),

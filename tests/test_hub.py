@@ -116,7 +116,9 @@ def test_the_cache_serves_when_the_hub_is_gone(server: HubServer, monkeypatch: p
         ("org/one", [Fault("GET", keep=10)], HubError, "cannot be reached"),
     ],
 )
-def test_one_clear_line_each(repo: str, faults: list[Fault], error: type[Exception], said: str, server: HubServer) -> None:
+def test_one_clear_line_each(
+    repo: str, faults: list[Fault], error: type[Exception], said: str, server: HubServer
+) -> None:
     server.faults = faults
     started = time.monotonic()
     with pytest.raises(error) as raised:

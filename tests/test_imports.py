@@ -46,7 +46,9 @@ def test_the_quick_path_loads_nothing_heavy() -> None:
 
 
 def test_importing_the_package_costs_nothing() -> None:
-    done = run("import sys, vramplan; print([n for n in sys.modules if n.startswith(('vramplan.', 'pydantic', 'rich'))])")
+    done = run(
+        "import sys, vramplan; print([n for n in sys.modules if n.startswith(('vramplan.', 'pydantic', 'rich'))])"
+    )
     assert done.stdout.strip() == "[]"
 
 

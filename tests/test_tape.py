@@ -95,7 +95,7 @@ def test_fp32_adapters_without_autocast_keep_an_fp32_input_each() -> None:
     assert kept_per_token(job(autocast="none")) == pytest.approx(77.29 * H, rel=0.002)
 
 
-# Qwen2.5-7B-Instruct, LoRA rank 8 all-linear, traced with transformers 5.23: the batch itself (ids and labels, 2 x 16 KiB)
+# Qwen2.5-7B-Instruct, LoRA rank 8 all-linear, traced with transformers 5.23: the batch itself (ids and labels)
 # and flash attention's random state were not counted there.
 @pytest.mark.parametrize(
     ("checkpointing", "traced", "num_random_states"), [("full", 19_652_256_768, 0), ("none", 33_005_872_128, 28)]
@@ -111,3 +111,13 @@ def test_anchor(checkpointing: str, traced: int, num_random_states: int) -> None
     assert one.peak_phase == "backward"
     assert one.num_parameters == 7_615_616_512
     assert one.num_trainable_parameters == 20_185_088
+
+
+def test_an_adapter_on_the_head_only_where_it_is_named() -> None:
+    """PEFT's all-linear leaves the output head out; by name it gets an adapter."""
+    spec = spec_of("Qwen/Qwen2.5-0.5B")
+    plain, named = (
+        estimate(spec, Job(lora_targets=targets, sequence_length=256), card_of())
+        for targets in (("q_proj",), ("q_proj", "lm_head"))
+    )
+    assert named.num_trainable_parameters - plain.num_trainable_parameters == 8 * (896 + 151936)

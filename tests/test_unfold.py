@@ -9,11 +9,11 @@ import pytest
 
 from tests.helpers import card_of, setting_of, spec_of
 from vramplan.allocator import replay
+from vramplan.analytic.blocks import Kind
 from vramplan.analytic.families import FAMILIES
 from vramplan.analytic.play import Setting
 from vramplan.analytic.step import Step
 from vramplan.analytic.unfold import Fold, fold
-from vramplan.analytic.blocks import Kind
 from vramplan.job import Job
 from vramplan.spec import Config
 
@@ -29,7 +29,12 @@ JOBS: dict[str, dict[str, Any]] = {
     "lora": {},
     "full-plain": {"method": "full", "autocast": "none", "checkpointing": "none", "loop": "plain"},
     "fp32-eager": {"method": "full", "dtype": "fp32", "attention": "eager"},
-    "accumulating": {"method": "full", "gradient_accumulation_steps": 4, "micro_batch_size": 2, "checkpointing": "none"},
+    "accumulating": {
+        "method": "full",
+        "gradient_accumulation_steps": 4,
+        "micro_batch_size": 2,
+        "checkpointing": "none",
+    },
 }
 
 

@@ -1,9 +1,9 @@
 """vramplan: what a training run needs of a GPU, before it runs.
 
-    >>> import vramplan
-    >>> answer = vramplan.suggest("Qwen/Qwen2.5-0.5B", gpu="rtx3060", global_batch=8)
-    >>> answer.recommended.global_batch_size
-    8
+>>> import vramplan
+>>> answer = vramplan.suggest("Qwen/Qwen2.5-0.5B", gpu="rtx3060", global_batch=8)
+>>> answer.recommended.global_batch_size
+8
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from vramplan.api import estimate, load_card, load_model, suggest
     from vramplan.card import Card
     from vramplan.errors import VramplanError
-    from vramplan.result import Estimate, Term
     from vramplan.job import Job
     from vramplan.plan import Plan, Search
+    from vramplan.result import Estimate, Term
     from vramplan.spec import ModelSpec
 
 __version__ = "0.1.0"

@@ -50,7 +50,7 @@ class AllocatorSettings:
 class Block:
     """A stretch of a segment, free or in use."""
 
-    __slots__ = ("address", "size", "small", "free", "before", "after")
+    __slots__ = ("address", "after", "before", "free", "size", "small")
 
     def __init__(self, address: int, size: int, small: bool, before: Block | None = None) -> None:
         self.address = address
@@ -64,7 +64,7 @@ class Block:
 class Pool:
     """The free blocks of one size class, in the allocator's order: by size, then address (BlockComparatorSize)."""
 
-    __slots__ = ("keys", "blocks")
+    __slots__ = ("blocks", "keys")
 
     def __init__(self) -> None:
         self.keys: list[int] = []  # size << 64 | address, sorted
@@ -270,6 +270,4 @@ def replay(
             allocated.append(allocator.allocated)
     except OutOfMemory:
         failed = True
-    return Replay(
-        allocated, allocator.peak_allocated, allocator.peak_reserved, allocator.num_retries, failed
-    )
+    return Replay(allocated, allocator.peak_allocated, allocator.peak_reserved, allocator.num_retries, failed)

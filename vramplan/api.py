@@ -11,9 +11,9 @@ from vramplan.card import Card
 from vramplan.catalog import find_card
 from vramplan.defaults import complete_job
 from vramplan.errors import ConfigError
-from vramplan.result import Estimate
 from vramplan.job import MAX_COUNT
 from vramplan.levers import levers
+from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
 
 

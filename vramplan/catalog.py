@@ -38,9 +38,12 @@ def load_spec(name: str) -> ModelSpec:
     Shipped files are validated by the tests, all of them, and not again here: that would double the time of an answer.
     """
     raw = json.loads((specs_folder() / f"{name}.json").read_bytes())
-    return ModelSpec.model_construct(
-        **{key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}
-    )
+    return ModelSpec.model_construct(None, **_frozen(raw))
+
+
+def _frozen(raw: dict[str, Any]) -> dict[str, Any]:
+    """JSON's lists as the tuples that the types want."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}
 
 
 @cache
@@ -49,7 +52,7 @@ def aliases() -> dict[str, str]:
     folder, found = specs_folder(), {}
     for path in sorted(folder.glob("*/*.json")):
         raw = json.loads(path.read_bytes())
-        found.update({alias: raw["name"] for alias in raw["aliases"]})
+        found.update(dict.fromkeys(raw["aliases"], raw["name"]))
     return found
 
 
@@ -112,9 +115,7 @@ def find_card(name: str) -> Card:
 
 def _card(row: dict[str, Any]) -> Card:
     """A shipped row, validated by the tests, as a card."""
-    return Card.model_construct(
-        **{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
-    )
+    return Card.model_construct(None, **_frozen(row))
 
 
 def card_names() -> list[str]:

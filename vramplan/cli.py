@@ -33,7 +33,9 @@ LoraTargets = Annotated[str | None, typer.Option(help="all-linear, or names of l
 LoraDropout = Annotated[float | None, typer.Option(help="Dropout before each adapter (0).")]
 LoraDtype = Annotated[str | None, typer.Option(help="Stored dtype of adapters: fp32 (PEFT's default), bf16, fp16.")]
 Dtype = Annotated[str | None, typer.Option(help="Stored dtype of the weights: bf16 (default), fp16, fp32.")]
-Autocast = Annotated[str | None, typer.Option(help="torch.autocast: none, bf16, fp16 (default: a half dtype of weights).")]
+Autocast = Annotated[
+    str | None, typer.Option(help="torch.autocast: none, bf16, fp16 (default: a half dtype of weights).")
+]
 Quantize = Annotated[str | None, typer.Option(help="nf4 or int8 (refused for now).")]
 Optimizer = Annotated[str | None, typer.Option(help="transformers' optim name (adamw_torch_fused).")]
 SeqLen = Annotated[int | None, typer.Option(help="Tokens in each sample (2048).")]

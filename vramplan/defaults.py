@@ -35,7 +35,10 @@ def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
         job["dtype"] = "fp32" if full and half == "fp16" else half
         if job["dtype"] == "fp32":
             job.setdefault("autocast", half)
-    job.setdefault("autocast", job["dtype"] if job["dtype"] in ("bf16", "fp16") and not (full and job["dtype"] == "fp16") else "none")
+    job.setdefault(
+        "autocast",
+        job["dtype"] if job["dtype"] in ("bf16", "fp16") and not (full and job["dtype"] == "fp16") else "none",
+    )
     if "lora_dtype" not in job and job["dtype"] == "fp32":
         job["lora_dtype"] = "fp32"
     if "attention" not in job:

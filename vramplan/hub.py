@@ -1,4 +1,4 @@
-"""A model by name: shipped, in a folder, or on the Hub. The one place that talks to the Hub; it never fetches weights."""
+"""A model by name: shipped, in a folder, or on the Hub. Only this file talks to the Hub; it never fetches weights."""
 
 from __future__ import annotations
 
@@ -177,9 +177,9 @@ def _count_on_hub(repo: str, snapshot: Path) -> int | None:
     try:
         metadata = hub.HfApi().get_safetensors_metadata(repo)
     except Exception as error:
-        known = (NotASafetensorsRepoError, SafetensorsParsingError, OSError, ValueError, *_transport_errors())
-        # the client lets the last two through where a header is JSON of another shape
-        if isinstance(error, (*known, AttributeError, TypeError)):
+        known = (NotASafetensorsRepoError, SafetensorsParsingError, OSError, ValueError)
+        leaking = (AttributeError, TypeError)  # where a header is JSON of another shape
+        if isinstance(error, (known, leaking, _transport_errors())):
             return None
         raise
     return sum(metadata.parameter_count.values()) or None
@@ -238,7 +238,7 @@ def _quick_client() -> Iterator[None]:
     """The real client's sessions without its retries, and with one deadline over all requests.
 
     Left alone it tries an unreachable Hub for 23 s, a silent one for minutes, and waits out any Retry-After
-    (huggingface_hub 2.4); OfflineModeIsEnabled is what it takes for "use the cache". Older clients are left as they are.
+    (huggingface_hub 2.4); OfflineModeIsEnabled is what it takes for "use the cache". Older clients are not changed.
     """
     try:
         import httpx2

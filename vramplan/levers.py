@@ -32,7 +32,13 @@ def levers(spec: ModelSpec, job: Job, card: Card) -> list[Lever]:
     if job.attention == "eager":
         lever("--attention sdpa", "scores of all pairs of tokens are never stored", FREE, attention="sdpa")
     if job.dtype == "fp32" and card.supports("bf16"):
-        lever("--dtype bf16 --autocast bf16", "half the bytes of weights and states", "accuracy", dtype="bf16", autocast="bf16")
+        lever(
+            "--dtype bf16 --autocast bf16",
+            "half the bytes of weights and states",
+            "accuracy",
+            dtype="bf16",
+            autocast="bf16",
+        )
     if job.checkpointing == "none":
         lever("--checkpointing full", "layers keep their input only", "about a third more time", checkpointing="full")
     if job.method == "full":

@@ -22,7 +22,9 @@ def local_card(index: int = 0) -> Card:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise ConfigError(f"--gpu auto: no NVIDIA driver answers here ({error}); name a card, see `vramplan gpus`") from error
+        raise ConfigError(
+            f"--gpu auto: no NVIDIA driver answers here ({error}); name a card, see `vramplan gpus`"
+        ) from error
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         name = pynvml.nvmlDeviceGetName(handle)
@@ -43,7 +45,9 @@ def as_reported(title: str, total_bytes: int, used_bytes: int) -> Card:
     try:
         known = find_card(title)
     except UnknownNameError as error:
-        raise ConfigError(f"--gpu auto: {title!r} is not in the catalogue; name one like it, see `vramplan gpus`") from error
+        raise ConfigError(
+            f"--gpu auto: {title!r} is not in the catalogue; name one like it, see `vramplan gpus`"
+        ) from error
     gap = known.driver_total_bytes - known.cuda_total_bytes
     return known.model_copy(
         update={

@@ -12,8 +12,8 @@ from typing import Any
 
 from vramplan.card import Card
 from vramplan.errors import ConfigError, VramplanError
-from vramplan.result import Estimate
 from vramplan.job import Job
+from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
 from vramplan.units import ceil_div
 
@@ -227,9 +227,7 @@ def _largest_micro_batch(wanted: list[tuple[int, int]], fitting: int, tried: _Tr
     while high is None or high - low > 1:
         near = tried(low, accumulates)
         before = tried(max(1, low // 2), accumulates) if low > 1 else None
-        slope = (
-            (near.device_total_bytes - before.device_total_bytes) / (low - max(1, low // 2)) if before else None
-        )
+        slope = (near.device_total_bytes - before.device_total_bytes) / (low - max(1, low // 2)) if before else None
         guess = low + int(near.headroom_bytes / slope) if slope and slope > 0 else 2 * low
         guess = max(low + 1, guess if high is None else min(guess, high - 1))
         if guess > 1 << 20:
@@ -296,8 +294,8 @@ def _warnings(recommended: Plan | None) -> list[str]:
     if recommended is None or recommended.gradient_accumulation_steps <= MANY_STEPS:
         return []
     return [
-        f"{recommended.gradient_accumulation_steps} accumulation steps: past {MANY_STEPS} each update waits very long and"
-        " small batches train as well (arXiv 2507.07101); consider a smaller global batch"
+        f"{recommended.gradient_accumulation_steps} accumulation steps: past {MANY_STEPS} each update waits very long,"
+        " and small batches train as well (arXiv 2507.07101); consider a smaller global batch"
     ]
 
 
@@ -323,9 +321,7 @@ class Lever:
     card: Card | None = None
 
 
-def _advise(
-    tried: _Tried, recommended: Plan | None, smallest: Estimate, levers: Sequence[Lever]
-) -> list[Advice]:
+def _advise(tried: _Tried, recommended: Plan | None, smallest: Estimate, levers: Sequence[Lever]) -> list[Advice]:
     """Where nothing fits: whatever saves memory, and whether it then fits. Else: what doubles the batch for nothing."""
     if recommended is None:
         micro, steps, reference = smallest.micro_batch_size, smallest.gradient_accumulation_steps, smallest

@@ -40,7 +40,7 @@ class ModelSpec(BaseModel):
 class Config:
     """A model configuration read by key: a missing one is an error that names it, never a guess."""
 
-    __slots__ = ("_values", "_owner")
+    __slots__ = ("_owner", "_values")
 
     def __init__(self, values: Mapping[str, Any], owner: str) -> None:
         self._values = values

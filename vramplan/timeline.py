@@ -90,4 +90,3 @@ class Timeline:
             else:
                 del live[~event]
         return [self.storages[number] for number in live]
-

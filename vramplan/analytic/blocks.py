@@ -6,7 +6,7 @@ Tensors are (batch B, length S, heads, head dim D). Each part mirrors transforme
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from vramplan.analytic import ops
@@ -39,6 +39,16 @@ class Context:
     positions: Tensor | None = None
     padded: bool = False
     attention_dropout: float = 0.0
+
+    def of(self, kind: Kind) -> Context:
+        """What a layer of `kind` is handed: a checkpointed one keeps its own mask and tables alive, not the others'."""
+        own = (kind.sliding,)
+        return replace(
+            self,
+            cos={key: one for key, one in self.cos.items() if key in own},
+            sin={key: one for key, one in self.sin.items() if key in own},
+            masks={key: one for key, one in self.masks.items() if key in own},
+        )
 
 
 class Heads(NamedTuple):
@@ -82,15 +92,28 @@ def rotary(q: Tensor, k: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, Tens
     return turned, rotate(k, cos, sin)
 
 
-def partial_rotary(q: Tensor, k: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, Tensor]:
-    """Rotary on the first part of each head; the pieces are joined again, which makes q and k contiguous."""
+def partial_rotary(
+    q: Tensor, k: Tensor, ctx: Context, kind: Kind, keeps: bool = False, one_by_one: bool = False
+) -> tuple[Tensor, ...]:
+    """Rotary on the first part of each head; the pieces are joined again, which makes q and k contiguous.
+
+    `keeps`: written out in the attention's forward (phi, gptj), whose locals, returned as well, live to its end.
+    `one_by_one`: q is joined before k is turned (phi3).
+    """
     cos, sin = ctx.cos[kind.sliding], ctx.sin[kind.sliding]
     width, rest = cos.shape[-1], q.shape[-1] - cos.shape[-1]
     q_turn, k_turn = ops.part(q, width), ops.part(k, width)
     q_pass, k_pass = (None, None) if not rest else (ops.part(q, rest), ops.part(k, rest))
+    if one_by_one:
+        q_turned = joined(rotate(q_turn, cos, sin), q_pass)
+        return q_turned, joined(rotate(k_turn, cos, sin), k_pass)
     q_turned = rotate(q_turn, cos, sin)
     k_turned = rotate(k_turn, cos, sin)
-    return joined(q_turned, q_pass), joined(k_turned, k_pass)
+    q_joined = joined(q_turned, q_pass)
+    if not keeps:
+        del q_turned
+        return q_joined, joined(k_turned, k_pass)
+    return q_joined, joined(k_turned, k_pass), q_turned, k_turned, q, k
 
 
 def joined(turned: Tensor, rest: Tensor | None) -> Tensor:
@@ -107,7 +130,7 @@ class Softcap(NamedTuple):
     caps: bool = False
     """Gemma 2: divide, tanh, multiply."""
     in_fp32: bool = True
-    """Softmax in fp32 and cast back; GPT-2 and Falcon stay in the model's dtype."""
+    """Softmax in fp32 and cast to q's dtype in one expression; GPT-2 and GPT-J take it as it is, then cast to v's."""
 
 
 def attend(
@@ -153,11 +176,11 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ctx: Context, con
         return ops.copy(out, "attention output made contiguous") if contiguous else out
     if groups == 1 and dim % (4 if dtype == "fp32" else 8) == 0:
         return ops.efficient_attention(q, k, v, mask)
-    return ops.math_attention(q, k, v, mask)
+    return ops.math_attention(q, k, v, mask, ctx.attention_dropout)
 
 
 def flash_package(q: Tensor, k: Tensor, v: Tensor, padded: bool) -> Tensor:
-    """flash_attention_2: the same kernel; padding is cut out before and put back after (modeling_flash_attention_utils)."""
+    """flash_attention_2: the same kernel; padding is cut out before and put back after."""
     q, k, v = (ops.low(x) for x in (q, k, v))
     if not padded:
         return ops.flash_attention(q, k, v)
@@ -170,11 +193,13 @@ def eager_attention(
 ) -> tuple[Tensor, Tensor]:
     """``eager_attention_forward``: all scores at once."""
     batch, length, heads, dim = q.shape
-    groups = heads // k.shape[2]
+    groups, expanded = heads // k.shape[2], heads > k.shape[2] == 1  # one head is a view with stride 0
     k, v = ops.repeat_heads(k, groups), ops.repeat_heads(v, groups)
-    repeated = groups > 1
+    repeated = groups > 1 and not expanded
     shape, flops = (batch, heads, length, length), 2 * batch * heads * length * length * dim
-    scores = ops.matmul(merged(q, contiguous), merged(k, contiguous or repeated), flops, shape, "attention scores")
+    scores = ops.matmul(
+        merged(q, contiguous), merged(k, (contiguous and not expanded) or repeated), flops, shape, "attention scores"
+    )
     scores = ops.scale(scores, "scaled attention scores")
     if options.caps:
         scores = ops.scale(scores, "capped attention scores")
@@ -183,11 +208,12 @@ def eager_attention(
     if mask is not None:
         scores = ops.add(scores, mask, "masked attention scores")
     if options.in_fp32:
-        scores = ops.softmax_fp32(scores)
+        weights = ops.to(ops.softmax_fp32(scores), q.dtype, "attention probabilities")
     else:
         scores = ops.softmax(scores)
-    weights = ops.dropout(ops.to(scores, q.dtype, "attention probabilities"), dropout)
+        weights = ops.to(scores, v.dtype, "attention probabilities")
     del scores
+    weights = ops.dropout(weights, dropout)
     out = ops.matmul(weights, merged(v, repeated), flops, (batch, length, heads, v.shape[-1]), "attention output")
     return ops.copy(out), weights
 
@@ -232,7 +258,9 @@ def gelu_new(x: Tensor) -> Tensor:
     """NewGELUActivation: seven Python ops, so five tensors are kept (activations.py)."""
     half = ops.scale(x, "half of x")
     bent = ops.tanh(ops.scale(ops.add(x, ops.scale(ops.cube(x), "scaled cube")), "scaled sum"))
-    return ops.mul(half, ops.shift(bent, "1 + tanh"), "gelu output")
+    shifted = ops.shift(bent, "1 + tanh")
+    del bent
+    return ops.mul(half, shifted, "gelu output")
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -275,9 +303,11 @@ def fused_gated_mlp(net: Net, c: Config, x: Tensor) -> Tensor:
     return net.linear("mlp.down_proj", product, x.shape[-1])
 
 
-def plain_mlp(net: Net, x: Tensor, first: str, second: str, width: int, act: str, bias: bool = True) -> Tensor:
+def plain_mlp(
+    net: Net, x: Tensor, first: str, second: str, width: int, act: str, bias: bool = True, cached: bool = True
+) -> Tensor:
     """``second(act(first(x)))``."""
     out = x.shape[-1]
-    x = net.linear(first, x, width, bias)
-    x = activation(act)(x)
-    return net.linear(second, x, out, bias)
+    inner = net.linear(first, x, width, bias, cached)  # `x` lives as the module's argument
+    inner = activation(act)(inner)
+    return net.linear(second, inner, out, bias, cached)

@@ -13,8 +13,8 @@ from vramplan.analytic.step import Step
 from vramplan.analytic.support import check_adapters, check_job, check_model
 from vramplan.analytic.unfold import Fold, fold
 from vramplan.card import Card
-from vramplan.result import Estimate, Term
 from vramplan.job import Job
+from vramplan.result import Estimate, Term
 from vramplan.spec import Config, ModelSpec
 from vramplan.timeline import Storage, Timeline
 
@@ -106,6 +106,7 @@ def linear_names(step: Step) -> list[str]:
             for one in step.placed
             if len(one.parameter.shape) == 2 and one.layer is not None and ".lora_" not in one.parameter.name
         }
+        | {"lm_head"}
     )
 
 
@@ -128,8 +129,7 @@ def peak_terms(live: Sequence[Storage], run: Replay) -> list[Term]:
         group[0] += storage.rounded_bytes
         group[1] += 1
     terms = [
-        Term(category, label, size, count, formula)
-        for (category, label, formula), (size, count) in groups.items()
+        Term(category, label, size, count, formula) for (category, label, formula), (size, count) in groups.items()
     ]
     terms.sort(key=lambda term: -term.num_bytes)
     tensors = sum(term.num_bytes for term in terms)
@@ -170,14 +170,17 @@ def assumptions(job: Job, card: Card) -> tuple[str, ...]:
     if job.method == "lora":
         targets = "all linear layers" if job.lora_targets is None else ", ".join(job.lora_targets)
         method = f"LoRA rank {job.lora_rank} on {targets}, dropout {job.lora_dropout:g}, {job.lora_dtype} adapters"
-    weights = f"{job.dtype} weights" + (f" under {job.autocast} autocast" if job.autocast != "none" else ", no autocast")
+    weights = f"{job.dtype} weights" + (
+        f" under {job.autocast} autocast" if job.autocast != "none" else ", no autocast"
+    )
     checkpointing = "full checkpointing" if job.checkpointing == "full" else "no checkpointing"
     loop = "transformers Trainer" if job.loop == "trainer" else "plain loop"
     return (
         method,
         weights,
         f"{job.optimizer}, {checkpointing}, {job.attention} attention, {job.loss} loss, {loop}",
-        f"{job.batches} sequences of {job.sequence_length} tokens",
+        f"{job.batches} sequences of {job.sequence_length} tokens, all equally long (where lengths vary torch caches more;"
+        " expandable_segments avoids that)",
         f"{card.title}: {card.cuda_total_bytes >> 20} MiB visible to CUDA ({card.cuda_total_source})",
         "torch 2.13, transformers 5.23, peft 0.21; CUDA context and NCCL are priors",
     )

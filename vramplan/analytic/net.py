@@ -37,6 +37,8 @@ class Net:
     training: Training
     embedded: Parameter | None = None
     """The first embedding's weight, which a tied head shares."""
+    held: list[Tensor] = field(default_factory=list)
+    """Embeddings that the model's forward keeps as locals to its end, where those are not the first layer's input."""
     widths: dict[str, int] = field(default_factory=dict)
     """Smaller side of each adapted layer, for the check of the rank."""
 
@@ -50,38 +52,39 @@ class Net:
             known = tape.parameters[key] = Parameter(tape, name, shape, dtype, trains)
         return known
 
-    def linear(
-        self, name: str, x: Tensor, out_features: int, bias: bool = False
-    ) -> Tensor:
-        """``nn.Linear``, with a LoRA adapter where the job asks for one (peft/tuners/lora/layer.py, 0.21)."""
+    def linear(self, name: str, x: Tensor, out_features: int, bias: bool = False, cached: bool = True) -> Tensor:
+        """``nn.Linear``, with a LoRA adapter where the job asks for one (peft/tuners/lora/layer.py, 0.21).
+
+        `cached` False: ``x @ weight.T`` (falcon); autocast does not cache the cast of a view.
+        """
         tape, training = self.tape, self.training
         tape.module = name
         in_features = x.shape[-1]
         weight = self.parameter(f"{name}.weight", out_features, in_features)
-        out = ops.linear(x, weight, self.parameter(f"{name}.bias", out_features) if bias else None)
-        if not training.lora_rank or not self.is_target(name):
-            return out
+        shift = self.parameter(f"{name}.bias", out_features) if bias else None
+        out = ops.linear(x, weight, shift, cached=cached)
+        return self._adapted(name, x, out) if self.is_target(name) else out
+
+    def _adapted(self, name: str, x: Tensor, out: Tensor) -> Tensor:
+        """A layer's output with its adapter's added: ``out + lora_B(lora_A(dropout(x))) * scaling``."""
+        training = self.training
+        in_features, out_features, result_dtype = x.shape[-1], out.shape[-1], out.dtype
         self.widths[name.rpartition(".")[2]] = min(in_features, out_features)
-        rank, result_dtype = training.lora_rank, out.dtype
-        down = self.parameter(f"{name}.lora_A.weight", rank, in_features, adapter=True)
-        up = self.parameter(f"{name}.lora_B.weight", out_features, rank, adapter=True)
-        x = ops.to(x, down.dtype, "input cast to the adapter's dtype")
+        down = self.parameter(f"{name}.lora_A.weight", training.lora_rank, in_features, adapter=True)
+        up = self.parameter(f"{name}.lora_B.weight", out_features, training.lora_rank, adapter=True)
+        cast = ops.to(x, down.dtype, "input cast to the adapter's dtype")  # `x` itself lives as the module's argument
         delta = ops.scale(
             ops.linear(
-                ops.linear(ops.dropout(x, training.lora_dropout), down, None, "lora_A output"), up, None, "lora_B output"
+                ops.linear(ops.dropout(cast, training.lora_dropout), down, None, "lora_A output"),
+                up,
+                None,
+                "lora_B output",
             ),
             "scaled lora_B output",
         )
-        out = ops.add(out, delta, "output with adapter")
-        del delta
-        return ops.to(out, result_dtype, "output with adapter")
-
-    def head(self, x: Tensor, vocabulary: int, tied: bool, bias: bool = False) -> Tensor:
-        """The output head; a tied one uses the embedding's weight, whatever that is called."""
-        self.tape.module = "lm_head"
-        weight = self.head_weight(vocabulary, x.shape[-1], tied)
-        shift = self.parameter("lm_head.bias", vocabulary) if bias else None
-        return ops.linear(x, weight, shift, "logits", "logits")
+        total = ops.add(out, delta, "output with adapter")
+        del delta, out
+        return ops.to(total, result_dtype, "output with adapter")
 
     def head_weight(self, vocabulary: int, width: int, tied: bool) -> Parameter:
         """The output head's weight alone, for losses that multiply by it themselves."""
@@ -92,6 +95,8 @@ class Net:
     def is_target(self, name: str) -> bool:
         """Whether the layer `name` gets an adapter."""
         targets = self.training.lora_targets
+        if not self.training.lora_rank:
+            return False
         return targets is None or any(name == target or name.endswith(f".{target}") for target in targets)
 
     def rms_norm(self, name: str, x: Tensor, offset: bool = False, cast_last: bool = False) -> Tensor:
@@ -102,8 +107,8 @@ class Net:
         tape = self.tape
         tape.module = name
         weight = self.parameter(f"{name}.weight", x.shape[-1])
-        dtype = x.dtype
-        x = ops.to(x, "fp32")
+        dtype, given = x.dtype, x  # the module's argument lives until it returns
+        x = ops.to(given, "fp32")
         x = ops.mul(x, ops.rsqrt(ops.shift(ops.mean(ops.square(x)))), "normalised")
         if offset:
             return ops.to(ops.mul(x, ops.shift(ops.to(weight, "fp32")), "output in fp32"), dtype, "output")
@@ -118,13 +123,18 @@ class Net:
         weight = self.parameter(f"{name}.weight", width)
         return ops.layer_norm(x, weight, self.parameter(f"{name}.bias", width) if bias else None)
 
-    def embedding(self, name: str, ids: Tensor, rows: int, width: int) -> Tensor:
-        """``nn.Embedding``; under LoRA with checkpointing its output is made to need a gradient."""
+    def embedding(self, name: str, ids: Tensor, rows: int, width: int, scaled: bool = False) -> Tensor:
+        """``nn.Embedding``; under LoRA with checkpointing the token embedding's output is made to need a gradient.
+
+        `scaled`: the module itself multiplies by a number (gemma), so that is what the hook sees.
+        """
         self.tape.module = name
         weight = self.parameter(f"{name}.weight", rows, width)
         if self.embedded is None:
             self.embedded = weight
         out = ops.embedding(ids, weight)
-        if self.training.input_needs_grad and out.node is None and self.tape.grad_enabled:
+        if scaled:
+            out = ops.scale(out, "scaled embedding")
+        if self.training.input_needs_grad and weight is self.embedded and out.node is None and self.tape.grad_enabled:
             return leaf(out)
         return out

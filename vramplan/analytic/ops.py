@@ -156,6 +156,7 @@ def mul(a: Tensor, b: Tensor, what: str = "product") -> Tensor:
 
     def backward(grad: Tensor) -> Grads:
         full = [None if like is None else _made(tape, grad.like, "gradient of a product") for like in likes]
+        tape.applied()
         for index, like in enumerate(likes):
             if like is not None and (one := full[index]) is not None:
                 full[index] = _fit(one, like)
@@ -176,6 +177,17 @@ def mul(a: Tensor, b: Tensor, what: str = "product") -> Tensor:
 def scale(x: Tensor, what: str = "scaled copy") -> Tensor:
     """``x * number`` (also ``/``): keeps nothing."""
     return _pointwise(x, what)
+
+
+def scale_in_place(x: Tensor) -> Tensor:
+    """``x /= number``: no new storage in forward."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [_made(tape, like, "gradient through a scaling")]
+
+    tape.work(0, 2 * x.num_bytes, x.dtype)
+    return Tensor(tape, x.storage, x.shape, x.dtype, tape.node((x,), backward))
 
 
 def shift(x: Tensor, what: str = "shifted copy") -> Tensor:
@@ -292,6 +304,19 @@ def split(x: Tensor, *sizes: int) -> list[Tensor]:
     return [Tensor(tape, x.storage, (*x.shape[:-1], size), x.dtype, node, i) for i, size in enumerate(sizes)]
 
 
+def pick(x: Tensor, size: int) -> Tensor:
+    """``x[..., [i], :]``: a copy by index; its gradient is a zeroed full tensor (index_backward)."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [_made(tape, like, "gradient of an index", passes=2)]
+
+    node = tape.node((x,), backward)
+    shape = (*x.shape[:-1], size)
+    tape.work(0, 2 * prod(shape) * DTYPE_BYTES[x.dtype], x.dtype)
+    return _output(node, tape, shape, x.dtype, "part copied out")
+
+
 def cat(a: Tensor, b: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
     """``torch.cat((a, b), dim=-1)``; the gradients are views of the incoming one, summed where `shape` broadcasts."""
     tape = a.tape
@@ -311,8 +336,11 @@ def cat(a: Tensor, b: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
     return out
 
 
-def repeat_heads(x: Tensor, groups: int) -> Tensor:
-    """transformers' ``repeat_kv``: (B, S, K, D) to (B, S, K * groups, D), a copy; backward sums the groups."""
+def repeat_heads(x: Tensor, groups: int, copies: bool = False) -> Tensor:
+    """Transformers' ``repeat_kv``: (B, S, K, D) to (B, S, K * groups, D), a copy; backward sums the groups.
+
+    A single head is only expanded, a view with stride 0, except where `copies` (``repeat_interleave``).
+    """
     if groups == 1:
         return x
     tape, like = x.tape, x.like
@@ -322,6 +350,8 @@ def repeat_heads(x: Tensor, groups: int) -> Tensor:
 
     node = tape.node((x,), backward)
     batch, length, heads, dim = x.shape
+    if heads == 1 and not copies:
+        return Tensor(tape, x.storage, (batch, length, groups, dim), x.dtype, node)
     out = _output(node, tape, (batch, length, heads * groups, dim), x.dtype, "heads repeated to all query heads")
     tape.work(0, x.num_bytes + out.num_bytes, x.dtype)
     return out
@@ -330,9 +360,12 @@ def repeat_heads(x: Tensor, groups: int) -> Tensor:
 # -- matrix products -------------------------------------------------------------------------------------------------
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, what: str = "output", category: str = "") -> Tensor:
-    """``F.linear``: (..., I) by (O, I). Keeps the input where the weight trains, the weight where the input needs grad."""
-    x, weight = low(x), low(weight)
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, what: str = "output", category: str = "", cached: bool = True
+) -> Tensor:
+    """``F.linear``: (..., I) by (O, I). Keeps the input if the weight trains, the weight if the input needs grad."""
+    given = x  # the module's argument lives until it returns
+    x, weight = low(given), low(weight) if cached else to(weight, given.tape.autocast or weight.dtype)
     bias = None if bias is None else low(bias)
     tape = x.tape
     inputs = (x, weight) if bias is None else (x, weight, bias)
@@ -363,8 +396,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, what: str = "output",
     return _output(node, tape, (*x.shape[:-1], out_features), dtype, what, category)
 
 
-def matmul(a: Tensor, b: Tensor, flops: int, shape: tuple[int, ...], what: str) -> Tensor:
-    """A batched product of two activations giving `shape`."""
+def matmul(a: Tensor, b: Tensor, flops: int, shape: tuple[int, ...], what: str, scaled: bool = False) -> Tensor:
+    """A batched product of two activations giving `shape`; `scaled` times a number inside (baddbmm's alpha)."""
     a, b = low(a), low(b)
     tape, dtype = a.tape, a.dtype
     likes = [x.like if x.node is not None else None for x in (a, b)]
@@ -376,6 +409,8 @@ def matmul(a: Tensor, b: Tensor, flops: int, shape: tuple[int, ...], what: str) 
             if like is not None:
                 tape.work(flops, moved, dtype)
             grads.append(None if like is None else tape.empty(like.shape, dtype, "gradient of a batched product"))
+            if scaled and like is not None:
+                grads[-1] = _made(tape, Like(like.shape, dtype), "scaled gradient of a batched product")
         return grads
 
     node = tape.node((a, b), backward)
@@ -410,6 +445,11 @@ def softmax_fp32(x: Tensor) -> Tensor:
 def softmax(x: Tensor) -> Tensor:
     """``F.softmax(x, dim=-1)`` in the dtype of `x` (fp32 under autocast)."""
     return _pointwise(high(x), "attention probabilities", saves_output=True)
+
+
+def softmax_as_it_is(x: Tensor) -> Tensor:
+    """``F.softmax(x, dim=-1, dtype=x.dtype)``: a dtype given by hand overrides autocast."""
+    return _pointwise(x, "attention probabilities", saves_output=True)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -559,31 +599,44 @@ def causal_mask(tape: Tape, batch: int, length: int, dtype: str) -> Tensor:
     return tape.empty((batch, 1, length, length), dtype, "additive causal mask")
 
 
-def math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def math_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_probability: float = 0.0, broadcasts: bool = False
+) -> Tensor:
     """SDPA's fallback, all scores at once (aten/src/ATen/native/transformers/attention.cpp, torch 2.13).
 
     Half types are computed in fp32; q and k are each scaled by the root of the scale; grouped heads are repeated;
     a causal mask without padding is one (S, S) bias for all; the fp32 probabilities are kept once for both products.
+    `broadcasts`: one head meets many without ``enable_gqa`` (falcon-7b), so the products expand it themselves.
     """
     q, k, v = low(q), low(k), low(v)
     dtype, tape = q.dtype, q.tape
     batch, length, heads, dim = q.shape
     groups = heads // k.shape[2]
-    q, k, v = (to(x, "fp32", "fp32 copy for math attention") for x in (q, k, v))
-    q = scale(q, "scaled query")
+    wide = [to(x, "fp32", "fp32 copy for math attention") for x in (q, k, v)]
+    # C++ locals that live to the end: the fp32 copies, the scaled query, the bias, the repeated heads
+    q = scale(wide[0], "scaled query")
     bias = additive_bias(mask, "fp32") if mask is not None else _causal_bias(tape, length)
-    k, v = repeat_heads(k, groups), repeat_heads(v, groups)
+    k, v = wide[1], wide[2]
+    if not broadcasts:
+        k, v = repeat_heads(k, groups, copies=True), repeat_heads(v, groups, copies=True)
     flops, shape = 2 * batch * heads * length * length * dim, (batch, heads, length, length)
-    k = scale(k, "scaled key")
-    scores = matmul(q, k, flops, shape, "attention scores")  # the mask is added in place
+    scores = matmul(q, _fold(scale(k, "scaled key"), heads), flops, shape, "attention scores")  # the mask: in place
     tape.work(0, 3 * scores.num_bytes, "fp32")
-    del bias, k, q
     weights = _safe_softmax(scores)
     del scores
-    out = matmul(weights, v, flops, (batch, length, heads, dim), "attention output in fp32")
+    weights = dropout(weights, dropout_probability)
+    out = matmul(weights, _fold(v, heads), flops, (batch, length, heads, dim), "attention output in fp32")
     copied = to(weights, dtype) if dtype != "fp32" else None  # the second result, dropped by the caller
     del copied
     return copy(to(out, dtype, "attention output"))
+
+
+def _fold(x: Tensor, heads: int) -> Tensor:
+    """A single head as ``at::matmul`` broadcasts it to all: a view for one sample, a copy for more."""
+    if x.shape[2] == heads:
+        return x
+    x = repeat_heads(x, heads)
+    return x if x.shape[0] == 1 else copy(x, "heads expanded for a batched product")
 
 
 def _causal_bias(tape: Tape, length: int) -> Tensor:
@@ -613,17 +666,55 @@ def bloom_gelu(x: Tensor) -> Tensor:
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
-        temporaries = [_made(tape, like, "temporary of the GELU's backward") for _ in range(4)]
-        result = _made(tape, like, "gradient through GELU")
-        del temporaries
-        return [result]
+        def made() -> Tensor:
+            return _made(tape, like, "temporary of the GELU's backward")
+
+        inner, scaled = made(), made()
+        squared = made()
+        del scaled
+        shifted = made()
+        del squared
+        product = made()
+        del inner, shifted
+        bent = made()  # tanh, a local to the end
+        del product
+        half, square = made(), made()
+        complement = made()
+        del square
+        scaled = made()
+        squared = made()
+        del scaled
+        shifted = made()
+        del squared
+        product = made()
+        del complement, shifted
+        first = made()
+        del half, product
+        shifted = made()
+        second = made()
+        del shifted
+        slope = made()
+        del first, second
+        return [_made(tape, like, "gradient through GELU")]
 
     node = tape.node((x,), backward)
     tape.save(node, x)
-    temporaries = [_made(tape, like, "temporary of the GELU") for _ in range(2)]
-    out = _output(node, tape, x.shape, x.dtype, "gelu output")
-    del temporaries
-    return out
+
+    def made() -> Tensor:
+        return _made(tape, like, "temporary of the GELU")
+
+    half, inner, scaled = made(), made(), made()  # x * 0.5, 0.79788456 * x, 0.044715 * x
+    squared = made()
+    del scaled
+    shifted = made()
+    del squared
+    product = made()
+    del inner, shifted
+    bent = made()
+    del product
+    factor = made()
+    del bent
+    return _output(node, tape, x.shape, x.dtype, "gelu output")
 
 
 # -- fused losses ------------------------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ def sgd_momentum(record: Recorder, group: Sequence[Weight], first: bool) -> None
 
 
 def adafactor(record: Recorder, group: Sequence[Weight], first: bool) -> None:
-    """transformers' Adafactor: fp32 row and column means, and fp32 copies of one weight at a time."""
+    """Transformers' Adafactor: fp32 row and column means, and fp32 copies of one weight at a time."""
     held: list[int] = []
     for weight in group:
         shape = weight.shape
@@ -139,7 +139,7 @@ def adafactor(record: Recorder, group: Sequence[Weight], first: bool) -> None:
 
 
 def lion(record: Recorder, group: Sequence[Weight], first: bool) -> None:
-    """bitsandbytes' Lion: one fp32 state per weight whatever its dtype, kernels in place."""
+    """Bitsandbytes' Lion: one fp32 state per weight whatever its dtype, kernels in place."""
     if first:
         for weight in group:
             record.allocate(_state("Lion state1", weight.shape, "fp32"))
@@ -168,14 +168,16 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "lion_32bit": Optimizer(lion, True, 5, 1, "Lion (bitsandbytes), fp32 state"),
 }
 ALIASES = {"adamw": "adamw_torch_fused", "adamw_hf": "adamw_torch", "lion": "lion_32bit"}
-KNOWN_UNMODELLED = (
-    "adamw_bnb_8bit adamw_8bit paged_adamw_32bit paged_adamw_8bit lion_8bit paged_lion_32bit paged_lion_8bit "
-    "rmsprop rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit adagrad ademamix ademamix_8bit paged_ademamix_32bit "
-    "paged_ademamix_8bit adamw_torch_4bit adamw_torch_8bit galore_adamw galore_adamw_8bit galore_adafactor "
-    "galore_adamw_layerwise galore_adamw_8bit_layerwise galore_adafactor_layerwise lomo adalomo grokadamw "
-    "schedule_free_radam schedule_free_adamw schedule_free_sgd apollo_adamw apollo_adamw_layerwise stable_adamw "
-    "adamw_anyprecision adamw_torch_xla adamw_torch_npu_fused"
-).split()
+KNOWN_UNMODELLED = frozenset(
+    """
+    adamw_bnb_8bit adamw_8bit paged_adamw_32bit paged_adamw_8bit lion_8bit paged_lion_32bit paged_lion_8bit rmsprop
+    rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit adagrad ademamix ademamix_8bit paged_ademamix_32bit
+    paged_ademamix_8bit adamw_torch_4bit adamw_torch_8bit galore_adamw galore_adamw_8bit galore_adafactor
+    galore_adamw_layerwise galore_adamw_8bit_layerwise galore_adafactor_layerwise lomo adalomo grokadamw
+    schedule_free_radam schedule_free_adamw schedule_free_sgd apollo_adamw apollo_adamw_layerwise stable_adamw
+    adamw_anyprecision adamw_torch_xla adamw_torch_npu_fused
+    """.split()  # noqa: SIM905
+)
 """transformers 5.23's other names: known, and refused until they are modelled."""
 
 
@@ -191,7 +193,5 @@ def optimizer_of(name: str) -> Optimizer:
     if key in OPTIMIZERS:
         return OPTIMIZERS[key]
     if key in KNOWN_UNMODELLED:
-        raise UnsupportedError(
-            f"optimizer {name!r} is not modelled yet; modelled: {', '.join(OPTIMIZERS)}"
-        )
+        raise UnsupportedError(f"optimizer {name!r} is not modelled yet; modelled: {', '.join(OPTIMIZERS)}")
     raise UnknownNameError("optimizer", name, [*OPTIMIZERS, *ALIASES, *KNOWN_UNMODELLED])

@@ -14,7 +14,7 @@ CUDA_CONTEXT_BYTES = 460 * MiB
 unsloth-zoo#1053), more as kernels load lazily; 0.45 GiB, give or take 0.15."""
 
 NCCL_BYTES = 512 * MiB
-"""A prior for one communicator's buffers outside torch's allocator: 0.3 to 1.0 GB are reported (nccl#864, #986, #1685)."""
+"""A prior for one communicator's buffers outside torch: 0.3 to 1.0 GB are reported (nccl#864, #986, #1685)."""
 
 DDP_FIRST_BUCKET_BYTES = MiB
 DDP_BUCKET_BYTES = 25 * MiB
@@ -32,14 +32,16 @@ def cublas_workspace(card: Card) -> Storage:
 
 
 def ddp_buckets(weights: Sequence[Weight]) -> list[Storage]:
-    """DistributedDataParallel's buckets: a second copy of every gradient (gradient_as_bucket_view is off by default)."""
+    """DistributedDataParallel's buckets: a second copy of every gradient (gradient_as_bucket_view is off)."""
     buckets: list[Storage] = []
     filled = 0
     limit = DDP_FIRST_BUCKET_BYTES
     for weight in reversed(weights):
         filled += weight.num_bytes
         if filled >= limit:
-            buckets.append(Storage(filled, "communication", "DDP gradient bucket", "up to 25 MiB, or one larger tensor"))
+            buckets.append(
+                Storage(filled, "communication", "DDP gradient bucket", "up to 25 MiB, or one larger tensor")
+            )
             filled, limit = 0, DDP_BUCKET_BYTES
     if filled:
         buckets.append(Storage(filled, "communication", "DDP gradient bucket", "up to 25 MiB, or one larger tensor"))

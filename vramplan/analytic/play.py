@@ -57,8 +57,7 @@ def play(setting: Setting, micro_steps: int) -> Net:
     """Forward and backward of `micro_steps` micro-batches.
 
     Phases are named ``forward.N`` and ``backward.N``; gradients stay on the parameters from one to the next. What the
-    loop drops only later (a plain loop rebinds `loss`, and with it the graph, after its next forward) goes in the last
-    section, ``end``.
+    loop itself drops last (the batch; in a plain loop the loss and the graph behind it) goes in the section ``end``.
     """
     net = new_net(setting)
     tape, job = net.tape, setting.job
@@ -106,7 +105,7 @@ def run_forward(net: Net, setting: Setting, phase: str, batch: list[Tensor]) -> 
 
 
 def batch_tensors(job: Job) -> list[str]:
-    """What one batch brings to the device; the Trainer's loader holds the next batch as well (accelerate data_loader)."""
+    """What one batch brings to the device; the Trainer's loader holds the next as well (accelerate data_loader)."""
     names = ["input ids", "labels"] + (["attention mask"] if job.batches == "padded" or job.loop == "trainer" else [])
     return names + ([f"{name} of the next batch" for name in names] if job.loop == "trainer" else [])
 
@@ -141,23 +140,25 @@ def causal_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def model(net: Net, setting: Setting, phase: str, ids: Tensor) -> Tensor:
-    """LlamaModel.forward: embedding, layers, final norm. The embedding's output lives to the end of the function."""
+    """LlamaModel.forward: embedding, layers, final norm. The embeddings live to the end of the function."""
     tape, family, c = net.tape, setting.family, setting.config
-    x = inputs_embeds = family.embed(net, c, ids)
-    ctx = context(net, setting, x)
+    x = family.embed(net, c, ids)
+    held, net.held = net.held or [x], []
+    ctx = context(net, setting, x, held[0].dtype)
     checkpointed = setting.job.checkpointing == "full"
     for number, kind in enumerate(setting.kinds):
         tape.enter(phase, number)
 
-        def layer(x: Tensor, kind: Kind = kind) -> Tensor:
-            return family.layer(net, c, x, ctx, kind)
+        def layer(x: Tensor, own: Context = ctx.of(kind), kind: Kind = kind) -> Tensor | tuple[Tensor, ...]:
+            return family.layer(net, c, x, own, kind)
 
-        x = tape.checkpoint(layer, x) if checkpointed else layer(x)
+        outputs = tape.checkpoint(layer, x) if checkpointed else layer(x)
+        x = outputs[0] if isinstance(outputs, tuple) else outputs  # a tuple lives until the next layer's is there
     del layer
     tape.enter(phase, None)
     if family.norm is not None and not skips_final_norm(c):
         x = family.norm(net, family.norm_name, x)
-    del inputs_embeds
+    del held
     return x
 
 
@@ -166,8 +167,8 @@ def skips_final_norm(c: Config) -> bool:
     return c.get("do_layer_norm_before") is False
 
 
-def context(net: Net, setting: Setting, x: Tensor) -> Context:
-    """Rotary tables and masks, which all layers share."""
+def context(net: Net, setting: Setting, x: Tensor, dtype: str) -> Context:
+    """Rotary tables and masks, which all layers share; masks are in the dtype of the token embeddings."""
     tape, job, family, c = net.tape, setting.job, setting.family, setting.config
     batch, length, _ = x.shape
     tape.module = "inputs"
@@ -188,17 +189,17 @@ def context(net: Net, setting: Setting, x: Tensor) -> Context:
             ]
             ctx.cos[sliding], ctx.sin[sliding] = tables
     for sliding in slides:
-        ctx.masks[sliding] = mask(tape, setting, x, sliding)
+        ctx.masks[sliding] = mask(tape, setting, x, sliding, dtype)
     return ctx
 
 
-def mask(tape: Tape, setting: Setting, x: Tensor, sliding: bool) -> Tensor | None:
+def mask(tape: Tape, setting: Setting, x: Tensor, sliding: bool, dtype: str) -> Tensor | None:
     """The mask that transformers builds for a kind of layer, or None (masking_utils.py)."""
     job, (batch, length, _) = setting.job, x.shape
     if job.attention == "flash":
         return None
     if job.attention == "eager":
-        return ops.causal_mask(tape, batch, length, x.dtype)
+        return ops.causal_mask(tape, batch, length, dtype)
     window = setting.family.window(setting.config) if sliding else None
     if job.batches != "unpadded":
         return ops.causal_mask(tape, batch, length, "bool")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 from vramplan.analytic.optimizers import Weight, optimizer_of
 from vramplan.analytic.overheads import cublas_workspace, ddp_buckets
@@ -131,6 +132,11 @@ class Step:
         if rotary is not None:  # LlamaRotaryEmbedding: inv_freq and original_inv_freq
             for _ in range(2):
                 record.allocate(Storage(rotary.dim // 2 * 4, "parameter", "rotary frequencies", "fp32 buffers"))
+        for shape in self.setting.family.buffers(self.setting.config):
+            formula = f"{' x '.join(map(str, shape))} fp32"
+            buffer = Storage(4 * prod(shape), "parameter", "layers.* table", formula)
+            for _ in self.plan.layers():
+                record.allocate(buffer)
         if self.job.num_gpus > 1:
             for bucket in ddp_buckets(self.trained):
                 record.allocate(bucket)
@@ -157,7 +163,6 @@ class Step:
         self._load(record)
         marks = self.played.marks
         micro_steps = [number for number, (phase, _) in enumerate(marks) if phase.startswith("forward")]
-        waiting: list[int] = []  # events that a plain loop puts off until after its next forward
         grads: list[int] = []
         offset: int | None = None
         for number in range(2):
@@ -169,23 +174,19 @@ class Step:
             (_, begin), (_, middle), (_, end) = marks[index : index + 3]
             if offset is None or len(micro_steps) == 1:
                 offset = record.splice(self.storages)
+                grads = [offset + place for place in self.gradients]
             record.extend(self.played.events[begin:middle], offset)
-            record.events.extend(waiting)
             record.enter("backward")
             record.extend(self.played.events[middle:end], offset)
-            waiting = []
-            if index == micro_steps[-1]:
-                dropped = self.played.events[marks[-1][1] :]
-                if self.job.loop == "trainer":
-                    record.extend(dropped, offset)
-                else:
-                    waiting = [event + offset if event >= 0 else event - offset for event in dropped]
-            if not grads or len(micro_steps) == 1:
-                grads = [offset + place for place in self.gradients]
+            last = index == micro_steps[-1]
+            dropped = self.played.events[marks[-1][1] :] if last else []
+            if self.job.loop == "trainer":
+                record.extend(dropped, offset)
             self._optimize(record, first=number == 0)
-            if number or len(micro_steps) == 1:
+            if last:
                 record.free_all(grads)
-        record.events.extend(waiting)
+            if self.job.loop == "plain":  # the loss, and the graph behind it, go at the end of the step
+                record.extend(dropped, offset)
         return record.timeline()
 
     @cached_property

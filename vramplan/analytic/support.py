@@ -11,7 +11,6 @@ from vramplan.errors import ConfigError, SpecError, UnknownNameError, Unsupporte
 from vramplan.job import Job
 from vramplan.spec import Config, ModelSpec
 
-
 MOST_LAYERS = 4096
 """No model comes near; a larger number would only cost time and memory."""
 
@@ -42,6 +41,8 @@ def check_job(job: Job, card: Card) -> None:
             "--dtype fp16 --autocast fp16: the gradient scaler refuses to unscale fp16 gradients;"
             " store trained weights as --dtype fp32"
         )
+    if job.method == "lora" and job.loss != "standard" and "lm_head" in (job.lora_targets or ()):
+        raise UnsupportedError(f"--loss {job.loss} with an adapter on lm_head is not modelled; use --loss standard")
     if job.attention == "flash" and not (job.autocast != "none" or job.dtype != "fp32"):
         raise ConfigError("--attention flash: FlashAttention takes bf16 or fp16 only; add --autocast bf16")
     if job.attention == "flash" and card.vendor == "NVIDIA" and card.capability < (8, 0):

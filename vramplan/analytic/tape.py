@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import prod
 from sys import getrefcount
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from vramplan.units import DTYPE_BYTES
 
 Grads = list["Tensor | None"]
 Backward = Callable[..., Grads]
+Output = TypeVar("Output")
 
 
 class StorageInfo(NamedTuple):
@@ -64,7 +65,7 @@ class Section(NamedTuple):
 class Storage:
     """One allocation. Python frees it where PyTorch would."""
 
-    __slots__ = ("id", "emit")
+    __slots__ = ("emit", "id")
 
     def __init__(self, id: int, emit: Callable[[int], None]) -> None:
         self.id = id
@@ -83,13 +84,13 @@ class Resident:
 class Node:
     """One backward function: where its gradients go, what it keeps, what it does."""
 
-    __slots__ = ("edges", "backward", "saved", "frame", "slots", "sequence", "layer", "module", "num_grads")
+    __slots__ = ("backward", "edges", "frame", "layer", "module", "num_grads", "saved", "sequence", "slots")
 
     def __init__(self, tape: Tape, inputs: tuple[Tensor, ...], backward: Backward, num_grads: int = 1) -> None:
         self.edges = [None if tensor.node is None else (tensor.node, tensor.index) for tensor in inputs]
         self.backward = backward
         self.saved: list[Storage | Resident] = []
-        self.frame: Frame | None = tape.frame
+        self.frame: Frame | None = None  # set with the first saved tensor: torch's hooks on those alone hold it
         self.slots: list[int] = []
         tape.sequence += 1
         self.sequence = tape.sequence
@@ -101,7 +102,7 @@ class Node:
 class Tensor:
     """A shape, a dtype, and the storage and autograd node behind them."""
 
-    __slots__ = ("tape", "storage", "shape", "dtype", "node", "index")
+    __slots__ = ("dtype", "index", "node", "shape", "storage", "tape")
 
     def __init__(
         self,
@@ -146,7 +147,7 @@ class Tensor:
 class Accumulate(Node):
     """AccumulateGrad: the end of the graph at a leaf, which it keeps. It runs as soon as its gradient is whole."""
 
-    __slots__ = ("leaf", "name", "grad")
+    __slots__ = ("grad", "leaf", "name")
 
     def __init__(self, tape: Tape, leaf: Tensor, name: str = "") -> None:
         super().__init__(tape, (), lambda: [])
@@ -154,13 +155,12 @@ class Accumulate(Node):
         self.name = name
         self.grad: Tensor | None = None
         self.sequence = 1 << 60  # UINT64_MAX in engine.cpp: first in the queue
-        self.frame = None
 
 
 class Parameter(Tensor):
     """A weight: resident memory, and a gradient where it trains."""
 
-    __slots__ = ("name", "layer")
+    __slots__ = ("layer", "name")
 
     def __init__(self, tape: Tape, name: str, shape: tuple[int, ...], dtype: str, trains: bool) -> None:
         super().__init__(tape, Resident(), shape, dtype)
@@ -197,9 +197,9 @@ class Frame:
     Mirrors torch/utils/checkpoint.py (non-reentrant, early stop on), torch 2.13.
     """
 
-    __slots__ = ("function", "inputs", "num_slots", "slots", "autocast")
+    __slots__ = ("autocast", "function", "inputs", "num_slots", "slots")
 
-    def __init__(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], autocast: str | None) -> None:
+    def __init__(self, function: Callable[..., object], inputs: tuple[Tensor, ...], autocast: str | None) -> None:
         self.function = function
         self.inputs = inputs
         self.num_slots = 0
@@ -231,6 +231,7 @@ class Tape:
         self.frame: Frame | None = None
         self.recomputing: Frame | None = None
         self.in_backward = False
+        self.unpacked: Node | None = None
 
     # -- recording ---------------------------------------------------------------------------------------------------
 
@@ -274,7 +275,7 @@ class Tape:
         """Keep `tensors` for `node`'s backward; under checkpointing, hand them to the waiting frame instead."""
         if node is None:
             return
-        frame = node.frame
+        frame = self.frame
         for tensor in tensors:
             if frame is None:
                 node.saved.append(tensor.storage)
@@ -289,10 +290,11 @@ class Tape:
                 if len(slots) == frame.num_slots:
                     raise StopRecompute
             else:
+                node.frame = frame
                 node.slots.append(frame.num_slots)
                 frame.num_slots += 1
 
-    def checkpoint(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    def checkpoint(self, function: Callable[..., Output], *inputs: Tensor) -> Output:
         """``function(*inputs)`` keeping only the inputs; backward replays it."""
         if not self.grad_enabled:
             return function(*inputs)
@@ -373,12 +375,19 @@ class Tape:
                 assert storage is not None
                 node.saved.append(storage)
                 slots[slot] = None
+            self.unpacked = node
         del frame
         outputs = node.backward(*grads)
+        self.unpacked = None
         grads.clear()
         node.saved.clear()
         node.frame = None
         return outputs
+
+    def applied(self) -> None:
+        """The formula is done, its outputs not yet fitted: a recomputed tensor was the formula's local and goes now."""
+        if self.unpacked is not None:
+            self.unpacked.saved.clear()
 
     def _add(self, buffer: Grads, index: int, grad: Tensor) -> None:
         """InputBuffer::accumulate: in place where this buffer alone holds the old gradient."""
@@ -387,7 +396,7 @@ class Tape:
             buffer[index] = grad
             return
         self.work(0, 3 * old.num_bytes, old.dtype)
-        # 3 references: the buffer, the name `old`, getrefcount's argument; 2 on its storage: the tensor and the argument
+        # references: the buffer, the name `old`, getrefcount's argument; on the storage: the tensor and the argument
         if getrefcount(old) == 3 and getrefcount(old.storage) == 2:
             return
         buffer[index] = self.empty(old.shape, old.dtype, "sum of gradients")

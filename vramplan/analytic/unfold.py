@@ -1,9 +1,9 @@
 """Repeated layers are played a few times and multiplied: from a short recording to the whole model's.
 
-Layers come in periods (one layer for Llama, six for Gemma 3). The tape plays the first periods, one that stands for all
-that are left out, and the last. In the record a storage is known by the section it was made in (phase and layer) and its
-place there, so the events of the middle period can be written out for every layer it stands for: what it says about its
-own layer, the one before or the one after, holds for each.
+Layers come in periods (one layer for Llama, six for Gemma 3). The tape plays the first layers, one period that stands
+for all that are left out, and the last. In the record a storage is known by the section it was made in (phase and
+layer) and its place there, so the events of the middle period can be written out for every layer it stands for: what
+it says about its own layer, the one before or the one after, holds for each.
 """
 
 from __future__ import annotations

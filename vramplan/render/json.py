@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from vramplan.card import Card
-from vramplan.result import Estimate
 from vramplan.plan import Plan, Run, Search
+from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
 
 

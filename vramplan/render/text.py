@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from vramplan.card import Card
-from vramplan.result import Estimate, Term
 from vramplan.plan import Advice, Plan, Run, Search
+from vramplan.result import Estimate, Term
 from vramplan.spec import ModelSpec
 from vramplan.units import GiB, format_bytes, format_count
 

@@ -15,8 +15,8 @@ def norm(net: Net, name: str, x: Tensor) -> Tensor:
     """CohereLayerNorm: the mean is taken off twice, each difference kept for its own product."""
     net.tape.module = name
     weight = net.parameter(f"{name}.weight", *(x.shape[2:]))
-    dtype = x.dtype
-    x = ops.to(x, "fp32")
+    dtype, given = x.dtype, x  # the module's argument lives until it returns
+    x = ops.to(given, "fp32")
     mean = ops.mean(x)
     variance = ops.mean(ops.square(ops.add(x, mean, "centred")))
     x = ops.mul(ops.add(x, mean, "centred"), ops.rsqrt(ops.shift(variance)), "normalised")
@@ -24,12 +24,15 @@ def norm(net: Net, name: str, x: Tensor) -> Tensor:
     return ops.to(x, dtype, "output")
 
 
-def turned(x: Tensor, ctx: Context, kind: Kind) -> Tensor:
-    """Interleaved rotary in fp32, cast back."""
+def turned(q: Tensor, k: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, Tensor]:
+    """Interleaved rotary in fp32, both cast back at the end."""
     if not kind.rotary:
-        return x
-    dtype = x.dtype
-    return ops.to(rotate(ops.to(x, "fp32"), ctx.cos[kind.sliding], ctx.sin[kind.sliding]), dtype, "rotated")
+        return q, k
+    dtype, cos, sin = q.dtype, ctx.cos[kind.sliding], ctx.sin[kind.sliding]
+    q, k = ops.to(q, "fp32"), ops.to(k, "fp32")
+    q_turned = rotate(q, cos, sin)
+    k_turned = rotate(k, cos, sin)
+    return ops.to(q_turned, dtype, "rotated"), ops.to(k_turned, dtype, "rotated")
 
 
 def cohere(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
@@ -50,7 +53,7 @@ def cohere_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -
     v = net.linear("self_attn.v_proj", x, heads.key * heads.dim, bias).view(batch, length, heads.key, heads.dim)
     if qk_norm:
         q, k = norm(net, "self_attn.q_norm", q), norm(net, "self_attn.k_norm", k)
-    q, k = turned(q, ctx, kind), turned(k, ctx, kind)
+    q, k = turned(q, k, ctx, kind)
     out, *kept = attend(q, k, v, ctx, kind)
     return net.linear("self_attn.o_proj", out, width, bias), *kept
 

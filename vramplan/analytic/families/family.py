@@ -33,7 +33,8 @@ class Rotary(NamedTuple):
     per_kind: bool = False
 
 
-Layer = Callable[[Net, Config, Tensor, Context, Kind], Tensor]
+Layer = Callable[[Net, Config, Tensor, Context, Kind], "Tensor | tuple[Tensor, ...]"]
+"""Returns the hidden state; BLOOM, Falcon and GPT-J also their attention weights, which the model's loop holds."""
 Part = Callable[[Net, Config, Tensor], Tensor]
 NormFunction = Callable[[Net, str, Tensor], Tensor]
 
@@ -105,6 +106,8 @@ class Family:
     """Attention implementations that transformers offers for it; the first is what it runs by default."""
     attention_dropout: tuple[str, float] = ("attention_dropout", 0.0)
     """Key of the dropout on attention probabilities, and transformers' default."""
+    buffers: Callable[[Config], tuple[tuple[int, ...], ...]] = lambda c: ()
+    """fp32 tables that every layer brings besides its weights."""
     always_masked: bool = False
     """Whether SDPA gets a mask even where none is needed (falcon)."""
     refuses: tuple[tuple[str, object], ...] = ()

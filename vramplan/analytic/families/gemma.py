@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vramplan.analytic import ops
 from vramplan.analytic.blocks import Context, Kind, attention, gated_mlp, heads_of
-from vramplan.analytic.families.family import Family, Rotary, embed_tokens
+from vramplan.analytic.families.family import Family, Rotary
 from vramplan.analytic.families.llama import patterned, window_or
 from vramplan.analytic.net import Net
 from vramplan.analytic.tape import Tensor
@@ -18,7 +18,7 @@ def norm(net: Net, name: str, x: Tensor) -> Tensor:
 
 def embed(net: Net, c: Config, ids: Tensor) -> Tensor:
     """Embedding times the root of the width."""
-    return ops.scale(embed_tokens(net, c, ids), "scaled embedding")
+    return net.embedding("model.embed_tokens", ids, c.count("vocab_size"), c.count("hidden_size"), scaled=True)
 
 
 def cap(net: Net, c: Config, logits: Tensor) -> Tensor:

@@ -7,12 +7,15 @@ from vramplan.analytic.blocks import (
     Context,
     Kind,
     Softcap,
+    activation,
     attend,
     attention,
     heads_of,
+    merged,
     partial_rotary,
     plain_mlp,
     rotary,
+    rotate,
 )
 from vramplan.analytic.families.family import Family, Rotary, Shape, embed_tokens, full_rotary, layer_norm
 from vramplan.analytic.families.llama import every_layer_slides
@@ -35,6 +38,7 @@ def gpt2_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
     tokens = net.embedding("transformer.wte", ids, c.count("vocab_size"), width)
     where = net.tape.empty((1, ids.shape[1]), "int64", "position ids")
     positions = net.embedding("transformer.wpe", where, c.count("n_positions", 1024), width)
+    net.held = [tokens, positions]
     return ops.dropout(ops.add(tokens, positions, "embedding"), c.number("embd_pdrop", 0.1))
 
 
@@ -45,7 +49,8 @@ def gpt2(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
     residual = x
     x = net.layer_norm("ln_1", x)
     x, *kept = gpt2_attention(net, c, x, ctx, kind)
-    x = ops.add(ops.dropout(x, dropout), residual, "residual stream")
+    attended = ops.dropout(x, dropout)  # a local of GPT2Block.forward to its end
+    x = ops.add(attended, residual, "residual stream")
     residual = x
     x = net.layer_norm("ln_2", x)
     inner = c.count("n_inner", 4 * width)
@@ -66,23 +71,46 @@ def gpt2_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> 
 # -- GPT-J -------------------------------------------------------------------------------------------------------------
 
 
-def gptj(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def gptj(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
     """Attention and feed-forward side by side behind one norm; scores in fp32."""
     batch, length, width = x.shape
     heads = c.count("n_head")
     residual = x
     x = net.layer_norm("ln_1", x)
-    q, k, v = (
-        net.linear(f"attn.{name}_proj", x, width).view(batch, length, heads, width // heads) for name in "qkv"
-    )
-    dtype = q.dtype
-    q, k = partial_rotary(q, k, ctx, kind)
-    out, *kept = attend(ops.to(q, "fp32"), ops.to(k, "fp32"), v, ctx, kind, contiguous=True)
-    del q, k, v
-    out = net.linear("attn.out_proj", ops.to(out, dtype), width)
+    q, k, v = (net.linear(f"attn.{name}_proj", x, width).view(batch, length, heads, width // heads) for name in "qkv")
+    pieces = gptj_rotary(net, c, q, k)
+    q, k = pieces[:2]
+    out, weights = attend(ops.to(q, "fp32"), ops.to(k, "fp32"), v, ctx, kind, scores=Softcap(in_fp32=False))
+    out = net.linear("attn.out_proj", out, width)
+    del q, k, v, pieces
     inner = c.count("n_inner", 4 * width)
     x = plain_mlp(net, x, "mlp.fc_in", "mlp.fc_out", inner, c.text("activation_function", "gelu_new"))
-    return ops.add(ops.add(out, x), residual, "residual stream")
+    return ops.add(ops.add(out, x), residual, "residual stream"), weights
+
+
+def gptj_rotary(net: Net, c: Config, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+    """Every layer gathers its own tables, one pair for k and one for q; all are locals of the attention."""
+    tape, length, width = net.tape, q.shape[1], c.count("rotary_dim", 64)
+    tape.module = "attn"
+    repeated = tape.empty((c.count("n_positions", 2048), width), "fp32", "embed_positions repeated")
+    places = tape.empty((1, length, width), "int64", "position ids repeated")
+    gathered = tape.empty((1, length, width), "fp32", "sines and cosines")
+    both = gathered if q.dtype == "fp32" else tape.empty((1, length, width), q.dtype, "sines and cosines")
+    del gathered
+    turned = []
+    for x in (k, q):
+        part = ops.part(x, width)
+        sin, cos = (tape.empty((1, length, 1, width), q.dtype, f"rotary {name}") for name in ("sin", "cos"))
+        turned.append((rotate(part, cos, sin), ops.part(x, x.shape[-1] - width)))
+        del sin, cos, part
+    (k_turned, k_rest), (q_turned, q_rest) = turned
+    k_joined = ops.cat(k_turned, k_rest)
+    return ops.cat(q_turned, q_rest), k_joined, k_turned, k_rest, q_turned, q_rest, repeated, places, both
+
+
+def gptj_buffers(c: Config) -> tuple[tuple[int, ...], ...]:
+    """A table of sines and cosines in every layer."""
+    return ((c.count("n_positions", 2048), c.count("rotary_dim", 64)),)
 
 
 def gptj_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
@@ -152,6 +180,7 @@ def opt_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
     positions = net.embedding("model.decoder.embed_positions", where, rows, width)
     if narrow != width:
         x = net.linear("model.decoder.project_in", x, width)
+    net.held = [x, positions]
     return ops.add(x, positions, "embedding")
 
 
@@ -168,8 +197,11 @@ def opt(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
     residual = x
     if before:
         x = net.layer_norm("final_layer_norm", x)
-    act, bias = c.text("activation_function", "relu"), c.flag("enable_bias", True)
-    x = ops.dropout(plain_mlp(net, x, "fc1", "fc2", c.count("ffn_dim"), act, bias), dropout)
+    fn, bias, width = activation(c.text("activation_function", "relu")), c.flag("enable_bias", True), x.shape[-1]
+    x = net.linear("fc1", x, c.count("ffn_dim"), bias)  # written out in the layer: the norm's output goes here
+    x = fn(x)
+    x = net.linear("fc2", x, width, bias)
+    x = ops.dropout(x, dropout)
     x = ops.add(residual, x, "residual stream")
     return x if before else net.layer_norm("final_layer_norm", x)
 
@@ -209,48 +241,45 @@ def bloom_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
     """Embedding with a norm of its own."""
     shape = bloom_shape(c)
     x = net.embedding("transformer.word_embeddings", ids, shape.vocabulary, shape.hidden)
+    net.held = [x]
     return net.layer_norm("transformer.word_embeddings_layernorm", x)
 
 
-def bloom(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
-    """Eager attention with ALiBi; q, k and v are copied out of the fused projection."""
-    width = x.shape[-1]
-    dropout = c.number("hidden_dropout", 0.0)
-    residual = x
-    x = net.layer_norm("input_layernorm", x)
-    x, *kept = bloom_attention(net, c, x, ctx, kind)
-    x = ops.add(residual, ops.dropout(x, dropout), "residual stream")
-    residual = x
-    x = net.layer_norm("post_attention_layernorm", x)
-    x = net.linear("mlp.dense_h_to_4h", x, 4 * width, bias=True)
-    x = ops.bloom_gelu(x)
-    x = net.linear("mlp.dense_4h_to_h", x, width, bias=True)
-    return ops.add(residual, ops.dropout(x, dropout), "residual stream")
+def bloom(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+    """Eager attention with ALiBi; q, k and v are cut out of the fused projection."""
+    width, dropout = x.shape[-1], c.number("hidden_dropout", 0.0)
+    attended, weights = bloom_attention(net, c, x, net.layer_norm("input_layernorm", x), ctx, dropout)
+    normed = net.layer_norm("post_attention_layernorm", attended)
+    inner = ops.bloom_gelu(net.linear("mlp.dense_h_to_4h", normed, 4 * width, bias=True))
+    out = net.linear("mlp.dense_4h_to_h", inner, width, bias=True)
+    return ops.add(attended, ops.dropout(out, dropout), "residual stream"), weights
 
 
-def bloom_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
-    """``alibi.baddbmm(q, k)``: scaling and bias are part of the product."""
+def bloom_attention(
+    net: Net, c: Config, residual: Tensor, x: Tensor, ctx: Context, dropout: float
+) -> tuple[Tensor, ...]:
+    """``alibi.baddbmm(q, k)``: scaling and bias are part of the product. All scores are locals to the end."""
     batch, length, width = x.shape
     heads = c.count("n_head", c.get("num_attention_heads"))
     dim = width // heads
     qkv = net.linear("self_attention.query_key_value", x, 3 * width, bias=True).view(batch, length, heads, 3 * dim)
-    q, k, v = (ops.copy(part, "heads made contiguous") for part in ops.split(qkv, dim, dim, dim))
-    del qkv
+    q, k, v = (merged(ops.part(qkv, dim), False) for _ in range(3))
     flops, shape = 2 * batch * heads * length * length * dim, (batch, heads, length, length)
-    scores = ops.matmul(q, k, flops, shape, "attention scores")
+    scores = ops.matmul(q, k, flops, shape, "attention scores", scaled=True)
     mask = ctx.masks.get(False)
-    if mask is not None:
-        scores = ops.add(scores, mask, "masked attention scores")
-    weights = ops.to(ops.softmax_fp32(scores), x.dtype, "attention probabilities")
+    biased = scores if mask is None else ops.add(scores, mask, "masked attention scores")
+    weights = ops.to(ops.softmax_fp32(biased), q.dtype, "attention probabilities")
+    weights = ops.dropout(weights, c.number("attention_dropout", 0.0))
     out = ops.matmul(weights, v, flops, (batch, length, heads, dim), "attention output")
     out = ops.copy(out).view(batch, length, width)
-    return net.linear("self_attention.dense", out, width, bias=True), weights
+    projected = net.linear("self_attention.dense", out, width, bias=True)
+    return ops.add(residual, ops.dropout(projected, dropout), "residual stream"), weights
 
 
 # -- Falcon ------------------------------------------------------------------------------------------------------------
 
 
-def falcon(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def falcon(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
     """Falcon: parallel branches behind one norm (7b) or two (40b, 180b)."""
     new, width = c.flag("new_decoder_architecture", False), x.shape[-1]
     bias = c.flag("bias", False)
@@ -259,11 +288,12 @@ def falcon(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
         for_attention, for_mlp = net.layer_norm("ln_attn", x), net.layer_norm("ln_mlp", x)
     else:
         for_attention = for_mlp = net.layer_norm("input_layernorm", x)
-    attended, *kept = falcon_attention(net, c, for_attention, ctx, kind, new, bias)
+    attended, *weights = falcon_attention(net, c, for_attention, ctx, kind, new, bias)
     inner = c.count("ffn_hidden_size", 4 * width)
-    x = plain_mlp(net, for_mlp, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h", inner, c.text("activation", "gelu"), bias)
+    names, act = ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"), c.text("activation", "gelu")
+    x = plain_mlp(net, for_mlp, *names, inner, act, bias, cached=False)
     x = ops.add_in_place(x, attended)
-    return ops.add(residual, x, "residual stream")
+    return ops.add(residual, x, "residual stream"), *weights
 
 
 def falcon_attention(
@@ -274,24 +304,40 @@ def falcon_attention(
     batch, length, width = x.shape
     dim = width // heads
     key_heads = c.count("num_kv_heads", heads) if new else 1
-    fused = net.linear("self_attention.query_key_value", x, (heads + 2 * key_heads) * dim, bias)
-    q, k, v = ops.split(fused, heads * dim, key_heads * dim, key_heads * dim)
-    q = q.view(batch, length, heads, dim)
-    k, v = (t.view(batch, length, key_heads, dim) for t in (k, v))
+    fused = net.linear("self_attention.query_key_value", x, (heads + 2 * key_heads) * dim, bias, cached=False)
+    q = ops.part(fused, heads * dim).view(batch, length, heads, dim)
+    k, v = (ops.pick(fused, key_heads * dim).view(batch, length, key_heads, dim) for _ in range(2))
     if new:
-        k, v = ops.repeat_heads(k, heads // key_heads), ops.repeat_heads(v, heads // key_heads)
+        k, v = (
+            ops.repeat_heads(k, heads // key_heads, copies=True),
+            ops.repeat_heads(v, heads // key_heads, copies=True),
+        )
         q = ops.copy(q, "query copied out of the fused projection")
-    else:
-        k, v = ops.copy(k), ops.copy(v)
-    del fused
     q, k = rotary(q, k, ctx, kind)
-    if ctx.attention == "sdpa" and not new:
-        out = ops.math_attention(q, k, v, ctx.masks.get(False))
-        kept: list[Tensor] = []
-        out = out.view(batch, length, width)
+    mask = ctx.masks.get(False)
+    weights: list[Tensor] = []
+    if ctx.attention == "eager":
+        flops, shape = 2 * batch * heads * length * length * dim, (batch, heads, length, length)
+        scores = ops.matmul(merged(q, False), broadcast(k, heads), flops, shape, "attention scores")
+        scores = ops.scale_in_place(scores)
+        assert mask is not None
+        masked = ops.add(scores, mask, "masked attention scores")
+        scores = ops.softmax_fp32(masked) if x.dtype == "fp32" else ops.softmax_as_it_is(masked)
+        del masked
+        out = ops.matmul(scores, broadcast(v, heads), flops, (batch, length, heads, dim), "attention output")
+        out = ops.copy(out).view(batch, length, width)
+        weights = [scores]
+    elif not new:
+        out = ops.math_attention(q, k, v, mask, broadcasts=True).view(batch, length, width)
     else:
-        out, *kept = attend(q, k, v, ctx, kind, scores=Softcap(in_fp32=False))
-    return net.linear("self_attention.dense", out, width, bias), *kept
+        (out,) = attend(q, k, v, ctx, kind)
+    return net.linear("self_attention.dense", out, width, bias, cached=False), *weights
+
+
+def broadcast(x: Tensor, heads: int) -> Tensor:
+    """`x` as the product itself takes it: cast under autocast, then expanded to all heads."""
+    x = ops.low(x)
+    return merged(x if x.shape[2] == heads else ops.repeat_heads(x, heads), False)
 
 
 def falcon_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
@@ -318,7 +364,9 @@ def starcoder2(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tens
 
 def starcoder_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
     """Embedding with dropout."""
-    return ops.dropout(embed_tokens(net, c, ids), c.number("embedding_dropout", 0.0))
+    x = embed_tokens(net, c, ids)
+    net.held = [x]
+    return ops.dropout(x, c.number("embedding_dropout", 0.0))
 
 
 def by_layer_count(c: Config, key: str = "n_layer") -> list[Kind]:
@@ -346,7 +394,8 @@ FAMILIES = {
         head_bias=True,
         shape=gpt_shape,
         kinds=by_layer_count,
-        rotary=lambda c: Rotary(c.count("rotary_dim", 64)),
+        rotary=lambda c: None,
+        buffers=gptj_buffers,
         attention=("eager",),
     ),
     "gpt_neox": Family(

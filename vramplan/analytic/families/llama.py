@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vramplan.analytic import ops
 from vramplan.analytic.blocks import Context, Kind, attend, attention, gated_mlp, heads_of, rotary
 from vramplan.analytic.families.family import Family, Rotary, embed_tokens, rms_norm, times
@@ -206,7 +208,7 @@ def smollm3_kinds(c: Config) -> list[Kind]:
     return [Kind(rotary=(layer + 1) % every != 0) for layer in range(c.count("num_hidden_layers"))]
 
 
-def window_or(default: int):  # noqa: ANN201
+def window_or(default: int) -> Callable[[Config], int]:
     """The configuration's sliding window, or the architecture's default."""
     return lambda c: c.count("sliding_window", default)
 

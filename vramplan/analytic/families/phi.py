@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vramplan.analytic import ops
 from vramplan.analytic.blocks import Context, Kind, attend, fused_gated_mlp, heads_of, partial_rotary, plain_mlp
 from vramplan.analytic.families.family import Family, Rotary, layer_norm
@@ -11,7 +13,7 @@ from vramplan.analytic.tape import Tensor
 from vramplan.spec import Config
 
 
-def partial(default: float):  # noqa: ANN201
+def partial(default: float) -> Callable[[Config], Rotary]:
     """Rotary over part of each head."""
     return lambda c: Rotary(int(heads_of(c).dim * c.number("partial_rotary_factor", default)))
 
@@ -27,10 +29,11 @@ def phi(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
         net.linear(f"self_attn.{name}_proj", x, count * heads.dim, bias=True).view(batch, length, count, heads.dim)
         for name, count in (("q", heads.query), ("k", heads.key), ("v", heads.key))
     )
-    q, k = partial_rotary(q, k, ctx, kind)
+    q, k, *pieces = partial_rotary(q, k, ctx, kind, keeps=True)
     out, *kept = attend(q, k, v, ctx, kind, contiguous=True)
-    del q, k, v
-    out = ops.dropout(net.linear("self_attn.dense", out, width, bias=True), dropout)
+    out = net.linear("self_attn.dense", out, width, bias=True)
+    del q, k, v, pieces
+    out = ops.dropout(out, dropout)
     x = plain_mlp(net, x, "mlp.fc1", "mlp.fc2", c.count("intermediate_size"), c.text("hidden_act", "gelu_new"))
     x = ops.dropout(x, dropout)
     return ops.add(ops.add(out, x), residual, "residual stream")
@@ -58,7 +61,7 @@ def phi3_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> 
     q = ops.part(qkv, q_width).view(batch, length, heads.query, heads.dim)
     k = ops.part(qkv, k_width).view(batch, length, heads.key, heads.dim)
     v = ops.part(qkv, k_width).view(batch, length, heads.key, heads.dim)
-    q, k = partial_rotary(q, k, ctx, kind)
+    q, k = partial_rotary(q, k, ctx, kind, one_by_one=True)
     out, *kept = attend(q, k, v, ctx, kind, contiguous=True)
     return net.linear("self_attn.o_proj", out, width), *kept
 
