@@ -86,6 +86,15 @@ class Net:
         del delta, out
         return ops.to(total, result_dtype, "output with adapter")
 
+    def head(self, x: Tensor, vocabulary: int, tied: bool, bias: bool = False) -> Tensor:
+        """The output head; a tied one uses the embedding's weight, whatever that is called."""
+        self.tape.module = "lm_head"
+        weight = self.head_weight(vocabulary, x.shape[-1], tied)
+        shift = self.parameter("lm_head.bias", vocabulary) if bias else None
+        logits = ops.linear(x, weight, shift, "logits", "logits")
+        named = self.training.lora_targets is not None and self.is_target("lm_head")
+        return self._adapted("lm_head", x, logits) if named else logits
+
     def head_weight(self, vocabulary: int, width: int, tied: bool) -> Parameter:
         """The output head's weight alone, for losses that multiply by it themselves."""
         weight = self.embedded if tied else self.parameter("lm_head.weight", vocabulary, width)
