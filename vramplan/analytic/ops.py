@@ -609,6 +609,13 @@ def math_attention(
     `broadcasts`: one head meets many without ``enable_gqa`` (falcon-7b), so the products expand it themselves.
     """
     q, k, v = low(q), low(k), low(v)
+    with q.tape.autocasting(None):  # autocast's SDPA wrapper excludes the autocast key: the products inside stay fp32
+        return _math_attention(q, k, v, mask, dropout_probability, broadcasts)
+
+
+def _math_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_probability: float, broadcasts: bool
+) -> Tensor:
     dtype, tape = q.dtype, q.tape
     batch, length, heads, dim = q.shape
     groups = heads // k.shape[2]

@@ -144,7 +144,7 @@ def model(net: Net, setting: Setting, phase: str, ids: Tensor) -> Tensor:
     tape, family, c = net.tape, setting.family, setting.config
     x = family.embed(net, c, ids)
     held, net.held = net.held or [x], []
-    ctx = context(net, setting, x, held[0].dtype)
+    ctx = context(net, setting, x)
     checkpointed = setting.job.checkpointing == "full"
     for number, kind in enumerate(setting.kinds):
         tape.enter(phase, number)
@@ -167,11 +167,13 @@ def skips_final_norm(c: Config) -> bool:
     return c.get("do_layer_norm_before") is False
 
 
-def context(net: Net, setting: Setting, x: Tensor, dtype: str) -> Context:
+def context(net: Net, setting: Setting, x: Tensor) -> Context:
     """Rotary tables and masks, which all layers share; masks are in the dtype of the token embeddings."""
     tape, job, family, c = net.tape, setting.job, setting.family, setting.config
     batch, length, _ = x.shape
     tape.module = "inputs"
+    assert net.embedded is not None
+    dtype = net.embedded.dtype
     ctx = Context(job.attention, setting.flash_fits, padded=job.batches == "padded")
     ctx.attention_dropout = c.number(*family.attention_dropout)
     ctx.positions = tape.empty((batch if job.batches == "packed" else 1, length), "int64", "position ids")
