@@ -8,13 +8,12 @@ allocates inside.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.helpers import ROOT, card_of, spec_of
-from vramplan.analytic import ops
+from vramplan.analytic import attention, ops
 from vramplan.analytic.estimator import prepare
 from vramplan.analytic.step import Step
 from vramplan.analytic.tape import Grads, Tape, Tensor
@@ -27,17 +26,16 @@ PHASES = ("forward", "backward", "optimizer")
 
 
 @pytest.fixture(autouse=True)
-def as_on_fake_tensors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def as_on_fake_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     def add(self: Tape, buffer: Grads, index: int, grad: Tensor) -> None:
         old = buffer[index]
         buffer[index] = grad if old is None else self.empty(old.shape, old.dtype, "sum of gradients")
 
     def softmax(x: Tensor) -> Tensor:
-        return ops._pointwise(x, "attention probabilities in fp32", saves_output=True)
+        return ops.pointwise(x, "attention probabilities in fp32", saves_output=True)
 
     monkeypatch.setattr(Tape, "_add", add)
-    monkeypatch.setattr(ops, "_safe_softmax", softmax)
-    yield
+    monkeypatch.setattr(attention, "_safe_softmax", softmax)
 
 
 def job_of(row: dict[str, Any]) -> Job:

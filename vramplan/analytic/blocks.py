@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from vramplan.analytic import attention as kernels
 from vramplan.analytic import ops
 from vramplan.analytic.net import Net
 from vramplan.analytic.tape import Tensor
@@ -172,20 +173,20 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ctx: Context, con
         k, v = ops.repeat_heads(k, groups), ops.repeat_heads(v, groups)
         groups = 1
     if mask is None and ctx.flash_fits and dtype in ("bf16", "fp16") and same_width and dim <= 256:
-        out = ops.flash_attention(q, k, v)
+        out = kernels.flash_attention(q, k, v)
         return ops.copy(out, "attention output made contiguous") if contiguous else out
     if groups == 1 and dim % (4 if dtype == "fp32" else 8) == 0:
-        return ops.efficient_attention(q, k, v, mask)
-    return ops.math_attention(q, k, v, mask, ctx.attention_dropout)
+        return kernels.efficient_attention(q, k, v, mask)
+    return kernels.math_attention(q, k, v, mask, ctx.attention_dropout)
 
 
 def flash_package(q: Tensor, k: Tensor, v: Tensor, padded: bool) -> Tensor:
     """flash_attention_2: the same kernel; padding is cut out before and put back after."""
     q, k, v = (ops.low(x) for x in (q, k, v))
     if not padded:
-        return ops.flash_attention(q, k, v)
+        return kernels.flash_attention(q, k, v)
     q, k, v = (ops.scale(x, "unpadded copy") for x in (q, k, v))
-    return ops.scale(ops.flash_attention(q, k, v), "output padded again")
+    return ops.scale(kernels.flash_attention(q, k, v), "output padded again")
 
 
 def eager_attention(
@@ -208,9 +209,9 @@ def eager_attention(
     if mask is not None:
         scores = ops.add(scores, mask, "masked attention scores")
     if options.in_fp32:
-        weights = ops.to(ops.softmax_fp32(scores), q.dtype, "attention probabilities")
+        weights = ops.to(kernels.softmax_fp32(scores), q.dtype, "attention probabilities")
     else:
-        scores = ops.softmax(scores)
+        scores = kernels.softmax(scores)
         weights = ops.to(scores, v.dtype, "attention probabilities")
     del scores
     weights = ops.dropout(weights, dropout)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vramplan.analytic import ops
+from vramplan.analytic import losses, ops
+from vramplan.analytic.attention import causal_mask
 from vramplan.analytic.blocks import Context, Kind
 from vramplan.analytic.families import Family
 from vramplan.analytic.net import Net, Training
@@ -117,7 +118,7 @@ def causal_lm(net: Net, setting: Setting, phase: str, ids: Tensor, labels: Tenso
     hidden = family.before_head(net, c, model(net, setting, phase, ids))
     vocabulary, tied = family.shape(c).vocabulary, family.is_tied(c)
     if job.loss != "standard":
-        fused = ops.liger_cross_entropy if job.loss == "liger" else ops.chunked_cross_entropy
+        fused = losses.liger_cross_entropy if job.loss == "liger" else losses.chunked_cross_entropy
         return fused(hidden, net.head_weight(vocabulary, hidden.shape[-1], tied), labels)
     logits = family.after_head(net, c, net.head(hidden, vocabulary, tied, family.head_bias))
     tape.module = "loss"
@@ -136,7 +137,7 @@ def causal_loss(logits: Tensor, labels: Tensor) -> Tensor:
     padded = tape.empty((batch, length + 1), "int64", "padded labels")
     shifted = tape.empty((batch, length), "int64", "shifted labels")
     del padded
-    return ops.cross_entropy(logits, shifted)
+    return losses.cross_entropy(logits, shifted)
 
 
 def model(net: Net, setting: Setting, phase: str, ids: Tensor) -> Tensor:
@@ -201,10 +202,10 @@ def mask(tape: Tape, setting: Setting, x: Tensor, sliding: bool, dtype: str) -> 
     if job.attention == "flash":
         return None
     if job.attention == "eager":
-        return ops.causal_mask(tape, batch, length, dtype)
+        return causal_mask(tape, batch, length, dtype)
     window = setting.family.window(setting.config) if sliding else None
     if job.batches != "unpadded":
-        return ops.causal_mask(tape, batch, length, "bool")
+        return causal_mask(tape, batch, length, "bool")
     if setting.family.always_masked or (window is not None and length >= window):
         shared = tape.empty((1, 1, length, length), "bool", "causal mask")
         return Tensor(tape, shared.storage, (batch, 1, length, length), "bool")

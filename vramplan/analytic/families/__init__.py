@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.families import cohere, gemma, gpt, llama, phi
+from vramplan.analytic.families import bloom, cohere, gemma, gpt, llama, phi
 from vramplan.analytic.families.family import Family, Rotary, Shape
 from vramplan.errors import UnsupportedError
 
@@ -12,6 +12,7 @@ FAMILIES: dict[str, Family] = {
     **phi.FAMILIES,
     **cohere.FAMILIES,
     **gpt.FAMILIES,
+    **bloom.FAMILIES,
 }
 
 

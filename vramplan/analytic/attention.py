@@ -1,0 +1,205 @@
+"""Attention kernels: what each allocates, keeps and works in (aten/src/ATen/native/transformers, torch 2.13).
+
+Tensors are (batch B, length S, heads, head dim D).
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from vramplan.analytic import ops
+from vramplan.analytic.tape import Grads, Tape, Tensor
+from vramplan.units import ceil_div
+
+WORKSPACE = "workspace"
+"""Marks memory that a kernel itself takes while it runs: real, but not a tensor of the framework."""
+
+
+def softmax_fp32(x: Tensor) -> Tensor:
+    """``F.softmax(x, dim=-1, dtype=torch.float32)``: fp16 goes straight in, bf16 through an fp32 copy (SoftMax.cpp)."""
+    tape = x.tape
+    source = ops.to(x, "fp32", "fp32 copy of the scores") if x.dtype == "bf16" else x
+    like = source.like
+    del x
+
+    def backward(grad: Tensor) -> Grads:
+        return [ops.made(tape, like, "gradient through softmax")]
+
+    node = tape.node((source,), backward)
+    tape.work(0, source.num_bytes + 4 * source.num_elements, "fp32")
+    out = ops.output(node, tape, source.shape, "fp32", "attention probabilities in fp32")
+    tape.save(node, out)
+    return out
+
+
+def softmax(x: Tensor) -> Tensor:
+    """``F.softmax(x, dim=-1)`` in the dtype of `x` (fp32 under autocast)."""
+    return ops.pointwise(ops.high(x), "attention probabilities", saves_output=True)
+
+
+def softmax_as_it_is(x: Tensor) -> Tensor:
+    """``F.softmax(x, dim=-1, dtype=x.dtype)``: a dtype given by hand overrides autocast."""
+    return ops.pointwise(x, "attention probabilities", saves_output=True)
+
+
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
+    """FlashAttention-2 on (B, S, heads, D): keeps q, k, v, out and the fp32 log-sum-exp (B, heads, S).
+
+    Its backward kernel works in an fp32 accumulator of dq, a row-sum of fp32, and, with grouped heads, dk and dv for
+    all query heads (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp: mha_bwd, torch 2.13).
+    """
+    q, k, v = ops.low(q), ops.low(k), ops.low(v)
+    tape = q.tape
+    likes = [x.like for x in (q, k, v)]
+    batch, length, heads, dim = q.shape
+    grouped = k.shape[2] != heads
+    flops = 2 * batch * heads * length * length * dim  # two products over the causal half
+    rounded = ceil_div(length, 128) * 128
+
+    def backward(grad: Tensor) -> Grads:
+        grads: Grads = [tape.empty(like.shape, like.dtype, "gradient through attention") for like in likes]
+        workspace = [
+            tape.empty((batch, heads, rounded), "fp32", "flash backward row sums", WORKSPACE),
+            tape.empty((batch, rounded, heads, ceil_div(dim, 32) * 32), "fp32", "flash backward dq in fp32", WORKSPACE),
+        ]
+        if grouped:
+            full = (batch, length, heads, dim)
+            workspace += [tape.empty(full, q_dtype, "flash backward dk, dv of all heads", WORKSPACE) for _ in range(2)]
+        tape.work(5 * flops // 2, 4 * sum(prod(like.shape) for like in likes) * 2, q_dtype, launches=3)
+        del workspace
+        return grads
+
+    node = tape.node((q, k, v), backward)
+    tape.save(node, q, k, v)
+    q_dtype = q.dtype
+    tape.work(flops, sum(x.num_bytes for x in (q, k, v)) + q.num_bytes, q_dtype)
+    out = ops.output(node, tape, q.shape, q_dtype, "attention output")
+    log_sum = tape.empty((batch, heads, length), "fp32", "attention log-sum-exp")
+    states = [tape.empty(shape, "int64", "attention random state") for shape in ((2,), ())]
+    tape.save(node, out, log_sum, *states)
+    return out
+
+
+def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """PyTorch's memory-efficient kernel on (B, S, heads, D), all heads equal; a boolean mask becomes an additive bias.
+
+    The bias, (B, 1, S, S) in q's dtype with its last dimension padded to 16, is made in every call and kept
+    (aten/src/ATen/native/transformers/attention.cpp: convert_boolean_attn_mask, pad_bias; cuda/attention.cu: the
+    log-sum-exp is aligned to 32 rows). Backward keeps an fp32 dq accumulator and row sums.
+    """
+    q, k, v = ops.low(q), ops.low(k), ops.low(v)
+    tape = q.tape
+    likes = [x.like for x in (q, k, v)]
+    batch, length, heads, dim = q.shape
+    q_dtype = q.dtype
+    flops = (2 if mask is None else 4) * batch * heads * length * length * dim
+
+    def backward(grad: Tensor) -> Grads:
+        grads: Grads = [tape.empty(like.shape, like.dtype, "gradient through attention") for like in likes]
+        workspace = [tape.empty((batch, heads, length), "fp32", "efficient backward row sums", WORKSPACE)]
+        if q_dtype != "fp32":
+            workspace.append(tape.empty(likes[0].shape, "fp32", "efficient backward dq in fp32", WORKSPACE))
+        tape.work(5 * flops // 2, 4 * sum(prod(like.shape) for like in likes) * 2, q_dtype, launches=3)
+        del workspace
+        return grads
+
+    node = tape.node((q, k, v), backward)
+    bias = None if mask is None else additive_bias(mask, q_dtype)
+    tape.save(node, q, k, v)
+    if bias is not None:
+        tape.save(node, bias)
+    tape.work(flops, sum(x.num_bytes for x in (q, k, v)) + q.num_bytes, q_dtype)
+    out = ops.output(node, tape, q.shape, q_dtype, "attention output")
+    log_sum = tape.empty((batch, heads, ceil_div(length, 32) * 32), "fp32", "attention log-sum-exp")
+    tape.save(node, out, log_sum)
+    return out
+
+
+def additive_bias(mask: Tensor, dtype: str) -> Tensor:
+    """A boolean mask as SDPA's additive bias, rows padded to a multiple of 16 elements."""
+    tape = mask.tape
+    tape.work(0, 3 * mask.num_elements, dtype)
+    bias = tape.empty(mask.shape, dtype, "additive attention bias")
+    if mask.shape[-1] % 16:
+        padded = ceil_div(mask.shape[-1], 16) * 16
+        bias = tape.empty((*mask.shape[:-1], padded), dtype, "padded additive attention bias")
+    return bias
+
+
+def causal_mask(tape: Tape, batch: int, length: int, dtype: str) -> Tensor:
+    """The mask tensor transformers builds (masking_utils.py): boolean for SDPA, additive in `dtype` for eager."""
+    boolean = tape.empty((batch, 1, length, length), "bool", "causal mask")
+    if dtype == "bool":
+        return boolean
+    return tape.empty((batch, 1, length, length), dtype, "additive causal mask")
+
+
+def math_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_probability: float = 0.0, broadcasts: bool = False
+) -> Tensor:
+    """SDPA's fallback, all scores at once (aten/src/ATen/native/transformers/attention.cpp, torch 2.13).
+
+    Half types are computed in fp32; q and k are each scaled by the root of the scale; grouped heads are repeated;
+    a causal mask without padding is one (S, S) bias for all; the fp32 probabilities are kept once for both products.
+    `broadcasts`: one head meets many without ``enable_gqa`` (falcon-7b), so the products expand it themselves.
+    """
+    q, k, v = ops.low(q), ops.low(k), ops.low(v)
+    with q.tape.autocasting(None):  # autocast's SDPA wrapper excludes the autocast key: the products inside stay fp32
+        return _math_attention(q, k, v, mask, dropout_probability, broadcasts)
+
+
+def _math_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_probability: float, broadcasts: bool
+) -> Tensor:
+    dtype, tape = q.dtype, q.tape
+    batch, length, heads, dim = q.shape
+    groups = heads // k.shape[2]
+    wide = [ops.to(x, "fp32", "fp32 copy for math attention") for x in (q, k, v)]
+    # C++ locals that live to the end: the fp32 copies, the scaled query, the bias, the repeated heads
+    q = ops.scale(wide[0], "scaled query")
+    bias = additive_bias(mask, "fp32") if mask is not None else _causal_bias(tape, length)
+    k, v = wide[1], wide[2]
+    if not broadcasts:
+        k, v = ops.repeat_heads(k, groups, copies=True), ops.repeat_heads(v, groups, copies=True)
+    flops, shape = 2 * batch * heads * length * length * dim, (batch, heads, length, length)
+    scores = ops.matmul(
+        q, _fold(ops.scale(k, "scaled key"), heads), flops, shape, "attention scores"
+    )  # the mask: in place
+    tape.work(0, 3 * scores.num_bytes, "fp32")
+    weights = _safe_softmax(scores)
+    del scores
+    weights = ops.dropout(weights, dropout_probability)
+    out = ops.matmul(weights, _fold(v, heads), flops, (batch, length, heads, dim), "attention output in fp32")
+    copied = ops.to(weights, dtype) if dtype != "fp32" else None  # the second result, dropped by the caller
+    del copied
+    return ops.copy(ops.to(out, dtype, "attention output"))
+
+
+def _fold(x: Tensor, heads: int) -> Tensor:
+    """A single head as ``at::matmul`` broadcasts it to all: a view for one sample, a copy for more."""
+    if x.shape[2] == heads:
+        return x
+    x = ops.repeat_heads(x, heads)
+    return x if x.shape[0] == 1 else ops.copy(x, "heads expanded for a batched product")
+
+
+def _causal_bias(tape: Tape, length: int) -> Tensor:
+    boolean = tape.empty((length, length), "bool", "causal mask")
+    return additive_bias(boolean, "fp32")
+
+
+def _safe_softmax(x: Tensor) -> Tensor:
+    """``_safe_softmax``: a softmax, a test for rows without any key, and the result; keeps the result."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [ops.made(tape, like, "gradient through softmax")]
+
+    node = tape.node((x,), backward)
+    first = tape.empty(x.shape, x.dtype, "softmax output")
+    masked = tape.empty(x.shape, "bool", "rows without keys")
+    tape.work(0, 6 * x.num_bytes, x.dtype, launches=4)
+    out = ops.output(node, tape, x.shape, x.dtype, "attention probabilities in fp32")
+    tape.save(node, out)
+    del first, masked
+    return out
