@@ -6,6 +6,7 @@ from typing import Any
 
 from vramplan import hub, nvml, plan
 from vramplan.analytic.estimator import estimate as analytic_estimate
+from vramplan.analytic.estimator import least_bytes
 from vramplan.analytic.optimizers import optimizer_of
 from vramplan.card import Card
 from vramplan.catalog import find_card
@@ -73,7 +74,7 @@ def suggest(
     spec, card = _resolve(model, gpu)
     full = complete_job(spec, card, job)
     run = plan.Run(samples, epochs, base_lr, base_batch, optimizer_of(full.optimizer).adaptive)
-    return plan.search(spec, full, card, global_batch, analytic_estimate, run, levers if advice else None)
+    return plan.search(spec, full, card, global_batch, analytic_estimate, run, levers if advice else None, least_bytes)
 
 
 def _resolve(model: str | ModelSpec, gpu: str | Card) -> tuple[ModelSpec, Card]:

@@ -18,6 +18,8 @@ from vramplan.spec import ModelSpec
 from vramplan.units import ceil_div
 
 Estimator = Callable[[ModelSpec, Job, Card], Estimate]
+Bound = Callable[[ModelSpec, Job, Card], int]
+"""Bytes on the card that a job cannot do without: a quick answer to what is far too large."""
 
 MANY_STEPS = 64
 """Accumulation beyond this draws a warning."""
@@ -139,24 +141,41 @@ def pairs(global_batch_size: int, devices: int) -> list[tuple[int, int]]:
 
 
 class _Tried:
-    """Estimates by micro-batch, each made once."""
+    """Estimates by micro-batch, each made once; what cannot fit by its tensors alone is not worth a whole one."""
 
-    def __init__(self, spec: ModelSpec, job: Job, card: Card, estimate: Estimator) -> None:
-        self.spec, self.job, self.card, self.estimate = spec, job, card, estimate
+    def __init__(self, spec: ModelSpec, job: Job, card: Card, estimate: Estimator, least: Bound | None) -> None:
+        self.spec, self.job, self.card, self.estimate, self.least = spec, job, card, estimate, least
         self.known: dict[tuple[int, bool], Estimate] = {}
+        self.too_large: dict[tuple[int, bool], int] = {}
+
+    def _job(self, micro: int, accumulates: bool, **update: Any) -> Job:
+        steps = 2 if accumulates else 1
+        return self.job.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps, **update})
 
     def __call__(self, micro: int, accumulates: bool) -> Estimate:
         key = (micro, accumulates)
         if key not in self.known:
-            steps = 2 if accumulates else 1
-            job = self.job.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps})
-            self.known[key] = self.estimate(self.spec, job, self.card)
+            self.known[key] = self.estimate(self.spec, self._job(*key), self.card)
         return self.known[key]
+
+    def fits(self, micro: int, accumulates: bool) -> bool:
+        """Whether this micro-batch fits."""
+        key = (micro, accumulates)
+        if self.least is not None and key not in self.known and micro > 1:
+            if key not in self.too_large:
+                self.too_large[key] = self.least(self.spec, self._job(*key), self.card)
+            if self.too_large[key] > self.card.cuda_total_bytes - self.card.held_bytes:
+                return False
+        return self(micro, accumulates).fits
+
+    def need(self, micro: int, accumulates: bool) -> int:
+        """Bytes that this micro-batch needs on the card, at least."""
+        key = (micro, accumulates)
+        return self.too_large[key] if key in self.too_large else self(micro, accumulates).device_total_bytes
 
     def changed(self, lever: Lever, micro: int, accumulates: bool) -> Estimate:
         """The estimate with a lever pulled."""
-        update = {"micro_batch_size": micro, "gradient_accumulation_steps": 2 if accumulates else 1, **lever.update}
-        return self.estimate(self.spec, self.job.model_copy(update=update), lever.card or self.card)
+        return self.estimate(self.spec, self._job(micro, accumulates, **lever.update), lever.card or self.card)
 
 
 def search(
@@ -167,6 +186,7 @@ def search(
     estimate: Estimator,
     run: Run = Run(),
     levers: Callable[[ModelSpec, Job, Card], list[Lever]] | None = None,
+    least: Bound | None = None,
 ) -> Search:
     """Every pair that meets the target exactly, fitting or rejected with the reason, fastest first.
 
@@ -175,7 +195,7 @@ def search(
         VramplanError: whatever the estimator raises.
     """
     wanted = pairs(global_batch_size, job.num_gpus)
-    tried = _Tried(spec, job, card, estimate)
+    tried = _Tried(spec, job, card, estimate, least)
     fitting = _largest_fitting(wanted, tried)
     kept = [(micro, steps, tried(micro, steps > 1)) for micro, steps in wanted[: fitting + 1]]
     plans = _ranked(kept, job.num_gpus, run)
@@ -207,7 +227,7 @@ def _largest_fitting(wanted: list[tuple[int, int]], tried: _Tried) -> int:
     probe = 0
     while high - low > 1:
         micro, steps = wanted[probe]
-        if tried(micro, steps > 1).fits:
+        if tried.fits(micro, steps > 1):
             low = probe
         else:
             high = probe
@@ -222,21 +242,18 @@ def _largest_micro_batch(wanted: list[tuple[int, int]], fitting: int, tried: _Tr
     accumulates = wanted[fitting][1] > 1
     low = wanted[fitting][0]
     high = wanted[fitting + 1][0] if fitting + 1 < len(wanted) else None
-    if high == low + 1:
-        return low
     while high is None or high - low > 1:
-        near = tried(low, accumulates)
-        before = tried(max(1, low // 2), accumulates) if low > 1 else None
-        slope = (near.device_total_bytes - before.device_total_bytes) / (low - max(1, low // 2)) if before else None
-        guess = low + int(near.headroom_bytes / slope) if slope and slope > 0 else 2 * low
+        half = max(1, low // 2)
+        slope = (tried.need(low, accumulates) - tried.need(half, accumulates)) / (low - half) if low > half else 0.0
+        guess = low + int(tried(low, accumulates).headroom_bytes / slope) if slope > 0 else 2 * low
         guess = max(low + 1, guess if high is None else min(guess, high - 1))
         if guess > 1 << 20:
             return low
-        if tried(guess, accumulates).fits:
+        if tried.fits(guess, accumulates):
             low = guess
         else:
             high = guess
-            if high - low > 2 and tried(high - 1, accumulates).fits:
+            if high - low > 2 and tried.fits(high - 1, accumulates):
                 low = high - 1
     return low
 
@@ -279,14 +296,15 @@ def _recommend(plans: list[Plan]) -> Plan | None:
 
 
 def _rejected(too_large: list[tuple[int, int]], tried: _Tried) -> list[Rejected]:
-    rejected = []
-    for number, (micro, steps) in enumerate(too_large):
-        if number == 0:
-            one = tried(micro, steps > 1)
-            reason = "needs more than the card has" if one.headroom_bytes < 0 else "does not fit after fragmentation"
-            rejected.append(Rejected(micro, steps, reason, one.device_total_bytes))
-        else:
+    rejected: list[Rejected] = []
+    for micro, steps in too_large:
+        if rejected:
             rejected.append(Rejected(micro, steps, f"larger than {too_large[0][0]}, which does not fit"))
+            continue
+        need = tried.need(micro, steps > 1)
+        over = (micro, steps > 1) in tried.too_large or tried(micro, steps > 1).headroom_bytes < 0
+        reason = "needs more than the card has" if over else "does not fit after fragmentation"
+        rejected.append(Rejected(micro, steps, reason, need))
     return rejected
 
 
@@ -330,9 +348,9 @@ def _advise(tried: _Tried, recommended: Plan | None, smallest: Estimate, levers:
         micro, steps = 2 * recommended.micro_batch_size, recommended.gradient_accumulation_steps // 2
         if not steps or not levers:
             return []
-        reference = tried(micro, steps > 1)
-        if reference.fits:
+        if tried.fits(micro, steps > 1):
             return []
+        reference = tried(micro, steps > 1)
     found = []
     for lever in levers:
         try:

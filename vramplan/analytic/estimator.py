@@ -9,7 +9,7 @@ from vramplan.analytic.families import family_of
 from vramplan.analytic.overheads import CUDA_CONTEXT_BYTES, NCCL_BYTES
 from vramplan.analytic.play import Setting
 from vramplan.analytic.roofline import flops, optimizer_seconds, seconds
-from vramplan.analytic.step import Step
+from vramplan.analytic.step import Step, no_cycle_collection
 from vramplan.analytic.support import check_adapters, check_job, check_model
 from vramplan.analytic.unfold import Fold, fold
 from vramplan.card import Card
@@ -39,6 +39,11 @@ def estimate(spec: ModelSpec, job: Job, card: Card) -> Estimate:
     Raises:
         VramplanError: for whatever cannot run or is not modelled.
     """
+    with no_cycle_collection():
+        return _estimate(spec, job, card)
+
+
+def _estimate(spec: ModelSpec, job: Job, card: Card) -> Estimate:
     setting, plan, notes = prepare(spec, job, card)
     step = Step(setting, plan, card)
     check_adapters(job, step.widths, linear_names(step))
@@ -96,6 +101,18 @@ def count_notes(spec: ModelSpec, counted: int) -> list[str]:
         f"the published files hold {spec.stored_parameters:,} elements, the blocks count {counted:,} parameters:"
         f" buffers, a stored copy of a tied head, or a variant that the {spec.model_type} block does not know"
     ]
+
+
+def least_bytes(spec: ModelSpec, job: Job, card: Card) -> int:
+    """Bytes on the card that the job cannot do without: live tensors at their peak, and what lies outside torch.
+
+    Raises:
+        VramplanError: as :func:`estimate` does.
+    """
+    with no_cycle_collection():
+        setting, plan, _ = prepare(spec, job, card)
+        peak = max(Step(setting, plan, card).timeline.live_bytes(with_kernels=False))
+    return peak + sum(term.num_bytes for term in outside_terms(job))
 
 
 def linear_names(step: Step) -> list[str]:

@@ -201,10 +201,9 @@ class Step:
 
     def evaluation_bytes(self) -> int:
         """Highest sum of live tensors in a forward without gradients at the same batch, model and states left out."""
-        with no_cycle_collection():
-            tape = play_evaluation(self.setting)
-            played = unfold(tape, self.plan, brief=True)
-            storages = self._described(tape, played)
+        tape = play_evaluation(self.setting)
+        played = unfold(tape, self.plan, brief=True)
+        storages = self._described(tape, played)
         return max(Timeline(storages, played.events, []).live_bytes())
 
     def kernels(self) -> tuple[list[tuple[Kernel, int]], list[tuple[Kernel, int]]]:
