@@ -204,7 +204,8 @@ def search(
     recommended = _recommend(plans)
     warnings = _warnings(recommended)
     smallest = tried(wanted[0][0], wanted[0][1] > 1)
-    advice = _advise(tried, recommended, smallest, levers(spec, job, card) if levers else [])
+    largest_plan = max(plans, key=lambda plan: plan.micro_batch_size, default=None)
+    advice = _advise(tried, largest_plan, smallest, levers(spec, job, card) if levers else [])
     return Search(
         model=spec.name,
         card=card,
@@ -339,13 +340,13 @@ class Lever:
     card: Card | None = None
 
 
-def _advise(tried: _Tried, recommended: Plan | None, smallest: Estimate, levers: Sequence[Lever]) -> list[Advice]:
+def _advise(tried: _Tried, largest: Plan | None, smallest: Estimate, levers: Sequence[Lever]) -> list[Advice]:
     """Where nothing fits: whatever saves memory, and whether it then fits. Else: what doubles the batch for nothing."""
-    if recommended is None:
+    if largest is None:
         micro, steps, reference = smallest.micro_batch_size, smallest.gradient_accumulation_steps, smallest
     else:
         levers = [lever for lever in levers if lever.cost == FREE]
-        micro, steps = 2 * recommended.micro_batch_size, recommended.gradient_accumulation_steps // 2
+        micro, steps = 2 * largest.micro_batch_size, largest.gradient_accumulation_steps // 2
         if not steps or not levers:
             return []
         if tried.fits(micro, steps > 1):
@@ -358,7 +359,7 @@ def _advise(tried: _Tried, recommended: Plan | None, smallest: Estimate, levers:
         except VramplanError:  # a lever that this model or card does not have
             continue
         saved = reference.device_total_bytes - one.device_total_bytes
-        if (lever.card is None and saved <= 0) or (recommended is not None and not one.fits):
+        if (lever.card is None and saved <= 0) or (largest is not None and not one.fits):
             continue
         found.append(Advice(lever.change, lever.why, lever.cost, saved, one.fits, micro, one.device_total_bytes))
     return found

@@ -1,0 +1,38 @@
+"""Measured runs that others have published, with their settings known."""
+
+from __future__ import annotations
+
+import pytest
+
+import vramplan
+from vramplan.units import GiB
+
+
+@pytest.mark.parametrize(("micro_batch_size", "measured_gib"), [(4, 67.46), (8, 67.461)])
+def test_full_fine_tuning_of_mistral_on_an_a100(micro_batch_size: int, measured_gib: float) -> None:
+    """torch.cuda.max_memory_allocated under transformers' Trainer: the foreach optimizer step is the peak.
+
+    foundation-model-stack/fms-acceleration, scripts/benchmarks/refs/a100_80gb.csv, rows 10 and 12 (commit 876e2ed6f):
+    pure bf16, adamw_torch, 4096 packed tokens, full checkpointing, FlashAttention-2, transformers 4.48, torch 2.4.
+    """
+    found = vramplan.estimate(
+        "mistralai/Mistral-7B-v0.1",
+        "a100-80gb",
+        method="full",
+        autocast="none",
+        optimizer="adamw_torch",
+        sequence_length=4096,
+        attention="flash",
+        micro_batch_size=micro_batch_size,
+    )
+    assert found.fits
+    assert found.peak_phase == "optimizer"
+    assert found.peak_allocated_bytes / GiB == pytest.approx(measured_gib, rel=5e-4)
+
+
+def test_lora_on_a_24_gib_card() -> None:
+    """Qwen2.5-7B-Instruct, LoRA rank 8, batch 1 x 16, 2048 tokens on an RTX 4090 D: 18 to 22 GB in nvidia-smi."""
+    found = vramplan.suggest("Qwen/Qwen2.5-7B-Instruct", "rtx4090d", 16, lora_rank=8, sequence_length=2048)
+    plan = next(plan for plan in found.plans if plan.micro_batch_size == 1)
+    assert plan.gradient_accumulation_steps == 16
+    assert 18e9 < plan.estimate.device_total_bytes < 22e9
