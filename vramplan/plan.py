@@ -161,21 +161,32 @@ class _Tried:
     def fits(self, micro: int, accumulates: bool) -> bool:
         """Whether this micro-batch fits."""
         key = (micro, accumulates)
-        if self.least is not None and key not in self.known and micro > 1:
+        if key not in self.known and self.least is not None:
             if key not in self.too_large:
-                self.too_large[key] = self.least(self.spec, self._job(*key), self.card)
-            if self.too_large[key] > self.card.cuda_total_bytes - self.card.held_bytes:
+                need = self.least(self.spec, self._job(*key), self.card)
+                if need > self.card.cuda_total_bytes - self.card.held_bytes:
+                    self.too_large[key] = need
+            if key in self.too_large:
                 return False
-        return self(micro, accumulates).fits
+        return self(*key).fits
 
     def need(self, micro: int, accumulates: bool) -> int:
-        """Bytes that this micro-batch needs on the card, at least."""
+        """Bytes that this micro-batch needs on the card; at least, where that already is too much."""
         key = (micro, accumulates)
-        return self.too_large[key] if key in self.too_large else self(micro, accumulates).device_total_bytes
+        return self.too_large[key] if key in self.too_large else self(*key).device_total_bytes
 
-    def changed(self, lever: Lever, micro: int, accumulates: bool) -> Estimate:
-        """The estimate with a lever pulled."""
-        return self.estimate(self.spec, self._job(micro, accumulates, **lever.update), lever.card or self.card)
+    def tensors(self, micro: int, accumulates: bool) -> int:
+        """The same without what torch's allocator adds: steadier, for comparing two jobs."""
+        key = (micro, accumulates)
+        if key in self.too_large:
+            return self.too_large[key]
+        one = self(*key)
+        return one.peak_tensor_bytes + one.device_total_bytes - one.peak_reserved_bytes
+
+    def changed(self, lever: Lever) -> _Tried:
+        """The same with a lever pulled."""
+        job = self.job.model_copy(update=dict(lever.update))
+        return _Tried(self.spec, job, lever.card or self.card, self.estimate, self.least)
 
 
 def search(
@@ -342,24 +353,24 @@ class Lever:
 
 def _advise(tried: _Tried, largest: Plan | None, smallest: Estimate, levers: Sequence[Lever]) -> list[Advice]:
     """Where nothing fits: whatever saves memory, and whether it then fits. Else: what doubles the batch for nothing."""
-    if largest is None:
-        micro, steps, reference = smallest.micro_batch_size, smallest.gradient_accumulation_steps, smallest
-    else:
+    micro, accumulates = smallest.micro_batch_size, smallest.gradient_accumulation_steps > 1
+    if largest is not None:
         levers = [lever for lever in levers if lever.cost == FREE]
         micro, steps = 2 * largest.micro_batch_size, largest.gradient_accumulation_steps // 2
-        if not steps or not levers:
+        accumulates = steps > 1
+        if not steps or not levers or tried.fits(micro, accumulates):
             return []
-        if tried.fits(micro, steps > 1):
-            return []
-        reference = tried(micro, steps > 1)
     found = []
+    before = tried.tensors(micro, accumulates)
     for lever in levers:
+        changed = tried.changed(lever)
         try:
-            one = tried.changed(lever, micro, steps > 1)
+            fits = changed.fits(micro, accumulates)
         except VramplanError:  # a lever that this model or card does not have
             continue
-        saved = reference.device_total_bytes - one.device_total_bytes
-        if (lever.card is None and saved <= 0) or (largest is not None and not one.fits):
+        saved = before - changed.tensors(micro, accumulates)
+        if (lever.card is None and saved <= 0) or (largest is not None and not fits):
             continue
-        found.append(Advice(lever.change, lever.why, lever.cost, saved, one.fits, micro, one.device_total_bytes))
+        need = changed.need(micro, accumulates)
+        found.append(Advice(lever.change, lever.why, lever.cost, saved, fits, micro, need))
     return found

@@ -9,7 +9,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 
 from vramplan.analytic.optimizers import Weight, optimizer_of
@@ -61,6 +61,7 @@ def label(module: str, what: str, in_layer: bool) -> str:
     return f"{'layers.*.' if in_layer else ''}{module} {what}".strip()
 
 
+@lru_cache(maxsize=4096)
 def describe(info: StorageInfo, kept: bool, in_layer: bool) -> Storage:
     """A played storage as the timeline shows it."""
     category = info.category
