@@ -179,7 +179,7 @@ def test_advice_that_doubles_the_batch_for_nothing() -> None:
         ({"no_such": 1}, "no such setting"),
         ({"method": "qlora"}, "not modelled yet"),
         ({"strategy": "zero3"}, "not modelled yet"),
-        ({"dtype": "fp8"}, "--dtype 'fp8'"),
+        ({"dtype": "int3"}, "--dtype 'int3'"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], said: str) -> None:

@@ -5,15 +5,16 @@ Exit codes: 0 fits, 1 does not fit, 2 bad input.
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from vramplan.errors import ConfigError, VramplanError
+from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 
 app = typer.Typer(
     name="vramplan",
@@ -26,109 +27,111 @@ app = typer.Typer(
 
 Model = Annotated[str, typer.Argument(help="A shipped name, a Hub id, a folder or a config.json.", show_default=False)]
 Gpu = Annotated[str, typer.Option(help="Card by name, or auto for the one in this box.", show_default=False)]
-NumGpus = Annotated[int, typer.Option(help="Data-parallel cards that each hold the whole model.")]
-Method = Annotated[str, typer.Option(help="full, lora (qlora and dora are refused for now).")]
-LoraRank = Annotated[int | None, typer.Option(help="Rank of the adapters (8).")]
-LoraTargets = Annotated[str | None, typer.Option(help="all-linear, or names of layers: q_proj,v_proj.")]
-LoraDropout = Annotated[float | None, typer.Option(help="Dropout before each adapter (0).")]
-LoraDtype = Annotated[str | None, typer.Option(help="Stored dtype of adapters: fp32 (PEFT's default), bf16, fp16.")]
-Dtype = Annotated[str | None, typer.Option(help="Stored dtype of the weights: bf16 (default), fp16, fp32.")]
-Autocast = Annotated[
-    str | None, typer.Option(help="torch.autocast: none, bf16, fp16 (default: a half dtype of weights).")
-]
-Quantize = Annotated[str | None, typer.Option(help="nf4 or int8 (refused for now).")]
-Optimizer = Annotated[str | None, typer.Option(help="transformers' optim name (adamw_torch_fused).")]
-SeqLen = Annotated[int | None, typer.Option(help="Tokens in each sample (2048).")]
-Batches = Annotated[str | None, typer.Option(help="unpadded (default), padded or packed samples.")]
-Checkpointing = Annotated[str | None, typer.Option(help="Activation checkpointing: full (default) or none.")]
-Attention = Annotated[str | None, typer.Option(help="sdpa (default), flash or eager.")]
-Loss = Annotated[str | None, typer.Option(help="standard (default), liger or chunked.")]
-Loop = Annotated[str | None, typer.Option(help="trainer (transformers' Trainer, default) or plain.")]
-Strategy = Annotated[str | None, typer.Option(help="ddp (default); zero1-3 and fsdp are refused for now.")]
-Offload = Annotated[str | None, typer.Option(help="none; anything else is refused for now.")]
-JobFile = Annotated[Path | None, typer.Option("--job", help="A JSON file with more settings of the job.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def _job(job: Path | None, quantize: str | None, offload: str | None, **flags: Any) -> dict[str, Any]:
-    """The job as given: the file first, flags over it."""
-    from vramplan.errors import UnsupportedError
+class Flag(NamedTuple):
+    """A flag that says something of the job; `field` is what :class:`vramplan.Job` calls it."""
 
-    for flag, value in (("--quantize", quantize), ("--offload", offload)):
-        if value not in (None, "none"):
-            raise UnsupportedError(f"{flag} {value} is not modelled yet")
-    given: dict[str, Any] = {}
-    if job is not None:
-        try:
-            given = json.loads(job.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"{job}: cannot be read ({error.strerror})") from error
-        except ValueError as error:
-            raise ConfigError(f"{job}: broken JSON ({error})") from error
-        if not isinstance(given, dict):
-            raise ConfigError(f"{job}: expected a JSON object of job settings")
-        if isinstance(given.get("lora_targets"), list):
-            given["lora_targets"] = tuple(given["lora_targets"])
+    type: Any
+    help: str
+    field: str = ""
+
+
+JOB_FLAGS = {
+    "num_gpus": Flag(int, "Data-parallel cards that each hold the whole model (1)."),
+    "method": Flag(str, "full or lora (lora); qlora and dora are refused so far."),
+    "lora_rank": Flag(int, "Rank of the adapters (8)."),
+    "lora_targets": Flag(str, "all-linear, or names of layers: q_proj,v_proj (all-linear)."),
+    "lora_dropout": Flag(float, "Dropout before each adapter (0)."),
+    "lora_dtype": Flag(str, "Stored dtype of adapters: fp32, bf16, fp16 (fp32, as PEFT)."),
+    "dtype": Flag(str, "Stored dtype of the weights: bf16, fp16, fp32 (bf16)."),
+    "autocast": Flag(str, "torch.autocast: none, bf16, fp16 (as the weights)."),
+    "quantize": Flag(str, "nf4 or int8: refused so far."),
+    "optimizer": Flag(str, "transformers' optim name (adamw_torch_fused)."),
+    "seq_len": Flag(int, "Tokens in each sample (2048).", "sequence_length"),
+    "batches": Flag(str, "unpadded, padded or packed samples (unpadded)."),
+    "checkpointing": Flag(str, "Activation checkpointing: full or none (full)."),
+    "attention": Flag(str, "sdpa, flash or eager (sdpa)."),
+    "loss": Flag(str, "standard, liger or chunked (standard)."),
+    "loop": Flag(str, "trainer (transformers' Trainer) or plain (trainer)."),
+    "strategy": Flag(str, "ddp; zero1, zero2, zero3 and fsdp are refused so far (ddp)."),
+    "offload": Flag(str, "none; anything else is refused so far (none)."),
+    "job": Flag(Path, "A JSON file with more settings of the job."),
+}
+"""The flags that `suggest` and `estimate` share; :func:`vramplan.defaults.complete_job` fills in what is not given."""
+
+
+def with_job_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` with the job's flags added; it gets them as one dictionary, `given`."""
+    own = inspect.signature(command, eval_str=True).parameters
+    shared = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[flag.type | None, typer.Option(help=flag.help, show_default=False)],
+        )
+        for name, flag in JOB_FLAGS.items()
+    ]
+    mine = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, p in own.items() if name != "given"]
+
+    def run(**values: Any) -> None:
+        flags = {name: values.pop(name) for name in JOB_FLAGS}
+        command(**values, given=_given(flags))
+
+    parameters = [*mine[:-1], *shared, mine[-1]]  # --json comes last
+    run.__doc__, run.__name__ = command.__doc__, command.__name__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+def _given(flags: dict[str, Any]) -> dict[str, Any]:
+    """The job as given: the file first, flags over it."""
+    for name in ("quantize", "offload"):
+        if flags.pop(name) not in (None, "none"):
+            raise UnsupportedError(f"--{name} is not modelled yet")
+    given = _job_file(flags.pop("job"))
     targets = flags.pop("lora_targets")
     if targets is not None:
         given["lora_targets"] = None if targets == "all-linear" else tuple(filter(None, targets.split(",")))
-    return given | {name: value for name, value in flags.items() if value is not None}
+    return given | {JOB_FLAGS[name].field or name: value for name, value in flags.items() if value is not None}
+
+
+def _job_file(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: broken JSON ({error})") from error
+    if not isinstance(given, dict):
+        raise ConfigError(f"{path}: expected a JSON object of job settings")
+    if isinstance(given.get("lora_targets"), list):
+        given["lora_targets"] = tuple(given["lora_targets"])
+    return given
 
 
 @app.command()
+@with_job_flags
 def suggest(
     model: Model,
     gpu: Gpu,
     global_batch: Annotated[int, typer.Option(help="Samples behind one optimizer step.", show_default=False)],
-    num_gpus: NumGpus = 1,
-    method: Method = "lora",
-    lora_rank: LoraRank = None,
-    lora_targets: LoraTargets = None,
-    lora_dropout: LoraDropout = None,
-    lora_dtype: LoraDtype = None,
-    dtype: Dtype = None,
-    autocast: Autocast = None,
-    quantize: Quantize = None,
-    optimizer: Optimizer = None,
-    seq_len: SeqLen = None,
-    batches: Batches = None,
-    checkpointing: Checkpointing = None,
-    attention: Attention = None,
-    loss: Loss = None,
-    loop: Loop = None,
-    strategy: Strategy = None,
-    offload: Offload = None,
-    job: JobFile = None,
     samples: Annotated[int | None, typer.Option(help="Samples in the data set: adds the steps of the run.")] = None,
     epochs: Annotated[float, typer.Option(help="Passes over the data set.")] = 1.0,
     base_lr: Annotated[float | None, typer.Option(help="A learning rate you know to work, to carry over.")] = None,
     base_batch: Annotated[int | None, typer.Option(help="The global batch that rate was tuned for.")] = None,
     as_json: AsJson = False,
+    *,
+    given: dict[str, Any],
 ) -> None:
     """Find the per-device batch and accumulation that reach a global batch."""
     from vramplan import api, plan
 
-    given = _job(
-        job,
-        quantize,
-        offload,
-        method=method,
-        lora_rank=lora_rank,
-        lora_targets=lora_targets,
-        lora_dropout=lora_dropout,
-        lora_dtype=lora_dtype,
-        dtype=dtype,
-        autocast=autocast,
-        optimizer=optimizer,
-        sequence_length=seq_len,
-        batches=batches,
-        checkpointing=checkpointing,
-        attention=attention,
-        loss=loss,
-        loop=loop,
-        strategy=strategy,
-        num_gpus=num_gpus,
-    )
     found = api.suggest(
         model, gpu, global_batch, samples=samples, epochs=epochs, base_lr=base_lr, base_batch=base_batch, **given
     )
@@ -145,65 +148,26 @@ def suggest(
 
 
 @app.command()
+@with_job_flags
 def estimate(
     model: Model,
     gpu: Gpu,
     micro_batch: Annotated[int | None, typer.Option(help="Samples one card takes in one forward (1).")] = None,
     accumulation: Annotated[int | None, typer.Option(help="Micro-batches behind one optimizer step (1).")] = None,
-    by: Annotated[str, typer.Option(help="analytic (trace is refused for now).")] = "analytic",
+    by: Annotated[str, typer.Option(help="analytic; trace is refused so far.")] = "analytic",
     explain: Annotated[bool, typer.Option("--explain", help="List every tensor at the peak.")] = False,
-    num_gpus: NumGpus = 1,
-    method: Method = "lora",
-    lora_rank: LoraRank = None,
-    lora_targets: LoraTargets = None,
-    lora_dropout: LoraDropout = None,
-    lora_dtype: LoraDtype = None,
-    dtype: Dtype = None,
-    autocast: Autocast = None,
-    quantize: Quantize = None,
-    optimizer: Optimizer = None,
-    seq_len: SeqLen = None,
-    batches: Batches = None,
-    checkpointing: Checkpointing = None,
-    attention: Attention = None,
-    loss: Loss = None,
-    loop: Loop = None,
-    strategy: Strategy = None,
-    offload: Offload = None,
-    job: JobFile = None,
     as_json: AsJson = False,
+    *,
+    given: dict[str, Any],
 ) -> None:
     """Say what one job needs, byte by byte."""
     from vramplan import api
-    from vramplan.errors import UnsupportedError
 
     if by != "analytic":
         raise UnsupportedError(f"--by {by} is not there yet; use --by analytic")
-    given = _job(
-        job,
-        quantize,
-        offload,
-        method=method,
-        lora_rank=lora_rank,
-        lora_targets=lora_targets,
-        lora_dropout=lora_dropout,
-        lora_dtype=lora_dtype,
-        dtype=dtype,
-        autocast=autocast,
-        optimizer=optimizer,
-        sequence_length=seq_len,
-        batches=batches,
-        checkpointing=checkpointing,
-        attention=attention,
-        loss=loss,
-        loop=loop,
-        strategy=strategy,
-        num_gpus=num_gpus,
-        micro_batch_size=micro_batch,
-        gradient_accumulation_steps=accumulation,
-    )
+    batch = {"micro_batch_size": micro_batch, "gradient_accumulation_steps": accumulation}
     card = api.load_card(gpu)
-    found = api.estimate(model, card, **given)
+    found = api.estimate(model, card, **given | {name: size for name, size in batch.items() if size is not None})
     if as_json:
         from vramplan.render import json as as_text
 
@@ -211,7 +175,7 @@ def estimate(
     else:
         from vramplan.render import text
 
-        text.print_all(text.estimate(found, card, num_gpus, explain))
+        text.print_all(text.estimate(found, card, found.job.num_gpus, explain))
     raise typer.Exit(0 if found.fits else 1)
 
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from vramplan.analytic.families import family_of
 from vramplan.card import Card
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.job import Job
 from vramplan.spec import ModelSpec
 
@@ -30,6 +30,11 @@ def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
     """
     job = {key: value for key, value in given.items() if value is not None}
     half = "bf16" if card.supports("bf16") else "fp16"
+    for flag in ("dtype", "autocast"):
+        if job.get(flag) == "fp8":
+            if not card.supports("fp8"):
+                raise ConfigError(f"--{flag} fp8: {card.title} has no fp8 units; run --{flag} {half}")
+            raise UnsupportedError(f"--{flag} fp8 is not modelled yet; run --{flag} {half}")
     full = job.get("method") == "full"
     if "dtype" not in job:
         job["dtype"] = "fp32" if full and half == "fp16" else half

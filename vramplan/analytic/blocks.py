@@ -165,7 +165,8 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ctx: Context, con
     """The kernel that F.scaled_dot_product_attention picks (aten sdp_utils.cpp, torch 2.13) behind sdpa_attention.py.
 
     Without a mask grouped heads go in as they are: flash takes them, the memory-efficient kernel does not, and then the
-    math fallback runs. With a mask they are repeated first and the memory-efficient kernel runs.
+    math fallback runs. With a mask they are repeated first and the memory-efficient kernel runs. cuDNN's kernel, which
+    newer cards may prefer, keeps what flash keeps.
     """
     groups, dtype, dim = q.shape[2] // k.shape[2], q.tape.autocast or q.dtype, q.shape[-1]
     same_width = dim == v.shape[-1]
