@@ -145,22 +145,21 @@ class _Tried:
 
     def __init__(self, spec: ModelSpec, job: Job, card: Card, estimate: Estimator, least: Bound | None) -> None:
         self.spec, self.job, self.card, self.estimate, self.least = spec, job, card, estimate, least
-        self.known: dict[tuple[int, bool], Estimate] = {}
-        self.too_large: dict[tuple[int, bool], int] = {}
+        self.known: dict[tuple[int, int], Estimate] = {}
+        self.too_large: dict[tuple[int, int], int] = {}
 
-    def _job(self, micro: int, accumulates: bool, **update: Any) -> Job:
-        steps = 2 if accumulates else 1
-        return self.job.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps, **update})
+    def _job(self, micro: int, steps: int) -> Job:
+        return self.job.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps})
 
-    def __call__(self, micro: int, accumulates: bool) -> Estimate:
-        key = (micro, accumulates)
+    def __call__(self, micro: int, steps: int) -> Estimate:
+        key = (micro, steps)
         if key not in self.known:
             self.known[key] = self.estimate(self.spec, self._job(*key), self.card)
         return self.known[key]
 
-    def fits(self, micro: int, accumulates: bool) -> bool:
+    def fits(self, micro: int, steps: int) -> bool:
         """Whether this micro-batch fits."""
-        key = (micro, accumulates)
+        key = (micro, steps)
         if key not in self.known and self.least is not None:
             if key not in self.too_large:
                 need = self.least(self.spec, self._job(*key), self.card)
@@ -170,14 +169,14 @@ class _Tried:
                 return False
         return self(*key).fits
 
-    def need(self, micro: int, accumulates: bool) -> int:
+    def need(self, micro: int, steps: int) -> int:
         """Bytes that this micro-batch needs on the card; at least, where that already is too much."""
-        key = (micro, accumulates)
+        key = (micro, steps)
         return self.too_large[key] if key in self.too_large else self(*key).device_total_bytes
 
-    def tensors(self, micro: int, accumulates: bool) -> int:
+    def tensors(self, micro: int, steps: int) -> int:
         """The same without what torch's allocator adds: steadier, for comparing two jobs."""
-        key = (micro, accumulates)
+        key = (micro, steps)
         if key in self.too_large:
             return self.too_large[key]
         one = self(*key)
@@ -208,13 +207,13 @@ def search(
     wanted = pairs(global_batch_size, job.num_gpus)
     tried = _Tried(spec, job, card, estimate, least)
     fitting = _largest_fitting(wanted, tried)
-    kept = [(micro, steps, tried(micro, steps > 1)) for micro, steps in wanted[: fitting + 1]]
+    kept = [(micro, steps, tried(micro, steps)) for micro, steps in wanted[: fitting + 1]]
     plans = _ranked(kept, job.num_gpus, run)
     rejected = _rejected(wanted[fitting + 1 :], tried)
     largest = _largest_micro_batch(wanted, fitting, tried)
     recommended = _recommend(plans)
     warnings = _warnings(recommended)
-    smallest = tried(wanted[0][0], wanted[0][1] > 1)
+    smallest = tried(*wanted[0])
     largest_plan = max(plans, key=lambda plan: plan.micro_batch_size, default=None)
     advice = _advise(tried, largest_plan, smallest, levers(spec, job, card) if levers else [])
     return Search(
@@ -239,7 +238,7 @@ def _largest_fitting(wanted: list[tuple[int, int]], tried: _Tried) -> int:
     probe = 0
     while high - low > 1:
         micro, steps = wanted[probe]
-        if tried.fits(micro, steps > 1):
+        if tried.fits(micro, steps):
             low = probe
         else:
             high = probe
@@ -251,21 +250,20 @@ def _largest_micro_batch(wanted: list[tuple[int, int]], fitting: int, tried: _Tr
     """The largest micro-batch that fits at all, whether or not it divides the target; found along a straight line."""
     if fitting < 0:
         return 0
-    accumulates = wanted[fitting][1] > 1
-    low = wanted[fitting][0]
+    low, steps = wanted[fitting]
     high = wanted[fitting + 1][0] if fitting + 1 < len(wanted) else None
     while high is None or high - low > 1:
         half = max(1, low // 2)
-        slope = (tried.need(low, accumulates) - tried.need(half, accumulates)) / (low - half) if low > half else 0.0
-        guess = low + int(tried(low, accumulates).headroom_bytes / slope) if slope > 0 else 2 * low
+        slope = (tried.need(low, steps) - tried.need(half, steps)) / (low - half) if low > half else 0.0
+        guess = low + int(tried(low, steps).headroom_bytes / slope) if slope > 0 else 2 * low
         guess = max(low + 1, guess if high is None else min(guess, high - 1))
         if guess > 1 << 20:
             return low
-        if tried.fits(guess, accumulates):
+        if tried.fits(guess, steps):
             low = guess
         else:
             high = guess
-            if high - low > 2 and tried.fits(high - 1, accumulates):
+            if high - low > 2 and tried.fits(high - 1, steps):
                 low = high - 1
     return low
 
@@ -313,8 +311,8 @@ def _rejected(too_large: list[tuple[int, int]], tried: _Tried) -> list[Rejected]
         if rejected:
             rejected.append(Rejected(micro, steps, f"larger than {too_large[0][0]}, which does not fit"))
             continue
-        need = tried.need(micro, steps > 1)
-        over = (micro, steps > 1) in tried.too_large or tried(micro, steps > 1).headroom_bytes < 0
+        need = tried.need(micro, steps)
+        over = (micro, steps) in tried.too_large or tried(micro, steps).headroom_bytes < 0
         reason = "needs more than the card has" if over else "does not fit after fragmentation"
         rejected.append(Rejected(micro, steps, reason, need))
     return rejected
@@ -353,24 +351,23 @@ class Lever:
 
 def _advise(tried: _Tried, largest: Plan | None, smallest: Estimate, levers: Sequence[Lever]) -> list[Advice]:
     """Where nothing fits: whatever saves memory, and whether it then fits. Else: what doubles the batch for nothing."""
-    micro, accumulates = smallest.micro_batch_size, smallest.gradient_accumulation_steps > 1
+    micro, steps = smallest.micro_batch_size, smallest.gradient_accumulation_steps
     if largest is not None:
         levers = [lever for lever in levers if lever.cost == FREE]
         micro, steps = 2 * largest.micro_batch_size, largest.gradient_accumulation_steps // 2
-        accumulates = steps > 1
-        if not steps or not levers or tried.fits(micro, accumulates):
+        if not steps or not levers or tried.fits(micro, steps):
             return []
     found = []
-    before = tried.tensors(micro, accumulates)
+    before = tried.tensors(micro, steps)
     for lever in levers:
         changed = tried.changed(lever)
         try:
-            fits = changed.fits(micro, accumulates)
+            fits = changed.fits(micro, steps)
         except VramplanError:  # a lever that this model or card does not have
             continue
-        saved = before - changed.tensors(micro, accumulates)
+        saved = before - changed.tensors(micro, steps)
         if (lever.card is None and saved <= 0) or (largest is not None and not fits):
             continue
-        need = changed.need(micro, accumulates)
+        need = changed.need(micro, steps)
         found.append(Advice(lever.change, lever.why, lever.cost, saved, fits, micro, need))
     return found

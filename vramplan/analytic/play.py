@@ -92,10 +92,20 @@ def play_evaluation(setting: Setting) -> Tape:
 
 
 def make_batch(tape: Tape, job: Job, phase: str, batch: int, length: int) -> list[Tensor]:
-    """The batch on the device: ids and labels first."""
+    """What is on the device before a forward: the batch, ids and labels first; in the Trainer also those to come.
+
+    The Trainer fetches all micro-batches of a step at once, and accelerate's loader is one ahead of it; here those that
+    wait are one tensor of each kind.
+    """
     tape.enter(phase, None)
     tape.module = "inputs"
-    return [tape.empty((batch, length), "int64", what, "activation") for what in batch_tensors(job)]
+    trainer = job.loop == "trainer"
+    names = ["input ids", "labels"] + ["attention mask"] * (trainer or job.batches == "padded")
+    held = [tape.empty((batch, length), "int64", name, "activation") for name in names]
+    if trainer:
+        waiting = (job.gradient_accumulation_steps * batch, length)
+        held += [tape.empty(waiting, "int64", f"{name} of the batches to come", "activation") for name in names]
+    return held
 
 
 def run_forward(net: Net, setting: Setting, phase: str, batch: list[Tensor]) -> Tensor:
@@ -103,12 +113,6 @@ def run_forward(net: Net, setting: Setting, phase: str, batch: list[Tensor]) -> 
     job = setting.job
     with net.tape.autocasting(None if job.autocast == "none" else job.autocast):
         return causal_lm(net, setting, phase, batch[0], batch[1])
-
-
-def batch_tensors(job: Job) -> list[str]:
-    """What one batch brings to the device; the Trainer's loader holds the next as well (accelerate data_loader)."""
-    names = ["input ids", "labels"] + (["attention mask"] if job.batches == "padded" or job.loop == "trainer" else [])
-    return names + ([f"{name} of the next batch" for name in names] if job.loop == "trainer" else [])
 
 
 def causal_lm(net: Net, setting: Setting, phase: str, ids: Tensor, labels: Tensor) -> Tensor:
