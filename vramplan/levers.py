@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from vramplan.card import Card
-from vramplan.catalog import all_cards
+from vramplan.catalog import find_card
 from vramplan.job import Job
 from vramplan.plan import FREE, Lever
 from vramplan.spec import ModelSpec
 
 
-def levers(spec: ModelSpec, job: Job, card: Card) -> list[Lever]:
-    """Every change that applies to this job, ordered by what it costs."""
+def levers(spec: ModelSpec, job: Job, card: Card, need_bytes: int) -> list[Lever]:
+    """Every change that applies to a job that needs `need_bytes`, ordered by what it costs."""
     found = []
 
     def lever(change: str, why: str, cost: str, **update: object) -> None:
@@ -55,16 +55,25 @@ def levers(spec: ModelSpec, job: Job, card: Card) -> list[Lever]:
     if job.sequence_length >= 1024:
         half = job.sequence_length // 2
         lever(f"--seq-len {half}", "activations and logits shrink with the tokens", "context", sequence_length=half)
-    larger = sorted(
-        (other for other in all_cards() if other.vendor == card.vendor and _is_larger(other, card, job)),
-        key=lambda other: other.cuda_total_bytes,
-    )
-    for other in larger[:: max(1, len(larger) // 3)][:3]:
-        found.append(Lever(f"--gpu {other.name}", f"{other.total_mib // 1024} GiB", "a larger card", card=other))
+    for other in _larger(card, job, need_bytes):
+        size = f"{other.total_mib / 1024:.0f} GiB"
+        found.append(Lever(f"--gpu {other.name}", size, "a larger card", card=other))
     return found
 
 
-def _is_larger(other: Card, card: Card, job: Job) -> bool:
-    runs = job.dtype == "fp32" or other.supports(job.dtype)
-    datacenter = any(part in other.name for part in ("a100", "h100", "h200", "b200", "l40s", "rtx", "a6000"))
-    return other.cuda_total_bytes > 1.2 * card.cuda_total_bytes and runs and datacenter and "laptop" not in other.name
+USUAL = ("rtx3090", "rtx4090", "rtx5090", "rtxa6000", "rtx6000-ada", "l40s", "rtxpro-6000-blackwell")
+DATACENTER = ("a100-40gb-sxm", "a100-80gb-sxm", "h100-sxm", "h200-sxm", "b200", "b300", "mi300x", "mi325x")
+"""Cards that people can buy or rent; the others of the catalogue are not proposed."""
+
+
+def _larger(card: Card, job: Job, need_bytes: int) -> list[Card]:
+    """The two smallest usual cards of the same maker that hold what the job needs."""
+    usual = (find_card(name) for name in (*USUAL, *DATACENTER))
+    fitting = [
+        other
+        for other in usual
+        if other.vendor == card.vendor
+        and other.cuda_total_bytes > max(card.cuda_total_bytes, need_bytes)
+        and (job.dtype == "fp32" or other.supports(job.dtype))
+    ]
+    return sorted(fitting, key=lambda other: other.cuda_total_bytes)[:2]

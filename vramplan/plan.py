@@ -195,7 +195,7 @@ def search(
     global_batch_size: int,
     estimate: Estimator,
     run: Run = Run(),
-    levers: Callable[[ModelSpec, Job, Card], list[Lever]] | None = None,
+    levers: Callable[[ModelSpec, Job, Card, int], list[Lever]] | None = None,
     least: Bound | None = None,
 ) -> Search:
     """Every pair that meets the target exactly, fitting or rejected with the reason, fastest first.
@@ -215,7 +215,9 @@ def search(
     warnings = _warnings(recommended)
     smallest = tried(*wanted[0])
     largest_plan = max(plans, key=lambda plan: plan.micro_batch_size, default=None)
-    advice = _advise(tried, largest_plan, smallest, levers(spec, job, card) if levers else [])
+    advice = _advise(
+        tried, largest_plan, smallest, levers(spec, job, card, smallest.device_total_bytes) if levers else []
+    )
     return Search(
         model=spec.name,
         card=card,
