@@ -11,7 +11,7 @@ from tests.helpers import card_of, spec_of
 from vramplan import Job, Search
 from vramplan.errors import ConfigError
 from vramplan.plan import Run, divisors, learning_rate, pairs, search
-from vramplan.result import Estimate, Term
+from vramplan.result import Begun, Estimate, Term
 
 
 def suggest(model: str = "Qwen/Qwen2.5-0.5B", gpu: str = "rtx3060", global_batch: int = 16, **more: Any) -> Search:
@@ -43,7 +43,10 @@ def test_targets_that_cannot_be_met_name_the_nearest(target: int, cards: int, sa
 def fake(need: int, per_sample: int, seconds: float = 1.0, fixed: float = 0.0) -> Any:
     """An estimator with a straight line for memory and time."""
 
-    def estimate(spec: Any, job: Job, card: Any) -> Estimate:
+    def begin(spec: Any, job: Job, card: Any) -> Begun:
+        return Begun(0, lambda: estimate(job))
+
+    def estimate(job: Job) -> Estimate:
         total = need + per_sample * job.micro_batch_size
         return Estimate(
             model="m",
@@ -67,7 +70,7 @@ def fake(need: int, per_sample: int, seconds: float = 1.0, fixed: float = 0.0) -
             micro_step_seconds=fixed + seconds * job.micro_batch_size,
         )
 
-    return estimate
+    return begin
 
 
 def searched(target: int, estimator: Any) -> Search:

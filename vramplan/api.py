@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vramplan import hub, nvml, plan
-from vramplan.analytic.estimator import estimate as analytic_estimate
-from vramplan.analytic.estimator import least_bytes
+from vramplan.analytic import estimator
 from vramplan.analytic.optimizers import optimizer_of
 from vramplan.card import Card
 from vramplan.catalog import find_card
@@ -43,7 +42,7 @@ def estimate(model: str | ModelSpec, gpu: str | Card, **job: Any) -> Estimate:
         VramplanError: for whatever cannot run or is not modelled.
     """
     spec, card = _resolve(model, gpu)
-    return analytic_estimate(spec, complete_job(spec, card, job), card)
+    return estimator.estimate(spec, complete_job(spec, card, job), card)
 
 
 def suggest(
@@ -74,7 +73,7 @@ def suggest(
     spec, card = _resolve(model, gpu)
     full = complete_job(spec, card, job)
     run = plan.Run(samples, epochs, base_lr, base_batch, optimizer_of(full.optimizer).adaptive)
-    return plan.search(spec, full, card, global_batch, analytic_estimate, run, levers if advice else None, least_bytes)
+    return plan.search(spec, full, card, global_batch, estimator.begin, run, levers if advice else None)
 
 
 def _resolve(model: str | ModelSpec, gpu: str | Card) -> tuple[ModelSpec, Card]:

@@ -13,13 +13,11 @@ from typing import Any
 from vramplan.card import Card
 from vramplan.errors import ConfigError, VramplanError
 from vramplan.job import Job
-from vramplan.result import Estimate
+from vramplan.result import Begun, Estimate
 from vramplan.spec import ModelSpec
 from vramplan.units import ceil_div
 
-Estimator = Callable[[ModelSpec, Job, Card], Estimate]
-Bound = Callable[[ModelSpec, Job, Card], int]
-"""Bytes on the card that a job cannot do without: a quick answer to what is far too large."""
+Estimator = Callable[[ModelSpec, Job, Card], Begun]
 
 MANY_STEPS = 64
 """Accumulation beyond this draws a warning."""
@@ -143,49 +141,43 @@ def pairs(global_batch_size: int, devices: int) -> list[tuple[int, int]]:
 class _Tried:
     """Estimates by micro-batch, each made once; what cannot fit by its tensors alone is not worth a whole one."""
 
-    def __init__(self, spec: ModelSpec, job: Job, card: Card, estimate: Estimator, least: Bound | None) -> None:
-        self.spec, self.job, self.card, self.estimate, self.least = spec, job, card, estimate, least
+    def __init__(self, spec: ModelSpec, job: Job, card: Card, estimator: Estimator) -> None:
+        self.spec, self.job, self.card, self.estimator = spec, job, card, estimator
+        self.begun: dict[tuple[int, int], Begun] = {}
         self.known: dict[tuple[int, int], Estimate] = {}
-        self.too_large: dict[tuple[int, int], int] = {}
 
-    def _job(self, micro: int, steps: int) -> Job:
-        return self.job.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps})
+    def begin(self, micro: int, steps: int) -> Begun:
+        """The first half of an estimate."""
+        key = (micro, steps)
+        if key not in self.begun:
+            job = self.job.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps})
+            self.begun[key] = self.estimator(self.spec, job, self.card)
+        return self.begun[key]
 
     def __call__(self, micro: int, steps: int) -> Estimate:
         key = (micro, steps)
         if key not in self.known:
-            self.known[key] = self.estimate(self.spec, self._job(*key), self.card)
+            self.known[key] = self.begin(*key).finish()
         return self.known[key]
+
+    def too_large(self, micro: int, steps: int) -> bool:
+        """Whether its tensors alone are more than the card has."""
+        return self.begin(micro, steps).least_bytes > self.card.cuda_total_bytes - self.card.held_bytes
 
     def fits(self, micro: int, steps: int) -> bool:
         """Whether this micro-batch fits."""
-        key = (micro, steps)
-        if key not in self.known and self.least is not None:
-            if key not in self.too_large:
-                need = self.least(self.spec, self._job(*key), self.card)
-                if need > self.card.cuda_total_bytes - self.card.held_bytes:
-                    self.too_large[key] = need
-            if key in self.too_large:
-                return False
-        return self(*key).fits
+        return not self.too_large(micro, steps) and self(micro, steps).fits
 
     def need(self, micro: int, steps: int) -> int:
         """Bytes that this micro-batch needs on the card; at least, where that already is too much."""
-        key = (micro, steps)
-        return self.too_large[key] if key in self.too_large else self(*key).device_total_bytes
-
-    def tensors(self, micro: int, steps: int) -> int:
-        """The same without what torch's allocator adds: steadier, for comparing two jobs."""
-        key = (micro, steps)
-        if key in self.too_large:
-            return self.too_large[key]
-        one = self(*key)
-        return one.peak_tensor_bytes + one.device_total_bytes - one.peak_reserved_bytes
+        if self.too_large(micro, steps):
+            return self.begin(micro, steps).least_bytes
+        return self(micro, steps).device_total_bytes
 
     def changed(self, lever: Lever) -> _Tried:
         """The same with a lever pulled."""
         job = self.job.model_copy(update=dict(lever.update))
-        return _Tried(self.spec, job, lever.card or self.card, self.estimate, self.least)
+        return _Tried(self.spec, job, lever.card or self.card, self.estimator)
 
 
 def search(
@@ -193,10 +185,9 @@ def search(
     job: Job,
     card: Card,
     global_batch_size: int,
-    estimate: Estimator,
+    estimator: Estimator,
     run: Run = Run(),
     levers: Callable[[ModelSpec, Job, Card, int], list[Lever]] | None = None,
-    least: Bound | None = None,
 ) -> Search:
     """Every pair that meets the target exactly, fitting or rejected with the reason, fastest first.
 
@@ -205,7 +196,7 @@ def search(
         VramplanError: whatever the estimator raises.
     """
     wanted = pairs(global_batch_size, job.num_gpus)
-    tried = _Tried(spec, job, card, estimate, least)
+    tried = _Tried(spec, job, card, estimator)
     fitting = _largest_fitting(wanted, tried)
     kept = [(micro, steps, tried(micro, steps)) for micro, steps in wanted[: fitting + 1]]
     plans = _ranked(kept, job.num_gpus, run)
@@ -314,7 +305,7 @@ def _rejected(too_large: list[tuple[int, int]], tried: _Tried) -> list[Rejected]
             rejected.append(Rejected(micro, steps, f"larger than {too_large[0][0]}, which does not fit"))
             continue
         need = tried.need(micro, steps)
-        over = (micro, steps) in tried.too_large or tried(micro, steps).headroom_bytes < 0
+        over = tried.too_large(micro, steps) or tried(micro, steps).headroom_bytes < 0
         reason = "needs more than the card has" if over else "does not fit after fragmentation"
         rejected.append(Rejected(micro, steps, reason, need))
     return rejected
@@ -360,14 +351,14 @@ def _advise(tried: _Tried, largest: Plan | None, smallest: Estimate, levers: Seq
         if not steps or not levers or tried.fits(micro, steps):
             return []
     found = []
-    before = tried.tensors(micro, steps)
+    before = tried.begin(micro, steps).least_bytes
     for lever in levers:
         changed = tried.changed(lever)
         try:
             fits = changed.fits(micro, steps)
         except VramplanError:  # a lever that this model or card does not have
             continue
-        saved = before - changed.tensors(micro, steps)
+        saved = before - changed.begin(micro, steps).least_bytes
         if (lever.card is None and saved <= 0) or (largest is not None and not fits):
             continue
         need = changed.need(micro, steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from vramplan.job import Job
@@ -76,3 +77,12 @@ class Estimate:
         for term in self.terms:
             totals[term.category] = totals.get(term.category, 0) + term.num_bytes
         return totals
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An estimate half made: a bound that comes early, and the rest on demand."""
+
+    least_bytes: int
+    """Bytes on the card that the job cannot do without."""
+    finish: Callable[[], Estimate]

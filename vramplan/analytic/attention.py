@@ -42,8 +42,8 @@ def softmax_as_it_is(x: Tensor) -> Tensor:
     return ops.pointwise(x, "attention probabilities", saves_output=True)
 
 
-def flash_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
-    """FlashAttention-2 on (B, S, heads, D): keeps q, k, v, out and the fp32 log-sum-exp (B, heads, S).
+def flash_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """FlashAttention-2 on (B, S, heads, D): keeps q, k, v, out, the fp32 log-sum-exp (B, heads, S) and a random state.
 
     Its backward kernel works in an fp32 accumulator of dq, a row-sum of fp32, and, with grouped heads, dk and dv for
     all query heads (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp: mha_bwd, torch 2.13).

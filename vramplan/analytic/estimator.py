@@ -14,7 +14,7 @@ from vramplan.analytic.support import check_adapters, check_job, check_model
 from vramplan.analytic.unfold import Fold, fold
 from vramplan.card import Card
 from vramplan.job import Job
-from vramplan.result import Estimate, Term
+from vramplan.result import Begun, Estimate, Term
 from vramplan.spec import Config, ModelSpec
 from vramplan.timeline import Storage, Timeline
 
@@ -39,19 +39,36 @@ def estimate(spec: ModelSpec, job: Job, card: Card) -> Estimate:
     Raises:
         VramplanError: for whatever cannot run or is not modelled.
     """
+    return begin(spec, job, card).finish()
+
+
+def begin(spec: ModelSpec, job: Job, card: Card) -> Begun:
+    """Play the step; the allocator's replay and all the rest wait until they are asked for.
+
+    Raises:
+        VramplanError: for whatever cannot run or is not modelled.
+    """
     with no_cycle_collection():
-        return _estimate(spec, job, card)
+        setting, plan, notes = prepare(spec, job, card)
+        step = Step(setting, plan, card)
+        check_adapters(job, step.widths, linear_names(step))
+        peak_tensor_bytes = max(step.timeline.live_bytes(with_kernels=False))
+    least_bytes = peak_tensor_bytes + sum(term.num_bytes for term in outside_terms(job))
+
+    def finish() -> Estimate:
+        with no_cycle_collection():
+            return _finish(spec, step, notes, peak_tensor_bytes)
+
+    return Begun(least_bytes, finish)
 
 
-def _estimate(spec: ModelSpec, job: Job, card: Card) -> Estimate:
-    setting, plan, notes = prepare(spec, job, card)
-    step = Step(setting, plan, card)
-    check_adapters(job, step.widths, linear_names(step))
-    timeline = step.timeline
+def _finish(spec: ModelSpec, step: Step, notes: list[str], peak_tensor_bytes: int) -> Estimate:
+    """Replay the timeline on the card, and say what everything is."""
+    job, card, timeline = step.job, step.card, step.timeline
     outside = outside_terms(job)
     capacity = card.cuda_total_bytes - card.held_bytes
     available = capacity - sum(term.num_bytes for term in outside)
-    sizes, peak_tensor_bytes = timeline.sizes(), max(timeline.live_bytes(with_kernels=False))
+    sizes = timeline.sizes()
     settings = AllocatorSettings(expandable_segments=job.expandable_segments)
     fits, run = peak_tensor_bytes <= available, None
     if fits:
@@ -101,18 +118,6 @@ def count_notes(spec: ModelSpec, counted: int) -> list[str]:
         f"the published files hold {spec.stored_parameters:,} elements, the blocks count {counted:,} parameters:"
         f" buffers, a stored copy of a tied head, or a variant that the {spec.model_type} block does not know"
     ]
-
-
-def least_bytes(spec: ModelSpec, job: Job, card: Card) -> int:
-    """Bytes on the card that the job cannot do without: live tensors at their peak, and what lies outside torch.
-
-    Raises:
-        VramplanError: as :func:`estimate` does.
-    """
-    with no_cycle_collection():
-        setting, plan, _ = prepare(spec, job, card)
-        peak = max(Step(setting, plan, card).timeline.live_bytes(with_kernels=False))
-    return peak + sum(term.num_bytes for term in outside_terms(job))
 
 
 def linear_names(step: Step) -> list[str]:

@@ -240,11 +240,6 @@ def relu(x: Tensor) -> Tensor:
     return pointwise(x, "relu output", saves_output=True)
 
 
-def clamp(x: Tensor) -> Tensor:
-    """``x.clamp(low, high)``: keeps its input; the gradient is a masked copy, with a boolean mask on the way."""
-    return pointwise(x, "clamped copy", saves_input=True)
-
-
 def mean(x: Tensor) -> Tensor:
     """``x.mean(-1, keepdim=True)``; its gradient is expanded, then divided into a full tensor."""
     tape, like = x.tape, x.like
