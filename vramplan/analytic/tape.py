@@ -231,6 +231,7 @@ class Tape:
         self.frame: Frame | None = None
         self.recomputing: Frame | None = None
         self.in_backward = False
+        self.alone = _holders([Tensor(self, Resident(), (), "fp32")], 0)
         self.unpacked: Node | None = None
 
     # -- recording ---------------------------------------------------------------------------------------------------
@@ -396,13 +397,14 @@ class Tape:
             buffer[index] = grad
             return
         self.work(0, 3 * old.num_bytes, old.dtype)
-        # references: the buffer, the name `old`, getrefcount's argument; on the storage: the tensor and the argument
-        if getrefcount(old) == 3 and getrefcount(old.storage) == 2:
-            return
-        buffer[index] = self.empty(old.shape, old.dtype, "sum of gradients")
+        like = old.like
+        del old
+        if _holders(buffer, index) != self.alone:
+            buffer[index] = self.empty(like.shape, like.dtype, "sum of gradients")
 
     def _accumulate(self, node: Accumulate, grads: Grads) -> None:
         """AccumulateGrad: add in place, or take over a gradient that nobody else holds, or copy it."""
+        alone = _holders(grads, 0) == self.alone
         grad = grads.pop()
         assert grad is not None
         if node.grad is not None:
@@ -410,7 +412,7 @@ class Tape:
             return
         if node.name:
             self.module = node.name
-        if getrefcount(grad) > 2 or getrefcount(grad.storage) > 2:
+        if not alone:
             grad = self.empty(grad.shape, grad.dtype, "gradient")
         if node.name and isinstance(grad.storage, Storage):
             id = grad.storage.id
@@ -438,6 +440,13 @@ class Tape:
             self.autocast = outer
             if outer is None:
                 self.autocast_cache.clear()
+
+
+def _holders(held: Grads, index: int) -> tuple[int, int]:
+    """References to a tensor in a list and to its storage; comparable with those of one that nobody else holds."""
+    tensor = held[index]
+    assert tensor is not None
+    return getrefcount(tensor), getrefcount(tensor.storage)
 
 
 def _detached(tensor: Tensor) -> Tensor:
