@@ -62,18 +62,19 @@ def play(setting: Setting, micro_steps: int) -> Net:
     """
     net = new_net(setting)
     tape, job = net.tape, setting.job
-    held: list[Tensor] = []
+    loss: Tensor | None = None
+    batch: list[Tensor] = []
     for number in range(micro_steps):
-        batch = make_batch(tape, job, f"forward.{number}", job.micro_batch_size, job.sequence_length)
-        loss = run_forward(net, setting, f"forward.{number}", batch)
-        held.clear()
+        phase = f"forward.{number}"
+        tape.enter(phase, None)
+        if not batch or job.loop == "plain":
+            batch = make_batch(tape, job, phase, job.micro_batch_size, job.sequence_length)
+        loss = run_forward(net, setting, phase, batch)
         tape.backward(f"backward.{number}", loss)
-        held += batch
-        if job.loop == "plain":
-            held.append(loss)
-        del loss, batch  # transformers' training_step returns loss.detach(): the graph goes at once
+        if job.loop == "trainer":  # training_step returns loss.detach(): the graph goes at once
+            loss = None
     tape.enter("end", None)
-    held.clear()
+    del loss, batch
     tape.sections.append(Section("over", None, len(tape.events), len(tape.storages), len(tape.kernels)))
     return net
 

@@ -80,12 +80,11 @@ class Step:
         self.plan = plan
         self.card = card
         self.job = setting.job
-        with no_cycle_collection():
-            self.micro_steps = min(2, self.job.gradient_accumulation_steps)
-            net = play(setting, self.micro_steps)
-            self.tape, self.widths = net.tape, net.widths
-            self.played = unfold(self.tape, plan, brief)
-            self.storages = self._described(self.tape, self.played)
+        self.micro_steps = min(2, self.job.gradient_accumulation_steps)
+        net = play(setting, self.micro_steps)
+        self.tape, self.widths = net.tape, net.widths
+        self.played = unfold(self.tape, plan, brief)
+        self.storages = self._described(self.tape, self.played)
 
     def _described(self, tape: Tape, played: Unfolded) -> list[Storage]:
         sections = tape.sections
@@ -121,11 +120,10 @@ class Step:
             parameter = one.parameter
             storage = shown.get(id(parameter))
             if storage is None:
-                what = "weight" if not parameter.name.endswith("bias") else "bias"
                 storage = shown[id(parameter)] = Storage(
                     parameter.num_bytes,
                     "parameter",
-                    label(parameter.name, "", one.layer is not None) or what,
+                    label(parameter.name, "", one.layer is not None),
                     f"{' x '.join(map(str, parameter.shape))} {parameter.dtype}",
                 )
             record.allocate(storage)
