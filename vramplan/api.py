@@ -63,13 +63,17 @@ def suggest(
         VramplanError: for whatever cannot run or is not modelled.
     """
     for flag, number in (("--global-batch", global_batch), ("--samples", samples), ("--base-batch", base_batch)):
-        if number is not None and not 0 < number <= MAX_COUNT:
+        whole = isinstance(number, int) and not isinstance(number, bool)
+        if number is not None and not (whole and 0 < number <= MAX_COUNT):
             raise ConfigError(f"{flag} {number}: expected a whole number from 1 to {MAX_COUNT}")
     for flag, value in (("--epochs", epochs), ("--base-lr", base_lr)):
         if value is not None and not 0 < value < 1e9:
             raise ConfigError(f"{flag} {value:g}: expected a positive number")
     if (base_lr is None) != (base_batch is None):
         raise ConfigError("--base-lr and --base-batch go together: the rate and the batch it was tuned for")
+    for name in ("micro_batch_size", "gradient_accumulation_steps"):
+        if job.get(name) is not None:
+            raise ConfigError(f"{name} is what suggest looks for; give it to estimate instead")
     spec, card = _resolve(model, gpu)
     full = complete_job(spec, card, job)
     run = plan.Run(samples, epochs, base_lr, base_batch, optimizer_of(full.optimizer).adaptive)

@@ -6,7 +6,9 @@ Exit codes: 0 fits, 1 does not fit, 2 bad input.
 from __future__ import annotations
 
 import inspect
+import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Model = Annotated[str, typer.Argument(help="A shipped name, a Hub id, a folder or a config.json.", show_default=False)]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A shipped name, a Hub id, a folder or a config.json.")]
 Gpu = Annotated[str, typer.Option(help="Card by name, or auto for the one in this box.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -93,9 +95,6 @@ def _given(flags: dict[str, Any]) -> dict[str, Any]:
         if flags.pop(name) not in (None, "none"):
             raise UnsupportedError(f"--{name} is not modelled yet")
     given = _job_file(flags.pop("job"))
-    targets = flags.pop("lora_targets")
-    if targets is not None:
-        given["lora_targets"] = None if targets == "all-linear" else tuple(filter(None, targets.split(",")))
     return given | {JOB_FLAGS[name].field or name: value for name, value in flags.items() if value is not None}
 
 
@@ -110,8 +109,6 @@ def _job_file(path: Path | None) -> dict[str, Any]:
         raise ConfigError(f"{path}: broken JSON ({error})") from error
     if not isinstance(given, dict):
         raise ConfigError(f"{path}: expected a JSON object of job settings")
-    if isinstance(given.get("lora_targets"), list):
-        given["lora_targets"] = tuple(given["lora_targets"])
     return given
 
 
@@ -129,7 +126,7 @@ def suggest(
     *,
     given: dict[str, Any],
 ) -> None:
-    """Find the per-device batch and accumulation that reach a global batch."""
+    """Find batch x accumulation for a global batch."""
     from vramplan import api, plan
 
     found = api.suggest(
@@ -143,7 +140,7 @@ def suggest(
     else:
         from vramplan.render import text
 
-        text.print_all(text.search(found, run))
+        text.print_all(text.search(found, run, text.width()))
     raise typer.Exit(0 if found.recommended else 1)
 
 
@@ -239,23 +236,34 @@ def _root(
 
 def main() -> None:
     """Run the command line; a user's mistake is one line on standard error and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without block characters still gets the figures
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()
     except VramplanError as error:
         _fail(str(error))
     except BrokenPipeError:  # the reader went away: nothing is left to say, not even at exit
-        sys.stdout = None
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:  # a full disk behind the redirection
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _fail(f"the output cannot be written ({error.strerror})")
     except Exception as error:
         message = getattr(error, "format_message", None)  # typer's own usage errors
         if message is None:
             raise
-        _fail(f"{message().rstrip('.')}; see `vramplan {' '.join(sys.argv[1:2])} --help`".replace("\n", " "))
+        command = sys.argv[1] if sys.argv[1] in {one.callback.__name__ for one in _commands()} else ""
+        _fail(f"{message().rstrip('.')}; see `{' '.join(filter(None, ('vramplan', command)))} --help`")
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _commands() -> list[Any]:
+    return app.registered_commands
+
+
 def _fail(line: str) -> None:
-    print(f"vramplan: {line}", file=sys.stderr)
+    print("vramplan: " + " ".join(line.split()), file=sys.stderr)
     sys.exit(2)
 
 

@@ -10,7 +10,7 @@ from vramplan.analytic.families import family_of
 from vramplan.card import Card
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.job import Job
-from vramplan.spec import ModelSpec
+from vramplan.spec import Config, ModelSpec
 
 FLAGS = {
     "sequence_length": "--seq-len",
@@ -36,6 +36,11 @@ def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
                 raise ConfigError(f"--{flag} fp8: {card.title} has no fp8 units; run --{flag} {half}")
             raise UnsupportedError(f"--{flag} fp8 is not modelled yet; run --{flag} {half}")
     full = job.get("method") == "full"
+    unused = [name for name in job if name.startswith("lora_")] if full else []
+    if unused:
+        raise ConfigError(f"--{unused[0].replace('_', '-')} has no meaning with --method full")
+    if "lora_targets" in job:
+        job["lora_targets"] = _targets(job["lora_targets"])
     if "dtype" not in job:
         job["dtype"] = "fp32" if full and half == "fp16" else half
         if job["dtype"] == "fp32":
@@ -46,13 +51,24 @@ def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
     )
     if "lora_dtype" not in job and job["dtype"] == "fp32":
         job["lora_dtype"] = "fp32"
-    if "attention" not in job:
-        offered = family_of(spec.model_type, spec.name).attention
-        job["attention"] = "sdpa" if "sdpa" in offered else offered[0]
+    family = family_of(spec.model_type, spec.name)
+    job.setdefault("attention", "sdpa" if "sdpa" in family.attention else family.attention[0])
+    if "sequence_length" not in job:
+        shape = family.shape(Config(spec.config, spec.name))
+        if shape.hard_limit and shape.positions is not None:  # a table of positions: the default must fit into it
+            job["sequence_length"] = min(Job.model_fields["sequence_length"].default, shape.positions)
     try:
         return Job.model_validate(job)
     except ValidationError as error:
         raise ConfigError(_said(error)) from error
+
+
+def _targets(given: Any) -> Any:
+    """Names of layers however they are given: a list, a tuple, or one string with commas; all-linear is None."""
+    if isinstance(given, str):
+        names = tuple(name.strip() for name in given.split(",") if name.strip())
+        return None if names == ("all-linear",) else names
+    return tuple(given) if isinstance(given, list) else given
 
 
 def _said(error: ValidationError) -> str:

@@ -35,6 +35,8 @@ def resolve_model(name: str) -> ModelSpec:
         UnknownNameError: when it is neither shipped nor a path nor a Hub id; names the nearest.
         HubError: when the Hub has no such model, keeps it gated, or does not answer.
     """
+    if not name.strip():
+        raise UnknownNameError("model", name, (), "give a name, a folder or a config.json")
     path = Path(name).expanduser()
     if path.is_dir():
         return from_folder(path)

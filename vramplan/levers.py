@@ -41,6 +41,7 @@ def levers(spec: ModelSpec, job: Job, card: Card, need_bytes: int) -> list[Lever
         )
     if job.checkpointing == "none":
         lever("--checkpointing full", "layers keep their input only", "about a third more time", checkpointing="full")
+    half = "bf16" if card.supports("bf16") else "fp16"
     if job.method == "full":
         for optimizer, why in (("adafactor", "states of a row and a column"), ("sgd", "no optimizer states")):
             if job.optimizer != optimizer:
@@ -50,20 +51,28 @@ def levers(spec: ModelSpec, job: Job, card: Card, need_bytes: int) -> list[Lever
             "gradients and states for adapters only",
             "adapters instead of all weights",
             method="lora",
-            autocast="bf16" if job.dtype == "bf16" else job.autocast,
+            **({"dtype": half, "autocast": half} if job.dtype != "fp32" or _is_fallback(job, card) else {}),
         )
     if job.sequence_length >= 1024:
-        half = job.sequence_length // 2
-        lever(f"--seq-len {half}", "activations and logits shrink with the tokens", "context", sequence_length=half)
+        shorter = job.sequence_length // 2
+        lever(
+            f"--seq-len {shorter}", "activations and logits shrink with the tokens", "context", sequence_length=shorter
+        )
     for other in _larger(card, job, need_bytes):
         size = f"{other.total_mib / 1024:.0f} GiB"
-        found.append(Lever(f"--gpu {other.name}", size, "a larger card", card=other))
+        update = {"dtype": "bf16", "autocast": "bf16"} if _is_fallback(job, card) and other.supports("bf16") else {}
+        found.append(Lever(f"--gpu {other.name}", size, "a larger card", update, card=other))
     return found
 
 
 USUAL = ("rtx3090", "rtx4090", "rtx5090", "rtxa6000", "rtx6000-ada", "l40s", "rtxpro-6000-blackwell")
 DATACENTER = ("a100-40gb-sxm", "a100-80gb-sxm", "h100-sxm", "h200-sxm", "b200", "b300", "mi300x", "mi325x")
 """Cards that people can buy or rent; the others of the catalogue are not proposed."""
+
+
+def _is_fallback(job: Job, card: Card) -> bool:
+    """Whether the dtypes are those that stand in for bf16 on a card without it; elsewhere bf16 is the default again."""
+    return not card.supports("bf16") and job.autocast == "fp16"
 
 
 def _larger(card: Card, job: Job, need_bytes: int) -> list[Card]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isqrt
+from math import ceil, isqrt
 from typing import Any
 
 from vramplan.card import Card
@@ -34,13 +34,15 @@ class Plan:
     micro_batch_size: int
     gradient_accumulation_steps: int
     data_parallel: int
-    estimate: Estimate
+    estimate: Estimate = field(repr=False)
     relative_step_time: float
     """Time of one optimizer step as a multiple of the fastest plan's."""
     micro_steps: int | None = None
     """Forward and backward passes per card over the whole run."""
     optimizer_updates: int | None = None
-    """Optimizer steps over the whole run."""
+    """Optimizer steps over the whole run, accumulation going on across epochs."""
+    trainer_updates: int | None = None
+    """The same in transformers' Trainer, which also steps at the end of every epoch."""
     relative_run_time: float | None = None
     """Time of the whole run as a multiple of the fastest plan's."""
 
@@ -95,6 +97,8 @@ class Search:
     smallest: Estimate
     """The estimate at micro-batch 1, which says why nothing fits where nothing does."""
     learning_rate: float | None = None
+    adaptive: bool = True
+    """Adam-type optimizer: the rate follows the root of the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +174,7 @@ class _Tried:
 
     def need(self, micro: int, steps: int) -> int:
         """Bytes that this micro-batch needs on the card; at least, where that already is too much."""
-        if self.too_large(micro, steps):
+        if not self.fits(micro, steps):
             return self.begin(micro, steps).least_bytes
         return self(micro, steps).device_total_bytes
 
@@ -205,9 +209,10 @@ def search(
     recommended = _recommend(plans)
     warnings = _warnings(recommended)
     smallest = tried(*wanted[0])
+    following = wanted[fitting + 1] if fitting + 1 < len(wanted) else None
     largest_plan = max(plans, key=lambda plan: plan.micro_batch_size, default=None)
     advice = _advise(
-        tried, largest_plan, smallest, levers(spec, job, card, smallest.device_total_bytes) if levers else []
+        tried, largest_plan, following, smallest, levers(spec, job, card, smallest.device_total_bytes) if levers else []
     )
     return Search(
         model=spec.name,
@@ -222,6 +227,7 @@ def search(
         warnings=tuple(warnings),
         smallest=smallest,
         learning_rate=learning_rate(run, global_batch_size),
+        adaptive=run.adaptive,
     )
 
 
@@ -276,7 +282,11 @@ def _ranked(kept: list[tuple[int, int, Estimate]], devices: int, run: Run) -> li
         if run.samples is not None:
             micro_steps, updates = counts[index]
             plan = replace(
-                plan, micro_steps=micro_steps, optimizer_updates=updates, relative_run_time=whole[index] / shortest
+                plan,
+                micro_steps=micro_steps,
+                optimizer_updates=updates,
+                trainer_updates=ceil(run.epochs * ceil_div(ceil_div(run.samples, micro * devices), steps)),
+                relative_run_time=whole[index] / shortest,
             )
         plans.append(plan)
     return sorted(plans, key=lambda plan: plan.relative_step_time)
@@ -342,14 +352,20 @@ class Lever:
     card: Card | None = None
 
 
-def _advise(tried: _Tried, largest: Plan | None, smallest: Estimate, levers: Sequence[Lever]) -> list[Advice]:
-    """Where nothing fits: whatever saves memory, and whether it then fits. Else: what doubles the batch for nothing."""
+def _advise(
+    tried: _Tried,
+    largest: Plan | None,
+    following: tuple[int, int] | None,
+    smallest: Estimate,
+    levers: Sequence[Lever],
+) -> list[Advice]:
+    """Where nothing fits: whatever saves memory, and whether it fits then. Else: what frees the next pair."""
     micro, steps = smallest.micro_batch_size, smallest.gradient_accumulation_steps
     if largest is not None:
         levers = [lever for lever in levers if lever.cost == FREE]
-        micro, steps = 2 * largest.micro_batch_size, largest.gradient_accumulation_steps // 2
-        if not steps or not levers or tried.fits(micro, steps):
+        if following is None or not levers:
             return []
+        micro, steps = following
     found = []
     before = tried.begin(micro, steps).least_bytes
     for lever in levers:

@@ -67,6 +67,11 @@ class Estimate:
             raise AssertionError(f"terms sum to {total}, not to the device total {self.device_total_bytes}")
 
     @property
+    def least_bytes(self) -> int:
+        """Bytes on the card without what torch caches: what it cannot do without where it does not fit."""
+        return self.peak_allocated_bytes + self.device_total_bytes - self.peak_reserved_bytes
+
+    @property
     def headroom_bytes(self) -> int:
         """Bytes of the card left free; negative where it does not fit."""
         return self.capacity_bytes - self.device_total_bytes

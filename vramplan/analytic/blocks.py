@@ -66,6 +66,8 @@ def heads_of(c: Config) -> Heads:
     key = c.count("num_key_value_heads", query)
     if query % key:
         raise SpecError(f"num_attention_heads = {query} is no multiple of num_key_value_heads = {key}")
+    if c.get("head_dim") is None and c.count("hidden_size") % query:
+        raise SpecError(f"hidden_size = {c.count('hidden_size')} is no multiple of num_attention_heads = {query}")
     return Heads(query, key, c.count("head_dim", c.count("hidden_size") // query or 1))
 
 

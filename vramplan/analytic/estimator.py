@@ -201,8 +201,12 @@ def assumptions(job: Job, card: Card) -> tuple[str, ...]:
         method,
         weights,
         f"{job.optimizer}, {checkpointing}, {job.attention} attention, {job.loss} loss, {loop}",
-        f"{job.batches} sequences of {job.sequence_length} tokens, all equally long (where lengths vary torch caches"
-        " more; expandable_segments avoids that)",
+        f"{job.batches} sequences of {job.sequence_length} tokens, all equally long"
+        + (
+            ", expandable segments"
+            if job.expandable_segments
+            else " (where lengths vary torch caches more; expandable_segments avoids that)"
+        ),
         f"{card.title}: {card.cuda_total_bytes >> 20} MiB visible to CUDA ({card.cuda_total_source})",
         "torch 2.13, transformers 5.23, peft 0.21; CUDA context and NCCL are priors",
     )

@@ -68,6 +68,7 @@ def plan(one: Plan) -> dict[str, Any]:
         "relative_step_time": round(one.relative_step_time, 4),
         "micro_steps": one.micro_steps,
         "optimizer_updates": one.optimizer_updates,
+        "trainer_updates": one.trainer_updates,
         "relative_run_time": None if one.relative_run_time is None else round(one.relative_run_time, 4),
     }
 

@@ -32,8 +32,7 @@ CATEGORIES = {
 
 def console(width: int | None = None) -> Console:
     """A console no wider than 80 columns where its output is not a terminal."""
-    plain = Console(highlight=False)
-    return Console(highlight=False, width=width or (plain.width if plain.is_terminal else WIDTH), soft_wrap=False)
+    return Console(highlight=False, width=width)
 
 
 def gib(num_bytes: int) -> str:
@@ -64,17 +63,19 @@ def _grid(*justify: str) -> Table:
 # -- suggest -----------------------------------------------------------------------------------------------------------
 
 
-def search(one: Search, run: Run) -> RenderableType:
+def search(one: Search, run: Run, width: int = WIDTH) -> RenderableType:
     """`vramplan suggest`."""
     shown: list[RenderableType] = [heading(one.smallest, one.card, one.job.num_gpus), Text("")]
     if one.plans:
-        shown += [plan_table(one), Text(""), recommendation(one), Text("")]
+        shown += [plan_table(one, width), Text(""), recommendation(one), Text("")]
         assert one.recommended is not None
         shown += [breakdown(one.recommended.estimate), Text("")]
     else:
         shown += [
             Text("Nothing fits: ", style="bold red")
-            + Text(f"even micro-batch {one.smallest.micro_batch_size} needs {gib(one.smallest.device_total_bytes)} of ")
+            + Text(
+                f"even micro-batch {one.smallest.micro_batch_size} needs at least {gib(one.smallest.least_bytes)} of "
+            )
             + Text(f"{free_gib(one.smallest.capacity_bytes)} GiB."),
             Text(""),
             breakdown(one.smallest),
@@ -101,12 +102,12 @@ def heading(one: Estimate, card: Card, num_gpus: int) -> Text:
     return text
 
 
-def plan_table(one: Search) -> Table:
+def plan_table(one: Search, width: int = WIDTH) -> Table:
     """Every pair, fastest first, then those that do not fit."""
     table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
     for name in ("", "micro", "accum.", "cards"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("memory on each card", no_wrap=True)
+    table.add_column("memory on each card" if width >= 78 else "", no_wrap=True)
     for name in ("GiB", "free", "step time"):
         table.add_column(name, justify="right", no_wrap=True)
     for plan in one.plans:
@@ -116,25 +117,30 @@ def plan_table(one: Search) -> Table:
         table.add_row(
             ">" if best else "",
             *(str(cell) for cell in cells),
-            bar(need, plan.estimate.capacity_bytes),
+            bar(need, plan.estimate.capacity_bytes, max(2, min(BAR, width - 56))),
             gib(need),
             free_gib(room),
             f"{plan.relative_step_time:.2f} x",
             style="bold" if best else "",
         )
-    for rejected in one.rejected:
-        need_bytes = rejected.device_total_bytes
+    for rejected in one.rejected[:1]:
+        assert rejected.device_total_bytes is not None
         table.add_row(
             "",
             str(rejected.micro_batch_size),
             str(rejected.gradient_accumulation_steps),
             str(one.job.num_gpus),
-            Text("does not fit" if need_bytes else "larger still", style="red"),
-            gib(need_bytes) if need_bytes else "",
+            Text("does not fit, at least" if width >= 78 else "no", style="red"),
+            gib(rejected.device_total_bytes),
             "",
             "",
             style="dim",
         )
+    if len(one.rejected) > 1:
+        rest = ", ".join(str(rejected.micro_batch_size) for rejected in one.rejected[1:6])
+        more = ", ..." if len(one.rejected) > 6 else ""
+        table.caption = f"Larger micro-batches that meet the target do not fit either: {rest}{more}"
+        table.caption_justify = "left"
     return table
 
 
@@ -151,7 +157,8 @@ def recommendation(one: Search) -> Text:
     text.append(f"\nGlobal batch {plan.data_parallel} x {plan.micro_batch_size} x {plan.gradient_accumulation_steps}")
     text.append(f" = {plan.global_batch_size}; the largest micro-batch that fits at all is {one.max_micro_batch_size}.")
     if one.learning_rate is not None:
-        text.append(f"\nLearning rate for this batch: {one.learning_rate:.3g}")
+        rule = "square-root" if one.adaptive else "linear"
+        text.append(f"\nLearning rate for this batch, by the {rule} rule: {one.learning_rate:.3g}")
     return text
 
 
@@ -159,7 +166,8 @@ def schedule(plan: Plan, run: Run) -> Text:
     """How many steps a whole run takes."""
     return Text(
         f"{run.samples} samples, {run.epochs:g} epochs: {plan.micro_steps} micro-steps per card, about"
-        f" {plan.optimizer_updates} optimizer updates"
+        f" {plan.optimizer_updates} optimizer updates ({plan.trainer_updates} where the loop also steps at the end of"
+        " each epoch, as transformers' Trainer does)"
         + (
             f" ({plan.relative_run_time:.2f} x the shortest plan's time)"
             if plan.relative_run_time is not None and plan.relative_run_time > 1.005
@@ -193,8 +201,8 @@ def estimate(one: Estimate, card: Card, num_gpus: int, explain: bool = False) ->
     room = (
         f", {free_gib(one.headroom_bytes)} GiB free"
         if one.fits and one.headroom_bytes >= 0
-        else f", {gib(-one.headroom_bytes)} GiB too much"
-        if one.headroom_bytes < 0
+        else f", needs at least {gib(one.least_bytes)} of {free_gib(one.capacity_bytes)} GiB"
+        if one.least_bytes > one.capacity_bytes
         else ", for want of a free stretch large enough"
     )
     batch = Text(f"micro-batch {one.micro_batch_size}, accumulation {one.gradient_accumulation_steps}: ") + verdict
@@ -239,8 +247,8 @@ def terms(all_terms: Iterable[Term]) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
     table.add_column("MiB", justify="right", no_wrap=True)
     table.add_column("n", justify="right", no_wrap=True)
-    table.add_column("what")
-    table.add_column("each")
+    table.add_column("what", overflow="fold")
+    table.add_column("each", overflow="fold")
     for category, (name, colour) in CATEGORIES.items():
         mine = [term for term in all_terms if term.category == category and term.num_bytes]
         if not mine:
@@ -265,13 +273,13 @@ def footer(one: Estimate) -> list[RenderableType]:
 def models(specs: Sequence[ModelSpec]) -> Table:
     """`vramplan models`."""
     table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
-    table.add_column("model")
+    table.add_column("model", overflow="fold")
     table.add_column("parameters", justify="right", no_wrap=True)
     table.add_column("architecture", no_wrap=True)
-    table.add_column("also")
+    table.add_column("also", overflow="fold")
     for spec in specs:
         count = format_count(spec.num_parameters) if spec.num_parameters else ""
-        also = ", ".join(alias.rpartition("/")[2] for alias in spec.aliases)
+        also = ", ".join(spec.aliases)
         table.add_row(spec.name, count, spec.model_type, Text(also, style="dim"))
     return table
 
@@ -280,8 +288,8 @@ def cards(all_cards: Sequence[Card]) -> Table:
     """`vramplan gpus`."""
     table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
     table.add_column("name", no_wrap=True)
-    table.add_column("card", no_wrap=True, max_width=27, overflow="ellipsis")
-    for name in ("CUDA GiB", "GB/s", "bf16 TFLOP/s", "cc"):
+    table.add_column("card", overflow="fold")
+    for name in ("CUDA GiB", "GB/s", "bf16 TF/s", "cc"):
         table.add_column(name, justify="right", no_wrap=True)
     for card in all_cards:
         bf16 = card.flops_per_second.get("bf16")
@@ -294,6 +302,11 @@ def cards(all_cards: Sequence[Card]) -> Table:
             card.compute_capability or "-",
         )
     return table
+
+
+def width() -> int:
+    """Columns of the terminal, or of COLUMNS, or 80."""
+    return console().width
 
 
 def print_all(*shown: RenderableType) -> None:
