@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.helpers import cli, cli_json
+from tests.helpers import ROOT, cli, cli_json
 
 MAIN = ["suggest", "Qwen/Qwen2.5-7B-Instruct", "--gpu", "rtx4090d", "--global-batch", "16"]
 
@@ -124,6 +126,11 @@ def test_lists() -> None:
         (["estimate", "gpt2", "--gpu", "h100", "--seq-len", "4096"], "table of 1024 positions"),
         (["estimate", "gemma-2-9b", "--gpu", "h100", "--attention", "sdpa"], "only with eager, flash"),
         (["estimate", "qwen2.5-7b", "--gpu", "h100", "--job", "/nowhere.json"], "cannot be read"),
+        (
+            ["estimate", "qwen2.5-7b", "--gpu", "h100", "--method", "full", "--lora-rank", "4"],
+            "no meaning with --method full",
+        ),
+        (["estimate", "", "--gpu", "h100"], "unknown model ''"),
         (["gpus", "nonsense"], "no card has 'nonsense'"),
         (["nonsense"], "No such command 'nonsense'"),
     ],
@@ -149,6 +156,54 @@ def test_a_job_file(tmp_path: Path) -> None:
         done = cli("estimate", "qwen2.5-0.5b", "--gpu", "h100", "--job", str(path))
         assert done.returncode == 2
         assert said in done.stderr
+
+
+def test_a_job_file_decides_where_no_flag_does(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps({"method": "full", "num_gpus": 4}))
+    found = cli_json("estimate", "qwen2.5-0.5b", "--gpu", "h100", "--job", str(path))
+    assert (found["job"]["method"], found["job"]["num_gpus"]) == ("full", 4)
+    again = tmp_path / "again.json"
+    again.write_text(json.dumps({k: v for k, v in found["job"].items() if not k.startswith("lora_")}))
+    assert cli_json("estimate", "qwen2.5-0.5b", "--gpu", "h100", "--job", str(again)) == found
+    path.write_text(json.dumps({"micro_batch_size": 4}))
+    done = cli("suggest", "qwen2.5-0.5b", "--gpu", "h100", "--global-batch", "8", "--job", str(path))
+    assert done.returncode == 2
+    assert "is what suggest looks for" in done.stderr
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_figures_survive_any_width(width: int) -> None:
+    done = cli(*MAIN, COLUMNS=str(width))
+    assert done.returncode == 0
+    assert "…" not in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= width
+    assert ">      1      16      1" in done.stdout
+
+
+def test_a_terminal_without_block_characters() -> None:
+    done = cli("estimate", "qwen2.5-0.5b", "--gpu", "h100", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert "total" in done.stdout
+
+
+def test_a_reader_that_goes_away() -> None:
+    command = f"{sys.executable} -m vramplan models --json | head -c 10; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_output_that_cannot_be_written() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system")
+    command = f"{sys.executable} -m vramplan models > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "vramplan: the output cannot be written (No space left on device)\n"
+
+
+def test_the_default_length_fits_a_table_of_positions() -> None:
+    assert cli_json("estimate", "gpt2", "--gpu", "h100")["job"]["sequence_length"] == 1024
 
 
 def test_a_sequence_beyond_the_positions_is_a_note() -> None:

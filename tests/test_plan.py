@@ -126,6 +126,7 @@ def test_the_published_run_of_fifty_samples() -> None:
     found = suggest("Qwen/Qwen2.5-7B-Instruct", "rtx4090d", 16, samples=50, epochs=10, advice=False)
     plan = next(plan for plan in found.plans if plan.micro_batch_size == 1)
     assert (plan.micro_steps, plan.optimizer_updates) == (500, 31)
+    assert plan.trainer_updates == 40  # transformers 5.23 steps at the end of every epoch as well
     assert plan.relative_run_time is not None
     assert min(plan.relative_run_time or 9 for plan in found.plans) == 1.0
 
@@ -170,9 +171,30 @@ def test_advice_that_doubles_the_batch_for_nothing() -> None:
     assert found.advice[0].micro_batch_size == 2 * largest
 
 
+@pytest.mark.parametrize("target", [3, 6, 7, 14])
+def test_free_advice_meets_the_target(target: int) -> None:
+    for one in suggest("meta-llama/Llama-3.1-8B", "rtx4090", target).advice:
+        assert target % one.micro_batch_size == 0
+
+
+def test_advice_on_an_old_card_is_what_following_it_gives() -> None:
+    found = suggest("google/gemma-2-2b", "t4", 32, method="full")
+    lora = next(one for one in found.advice if one.change == "--method lora")
+    followed = vramplan.estimate("google/gemma-2-2b", "t4", gradient_accumulation_steps=32)
+    assert lora.fits
+    assert lora.device_total_bytes == followed.device_total_bytes
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], ("q_proj", "v_proj"), "q_proj, v_proj"])
+def test_targets_however_they_are_given(targets: Any) -> None:
+    assert vramplan.estimate("Qwen/Qwen2.5-0.5B", "h100", lora_targets=targets).job.lora_targets == ("q_proj", "v_proj")
+    assert vramplan.estimate("Qwen/Qwen2.5-0.5B", "h100", lora_targets="all-linear").job.lora_targets is None
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
+        ({"global_batch": "16"}, "--global-batch 16"),
         ({"global_batch": 0}, "--global-batch 0"),
         ({"samples": -1}, "--samples -1"),
         ({"epochs": 0.0}, "--epochs 0"),

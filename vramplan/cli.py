@@ -249,6 +249,8 @@ def main() -> None:
     except OSError as error:  # a full disk behind the redirection
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _fail(f"the output cannot be written ({error.strerror})")
+    except SystemExit:  # typer's own way out when the reader of a pipe goes away; 1 would say "does not fit"
+        sys.exit(0)
     except Exception as error:
         message = getattr(error, "format_message", None)  # typer's own usage errors
         if message is None:
