@@ -52,6 +52,11 @@ class Card(BaseModel):
         return dtype == "fp32" or self.flops_per_second.get(dtype, 0.0) > 0.0
 
     @property
+    def usable_bytes(self) -> int:
+        """What a process may take: what CUDA sees, less what others hold."""
+        return self.cuda_total_bytes - self.held_bytes
+
+    @property
     def total_mib(self) -> int:
         """The driver's total in MiB, for tables."""
         return self.driver_total_bytes // MiB

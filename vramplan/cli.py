@@ -244,10 +244,10 @@ def main() -> None:
     except VramplanError as error:
         _fail(str(error))
     except BrokenPipeError:  # the reader went away: nothing is left to say, not even at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _close_output()
         sys.exit(0)
     except OSError as error:  # a full disk behind the redirection
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _close_output()
         _fail(f"the output cannot be written ({error.strerror})")
     except SystemExit:  # typer's own way out when the reader of a pipe goes away; 1 would say "does not fit"
         sys.exit(0)
@@ -255,13 +255,18 @@ def main() -> None:
         message = getattr(error, "format_message", None)  # typer's own usage errors
         if message is None:
             raise
-        command = sys.argv[1] if sys.argv[1] in {one.callback.__name__ for one in _commands()} else ""
+        command = (
+            sys.argv[1]
+            if sys.argv[1] in {one.callback.__name__ for one in app.registered_commands if one.callback}
+            else ""
+        )
         _fail(f"{message().rstrip('.')}; see `{' '.join(filter(None, ('vramplan', command)))} --help`")
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _commands() -> list[Any]:
-    return app.registered_commands
+def _close_output() -> None:
+    """What is still buffered goes nowhere: the interpreter would try to write it once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(line: str) -> None:

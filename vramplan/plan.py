@@ -166,7 +166,7 @@ class _Tried:
 
     def too_large(self, micro: int, steps: int) -> bool:
         """Whether its tensors alone are more than the card has."""
-        return self.begin(micro, steps).least_bytes > self.card.cuda_total_bytes - self.card.held_bytes
+        return self.begin(micro, steps).least_bytes > self.card.usable_bytes
 
     def fits(self, micro: int, steps: int) -> bool:
         """Whether this micro-batch fits."""

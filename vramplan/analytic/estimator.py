@@ -66,8 +66,7 @@ def _finish(spec: ModelSpec, step: Step, notes: list[str], peak_tensor_bytes: in
     """Replay the timeline on the card, and say what everything is."""
     job, card, timeline = step.job, step.card, step.timeline
     outside = outside_terms(job)
-    capacity = card.cuda_total_bytes - card.held_bytes
-    available = capacity - sum(term.num_bytes for term in outside)
+    available = card.usable_bytes - sum(term.num_bytes for term in outside)
     sizes = timeline.sizes()
     settings = AllocatorSettings(expandable_segments=job.expandable_segments)
     fits, run = peak_tensor_bytes <= available, None
@@ -80,7 +79,7 @@ def _finish(spec: ModelSpec, step: Step, notes: list[str], peak_tensor_bytes: in
     phases = timeline.phase_peaks(run.allocated)
     loaded_end = timeline.marks[1].first_event - 1
     phases["loaded"] = run.allocated[loaded_end]
-    phases["eval"] = evaluation_peak(step, timeline, run)
+    phases["eval"] = evaluation_peak(step, timeline)
     device_total = run.peak_reserved_bytes + sum(term.num_bytes for term in outside)
     first, further = step.kernels()
     micro_seconds = seconds(further or first, card)
@@ -94,7 +93,7 @@ def _finish(spec: ModelSpec, step: Step, notes: list[str], peak_tensor_bytes: in
         peak_allocated_bytes=run.peak_allocated_bytes,
         peak_reserved_bytes=run.peak_reserved_bytes,
         device_total_bytes=device_total,
-        capacity_bytes=capacity,
+        capacity_bytes=card.usable_bytes,
         fits=fits,
         phases={name: phases[name] for name in ("loaded", "forward", "backward", "optimizer", "eval")},
         peak_phase=phase_at(timeline, peak_index),
@@ -126,13 +125,13 @@ def linear_names(step: Step) -> list[str]:
         {
             one.parameter.name.removesuffix(".weight")
             for one in step.placed
-            if len(one.parameter.shape) == 2 and one.layer is not None and ".lora_" not in one.parameter.name
+            if len(one.parameter.shape) == 2 and one.layer is not None and not one.parameter.is_adapter
         }
         | {"lm_head"}
     )
 
 
-def evaluation_peak(step: Step, timeline: Timeline, run: Replay) -> int:
+def evaluation_peak(step: Step, timeline: Timeline) -> int:
     """Allocated peak of an evaluation between two steps: what outlives a step, plus that forward."""
     between = timeline.live_at(len(timeline.events) - 1)
     return sum(storage.rounded_bytes for storage in between) + step.evaluation_bytes()

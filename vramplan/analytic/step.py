@@ -53,7 +53,7 @@ def weights_of(tape: Tape, plan: Fold) -> list[Placed]:
     for layer, played in enumerate(plan.layers()):
         placed += [Placed(parameter, layer) for parameter in by_layer.get(played, [])]
     placed += [Placed(parameter, None) for parameter in outside if parameter not in embeddings]
-    return sorted(placed, key=lambda one: ".lora_" in one.parameter.name)
+    return sorted(placed, key=lambda one: one.parameter.is_adapter)
 
 
 def label(module: str, what: str, in_layer: bool) -> str:
@@ -102,7 +102,7 @@ class Step:
     @cached_property
     def num_parameters(self) -> int:
         """Distinct parameters of the model itself, adapters left out."""
-        return sum(one.parameter.num_elements for one in self.placed if ".lora_" not in one.parameter.name)
+        return sum(one.parameter.num_elements for one in self.placed if not one.parameter.is_adapter)
 
     @cached_property
     def trained(self) -> list[Weight]:

@@ -170,6 +170,11 @@ class Parameter(Tensor):
             self.node = Accumulate(tape, self, name)
 
     @property
+    def is_adapter(self) -> bool:
+        """Whether it belongs to an adapter, not to the model itself (PEFT's names)."""
+        return ".lora_" in self.name
+
+    @property
     def trains(self) -> bool:
         """Whether the optimizer updates this weight."""
         return self.node is not None

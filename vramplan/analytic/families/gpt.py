@@ -16,8 +16,7 @@ from vramplan.analytic.blocks import (
     rotate,
 )
 from vramplan.analytic.families.family import Family, Rotary, Shape, embed_tokens, layer_norm
-from vramplan.analytic.families.llama import every_layer_slides
-from vramplan.analytic.families.phi import window
+from vramplan.analytic.families.llama import every_layer_slides, plain_window
 from vramplan.analytic.net import Net
 from vramplan.analytic.tape import Tensor
 from vramplan.spec import Config
@@ -298,6 +297,6 @@ FAMILIES = {
         norm=layer_norm,
         tied=True,
         kinds=every_layer_slides,
-        window=window,
+        window=plain_window,
     ),
 }

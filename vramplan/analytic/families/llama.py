@@ -161,16 +161,17 @@ def olmo_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> 
 
 def every_layer_slides(c: Config) -> list[Kind]:
     """Mistral, Phi-3, StarCoder2: all layers where a window is set."""
-    return [Kind(sliding=_plain_window(c) is not None)] * c.count("num_hidden_layers")
+    return [Kind(sliding=plain_window(c) is not None)] * c.count("num_hidden_layers")
 
 
-def _plain_window(c: Config) -> int | None:
+def plain_window(c: Config) -> int | None:
+    """The configuration's window, none where it is null or absent."""
     return None if c.get("sliding_window") is None else c.count("sliding_window")
 
 
 def mistral_window(c: Config) -> int | None:
     """Mistral's window; transformers takes 4096 where the key is absent, none where it is null."""
-    return _plain_window(c) if c.has("sliding_window") else 4096
+    return plain_window(c) if c.has("sliding_window") else 4096
 
 
 def mistral_kinds(c: Config) -> list[Kind]:
@@ -180,7 +181,7 @@ def mistral_kinds(c: Config) -> list[Kind]:
 
 def qwen_window(c: Config) -> int | None:
     """Qwen's window counts only where use_sliding_window says so."""
-    return _plain_window(c) if c.flag("use_sliding_window", False) else None
+    return plain_window(c) if c.flag("use_sliding_window", False) else None
 
 
 def qwen_kinds(c: Config) -> list[Kind]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from vramplan.analytic import ops
 from vramplan.analytic.blocks import Context, Kind, attend, fused_gated_mlp, heads_of, partial_rotary, plain_mlp
 from vramplan.analytic.families.family import Family, Rotary, layer_norm
-from vramplan.analytic.families.llama import every_layer_slides
+from vramplan.analytic.families.llama import every_layer_slides, plain_window
 from vramplan.analytic.net import Net
 from vramplan.analytic.tape import Tensor
 from vramplan.spec import Config
@@ -99,14 +99,9 @@ def glm4(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
     return glm(net, c, x, ctx, kind, sandwich=True)
 
 
-def window(c: Config) -> int | None:
-    """Phi 3's sliding window, none where it is null."""
-    return None if c.get("sliding_window") is None else c.count("sliding_window")
-
-
 FAMILIES = {
     "phi": Family(phi, norm=layer_norm, norm_name="model.final_layernorm", head_bias=True, rotary=partial(0.5)),
-    "phi3": Family(phi3, rotary=partial(1.0), kinds=every_layer_slides, window=window),
+    "phi3": Family(phi3, rotary=partial(1.0), kinds=every_layer_slides, window=plain_window),
     "glm": Family(glm, rotary=partial(0.5)),
     "glm4": Family(glm4, rotary=partial(0.5)),
     "chatglm": Family(glm, rotary=partial(0.5), remote_code=True),
