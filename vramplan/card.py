@@ -47,6 +47,11 @@ class Card(BaseModel):
         major, _, minor = self.compute_capability.partition(".")
         return int(major), int(minor)
 
+    @property
+    def runs_flash(self) -> bool:
+        """Whether the flash kernels run (compute capability 8.0; other vendors have their own)."""
+        return self.vendor != "NVIDIA" or self.capability >= (8, 0)
+
     def supports(self, dtype: str) -> bool:
         """Whether the hardware computes in `dtype`; bf16 needs compute capability 8.0 on NVIDIA cards."""
         return dtype == "fp32" or self.flops_per_second.get(dtype, 0.0) > 0.0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vramplan.job import Job
+from vramplan.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class Estimate:
     """Roofline time of one forward and backward; for comparing plans only."""
     optimizer_seconds: float = 0.0
     flops_per_micro_step: int = 0
+    timeline: Timeline | None = field(default=None, repr=False, compare=False)
+    """Loading and two steps, event by event."""
 
     def __post_init__(self) -> None:
         total = sum(term.num_bytes for term in self.terms)

@@ -12,7 +12,9 @@ from functools import cache
 from math import prod
 
 from vramplan.analytic.record import Recorder
+from vramplan.card import Card
 from vramplan.errors import UnknownNameError, UnsupportedError
+from vramplan.roofline import BANDWIDTH_EFFICIENCY, LAUNCH_SECONDS
 from vramplan.timeline import Storage
 from vramplan.units import DTYPE_BYTES
 
@@ -195,3 +197,11 @@ def optimizer_of(name: str) -> Optimizer:
     if key in KNOWN_UNMODELLED:
         raise UnsupportedError(f"optimizer {name!r} is not modelled yet; modelled: {', '.join(OPTIMIZERS)}")
     raise UnknownNameError("optimizer", name, [*OPTIMIZERS, *ALIASES, *KNOWN_UNMODELLED])
+
+
+def optimizer_seconds(name: str, weights: Sequence[Weight], card: Card) -> float:
+    """Time of one optimizer step: traffic over weights, gradients and states, or its launches."""
+    row = optimizer_of(name)
+    traffic = row.state_passes * sum(weight.num_bytes for weight in weights)
+    bandwidth = card.bandwidth_bytes_per_second * BANDWIDTH_EFFICIENCY
+    return max(traffic / bandwidth, row.launches_per_weight * len(weights) * LAUNCH_SECONDS)

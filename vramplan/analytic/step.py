@@ -13,12 +13,13 @@ from functools import cached_property, lru_cache
 from math import prod
 
 from vramplan.analytic.optimizers import Weight, optimizer_of
-from vramplan.analytic.overheads import cublas_workspace, ddp_buckets
 from vramplan.analytic.play import Setting, declare, play, play_evaluation
 from vramplan.analytic.record import Recorder
-from vramplan.analytic.tape import Kernel, Parameter, StorageInfo, Tape
+from vramplan.analytic.tape import Parameter, StorageInfo, Tape
 from vramplan.analytic.unfold import Fold, Unfolded, unfold
 from vramplan.card import Card
+from vramplan.overheads import cublas_workspace, ddp_buckets
+from vramplan.roofline import Kernel
 from vramplan.timeline import Storage, Timeline
 
 
@@ -137,7 +138,7 @@ class Step:
             for _ in self.plan.layers():
                 record.allocate(buffer)
         if self.job.num_gpus > 1:
-            for bucket in ddp_buckets(self.trained):
+            for bucket in ddp_buckets([weight.num_bytes for weight in self.trained]):
                 record.allocate(bucket)
 
     def _optimize(self, record: Recorder, first: bool) -> None:

@@ -1,4 +1,4 @@
-"""Whether a job can run on a card and is modelled: what is not, is refused by name."""
+"""Whether a job on a model is described by the blocks: what is not, is refused by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from vramplan.analytic.families import Family, family_of
 from vramplan.analytic.optimizers import optimizer_of
-from vramplan.card import Card
 from vramplan.errors import ConfigError, SpecError, UnknownNameError, UnsupportedError
 from vramplan.job import Job
 from vramplan.spec import Config, ModelSpec
@@ -15,41 +14,18 @@ MOST_LAYERS = 4096
 """No model comes near; a larger number would only cost time and memory."""
 
 
-def check_job(job: Job, card: Card) -> None:
-    """Refuse what the card cannot run and what is not modelled.
+def check_modelled(job: Job) -> None:
+    """Refuse what the tape does not model.
 
     Raises:
         UnsupportedError: for a setting that is known but not modelled.
-        ConfigError: for one that cannot run.
         UnknownNameError: for an unknown optimizer.
     """
-    if job.method in ("qlora", "dora"):
-        raise UnsupportedError(f"--method {job.method} is not modelled yet; modelled: full, lora")
-    if job.strategy != "ddp":
-        raise UnsupportedError(
-            f"--strategy {job.strategy} is not modelled yet; modelled: ddp, where every card holds the whole model"
-        )
+    if job.method == "dora":
+        raise UnsupportedError("--method dora is not modelled yet; modelled: full, lora; estimate --by trace runs it")
     optimizer_of(job.optimizer)
-    for flag, dtype in (("--dtype", job.dtype), ("--autocast", job.autocast)):
-        if dtype == "bf16" and not card.supports("bf16"):
-            raise ConfigError(
-                f"{flag} bf16: {card.title} has no bf16 units (compute capability {card.compute_capability});"
-                f" run {'--dtype fp16 --autocast fp16' if job.method != 'full' else '--dtype fp32 --autocast fp16'}"
-            )
-    if job.loop == "trainer" and job.autocast == "fp16" and job.method == "full" and job.dtype == "fp16":
-        raise ConfigError(
-            "--dtype fp16 --autocast fp16: the gradient scaler refuses to unscale fp16 gradients;"
-            " store trained weights as --dtype fp32"
-        )
     if job.method == "lora" and job.loss != "standard" and "lm_head" in (job.lora_targets or ()):
         raise UnsupportedError(f"--loss {job.loss} with an adapter on lm_head is not modelled; use --loss standard")
-    if job.attention == "flash" and not (job.autocast != "none" or job.dtype != "fp32"):
-        raise ConfigError("--attention flash: FlashAttention takes bf16 or fp16 only; add --autocast bf16")
-    if job.attention == "flash" and card.vendor == "NVIDIA" and card.capability < (8, 0):
-        raise ConfigError(
-            f"--attention flash: FlashAttention-2 needs compute capability 8.0; {card.title} has"
-            f" {card.compute_capability}; use --attention sdpa"
-        )
 
 
 def check_model(spec: ModelSpec, config: Config, family: Family, job: Job) -> list[str]:
@@ -110,4 +86,4 @@ def check_adapters(job: Job, widths: Mapping[str, int], linear_names: list[str])
         )
 
 
-__all__ = ["check_adapters", "check_job", "check_model", "family_of"]
+__all__ = ["check_adapters", "check_model", "check_modelled", "family_of"]

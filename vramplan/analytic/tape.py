@@ -18,6 +18,7 @@ from math import prod
 from sys import getrefcount
 from typing import NamedTuple, TypeVar
 
+from vramplan.roofline import Kernel
 from vramplan.units import DTYPE_BYTES
 
 Grads = list["Tensor | None"]
@@ -40,15 +41,6 @@ class Like(NamedTuple):
     """Shape and dtype of a tensor, without its memory."""
 
     shape: tuple[int, ...]
-    dtype: str
-
-
-class Kernel(NamedTuple):
-    """Work of one op, for the roofline: operations of matrix products in `dtype`, bytes moved, kernels launched."""
-
-    flops: int
-    moved_bytes: int
-    launches: int
     dtype: str
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vramplan.analytic.optimizers import Weight
 from vramplan.card import Card
+from vramplan.job import Job
+from vramplan.result import Term
 from vramplan.timeline import Storage
 from vramplan.units import MiB
 
@@ -31,13 +32,16 @@ def cublas_workspace(card: Card) -> Storage:
     return Storage(size, "temporary", "cuBLAS workspace", "one per thread: forward, backward", in_kernel=True)
 
 
-def ddp_buckets(weights: Sequence[Weight]) -> list[Storage]:
-    """DistributedDataParallel's buckets: a second copy of every gradient (gradient_as_bucket_view is off)."""
+def ddp_buckets(gradients: Sequence[int]) -> list[Storage]:
+    """DistributedDataParallel's buckets: a second copy of every gradient (gradient_as_bucket_view is off).
+
+    `gradients` are their bytes in the order of the parameters.
+    """
     buckets: list[Storage] = []
     filled = 0
     limit = DDP_FIRST_BUCKET_BYTES
-    for weight in reversed(weights):
-        filled += weight.num_bytes
+    for num_bytes in reversed(gradients):
+        filled += num_bytes
         if filled >= limit:
             buckets.append(
                 Storage(filled, "communication", "DDP gradient bucket", "up to 25 MiB, or one larger tensor")
@@ -46,3 +50,13 @@ def ddp_buckets(weights: Sequence[Weight]) -> list[Storage]:
     if filled:
         buckets.append(Storage(filled, "communication", "DDP gradient bucket", "up to 25 MiB, or one larger tensor"))
     return buckets
+
+
+def outside_terms(job: Job) -> list[Term]:
+    """Memory that torch's allocator does not see."""
+    terms = [
+        Term("context", "CUDA context and kernels", CUDA_CONTEXT_BYTES, formula="a prior", source="see overheads.py")
+    ]
+    if job.num_gpus > 1:
+        terms.append(Term("context", "NCCL buffers", NCCL_BYTES, formula="a prior", source="see overheads.py"))
+    return terms

@@ -7,9 +7,8 @@ launches; they are not fitted to anything.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from vramplan.analytic.optimizers import Weight, optimizer_of
-from vramplan.analytic.tape import Kernel
 from vramplan.card import Card
 from vramplan.units import DTYPE_BYTES
 
@@ -19,6 +18,15 @@ BANDWIDTH_EFFICIENCY = 0.85
 """Share of the memory bandwidth that streaming kernels reach."""
 LAUNCH_SECONDS = 5e-6
 """Time that eager PyTorch needs to launch one kernel."""
+
+
+class Kernel(NamedTuple):
+    """Work of one op: operations of matrix products in `dtype`, bytes moved, kernels launched."""
+
+    flops: int
+    moved_bytes: int
+    launches: int
+    dtype: str
 
 
 def seconds(kernels: Sequence[tuple[Kernel, int]], card: Card) -> float:
@@ -35,11 +43,3 @@ def seconds(kernels: Sequence[tuple[Kernel, int]], card: Card) -> float:
 def flops(kernels: Sequence[tuple[Kernel, int]]) -> int:
     """Operations of the matrix products."""
     return sum(kernel.flops * times for kernel, times in kernels)
-
-
-def optimizer_seconds(name: str, weights: Sequence[Weight], card: Card) -> float:
-    """Time of one optimizer step: traffic over weights, gradients and states, or its launches."""
-    row = optimizer_of(name)
-    traffic = row.state_passes * sum(weight.num_bytes for weight in weights)
-    bandwidth = card.bandwidth_bytes_per_second * BANDWIDTH_EFFICIENCY
-    return max(traffic / bandwidth, row.launches_per_weight * len(weights) * LAUNCH_SECONDS)

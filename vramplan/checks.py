@@ -1,0 +1,40 @@
+"""Whether a job can run on a card at all, whoever works out its memory."""
+
+from __future__ import annotations
+
+from vramplan.card import Card
+from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.job import Job
+
+
+def check_job(job: Job, card: Card) -> None:
+    """Refuse what the card cannot run, and what no source of timelines knows.
+
+    Raises:
+        UnsupportedError: for a setting that is known but not modelled.
+        ConfigError: for one that cannot run.
+    """
+    if job.method == "qlora":
+        raise UnsupportedError("--method qlora is not modelled yet; modelled: full, lora")
+    if job.strategy != "ddp":
+        raise UnsupportedError(
+            f"--strategy {job.strategy} is not modelled yet; modelled: ddp, where every card holds the whole model"
+        )
+    for flag, dtype in (("--dtype", job.dtype), ("--autocast", job.autocast)):
+        if dtype == "bf16" and not card.supports("bf16"):
+            raise ConfigError(
+                f"{flag} bf16: {card.title} has no bf16 units (compute capability {card.compute_capability});"
+                f" run {'--dtype fp16 --autocast fp16' if job.method != 'full' else '--dtype fp32 --autocast fp16'}"
+            )
+    if job.loop == "trainer" and job.autocast == "fp16" and job.method == "full" and job.dtype == "fp16":
+        raise ConfigError(
+            "--dtype fp16 --autocast fp16: the gradient scaler refuses to unscale fp16 gradients;"
+            " store trained weights as --dtype fp32"
+        )
+    if job.attention == "flash" and not (job.autocast != "none" or job.dtype != "fp32"):
+        raise ConfigError("--attention flash: FlashAttention takes bf16 or fp16 only; add --autocast bf16")
+    if job.attention == "flash" and not card.runs_flash:
+        raise ConfigError(
+            f"--attention flash: FlashAttention-2 needs compute capability 8.0; {card.title} has"
+            f" {card.compute_capability}; use --attention sdpa"
+        )

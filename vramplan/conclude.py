@@ -1,0 +1,158 @@
+"""From a timeline to an :class:`~vramplan.result.Estimate`: the same for every source of timelines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vramplan.allocator import AllocatorSettings, Replay, replay
+from vramplan.card import Card
+from vramplan.job import Job
+from vramplan.overheads import outside_terms
+from vramplan.result import Estimate, Term
+from vramplan.timeline import Storage, Timeline
+
+PHASES = ("loaded", "forward", "backward", "optimizer", "eval")
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a source found out about a job, the card's limit not yet looked at."""
+
+    by: str
+    """analytic, trace or probe."""
+    timeline: Timeline
+    """Loading and two steps."""
+    evaluation_bytes: int
+    """Highest sum of live tensors in a forward without gradients, model and states left out."""
+    num_parameters: int
+    num_trainable_parameters: int
+    micro_step_seconds: float
+    optimizer_seconds: float
+    flops_per_micro_step: int
+    versions: str
+    """The libraries whose behaviour this is."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def peak_tensor_bytes(self) -> int:
+        """Highest sum of live tensors, without kernels' own workspaces."""
+        return max(self.timeline.live_bytes(with_kernels=False))
+
+
+def conclude(played: Played, model: str, job: Job, card: Card, peak_tensor_bytes: int | None = None) -> Estimate:
+    """Replay the timeline on the card, and say what everything is."""
+    timeline = played.timeline
+    if peak_tensor_bytes is None:
+        peak_tensor_bytes = played.peak_tensor_bytes
+    outside = outside_terms(job)
+    available = card.usable_bytes - sum(term.num_bytes for term in outside)
+    sizes = timeline.sizes()
+    settings = AllocatorSettings(expandable_segments=job.expandable_segments)
+    fits, run = peak_tensor_bytes <= available, None
+    if fits:
+        run = replay(timeline.events, sizes, available, settings)
+        fits = not run.out_of_memory
+    if run is None or run.out_of_memory:  # what it would need on a card without limit
+        run = replay(timeline.events, sizes, settings=settings)
+    peak_index = max(range(len(run.allocated)), key=run.allocated.__getitem__)
+    phases = timeline.phase_peaks(run.allocated)
+    loaded_end = timeline.marks[1].first_event - 1
+    phases["loaded"] = run.allocated[loaded_end]
+    phases["eval"] = evaluation_peak(timeline, played.evaluation_bytes)
+    return Estimate(
+        model=model,
+        by=played.by,
+        card=card.name,
+        micro_batch_size=job.micro_batch_size,
+        gradient_accumulation_steps=job.gradient_accumulation_steps,
+        peak_tensor_bytes=peak_tensor_bytes,
+        peak_allocated_bytes=run.peak_allocated_bytes,
+        peak_reserved_bytes=run.peak_reserved_bytes,
+        device_total_bytes=run.peak_reserved_bytes + sum(term.num_bytes for term in outside),
+        capacity_bytes=card.usable_bytes,
+        fits=fits,
+        phases={name: phases[name] for name in PHASES},
+        peak_phase=phase_at(timeline, peak_index),
+        terms=(*peak_terms(timeline.live_at(peak_index), run), *outside),
+        num_parameters=played.num_parameters,
+        num_trainable_parameters=played.num_trainable_parameters,
+        assumptions=assumptions(job, card, played.versions),
+        notes=played.notes,
+        micro_step_seconds=played.micro_step_seconds,
+        optimizer_seconds=played.optimizer_seconds,
+        flops_per_micro_step=played.flops_per_micro_step,
+        job=job,
+        timeline=timeline,
+    )
+
+
+def evaluation_peak(timeline: Timeline, evaluation_bytes: int) -> int:
+    """Allocated peak of an evaluation between two steps: what outlives a step, plus that forward."""
+    between = timeline.live_at(len(timeline.events) - 1)
+    return sum(storage.rounded_bytes for storage in between) + evaluation_bytes
+
+
+def phase_at(timeline: Timeline, index: int) -> str:
+    """The phase that event `index` belongs to."""
+    return [mark.phase for mark in timeline.marks if mark.first_event <= index][-1]
+
+
+def peak_terms(live: Sequence[Storage], run: Replay) -> list[Term]:
+    """What was alive at the allocated peak, alike tensors together, and what the allocator held besides."""
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    for storage in live:
+        group = groups.setdefault((storage.category, storage.label, storage.formula), [0, 0])
+        group[0] += storage.rounded_bytes
+        group[1] += 1
+    terms = [
+        Term(category, label, size, count, formula) for (category, label, formula), (size, count) in groups.items()
+    ]
+    terms.sort(key=lambda term: -term.num_bytes)
+    tensors = sum(term.num_bytes for term in terms)
+    terms.append(
+        Term(
+            "reserved_unused",
+            "ends of blocks too small to split off",
+            run.peak_allocated_bytes - tensors,
+            formula="large blocks with up to 1 MiB left over are handed out whole",
+            source="CUDACachingAllocator.cpp: should_split",
+        )
+    )
+    terms.append(
+        Term(
+            "reserved_unused",
+            "cached by torch's allocator",
+            run.peak_reserved_bytes - run.peak_allocated_bytes,
+            formula="reserved at its peak, less allocated at its peak",
+            source="simulation of CUDACachingAllocator.cpp, torch 2.13",
+        )
+    )
+    return terms
+
+
+def assumptions(job: Job, card: Card, versions: str) -> tuple[str, ...]:
+    """What the answer takes for granted, said with every answer."""
+    method = "full fine-tuning"
+    if job.method != "full":
+        targets = "all linear layers" if job.lora_targets is None else ", ".join(job.lora_targets)
+        adapters = f"rank {job.lora_rank} on {targets}, dropout {job.lora_dropout:g}, {job.lora_dtype} adapters"
+        method = f"{'DoRA' if job.method == 'dora' else 'LoRA'} {adapters}"
+    weights = f"{job.dtype} weights" + (
+        f" under {job.autocast} autocast" if job.autocast != "none" else ", no autocast"
+    )
+    checkpointing = "full checkpointing" if job.checkpointing == "full" else "no checkpointing"
+    loop = "transformers Trainer" if job.loop == "trainer" else "plain loop"
+    return (
+        method,
+        weights,
+        f"{job.optimizer}, {checkpointing}, {job.attention} attention, {job.loss} loss, {loop}",
+        f"{job.batches} sequences of {job.sequence_length} tokens, all equally long"
+        + (
+            ", expandable segments"
+            if job.expandable_segments
+            else " (where lengths vary torch caches more; expandable_segments avoids that)"
+        ),
+        f"{card.title}: {card.cuda_total_bytes >> 20} MiB visible to CUDA ({card.cuda_total_source})",
+        f"{versions}; CUDA context and NCCL are priors",
+    )

@@ -1,0 +1,1 @@
+"""The torch room: real model classes, traced on fake tensors or run for real. Needs the extra `vramplan[probe]`."""
