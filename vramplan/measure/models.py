@@ -1,0 +1,266 @@
+"""The real model: transformers' class from a configuration, or what a user's own function returns; PEFT on it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vramplan.errors import ConfigError, SpecError, UnsupportedError
+from vramplan.job import Job
+from vramplan.measure.watch import DTYPES, Watch
+from vramplan.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model that can be stepped, and what it is fed."""
+
+    module: nn.Module
+    example: Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...] | None = None
+    """Inputs of a user's own model for one micro-batch; None: a language model, fed with ids and labels."""
+    vocabulary: int | None = None
+    """Width of the logits, where known."""
+
+
+def build(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool = False) -> Subject:
+    """The model as it is trained: adapters on it, checkpointing switched on, in training mode; on `device`.
+
+    Raises:
+        VramplanError: for an architecture that the installed transformers does not know, and all else that cannot be.
+    """
+    if ":" in spec.name and spec.model_type == "import-path":
+        subject = from_import_path(spec.name, job, device)
+    else:
+        subject = from_config(spec, job, device, trust_remote_code)
+    module = subject.module
+    if job.method != "full":
+        module = with_adapters(module, job, device)
+    if job.checkpointing == "full":
+        checkpoint(module, job)
+    return Subject(module.train(), subject.example, subject.vocabulary)
+
+
+# -- transformers --------------------------------------------------------------------------------------------------------
+
+
+def from_config(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool) -> Subject:
+    """transformers' own class, without weights.
+
+    Raises:
+        VramplanError: where there is none, or it refuses the configuration.
+    """
+    import transformers
+
+    config = _transformers_config(spec, trust_remote_code)
+    attention = {"flash": "flash_attention_2"}.get(job.attention, job.attention)
+    try:
+        with torch.device(device):
+            model = _class_for(spec, config, trust_remote_code)(
+                config, attn_implementation="eager" if job.attention == "flash" else attention, dtype=DTYPES[job.dtype]
+            )
+    except (ValueError, ImportError, AttributeError, KeyError, TypeError, RuntimeError, AssertionError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise SpecError(f"{spec.name}: transformers {transformers.__version__} cannot build it: {first}") from error
+    model.tie_weights()
+    if job.attention == "flash":  # set afterwards: transformers asks for the package first, and a trace needs none
+        for module in model.modules():
+            own = getattr(module, "config", None)
+            if hasattr(own, "_attn_implementation"):
+                own._attn_implementation_internal = attention
+    model.config.use_cache = False
+    text = model.config.get_text_config()
+    return Subject(model, vocabulary=getattr(text, "vocab_size", None))
+
+
+def _transformers_config(spec: ModelSpec, trust_remote_code: bool) -> Any:
+    import transformers
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    settings = dict(spec.config)
+    remote = settings.get("auto_map")
+    if remote and spec.model_type not in CONFIG_MAPPING:
+        if not trust_remote_code:
+            raise UnsupportedError(
+                f"{spec.name} brings its own code ({', '.join(sorted({str(v) for v in remote.values()}))});"
+                " a trace would run it: add --trust-remote-code if you trust it"
+            )
+        return AutoConfig.from_pretrained(_folder(spec), trust_remote_code=True)
+    if spec.model_type not in CONFIG_MAPPING:
+        by = settings.get("transformers_version")
+        raise UnsupportedError(
+            f"{spec.name}: transformers {transformers.__version__} does not know model_type {spec.model_type!r}"
+            + (f"; its config.json was written by transformers {by}: install that version or a later one" if by else "")
+        )
+    settings.pop("model_type", None)
+    settings.pop("quantization_config", None)
+    try:
+        return AutoConfig.for_model(spec.model_type, **settings)
+    except Exception as error:  # each configuration class checks its keys in its own way
+        raise SpecError(f"{spec.name}: transformers refuses the configuration: {_first_line(error)}") from error
+
+
+def _class_for(spec: ModelSpec, config: Any, trust_remote_code: bool) -> Any:
+    """The class named in the configuration, else the causal language model of its type."""
+    import transformers
+    from transformers import AutoModelForCausalLM
+
+    if trust_remote_code and spec.config.get("auto_map"):
+        return lambda config, **more: AutoModelForCausalLM.from_config(config, trust_remote_code=True, **more)
+    for name in spec.config.get("architectures") or ():
+        found = getattr(transformers, name, None)
+        if found is not None and "labels" in inspect.signature(found.forward).parameters:
+            return found._from_config
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedError(
+            f"{spec.name}: transformers has no causal language model of type {spec.model_type!r},"
+            " and config.json names no class with a loss of its own (architectures)"
+        )
+    return AutoModelForCausalLM.from_config
+
+
+def _folder(spec: ModelSpec) -> str:
+    path = Path(spec.name).expanduser()
+    return str(path.parent if path.is_file() else path) if path.exists() else spec.name
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+# -- a user's own model --------------------------------------------------------------------------------------------------
+
+
+def from_import_path(path: str, job: Job, device: str) -> Subject:
+    """What ``package.module:function`` returns: (nn.Module, example inputs).
+
+    The function may take `micro_batch_size` and `sequence_length`, and is called with the job's; where it takes no
+    batch, the job's must be the example's own. Inputs are a dictionary or a tuple of tensors; the model's output must
+    hold a loss: a scalar, or `loss` in it.
+
+    Raises:
+        ConfigError: when there is no such function, or it returns something else.
+    """
+    name, _, attribute = path.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        function = getattr(importlib.import_module(name), attribute)
+        known = inspect.signature(function).parameters
+    except Exception as error:
+        raise ConfigError(f"{path}: cannot be imported ({_first_line(error)})") from error
+    wanted = {"micro_batch_size": job.micro_batch_size, "sequence_length": job.sequence_length}
+    try:
+        with torch.device(device):
+            returned = function(**{name: value for name, value in wanted.items() if name in known})
+    except Exception as error:
+        raise ConfigError(f"{path}: the function failed: {type(error).__name__}: {_first_line(error)}") from error
+    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], nn.Module)):
+        raise ConfigError(f"{path}: expected (nn.Module, example inputs), got {type(returned).__name__}")
+    module, example = returned
+    if isinstance(example, torch.Tensor):
+        example = (example,)
+    tensors = list(example.values()) if isinstance(example, Mapping) else list(example)
+    if not tensors or not all(isinstance(one, torch.Tensor) for one in tensors):
+        raise ConfigError(f"{path}: the example inputs must be tensors, in a dictionary or a tuple")
+    if "micro_batch_size" not in known and tensors[0].shape[:1] != (job.micro_batch_size,):
+        own = tensors[0].shape[0] if tensors[0].dim() else 1
+        raise ConfigError(
+            f"{path}: the example holds {own} samples, asked for {job.micro_batch_size};"
+            " let the function take micro_batch_size"
+        )
+    return Subject(module.to(DTYPES[job.dtype]), example if isinstance(example, Mapping) else tuple(example))
+
+
+# -- adapters, checkpointing ---------------------------------------------------------------------------------------------
+
+
+def with_adapters(module: nn.Module, job: Job, device: str) -> nn.Module:
+    """PEFT's LoRA or DoRA on the model.
+
+    Raises:
+        ConfigError: where PEFT refuses.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    language_model = hasattr(module, "get_output_embeddings")
+    targets: str | list[str] = "all-linear" if language_model else _linear_names(module)
+    config = LoraConfig(
+        r=job.lora_rank,
+        lora_alpha=2 * job.lora_rank,
+        target_modules=targets if job.lora_targets is None else list(job.lora_targets),
+        lora_dropout=job.lora_dropout,
+        use_dora=job.method == "dora",
+        task_type="CAUSAL_LM" if language_model else None,
+    )
+    try:
+        with torch.device(device):
+            adapted = get_peft_model(module, config, autocast_adapter_dtype=job.lora_dtype == "fp32")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"PEFT cannot put adapters on this model: {_first_line(error)}") from error
+    for parameter in adapted.parameters():  # on meta PEFT leaves out the move to the base layer's dtype
+        if parameter.requires_grad and parameter.is_floating_point():
+            parameter.data = parameter.data.to(DTYPES[job.lora_dtype])
+    return adapted
+
+
+def _linear_names(module: nn.Module) -> list[str]:
+    return [path for path, one in module.named_modules() if isinstance(one, nn.Linear)]
+
+
+def checkpoint(module: nn.Module, job: Job) -> None:
+    """Switch on activation checkpointing, as transformers' Trainer does; inputs need gradients under adapters.
+
+    Raises:
+        ConfigError: for a model that has no switch.
+    """
+    switch = getattr(module, "gradient_checkpointing_enable", None)
+    if switch is None:
+        raise ConfigError("this model has no gradient_checkpointing_enable; use --checkpointing none")
+    try:
+        switch(gradient_checkpointing_kwargs={"use_reentrant": False, "preserve_rng_state": False})
+    except ValueError as error:
+        raise ConfigError(f"{_first_line(error)}; use --checkpointing none") from error
+    if job.method != "full":
+        module.enable_input_require_grads()  # type: ignore[operator]
+
+
+# -- onto the device -----------------------------------------------------------------------------------------------------
+
+
+def place(module: nn.Module, watch: Watch) -> None:
+    """Every parameter, buffer and plain tensor attribute of a meta model becomes a watched tensor (sharing kept).
+
+    Under a FakeTensorMode they are fake.
+    """
+    known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def moved(tensor: torch.Tensor, path: str) -> torch.Tensor:
+        if id(tensor) not in known:
+            new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+            number = watch.take(new, "", path)
+            if number is not None:
+                watch.records[number].category = "parameter"
+            if isinstance(tensor, nn.Parameter):
+                new = nn.Parameter(new, requires_grad=tensor.requires_grad)
+            known[id(tensor)] = (tensor, new)
+        return known[id(tensor)][1]
+
+    for prefix, one in module.named_modules():
+        for group in (one._parameters, one._buffers):
+            for name, tensor in group.items():
+                if tensor is not None and tensor.is_meta:
+                    group[name] = moved(tensor, f"{prefix}.{name}")  # type: ignore[assignment]
+        for name, value in list(vars(one).items()):
+            if isinstance(value, torch.Tensor) and value.is_meta:
+                setattr(one, name, moved(value, f"{prefix}.{name}"))

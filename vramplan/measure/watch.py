@@ -1,0 +1,272 @@
+"""Watching a step: every storage that torch makes and drops, with the module and the op that made it.
+
+The same watch sees fake tensors, which hold no data, and real ones. It follows storages, not tensors: views share one,
+and a storage is gone when Python's and C++'s last reference is, which a weak reference to its Python half tells.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from vramplan.measure import kernels
+from vramplan.measure.engine import summed_in_place
+from vramplan.roofline import Kernel
+from vramplan.timeline import Mark, Storage, Timeline
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Record:
+    """One storage as the watch saw it."""
+
+    __slots__ = ("category", "dtype", "in_forward", "in_kernel", "module", "num_bytes", "op", "outlives", "shape")
+
+    def __init__(self, num_bytes: int, op: str, module: str, shape: tuple[int, ...], dtype: str) -> None:
+        self.num_bytes = num_bytes
+        self.op = op
+        self.module = module
+        self.shape = shape
+        self.dtype = dtype
+        self.category = ""
+        self.in_forward = False
+        self.in_kernel = False
+        self.outlives = False
+
+
+class Watch(TorchDispatchMode):
+    """Records allocations and frees while it is active; `phase` and the module that runs are noted with each."""
+
+    def __init__(self, host_value: Callable[[Any, str], Any] | None = None) -> None:
+        super().__init__()
+        self.records: list[Record] = []
+        self.events: list[int] = []
+        self.marks: list[Mark] = []
+        self.kernels: list[Kernel] | None = None
+        """Work of each op, while it is a list."""
+        self.host_value = host_value
+        self.phase = ""
+        self.on_host = False
+        self._live: dict[int, weakref.ref[Any]] = {}
+        self._stack: list[str] = []
+        self._sequence: list[int] = []
+        self._paths: list[str] = []
+
+    # -- where the step is ---------------------------------------------------------------------------------------------
+
+    def enter(self, phase: str) -> None:
+        """What follows belongs to `phase`."""
+        self.phase = phase
+        self._stack.clear()
+        if not self.marks or self.marks[-1].phase != phase:
+            self.marks.append(Mark(phase, len(self.events)))
+
+    @contextmanager
+    def modules(self, model: torch.nn.Module) -> Iterator[None]:
+        """Know which of `model`'s modules runs, forward and, by the number of its autograd nodes, backward."""
+        paths: dict[int, str] = {}
+        for path, module in model.named_modules():
+            paths.setdefault(id(module), path)
+        sequence_number = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
+
+        def note(path: str) -> None:
+            self._sequence.append(sequence_number())
+            self._paths.append(path)
+
+        def before(module: torch.nn.Module, inputs: Any) -> None:
+            path = paths.get(id(module))
+            if path is not None:
+                self._stack.append(path)
+                note(path)
+
+        def after(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+            if id(module) in paths and self._stack:
+                self._stack.pop()
+                note(self._stack[-1] if self._stack else "")
+
+        hooks = [
+            torch.nn.modules.module.register_module_forward_pre_hook(before),
+            torch.nn.modules.module.register_module_forward_hook(after, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @property
+    def in_forward(self) -> bool:
+        """Whether a forward runs: the step's own, or one that checkpointing runs again."""
+        return bool(self._stack) or self.phase in ("forward", "eval")
+
+    def module(self) -> str:
+        """Path of the module that runs now, or whose forward made the autograd node that runs now."""
+        if self._stack:
+            return self._stack[-1]
+        node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+        if node is None:
+            return ""
+        index = bisect_right(self._sequence, node._sequence_nr()) - 1
+        return self._paths[index] if index >= 0 else ""
+
+    # -- what it sees --------------------------------------------------------------------------------------------------
+
+    def allocate(self, record: Record) -> int:
+        """Note an allocation; returns the number to free it by."""
+        number = len(self.records)
+        record.in_forward = self.in_forward
+        self.records.append(record)
+        self.events.append(number)
+        return number
+
+    def free(self, number: int) -> None:
+        """Note that storage `number` is gone."""
+        record = self.records[number]
+        record.outlives = record.in_forward and not self.in_forward
+        self.events.append(~number)
+
+    def take(self, tensor: torch.Tensor, op: str, module: str | None = None) -> int | None:
+        """Follow a tensor's storage from now on, if it is a new one; returns its number."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._live:
+            return None
+        num_bytes = storage.nbytes()
+        number: int | None = None
+        if num_bytes and not self.on_host:
+            where = self.module() if module is None else module
+            dtype = NAMES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
+            number = self.allocate(Record(num_bytes, op, where, tuple(tensor.shape), dtype))
+        self._live[key] = weakref.ref(storage, partial(self._gone, key, number))
+        return number
+
+    def _gone(self, key: int, number: int | None, _: Any) -> None:
+        self._live.pop(key, None)
+        if number is not None:
+            self.free(number)
+
+    @contextmanager
+    def host(self) -> Iterator[None]:
+        """What is made here lies in the host's memory, not on the card."""
+        before, self.on_host = self.on_host, True
+        try:
+            yield
+        finally:
+            self.on_host = before
+
+    def number_of(self, tensor: torch.Tensor) -> int | None:
+        """The number of the storage behind a tensor, if it is followed."""
+        reference = self._live.get(tensor.untyped_storage()._cdata)
+        callback = reference.__callback__ if reference is not None else None
+        return callback.args[1] if isinstance(callback, partial) else None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.host_value is not None and func is torch.ops.aten._local_scalar_dense.default:
+            if getattr(args[0], "constant", None) is None:
+                return self.host_value(args[0], self.module())
+            return func(*args, **kwargs)
+        instead = kernels.INSTEAD.get(func)
+        if instead is not None:
+            with self:
+                return instead(*args, **kwargs)
+        if func is torch.ops.aten.add.Tensor and self.phase == "backward" and not self._stack:
+            summed = summed_in_place(args)
+            if summed is not None:
+                return summed
+        held = [
+            self._workspace(name, num_bytes, func) for name, num_bytes in kernels.workspaces(func, args) if num_bytes
+        ]
+        out = func(*args, **kwargs)
+        op = _short(func)
+        if isinstance(out, torch.Tensor):
+            self._see(func, op, out)
+        else:
+            out = kernels.as_on_cuda(func, out)
+            for leaf in tree_leaves(out):
+                if isinstance(leaf, torch.Tensor):
+                    self._see(func, op, leaf)
+        for number in held:
+            self.free(number)
+        if self.kernels is not None:
+            self.kernels.append(kernels.work(func, args, kwargs, out))
+        return out
+
+    def _see(self, func: Any, op: str, tensor: torch.Tensor) -> None:
+        if func is torch.ops.aten.lift_fresh.default and tensor.dim() == 0:  # torch.tensor(1.0) is a host scalar
+            with self.host():
+                self.take(tensor, op)
+        else:
+            self.take(tensor, op)
+
+    def _workspace(self, name: str, num_bytes: int, func: Any) -> int:
+        record = Record(num_bytes, f"{_short(func)} {name}", self.module(), (num_bytes,), "uint8")
+        record.in_kernel = True
+        return self.allocate(record)
+
+    # -- what comes out ------------------------------------------------------------------------------------------------
+
+    def timeline(self, vocabulary: int | None, upto: int | None = None) -> Timeline:
+        """Everything seen up to event `upto`, as the result shows it."""
+        storages = [_describe(record, vocabulary) for record in self.records]
+        events = self.events if upto is None else self.events[:upto]
+        marks = [mark for mark in self.marks if mark.first_event < len(events)]
+        return Timeline(storages, events, marks)
+
+
+@lru_cache(maxsize=4096)
+def _short(func: Any) -> str:
+    """aten.mm.default -> mm."""
+    return str(func).split(".")[1]
+
+
+def _describe(record: Record, vocabulary: int | None) -> Storage:
+    """A record as the timeline shows it."""
+    category = record.category
+    if not category:
+        category = "activation" if record.outlives and not record.in_kernel else "temporary"
+        if vocabulary is not None and record.shape and record.shape[-1] == vocabulary and not record.in_kernel:
+            category = "logits"
+    return _storage(
+        record.num_bytes, category, collapse(record.module), record.op, record.shape, record.dtype, record.in_kernel
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def _storage(
+    num_bytes: int, category: str, module: str, op: str, shape: tuple[int, ...], dtype: str, in_kernel: bool
+) -> Storage:
+    formula = f"{' x '.join(map(str, shape)) or 'scalar'} {dtype}"
+    return Storage(num_bytes, category, f"{module} {op}".strip(), formula, in_kernel)
+
+
+_WRAPPERS = re.compile(r"^(base_model\.model\.)?((model|transformer|gpt_neox|language_model|decoder)\.)*")
+
+
+@lru_cache(maxsize=1 << 16)
+def collapse(path: str) -> str:
+    """A module's path for people: layers share one.
+
+    >>> collapse("base_model.model.model.layers.31.self_attn.q_proj")
+    'layers.*.self_attn.q_proj'
+    """
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", _WRAPPERS.sub("", path))
+
+
+def categories(watch: Watch, tensors: Mapping[str, Any]) -> None:
+    """Set the category of the storages behind tensors: {category: iterable of tensors}."""
+    for category, group in tensors.items():
+        for tensor in group:
+            number = watch.number_of(tensor)
+            if number is not None and not watch.records[number].category:
+                watch.records[number].category = category
