@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from vramplan import hub, nvml, plan
 from vramplan.analytic import estimator
+from vramplan.analytic.families import FAMILIES, family_of
 from vramplan.analytic.optimizers import optimizer_of
 from vramplan.card import Card
 from vramplan.catalog import find_card
 from vramplan.defaults import complete_job
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError
 from vramplan.job import MAX_COUNT
 from vramplan.levers import levers
 from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
+
+
+Progress = Callable[[str, float], None]
+"""(what is being done, share that is done)"""
+
+
+def _silent(what: str, share: float) -> None:
+    pass
 
 
 def load_model(name: str) -> ModelSpec:
@@ -35,13 +45,30 @@ def load_card(name: str) -> Card:
     return nvml.local_card() if name.lower() == "auto" else find_card(name)
 
 
-def estimate(model: str | ModelSpec, gpu: str | Card, **job: Any) -> Estimate:
+def estimate(
+    model: str | ModelSpec,
+    gpu: str | Card,
+    *,
+    by: str | None = None,
+    progress: Progress = _silent,
+    trust_remote_code: bool = False,
+    **job: Any,
+) -> Estimate:
     """What a job needs; keyword arguments are the fields of :class:`vramplan.Job`.
+
+    `by` is analytic or trace; None is analytic, or trace where no block describes the model. `progress` is told what a
+    trace is doing, and the share that is done.
 
     Raises:
         VramplanError: for whatever cannot run or is not modelled.
     """
+    if by not in (None, "analytic", "trace"):
+        raise UnknownNameError("estimator", str(by), ("analytic", "trace"), "known: analytic, trace")
     spec, card = _resolve(model, gpu)
+    if by == "trace" or (by is None and _needs_trace(spec)):
+        from vramplan.measure import tracing
+
+        return tracing().estimate(spec, complete_job(spec, card, job), card, progress, trust_remote_code)
     return estimator.estimate(spec, complete_job(spec, card, job), card)
 
 
@@ -55,9 +82,13 @@ def suggest(
     base_lr: float | None = None,
     base_batch: int | None = None,
     advice: bool = True,
+    progress: Progress = _silent,
+    trust_remote_code: bool = False,
     **job: Any,
 ) -> plan.Search:
     """The (micro-batch, accumulation) pairs that meet a global batch; keyword arguments are fields of :class:`Job`.
+
+    A model that no block describes is traced at a few micro-batches, which takes seconds: `progress` is told.
 
     Raises:
         VramplanError: for whatever cannot run or is not modelled.
@@ -77,7 +108,30 @@ def suggest(
     spec, card = _resolve(model, gpu)
     full = complete_job(spec, card, job)
     run = plan.Run(samples, epochs, base_lr, base_batch, optimizer_of(full.optimizer).adaptive)
+    if _needs_trace(spec):
+        from vramplan.measure import tracing
+
+        law = tracing().Law(progress, trust_remote_code)
+        return plan.search(spec, full, card, global_batch, law.begin, run)  # advice would be traces for each lever
     return plan.search(spec, full, card, global_batch, estimator.begin, run, levers if advice else None)
+
+
+def _needs_trace(spec: ModelSpec) -> bool:
+    """Whether no block describes the model, and the libraries to trace it are there.
+
+    Raises:
+        UnsupportedError: where they are not.
+    """
+    if spec.model_type in FAMILIES:
+        return False
+    from vramplan.measure import INSTALL, is_installed
+
+    if not is_installed():
+        try:
+            family_of(spec.model_type, spec.name)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{error}; the real model can be traced with {INSTALL}") from error
+    return True
 
 
 def _resolve(model: str | ModelSpec, gpu: str | Card) -> tuple[ModelSpec, Card]:

@@ -10,7 +10,8 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -27,8 +28,12 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A shipped name, a Hub id, a folder or a config.json.")]
+Model = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="A shipped name, a Hub id, a folder, a config.json or package.module:function."),
+]
 Gpu = Annotated[str, typer.Option(help="Card by name, or auto for the one in this box.", show_default=False)]
+Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Let a trace run code that comes with the model.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -122,6 +127,7 @@ def suggest(
     epochs: Annotated[float, typer.Option(help="Passes over the data set.")] = 1.0,
     base_lr: Annotated[float | None, typer.Option(help="A learning rate you know to work, to carry over.")] = None,
     base_batch: Annotated[int | None, typer.Option(help="The global batch that rate was tuned for.")] = None,
+    trust_remote_code: Trust = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
@@ -129,18 +135,19 @@ def suggest(
     """Find batch x accumulation for a global batch."""
     from vramplan import api, plan
 
-    found = api.suggest(
-        model, gpu, global_batch, samples=samples, epochs=epochs, base_lr=base_lr, base_batch=base_batch, **given
-    )
-    run = plan.Run(samples, epochs)
+    run = {"samples": samples, "epochs": epochs, "base_lr": base_lr, "base_batch": base_batch}
+    with _progress() as progress:
+        found = api.suggest(
+            model, gpu, global_batch, progress=progress, trust_remote_code=trust_remote_code, **run, **given
+        )
     if as_json:
         from vramplan.render import json as as_text
 
-        print(as_text.dumps(as_text.search(found, run)))
+        print(as_text.dumps(as_text.search(found, plan.Run(samples, epochs))))
     else:
         from vramplan.render import text
 
-        text.print_all(text.search(found, run, text.width()))
+        text.print_all(text.search(found, plan.Run(samples, epochs), text.width()))
     raise typer.Exit(0 if found.recommended else 1)
 
 
@@ -151,8 +158,13 @@ def estimate(
     gpu: Gpu,
     micro_batch: Annotated[int | None, typer.Option(help="Samples one card takes in one forward (1).")] = None,
     accumulation: Annotated[int | None, typer.Option(help="Micro-batches behind one optimizer step (1).")] = None,
-    by: Annotated[str, typer.Option(help="analytic; trace is refused so far.")] = "analytic",
+    by: Annotated[
+        str | None, typer.Option(help="analytic, or trace (the real model; analytic where a block describes it).")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="List every tensor at the peak.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw memory over the step: FILE.svg, .png or .html.")] = None,
+    snapshot: Annotated[Path | None, typer.Option(help="Write FILE.pickle for PyTorch's memory viewer.")] = None,
+    trust_remote_code: Trust = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
@@ -160,11 +172,19 @@ def estimate(
     """Say what one job needs, byte by byte."""
     from vramplan import api
 
-    if by != "analytic":
-        raise UnsupportedError(f"--by {by} is not there yet; use --by analytic")
     batch = {"micro_batch_size": micro_batch, "gradient_accumulation_steps": accumulation}
     card = api.load_card(gpu)
-    found = api.estimate(model, card, **given | {name: size for name, size in batch.items() if size is not None})
+    given |= {name: size for name, size in batch.items() if size is not None}
+    with _progress() as progress:
+        found = api.estimate(model, card, by=by, progress=progress, trust_remote_code=trust_remote_code, **given)
+    if plot is not None:
+        from vramplan.render import plot as as_picture
+
+        as_picture.write(found, plot)
+    if snapshot is not None:
+        from vramplan.render import snapshot as as_snapshot
+
+        as_snapshot.write(found, snapshot)
     if as_json:
         from vramplan.render import json as as_text
 
@@ -201,6 +221,27 @@ def gpus(
     wanted = search.lower()
     found = [one for one in all_cards() if any(wanted in n.lower() for n in (one.name, one.title, *one.aliases))]
     _listed(found, "card", search, as_json, "cards", "card")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    """Told what goes on, shows it on a terminal; what takes no time loads nothing."""
+    bar: Any = None
+
+    def tell(what: str, share: float) -> None:
+        nonlocal bar
+        if bar is None and sys.stderr.isatty():
+            from vramplan.render.progress import Bar
+
+            bar = Bar()
+        if bar is not None:
+            bar.tell(what, share)
+
+    try:
+        yield tell
+    finally:
+        if bar is not None:
+            bar.close()
 
 
 def _listed(found: list[Any], kind: str, search: str, as_json: bool, table: str, row: str) -> None:
@@ -249,6 +290,9 @@ def main() -> None:
     except OSError as error:  # a full disk behind the redirection
         _close_output()
         _fail(f"the output cannot be written ({error.strerror})")
+    except (KeyboardInterrupt, typer.Abort):
+        print("vramplan: interrupted", file=sys.stderr)
+        sys.exit(130)
     except SystemExit:  # typer's own way out when the reader of a pipe goes away; 1 would say "does not fit"
         sys.exit(0)
     except Exception as error:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from vramplan.analytic.families import family_of
+from vramplan.analytic.families import FAMILIES
 from vramplan.card import Card
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.job import Job
@@ -17,6 +17,9 @@ FLAGS = {
     "micro_batch_size": "--micro-batch",
     "gradient_accumulation_steps": "--accumulation",
 }
+
+POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
+"""Keys that bound the length of a sequence."""
 
 
 def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
@@ -51,12 +54,17 @@ def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
     )
     if "lora_dtype" not in job and job["dtype"] == "fp32":
         job["lora_dtype"] = "fp32"
-    family = family_of(spec.model_type, spec.name)
-    job.setdefault("attention", "sdpa" if "sdpa" in family.attention else family.attention[0])
-    if "sequence_length" not in job:
+    family = FAMILIES.get(spec.model_type)
+    attention, most = "sdpa", None
+    if family is not None:
+        attention = "sdpa" if "sdpa" in family.attention else family.attention[0]
         shape = family.shape(Config(spec.config, spec.name))
-        if shape.hard_limit and shape.positions is not None:  # a table of positions: the default must fit into it
-            job["sequence_length"] = min(Job.model_fields["sequence_length"].default, shape.positions)
+        most = shape.positions if shape.hard_limit else None  # a table of positions: the default must fit into it
+    else:
+        most = next((n for key in POSITIONS if isinstance(n := spec.config.get(key), int) and n > 0), None)
+    job.setdefault("attention", attention)
+    if most is not None:
+        job.setdefault("sequence_length", min(Job.model_fields["sequence_length"].default, most))
     try:
         return Job.model_validate(job)
     except ValidationError as error:

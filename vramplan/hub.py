@@ -18,17 +18,18 @@ from pydantic import ValidationError
 
 from vramplan.catalog import find_model, known_model_names
 from vramplan.errors import HubError, SpecError, UnknownNameError, nearest_names
-from vramplan.spec import ModelSpec
+from vramplan.spec import IMPORT_PATH, ModelSpec
 
 TIMEOUT_SECONDS = 10.0
 """For all requests about one model together."""
 MOST_BYTES = 32_000_000
 """Of one answer: a safetensors header is far below, a server that ignores ranges would send the weights."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def resolve_model(name: str) -> ModelSpec:
-    """The model called `name`: a shipped name, a folder, a config.json, or a Hub id.
+    """The model called `name`: a shipped name, a folder, a config.json, a Hub id, or ``package.module:function``.
 
     Raises:
         SpecError: when a configuration is broken.
@@ -37,6 +38,8 @@ def resolve_model(name: str) -> ModelSpec:
     """
     if not name.strip():
         raise UnknownNameError("model", name, (), "give a name, a folder or a config.json")
+    if _IMPORT_PATH.fullmatch(name):
+        return ModelSpec(name=name, model_type=IMPORT_PATH, config={})
     path = Path(name).expanduser()
     if path.is_dir():
         return from_folder(path)

@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vramplan.errors import SpecError
 
+IMPORT_PATH = "import-path"
+"""The `model_type` of a user's own model, ``package.module:function``: only a trace knows what it is."""
+
 
 class ModelSpec(BaseModel):
     """One model architecture. Shapes only; no weights."""

@@ -53,7 +53,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     likes = [x.like for x in (q, k, v)]
     batch, length, heads, dim = q.shape
     grouped = k.shape[2] != heads
-    flops = 2 * batch * heads * length * length * dim  # two products over the causal half
+    flops = 4 * batch * heads * length * length * dim  # two products; torch.utils.flop_counter knows no causal half
     rounded = ceil_div(length, 128) * 128
 
     def backward(grad: Tensor) -> Grads:
@@ -92,7 +92,7 @@ def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) ->
     likes = [x.like for x in (q, k, v)]
     batch, length, heads, dim = q.shape
     q_dtype = q.dtype
-    flops = (2 if mask is None else 4) * batch * heads * length * length * dim
+    flops = 4 * batch * heads * length * length * dim
 
     def backward(grad: Tensor) -> Grads:
         grads: Grads = [tape.empty(like.shape, like.dtype, "gradient through attention") for like in likes]

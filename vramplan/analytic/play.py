@@ -68,7 +68,9 @@ def play(setting: Setting, micro_steps: int) -> Net:
         phase = f"forward.{number}"
         tape.enter(phase, None)
         if not batch or job.loop == "plain":
-            batch = make_batch(tape, job, phase, job.micro_batch_size, job.sequence_length)
+            batch = make_batch(
+                tape, job, phase, job.micro_batch_size, job.sequence_length, job.gradient_accumulation_steps
+            )
         loss = run_forward(net, setting, phase, batch)
         tape.backward(f"backward.{number}", loss)
         if job.loop == "trainer":  # training_step returns loss.detach(): the graph goes at once
@@ -92,20 +94,24 @@ def play_evaluation(setting: Setting) -> Tape:
     return tape
 
 
-def make_batch(tape: Tape, job: Job, phase: str, batch: int, length: int) -> list[Tensor]:
-    """What is on the device before a forward: the batch, ids and labels first; in the Trainer also those to come.
+def make_batch(tape: Tape, job: Job, phase: str, batch: int, length: int, steps: int = 1) -> list[Tensor]:
+    """What is on the device before a forward: the batch, ids and labels first.
 
-    The Trainer fetches all micro-batches of a step at once, and accelerate's loader is one ahead of it; here those that
-    wait are one tensor of each kind.
+    The Trainer fetches the micro-batches of all `steps` of an optimizer step at once; here those that wait are one
+    tensor of each kind.
     """
     tape.enter(phase, None)
     tape.module = "inputs"
-    trainer = job.loop == "trainer"
-    names = ["input ids", "labels"] + ["attention mask"] * (trainer or job.batches == "padded")
+    names = ["input ids", "labels"]
+    if job.batches == "packed":
+        names.append("position ids of the samples")
+    elif job.batches == "padded" or job.loop == "trainer":
+        names.append("attention mask")
     held = [tape.empty((batch, length), "int64", name, "activation") for name in names]
-    if trainer:
-        waiting = (job.gradient_accumulation_steps * batch, length)
+    if job.loop == "trainer" and steps > 1:
+        waiting = ((steps - 1) * batch, length)
         held += [tape.empty(waiting, "int64", f"{name} of the batches to come", "activation") for name in names]
+    tape.kept.update(one.storage.id for one in held)
     return held
 
 
@@ -141,7 +147,6 @@ def causal_loss(logits: Tensor, labels: Tensor) -> Tensor:
     tape = logits.tape
     padded = tape.empty((batch, length + 1), "int64", "padded labels")
     shifted = tape.empty((batch, length), "int64", "shifted labels")
-    del padded
     return losses.cross_entropy(logits, shifted)
 
 
@@ -182,7 +187,8 @@ def context(net: Net, setting: Setting, x: Tensor) -> Context:
     dtype = net.embedded.dtype
     ctx = Context(job.attention, setting.flash_fits, padded=job.batches == "padded")
     ctx.attention_dropout = c.number(*family.attention_dropout)
-    ctx.positions = tape.empty((batch if job.batches == "packed" else 1, length), "int64", "position ids")
+    if job.batches != "packed":  # those of a packed batch come with it
+        ctx.positions = tape.empty((1, length), "int64", "position ids")
     slides = sorted({kind.sliding for kind in setting.kinds})
     rotary = family.rotary(c)
     if rotary is not None:

@@ -63,12 +63,14 @@ def label(module: str, what: str, in_layer: bool) -> str:
 
 
 @lru_cache(maxsize=4096)
-def describe(info: StorageInfo, kept: bool, in_layer: bool) -> Storage:
-    """A played storage as the timeline shows it."""
+def describe(info: StorageInfo, kept: bool, in_layer: bool, vocabulary: int) -> Storage:
+    """A played storage as the timeline shows it; whatever is as wide as the vocabulary counts as logits."""
     category = info.category
     in_kernel = category == "workspace"
     if in_kernel or (category == "activation" and not kept):
         category = "temporary"
+    if info.shape and info.shape[-1] == vocabulary and category in ("activation", "temporary") and not in_kernel:
+        category = "logits"
     formula = f"{' x '.join(map(str, info.shape)) or 'scalar'} {info.dtype}"
     return Storage(info.num_bytes, category, label(info.module, info.what, in_layer), formula, in_kernel)
 
@@ -89,8 +91,9 @@ class Step:
 
     def _described(self, tape: Tape, played: Unfolded) -> list[Storage]:
         sections = tape.sections
+        vocabulary = self.setting.family.shape(self.setting.config).vocabulary
         shown = [
-            describe(info, number in tape.kept, sections[played.section_of[number]].layer is not None)
+            describe(info, number in tape.kept, sections[played.section_of[number]].layer is not None, vocabulary)
             for number, info in enumerate(tape.storages)
         ]
         return [shown[source] for source in played.source]
@@ -146,7 +149,9 @@ class Step:
         step = optimizer_of(self.job.optimizer).step
         weights = self.trained
         groups = [weights]
-        if self.job.loop == "trainer":  # two parameter groups: with and without weight decay
+        if self.job.loop == "trainer":  # clip_grad_norm_; two parameter groups: with and without weight decay
+            norms = [record.allocate(Storage(4, "temporary", "gradient norms", "scalar")) for _ in weights]
+            record.free_all(reversed(norms))
             groups = [[w for w in weights if w.decays], [w for w in weights if not w.decays]]
         for group in groups:
             if group:
@@ -179,14 +184,10 @@ class Step:
             record.enter("backward")
             record.extend(self.played.events[middle:end], offset)
             last = index == micro_steps[-1]
-            dropped = self.played.events[marks[-1][1] :] if last else []
-            if self.job.loop == "trainer":
-                record.extend(dropped, offset)
             self._optimize(record, first=number == 0)
             if last:
                 record.free_all(grads)
-            if self.job.loop == "plain":  # the loss, and the graph behind it, go at the end of the step
-                record.extend(dropped, offset)
+                record.extend(self.played.events[marks[-1][1] :], offset)  # what the loop itself holds
         return record.timeline()
 
     @cached_property

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor
 
 from vramplan.card import Card
-from vramplan.measure import attention
+from vramplan.measure import flash
 from vramplan.measure.autocast import cuda_autocast, low_dtype
+from vramplan.measure.sdpa import sdpa_for
 
 _dropout, _softmax = F.dropout, F.softmax
 
@@ -40,6 +42,7 @@ def _float_dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 @contextmanager
 def as_cuda(card: Card) -> Iterator[None]:
     """Within, torch and transformers take the branches of a real run on the card."""
+    import transformers.integrations.flash_attention
     import transformers.integrations.sdpa_attention
     import transformers.masking_utils  # noqa: F401  (loaded, so that they are patched)
 
@@ -49,7 +52,7 @@ def as_cuda(card: Card) -> Iterator[None]:
         undo.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
 
-    put(F, "scaled_dot_product_attention", attention.sdpa)
+    put(F, "scaled_dot_product_attention", sdpa_for(card))
     put(F, "dropout", dropout)
     put(torch, "dropout", _float_dropout)
     put(F, "softmax", softmax)
@@ -60,8 +63,27 @@ def as_cuda(card: Card) -> Iterator[None]:
         elif name.startswith("torch.optim.") and "_get_value" in vars(module):  # step counters hold no value
             put(module, "_get_value", lambda x: 1.0 if isinstance(x, torch.Tensor) else x)
     try:
-        with cuda_autocast():
+        with cuda_autocast(), foreach_as_on_cuda(), flash.installed():
             yield
     finally:
         for owner, name, value in reversed(undo):
             setattr(owner, name, value)
+
+
+@contextmanager
+def foreach_as_on_cuda() -> Iterator[None]:
+    """Optimizers and gradient clipping choose their foreach kernels by device and by the tensor's exact type."""
+    import torch.optim.optimizer as optimizer
+    import torch.utils._foreach_utils as utils
+
+    devices = optimizer._get_foreach_kernels_supported_devices
+    types: list[list[type]] = [utils._foreach_supported_types, optimizer._foreach_supported_types]  # type: ignore[list-item]
+    for one in types:
+        one.append(FakeTensor)
+    optimizer._get_foreach_kernels_supported_devices = lambda: [*devices(), "cpu"]
+    try:
+        yield
+    finally:
+        optimizer._get_foreach_kernels_supported_devices = devices
+        for one in types:
+            one.remove(FakeTensor)

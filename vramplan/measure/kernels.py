@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from vramplan.measure import flash
 from vramplan.roofline import Kernel
 from vramplan.units import ceil_div, round_up
 
@@ -23,17 +24,27 @@ Workspace = list[tuple[str, int]]
 
 
 def _flash_backward(grad: Any, q: Any, k: Any, *_: Any) -> Workspace:
-    """Row sums and dq in fp32; with grouped heads dk and dv of all heads (flash_attn/flash_api.cpp: mha_bwd)."""
-    if q.dim() == 3:  # variable length: tokens x heads x dim, padded by 128 rows a sequence
-        tokens, heads, dim = q.shape
-        batch, length = 1, tokens
-    else:
-        batch, heads, length, dim = q.shape
-    rows = round_up(length, 128)
+    """SDPA's flash kernel, (batch, heads, length, dim): row sums and what its fork of flash-attn needs."""
+    batch, heads, length, dim = q.shape
+    rows = batch * heads * round_up(length, 128)
+    return [("row sums", rows * 4), *_flash_inner(rows, heads, k.shape[1], batch * k.shape[2], dim, k)]
+
+
+def _flash_package_backward(grad: Any, q: Any, k: Any, *rest: Any) -> Workspace:
+    """flash-attn's kernels, (batch, length, heads, dim) or (tokens, heads, dim); the row sums are a result of theirs."""
+    heads, dim = q.shape[-2:]
+    lengths = rest[-1]
+    tokens = q.numel() // (heads * dim)
+    rows = q.shape[0] * round_up(q.shape[1], 128) if lengths is None else tokens + 128 * (lengths.shape[0] - 1)
+    return _flash_inner(rows * heads, heads, k.shape[-2], tokens, dim, k)
+
+
+def _flash_inner(rows: int, heads: int, heads_k: int, tokens_k: int, dim: int, k: Any) -> Workspace:
+    """dq in fp32; with grouped heads dk and dv of all heads (flash_api.cpp: dq_accum, dk_expanded, dv_expanded)."""
     width = round_up(dim, 32) if dim <= 192 else 256
-    found = [("row sums", batch * heads * rows * 4), ("dq in fp32", batch * heads * rows * width * 4)]
-    if k.shape[-2 if q.dim() == 3 else 1] != heads:
-        expanded = batch * length * heads * dim * k.element_size()
+    found = [("dq in fp32", rows * width * 4)]
+    if heads_k != heads:
+        expanded = tokens_k * heads * dim * k.element_size()
         found += [("dk of all heads", expanded), ("dv of all heads", expanded)]
     return found
 
@@ -65,7 +76,6 @@ def _embedding_backward(grad: Any, indices: Any, num_weights: int, *_: Any) -> W
 
 WORKSPACES: dict[Any, Callable[..., Workspace]] = {
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
-    aten._flash_attention_backward.default: _flash_backward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
     aten.embedding_dense_backward.default: _embedding_backward,
 }
@@ -74,6 +84,8 @@ WORKSPACES: dict[Any, Callable[..., Workspace]] = {
 def workspaces(func: Any, args: Any) -> Workspace:
     """What the CUDA implementation of `func` allocates inside."""
     rule = WORKSPACES.get(func)
+    if rule is None and func.namespace == flash.NAMESPACE and func.__name__.startswith("backward"):
+        rule = _flash_package_backward
     return rule(*args) if rule is not None else []
 
 
@@ -87,15 +99,26 @@ def as_on_cuda(func: Any, out: Any) -> Any:
     return out
 
 
-def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """at::_safe_softmax is one operation to autograd and five inside (native/SoftMax.cpp): rows of -inf become 0."""
-    out = torch.softmax(x, dim, dtype=dtype)
-    masked = x.eq(float("-inf"))
-    rows = torch.all(masked, dim=dim, keepdim=True)
-    return torch.where(rows, torch.zeros((), dtype=out.dtype, device=out.device), out)
+_PICKS = ("Max", "Min", "Topk", "Sort", "Median", "Kthvalue", "Mode")
+_IN_PLACE = {
+    ("IndexBackward0", aten.index_put.default): aten.index_put_.default,  # index_backward
+    ("GatherBackward0", aten.scatter_add.default): aten.scatter_add_.default,  # gather_backward
+    ("IndexSelectBackward0", aten.index_add.default): aten.index_add_.default,  # index_select_backward
+    **{(f"{name}Backward{n}", aten.scatter.src): aten.scatter_.src for name in _PICKS for n in (0, 1)},
+}
+_OUT_OF_PLACE = {func for _, func in _IN_PLACE}
 
 
-INSTEAD: dict[Any, Callable[..., Any]] = {aten._safe_softmax.default: _safe_softmax}
+def without_subclasses(func: Any) -> Any:
+    """The operation that a backward formula calls in an ordinary run.
+
+    Under any dispatch mode areAnyTensorSubclassLike is true, and some formulas of FunctionsManual.cpp then work out of
+    place, with one more tensor. (A forward that runs again has gradients enabled; a formula has not.)
+    """
+    if func not in _OUT_OF_PLACE or torch.is_grad_enabled():
+        return func
+    node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+    return _IN_PLACE.get((node.name(), func), func) if node is not None else func
 
 
 # -- work ----------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,13 @@
-"""The training loop, as it runs: a plain one, or what transformers' Trainer and accelerate make of it."""
+"""The training loop as it runs: a plain one, or what transformers' Trainer and accelerate make of it.
+
+The Trainer's part follows transformers 5.23 trainer.py (_run_epoch, get_batch_samples, training_step, compute_loss) and
+accelerate 1.15 (DataLoaderShard, prepare_model, backward), statement by statement where tensors are made or dropped;
+a test runs the real Trainer beside it.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,35 +19,38 @@ from vramplan.errors import ConfigError
 from vramplan.job import Job
 from vramplan.measure import optimizers
 from vramplan.measure.models import Subject
-from vramplan.measure.watch import DTYPES
+from vramplan.measure.watch import DTYPES, Watch, categorize
 
 MOST_MICRO_STEPS = 2
 """A third micro-batch of one optimizer step finds what the second found: the gradients."""
+WAITING = "batches to come"
+"""How the watch calls the micro-batches that the Trainer has on the device before it needs them."""
+MAX_GRAD_NORM = 1.0
+"""The Trainer's default."""
 
 Inputs = Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...]
 
 
-def make_inputs(subject: Subject, job: Job) -> Inputs:
-    """One micro-batch on the device."""
+def make_inputs(subject: Subject, job: Job, times: int = 1) -> Inputs:
+    """`times` micro-batches on the device: token ids and labels, and what else comes with them."""
     if subject.example is not None:
         if isinstance(subject.example, Mapping):
-            return {name: _like(one) for name, one in subject.example.items()}
-        return tuple(_like(one) for one in subject.example)
-    shape = (job.micro_batch_size, job.sequence_length)
+            return {name: _like(one, times) for name, one in subject.example.items()}
+        return tuple(_like(one, times) for one in subject.example)
+    shape = (times * job.micro_batch_size, job.sequence_length)
     names = ["input_ids", "labels"]
     if job.batches == "packed":
         names.append("position_ids")
-    if job.batches == "padded" or job.loop == "trainer":
+    elif job.batches == "padded" or job.loop == "trainer":
         names.append("attention_mask")
-    if job.batches == "packed" and "attention_mask" in names:
-        names.remove("attention_mask")
     return {
         name: torch.full(shape, int(name == "attention_mask"), dtype=torch.int64, device="cpu") for name in names
     }
 
 
-def _like(example: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(example.shape, dtype=example.dtype, device="cpu")
+def _like(example: torch.Tensor, times: int) -> torch.Tensor:
+    shape = (times * example.shape[0], *example.shape[1:]) if example.dim() else ()
+    return torch.zeros(shape, dtype=example.dtype, device="cpu")
 
 
 @contextmanager
@@ -52,24 +61,13 @@ def autocast(job: Job) -> Iterator[None]:
         yield
 
 
-def forward(subject: Subject, job: Job, inputs: Inputs) -> torch.Tensor:
-    """The loss of one micro-batch; in the Trainer accelerate first converts all outputs to fp32.
+def loss_of(outputs: Any) -> torch.Tensor:
+    """The loss in a model's output.
 
     Raises:
-        ConfigError: where the model's output holds no loss.
+        ConfigError: where there is none.
     """
-    model = subject.module
-    with autocast(job):
-        outputs = model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
-    if job.loop == "trainer" and job.autocast != "none":
-        from accelerate.utils.operations import convert_to_fp32
-
-        outputs = convert_to_fp32(outputs)
-    loss = getattr(outputs, "loss", None)
-    if loss is None and isinstance(outputs, Mapping):
-        loss = outputs.get("loss")
-    if loss is None:
-        loss = outputs
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", outputs)
     if isinstance(loss, tuple):
         loss = loss[0]
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -78,58 +76,126 @@ def forward(subject: Subject, job: Job, inputs: Inputs) -> torch.Tensor:
 
 
 class Steps:
-    """Optimizer steps of one job on one model, one after another; `enter` is told where they are."""
+    """Optimizer steps of one job on one model, one after another."""
 
-    def __init__(self, subject: Subject, job: Job, enter: Callable[[str], None]) -> None:
-        self.subject, self.job, self.enter = subject, job, enter
+    def __init__(
+        self,
+        subject: Subject,
+        job: Job,
+        recipe: optimizers.Recipe,
+        watch: Watch,
+        enter: Callable[[str], None] | None = None,
+    ) -> None:
+        self.subject, self.job, self.watch = subject, job, watch
+        self.enter = enter or watch.enter
         self.trained = [p for p in subject.module.parameters() if p.requires_grad]
-        self.optimizer = optimizers.make(subject.module, job)
+        self.optimizer = optimizers.make(recipe, subject.module, job)
         self.micro_steps = min(MOST_MICRO_STEPS, job.gradient_accumulation_steps)
-        self.batches: list[Inputs] = []
-        self.loss: torch.Tensor | None = None
+        self.held: list[Any] = []
+        signature = inspect.signature(getattr(subject.module, "get_base_model", lambda: subject.module)().forward)
+        self.counts_items = any(p.kind == p.VAR_KEYWORD for p in signature.parameters.values())
 
-    def run(self, after_backward: Callable[[], None], after_optimizer: Callable[[], None]) -> None:
+    def run(self) -> None:
         """One optimizer step."""
-        trainer = self.job.loop == "trainer"
-        self.enter("forward")
-        for number in range(self.micro_steps):
-            self.enter("forward")
-            loss = forward(self.subject, self.job, self._fetch())
-            self.enter("backward")
-            loss.backward()  # type: ignore[no-untyped-call]
-            after_backward()
-            if trainer:  # training_step returns loss.detach(): the graph goes at once
-                loss = loss.detach()
-            self.loss = loss
-            del loss
-        self.enter("optimizer")
-        if trainer:
-            nn.utils.clip_grad_norm_(self.trained, 1.0)
-        self.optimizer.step()
-        after_optimizer()
-        self.optimizer.zero_grad(set_to_none=True)
-        if not trainer:
-            self.loss = None
-
-    def _fetch(self) -> Inputs:
-        """The next batch. The Trainer fetches a step's batches together, and accelerate's loader is one ahead."""
-        ahead = 1 + self.job.gradient_accumulation_steps if self.job.loop == "trainer" else 1
-        while len(self.batches) < ahead:
-            self.batches.append(make_inputs(self.subject, self.job))
-        return self.batches[0]
-
-    def close(self) -> None:
-        """Drop what the loop itself holds."""
-        self.batches.clear()
-        self.loss = None
+        if self.job.loop == "trainer":
+            self._trainer_step()
+        else:
+            self._plain_step()
 
     def evaluate(self) -> None:
         """A forward without gradients at the same batch."""
         self.subject.module.eval()
         with torch.no_grad():
-            inputs = self._fetch()
-            forward(self.subject, self.job, inputs)
-        self.close()
+            self._forward(make_inputs(self.subject, self.job))
 
+    def close(self) -> None:
+        """Drop what the loop itself holds."""
+        self.held.clear()
 
-__all__ = ["Steps", "autocast", "forward", "make_inputs"]
+    # -- plain ---------------------------------------------------------------------------------------------------------
+
+    def _plain_step(self) -> None:
+        """``loss = model(**batch).loss; loss.backward()``; the loss, and the graph behind it, go at the end."""
+        loss: torch.Tensor | None = None
+        inputs = None
+        for _ in range(self.micro_steps):
+            self.enter("forward")
+            inputs = make_inputs(self.subject, self.job)
+            loss = self._forward(inputs)
+            self._backward(loss)
+        self.enter("optimizer")
+        self._optimize()
+        del loss, inputs
+
+    def _forward(self, inputs: Inputs, **more: Any) -> torch.Tensor:
+        model = self.subject.module
+        with autocast(self.job):
+            outputs = model(**inputs, **more) if isinstance(inputs, Mapping) else model(*inputs)
+        if self.job.loop == "trainer" and self.job.autocast != "none":
+            from accelerate.utils.operations import convert_to_fp32
+
+            outputs = convert_to_fp32(outputs)
+        return loss_of(outputs)
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        self.enter("backward")
+        loss.backward()  # type: ignore[no-untyped-call]
+        categorize(self.watch, "gradient", [p.grad for p in self.trained])
+
+    def _optimize(self) -> None:
+        self.optimizer.step()
+        states = [value for state in self.optimizer.state.values() for value in state.values()]
+        categorize(self.watch, "optimizer_state", states)
+        self.optimizer.zero_grad(set_to_none=True)
+
+    # -- transformers' Trainer -----------------------------------------------------------------------------------------
+
+    def _trainer_step(self) -> None:
+        self.enter("forward")
+        batches, items = self._fetch()
+        self.held = [batches, items]  # the step before held its own until now
+        if not hasattr(self, "total"):
+            self.total = torch.zeros((), device="cpu")
+        for inputs in batches[: self.micro_steps]:
+            self.enter("forward")
+            loss = self._training_step(inputs, items)
+            torch.isnan(loss)  # logging_nan_inf_filter
+            torch.isinf(loss)
+            self.total += loss
+        del inputs
+        self.enter("optimizer")
+        norm = nn.utils.clip_grad_norm_(self.trained, MAX_GRAD_NORM)
+        self._optimize()
+        self.held.append(norm)
+
+    def _fetch(self) -> tuple[list[Inputs], torch.Tensor | None]:
+        """A step's micro-batches come together (get_batch_samples); those beyond the second are one tensor here."""
+        steps = self.job.gradient_accumulation_steps
+        batches = [make_inputs(self.subject, self.job)]
+        if steps > 1:
+            with self.watch.called(WAITING):
+                batches.append(make_inputs(self.subject, self.job, steps - 1))
+        first = batches[0]
+        if not (self.counts_items and isinstance(first, Mapping) and "labels" in first):
+            return batches, None
+        counts = [one["labels"][..., 1:].ne(-100).sum() for one in batches]  # type: ignore[call-overload]
+        return batches, sum(counts) / 1  # type: ignore[return-value]
+
+    def _training_step(self, inputs: Inputs, items: torch.Tensor | None) -> torch.Tensor:
+        """The detached loss: the graph goes when this returns."""
+        if items is not None:
+            loss = self._forward(self._one(inputs), num_items_in_batch=items)
+            loss *= 1
+        else:
+            loss = self._forward(self._one(inputs))
+            loss = loss / self.job.gradient_accumulation_steps
+        loss = loss / 1
+        self._backward(loss)
+        return loss.detach()
+
+    def _one(self, inputs: Inputs) -> Inputs:
+        """The first micro-batch of those that wait together."""
+        size = self.job.micro_batch_size
+        if isinstance(inputs, Mapping):
+            return {name: one[:size] for name, one in inputs.items()}
+        return tuple(one[:size] for one in inputs)

@@ -16,7 +16,7 @@ from torch import nn
 from vramplan.errors import ConfigError, SpecError, UnsupportedError
 from vramplan.job import Job
 from vramplan.measure.watch import DTYPES, Watch
-from vramplan.spec import ModelSpec
+from vramplan.spec import IMPORT_PATH, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def build(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool = Fals
     Raises:
         VramplanError: for an architecture that the installed transformers does not know, and all else that cannot be.
     """
-    if ":" in spec.name and spec.model_type == "import-path":
+    if spec.model_type == IMPORT_PATH:
         subject = from_import_path(spec.name, job, device)
     else:
         subject = from_config(spec, job, device, trust_remote_code)
@@ -64,17 +64,12 @@ def from_config(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool)
     try:
         with torch.device(device):
             model = _class_for(spec, config, trust_remote_code)(
-                config, attn_implementation="eager" if job.attention == "flash" else attention, dtype=DTYPES[job.dtype]
+                config, attn_implementation=attention, dtype=DTYPES[job.dtype]
             )
     except (ValueError, ImportError, AttributeError, KeyError, TypeError, RuntimeError, AssertionError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise SpecError(f"{spec.name}: transformers {transformers.__version__} cannot build it: {first}") from error
     model.tie_weights()
-    if job.attention == "flash":  # set afterwards: transformers asks for the package first, and a trace needs none
-        for module in model.modules():
-            own = getattr(module, "config", None)
-            if hasattr(own, "_attn_implementation"):
-                own._attn_implementation_internal = attention
     model.config.use_cache = False
     text = model.config.get_text_config()
     return Subject(model, vocabulary=getattr(text, "vocab_size", None))

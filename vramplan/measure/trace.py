@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,11 +17,12 @@ from vramplan.checks import check_job
 from vramplan.conclude import Played, conclude
 from vramplan.errors import UnsupportedError
 from vramplan.job import Job
-from vramplan.measure import extra
+from vramplan.measure import extra, law, optimizers
 from vramplan.measure.cuda import as_cuda
+from vramplan.measure.host import HostReads
 from vramplan.measure.loop import Steps
 from vramplan.measure.models import Subject, build, place
-from vramplan.measure.watch import Record, Watch, categories
+from vramplan.measure.watch import Record, Watch
 from vramplan.overheads import cublas_workspace, ddp_buckets
 from vramplan.result import Estimate
 from vramplan.roofline import flops, seconds
@@ -60,42 +60,47 @@ def trace(
     versions = extra.versions()
     progress(f"building {spec.name}", 0.0)
     with quiet(), as_cuda(card):
+        recipe = optimizers.recipe(job)
         subject = build(spec, job, "meta", trust_remote_code)
         with FakeTensorMode(allow_non_fake_inputs=False):
-            return Run(subject, spec, job, card, progress).played(versions)
+            return Run(subject, recipe, spec, job, card, progress).played(versions)
+
+
+class Law(law.Law):
+    """The law over traces on fake tensors; progress is that of all traces together."""
+
+    def __init__(self, progress: Progress = _silent, trust_remote_code: bool = False) -> None:
+        super().__init__(
+            lambda spec, job, card: trace(
+                spec,
+                job,
+                card,
+                lambda what, share: progress(f"micro-batch {job.micro_batch_size}: {what}", share),
+                trust_remote_code,
+            )
+        )
 
 
 class Run:
     """One watched run of a job: loading, two optimizer steps, an evaluation."""
 
-    def __init__(self, subject: Subject, spec: ModelSpec, job: Job, card: Card, progress: Progress) -> None:
-        self.subject, self.spec, self.job, self.card, self.progress = subject, spec, job, card, progress
-        self.watch = Watch(self._host_value)
+    def __init__(
+        self,
+        subject: Subject,
+        recipe: optimizers.Recipe,
+        spec: ModelSpec,
+        job: Job,
+        card: Card,
+        progress: Progress,
+    ) -> None:
+        self.subject, self.recipe, self.spec, self.job, self.card, self.progress = subject, recipe, spec, job, card, progress
+        self.watch = Watch(HostReads(job, spec.name).answer)
         self.stage = 0
 
     def _enter(self, phase: str) -> None:
         self.watch.enter(phase)
         self.stage += 1
         self.progress(phase, min(0.95, 0.1 + 0.12 * self.stage))
-
-    def _host_value(self, tensor: torch.Tensor, module: str) -> Any:
-        """What transformers asks a batch on the host: is every position attended, is nothing packed, how long is it.
-
-        Raises:
-            UnsupportedError: where anything else asks: a trace has no data.
-        """
-        frame: Any = sys._getframe(1)
-        while frame is not None:
-            file, name = frame.f_code.co_filename, frame.f_code.co_name
-            if file.endswith("masking_utils.py"):
-                return self.job.batches != ("packed" if name == "find_packed_sequence_indices" else "padded")
-            if file.endswith("modeling_flash_attention_utils.py"):
-                return self.job.sequence_length
-            frame = frame.f_back
-        raise UnsupportedError(
-            f"{self.spec.name}: {module or 'the model'} reads a tensor's value ({tensor.dtype}, shape"
-            f" {tuple(tensor.shape)}) to decide what to do; a trace has no data"
-        )
 
     def played(self, versions: str) -> Played:
         """Run it all.
@@ -118,33 +123,17 @@ class Run:
         module = self.subject.module
         watch.enter("loaded")
         place(module, watch)
-        steps = Steps(self.subject, job, self._enter)
+        steps = Steps(self.subject, job, self.recipe, watch, self._enter)
         if job.num_gpus > 1:
             for bucket in ddp_buckets([p.numel() * p.element_size() for p in steps.trained]):
                 self._hold(bucket)
-
-        def after_backward() -> None:
-            categories(watch, {"gradient": [p.grad for p in steps.trained if p.grad is not None]})
-            self.micro_kernels, watch.kernels = watch.kernels, None
-
-        def after_optimizer() -> None:
-            states = [
-                value
-                for state in steps.optimizer.state.values()
-                for value in state.values()
-                if isinstance(value, torch.Tensor)
-            ]
-            categories(watch, {"optimizer_state": states})
 
         with watch:
             watch.enter("forward")
             for _ in range(2):
                 self._hold(cublas_workspace(card))
-            watch.kernels = []
-            steps.run(after_backward, after_optimizer)
-            watch.kernels = None
-            kernels = self.micro_kernels
-            steps.run(after_backward, after_optimizer)
+            for _ in range(2):
+                steps.run()
             steps.close()
             upto = len(watch.events)
             self._enter("eval")
@@ -152,7 +141,8 @@ class Run:
         counted = {id(p): p for name, p in module.named_parameters() if "lora_" not in name}
         timeline = watch.timeline(self.subject.vocabulary, upto)
         levels = watch.timeline(None).live_bytes()
-        work = [(kernel, 1) for kernel in kernels or []]
+        work = [(kernel, 1) for kernel in watch.work.get("forward", []) + watch.work.get("backward", [])]
+        optimizer = [(kernel, 1) for kernel in watch.work.get("optimizer", [])]
         return Played(
             by="trace",
             timeline=timeline,
@@ -160,7 +150,7 @@ class Run:
             num_parameters=sum(p.numel() for p in counted.values()),
             num_trainable_parameters=sum(p.numel() for p in steps.trained),
             micro_step_seconds=seconds(work, card),
-            optimizer_seconds=0.0,
+            optimizer_seconds=seconds(optimizer, card),
             flops_per_micro_step=flops(work),
             versions=versions,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any
@@ -47,16 +47,18 @@ class Record:
 class Watch(TorchDispatchMode):
     """Records allocations and frees while it is active; `phase` and the module that runs are noted with each."""
 
-    def __init__(self, host_value: Callable[[Any, str], Any] | None = None) -> None:
+    def __init__(self, answer: Callable[[Any, Any, Callable[[], str]], Any] | None = None) -> None:
         super().__init__()
         self.records: list[Record] = []
         self.events: list[int] = []
         self.marks: list[Mark] = []
-        self.kernels: list[Kernel] | None = None
-        """Work of each op, while it is a list."""
-        self.host_value = host_value
+        self.work: dict[str, list[Kernel]] = {}
+        """Work of each op in the first stretch of each phase."""
+        self.answer = answer
+        """Asked first: what an operation returns that needs data which is not there; else NotImplemented."""
         self.phase = ""
         self.on_host = False
+        self._working: list[Kernel] | None = None
         self._live: dict[int, weakref.ref[Any]] = {}
         self._stack: list[str] = []
         self._sequence: list[int] = []
@@ -68,6 +70,8 @@ class Watch(TorchDispatchMode):
         """What follows belongs to `phase`."""
         self.phase = phase
         self._stack.clear()
+        seen = phase in self.work and self._working is not self.work[phase]
+        self._working = None if seen else self.work.setdefault(phase, [])
         if not self.marks or self.marks[-1].phase != phase:
             self.marks.append(Mark(phase, len(self.events)))
 
@@ -164,6 +168,14 @@ class Watch(TorchDispatchMode):
         finally:
             self.on_host = before
 
+    @contextmanager
+    def called(self, name: str) -> Iterator[None]:
+        """What is made here is called `name`."""
+        first = len(self.records)
+        yield
+        for record in self.records[first:]:
+            record.op = name
+
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """The number of the storage behind a tensor, if it is followed."""
         reference = self._live.get(tensor.untyped_storage()._cdata)
@@ -172,18 +184,17 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.host_value is not None and func is torch.ops.aten._local_scalar_dense.default:
-            if getattr(args[0], "constant", None) is None:
-                return self.host_value(args[0], self.module())
-            return func(*args, **kwargs)
-        instead = kernels.INSTEAD.get(func)
-        if instead is not None:
-            with self:
-                return instead(*args, **kwargs)
+        if self.answer is not None:
+            known = self.answer(func, args, self.module)
+            if known is not NotImplemented:
+                if isinstance(known, torch.Tensor):
+                    self.take(known, _short(func))
+                return known
         if func is torch.ops.aten.add.Tensor and self.phase == "backward" and not self._stack:
             summed = summed_in_place(args)
             if summed is not None:
                 return summed
+        func = kernels.without_subclasses(func)
         held = [
             self._workspace(name, num_bytes, func) for name, num_bytes in kernels.workspaces(func, args) if num_bytes
         ]
@@ -198,8 +209,8 @@ class Watch(TorchDispatchMode):
                     self._see(func, op, leaf)
         for number in held:
             self.free(number)
-        if self.kernels is not None:
-            self.kernels.append(kernels.work(func, args, kwargs, out))
+        if self._working is not None:
+            self._working.append(kernels.work(func, args, kwargs, out))
         return out
 
     def _see(self, func: Any, op: str, tensor: torch.Tensor) -> None:
@@ -263,10 +274,9 @@ def collapse(path: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", _WRAPPERS.sub("", path))
 
 
-def categories(watch: Watch, tensors: Mapping[str, Any]) -> None:
-    """Set the category of the storages behind tensors: {category: iterable of tensors}."""
-    for category, group in tensors.items():
-        for tensor in group:
-            number = watch.number_of(tensor)
-            if number is not None and not watch.records[number].category:
-                watch.records[number].category = category
+def categorize(watch: Watch, category: str, values: Iterable[Any]) -> None:
+    """Say what the storages behind these tensors are for, where nothing has been said yet."""
+    for value in values:
+        number = watch.number_of(value) if isinstance(value, torch.Tensor) else None
+        if number is not None and not watch.records[number].category:
+            watch.records[number].category = category
