@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vramplan.units import MiB, round_up
 
@@ -47,6 +48,16 @@ class AllocatorSettings:
     roundup_power2_divisions: int = 0
 
 
+class Action(NamedTuple):
+    """Something the allocator did, named as torch.cuda.memory._snapshot does; a free is one action here, ``free``."""
+
+    name: str
+    address: int
+    """For ``oom`` the bytes that the device had left."""
+    num_bytes: int
+    """Of the whole block or segment; for ``oom`` those asked for."""
+
+
 class Block:
     """A stretch of a segment, free or in use."""
 
@@ -82,12 +93,18 @@ class CachingAllocator:
     """`malloc` and `free` as torch.cuda does them, on a device of `capacity` bytes.
 
     `allocated` counts whole blocks, as torch.cuda.memory_allocated does: a large block whose remainder is too small to
-    split off is handed out whole.
+    split off is handed out whole. What is done to segments goes into `history`, where there is one.
     """
 
-    def __init__(self, capacity: int = _NEVER, settings: AllocatorSettings | None = None) -> None:
+    def __init__(
+        self,
+        capacity: int = _NEVER,
+        settings: AllocatorSettings | None = None,
+        history: list[Action] | None = None,
+    ) -> None:
         self.capacity = capacity
         self.settings = settings or AllocatorSettings()
+        self.history = history
         self.allocated = 0
         self.reserved = 0
         self.peak_allocated = 0
@@ -187,6 +204,7 @@ class CachingAllocator:
                     self._expandable[block.small] = None
                 pool.remove(block)
                 self.reserved -= block.size
+                self._note("segment_unmap" if self.settings.expandable_segments else "segment_free", block)
 
     def _may_take(self, size: int, found: int) -> bool:
         """Whether the best fit is acceptable (get_free_block); no second candidate is tried."""
@@ -205,6 +223,7 @@ class CachingAllocator:
         self._reserve(segment, size)
         block = Block(self._next_address, segment, small)
         self._next_address += segment + ROUND_LARGE  # segments never touch
+        self._note("segment_alloc", block)
         return block
 
     def _grow(self, size: int, small: bool, pool: Pool) -> Block:
@@ -214,17 +233,27 @@ class CachingAllocator:
         waiting = last.size if last is not None and last.free else 0
         mapped = round_up(size - waiting, page)
         self._reserve(mapped, size)
-        last = self._expandable[small]  # the cache may have been emptied meanwhile
+        last = self._expandable[small]
+        if waiting and last is None:  # the cache was emptied meanwhile, and what waited is gone
+            self.reserved -= mapped
+            mapped = round_up(size, page)
+            self._reserve(mapped, size)
         if last is not None and last.free:
             pool.remove(last)
+            self._note("segment_map", Block(last.address + last.size, mapped, small))
             last.size += mapped
             return last
         address = last.address + last.size if last is not None else (1 << 50) * (1 + small)
-        block = Block(address, max(mapped, round_up(size, page)), small, last)
+        block = Block(address, mapped, small, last)
         if last is not None:
             last.after = block
         self._expandable[small] = block
+        self._note("segment_map", block)
         return block
+
+    def _note(self, name: str, block: Block) -> None:
+        if self.history is not None:
+            self.history.append(Action(name, block.address, block.size))
 
     def _reserve(self, segment: int, size: int) -> None:
         if self.reserved + segment > self.capacity:
@@ -247,6 +276,8 @@ class Replay:
     peak_reserved_bytes: int
     num_retries: int
     out_of_memory: bool
+    history: Sequence[Action] = ()
+    """All it did, where asked for: what each event did, preceded by what that took of segments."""
 
 
 def replay(
@@ -254,9 +285,14 @@ def replay(
     sizes: Sequence[int],
     capacity: int = _NEVER,
     settings: AllocatorSettings | None = None,
+    record: bool = False,
 ) -> Replay:
-    """Run a timeline's events (see :class:`vramplan.timeline.Timeline`) through the allocator."""
-    allocator = CachingAllocator(capacity, settings)
+    """Run a timeline's events (see :class:`vramplan.timeline.Timeline`) through the allocator.
+
+    `record` keeps its history.
+    """
+    history: list[Action] | None = [] if record else None
+    allocator = CachingAllocator(capacity, settings, history)
     blocks: dict[int, Block] = {}
     allocated: list[int] = []
     malloc, free = allocator.malloc, allocator.free
@@ -264,10 +300,24 @@ def replay(
     try:
         for event in events:
             if event >= 0:
-                blocks[event] = malloc(sizes[event])
+                block = blocks[event] = malloc(sizes[event])
+                if history is not None:
+                    history.append(Action("alloc", block.address, block.size))
             else:
-                free(blocks.pop(~event))
+                block = blocks.pop(~event)
+                if history is not None:  # before its neighbours join it
+                    history.append(Action("free", block.address, block.size))
+                free(block)
             allocated.append(allocator.allocated)
-    except OutOfMemory:
+    except OutOfMemory as error:
         failed = True
-    return Replay(allocated, allocator.peak_allocated, allocator.peak_reserved, allocator.num_retries, failed)
+        if history is not None:
+            history.append(Action("oom", capacity - error.reserved_bytes, error.requested_bytes))
+    return Replay(
+        allocated,
+        allocator.peak_allocated,
+        allocator.peak_reserved,
+        allocator.num_retries,
+        failed,
+        history or (),
+    )

@@ -18,7 +18,6 @@ from vramplan.levers import levers
 from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
 
-
 Progress = Callable[[str, float], None]
 """(what is being done, share that is done)"""
 
@@ -68,7 +67,8 @@ def estimate(
     if by == "trace" or (by is None and _needs_trace(spec)):
         from vramplan.measure import tracing
 
-        return tracing().estimate(spec, complete_job(spec, card, job), card, progress, trust_remote_code)
+        found: Estimate = tracing().estimate(spec, complete_job(spec, card, job), card, progress, trust_remote_code)
+        return found
     return estimator.estimate(spec, complete_job(spec, card, job), card)
 
 

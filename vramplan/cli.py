@@ -30,7 +30,9 @@ app = typer.Typer(
 
 Model = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="A shipped name, a Hub id, a folder, a config.json or package.module:function."),
+    typer.Argument(
+        metavar="MODEL", help="A shipped name, a Hub id, a folder, a config.json or package.module:function."
+    ),
 ]
 Gpu = Annotated[str, typer.Option(help="Card by name, or auto for the one in this box.", show_default=False)]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Let a trace run code that comes with the model.")]
@@ -135,10 +137,18 @@ def suggest(
     """Find batch x accumulation for a global batch."""
     from vramplan import api, plan
 
-    run = {"samples": samples, "epochs": epochs, "base_lr": base_lr, "base_batch": base_batch}
     with _progress() as progress:
         found = api.suggest(
-            model, gpu, global_batch, progress=progress, trust_remote_code=trust_remote_code, **run, **given
+            model,
+            gpu,
+            global_batch,
+            samples=samples,
+            epochs=epochs,
+            base_lr=base_lr,
+            base_batch=base_batch,
+            progress=progress,
+            trust_remote_code=trust_remote_code,
+            **given,
         )
     if as_json:
         from vramplan.render import json as as_text
@@ -178,11 +188,11 @@ def estimate(
     with _progress() as progress:
         found = api.estimate(model, card, by=by, progress=progress, trust_remote_code=trust_remote_code, **given)
     if plot is not None:
-        from vramplan.render import plot as as_picture
+        import vramplan.render.plot as as_picture
 
         as_picture.write(found, plot)
     if snapshot is not None:
-        from vramplan.render import snapshot as as_snapshot
+        import vramplan.render.snapshot as as_snapshot
 
         as_snapshot.write(found, snapshot)
     if as_json:

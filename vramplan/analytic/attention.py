@@ -83,7 +83,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """PyTorch's memory-efficient kernel on (B, S, heads, D), all heads equal; a boolean mask becomes an additive bias.
 
-    The bias, (B, 1, S, S) in q's dtype with its last dimension padded to 16, is made in every call and kept
+    The bias, (B, 1, S, S) in q's dtype with its last dimension padded to 8, is made in every call and kept
     (aten/src/ATen/native/transformers/attention.cpp: convert_boolean_attn_mask, pad_bias; cuda/attention.cu: the
     log-sum-exp is aligned to 32 rows). Backward keeps an fp32 dq accumulator and row sums.
     """
@@ -104,7 +104,7 @@ def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) ->
         return grads
 
     node = tape.node((q, k, v), backward)
-    bias = None if mask is None else additive_bias(mask, q_dtype)
+    bias = None if mask is None else aligned_bias(mask, q_dtype)
     tape.save(node, q, k, v)
     if bias is not None:
         tape.save(node, bias)
@@ -116,14 +116,18 @@ def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) ->
 
 
 def additive_bias(mask: Tensor, dtype: str) -> Tensor:
-    """A boolean mask as SDPA's additive bias, rows padded to a multiple of 16 elements."""
-    tape = mask.tape
-    tape.work(0, 3 * mask.num_elements, dtype)
-    bias = tape.empty(mask.shape, dtype, "additive attention bias")
-    if mask.shape[-1] % 16:
-        padded = ceil_div(mask.shape[-1], 16) * 16
-        bias = tape.empty((*mask.shape[:-1], padded), dtype, "padded additive attention bias")
-    return bias
+    """A boolean mask as SDPA's additive bias (convert_boolean_attn_mask)."""
+    mask.tape.work(0, 3 * mask.num_elements, dtype)
+    return mask.tape.empty(mask.shape, dtype, "additive attention bias")
+
+
+def aligned_bias(mask: Tensor, dtype: str) -> Tensor:
+    """The same for the efficient kernel, rows padded to a multiple of 8 elements (preprocess_mask)."""
+    bias = additive_bias(mask, dtype)
+    if mask.shape[-1] % 8 == 0:
+        return bias
+    padded = ceil_div(mask.shape[-1], 8) * 8
+    return mask.tape.empty((*mask.shape[:-1], padded), dtype, "padded additive attention bias")
 
 
 def causal_mask(tape: Tape, batch: int, length: int, dtype: str) -> Tensor:
@@ -154,10 +158,12 @@ def _math_attention(
     dtype, tape = q.dtype, q.tape
     batch, length, heads, dim = q.shape
     groups = heads // k.shape[2]
+    # C++ locals that live to the end: the bias, the fp32 copies, the scaled query, the repeated heads
+    bias = additive_bias(mask, dtype) if mask is not None else None
     wide = [ops.to(x, "fp32", "fp32 copy for math attention") for x in (q, k, v)]
-    # C++ locals that live to the end: the fp32 copies, the scaled query, the bias, the repeated heads
     q = ops.scale(wide[0], "scaled query")
-    bias = additive_bias(mask, "fp32") if mask is not None else _causal_bias(tape, length)
+    if bias is None:
+        bias = _causal_bias(tape, length)
     k, v = wide[1], wide[2]
     if not broadcasts:
         k, v = ops.repeat_heads(k, groups, copies=True), ops.repeat_heads(v, groups, copies=True)
@@ -169,10 +175,11 @@ def _math_attention(
     weights = _safe_softmax(scores)
     del scores
     weights = ops.dropout(weights, dropout_probability)
-    out = ops.matmul(weights, _fold(v, heads), flops, (batch, length, heads, dim), "attention output in fp32")
     copied = ops.to(weights, dtype) if dtype != "fp32" else None  # the second result, dropped by the caller
+    out = ops.matmul(weights, _fold(v, heads), flops, (batch, length, heads, dim), "attention output in fp32")
+    out = ops.to(out, dtype, "attention output")
     del copied
-    return ops.copy(ops.to(out, dtype, "attention output"))
+    return ops.copy(out)
 
 
 def _fold(x: Tensor, heads: int) -> Tensor:
@@ -189,17 +196,16 @@ def _causal_bias(tape: Tape, length: int) -> Tensor:
 
 
 def _safe_softmax(x: Tensor) -> Tensor:
-    """``_safe_softmax``: a softmax, a test for rows without any key, and the result; keeps the result."""
+    """``_safe_softmax``: a softmax whose rows without any key become 0, in place; keeps the result (SoftMax.cpp)."""
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
         return [ops.made(tape, like, "gradient through softmax")]
 
     node = tape.node((x,), backward)
-    first = tape.empty(x.shape, x.dtype, "softmax output")
+    out = ops.output(node, tape, x.shape, x.dtype, "attention probabilities in fp32")
     masked = tape.empty(x.shape, "bool", "rows without keys")
     tape.work(0, 6 * x.num_bytes, x.dtype, launches=4)
-    out = ops.output(node, tape, x.shape, x.dtype, "attention probabilities in fp32")
     tape.save(node, out)
-    del first, masked
+    del masked
     return out

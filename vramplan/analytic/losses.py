@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from vramplan.analytic import ops
-from vramplan.analytic.tape import Grads, Storage, Tensor
+from vramplan.analytic.tape import Grads, Tensor
 from vramplan.units import DTYPE_BYTES, ceil_div
 
 
@@ -64,9 +64,7 @@ def liger_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tenso
     tape.work(2 * products * tokens * vocabulary * width, moved, hidden_dtype, launches=4 * ceil_div(tokens, chunk))
     del logits, cast, per_token
     if node is not None:
-        for tensor in (first, second):
-            if tensor is not None and isinstance(tensor.storage, Storage):
-                tape.kept.add(tensor.storage.id)
+        tape.keep(*(tensor for tensor in (first, second) if tensor is not None))
         made.extend([first if needs[0] else None, second])
     del first, second
     return ops.output(node, tape, (), "fp32", "loss")

@@ -111,7 +111,7 @@ def make_batch(tape: Tape, job: Job, phase: str, batch: int, length: int, steps:
     if job.loop == "trainer" and steps > 1:
         waiting = ((steps - 1) * batch, length)
         held += [tape.empty(waiting, "int64", f"{name} of the batches to come", "activation") for name in names]
-    tape.kept.update(one.storage.id for one in held)
+    tape.keep(*held)
     return held
 
 

@@ -269,6 +269,12 @@ class Tape:
                 return Node(self, inputs, backward, num_grads)
         return None
 
+    def keep(self, *tensors: Tensor) -> None:
+        """Count these as kept for later, whoever holds them."""
+        for tensor in tensors:
+            if isinstance(tensor.storage, Storage):
+                self.kept.add(tensor.storage.id)
+
     def save(self, node: Node | None, *tensors: Tensor) -> None:
         """Keep `tensors` for `node`'s backward; under checkpointing, hand them to the waiting frame instead."""
         if node is None:

@@ -177,7 +177,7 @@ def cuda_autocast() -> Iterator[None]:
         return bool(enabled("cpu" if device_type == "cuda" else device_type))
 
     torch.clear_autocast_cache = clear_both
-    torch.is_autocast_enabled = for_cuda  # type: ignore[assignment]
+    torch.is_autocast_enabled = for_cuda
     try:
         yield
     finally:

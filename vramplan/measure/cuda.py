@@ -31,7 +31,7 @@ def softmax(
 ) -> torch.Tensor:
     """fp16 to fp32 is one kernel on CUDA (native/SoftMax.cpp: softmax asks for is_cuda, Half and Float)."""
     if input.dtype == torch.float16 and dtype == torch.float32 and low_dtype() is None:
-        return torch.ops.aten._softmax(input, dim, True)  # type: ignore[no-any-return]
+        return torch.ops.aten._softmax(input, dim, True)
     return _softmax(input, dim, _stacklevel, dtype)
 
 
@@ -77,7 +77,7 @@ def foreach_as_on_cuda() -> Iterator[None]:
     import torch.utils._foreach_utils as utils
 
     devices = optimizer._get_foreach_kernels_supported_devices
-    types: list[list[type]] = [utils._foreach_supported_types, optimizer._foreach_supported_types]  # type: ignore[list-item]
+    types: list[list[type]] = [utils._foreach_supported_types, optimizer._foreach_supported_types]
     for one in types:
         one.append(FakeTensor)
     optimizer._get_foreach_kernels_supported_devices = lambda: [*devices(), "cpu"]

@@ -52,8 +52,8 @@ def _ops() -> Any:
     library = torch.library.Library(NAMESPACE, "DEF")
     library.define("forward(Tensor q, Tensor k, Tensor v, Tensor? lengths, float dropout) -> (Tensor, Tensor, Tensor)")
     library.define(
-        "backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor log_sum, Tensor dq, Tensor dk, Tensor dv,"
-        " Tensor? lengths) -> Tensor"
+        "backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor log_sum,"
+        " Tensor dq, Tensor dk, Tensor dv, Tensor? lengths) -> Tensor"
     )
     for name, kernel in (("forward", _forward), ("backward", _backward)):
         library.impl(name, kernel, "CompositeExplicitAutograd")
@@ -83,10 +83,10 @@ class FlashAttention(torch.autograd.Function):
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         out, log_sum, state = _ops().forward(q, k, v, lengths_q, dropout)
         ctx.save_for_backward(q, k, v, out, log_sum, state, lengths_q, lengths_k)
-        return out[..., :dim]  # type: ignore[no-any-return]
+        return out[..., :dim]
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Dq, dk and dv are made before the kernel runs."""
         q, k, v, out, log_sum, _, lengths, _ = ctx.saved_tensors
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
@@ -110,7 +110,7 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> torch.Tensor:
     """(batch, length, heads, dim); window, scale and softcap change no allocation."""
-    return FlashAttention.apply(q, k, v, None, None, dropout_p)  # type: ignore[no-any-return, no-untyped-call]
+    return FlashAttention.apply(q, k, v, None, None, dropout_p)
 
 
 def flash_attn_varlen_func(
@@ -132,7 +132,7 @@ def flash_attn_varlen_func(
     block_table: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """(tokens, heads, dim) of several sequences."""
-    return FlashAttention.apply(q, k, v, cu_seqlens_q, cu_seqlens_k, dropout_p)  # type: ignore[no-any-return, no-untyped-call]
+    return FlashAttention.apply(q, k, v, cu_seqlens_q, cu_seqlens_k, dropout_p)
 
 
 class PutRows(torch.autograd.Function):
@@ -147,15 +147,15 @@ class PutRows(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """The rows that were given."""
         return grad[ctx.saved_tensors[0]], None, None
 
 
 def pad_input(hidden_states: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int) -> torch.Tensor:
     """flash_attn.bert_padding.pad_input."""
-    rows = PutRows.apply(hidden_states, indices, batch * seqlen)  # type: ignore[no-untyped-call]
-    return rows.unflatten(0, (batch, seqlen))  # type: ignore[no-any-return]
+    rows = PutRows.apply(hidden_states, indices, batch * seqlen)
+    return rows.unflatten(0, (batch, seqlen))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What CUDA's kernels do otherwise than the operations that a trace sees: workspaces, statistics' dtype, inner tensors."""
+"""What CUDA's kernels do otherwise than the operations that a trace sees: workspaces, dtypes, work in place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 Workspace = list[tuple[str, int]]
 
 
-# -- memory that a kernel takes for itself, and gives back when it is done ----------------------------------------------
+# -- memory that a kernel takes for itself, and gives back when it is done ---------------------------------------------
 
 
 def _flash_backward(grad: Any, q: Any, k: Any, *_: Any) -> Workspace:
@@ -31,7 +31,7 @@ def _flash_backward(grad: Any, q: Any, k: Any, *_: Any) -> Workspace:
 
 
 def _flash_package_backward(grad: Any, q: Any, k: Any, *rest: Any) -> Workspace:
-    """flash-attn's kernels, (batch, length, heads, dim) or (tokens, heads, dim); the row sums are a result of theirs."""
+    """flash-attn's kernels, (batch, length, heads, dim) or (tokens, heads, dim); row sums are a result of theirs."""
     heads, dim = q.shape[-2:]
     lengths = rest[-1]
     tokens = q.numel() // (heads * dim)
@@ -40,7 +40,7 @@ def _flash_package_backward(grad: Any, q: Any, k: Any, *rest: Any) -> Workspace:
 
 
 def _flash_inner(rows: int, heads: int, heads_k: int, tokens_k: int, dim: int, k: Any) -> Workspace:
-    """dq in fp32; with grouped heads dk and dv of all heads (flash_api.cpp: dq_accum, dk_expanded, dv_expanded)."""
+    """Dq in fp32; with grouped heads dk and dv of all heads (flash_api.cpp: dq_accum, dk_expanded, dv_expanded)."""
     width = round_up(dim, 32) if dim <= 192 else 256
     found = [("dq in fp32", rows * width * 4)]
     if heads_k != heads:
@@ -59,8 +59,7 @@ def _efficient_backward(grad: Any, q: Any, *_: Any) -> Workspace:
 
 
 def _embedding_backward(grad: Any, indices: Any, num_weights: int, *_: Any) -> Workspace:
-    """Sorting by token and sums of partial segments in fp32, above 3072 tokens (cuda/Embedding.cu: the fast path ends;
-    cuda/EmbeddingBackwardKernel.cu: embedding_backward_cuda_kernel)."""
+    """Sorting by token and sums of partial segments in fp32, above 3072 tokens (cuda/EmbeddingBackwardKernel.cu)."""
     tokens, width = indices.numel(), grad.shape[-1]
     if tokens <= 3072:
         return []
@@ -89,11 +88,11 @@ def workspaces(func: Any, args: Any) -> Workspace:
     return rule(*args) if rule is not None else []
 
 
-# -- outputs that differ -------------------------------------------------------------------------------------------------
+# -- outputs that differ -----------------------------------------------------------------------------------------------
 
 
 def as_on_cuda(func: Any, out: Any) -> Any:
-    """Layer norm keeps mean and 1/sigma in fp32 (cuda/layer_norm_kernel.cu: acc_type), on the CPU in the input's dtype."""
+    """Layer norm keeps mean and 1/sigma in fp32 (cuda/layer_norm_kernel.cu: acc_type), the CPU in its input's dtype."""
     if func is aten.native_layer_norm.default and out[1].dtype in HALF:
         return (out[0], *(torch.empty_like(x, dtype=torch.float32) for x in out[1:]))
     return out
@@ -117,11 +116,11 @@ def without_subclasses(func: Any) -> Any:
     """
     if func not in _OUT_OF_PLACE or torch.is_grad_enabled():
         return func
-    node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+    node = torch._C._current_autograd_node()
     return _IN_PLACE.get((node.name(), func), func) if node is not None else func
 
 
-# -- work ----------------------------------------------------------------------------------------------------------------
+# -- work --------------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=4096)

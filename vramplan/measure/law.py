@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 
 from vramplan.card import Card
 from vramplan.conclude import Played, conclude
@@ -72,7 +72,7 @@ def between(low: Played, high: Played, batch: int) -> Played:
     def line(a: float, b: float) -> float:
         return a + (b - a) * (batch - first) / (second - first)
 
-    @lru_cache(maxsize=None)
+    @cache
     def at(a: Storage, b: Storage) -> Storage:
         if a.num_bytes == b.num_bytes:
             return a

@@ -43,9 +43,7 @@ def make_inputs(subject: Subject, job: Job, times: int = 1) -> Inputs:
         names.append("position_ids")
     elif job.batches == "padded" or job.loop == "trainer":
         names.append("attention_mask")
-    return {
-        name: torch.full(shape, int(name == "attention_mask"), dtype=torch.int64, device="cpu") for name in names
-    }
+    return {name: torch.full(shape, int(name == "attention_mask"), dtype=torch.int64, device="cpu") for name in names}
 
 
 def _like(example: torch.Tensor, times: int) -> torch.Tensor:
@@ -139,7 +137,7 @@ class Steps:
 
     def _backward(self, loss: torch.Tensor) -> None:
         self.enter("backward")
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         categorize(self.watch, "gradient", [p.grad for p in self.trained])
 
     def _optimize(self) -> None:
@@ -178,8 +176,8 @@ class Steps:
         first = batches[0]
         if not (self.counts_items and isinstance(first, Mapping) and "labels" in first):
             return batches, None
-        counts = [one["labels"][..., 1:].ne(-100).sum() for one in batches]  # type: ignore[call-overload]
-        return batches, sum(counts) / 1  # type: ignore[return-value]
+        counts = [one["labels"][..., 1:].ne(-100).sum() for one in batches if isinstance(one, Mapping)]
+        return batches, sum(counts) / 1
 
     def _training_step(self, inputs: Inputs, items: torch.Tensor | None) -> torch.Tensor:
         """The detached loss: the graph goes when this returns."""

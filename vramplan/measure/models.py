@@ -48,11 +48,11 @@ def build(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool = Fals
     return Subject(module.train(), subject.example, subject.vocabulary)
 
 
-# -- transformers --------------------------------------------------------------------------------------------------------
+# -- transformers ------------------------------------------------------------------------------------------------------
 
 
 def from_config(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool) -> Subject:
-    """transformers' own class, without weights.
+    """Transformers' own class, without weights.
 
     Raises:
         VramplanError: where there is none, or it refuses the configuration.
@@ -132,7 +132,7 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-# -- a user's own model --------------------------------------------------------------------------------------------------
+# -- a user's own model ------------------------------------------------------------------------------------------------
 
 
 def from_import_path(path: str, job: Job, device: str) -> Subject:
@@ -177,7 +177,7 @@ def from_import_path(path: str, job: Job, device: str) -> Subject:
     return Subject(module.to(DTYPES[job.dtype]), example if isinstance(example, Mapping) else tuple(example))
 
 
-# -- adapters, checkpointing ---------------------------------------------------------------------------------------------
+# -- adapters, checkpointing -------------------------------------------------------------------------------------------
 
 
 def with_adapters(module: nn.Module, job: Job, device: str) -> nn.Module:
@@ -227,10 +227,10 @@ def checkpoint(module: nn.Module, job: Job) -> None:
     except ValueError as error:
         raise ConfigError(f"{_first_line(error)}; use --checkpointing none") from error
     if job.method != "full":
-        module.enable_input_require_grads()  # type: ignore[operator]
+        module.enable_input_require_grads()
 
 
-# -- onto the device -----------------------------------------------------------------------------------------------------
+# -- onto the device ---------------------------------------------------------------------------------------------------
 
 
 def place(module: nn.Module, watch: Watch) -> None:
@@ -255,7 +255,7 @@ def place(module: nn.Module, watch: Watch) -> None:
         for group in (one._parameters, one._buffers):
             for name, tensor in group.items():
                 if tensor is not None and tensor.is_meta:
-                    group[name] = moved(tensor, f"{prefix}.{name}")  # type: ignore[assignment]
+                    group[name] = moved(tensor, f"{prefix}.{name}")
         for name, value in list(vars(one).items()):
             if isinstance(value, torch.Tensor) and value.is_meta:
                 setattr(one, name, moved(value, f"{prefix}.{name}"))

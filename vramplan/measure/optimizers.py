@@ -56,7 +56,7 @@ def groups(module: nn.Module, job: Job) -> list[dict[str, Any]]:
         return [{"params": [parameter for _, parameter in trained]}]
     from transformers import Trainer
 
-    decaying = set(Trainer.get_decay_parameter_names(None, module))  # type: ignore[arg-type]
+    decaying = set(Trainer.get_decay_parameter_names(None, module))
     split = [[p for n, p in trained if n in decaying], [p for n, p in trained if n not in decaying]]
     return [{"params": group} for group in split if group]
 

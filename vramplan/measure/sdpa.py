@@ -1,6 +1,6 @@
 """``F.scaled_dot_product_attention`` as CUDA runs it: which kernel the card takes, and what that kernel allocates.
 
-The choice follows aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, the wrapper attention.cpp beside it (torch 2.13).
+The choice follows aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, the rest attention.cpp (torch 2.13).
 """
 
 from __future__ import annotations
@@ -58,7 +58,13 @@ class Call:
 def can_flash(call: Call, capability: int) -> bool:
     """can_use_flash_attention; `capability` is that of the card times ten."""
     dim = call.q.shape[-1]
-    narrow = capability in (86, 87, 89, 120, 121)  # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
+    narrow = capability in (
+        86,
+        87,
+        89,
+        120,
+        121,
+    )  # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
     too_wide = narrow and call.wants_grad and (192 < dim <= 224 or (dim > 224 and call.dropout > 0))
     return (
         call.mask is None
@@ -92,8 +98,8 @@ def can_efficient(call: Call, capability: int) -> bool:
 def choose(call: Call, card: Card) -> str:
     """The first usable kernel in the order flash, efficient, math (select_sdp_backend).
 
-    cuDNN's, which newer cards may prefer, keeps the same tensors as flash does. Cards of other vendors are taken to have
-    a flash kernel.
+    cuDNN's, which newer cards may prefer, keeps the same tensors as flash does. Cards of other vendors are taken to
+    have a flash kernel.
     """
     major, minor = card.capability
     capability = 10 * major + minor if card.vendor == "NVIDIA" else 90
@@ -102,7 +108,7 @@ def choose(call: Call, card: Card) -> str:
     return "efficient" if can_efficient(call, capability) else "math"
 
 
-# -- the kernels ---------------------------------------------------------------------------------------------------------
+# -- the kernels -------------------------------------------------------------------------------------------------------
 
 
 def additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
@@ -140,7 +146,7 @@ def efficient(call: Call, mask: torch.Tensor | None, scale: float | None) -> tor
 
 
 class SafeSoftmax(torch.autograd.Function):
-    """aten::_safe_softmax: below autograd a softmax whose rows of -inf become 0, written in place; its result is kept."""
+    """aten::_safe_softmax: below autograd a softmax whose rows of -inf become 0 in place; its result is kept."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -155,7 +161,7 @@ class SafeSoftmax(torch.autograd.Function):
         return soft
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         """The gradient of the scores."""
         out: torch.Tensor = aten._softmax_backward_data(grad, ctx.saved_tensors[0], -1, ctx.dtype)
         return out
@@ -184,7 +190,7 @@ def math_attention(call: Call, mask: torch.Tensor | None, scale: float | None) -
     weights = torch.matmul(q, aten.mul.Scalar(k.transpose(-2, -1), factor))
     if mask is not None:
         weights.add_(mask)
-    weights = SafeSoftmax.apply(weights)  # type: ignore[no-untyped-call]
+    weights = SafeSoftmax.apply(weights)
     if call.dropout > 0:
         weights = torch.native_dropout(weights, call.dropout, True)[0]
     returned = weights.to(dtype)

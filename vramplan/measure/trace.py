@@ -5,11 +5,8 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from math import prod
-from typing import Any
+from contextlib import contextmanager
 
-import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from vramplan.card import Card
@@ -93,7 +90,14 @@ class Run:
         card: Card,
         progress: Progress,
     ) -> None:
-        self.subject, self.recipe, self.spec, self.job, self.card, self.progress = subject, recipe, spec, job, card, progress
+        self.subject, self.recipe, self.spec, self.job, self.card, self.progress = (
+            subject,
+            recipe,
+            spec,
+            job,
+            card,
+            progress,
+        )
         self.watch = Watch(HostReads(job, spec.name).answer)
         self.stage = 0
 
@@ -108,7 +112,7 @@ class Run:
         Raises:
             UnsupportedError: where the model's control flow depends on data.
         """
-        watch, subject, job = self.watch, self.subject, self.job
+        watch, subject = self.watch, self.subject
         try:
             with watch.modules(subject.module):
                 return self._run(versions)

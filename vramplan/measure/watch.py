@@ -81,7 +81,7 @@ class Watch(TorchDispatchMode):
         paths: dict[int, str] = {}
         for path, module in model.named_modules():
             paths.setdefault(id(module), path)
-        sequence_number = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
+        sequence_number = torch._C._autograd._get_sequence_nr
 
         def note(path: str) -> None:
             self._sequence.append(sequence_number())
@@ -117,7 +117,7 @@ class Watch(TorchDispatchMode):
         """Path of the module that runs now, or whose forward made the autograd node that runs now."""
         if self._stack:
             return self._stack[-1]
-        node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+        node = torch._C._current_autograd_node()
         if node is None:
             return ""
         index = bisect_right(self._sequence, node._sequence_nr()) - 1

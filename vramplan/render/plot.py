@@ -1,0 +1,192 @@
+"""Memory over a step as a picture: what is alive after each allocation and free, by category, with the peak marked."""
+
+from __future__ import annotations
+
+import html
+import io
+from pathlib import Path
+from typing import Any
+
+from vramplan.errors import ConfigError, MissingDependencyError
+from vramplan.render.files import write as write_file
+from vramplan.render.text import CATEGORIES
+from vramplan.result import Estimate
+from vramplan.timeline import Timeline
+from vramplan.units import GiB, format_bytes
+
+INSTALL = 'pip install "vramplan[plot]"'
+KINDS = (".svg", ".png", ".html")
+COLOURS = {
+    "context": "#8c564b",
+    "parameter": "#4c78a8",
+    "optimizer_state": "#b279a2",
+    "communication": "#72b7b2",
+    "gradient": "#2a9d8f",
+    "activation": "#54a24b",
+    "logits": "#eeca3b",
+    "temporary": "#9d9da1",
+}
+"""From the bottom up."""
+COLUMNS = 1600
+"""Points along the step; of the events that share one, the fullest is shown."""
+
+
+def write(one: Estimate, path: Path) -> None:
+    """Draw `one` into an SVG, PNG or HTML file.
+
+    Raises:
+        ConfigError: for another kind of file, or a place that cannot be written.
+        MissingDependencyError: where matplotlib is not installed.
+    """
+    kind = path.suffix.lower()
+    if kind not in KINDS:
+        raise ConfigError(f"--plot {path}: the name must end in {', '.join(KINDS)}")
+    write_file(path, page(one) if kind == ".html" else picture(one, kind[1:]))
+
+
+def levels(timeline: Timeline, columns: int = COLUMNS) -> tuple[list[int], dict[str, list[int]]]:
+    """Event numbers, and the bytes of each category alive after each of them."""
+    totals = timeline.live_bytes()
+    count = len(totals)
+    step = max(1, count // columns)
+    shown = [max(range(i, min(i + step, count)), key=totals.__getitem__) for i in range(0, count, step)]
+    now = dict.fromkeys((name for name in COLOURS if name != "context"), 0)
+    found: dict[str, list[int]] = {name: [] for name in now}
+    wanted = iter([*shown, -1])
+    following = next(wanted)
+    for index, event in enumerate(timeline.events):
+        storage = timeline.storages[event if event >= 0 else ~event]
+        now[storage.category] += storage.rounded_bytes if event >= 0 else -storage.rounded_bytes
+        if index == following:
+            for name, size in now.items():
+                found[name].append(size)
+            following = next(wanted)
+    return shown, found
+
+
+def picture(one: Estimate, kind: str) -> bytes:
+    """The picture as SVG or PNG.
+
+    Raises:
+        MissingDependencyError: where matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependencyError(f"--plot needs matplotlib, which is not installed: {INSTALL}") from error
+    assert one.timeline is not None
+    timeline = one.timeline
+    shown, found = levels(timeline)
+    context = one.device_total_bytes - one.peak_reserved_bytes
+    with matplotlib.rc_context({"svg.hashsalt": "vramplan", "svg.fonttype": "none", "font.size": 10}):
+        figure = Figure(figsize=(11, 5.6), layout="constrained")
+        axes = figure.add_subplot()
+        layers = {"context": [context] * len(shown), **found}
+        layers = {name: sizes for name, sizes in layers.items() if any(sizes)}
+        axes.stackplot(
+            shown,
+            [[size / GiB for size in sizes] for sizes in layers.values()],
+            colors=[COLOURS[name] for name in layers],
+            labels=[CATEGORIES[name][0] for name in layers],
+            step="post",
+            linewidth=0,
+        )
+        _phases(axes, timeline)
+        _limits(axes, one, shown, found, context)
+        axes.set_xlim(0, max(1, len(timeline.events) - 1))
+        axes.set_xlabel("allocations and frees, in order")
+        axes.set_ylabel("GiB")
+        axes.set_title(title(one), loc="left", fontsize=11, pad=22)
+        axes.spines[["top", "right"]].set_visible(False)
+        handles, labels = axes.get_legend_handles_labels()
+        figure.legend(handles[::-1], labels[::-1], loc="outside right upper", frameon=False)
+        out = io.BytesIO()
+        metadata = {"Date": None} if kind == "svg" else {}
+        figure.savefig(out, format=kind, dpi=130, metadata=metadata)
+    return out.getvalue()
+
+
+def title(one: Estimate) -> str:
+    """What the picture shows."""
+    job = one.job
+    return (
+        f"{one.model}, {job.method}, micro-batch {one.micro_batch_size} x {job.sequence_length} tokens on {one.card}"
+        f" ({one.by})"
+    )
+
+
+def _phases(axes: Any, timeline: Timeline) -> None:
+    """Lines where a phase begins, with its name above where there is room."""
+    count = len(timeline.events)
+    ends = [mark.first_event for mark in timeline.marks[1:]] + [count]
+    for mark, end in zip(timeline.marks, ends, strict=True):
+        axes.axvline(mark.first_event, color="black", linewidth=0.5, alpha=0.35)
+        if end - mark.first_event > count / 25:
+            middle = (mark.first_event + end) / 2
+            axes.annotate(
+                mark.phase, (middle, 1.01), xycoords=("data", "axes fraction"), ha="center", fontsize=9, color="#444444"
+            )
+
+
+def _limits(axes: Any, one: Estimate, shown: list[int], found: dict[str, list[int]], context: int) -> None:
+    """The card's end, and the highest point."""
+    sums = [context + sum(sizes[i] for sizes in found.values()) for i in range(len(shown))]
+    top = max(range(len(sums)), key=sums.__getitem__)
+    axes.axhline(one.capacity_bytes / GiB, color="#e45756", linestyle="--", linewidth=1.2)
+    axes.annotate(
+        f"the card ends: {format_bytes(one.capacity_bytes)}",
+        (0.01, one.capacity_bytes / GiB),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 4),
+        textcoords="offset points",
+        color="#e45756",
+        fontsize=9,
+    )
+    left = shown[top] > shown[-1] * 0.6
+    axes.plot([shown[top]], [sums[top] / GiB], marker="v", color="black", markersize=7)
+    axes.annotate(
+        f"peak {format_bytes(sums[top])}",
+        (shown[top], sums[top] / GiB),
+        xytext=(-8 if left else 8, 6),
+        textcoords="offset points",
+        ha="right" if left else "left",
+        fontweight="bold",
+    )
+    axes.set_ylim(0, 1.12 * max(one.capacity_bytes, sums[top]) / GiB)
+
+
+def page(one: Estimate) -> bytes:
+    """A page of its own: the picture, and every term at the peak as a table."""
+    svg = picture(one, "svg").decode()
+    rows = []
+    for category, (name, _) in CATEGORIES.items():
+        mine = [term for term in one.terms if term.category == category and term.num_bytes]
+        if mine:
+            total = format_bytes(sum(term.num_bytes for term in mine))
+            rows.append(f'<tr class="group"><td>{total}</td><td></td><td>{name}</td><td></td></tr>')
+        for term in mine:
+            cells = (format_bytes(term.num_bytes), str(term.count), html.escape(term.label), html.escape(term.formula))
+            rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    verdict = "fits" if one.fits else "does not fit"
+    text = f"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{html.escape(title(one))}</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 72em; padding: 0 1em; color: #222; }}
+svg {{ width: 100%; height: auto; background: #fff; }}
+table {{ border-collapse: collapse; }} td {{ padding: .15em .8em .15em 0; vertical-align: top; }}
+td:nth-child(-n+2) {{ text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }}
+.group td {{ font-weight: 600; padding-top: .8em; }}
+p.small {{ color: #666; font-size: 13px; }}
+</style>
+<h1 style="font-size:1.3em">{html.escape(title(one))}</h1>
+<p>{verdict}: {format_bytes(one.device_total_bytes)} on the card of {format_bytes(one.capacity_bytes)};
+torch allocates {format_bytes(one.peak_allocated_bytes)} and reserves {format_bytes(one.peak_reserved_bytes)}.</p>
+{svg[svg.index("<svg") :]}
+<h2 style="font-size:1.1em">Alive at the peak, in {one.peak_phase}</h2>
+<table>{"".join(rows)}</table>
+<p class="small">{html.escape("; ".join(one.assumptions))}.</p>
+</html>
+"""
+    return text.encode()
