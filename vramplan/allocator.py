@@ -220,6 +220,7 @@ class CachingAllocator:
             segment = LARGE_BUFFER
         else:
             segment = round_up(size, ROUND_LARGE)
+        self._retries(segment)
         self._reserve(segment, size)
         block = Block(self._next_address, segment, small)
         self._next_address += segment + ROUND_LARGE  # segments never touch
@@ -229,15 +230,11 @@ class CachingAllocator:
     def _grow(self, size: int, small: bool, pool: Pool) -> Block:
         """Map whole pages at the end of the pool's growing segment (try_allocate_expandable_block)."""
         page = SMALL_BUFFER if small else LARGE_BUFFER
-        last = self._expandable[small]
-        waiting = last.size if last is not None and last.free else 0
-        mapped = round_up(size - waiting, page)
+        mapped = round_up(size - self._waiting(small), page)
+        if self._retries(mapped):
+            mapped = round_up(size - self._waiting(small), page)  # what waited may be gone
         self._reserve(mapped, size)
         last = self._expandable[small]
-        if waiting and last is None:  # the cache was emptied meanwhile, and what waited is gone
-            self.reserved -= mapped
-            mapped = round_up(size, page)
-            self._reserve(mapped, size)
         if last is not None and last.free:
             pool.remove(last)
             self._note("segment_map", Block(last.address + last.size, mapped, small))
@@ -255,12 +252,22 @@ class CachingAllocator:
         if self.history is not None:
             self.history.append(Action(name, block.address, block.size))
 
-    def _reserve(self, segment: int, size: int) -> None:
-        if self.reserved + segment > self.capacity:
+    def _waiting(self, small: bool) -> int:
+        """Free bytes at the end of a growing segment."""
+        last = self._expandable[small]
+        return last.size if last is not None and last.free else 0
+
+    def _retries(self, num_bytes: int) -> bool:
+        """Empty the cache if the device lacks room for so many bytes more."""
+        lacking = self.reserved + num_bytes > self.capacity
+        if lacking:
             self.num_retries += 1
             self.empty_cache()
-            if self.reserved + segment > self.capacity:
-                raise OutOfMemory(size, self.reserved)
+        return lacking
+
+    def _reserve(self, segment: int, size: int) -> None:
+        if self.reserved + segment > self.capacity:
+            raise OutOfMemory(size, self.reserved)
         self.reserved += segment
         if self.reserved > self.peak_reserved:
             self.peak_reserved = self.reserved

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from vramplan.card import Card
 from vramplan.checks import check_job
@@ -16,6 +16,7 @@ from vramplan.errors import UnsupportedError
 from vramplan.job import Job
 from vramplan.measure import extra, law, optimizers
 from vramplan.measure.cuda import as_cuda
+from vramplan.measure.fake import Fakes
 from vramplan.measure.host import HostReads
 from vramplan.measure.loop import Steps
 from vramplan.measure.models import Subject, build, place
@@ -59,8 +60,7 @@ def trace(
     with quiet(), as_cuda(card):
         recipe = optimizers.recipe(job)
         subject = build(spec, job, "meta", trust_remote_code)
-        with FakeTensorMode(allow_non_fake_inputs=False):
-            return Run(subject, recipe, spec, job, card, progress).played(versions)
+        return Run(subject, recipe, spec, job, card, progress).played(versions)
 
 
 class Law(law.Law):
@@ -98,7 +98,8 @@ class Run:
             card,
             progress,
         )
-        self.watch = Watch(HostReads(job, spec.name).answer)
+        self.fakes = Fakes()
+        self.watch = Watch(self.fakes, HostReads(job, spec.name).answer)
         self.stage = 0
 
     def _enter(self, phase: str) -> None:
@@ -126,8 +127,9 @@ class Run:
         watch, job, card = self.watch, self.job, self.card
         module = self.subject.module
         watch.enter("loaded")
-        place(module, watch)
-        steps = Steps(self.subject, job, self.recipe, watch, self._enter)
+        with self.fakes.mode:
+            place(module, watch)
+            steps = Steps(self.subject, job, self.recipe, watch, self._enter)
         if job.num_gpus > 1:
             for bucket in ddp_buckets([p.numel() * p.element_size() for p in steps.trained]):
                 self._hold(bucket)

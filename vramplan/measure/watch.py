@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from vramplan.measure import kernels
 from vramplan.measure.engine import summed_in_place
+from vramplan.measure.fake import Fakes
 from vramplan.roofline import Kernel
 from vramplan.timeline import Mark, Storage, Timeline
 
@@ -47,13 +48,16 @@ class Record:
 class Watch(TorchDispatchMode):
     """Records allocations and frees while it is active; `phase` and the module that runs are noted with each."""
 
-    def __init__(self, answer: Callable[[Any, Any, Callable[[], str]], Any] | None = None) -> None:
+    def __init__(
+        self, fakes: Fakes | None = None, answer: Callable[[Any, Any, Callable[[], str]], Any] | None = None
+    ) -> None:
         super().__init__()
         self.records: list[Record] = []
         self.events: list[int] = []
         self.marks: list[Mark] = []
         self.work: dict[str, list[Kernel]] = {}
         """Work of each op in the first stretch of each phase."""
+        self._run = _really if fakes is None else fakes
         self.answer = answer
         """Asked first: what an operation returns that needs data which is not there; else NotImplemented."""
         self.phase = ""
@@ -184,6 +188,8 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "prim":  # asks for a device or layout
+            return self._run(func, types, args, kwargs)
         if self.answer is not None:
             known = self.answer(func, args, self.module)
             if known is not NotImplemented:
@@ -198,7 +204,7 @@ class Watch(TorchDispatchMode):
         held = [
             self._workspace(name, num_bytes, func) for name, num_bytes in kernels.workspaces(func, args) if num_bytes
         ]
-        out = func(*args, **kwargs)
+        out = self._run(func, types, args, kwargs)
         op = _short(func)
         if isinstance(out, torch.Tensor):
             self._see(func, op, out)
@@ -233,6 +239,10 @@ class Watch(TorchDispatchMode):
         events = self.events if upto is None else self.events[:upto]
         marks = [mark for mark in self.marks if mark.first_event < len(events)]
         return Timeline(storages, events, marks)
+
+
+def _really(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)
 
 
 @lru_cache(maxsize=4096)
