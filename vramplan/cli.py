@@ -49,7 +49,7 @@ class Flag(NamedTuple):
 
 JOB_FLAGS = {
     "num_gpus": Flag(int, "Data-parallel cards that each hold the whole model (1)."),
-    "method": Flag(str, "full or lora (lora); qlora and dora are refused so far."),
+    "method": Flag(str, "full or lora (lora); dora with --by trace; qlora is refused so far."),
     "lora_rank": Flag(int, "Rank of the adapters (8)."),
     "lora_targets": Flag(str, "all-linear, or names of layers: q_proj,v_proj (all-linear)."),
     "lora_dropout": Flag(float, "Dropout before each adapter (0)."),
@@ -62,7 +62,7 @@ JOB_FLAGS = {
     "batches": Flag(str, "unpadded, padded or packed samples (unpadded)."),
     "checkpointing": Flag(str, "Activation checkpointing: full or none (full)."),
     "attention": Flag(str, "sdpa, flash or eager (sdpa)."),
-    "loss": Flag(str, "standard, liger or chunked (standard)."),
+    "loss": Flag(str, "standard, sliced (transformers before 4.49), liger or chunked (standard)."),
     "loop": Flag(str, "trainer (transformers' Trainer) or plain (trainer)."),
     "strategy": Flag(str, "ddp; zero1, zero2, zero3 and fsdp are refused so far (ddp)."),
     "offload": Flag(str, "none; anything else is refused so far (none)."),

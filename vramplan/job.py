@@ -12,7 +12,7 @@ Autocast = Literal["none", "bf16", "fp16"]
 Batches = Literal["unpadded", "padded", "packed"]
 Checkpointing = Literal["none", "full"]
 Attention = Literal["sdpa", "flash", "eager"]
-Loss = Literal["standard", "liger", "chunked"]
+Loss = Literal["standard", "sliced", "liger", "chunked"]
 Loop = Literal["trainer", "plain"]
 Strategy = Literal["ddp", "zero1", "zero2", "zero3", "fsdp"]
 
@@ -54,7 +54,8 @@ class Job(BaseModel):
     attention: Attention = "sdpa"
     """Attention implementation."""
     loss: Loss = "standard"
-    """standard: transformers' fp32 cross-entropy; liger: fused with the head; chunked: TRL's."""
+    """standard: transformers' fp32 cross-entropy; sliced: the same before transformers 4.49, which copies the shifted
+    logits; liger: fused with the head; chunked: TRL's."""
     loop: Loop = "trainer"
     """What the loop itself keeps: transformers' Trainer with accelerate, or a plain loop that holds only the loss."""
     num_gpus: int = Field(default=1, gt=0, le=1 << 16)

@@ -29,45 +29,92 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return ops.output(loss_node, tape, (), "fp32", "loss")
 
 
+def sliced_cross_entropy(logits: Tensor) -> Tensor:
+    """The loss of transformers before 4.49 on (B, S, V) fp32 logits: all but the last of each sample are copied.
+
+    (loss/loss_utils.py, ForCausalLMLoss, 4.46 to 4.48.) The slice of one sample is contiguous as it is.
+    """
+    tape, (batch, length, vocabulary), like = logits.tape, logits.shape, logits.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [ops.made(tape, like, "gradient of the slice of the logits")]
+
+    shape = (batch, length - 1, vocabulary)
+    shifted = Tensor(tape, logits.storage, shape, logits.dtype, tape.node((logits,), backward))
+    if batch > 1:
+        shifted = ops.copy(shifted, "shifted logits copied")
+    labels = tape.empty(shape[:2], "int64", "shifted labels")
+    return cross_entropy(shifted.view(batch * (length - 1), vocabulary), labels)
+
+
 def liger_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """Liger's fused head and loss (liger_kernel/ops/fused_linear_cross_entropy.py, 0.8.5), all work done in forward.
 
-    The gradients of the hidden state and, where the head trains, of its weight are made at once and kept; the logits
-    exist for one chunk of tokens: next_pow2(ceil(T / ceil(V / H))).
+    The gradients of the hidden state and, where the head trains, of its weight are made at once and kept, in their
+    stored dtypes; the logits exist for one chunk of tokens: next_pow2(ceil(T / ceil(V / H))).
     """
-    tape = hidden.tape
-    hidden = ops.low(hidden)
+    tape, dtype = hidden.tape, hidden.dtype
     likes = [x.like for x in (hidden, weight)]
     needs = [x.node is not None for x in (hidden, weight)]
     tokens, (vocabulary, width) = prod(hidden.shape[:-1]), weight.shape
     rows = ceil_div(tokens, ceil_div(vocabulary, width))
     chunk = min(tokens, 1 << (rows - 1).bit_length())
-
+    chunks = ceil_div(tokens, chunk)
+    batch, length = labels.shape
+    padded = tape.empty((batch, length + 1), "int64", "padded labels")
+    shifted = tape.empty((batch, length), "int64", "shifted labels") if batch > 1 else None  # one row is contiguous
     made: list[Tensor | None] = []
 
     def backward(grad: Tensor) -> Grads:
-        tape.work(0, 2 * tokens * width * 2, hidden_dtype)
+        tape.work(0, 2 * tokens * width * 2, dtype)
         grads = list(made)
         made.clear()
         return grads
 
-    hidden_dtype = hidden.dtype
     node = tape.node((hidden, weight), backward)
-    first = tape.empty(likes[0].shape, hidden_dtype, "gradient of the hidden state (kept by Liger)")
-    second = tape.empty(likes[1].shape, likes[1].dtype, "gradient (kept by Liger)") if needs[1] else None
-    per_token = [tape.empty((tokens,), dtype, "Liger loss per token") for dtype in ("fp32", "bool")]
-    cast = tape.empty(weight.shape, hidden_dtype, "weight cast for Liger") if weight.dtype != hidden_dtype else None
-    logits = tape.empty((chunk, vocabulary), hidden_dtype, "logits of one chunk", "logits")
-    products = 3 if needs[1] else 2
-    size = DTYPE_BYTES[hidden_dtype]
-    moved = products * ceil_div(tokens, chunk) * (vocabulary * width + chunk * (vocabulary + width)) * size
-    tape.work(2 * products * tokens * vocabulary * width, moved, hidden_dtype, launches=4 * ceil_div(tokens, chunk))
-    del logits, cast, per_token
+    first = tape.empty(likes[0].shape, dtype, "gradient of the hidden state (kept by Liger)")
+    second = tape.empty(likes[1].shape, likes[1].dtype, "gradient (kept by Liger)") if all(needs) else None
+    per_token = [tape.empty((tokens,), kind, "Liger loss per token") for kind in ("fp32", "bool")]
+    low = tape.autocast or dtype
+    with tape.no_grad():
+        if dtype == weight.dtype == low:
+            logits = tape.empty((chunk, vocabulary), dtype, "logits of one chunk", "logits")
+            if second is not None and dtype == "fp32":
+                product = tape.empty(likes[1].shape, dtype, "gradient of the head's weight, one chunk's")
+                del product
+            del logits
+        else:
+            for _ in range(min(2, chunks)):
+                _liger_chunk(hidden, weight, chunk, low, needs[0], second is not None)
+    products = 3 if second is not None else 2
+    moved = products * chunks * (vocabulary * width + chunk * (vocabulary + width)) * DTYPE_BYTES[low]
+    tape.work(2 * products * tokens * vocabulary * width, moved, low, launches=4 * chunks)
     if node is not None:
         tape.keep(*(tensor for tensor in (first, second) if tensor is not None))
         made.extend([first if needs[0] else None, second])
     del first, second
-    return ops.output(node, tape, (), "fp32", "loss")
+    out = ops.output(node, tape, (), "fp32", "loss")
+    del per_token, padded, shifted
+    return out
+
+
+def _liger_chunk(
+    hidden: Tensor, weight: Tensor, chunk: int, low: str, hidden_trains: bool, weight_trains: bool
+) -> None:
+    """One chunk under autocast: casts each time, since ``weight.t()`` is a view, whose cast is not cached."""
+    tape, dtype, (vocabulary, width) = hidden.tape, hidden.dtype, weight.shape
+    part = tape.empty((chunk, width), low, "chunk of the hidden state cast (autocast)") if dtype != low else None
+    cast = tape.empty(weight.shape, low, "weight cast for Liger (autocast)") if weight.dtype != low else None
+    logits = tape.empty((chunk, vocabulary), low, "logits of one chunk", "logits")
+    del part, cast
+    if hidden_trains:
+        whole = ops.low(weight)  # gradient @ weight: the weight itself, cached where it trains
+        part = tape.empty((chunk, width), low, "gradient of a chunk of the hidden state")
+        del part, whole
+    if weight_trains:
+        part = tape.empty((chunk, width), low, "chunk of the hidden state cast") if dtype != low else None
+        del part
+    del logits
 
 
 TRL_TILE = (4096, 32768)
@@ -75,36 +122,96 @@ TRL_TILE = (4096, 32768)
 
 
 def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """TRL's chunked loss (trl 1.16): no logits are kept; backward recomputes them tile by tile in fp32 accumulators."""
+    """TRL's chunked loss (trl 1.16): no logits are kept; backward recomputes them tile by tile in fp32 accumulators.
+
+    Every label is taken to count. Autocast does not reach the inputs of an autograd.Function, so what is kept and
+    given back is in the stored dtype.
+    """
     tape = hidden.tape
-    hidden = ops.low(hidden)
-    dtype, tokens, (vocabulary, width) = hidden.dtype, prod(hidden.shape[:-1]), weight.shape
-    hidden_like, weight_like = hidden.like, weight.like
-    needs = [x.node is not None for x in (hidden, weight)]
+    valid, mask = _rows_that_count(hidden)
+    tokens, (vocabulary, width) = valid.shape[0], weight.shape
+    dtype, low = hidden.dtype, tape.autocast or hidden.dtype
+    likes, weight_dtype = [valid.like, weight.like], weight.dtype
+    needs = [x.node is not None for x in (valid, weight)]
     tile_shape = (min(tokens, TRL_TILE[0]), TRL_TILE[1])
     flops = 2 * tokens * vocabulary * width
-    moved = vocabulary * width * DTYPE_BYTES[dtype] * ceil_div(tokens, TRL_TILE[0])
+    moved = vocabulary * width * DTYPE_BYTES[low] * ceil_div(tokens, TRL_TILE[0])
+
+    def tiles(in_backward: bool) -> tuple[Tensor | None, Tensor | None]:
+        """Casts of the tiles as the loops make them; backward holds its part of the weight until the next is made."""
+        part: Tensor | None = None
+        some: Tensor | None = None
+        for rows in _ends(tokens, TRL_TILE[0]):
+            if dtype != low:
+                new = tape.empty((rows, width), low, "chunk of the hidden states cast")
+                part = new
+                del new
+            for entries in _ends(vocabulary, TRL_TILE[1]):
+                if weight_dtype != low:
+                    new = tape.empty((entries, width), low, "chunk of the weight cast")
+                    some = new if in_backward else None
+                    del new
+        return part, some
 
     def backward(grad: Tensor) -> Grads:
+        ones = tape.empty((tokens,), "fp32", "gradient of the log-probabilities")
         wide = [
             tape.empty(like.shape, "fp32", "gradient of the head's input or weight in fp32") if need else None
-            for like, need in zip((hidden_like, weight_like), needs, strict=True)
+            for like, need in zip(likes, needs, strict=True)
         ]
-        tile = tape.empty(tile_shape, dtype, "tile of logits", "logits")
-        tape.work((1 + sum(needs)) * flops, 3 * moved, dtype, launches=8)
-        del tile
+        tile = tape.empty(tile_shape, low, "tile of logits", "logits")
+        held = tiles(True)
+        tape.work((1 + sum(needs)) * flops, 3 * moved, low, launches=8)
         grads: Grads = []
-        for one, like in zip(wide, (hidden_like, weight_like), strict=True):
+        for one, like in zip(wide, likes, strict=True):
             grads.append(None if one is None else ops.fit(one, like))
-        del wide
+        del tile, held, wide, ones  # the tile outlives the casts
         return grads
 
-    node = tape.node((hidden, weight), backward)
-    valid = ops.scale(hidden.detach(), "hidden states of the tokens that count")
-    tape.save(node, valid, weight)
-    per_token = [tape.empty((tokens,), "fp32", "loss per token") for _ in range(7)]
-    tape.save(node, labels, per_token[0], per_token[1])
-    tile = tape.empty(tile_shape, dtype, "tile of logits", "logits")
-    tape.work(flops, moved, dtype, launches=8)
-    del tile, per_token
-    return ops.output(node, tape, (), "fp32", "loss")
+    node = tape.node((valid, weight), backward)
+    places = tape.empty((tokens, 2), "int64", "places of the labels that count")
+    targets = tape.empty((tokens,), "int64", "labels that count")
+    del places
+    vectors = [tape.empty((tokens,), "fp32", "statistics per token") for _ in range(7)]
+    tile = tape.empty(tile_shape, low, "tile of logits", "logits")
+    held = tiles(False)
+    tape.work(flops, moved, low, launches=8)
+    log_z = tape.empty((tokens,), "fp32", "log-sum-exp per token")
+    log_probs = tape.empty((tokens,), "fp32", "log-probabilities")
+    entropy = tape.empty((tokens,), "fp32", "entropy per token")
+    likeliest = tape.empty((tokens,), "bool", "whether the label is the likeliest")
+    tape.save(node, valid, weight, targets, log_z, entropy)
+    del held, tile, vectors, valid
+    spread = [tape.empty((tokens,), kind, "spread per token") for kind in ("fp32", "fp32", "bool")]
+    out = ops.output(node, tape, (), "fp32", "loss")
+    del spread, mask
+    return out
+
+
+def _ends(whole: int, size: int) -> list[int]:
+    """The first two and the last of the pieces of `size` that make `whole`: those between are like the second."""
+    count = ceil_div(whole, size)
+    return [size] * min(count - 1, 2) + [whole - (count - 1) * size]
+
+
+def _rows_that_count(x: Tensor) -> tuple[Tensor, Tensor]:
+    """``x[:, :-1][mask]``, a copy of the rows with a label; backward puts it into zeros twice."""
+    tape, (batch, length, width), like = x.tape, x.shape, x.like
+
+    def sliced(grad: Tensor) -> Grads:
+        return [ops.made(tape, like, "gradient of a slice")]
+
+    view = Tensor(tape, x.storage, (batch, length - 1, width), x.dtype, tape.node((x,), sliced))
+    inner = view.like
+
+    def picked(grad: Tensor) -> Grads:
+        return [ops.made(tape, inner, "gradient of the tokens that count")]
+
+    mask = tape.empty((batch, length - 1), "bool", "labels that count")
+    node = tape.node((view,), picked)
+    tape.save(node, mask)
+    places = tape.empty((batch * (length - 1), 2), "int64", "places of the labels that count")
+    tape.work(0, 2 * prod(view.shape) * DTYPE_BYTES[x.dtype], x.dtype)
+    out = ops.output(node, tape, (batch * (length - 1), width), x.dtype, "hidden states of the tokens that count")
+    del places
+    return out, mask

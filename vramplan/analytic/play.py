@@ -128,26 +128,30 @@ def causal_lm(net: Net, setting: Setting, phase: str, ids: Tensor, labels: Tenso
     family = setting.family
     hidden = family.before_head(net, c, model(net, setting, phase, ids))
     vocabulary, tied = family.shape(c).vocabulary, family.is_tied(c)
-    if job.loss != "standard":
+    if job.loss in ("liger", "chunked"):
         fused = losses.liger_cross_entropy if job.loss == "liger" else losses.chunked_cross_entropy
         return fused(hidden, net.head_weight(vocabulary, hidden.shape[-1], tied), labels)
     logits = family.after_head(net, c, net.head(hidden, vocabulary, tied, family.head_bias))
     tape.module = "loss"
-    loss = causal_loss(logits, labels)
+    loss = causal_loss(logits) if job.loss == "standard" else sliced_loss(logits)
     if job.loop == "trainer" and job.autocast != "none":
         converted = ops.to(logits, "fp32", "outputs.logits converted to fp32 (accelerate)")
         del logits, converted
     return loss
 
 
-def causal_loss(logits: Tensor, labels: Tensor) -> Tensor:
+def causal_loss(logits: Tensor) -> Tensor:
     """ForCausalLMLoss: logits in fp32, labels shifted, all rows through cross-entropy (loss/loss_utils.py)."""
-    batch, length, vocabulary = logits.shape
+    tape, (batch, length, vocabulary) = logits.tape, logits.shape
     logits = ops.to(logits, "fp32", "logits in fp32").view(batch * length, vocabulary)
-    tape = logits.tape
     padded = tape.empty((batch, length + 1), "int64", "padded labels")
-    shifted = tape.empty((batch, length), "int64", "shifted labels")
+    shifted = tape.empty((batch, length), "int64", "shifted labels") if batch > 1 else padded  # one row is contiguous
     return losses.cross_entropy(logits, shifted)
+
+
+def sliced_loss(logits: Tensor) -> Tensor:
+    """The same before transformers 4.49."""
+    return losses.sliced_cross_entropy(ops.to(logits, "fp32", "logits in fp32"))
 
 
 def model(net: Net, setting: Setting, phase: str, ids: Tensor) -> Tensor:

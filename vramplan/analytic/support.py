@@ -24,7 +24,7 @@ def check_modelled(job: Job) -> None:
     if job.method == "dora":
         raise UnsupportedError("--method dora is not modelled yet; modelled: full, lora; estimate --by trace runs it")
     optimizer_of(job.optimizer)
-    if job.method == "lora" and job.loss != "standard" and "lm_head" in (job.lora_targets or ()):
+    if job.method == "lora" and job.loss in ("liger", "chunked") and "lm_head" in (job.lora_targets or ()):
         raise UnsupportedError(f"--loss {job.loss} with an adapter on lm_head is not modelled; use --loss standard")
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from vramplan.errors import ConfigError, SpecError, UnsupportedError
 from vramplan.job import Job
+from vramplan.measure import losses
 from vramplan.measure.watch import DTYPES, Watch
 from vramplan.spec import IMPORT_PATH, ModelSpec
 
@@ -45,6 +46,8 @@ def build(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool = Fals
         module = with_adapters(module, job, device)
     if job.checkpointing == "full":
         checkpoint(module, job)
+    if job.loss != "standard":
+        losses.use(module, job.loss, spec.name)
     return Subject(module.train(), subject.example, subject.vocabulary)
 
 
