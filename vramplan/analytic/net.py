@@ -62,8 +62,9 @@ class Net:
         in_features = x.shape[-1]
         weight = self.parameter(f"{name}.weight", out_features, in_features)
         shift = self.parameter(f"{name}.bias", out_features) if bias else None
-        out = ops.linear(x, weight, shift, cached=cached)
-        return self._adapted(name, x, out) if self.is_target(name) else out
+        if self.is_target(name):
+            return self._adapted(name, x, ops.linear(x, weight, shift, cached=cached))
+        return ops.linear(x, weight, shift, cached=cached)
 
     def _adapted(self, name: str, x: Tensor, out: Tensor) -> Tensor:
         """A layer's output with its adapter's added: ``out + lora_B(lora_A(dropout(x))) * scaling``."""
@@ -91,9 +92,9 @@ class Net:
         self.tape.module = "lm_head"
         weight = self.head_weight(vocabulary, x.shape[-1], tied)
         shift = self.parameter("lm_head.bias", vocabulary) if bias else None
-        logits = ops.linear(x, weight, shift, "logits", "logits")
-        named = self.training.lora_targets is not None and self.is_target("lm_head")
-        return self._adapted("lm_head", x, logits) if named else logits
+        if self.training.lora_targets is not None and self.is_target("lm_head"):
+            return self._adapted("lm_head", x, ops.linear(x, weight, shift, "logits", "logits"))
+        return ops.linear(x, weight, shift, "logits", "logits")
 
     def head_weight(self, vocabulary: int, width: int, tied: bool) -> Parameter:
         """The output head's weight alone, for losses that multiply by it themselves."""

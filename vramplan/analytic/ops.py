@@ -276,6 +276,18 @@ def copy(x: Tensor, what: str = "contiguous copy") -> Tensor:
     return shift(x, what)
 
 
+def heads_first(x: Tensor) -> Tensor:
+    """``x.transpose(1, 2)``: a view. Where the gradient comes heads first too, the reshape behind it copies it back."""
+    tape, like = x.tape, x.like
+    if x.node is None or like.shape[2] == 1:  # one head: either order is the same
+        return x
+
+    def backward(grad: Tensor) -> Grads:
+        return [made(tape, like, "gradient with heads last", passes=2)]
+
+    return Tensor(tape, x.storage, x.shape, x.dtype, tape.node((x,), backward))
+
+
 def part(x: Tensor, size: int) -> Tensor:
     """``x[..., i : i + size]``: a view; its gradient is a zeroed full tensor (slice_backward)."""
     tape, like = x.tape, x.like
@@ -376,7 +388,10 @@ def linear(
                 grads.append(made(tape, like, "gradient", passes=1 + rows))
             else:
                 tape.work(flops, moved, dtype)
-                grads.append(tape.empty(like.shape, dtype, "gradient of the input" if index == 0 else "gradient"))
+                made_of = tape.empty(like.shape, dtype, "gradient of the input" if index == 0 else "gradient")
+                # for an input of three dimensions a product of matrices, seen in the input's shape
+                grads.append(made_of.view(*like.shape) if index == 0 and len(like.shape) > 2 else made_of)
+                del made_of
         return grads
 
     node = tape.node(inputs, backward)
@@ -400,9 +415,14 @@ def matmul(a: Tensor, b: Tensor, flops: int, shape: tuple[int, ...], what: str, 
         for like in likes:
             if like is not None:
                 tape.work(flops, moved, dtype)
-            grads.append(None if like is None else tape.empty(like.shape, dtype, "gradient of a batched product"))
-            if scaled and like is not None:
-                grads[-1] = made(tape, Like(like.shape, dtype), "scaled gradient of a batched product")
+            if like is None:
+                grads.append(None)
+                continue
+            product = tape.empty(like.shape, dtype, "gradient of a batched product")
+            if scaled:
+                product = made(tape, Like(like.shape, dtype), "scaled gradient of a batched product")
+            grads.append(product.view(*like.shape))  # made in three dimensions, seen in four
+            del product
         return grads
 
     node = tape.node((a, b), backward)

@@ -116,28 +116,28 @@ def make_batch(tape: Tape, job: Job, phase: str, batch: int, length: int, steps:
 
 
 def run_forward(net: Net, setting: Setting, phase: str, batch: list[Tensor]) -> Tensor:
-    """``model(input_ids, labels=labels).loss`` under the job's autocast."""
+    """``model(input_ids, labels=labels).loss`` under the job's autocast; accelerate converts the outputs to fp32."""
     job = setting.job
     with net.tape.autocasting(None if job.autocast == "none" else job.autocast):
-        return causal_lm(net, setting, phase, batch[0], batch[1])
+        loss, logits = causal_lm(net, setting, phase, batch[0], batch[1])
+    if job.loop == "trainer" and job.autocast != "none" and logits is not None:
+        converted = ops.to(logits, "fp32", "outputs.logits converted to fp32 (accelerate)")
+        del logits, converted
+    return loss
 
 
-def causal_lm(net: Net, setting: Setting, phase: str, ids: Tensor, labels: Tensor) -> Tensor:
-    """LlamaForCausalLM.forward: the model, the head, the loss; and accelerate's conversion of the outputs."""
+def causal_lm(net: Net, setting: Setting, phase: str, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    """LlamaForCausalLM.forward: the model, the head, the loss; the logits are among the outputs."""
     tape, job, c = net.tape, setting.job, setting.config
     family = setting.family
     hidden = family.before_head(net, c, model(net, setting, phase, ids))
     vocabulary, tied = family.shape(c).vocabulary, family.is_tied(c)
     if job.loss in ("liger", "chunked"):
         fused = losses.liger_cross_entropy if job.loss == "liger" else losses.chunked_cross_entropy
-        return fused(hidden, net.head_weight(vocabulary, hidden.shape[-1], tied), labels)
+        return fused(hidden, net.head_weight(vocabulary, hidden.shape[-1], tied), labels), None
     logits = family.after_head(net, c, net.head(hidden, vocabulary, tied, family.head_bias))
     tape.module = "loss"
-    loss = causal_loss(logits) if job.loss == "standard" else sliced_loss(logits)
-    if job.loop == "trainer" and job.autocast != "none":
-        converted = ops.to(logits, "fp32", "outputs.logits converted to fp32 (accelerate)")
-        del logits, converted
-    return loss
+    return causal_loss(logits) if job.loss == "standard" else sliced_loss(logits), logits
 
 
 def causal_loss(logits: Tensor) -> Tensor:

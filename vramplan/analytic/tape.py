@@ -94,7 +94,7 @@ class Node:
 class Tensor:
     """A shape, a dtype, and the storage and autograd node behind them."""
 
-    __slots__ = ("dtype", "index", "node", "shape", "storage", "tape")
+    __slots__ = ("base", "dtype", "index", "node", "shape", "storage", "tape")
 
     def __init__(
         self,
@@ -104,6 +104,7 @@ class Tensor:
         dtype: str,
         node: Node | None = None,
         index: int = 0,
+        base: Tensor | None = None,
     ) -> None:
         self.tape = tape
         self.storage = storage
@@ -111,6 +112,7 @@ class Tensor:
         self.dtype = dtype
         self.node = node
         self.index = index
+        self.base = base
 
     @property
     def like(self) -> Like:
@@ -128,8 +130,12 @@ class Tensor:
         return prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     def view(self, *shape: int) -> Tensor:
-        """The same storage under another shape; its gradient is a view too, so it needs no node of its own."""
-        return Tensor(self.tape, self.storage, shape, self.dtype, self.node, self.index)
+        """The same storage under another shape; its gradient is a view too, so it needs no node of its own.
+
+        As in PyTorch a view holds its base, also without gradients (DifferentiableViewMeta): a storage seen through a
+        view is never held alone.
+        """
+        return Tensor(self.tape, self.storage, shape, self.dtype, self.node, self.index, self.base or self)
 
     def detach(self) -> Tensor:
         """The same storage without autograd history."""
@@ -382,6 +388,7 @@ class Tape:
             self.unpacked = node
         del frame
         outputs = node.backward(*grads)
+        self.applied()
         self.unpacked = None
         grads.clear()
         node.saved.clear()
@@ -407,7 +414,7 @@ class Tape:
 
     def _accumulate(self, node: Accumulate, grads: Grads) -> None:
         """AccumulateGrad: add in place, or take over a gradient that nobody else holds, or copy it."""
-        alone = _holders(grads, 0) == self.alone
+        alone = _holders(grads, 0)[0] == self.alone[0]  # whoever else holds the storage does not matter here
         grad = grads.pop()
         assert grad is not None
         if node.grad is not None:

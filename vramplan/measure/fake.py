@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.utils._pytree import tree_leaves
 
 CPU = torch.device("cpu")
 Metadata = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -33,9 +34,13 @@ def _is_plain(func: Any) -> bool:
 @lru_cache(maxsize=4096)
 def _is_view(func: Any) -> bool:
     """Whether an operation returns one tensor that shares the storage of its first argument."""
-    schema = func._schema
-    alias = [one.alias_info for one in schema.returns]
-    return len(alias) == 1 and alias[0] is not None and not alias[0].is_write and func.namespace == "aten"
+    if func is torch.ops.aten._unsafe_view.default:  # whose schema does not say so
+        return True
+    returns = func._schema.returns
+    if func.namespace != "aten" or len(returns) != 1 or str(returns[0].type) != "Tensor":
+        return False
+    alias = returns[0].alias_info
+    return alias is not None and not alias.is_write
 
 
 def _key(value: Any) -> Any:
@@ -49,6 +54,12 @@ def _key(value: Any) -> Any:
     if isinstance(value, (int, float)):
         return type(value), value  # 1, 1.0 and True are the same key otherwise
     return value
+
+
+def _shares(out: torch.Tensor, args: Any) -> bool:
+    """Whether a result is an argument's storage after all, as `contiguous` may return it."""
+    key = out.untyped_storage()._cdata
+    return any(x.untyped_storage()._cdata == key for x in tree_leaves(args) if isinstance(x, torch.Tensor))
 
 
 class Fakes:
@@ -81,6 +92,6 @@ class Fakes:
         out = self.mode.dispatch(func, types, args, kwargs)
         if isinstance(out, FakeTensor) and out.constant is None and out.storage_offset() == 0:
             whole = out.untyped_storage().nbytes() == out.numel() * out.element_size()
-            if whole and out.fake_device == CPU:
+            if whole and out.fake_device == CPU and not _shares(out, args):
                 self.known[key] = (tuple(out.shape), out.stride(), out.dtype)
         return out

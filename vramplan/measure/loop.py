@@ -88,13 +88,14 @@ class Steps:
         self.enter = enter or watch.enter
         self.trained = [p for p in subject.module.parameters() if p.requires_grad]
         self.optimizer = optimizers.make(recipe, subject.module, job)
-        self.micro_steps = min(MOST_MICRO_STEPS, job.gradient_accumulation_steps)
+        self.micro_steps = 1
         self.held: list[Any] = []
         signature = inspect.signature(getattr(subject.module, "get_base_model", lambda: subject.module)().forward)
         self.counts_items = any(p.kind == p.VAR_KEYWORD for p in signature.parameters.values())
 
-    def run(self) -> None:
-        """One optimizer step."""
+    def run(self, first: bool = False) -> None:
+        """One optimizer step. The first finds no more with several micro-batches: the states are not there yet."""
+        self.micro_steps = 1 if first else min(MOST_MICRO_STEPS, self.job.gradient_accumulation_steps)
         if self.job.loop == "trainer":
             self._trainer_step()
         else:

@@ -237,19 +237,21 @@ def checkpoint(module: nn.Module, job: Job) -> None:
 
 
 def place(module: nn.Module, watch: Watch) -> None:
-    """Every parameter, buffer and plain tensor attribute of a meta model becomes a watched tensor (sharing kept).
+    """Follow every parameter, buffer and plain tensor attribute (sharing kept); those on meta get a storage first.
 
-    Under a FakeTensorMode they are fake.
+    Under a FakeTensorMode that storage is fake.
     """
     known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def moved(tensor: torch.Tensor, path: str) -> torch.Tensor:
+    def placed(tensor: torch.Tensor, path: str) -> torch.Tensor:
         if id(tensor) not in known:
-            new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+            new = tensor
+            if tensor.is_meta:
+                new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
             number = watch.take(new, "", path)
             if number is not None:
                 watch.records[number].category = "parameter"
-            if isinstance(tensor, nn.Parameter):
+            if isinstance(tensor, nn.Parameter) and new is not tensor:
                 new = nn.Parameter(new, requires_grad=tensor.requires_grad)
             known[id(tensor)] = (tensor, new)
         return known[id(tensor)][1]
@@ -257,8 +259,8 @@ def place(module: nn.Module, watch: Watch) -> None:
     for prefix, one in module.named_modules():
         for group in (one._parameters, one._buffers):
             for name, tensor in group.items():
-                if tensor is not None and tensor.is_meta:
-                    group[name] = moved(tensor, f"{prefix}.{name}")
+                if tensor is not None:
+                    group[name] = placed(tensor, f"{prefix}.{name}")
         for name, value in list(vars(one).items()):
-            if isinstance(value, torch.Tensor) and value.is_meta:
-                setattr(one, name, moved(value, f"{prefix}.{name}"))
+            if isinstance(value, torch.Tensor):
+                setattr(one, name, placed(value, f"{prefix}.{name}"))

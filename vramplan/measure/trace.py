@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
+import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from vramplan.card import Card
 from vramplan.checks import check_job
 from vramplan.conclude import Played, conclude
-from vramplan.errors import UnsupportedError
+from vramplan.errors import SpecError, UnsupportedError
 from vramplan.job import Job
 from vramplan.measure import extra, law, optimizers
 from vramplan.measure.cuda import as_cuda
@@ -54,13 +55,30 @@ def trace(
     Raises:
         VramplanError: for whatever cannot run or cannot be traced.
     """
+    return run(spec, job, card, Fakes(), progress, trust_remote_code).played(extra.versions())
+
+
+def run(
+    spec: ModelSpec,
+    job: Job,
+    card: Card,
+    fakes: Fakes | None,
+    progress: Progress = _silent,
+    trust_remote_code: bool = False,
+) -> Run:
+    """The job's steps, watched: on fake tensors, or, without `fakes`, for real on the CPU.
+
+    Raises:
+        VramplanError: for whatever cannot run or cannot be traced.
+    """
     check_job(job, card)
-    versions = extra.versions()
     progress(f"building {spec.name}", 0.0)
     with quiet(), as_cuda(card):
         recipe = optimizers.recipe(job)
-        subject = build(spec, job, "meta", trust_remote_code)
-        return Run(subject, recipe, spec, job, card, progress).played(versions)
+        subject = build(spec, job, "meta" if fakes else "cpu", trust_remote_code)
+        found = Run(subject, recipe, spec, job, card, fakes, progress)
+        found.go()
+    return found
 
 
 class Law(law.Law):
@@ -88,84 +106,88 @@ class Run:
         spec: ModelSpec,
         job: Job,
         card: Card,
+        fakes: Fakes | None,
         progress: Progress,
     ) -> None:
-        self.subject, self.recipe, self.spec, self.job, self.card, self.progress = (
-            subject,
-            recipe,
-            spec,
-            job,
-            card,
-            progress,
-        )
-        self.fakes = Fakes()
-        self.watch = Watch(self.fakes, HostReads(job, spec.name).answer)
+        self.subject, self.recipe, self.spec, self.job = subject, recipe, spec, job
+        self.card, self.fakes, self.progress = card, fakes, progress
+        self.watch = Watch(fakes, HostReads(job, spec.name).answer if fakes else None)
         self.stage = 0
+        self.trained: list[torch.nn.Parameter] = []
+        self.training_events = 0
 
     def _enter(self, phase: str) -> None:
         self.watch.enter(phase)
         self.stage += 1
         self.progress(phase, min(0.95, 0.1 + 0.12 * self.stage))
 
-    def played(self, versions: str) -> Played:
+    def go(self) -> None:
         """Run it all.
 
         Raises:
             UnsupportedError: where the model's control flow depends on data.
+            SpecError: where the model itself fails.
         """
-        watch, subject = self.watch, self.subject
+        watch = self.watch
         try:
-            with watch.modules(subject.module):
-                return self._run(versions)
+            with watch.modules(self.subject.module):
+                self._go()
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise UnsupportedError(
                 f"{self.spec.name}: {watch.module() or 'the model'} calls {error.func}, whose result depends on data;"
                 " a trace has none"
             ) from error
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError) as error:
+            lines = str(error).strip().splitlines() or [""]
+            where = watch.module() or "the model"
+            raise SpecError(f"{self.spec.name}: {where} fails: {type(error).__name__}: {lines[0]}") from error
 
-    def _run(self, versions: str) -> Played:
-        watch, job, card = self.watch, self.job, self.card
-        module = self.subject.module
-        watch.enter("loaded")
-        with self.fakes.mode:
-            place(module, watch)
+    def _go(self) -> None:
+        watch, job = self.watch, self.job
+        with self.fakes.mode if self.fakes else nullcontext():
+            watch.sums.calibrate(watch)
+            watch.enter("loaded")
+            place(self.subject.module, watch)
             steps = Steps(self.subject, job, self.recipe, watch, self._enter)
+        self.trained = steps.trained
         if job.num_gpus > 1:
             for bucket in ddp_buckets([p.numel() * p.element_size() for p in steps.trained]):
                 self._hold(bucket)
-
         with watch:
             watch.enter("forward")
-            for _ in range(2):
-                self._hold(cublas_workspace(card))
-            for _ in range(2):
-                steps.run()
+            for _ in range(2):  # one for the forward thread, one for the backward thread
+                self._hold(cublas_workspace(self.card))
+            for number in range(2):
+                steps.run(first=number == 0)
             steps.close()
-            upto = len(watch.events)
+            self.training_events = len(watch.events)
             self._enter("eval")
             steps.evaluate()
-        counted = {id(p): p for name, p in module.named_parameters() if "lora_" not in name}
-        timeline = watch.timeline(self.subject.vocabulary, upto)
-        levels = watch.timeline(None).live_bytes()
-        work = [(kernel, 1) for kernel in watch.work.get("forward", []) + watch.work.get("backward", [])]
-        optimizer = [(kernel, 1) for kernel in watch.work.get("optimizer", [])]
-        return Played(
-            by="trace",
-            timeline=timeline,
-            evaluation_bytes=max(levels[upto - 1 :]) - levels[upto - 1],
-            num_parameters=sum(p.numel() for p in counted.values()),
-            num_trainable_parameters=sum(p.numel() for p in steps.trained),
-            micro_step_seconds=seconds(work, card),
-            optimizer_seconds=seconds(optimizer, card),
-            flops_per_micro_step=flops(work),
-            versions=versions,
-        )
 
     def _hold(self, storage: Storage) -> None:
         """Something that no tensor of the run shows."""
         record = Record(storage.num_bytes, storage.label, "", (storage.num_bytes,), "uint8")
         record.category, record.in_kernel = storage.category, storage.in_kernel
         self.watch.allocate(record)
+
+    def played(self, versions: str) -> Played:
+        """What the run tells."""
+        watch, card, upto = self.watch, self.card, self.training_events
+        counted = {id(p): p for name, p in self.subject.module.named_parameters() if "lora_" not in name}
+        levels = watch.timeline(None).live_bytes()
+        work = [(kernel, 1) for phase in ("forward", "backward") for kernel in watch.work.get(phase, [])]
+        optimizer = [(kernel, 1) for kernel in watch.work.get("optimizer", [])]
+        return Played(
+            by="trace",
+            timeline=watch.timeline(self.subject.vocabulary, upto),
+            evaluation_bytes=max(levels[upto - 1 :]) - levels[upto - 1],
+            num_parameters=sum(p.numel() for p in counted.values()),
+            num_trainable_parameters=sum(p.numel() for p in self.trained),
+            micro_step_seconds=seconds(work, card),
+            optimizer_seconds=seconds(optimizer, card),
+            flops_per_micro_step=flops(work),
+            versions=versions,
+        )
 
 
 @contextmanager

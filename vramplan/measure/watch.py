@@ -11,6 +11,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vramplan.measure import kernels
-from vramplan.measure.engine import summed_in_place
+from vramplan.measure.engine import Sums
 from vramplan.measure.fake import Fakes
 from vramplan.roofline import Kernel
 from vramplan.timeline import Mark, Storage, Timeline
@@ -28,10 +29,22 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
+@dataclass(slots=True)
 class Record:
     """One storage as the watch saw it."""
 
-    __slots__ = ("category", "dtype", "in_forward", "in_kernel", "module", "num_bytes", "op", "outlives", "shape")
+    __slots__ = (
+        "age",
+        "category",
+        "dtype",
+        "in_forward",
+        "in_kernel",
+        "module",
+        "num_bytes",
+        "op",
+        "outlives",
+        "shape",
+    )
 
     def __init__(self, num_bytes: int, op: str, module: str, shape: tuple[int, ...], dtype: str) -> None:
         self.num_bytes = num_bytes
@@ -41,6 +54,7 @@ class Record:
         self.dtype = dtype
         self.category = ""
         self.in_forward = False
+        self.age = 0
         self.in_kernel = False
         self.outlives = False
 
@@ -52,6 +66,7 @@ class Watch(TorchDispatchMode):
         self, fakes: Fakes | None = None, answer: Callable[[Any, Any, Callable[[], str]], Any] | None = None
     ) -> None:
         super().__init__()
+        self.sums = Sums()
         self.records: list[Record] = []
         self.events: list[int] = []
         self.marks: list[Mark] = []
@@ -64,6 +79,7 @@ class Watch(TorchDispatchMode):
         self.on_host = False
         self._working: list[Kernel] | None = None
         self._live: dict[int, weakref.ref[Any]] = {}
+        self._formulas = 0
         self._stack: list[str] = []
         self._sequence: list[int] = []
         self._paths: list[str] = []
@@ -132,15 +148,18 @@ class Watch(TorchDispatchMode):
     def allocate(self, record: Record) -> int:
         """Note an allocation; returns the number to free it by."""
         number = len(self.records)
-        record.in_forward = self.in_forward
+        record.in_forward, record.age = self.in_forward, self._formulas
         self.records.append(record)
         self.events.append(number)
         return number
 
     def free(self, number: int) -> None:
-        """Note that storage `number` is gone."""
+        """Note that storage `number` is gone; it was kept if a backward formula has run since it was made.
+
+        (A forward that checkpointing runs again is broken off, and drops its locals, before any formula runs.)
+        """
         record = self.records[number]
-        record.outlives = record.in_forward and not self.in_forward
+        record.outlives = record.in_forward and not self.in_forward and self._formulas > record.age
         self.events.append(~number)
 
     def take(self, tensor: torch.Tensor, op: str, module: str | None = None) -> int | None:
@@ -196,11 +215,11 @@ class Watch(TorchDispatchMode):
                 if isinstance(known, torch.Tensor):
                     self.take(known, _short(func))
                 return known
-        if func is torch.ops.aten.add.Tensor and self.phase == "backward" and not self._stack:
-            summed = summed_in_place(args)
-            if summed is not None:
-                return summed
+        if self.sums.of(func, args):
+            return args[0] if self._run is not _really else args[0].add_(args[1])
         func = kernels.without_subclasses(func)
+        if self.phase == "backward" and not self._stack:
+            self._formulas += 1
         held = [
             self._workspace(name, num_bytes, func) for name, num_bytes in kernels.workspaces(func, args) if num_bytes
         ]
@@ -213,7 +232,7 @@ class Watch(TorchDispatchMode):
             for leaf in tree_leaves(out):
                 if isinstance(leaf, torch.Tensor):
                     self._see(func, op, leaf)
-        for number in held:
+        for number in reversed(held):  # as C++ leaves a scope
             self.free(number)
         if self._working is not None:
             self._working.append(kernels.work(func, args, kwargs, out))

@@ -1,0 +1,251 @@
+"""The matrix: real models traced on fake tensors, over families, methods, dtypes, checkpointing, attention and shapes.
+
+    python -m tests.matrix          trace every case that has not been traced, write tests/cases/traced.json
+    python -m tests.matrix --show   compare them with the analytic estimate
+
+Needs the extra `vramplan[probe]`. Models are shipped ones with few layers and a small vocabulary, so that a case takes
+a second and the layers, not the logits, make the peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from tests.helpers import ROOT, card_of, spec_of
+from vramplan.job import Job
+from vramplan.spec import ModelSpec
+
+PATH = ROOT / "tests" / "cases" / "traced.json"
+VOCABULARY = 2048
+PHASES = ("forward", "backward", "optimizer")
+COLUMNS = ("case", "tensors", "allocated", "reserved", *PHASES, "flops", "parameters", "trained", "adapters")
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("meta-llama/Llama-3.2-1B", {"num_hidden_layers": 6}),
+    "qwen2": ("Qwen/Qwen2.5-0.5B", {"num_hidden_layers": 6}),
+    "qwen3": ("Qwen/Qwen3-0.6B", {"num_hidden_layers": 6}),
+    "mistral": ("mistralai/Mistral-7B-v0.1", {"num_hidden_layers": 5}),
+    "mistral, window": ("mistralai/Mistral-7B-v0.1", {"num_hidden_layers": 5, "sliding_window": 200}),
+    "gemma": ("google/gemma-2b", {"num_hidden_layers": 5}),
+    "gemma, 16 heads": ("google/gemma-7b", {"num_hidden_layers": 5}),
+    "gemma2": ("google/gemma-2-2b", {"num_hidden_layers": 7}),
+    "gemma3_text": ("google/gemma-3-1b-pt", {"num_hidden_layers": 15}),
+    "gemma3_text, window": ("google/gemma-3-1b-pt", {"num_hidden_layers": 7, "sliding_window": 200}),
+    "phi": ("microsoft/phi-2", {"num_hidden_layers": 5}),
+    "phi3": ("microsoft/Phi-3-mini-4k-instruct", {"num_hidden_layers": 5}),
+    "phi3, partial": ("microsoft/Phi-4-mini-instruct", {"num_hidden_layers": 5}),
+    "gpt2": ("openai-community/gpt2", {"n_layer": 6}),
+    "gpt_neox": ("EleutherAI/pythia-410m", {"num_hidden_layers": 6}),
+    "gptj": ("EleutherAI/gpt-j-6b", {"n_layer": 5}),
+    "opt": ("facebook/opt-125m", {"num_hidden_layers": 6}),
+    "opt, post-norm": ("facebook/opt-350m", {"num_hidden_layers": 6}),
+    "bloom": ("bigscience/bloom-560m", {"n_layer": 6}),
+    "falcon": ("tiiuae/falcon-7b", {"num_hidden_layers": 5}),
+    "falcon, grouped": ("tiiuae/falcon-40b", {"num_hidden_layers": 5}),
+    "olmo2": ("allenai/OLMo-2-0425-1B", {"num_hidden_layers": 5}),
+    "olmo3": ("allenai/Olmo-3-1025-7B", {"num_hidden_layers": 11}),
+    "starcoder2": ("bigcode/starcoder2-3b", {"num_hidden_layers": 5}),
+    "glm": ("THUDM/glm-4-9b-chat-hf", {"num_hidden_layers": 5}),
+    "glm4": ("THUDM/GLM-4-9B-0414", {"num_hidden_layers": 5}),
+    "granite": ("ibm-granite/granite-3.1-2b-instruct", {"num_hidden_layers": 5}),
+    "cohere": ("CohereLabs/c4ai-command-r-v01", {"num_hidden_layers": 5}),
+    "cohere, qk-norm": ("CohereLabs/c4ai-command-r-plus", {"num_hidden_layers": 5}),
+    "cohere2": ("CohereLabs/c4ai-command-r7b-12-2024", {"num_hidden_layers": 11}),
+    "smollm3": ("HuggingFaceTB/SmolLM3-3B", {"num_hidden_layers": 11}),
+    "seed_oss": ("ByteDance-Seed/Seed-OSS-36B-Instruct", {"num_hidden_layers": 5}),
+}
+EAGER_ONLY = {"gemma2", "bloom", "gptj"}  # transformers 5.23 runs them without SDPA, or fails in it
+SETTINGS: dict[str, dict[str, Any]] = {
+    "full-bf16": {"method": "full", "dtype": "bf16", "autocast": "none"},
+    "full-autocast": {"method": "full", "dtype": "fp32", "autocast": "bf16"},
+    "full-fp32": {"method": "full", "dtype": "fp32", "autocast": "none"},
+    "lora-bf16": {"dtype": "bf16", "autocast": "none", "lora_dtype": "bf16"},
+    "lora-autocast": {"dtype": "bf16", "autocast": "bf16"},
+    "lora-fp32": {"dtype": "fp32", "autocast": "none"},
+}
+SHAPES = ((1, 256), (1, 1024), (2, 256), (2, 1024))
+EXTRAS: tuple[dict[str, Any], ...] = (
+    {"batches": "padded"},
+    {"batches": "packed"},
+    {"attention": "flash"},
+    {"attention": "flash", "batches": "padded"},
+    {"gradient_accumulation_steps": 2},
+    {"loop": "plain"},
+    {"lora_dropout": 0.05},
+    {"lora_dropout": 0.05, "autocast": "none"},
+    {"loss": "sliced"},
+    {"loss": "liger"},
+    {"loss": "chunked"},
+    {"method": "full", "dtype": "fp32", "loss": "liger"},
+    {"method": "full", "dtype": "fp32", "loss": "chunked"},
+    {"method": "full", "autocast": "none", "optimizer": "adamw_torch"},
+    {"method": "full", "autocast": "none", "optimizer": "adamw_torch_loop"},
+    {"method": "full", "autocast": "none", "optimizer": "sgd_momentum"},
+    {"method": "full", "autocast": "none", "optimizer": "adafactor"},
+    {"lora_targets": ["q_proj", "v_proj"]},
+    {"method": "full", "dtype": "fp16", "autocast": "none", "loop": "plain", "card": "t4"},
+)
+"""Rarer settings, on one family: changes to lora-autocast at 2 x 256 without checkpointing."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell: a family and a job, which its name spells."""
+
+    family: str
+    setting: str
+    job: Job
+    card: str = "h100"
+
+    @property
+    def name(self) -> str:
+        """What the committed table calls it."""
+        shown = {k: v for k, v in self.job.model_dump(mode="json").items() if v != Job.model_fields[k].default}
+        return json.dumps([self.family, self.setting, self.card, shown])
+
+
+def case_of(name: str) -> Case:
+    """The case that is called `name`."""
+    family, setting, card, given = json.loads(name)
+    if given.get("lora_targets"):
+        given["lora_targets"] = tuple(given["lora_targets"])
+    return Case(family, setting, Job(**given), card)
+
+
+def spec_for(family: str) -> ModelSpec:
+    """The family's model, shortened."""
+    name, changes = FAMILIES[family]
+    layers = changes.get("num_hidden_layers", changes.get("n_layer"))
+    whole = spec_of(name)
+    lists = {key: whole.config[key][:layers] for key in ("layer_types", "no_rope_layers") if whole.config.get(key)}
+    tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
+    return spec_of(name, **changes, **lists, **tokens, vocab_size=VOCABULARY)
+
+
+def all_cases() -> Iterator[Case]:
+    """The whole matrix."""
+    for family in FAMILIES:
+        attentions = ("eager",) if family in EAGER_ONLY else ("sdpa", "eager")
+        for (setting, given), checkpointing, attention, (batch, length) in product(
+            SETTINGS.items(), ("full", "none"), attentions, SHAPES
+        ):
+            job = Job(
+                micro_batch_size=batch,
+                sequence_length=length,
+                checkpointing=checkpointing,
+                attention=attention,
+                **given,
+            )
+            yield Case(family, setting, job)
+    for extra in EXTRAS:
+        changes = {**SETTINGS["lora-autocast"], **extra}
+        card = changes.pop("card", "h100")
+        if changes.get("lora_targets"):
+            changes["lora_targets"] = tuple(changes["lora_targets"])
+        for family in ("llama", "qwen2") if "lora_targets" not in extra else ("llama",):
+            yield Case(
+                family, "rarer", Job(micro_batch_size=2, sequence_length=256, checkpointing="none", **changes), card
+            )
+
+
+def traced(name: str) -> list[Any]:
+    """Trace one case; a row of COLUMNS."""
+    from vramplan.measure import tracing
+
+    case = case_of(name)
+    found = tracing().estimate(spec_for(case.family), case.job, card_of(case.card))
+    adapters = found.num_trainable_parameters if case.job.method == "lora" else 0
+    return [
+        name,
+        found.peak_tensor_bytes,
+        found.peak_allocated_bytes,
+        found.peak_reserved_bytes,
+        *(found.phases[phase] for phase in PHASES),
+        found.flops_per_micro_step,
+        found.num_parameters,
+        found.num_trainable_parameters,
+        adapters,
+    ]
+
+
+def analytic(name: str) -> list[Any]:
+    """The same by the analytic estimator."""
+    from vramplan.analytic import estimator
+
+    case = case_of(name)
+    found = estimator.estimate(spec_for(case.family), case.job, card_of(case.card))
+    adapters = found.num_trainable_parameters if case.job.method == "lora" else 0
+    return [
+        name,
+        found.peak_tensor_bytes,
+        found.peak_allocated_bytes,
+        found.peak_reserved_bytes,
+        *(found.phases[phase] for phase in PHASES),
+        found.flops_per_micro_step,
+        found.num_parameters,
+        found.num_trainable_parameters,
+        adapters,
+    ]
+
+
+def load() -> dict[str, list[Any]]:
+    """The committed traces by name."""
+    if not PATH.exists():
+        return {}
+    content = json.loads(PATH.read_text())
+    return {row[0]: row for row in content["rows"]}
+
+
+def save(rows: dict[str, list[Any]]) -> None:
+    """Commit them, one line each."""
+    from vramplan.measure import versions
+
+    lines = ",\n".join(json.dumps(rows[case.name]) for case in all_cases() if case.name in rows)
+    PATH.write_text(f'{{"by": {json.dumps(versions())},\n"columns": {json.dumps(COLUMNS)},\n"rows": [\n{lines}\n]}}\n')
+
+
+def errors(row: list[Any]) -> dict[str, float]:
+    """Analytic over traced, less one, of everything measured but the counts."""
+    mine = analytic(row[0])
+    return {column: a / b - 1 if b else 0.0 for column, a, b in zip(COLUMNS[1:8], mine[1:8], row[1:8], strict=True)}
+
+
+def main() -> int:
+    """Trace and write, or show."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", help="only these, separated by semicolons")
+    parser.add_argument("--settings", help="only these, separated by commas")
+    parser.add_argument("--again", action="store_true", help="also what has been traced")
+    parser.add_argument("--show", action="store_true", help="compare what has been traced with the analytic estimate")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    families = set(options.families.split(";")) if options.families else set(FAMILIES)
+    settings = set(options.settings.split(",")) if options.settings else {*SETTINGS, "rarer"}
+    wanted = [case.name for case in all_cases() if case.family in families and case.setting in settings]
+    rows = load()
+    if options.show:
+        for name in wanted:
+            shown = " ".join(f"{column} {100 * error:+.3f}%" for column, error in errors(rows[name]).items())
+            print(name, shown)
+        return 0
+    missing = [name for name in wanted if options.again or name not in rows]
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for number, row in enumerate(pool.map(traced, missing, chunksize=4), 1):
+            rows[row[0]] = row
+            print(f"\r{number} of {len(missing)}", end="", file=sys.stderr)
+            if number % 200 == 0:
+                save(rows)
+    print(file=sys.stderr)
+    save(rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
