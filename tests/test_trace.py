@@ -58,6 +58,7 @@ def sequence(
 
 GROUPED = {"num_key_value_heads": 2}
 GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GPT2 = GPT2
 REAL = [
     ("llama", {"num_key_value_heads": 2}, {}),
     ("llama", {"num_key_value_heads": 2}, {"checkpointing": "none", "loop": "plain"}),
@@ -74,10 +75,10 @@ REAL = [
         {"head_dim": 16, "num_key_value_heads": 2},
         {"batches": "packed", "lora_dtype": "bf16", "autocast": "none"},
     ),
-    ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}, {"method": "full", "dtype": "fp32"}),
+    ("gpt2", GPT2, {"method": "full", "dtype": "fp32"}),
     (
         "gpt2",
-        {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64},
+        GPT2,
         {"attention": "sdpa", "autocast": "none", "dtype": "fp32"},
     ),
     ("gemma2", {"head_dim": 16, "num_key_value_heads": 2}, {"method": "full", "dtype": "fp32", "autocast": "none"}),
@@ -219,11 +220,7 @@ def test_the_real_trainer(
         found: dict[str, list[int]] = {"forward": [], "backward": [], "optimizer": []}
         first = next(mark.first_event for mark in of.marks if mark.phase == "optimizer")
         ends = [mark.first_event for mark in of.marks[1:]] + [len(of.events)]
-        fetching = (
-            "full",
-            "stack",
-            "ne",
-        )  # the Trainer's batches lie on the CPU, and are fetched in a phase of their own
+        fetching = ("full", "batches to come", "stack", "ne")  # the Trainer's batches come in a phase of their own
         for mark, end in zip(of.marks, ends, strict=True):
             for event in of.events[mark.first_event : end] if mark.first_event > first else ():
                 record = of.records[event if event >= 0 else ~event]

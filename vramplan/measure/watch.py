@@ -33,30 +33,18 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 class Record:
     """One storage as the watch saw it."""
 
-    __slots__ = (
-        "age",
-        "category",
-        "dtype",
-        "in_forward",
-        "in_kernel",
-        "module",
-        "num_bytes",
-        "op",
-        "outlives",
-        "shape",
-    )
-
-    def __init__(self, num_bytes: int, op: str, module: str, shape: tuple[int, ...], dtype: str) -> None:
-        self.num_bytes = num_bytes
-        self.op = op
-        self.module = module
-        self.shape = shape
-        self.dtype = dtype
-        self.category = ""
-        self.in_forward = False
-        self.age = 0
-        self.in_kernel = False
-        self.outlives = False
+    num_bytes: int
+    op: str
+    module: str
+    shape: tuple[int, ...]
+    dtype: str
+    category: str = ""
+    in_kernel: bool = False
+    in_forward: bool = False
+    age: int = 0
+    """Backward formulas that had run when it was made."""
+    outlives: bool = False
+    """Made in a forward, and kept for backward."""
 
 
 class Watch(TorchDispatchMode):
