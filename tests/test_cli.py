@@ -122,7 +122,10 @@ def test_lists() -> None:
         (["estimate", "qwen2.5-7b", "--gpu", "h100", "--quantize", "nf4"], "not modelled yet"),
         (["estimate", "qwen2.5-7b", "--gpu", "h100", "--offload", "optimizer"], "not modelled yet"),
         (["estimate", "qwen2.5-7b", "--gpu", "h100", "--method", "qlora"], "not modelled yet"),
-        (["estimate", "qwen2.5-7b", "--gpu", "h100", "--by", "trace"], "not there yet"),
+        (["estimate", "qwen2.5-7b", "--gpu", "h100", "--by", "tarce"], "did you mean trace"),
+        (["estimate", "qwen2.5-7b", "--gpu", "h100", "--method", "dora"], "--by trace runs it"),
+        (["estimate", "qwen2.5-7b", "--gpu", "h100", "--plot", "step.jpg"], "must end in .svg, .png, .html"),
+        (["estimate", "qwen2.5-7b", "--gpu", "h100", "--snapshot", "/nowhere/s.pickle"], "cannot be written"),
         (["estimate", "gpt2", "--gpu", "h100", "--seq-len", "4096"], "table of 1024 positions"),
         (["estimate", "gemma-2-9b", "--gpu", "h100", "--attention", "sdpa"], "only with eager, flash"),
         (["estimate", "qwen2.5-7b", "--gpu", "h100", "--job", "/nowhere.json"], "cannot be read"),
@@ -215,10 +218,11 @@ def test_a_sequence_beyond_the_positions_is_a_note() -> None:
 FLAGS = {
     "suggest": "--gpu --global-batch --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype"
     " --autocast --quantize --optimizer --seq-len --batches --checkpointing --attention --loss --loop --strategy"
-    " --offload --job --samples --epochs --base-lr --base-batch --json --help",
-    "estimate": "--gpu --micro-batch --accumulation --by --explain --num-gpus --method --lora-rank --lora-targets"
-    " --lora-dropout --lora-dtype --dtype --autocast --quantize --optimizer --seq-len --batches --checkpointing"
-    " --attention --loss --loop --strategy --offload --job --json --help",
+    " --offload --job --samples --epochs --base-lr --base-batch"
+    " --trust-remote-code --json --help",
+    "estimate": "--gpu --micro-batch --accumulation --by --explain --plot --snapshot --trust-remote-code --num-gpus"
+    " --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize --optimizer"
+    " --seq-len --batches --checkpointing --attention --loss --loop --strategy --offload --job --json --help",
     "models": "--json --help",
     "gpus": "--json --help",
 }

@@ -389,8 +389,8 @@ def linear(
             else:
                 tape.work(flops, moved, dtype)
                 made_of = tape.empty(like.shape, dtype, "gradient of the input" if index == 0 else "gradient")
-                # for an input of three dimensions a product of matrices, seen in the input's shape
-                grads.append(made_of.view(*like.shape) if index == 0 and len(like.shape) > 2 else made_of)
+                # a product of matrices, seen in the input's three dimensions; the weight's is transposed
+                grads.append(made_of.view(*like.shape) if index == 1 or len(like.shape) > 2 else made_of)
                 del made_of
         return grads
 

@@ -13,6 +13,9 @@ from vramplan.job import Job
 
 aten = torch.ops.aten
 
+NEEDS_DATA = {aten._local_scalar_dense.default, aten.nonzero.default}
+"""Operations whose result is a value, or has as many rows as values say."""
+
 ASKS_PACKED = ("find_packed_sequence_indices", "_is_packed_sequence")
 """Functions of transformers that ask whether several samples share a row."""
 

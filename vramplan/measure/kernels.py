@@ -128,12 +128,26 @@ def _is_view(func: Any) -> bool:
     return any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
 
 
+def _flash_flops(func: Any, args: Any) -> int:
+    """flash-attn's kernels, as torch.utils.flop_counter counts SDPA's: two products forward, five backward."""
+    backward = func.__name__.startswith("backward")
+    q, lengths = (args[1], args[9]) if backward else (args[0], args[3])
+    heads, dim = q.shape[-2:]
+    batch = q.shape[0] if lengths is None else lengths.shape[0] - 1
+    length = q.numel() // (heads * dim * batch)
+    return (10 if backward else 4) * int(batch) * int(heads) * int(length) ** 2 * int(dim)
+
+
 def work(func: Any, args: Any, kwargs: Any, out: Any) -> Kernel:
     """Operations of a matrix product, as torch.utils.flop_counter counts them; bytes read and written."""
     if _is_view(func):
         return Kernel(0, 0, 0, "fp32")
     count = flop_registry.get(func._overloadpacket)
     flops = int(count(*args, **kwargs, out_val=out)) if count is not None else 0
+    if func.namespace == flash.NAMESPACE:
+        flops = _flash_flops(func, args)
+    elif func is aten._grouped_mm.default:  # the experts of a mixture; torch's counter leaves them out
+        flops = 2 * args[0].numel() * out.shape[-1]
     moved = 0
     dtype = "fp32"
     for group in (args, out if isinstance(out, (tuple, list)) else (out,)):

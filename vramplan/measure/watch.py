@@ -10,7 +10,7 @@ import re
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from vramplan.measure import kernels
 from vramplan.measure.engine import Sums
 from vramplan.measure.fake import Fakes
+from vramplan.measure.host import NEEDS_DATA
 from vramplan.roofline import Kernel
 from vramplan.timeline import Mark, Storage, Timeline
 
@@ -60,7 +61,7 @@ class Watch(TorchDispatchMode):
         self.marks: list[Mark] = []
         self.work: dict[str, list[Kernel]] = {}
         """Work of each op in the first stretch of each phase."""
-        self._run = _really if fakes is None else fakes
+        self._fakes, self._run = fakes, _really if fakes is None else fakes
         self.answer = answer
         """Asked first: what an operation returns that needs data which is not there; else NotImplemented."""
         self.phase = ""
@@ -197,8 +198,9 @@ class Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace == "prim":  # asks for a device or layout
             return self._run(func, types, args, kwargs)
-        if self.answer is not None:
-            known = self.answer(func, args, self.module)
+        if self.answer is not None and func in NEEDS_DATA:
+            with self._fakes.mode if self._fakes else nullcontext():
+                known = self.answer(func, args, self.module)
             if known is not NotImplemented:
                 if isinstance(known, torch.Tensor):
                     self.take(known, _short(func))
@@ -208,9 +210,6 @@ class Watch(TorchDispatchMode):
         func = kernels.without_subclasses(func)
         if self.phase == "backward" and not self._stack:
             self._formulas += 1
-        held = [
-            self._workspace(name, num_bytes, func) for name, num_bytes in kernels.workspaces(func, args) if num_bytes
-        ]
         out = self._run(func, types, args, kwargs)
         op = _short(func)
         if isinstance(out, torch.Tensor):
@@ -220,6 +219,7 @@ class Watch(TorchDispatchMode):
             for leaf in tree_leaves(out):
                 if isinstance(leaf, torch.Tensor):
                     self._see(func, op, leaf)
+        held = [self._workspace(name, size, func) for name, size in kernels.workspaces(func, args)]
         for number in reversed(held):  # as C++ leaves a scope
             self.free(number)
         if self._working is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from vramplan.analytic import ops
 from vramplan.analytic.blocks import (
     Context,
@@ -191,15 +193,15 @@ def opt(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
     x = ops.add(residual, ops.dropout(x, dropout), "residual stream")
     if not before:
         x = net.layer_norm("self_attn_layer_norm", x)
-    residual = x
+    fn, bias, (*outer, width) = activation(c.text("activation_function", "relu")), c.flag("enable_bias", True), x.shape
+    x = residual = x.view(prod(outer), width)  # from here on rows
     if before:
         x = net.layer_norm("final_layer_norm", x)
-    fn, bias, width = activation(c.text("activation_function", "relu")), c.flag("enable_bias", True), x.shape[-1]
     x = net.linear("fc1", x, c.count("ffn_dim"), bias)  # written out in the layer: the norm's output goes here
     x = fn(x)
     x = net.linear("fc2", x, width, bias)
     x = ops.dropout(x, dropout)
-    x = ops.add(residual, x, "residual stream")
+    x = ops.add(residual, x, "residual stream").view(*outer, width)
     return x if before else net.layer_norm("final_layer_norm", x)
 
 
