@@ -70,13 +70,12 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return grads
 
     node = tape.node((q, k, v), backward)
-    tape.save(node, q, k, v)
     q_dtype = q.dtype
     tape.work(flops, sum(x.num_bytes for x in (q, k, v)) + q.num_bytes, q_dtype)
     out = ops.output(node, tape, q.shape, q_dtype, "attention output")
     log_sum = tape.empty((batch, heads, length), "fp32", "attention log-sum-exp")
     states = [tape.empty(shape, "int64", "attention random state") for shape in ((2,), ())]
-    tape.save(node, out, log_sum, *states)
+    tape.save(node, *states, out, log_sum, v, q, k)  # released from the last to the first: by name, inputs first
     return out
 
 
@@ -105,13 +104,10 @@ def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) ->
 
     node = tape.node((q, k, v), backward)
     bias = None if mask is None else aligned_bias(mask, q_dtype)
-    tape.save(node, q, k, v)
-    if bias is not None:
-        tape.save(node, bias)
     tape.work(flops, sum(x.num_bytes for x in (q, k, v)) + q.num_bytes, q_dtype)
     out = ops.output(node, tape, q.shape, q_dtype, "attention output")
     log_sum = tape.empty((batch, heads, ceil_div(length, 32) * 32), "fp32", "attention log-sum-exp")
-    tape.save(node, out, log_sum)
+    tape.save(node, out, log_sum, v, q, k, *([] if bias is None else [bias]))
     return out
 
 

@@ -378,20 +378,23 @@ def linear(
     flops = 2 * rows * in_features * out_features
     moved = (rows * (in_features + out_features) + in_features * out_features) * DTYPE_BYTES[x.dtype]
     dtype = x.dtype
+    # as the generated formulas do, by the names of their arguments: mm's mat2, self; addmm's mat1, mat2, self
+    order = (1, 0) if bias is None else (0, 1, 2)
 
     def backward(grad: Tensor) -> Grads:
-        grads: Grads = []
-        for index, like in enumerate(likes):
+        grads: Grads = [None] * len(likes)
+        for index in order:
+            like = likes[index]
             if like is None:
-                grads.append(None)
-            elif index == 2:  # the bias: summed from the incoming gradient
-                grads.append(made(tape, like, "gradient", passes=1 + rows))
-            else:
-                tape.work(flops, moved, dtype)
-                made_of = tape.empty(like.shape, dtype, "gradient of the input" if index == 0 else "gradient")
-                # a product of matrices, seen in the input's three dimensions; the weight's is transposed
-                grads.append(made_of.view(*like.shape) if index == 1 or len(like.shape) > 2 else made_of)
-                del made_of
+                continue
+            if index == 2:  # the bias: summed from the incoming gradient
+                grads[index] = made(tape, like, "gradient", passes=1 + rows)
+                continue
+            tape.work(flops, moved, dtype)
+            made_of = tape.empty(like.shape, dtype, "gradient of the input" if index == 0 else "gradient")
+            # a product of matrices, seen in the input's three dimensions; the weight's is transposed
+            grads[index] = made_of.view(*like.shape) if index == 1 or len(like.shape) > 2 else made_of
+            del made_of
         return grads
 
     node = tape.node(inputs, backward)
@@ -411,17 +414,16 @@ def matmul(a: Tensor, b: Tensor, flops: int, shape: tuple[int, ...], what: str, 
     moved = a.num_bytes + b.num_bytes + prod(shape) * DTYPE_BYTES[dtype]
 
     def backward(grad: Tensor) -> Grads:
-        grads: Grads = []
-        for like in likes:
-            if like is not None:
-                tape.work(flops, moved, dtype)
+        grads: Grads = [None, None]
+        for index in (1, 0):  # bmm's mat2, self
+            like = likes[index]
             if like is None:
-                grads.append(None)
                 continue
+            tape.work(flops, moved, dtype)
             product = tape.empty(like.shape, dtype, "gradient of a batched product")
             if scaled:
                 product = made(tape, Like(like.shape, dtype), "scaled gradient of a batched product")
-            grads.append(product.view(*like.shape))  # made in three dimensions, seen in four
+            grads[index] = product.view(*like.shape)  # made in three dimensions, seen in four
             del product
         return grads
 

@@ -256,7 +256,9 @@ def place(module: nn.Module, watch: Watch) -> None:
             known[id(tensor)] = (tensor, new)
         return known[id(tensor)][1]
 
-    for prefix, one in module.named_modules():
+    modules = list(module.named_modules())
+    modules.sort(key=lambda named: "lora_" in named[0])  # adapters come to a model that is loaded
+    for prefix, one in modules:
         for group in (one._parameters, one._buffers):
             for name, tensor in group.items():
                 if tensor is not None:

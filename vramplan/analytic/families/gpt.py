@@ -48,13 +48,14 @@ def gpt2(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
     residual = x
     x = net.layer_norm("ln_1", x)
     x, *kept = gpt2_attention(net, c, x, ctx, kind)
-    attended = ops.dropout(x, dropout)  # a local of GPT2Block.forward to its end
+    x = attended = ops.dropout(x, dropout)  # a local of GPT2Block.forward to its end
     x = ops.add(attended, residual, "residual stream")
     residual = x
     x = net.layer_norm("ln_2", x)
     inner = c.count("n_inner", 4 * width)
     x = plain_mlp(net, x, "mlp.c_fc", "mlp.c_proj", inner, c.text("activation_function", "gelu_new"))
-    return ops.add(residual, ops.dropout(x, dropout), "residual stream")
+    x = ops.dropout(x, dropout)
+    return ops.add(residual, x, "residual stream")
 
 
 def gpt2_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
@@ -190,7 +191,8 @@ def opt(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
     if before:
         x = net.layer_norm("self_attn_layer_norm", x)
     x, *kept = opt_attention(net, c, x, ctx, kind)
-    x = ops.add(residual, ops.dropout(x, dropout), "residual stream")
+    x = ops.dropout(x, dropout)
+    x = ops.add(residual, x, "residual stream")
     if not before:
         x = net.layer_norm("self_attn_layer_norm", x)
     fn, bias, (*outer, width) = activation(c.text("activation_function", "relu")), c.flag("enable_bias", True), x.shape
