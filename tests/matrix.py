@@ -1,6 +1,7 @@
 """The matrix: real models traced on fake tensors, over families, methods, dtypes, checkpointing, attention and shapes.
 
-    python -m tests.matrix          trace every case that has not been traced, write tests/cases/traced.json
+    python -m tests.matrix          trace every case that has not been traced; write tests/cases/traced.json and the
+                                    README's tables
     python -m tests.matrix --show   compare them with the analytic estimate
 
 Needs the extra `vramplan[probe]`. Models are shipped ones with few layers and a small vocabulary, so that a case takes
@@ -11,11 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
+from statistics import median
 from typing import Any
 
 from tests.helpers import ROOT, card_of, spec_of
@@ -211,10 +215,58 @@ def save(rows: dict[str, list[Any]]) -> None:
     PATH.write_text(f'{{"by": {json.dumps(versions())},\n"columns": {json.dumps(COLUMNS)},\n"rows": [\n{lines}\n]}}\n')
 
 
-def errors(row: list[Any]) -> dict[str, float]:
+@cache
+def errors(name: str) -> dict[str, float]:
     """Analytic over traced, less one, of everything measured but the counts."""
-    mine = analytic(row[0])
+    mine, row = analytic(name), rows_by_name()[name]
     return {column: a / b - 1 if b else 0.0 for column, a, b in zip(COLUMNS[1:8], mine[1:8], row[1:8], strict=True)}
+
+
+@cache
+def rows_by_name() -> dict[str, list[Any]]:
+    """The committed traces, read once."""
+    return load()
+
+
+def percent(value: float, signed: bool = True) -> str:
+    """A share for people; what rounds to nothing is 0."""
+    text = f"{100 * value:+.2f}" if signed else f"{100 * value:.2f}"
+    return "0.00" if float(text) == 0 else text
+
+
+def table(label: str, groups: dict[str, list[str]]) -> str:
+    """Agreement by group as Markdown: errors of the analytic estimate against the trace, in percent."""
+    lines = [
+        f"| {label} | cases | allocated peak: median | P95 | worst | reserved peak: median | P95 | worst |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for group, names in groups.items():
+        cells = [group, f"{len(names):,}"]
+        for column in ("allocated", "reserved"):
+            found = sorted((errors(name)[column] for name in names), key=abs)
+            middle = median(found)
+            late = abs(found[min(len(found) - 1, int(0.95 * len(found)))])
+            cells += [percent(middle), percent(late, signed=False), percent(found[-1])]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def tables() -> dict[str, str]:
+    """What the README shows, by the name of its place there."""
+    cases = list(all_cases())
+    settings = {setting: [c.name for c in cases if c.setting == setting] for setting in (*SETTINGS, "rarer")}
+    families = {family: [c.name for c in cases if c.family == family] for family in FAMILIES}
+    everything = {"all": [c.name for c in cases]}
+    return {"settings": table("setting", {**settings, **everything}), "families": table("model", families)}
+
+
+def in_readme(text: str) -> str:
+    """The README with its tables made anew."""
+    for place, content in tables().items():
+        pattern = re.compile(rf"(<!-- agreement: {place} -->\n).*?(<!-- end -->)", re.DOTALL)
+        text, found = pattern.subn(lambda match, content=content: match[1] + content + match[2], text)
+        assert found == 1, f"README.md has no place for the table of {place}"
+    return text
 
 
 def main() -> int:
@@ -232,7 +284,7 @@ def main() -> int:
     rows = load()
     if options.show:
         for name in wanted:
-            shown = " ".join(f"{column} {100 * error:+.3f}%" for column, error in errors(rows[name]).items())
+            shown = " ".join(f"{column} {100 * error:+.3f}%" for column, error in errors(name).items())
             print(name, shown)
         return 0
     missing = [name for name in wanted if options.again or name not in rows]
@@ -244,6 +296,8 @@ def main() -> int:
                 save(rows)
     print(file=sys.stderr)
     save(rows)
+    readme = ROOT / "README.md"
+    readme.write_text(in_readme(readme.read_text()))
     return 0
 
 

@@ -11,6 +11,7 @@ import shlex
 
 import pytest
 
+from tests import matrix
 from tests.helpers import ROOT, cli
 from tests.test_cli import FLAGS
 
@@ -49,7 +50,7 @@ def test_two_commands_do_all_the_set_up() -> None:
 def test_every_command_and_flag_is_documented(command: str) -> None:
     text = README.read_text()
     assert f"vramplan {command} " in text
-    unsaid = {"--help", "--strategy", "--offload", "--quantize", "--by"}  # only refuse so far, and say so themselves
+    unsaid = {"--help", "--strategy", "--offload", "--quantize"}  # only refuse so far, and say so themselves
     missing = [flag for flag in FLAGS[command].split() if flag not in text and flag not in unsaid]
     assert not missing
 
@@ -64,10 +65,7 @@ def test_the_repository_speaks_of_the_project_alone() -> None:
         assert not re.search(r"/work/|/tmp/|/root/|https?://[^ )]*(pypi|simple)", path.read_text()), path
 
 
-def test_the_accuracy_table_counts_what_the_tests_hold() -> None:
-    import json
-
-    cases = json.loads((ROOT / "tests" / "cases" / "traced.json").read_text())
+def test_the_tables_of_agreement_are_what_the_traces_say() -> None:
+    """``python -m tests.matrix`` writes them."""
     text = README.read_text()
-    assert f"{len(cases['rows']):,} | every peak within 0.1 %" in text
-    assert f"{len(cases['families'])} models of" in text
+    assert matrix.in_readme(text) == text

@@ -36,3 +36,21 @@ def test_lora_on_a_24_gib_card() -> None:
     plan = next(plan for plan in found.plans if plan.micro_batch_size == 1)
     assert plan.gradient_accumulation_steps == 16
     assert 18e9 < plan.estimate.device_total_bytes < 22e9
+
+
+@pytest.mark.parametrize(("micro_batch_size", "measured_gib"), [(4, 24.871), (8, 36.082)])
+def test_lora_on_mistral_with_the_loss_of_transformers_4_48(micro_batch_size: int, measured_gib: float) -> None:
+    """The same file's rows 34 and 36: the loss that copies the shifted logits makes the peak, in forward."""
+    found = vramplan.estimate(
+        "mistralai/Mistral-7B-v0.1",
+        "a100-80gb",
+        lora_rank=16,
+        lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"),
+        optimizer="adamw_torch",
+        sequence_length=4096,
+        attention="flash",
+        loss="sliced",
+        micro_batch_size=micro_batch_size,
+    )
+    assert found.peak_phase == "forward"
+    assert found.peak_allocated_bytes / GiB == pytest.approx(measured_gib, rel=2e-3)

@@ -8,7 +8,7 @@ import pytest
 
 from tests import matrix
 
-ROWS = matrix.load()
+ROWS = matrix.rows_by_name()
 WORST = 0.003
 """Of any peak of live or allocated bytes, in any phase."""
 WORST_RESERVED = 0.15
@@ -23,7 +23,7 @@ def test_the_whole_matrix_has_been_traced() -> None:
 def test_peaks(family: str) -> None:
     """Every phase's peak, the card's memory and the operations counted."""
     names = [case.name for case in matrix.all_cases() if case.family == family]
-    found = {name: matrix.errors(ROWS[name]) for name in names}
+    found = {name: matrix.errors(name) for name in names}
     for name, error in found.items():
         assert all(abs(error[column]) <= WORST for column in ("tensors", "allocated", *matrix.PHASES)), (name, error)
         assert abs(error["flops"]) <= 1e-3, (name, error)

@@ -63,7 +63,7 @@ def test_folded_equals_whole(name: str, settings: dict[str, Any]) -> None:
     assert folded.timeline.phase_peaks(levels[1]) == whole.timeline.phase_peaks(levels[0])
     assert max(levels[2]) == max(levels[0])
     assert replays[1] == pytest.approx(replays[0], rel=2e-3)  # what all layers share may be freed in another order
-    assert replays[2] == pytest.approx(replays[1], rel=2e-3)
+    assert replays[2] == pytest.approx(replays[1], rel=4e-3)
     assert folded.num_parameters == whole.num_parameters
     assert folded.trained == whole.trained
     assert folded.evaluation_bytes() == whole.evaluation_bytes()

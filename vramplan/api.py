@@ -67,6 +67,7 @@ def estimate(
     if by == "trace" or (by is None and _needs_trace(spec)):
         from vramplan.measure import tracing
 
+        progress("loading torch, transformers and peft", 0.0)
         found: Estimate = tracing().estimate(spec, complete_job(spec, card, job), card, progress, trust_remote_code)
         return found
     return estimator.estimate(spec, complete_job(spec, card, job), card)
@@ -111,6 +112,7 @@ def suggest(
     if _needs_trace(spec):
         from vramplan.measure import tracing
 
+        progress("loading torch, transformers and peft", 0.0)
         law = tracing().Law(progress, trust_remote_code)
         return plan.search(spec, full, card, global_batch, law.begin, run)  # advice would be traces for each lever
     return plan.search(spec, full, card, global_batch, estimator.begin, run, levers if advice else None)

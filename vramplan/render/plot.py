@@ -27,7 +27,7 @@ COLOURS = {
     "temporary": "#9d9da1",
 }
 """From the bottom up."""
-COLUMNS = 1600
+COLUMNS = 800
 """Points along the step; of the events that share one, the fullest is shown."""
 
 
