@@ -23,13 +23,15 @@ from statistics import median
 from typing import Any
 
 from tests.helpers import ROOT, card_of, spec_of
+from vramplan.analytic import estimator
 from vramplan.job import Job
+from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
 
 PATH = ROOT / "tests" / "cases" / "traced.json"
 VOCABULARY = 2048
 PHASES = ("forward", "backward", "optimizer")
-COLUMNS = ("case", "tensors", "allocated", "reserved", *PHASES, "flops", "parameters", "trained", "adapters")
+COLUMNS = ("case", "tensors", "allocated", "reserved", *PHASES, "flops", "parameters", "trained")
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("meta-llama/Llama-3.2-1B", {"num_hidden_layers": 6}),
@@ -164,30 +166,19 @@ def traced(name: str) -> list[Any]:
     from vramplan.measure import tracing
 
     case = case_of(name)
-    found = tracing().estimate(spec_for(case.family), case.job, card_of(case.card))
-    adapters = found.num_trainable_parameters if case.job.method == "lora" else 0
-    return [
-        name,
-        found.peak_tensor_bytes,
-        found.peak_allocated_bytes,
-        found.peak_reserved_bytes,
-        *(found.phases[phase] for phase in PHASES),
-        found.flops_per_micro_step,
-        found.num_parameters,
-        found.num_trainable_parameters,
-        adapters,
-    ]
+    return row_of(case, tracing().estimate(spec_for(case.family), case.job, card_of(case.card)))
 
 
 def analytic(name: str) -> list[Any]:
     """The same by the analytic estimator."""
-    from vramplan.analytic import estimator
-
     case = case_of(name)
-    found = estimator.estimate(spec_for(case.family), case.job, card_of(case.card))
-    adapters = found.num_trainable_parameters if case.job.method == "lora" else 0
+    return row_of(case, estimator.estimate(spec_for(case.family), case.job, card_of(case.card)))
+
+
+def row_of(case: Case, found: Estimate) -> list[Any]:
+    """What the table keeps of an estimate."""
     return [
-        name,
+        case.name,
         found.peak_tensor_bytes,
         found.peak_allocated_bytes,
         found.peak_reserved_bytes,
@@ -195,7 +186,6 @@ def analytic(name: str) -> list[Any]:
         found.flops_per_micro_step,
         found.num_parameters,
         found.num_trainable_parameters,
-        adapters,
     ]
 
 

@@ -56,8 +56,9 @@ def test_every_command_and_flag_is_documented(command: str) -> None:
 
 
 def test_python_examples_run() -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    own, example = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     exec(compile(example, "README.md", "exec"), {})
+    assert compile(own, "README.md", "exec")  # needs the reader's model; tests/test_trace_models.py has one
 
 
 def test_the_repository_speaks_of_the_project_alone() -> None:

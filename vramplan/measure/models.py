@@ -70,7 +70,12 @@ def from_config(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool)
                 config, attn_implementation=attention, dtype=DTYPES[job.dtype]
             )
     except (ValueError, ImportError, AttributeError, KeyError, TypeError, RuntimeError, AssertionError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        first = _first_line(error)
+        if "does not support" in first and "attention" in first:
+            raise ConfigError(
+                f"--attention {job.attention}: transformers {transformers.__version__} does not run {spec.model_type}"
+                " so; use --attention eager"
+            ) from error
         raise SpecError(f"{spec.name}: transformers {transformers.__version__} cannot build it: {first}") from error
     model.tie_weights()
     model.config.use_cache = False
