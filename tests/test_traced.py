@@ -9,10 +9,12 @@ import pytest
 from tests import matrix
 
 ROWS = matrix.rows_by_name()
-WORST = 0.003
-"""Of any peak of live or allocated bytes, in any phase."""
-WORST_RESERVED = 0.15
-"""Of what torch's allocator reserves: a difference of one large block at one moment moves it."""
+WORST_TENSORS = 0.002
+"""Of the live tensors at the peak."""
+WORST_ALLOCATED = 0.016
+"""Of any phase's peak as torch counts it: with the ends of blocks, up to 1 MiB each, that depend on the order of frees."""
+WORST_RESERVED = 0.1
+"""Of what the allocator reserves: one large block that finds no place moves it."""
 
 
 def test_the_whole_matrix_has_been_traced() -> None:
@@ -25,7 +27,8 @@ def test_peaks(family: str) -> None:
     names = [case.name for case in matrix.all_cases() if case.family == family]
     found = {name: matrix.errors(name) for name in names}
     for name, error in found.items():
-        assert all(abs(error[column]) <= WORST for column in ("tensors", "allocated", *matrix.PHASES)), (name, error)
+        assert abs(error["tensors"]) <= WORST_TENSORS, (name, error)
+        assert all(abs(error[column]) <= WORST_ALLOCATED for column in ("allocated", *matrix.PHASES)), (name, error)
         assert abs(error["flops"]) <= 1e-3, (name, error)
         assert abs(error["reserved"]) <= WORST_RESERVED, (name, error)
     assert median(abs(error["allocated"]) for error in found.values()) <= 1e-4
