@@ -12,7 +12,7 @@ ROWS = matrix.rows_by_name()
 WORST_TENSORS = 0.002
 """Of the live tensors at the peak."""
 WORST_ALLOCATED = 0.016
-"""Of any phase's peak as torch counts it: with the ends of blocks, up to 1 MiB each, that depend on the order of frees."""
+"""Of any phase's peak as torch counts it: ends of blocks included, up to 1 MiB each, which depend on the order."""
 WORST_RESERVED = 0.1
 """Of what the allocator reserves: one large block that finds no place moves it."""
 
@@ -31,7 +31,7 @@ def test_peaks(family: str) -> None:
         assert all(abs(error[column]) <= WORST_ALLOCATED for column in ("allocated", *matrix.PHASES)), (name, error)
         assert abs(error["flops"]) <= 1e-3, (name, error)
         assert abs(error["reserved"]) <= WORST_RESERVED, (name, error)
-    assert median(abs(error["allocated"]) for error in found.values()) <= 1e-4
+    assert median(abs(error["allocated"]) for error in found.values()) <= 5e-4
 
 
 @pytest.mark.parametrize("family", matrix.FAMILIES)
