@@ -40,12 +40,14 @@ def test_lora_on_a_24_gib_card() -> None:
 
 @pytest.mark.parametrize(("micro_batch_size", "measured_gib"), [(4, 24.871), (8, 36.082)])
 def test_lora_on_mistral_with_the_loss_of_transformers_4_48(micro_batch_size: int, measured_gib: float) -> None:
-    """The same file's rows 34 and 36: the loss that copies the shifted logits makes the peak, in forward."""
+    """The same file's rows 34 and 36, bf16 without autocast: the loss copies the shifted logits, in forward."""
     found = vramplan.estimate(
         "mistralai/Mistral-7B-v0.1",
         "a100-80gb",
         lora_rank=16,
+        lora_dropout=0.1,
         lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"),
+        autocast="none",
         optimizer="adamw_torch",
         sequence_length=4096,
         attention="flash",
@@ -53,4 +55,4 @@ def test_lora_on_mistral_with_the_loss_of_transformers_4_48(micro_batch_size: in
         micro_batch_size=micro_batch_size,
     )
     assert found.peak_phase == "forward"
-    assert found.peak_allocated_bytes / GiB == pytest.approx(measured_gib, rel=2e-3)
+    assert found.peak_allocated_bytes / GiB == pytest.approx(measured_gib, rel=1e-4)
