@@ -29,7 +29,7 @@ def test_peaks(family: str) -> None:
     for name, error in found.items():
         assert abs(error["tensors"]) <= WORST_TENSORS, (name, error)
         assert all(abs(error[column]) <= WORST_ALLOCATED for column in ("allocated", *matrix.PHASES)), (name, error)
-        if '"chunked"' not in name:  # its products into fp32 mix dtypes, as no operation of the trace can
+        if matrix.case_of(name).job.loss not in ("liger", "chunked"):  # theirs mix dtypes as no operation traced can
             assert abs(error["flops"]) <= 1e-3, (name, error)
         assert abs(error["reserved"]) <= WORST_RESERVED, (name, error)
     assert median(abs(error["allocated"]) for error in found.values()) <= 5e-4

@@ -37,7 +37,9 @@ def check_model(spec: ModelSpec, config: Config, family: Family, job: Job) -> li
     """
     for key, value in family.refuses:
         if config.get(key) == value:
-            raise UnsupportedError(f"{spec.name}: {spec.model_type} with {key} = {value} is not described by any block")
+            raise UnsupportedError(
+                f"{spec.name}: {spec.model_type} with {key} = {value} is not described by any block; --by trace runs it"
+            )
     if job.attention not in family.attention:
         raise ConfigError(
             f"--attention {job.attention}: transformers runs {spec.model_type} only with {', '.join(family.attention)}"
