@@ -14,6 +14,7 @@ from vramplan.catalog import find_card
 from vramplan.defaults import complete_job
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError
 from vramplan.job import MAX_COUNT
+from vramplan.learned import CONFIDENCE, with_margin
 from vramplan.levers import levers
 from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
@@ -51,19 +52,20 @@ def estimate(
     by: str | None = None,
     progress: Progress = _silent,
     trust_remote_code: bool = False,
+    confidence: float = CONFIDENCE,
     **job: Any,
 ) -> Estimate:
     """What a job needs; keyword arguments are the fields of :class:`vramplan.Job`.
 
     `by` is analytic or trace; None is analytic, or trace where no block describes the model. `progress` is told what a
-    trace is doing, and the share that is done.
+    trace is doing, and the share that is done. `confidence` sets the safety margin of the verdict; 0 is none.
 
     Raises:
         VramplanError: for whatever cannot run or is not modelled.
     """
     if by not in (None, "analytic", "trace"):
         raise UnknownNameError("estimator", str(by), ("analytic", "trace"), "known: analytic, trace")
-    spec, card = _resolve(model, gpu)
+    spec, card = _resolve(model, gpu, confidence)
     if by == "trace" or (by is None and _needs_trace(spec)):
         from vramplan.measure import tracing
 
@@ -85,11 +87,13 @@ def suggest(
     advice: bool = True,
     progress: Progress = _silent,
     trust_remote_code: bool = False,
+    confidence: float = CONFIDENCE,
     **job: Any,
 ) -> plan.Search:
     """The (micro-batch, accumulation) pairs that meet a global batch; keyword arguments are fields of :class:`Job`.
 
     A model that no block describes is traced at a few micro-batches, which takes seconds: `progress` is told.
+    `confidence` sets the safety margin that plans leave free; 0 is none.
 
     Raises:
         VramplanError: for whatever cannot run or is not modelled.
@@ -106,7 +110,7 @@ def suggest(
     for name in ("micro_batch_size", "gradient_accumulation_steps"):
         if job.get(name) is not None:
             raise ConfigError(f"{name} is what suggest looks for; give it to estimate instead")
-    spec, card = _resolve(model, gpu)
+    spec, card = _resolve(model, gpu, confidence)
     full = complete_job(spec, card, job)
     run = plan.Run(samples, epochs, base_lr, base_batch, optimizer_of(full.optimizer).adaptive)
     if _needs_trace(spec):
@@ -136,6 +140,7 @@ def _needs_trace(spec: ModelSpec) -> bool:
     return True
 
 
-def _resolve(model: str | ModelSpec, gpu: str | Card) -> tuple[ModelSpec, Card]:
+def _resolve(model: str | ModelSpec, gpu: str | Card, confidence: float) -> tuple[ModelSpec, Card]:
     card = gpu if isinstance(gpu, Card) else load_card(gpu)  # a typo there needs no network
+    card = with_margin(card, confidence)
     return (model if isinstance(model, ModelSpec) else load_model(model)), card

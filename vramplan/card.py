@@ -39,6 +39,11 @@ class Card(BaseModel):
     held_bytes: int = Field(default=0, ge=0)
     """Memory that other processes hold right now (only for the card in this box)."""
 
+    margin_bytes: int = Field(default=0, ge=0)
+    """Memory that plans leave free for what an estimate may miss."""
+    margin_source: str = ""
+    """Where that figure comes from."""
+
     @property
     def capability(self) -> tuple[int, int]:
         """Compute capability as numbers; (0, 0) where there is none."""
@@ -60,6 +65,11 @@ class Card(BaseModel):
     def usable_bytes(self) -> int:
         """What a process may take: what CUDA sees, less what others hold."""
         return self.cuda_total_bytes - self.held_bytes
+
+    @property
+    def plannable_bytes(self) -> int:
+        """What a plan may take: what a process may, less the margin."""
+        return self.usable_bytes - self.margin_bytes
 
     @property
     def total_mib(self) -> int:

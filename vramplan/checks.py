@@ -8,7 +8,7 @@ from vramplan.job import Job
 
 
 def check_job(job: Job, card: Card) -> None:
-    """Refuse what the card cannot run, and what no source of timelines knows.
+    """Refuse what no estimate models, and what the card cannot run.
 
     Raises:
         UnsupportedError: for a setting that is known but not modelled.
@@ -20,6 +20,15 @@ def check_job(job: Job, card: Card) -> None:
         raise UnsupportedError(
             f"--strategy {job.strategy} is not modelled yet; modelled: ddp, where every card holds the whole model"
         )
+    check_card(job, card)
+
+
+def check_card(job: Job, card: Card) -> None:
+    """Refuse what the card cannot run.
+
+    Raises:
+        ConfigError: naming the setting, and what runs instead.
+    """
     for flag, dtype in (("--dtype", job.dtype), ("--autocast", job.autocast)):
         if dtype == "bf16" and not card.supports("bf16"):
             raise ConfigError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from vramplan.allocator import AllocatorSettings, Replay, replay
 from vramplan.card import Card
 from vramplan.job import Job
+from vramplan.learned import context
 from vramplan.overheads import outside_terms
 from vramplan.result import Estimate, Term
 from vramplan.timeline import Storage, Timeline
@@ -45,14 +46,18 @@ def conclude(played: Played, model: str, job: Job, card: Card, peak_tensor_bytes
     timeline = played.timeline
     if peak_tensor_bytes is None:
         peak_tensor_bytes = played.peak_tensor_bytes
-    outside = outside_terms(job)
-    available = card.usable_bytes - sum(term.num_bytes for term in outside)
+    outside = outside_terms(job, card)
+    outside_bytes = sum(term.num_bytes for term in outside)
     sizes = timeline.sizes()
     settings = AllocatorSettings(expandable_segments=job.expandable_segments)
-    fits, run = peak_tensor_bytes <= available, None
-    if fits:
-        run = replay(timeline.events, sizes, available, settings)
-        fits = not run.out_of_memory
+    verdicts, run = [], None
+    for limit in dict.fromkeys((card.plannable_bytes, card.usable_bytes)):
+        run = None
+        if peak_tensor_bytes <= limit - outside_bytes:
+            run = replay(timeline.events, sizes, limit - outside_bytes, settings)
+        verdicts.append(run is not None and not run.out_of_memory)
+        if run is not None and not run.num_retries:  # the limit was never felt: a larger one would not be either
+            break
     if run is None or run.out_of_memory:  # what it would need on a card without limit
         run = replay(timeline.events, sizes, settings=settings)
     peak_index = max(range(len(run.allocated)), key=run.allocated.__getitem__)
@@ -71,7 +76,9 @@ def conclude(played: Played, model: str, job: Job, card: Card, peak_tensor_bytes
         peak_reserved_bytes=run.peak_reserved_bytes,
         device_total_bytes=run.peak_reserved_bytes + sum(term.num_bytes for term in outside),
         capacity_bytes=card.usable_bytes,
-        fits=fits,
+        margin_bytes=card.margin_bytes,
+        fits=verdicts[0],
+        fits_without_margin=verdicts[-1],
         phases={name: phases[name] for name in PHASES},
         peak_phase=phase_at(timeline, peak_index),
         terms=(*peak_terms(timeline.live_at(peak_index), run), *outside),
@@ -154,5 +161,6 @@ def assumptions(job: Job, card: Card, versions: str) -> tuple[str, ...]:
             else " (where lengths vary torch caches more; expandable_segments avoids that)"
         ),
         f"{card.title}: {card.cuda_total_bytes >> 20} MiB visible to CUDA ({card.cuda_total_source})",
-        f"{versions}; CUDA context and NCCL are priors",
+        card.margin_source or "no safety margin",
+        f"{versions}; {'NCCL is a prior' if context(card) else 'CUDA context and NCCL are priors'}",
     )

@@ -6,6 +6,7 @@
     ├── ConfigError               a setting is impossible or contradicts another
     ├── UnsupportedError          a known setting that is not modelled: refused, never guessed
     ├── HubError                  the model hub could not answer
+    ├── ProbeError                a probe's process crashed, hung or was killed
     └── MissingDependencyError    an extra is not installed; names the install command
 
 "Does not fit" is a result, not an error.
@@ -35,6 +36,10 @@ class UnsupportedError(VramplanError):
 
 class HubError(VramplanError):
     """The model hub could not answer: gated, missing, unreachable or rate-limited."""
+
+
+class ProbeError(VramplanError):
+    """A probe's process crashed, hung or was killed: nothing is known about the job."""
 
 
 class MissingDependencyError(VramplanError):

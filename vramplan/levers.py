@@ -77,12 +77,14 @@ def _is_fallback(job: Job, card: Card) -> bool:
 
 def _larger(card: Card, job: Job, need_bytes: int) -> list[Card]:
     """The two smallest usual cards of the same maker that hold what the job needs."""
+    share = card.margin_bytes / card.usable_bytes
     usual = (find_card(name) for name in (*USUAL, *DATACENTER))
     fitting = [
         other
         for other in usual
         if other.vendor == card.vendor
-        and other.cuda_total_bytes > max(card.cuda_total_bytes, need_bytes)
+        and (1 - share) * other.cuda_total_bytes > max((1 - share) * card.cuda_total_bytes, need_bytes)
         and (job.dtype == "fp32" or other.supports(job.dtype))
     ]
-    return sorted(fitting, key=lambda other: other.cuda_total_bytes)[:2]
+    nearest = sorted(fitting, key=lambda other: other.cuda_total_bytes)[:2]
+    return [other.model_copy(update={"margin_bytes": round(share * other.usable_bytes)}) for other in nearest]

@@ -1,6 +1,12 @@
-"""The card in this box, as its driver reports it."""
+"""What the NVIDIA driver says: the card in this box, and what processes hold of it."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from vramplan.card import Card
 from vramplan.catalog import find_card
@@ -8,31 +14,26 @@ from vramplan.errors import ConfigError, MissingDependencyError, UnknownNameErro
 from vramplan.units import MiB
 
 
-def local_card(index: int = 0) -> Card:
-    """The NVIDIA card number `index`, with what other processes hold of it right now.
+def local_card(device: int = 0) -> Card:
+    """The NVIDIA card that CUDA would call number `device`, with what other processes hold of it right now.
 
     Raises:
         MissingDependencyError: when nvidia-ml-py is not installed.
         ConfigError: when there is no NVIDIA driver, no such card, or none of its model in the catalogue.
     """
     try:
-        import pynvml
+        with _driver() as pynvml:
+            handle = _handle(pynvml, device)
+            name = pynvml.nvmlDeviceGetName(handle)
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     except ImportError as error:
         raise MissingDependencyError("--gpu auto needs NVML: pip install nvidia-ml-py") from error
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
+    except NoAnswer as error:
+        raise ConfigError(f"--gpu auto: the driver does not answer for card {device} ({error})") from error
+    except NoDriver as error:
         raise ConfigError(
             f"--gpu auto: no NVIDIA driver answers here ({error}); name a card, see `vramplan gpus`"
         ) from error
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        name = pynvml.nvmlDeviceGetName(handle)
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    except pynvml.NVMLError as error:
-        raise ConfigError(f"--gpu auto: the driver does not answer for card {index} ({error})") from error
-    finally:
-        pynvml.nvmlShutdown()
     return as_reported(name if isinstance(name, str) else name.decode(), int(memory.total), int(memory.used))
 
 
@@ -58,3 +59,71 @@ def as_reported(title: str, total_bytes: int, used_bytes: int) -> Card:
             "held_bytes": max(0, used_bytes - gap),
         }
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a card holds at one moment, in bytes."""
+
+    driver: str
+    """The driver's version."""
+    used_bytes: int
+    """By everyone, the driver itself included."""
+    process_bytes: int | None
+    """By the process asked for; None where the driver does not tell (containers that number their own, WSL)."""
+
+
+def usage(process: int, device: int = 0) -> Usage | None:
+    """What the driver says of visible card number `device` and of a process on it; None where it does not answer."""
+    try:
+        with _driver() as pynvml:
+            handle = _handle(pynvml, device)
+            version = pynvml.nvmlSystemGetDriverVersion()
+            used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+            mine = _process_bytes(pynvml, handle, process)
+    except (ImportError, NoDriver):
+        return None
+    return Usage(version if isinstance(version, str) else version.decode(), used, mine)
+
+
+def _process_bytes(pynvml: Any, handle: Any, process: int) -> int | None:
+    try:
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except pynvml.NVMLError:  # not told under MIG or WSL
+        return None
+    sizes = [one.usedGpuMemory for one in running if one.pid == process and one.usedGpuMemory is not None]
+    return int(sizes[0]) if sizes else None
+
+
+class NoDriver(Exception):
+    """There is no driver."""
+
+
+class NoAnswer(NoDriver):
+    """There is one, and it does not answer this."""
+
+
+@contextmanager
+def _driver() -> Iterator[Any]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise NoDriver(str(error)) from error
+    try:
+        yield pynvml
+    except pynvml.NVMLError as error:
+        raise NoAnswer(str(error)) from error
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _handle(pynvml: Any, device: int) -> Any:
+    """The card that CUDA calls number `device`: CUDA_VISIBLE_DEVICES names cards by number or by UUID.
+
+    NVML counts in the order of the PCI bus, as CUDA does with CUDA_DEVICE_ORDER=PCI_BUS_ID or equal cards.
+    """
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    name = visible[device] if device < len(visible) else str(device)
+    return pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(name)

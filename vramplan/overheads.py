@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from vramplan.card import Card
 from vramplan.job import Job
+from vramplan.learned import context
 from vramplan.result import Term
 from vramplan.timeline import Storage
 from vramplan.units import MiB
@@ -52,11 +53,10 @@ def ddp_buckets(gradients: Sequence[int]) -> list[Storage]:
     return buckets
 
 
-def outside_terms(job: Job) -> list[Term]:
-    """Memory that torch's allocator does not see."""
-    terms = [
-        Term("context", "CUDA context and kernels", CUDA_CONTEXT_BYTES, formula="a prior", source="see overheads.py")
-    ]
+def outside_terms(job: Job, card: Card) -> list[Term]:
+    """Memory that torch's allocator does not see: as measured on such a card, else a prior."""
+    size, said = context(card) or (CUDA_CONTEXT_BYTES, "a prior")
+    terms = [Term("context", "CUDA context and kernels", size, formula=said, source="see overheads.py")]
     if job.num_gpus > 1:
         terms.append(Term("context", "NCCL buffers", NCCL_BYTES, formula="a prior", source="see overheads.py"))
     return terms

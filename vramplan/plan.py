@@ -21,6 +21,8 @@ Estimator = Callable[[ModelSpec, Job, Card], Begun]
 
 MANY_STEPS = 64
 """Accumulation beyond this draws a warning."""
+WITHOUT_MARGIN = "fits only without the safety margin"
+"""The reason for a pair that the margin alone rules out."""
 FREE = "free"
 """The cost of a lever that costs nothing."""
 WORTH_IT = 0.02
@@ -166,7 +168,7 @@ class _Tried:
 
     def too_large(self, micro: int, steps: int) -> bool:
         """Whether its tensors alone are more than the card has."""
-        return self.begin(micro, steps).least_bytes > self.card.usable_bytes
+        return self.begin(micro, steps).least_bytes > self.card.plannable_bytes
 
     def fits(self, micro: int, steps: int) -> bool:
         """Whether this micro-batch fits."""
@@ -254,7 +256,7 @@ def _largest_micro_batch(wanted: list[tuple[int, int]], fitting: int, tried: _Tr
     while high is None or high - low > 1:
         half = max(1, low // 2)
         slope = (tried.need(low, steps) - tried.need(half, steps)) / (low - half) if low > half else 0.0
-        guess = low + int(tried(low, steps).headroom_bytes / slope) if slope > 0 else 2 * low
+        guess = low + int(tried(low, steps).spare_bytes / slope) if slope > 0 else 2 * low
         guess = max(low + 1, guess if high is None else min(guess, high - 1))
         if guess > 1 << 20:
             return low
@@ -314,11 +316,19 @@ def _rejected(too_large: list[tuple[int, int]], tried: _Tried) -> list[Rejected]
         if rejected:
             rejected.append(Rejected(micro, steps, f"larger than {too_large[0][0]}, which does not fit"))
             continue
-        need = tried.need(micro, steps)
-        over = tried.too_large(micro, steps) or tried(micro, steps).headroom_bytes < 0
-        reason = "needs more than the card has" if over else "does not fit after fragmentation"
+        reason = _reason(tried, micro, steps)
+        need = tried(micro, steps).device_total_bytes if reason == WITHOUT_MARGIN else tried.need(micro, steps)
         rejected.append(Rejected(micro, steps, reason, need))
     return rejected
+
+
+def _reason(tried: _Tried, micro: int, steps: int) -> str:
+    if tried.begin(micro, steps).least_bytes > tried.card.usable_bytes:
+        return "needs more than the card has"
+    one = tried(micro, steps)
+    if one.fits_without_margin:
+        return WITHOUT_MARGIN
+    return "needs more than the card has" if one.headroom_bytes < 0 else "does not fit after fragmentation"
 
 
 def _warnings(recommended: Plan | None) -> list[str]:

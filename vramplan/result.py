@@ -45,7 +45,12 @@ class Estimate:
     """Reserved plus what lies outside torch's allocator (CUDA context, NCCL): what nvidia-smi shows for the process."""
     capacity_bytes: int
     """What this process may take of the card."""
+    margin_bytes: int
+    """Of that, what a plan leaves free for what the estimate may miss."""
     fits: bool
+    """Whether it fits with the margin left free."""
+    fits_without_margin: bool
+    """Whether it fits where nothing is left free."""
     phases: dict[str, int]
     """Allocated peak of each phase: loaded, forward, backward, optimizer, eval."""
     peak_phase: str
@@ -78,6 +83,11 @@ class Estimate:
     def headroom_bytes(self) -> int:
         """Bytes of the card left free; negative where it does not fit."""
         return self.capacity_bytes - self.device_total_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes left free beyond the margin."""
+        return self.headroom_bytes - self.margin_bytes
 
     def by_category(self) -> dict[str, int]:
         """Bytes of each category."""

@@ -55,7 +55,7 @@ def begin(spec: ModelSpec, job: Job, card: Card) -> Begun:
         step = Step(setting, plan, card)
         check_adapters(job, step.widths, linear_names(step))
         peak_tensor_bytes = max(step.timeline.live_bytes(with_kernels=False))
-    least_bytes = peak_tensor_bytes + sum(term.num_bytes for term in outside_terms(job))
+    least_bytes = peak_tensor_bytes + sum(term.num_bytes for term in outside_terms(job, card))
 
     def finish() -> Estimate:
         with no_cycle_collection():

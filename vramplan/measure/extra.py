@@ -21,7 +21,9 @@ def versions() -> str:
         try:
             found.append(f"{name} {version(name).partition('+')[0]}")
         except PackageNotFoundError as error:
-            raise MissingDependencyError(f"tracing needs {name}, which is not installed: {INSTALL}") from error
+            raise MissingDependencyError(
+                f"running the real model needs {name}, which is not installed: {INSTALL}"
+            ) from error
     return ", ".join(found)
 
 

@@ -39,7 +39,7 @@ class Law:
         """
         played = self.played(spec, job, card)
         peak_tensor_bytes = played.peak_tensor_bytes
-        least_bytes = peak_tensor_bytes + sum(term.num_bytes for term in outside_terms(job))
+        least_bytes = peak_tensor_bytes + sum(term.num_bytes for term in outside_terms(job, card))
         return Begun(least_bytes, lambda: conclude(played, spec.name, job, card, peak_tensor_bytes))
 
     def played(self, spec: ModelSpec, job: Job, card: Card) -> Played:

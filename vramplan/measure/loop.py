@@ -8,9 +8,9 @@ a test runs the real Trainer beside it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -18,8 +18,8 @@ from torch import nn
 from vramplan.errors import ConfigError
 from vramplan.job import Job
 from vramplan.measure import optimizers
+from vramplan.measure.dtypes import DTYPES
 from vramplan.measure.models import Subject
-from vramplan.measure.watch import DTYPES, Watch, categorize
 
 MOST_MICRO_STEPS = 2
 """A third micro-batch of one optimizer step finds what the second found: the gradients."""
@@ -31,31 +31,44 @@ MAX_GRAD_NORM = 1.0
 Inputs = Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...]
 
 
-def make_inputs(subject: Subject, job: Job, times: int = 1) -> Inputs:
+class Observer(Protocol):
+    """Whoever looks on while steps run: the watch over tensors, or a meter on a card."""
+
+    def enter(self, phase: str) -> None:
+        """What follows belongs to `phase`."""
+
+    def called(self, name: str) -> AbstractContextManager[None]:
+        """What is made here is called `name`."""
+
+    def categorize(self, category: str, values: Iterable[Any]) -> None:
+        """Say what these tensors are for."""
+
+
+def make_inputs(subject: Subject, job: Job, device: str, times: int = 1) -> Inputs:
     """`times` micro-batches on the device: token ids and labels, and what else comes with them."""
     if subject.example is not None:
         if isinstance(subject.example, Mapping):
-            return {name: _like(one, times) for name, one in subject.example.items()}
-        return tuple(_like(one, times) for one in subject.example)
+            return {name: _like(one, times, device) for name, one in subject.example.items()}
+        return tuple(_like(one, times, device) for one in subject.example)
     shape = (times * job.micro_batch_size, job.sequence_length)
     names = ["input_ids", "labels"]
     if job.batches == "packed":
         names.append("position_ids")
     elif job.batches == "padded" or job.loop == "trainer":
         names.append("attention_mask")
-    return {name: torch.full(shape, int(name == "attention_mask"), dtype=torch.int64, device="cpu") for name in names}
+    return {name: torch.full(shape, int(name == "attention_mask"), dtype=torch.int64, device=device) for name in names}
 
 
-def _like(example: torch.Tensor, times: int) -> torch.Tensor:
+def _like(example: torch.Tensor, times: int, device: str) -> torch.Tensor:
     shape = (times * example.shape[0], *example.shape[1:]) if example.dim() else ()
-    return torch.zeros(shape, dtype=example.dtype, device="cpu")
+    return torch.zeros(shape, dtype=example.dtype, device=device)
 
 
 @contextmanager
-def autocast(job: Job) -> Iterator[None]:
+def autocast(job: Job, device_type: str) -> Iterator[None]:
     """The job's autocast around a forward."""
     dtype = torch.bfloat16 if job.autocast == "none" else DTYPES[job.autocast]
-    with torch.autocast("cpu", dtype=dtype, enabled=job.autocast != "none"):
+    with torch.autocast(device_type, dtype=dtype, enabled=job.autocast != "none"):
         yield
 
 
@@ -81,11 +94,18 @@ class Steps:
         subject: Subject,
         job: Job,
         recipe: optimizers.Recipe,
-        watch: Watch,
+        observer: Observer,
         enter: Callable[[str], None] | None = None,
+        device: str = "cpu",
     ) -> None:
-        self.subject, self.job, self.watch = subject, job, watch
-        self.enter = enter or watch.enter
+        self.subject, self.job, self.observer, self.device = subject, job, observer, device
+        self.model: nn.Module = subject.module
+        """What is called: the model, or what wraps it for several ranks."""
+        self.alone: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Around each micro-step but an optimizer step's last: ranks do not sum their gradients yet."""
+        self.enter = enter or observer.enter
+        self.fill: Callable[[Inputs], Inputs] = lambda inputs: inputs
+        """What a real run puts into a batch; a trace has no values."""
         self.trained = [p for p in subject.module.parameters() if p.requires_grad]
         self.optimizer = optimizers.make(recipe, subject.module, job)
         self.micro_steps = 1
@@ -105,7 +125,7 @@ class Steps:
         """A forward without gradients at the same batch."""
         self.subject.module.eval()
         with torch.no_grad():
-            self._forward(make_inputs(self.subject, self.job))
+            self._forward(self._inputs())
 
     def close(self) -> None:
         """Drop what the loop itself holds."""
@@ -117,18 +137,22 @@ class Steps:
         """``loss = model(**batch).loss; loss.backward()``; the loss, and the graph behind it, go at the end."""
         loss: torch.Tensor | None = None
         inputs = None
-        for _ in range(self.micro_steps):
+        for number in range(self.micro_steps):
             self.enter("forward")
-            inputs = make_inputs(self.subject, self.job)
-            loss = self._forward(inputs)
-            self._backward(loss)
+            inputs = self._inputs()
+            with nullcontext() if number == self.micro_steps - 1 else self.alone():
+                loss = self._forward(inputs)
+                self._backward(loss)
         self.enter("optimizer")
         self._optimize()
         del loss, inputs
 
+    def _inputs(self, times: int = 1) -> Inputs:
+        return self.fill(make_inputs(self.subject, self.job, self.device, times))
+
     def _forward(self, inputs: Inputs, **more: Any) -> torch.Tensor:
-        model = self.subject.module
-        with autocast(self.job):
+        model = self.model
+        with autocast(self.job, self.device.partition(":")[0]):
             outputs = model(**inputs, **more) if isinstance(inputs, Mapping) else model(*inputs)
         if self.job.loop == "trainer" and self.job.autocast != "none":
             from accelerate.utils.operations import convert_to_fp32
@@ -139,12 +163,12 @@ class Steps:
     def _backward(self, loss: torch.Tensor) -> None:
         self.enter("backward")
         loss.backward()
-        categorize(self.watch, "gradient", [p.grad for p in self.trained])
+        self.observer.categorize("gradient", [p.grad for p in self.trained])
 
     def _optimize(self) -> None:
         self.optimizer.step()
         states = [value for state in self.optimizer.state.values() for value in state.values()]
-        categorize(self.watch, "optimizer_state", states)
+        self.observer.categorize("optimizer_state", states)
         self.optimizer.zero_grad(set_to_none=True)
 
     # -- transformers' Trainer -----------------------------------------------------------------------------------------
@@ -154,10 +178,11 @@ class Steps:
         batches, items = self._fetch()
         self.held = [batches, items]  # the step before held its own until now
         if not hasattr(self, "total"):
-            self.total = torch.zeros((), device="cpu")
-        for inputs in batches[: self.micro_steps]:
+            self.total = torch.zeros((), device=self.device)
+        for number, inputs in enumerate(batches[: self.micro_steps]):
             self.enter("forward")
-            loss = self._training_step(inputs, items)
+            with nullcontext() if number == self.micro_steps - 1 else self.alone():
+                loss = self._training_step(inputs, items)
             torch.isnan(loss)  # logging_nan_inf_filter
             torch.isinf(loss)
             self.total += loss
@@ -170,10 +195,10 @@ class Steps:
     def _fetch(self) -> tuple[list[Inputs], torch.Tensor | None]:
         """A step's micro-batches come together (get_batch_samples); those beyond the second are one tensor here."""
         steps = self.job.gradient_accumulation_steps
-        batches = [make_inputs(self.subject, self.job)]
+        batches = [self._inputs()]
         if steps > 1:
-            with self.watch.called(WAITING):
-                batches.append(make_inputs(self.subject, self.job, steps - 1))
+            with self.observer.called(WAITING):
+                batches.append(self._inputs(steps - 1))
         first = batches[0]
         if not (self.counts_items and isinstance(first, Mapping) and "labels" in first):
             return batches, None

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vramplan.errors import UnsupportedError
+from vramplan.errors import MissingDependencyError, UnsupportedError
 from vramplan.measure.autocast import low_dtype
 from vramplan.units import ceil_div
 
@@ -202,6 +202,23 @@ def use(module: nn.Module, loss: str, owner: str) -> None:
         return CausalLMOutputWithPast(loss=fused(outputs[0], _head(self), labels))
 
     inner.forward = types.MethodType(forward, inner)
+
+
+def use_liger(module: nn.Module, owner: str) -> None:
+    """The real Liger loss, on a card: only the loss, none of its other kernels.
+
+    Raises:
+        MissingDependencyError: where liger-kernel is not installed.
+    """
+    try:
+        from liger_kernel.transformers import _apply_liger_kernel_to_instance
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{owner}: --loss liger on a card needs liger-kernel: pip install liger-kernel"
+        ) from (error)
+    inner: Any = module.get_base_model() if hasattr(module, "get_base_model") else module
+    others = {"rope": False, "rms_norm": False, "swiglu": False, "geglu": False, "layer_norm": False}
+    _apply_liger_kernel_to_instance(model=inner, fused_linear_cross_entropy=True, **others)
 
 
 def _head(model: Any) -> torch.Tensor:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,8 +16,11 @@ from torch import nn
 from vramplan.errors import ConfigError, SpecError, UnsupportedError
 from vramplan.job import Job
 from vramplan.measure import losses
-from vramplan.measure.watch import DTYPES, Watch
+from vramplan.measure.dtypes import DTYPES
 from vramplan.spec import IMPORT_PATH, ModelSpec
+
+if TYPE_CHECKING:
+    from vramplan.measure.watch import Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,10 @@ def build(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool = Fals
     if job.method != "full":
         module = with_adapters(module, job, device)
     if job.checkpointing == "full":
-        checkpoint(module, job)
-    if job.loss != "standard":
+        checkpoint(module, job, keep_rng=device.startswith("cuda"))
+    if job.loss == "liger" and device.startswith("cuda"):
+        losses.use_liger(module, spec.name)
+    elif job.loss != "standard":
         losses.use(module, job.loss, spec.name)
     return Subject(module.train(), subject.example, subject.vocabulary)
 
@@ -182,6 +187,8 @@ def from_import_path(path: str, job: Job, device: str) -> Subject:
             f"{path}: the example holds {own} samples, asked for {job.micro_batch_size};"
             " let the function take micro_batch_size"
         )
+    if device != "meta":
+        module = module.to(device)
     return Subject(module.to(DTYPES[job.dtype]), example if isinstance(example, Mapping) else tuple(example))
 
 
@@ -221,8 +228,10 @@ def _linear_names(module: nn.Module) -> list[str]:
     return [path for path, one in module.named_modules() if isinstance(one, nn.Linear)]
 
 
-def checkpoint(module: nn.Module, job: Job) -> None:
+def checkpoint(module: nn.Module, job: Job, keep_rng: bool = False) -> None:
     """Switch on activation checkpointing, as transformers' Trainer does; inputs need gradients under adapters.
+
+    `keep_rng`, torch's default: the state of the random numbers is copied to the host before each layer.
 
     Raises:
         ConfigError: for a model that has no switch.
@@ -231,7 +240,7 @@ def checkpoint(module: nn.Module, job: Job) -> None:
     if switch is None:
         raise ConfigError("this model has no gradient_checkpointing_enable; use --checkpointing none")
     try:
-        switch(gradient_checkpointing_kwargs={"use_reentrant": False, "preserve_rng_state": False})
+        switch(gradient_checkpointing_kwargs={"use_reentrant": False, "preserve_rng_state": keep_rng})
     except ValueError as error:
         raise ConfigError(f"{_first_line(error)}; use --checkpointing none") from error
     if job.method != "full":

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
@@ -21,6 +19,7 @@ from vramplan.measure.fake import Fakes
 from vramplan.measure.host import HostReads
 from vramplan.measure.loop import Steps
 from vramplan.measure.models import Subject, build, place
+from vramplan.measure.quiet import quiet
 from vramplan.measure.watch import Record, Watch
 from vramplan.overheads import cublas_workspace, ddp_buckets
 from vramplan.result import Estimate
@@ -188,19 +187,3 @@ class Run:
             flops_per_micro_step=flops(work),
             versions=versions,
         )
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Libraries keep their warnings to themselves: they speak of weights that nobody loads."""
-    loggers = [logging.getLogger(name) for name in ("transformers", "torch", "accelerate", "peft")]
-    levels = [one.level for one in loggers]
-    for one in loggers:
-        one.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for one, level in zip(loggers, levels, strict=True):
-            one.setLevel(level)

@@ -20,14 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vramplan.measure import kernels
+from vramplan.measure.dtypes import NAMES
 from vramplan.measure.engine import Sums
 from vramplan.measure.fake import Fakes
 from vramplan.measure.host import NEEDS_DATA
 from vramplan.roofline import Kernel
 from vramplan.timeline import Mark, Storage, Timeline
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(slots=True)
@@ -188,6 +186,13 @@ class Watch(TorchDispatchMode):
         for record in self.records[first:]:
             record.op = name
 
+    def categorize(self, category: str, values: Iterable[Any]) -> None:
+        """Say what the storages behind these tensors are for, where nothing has been said yet."""
+        for value in values:
+            number = self.number_of(value) if isinstance(value, torch.Tensor) else None
+            if number is not None and not self.records[number].category:
+                self.records[number].category = category
+
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """The number of the storage behind a tensor, if it is followed."""
         reference = self._live.get(tensor.untyped_storage()._cdata)
@@ -289,11 +294,3 @@ def collapse(path: str) -> str:
     'layers.*.self_attn.q_proj'
     """
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", _WRAPPERS.sub("", path))
-
-
-def categorize(watch: Watch, category: str, values: Iterable[Any]) -> None:
-    """Say what the storages behind these tensors are for, where nothing has been said yet."""
-    for value in values:
-        number = watch.number_of(value) if isinstance(value, torch.Tensor) else None
-        if number is not None and not watch.records[number].category:
-            watch.records[number].category = category

@@ -30,7 +30,9 @@ def estimate(one: Estimate) -> dict[str, Any]:
         "device_total_bytes": one.device_total_bytes,
         "capacity_bytes": one.capacity_bytes,
         "headroom_bytes": one.headroom_bytes,
+        "margin_bytes": one.margin_bytes,
         "fits": one.fits,
+        "fits_without_margin": one.fits_without_margin,
         "peak_phase": one.peak_phase,
         "phases": one.phases,
         "terms": [

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vramplan.errors import ConfigError, MissingDependencyError
-from vramplan.render.files import write as write_file
+from vramplan.files import write as write_file
 from vramplan.render.text import CATEGORIES
 from vramplan.result import Estimate
 from vramplan.timeline import Timeline

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vramplan.allocator import SMALL_BUFFER, AllocatorSettings, Replay, replay
-from vramplan.overheads import outside_terms
-from vramplan.render.files import write as write_file
+from vramplan.files import write as write_file
 from vramplan.result import Estimate
 from vramplan.timeline import Storage, Timeline
 
@@ -34,7 +33,7 @@ def write(one: Estimate, path: Path) -> None:
     """
     assert one.timeline is not None
     settings = AllocatorSettings(expandable_segments=one.job.expandable_segments)
-    available = one.capacity_bytes - sum(term.num_bytes for term in outside_terms(one.job))
+    available = one.capacity_bytes - (one.device_total_bytes - one.peak_reserved_bytes)
     sizes = one.timeline.sizes()
     run = replay(one.timeline.events, sizes, max(0, available), settings, record=True)
     write_file(path, pickle.dumps(snapshot(one.timeline, run, settings), protocol=PICKLE_PROTOCOL))

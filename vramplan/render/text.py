@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vramplan.card import Card
-from vramplan.plan import Advice, Plan, Run, Search
+from vramplan.plan import WITHOUT_MARGIN, Advice, Plan, Run, Search
 from vramplan.result import Estimate, Term
 from vramplan.spec import ModelSpec
 from vramplan.units import GiB, format_bytes, format_count
@@ -76,7 +76,7 @@ def search(one: Search, run: Run, width: int = WIDTH) -> RenderableType:
             + Text(
                 f"even micro-batch {one.smallest.micro_batch_size} needs at least {gib(one.smallest.least_bytes)} of "
             )
-            + Text(f"{free_gib(one.smallest.capacity_bytes)} GiB."),
+            + Text(f"{free_gib(one.smallest.capacity_bytes - one.smallest.margin_bytes)} GiB."),
             Text(""),
             breakdown(one.smallest),
             Text(""),
@@ -98,7 +98,8 @@ def heading(one: Estimate, card: Card, num_gpus: int) -> Text:
     text = Text(one.model, style="bold")
     text.append(f"  {format_count(one.num_parameters)} parameters, {trained}\n", style="not bold")
     held = f", {format_bytes(card.held_bytes)} held by others" if card.held_bytes else ""
-    text.append(f"{cards}  {free_gib(one.capacity_bytes)} GiB for this process{held}", style="not bold")
+    kept = f", {gib(one.margin_bytes)} of it kept free as a margin" if one.margin_bytes else ""
+    text.append(f"{cards}  {free_gib(one.capacity_bytes)} GiB for this process{kept}{held}", style="not bold")
     return text
 
 
@@ -125,12 +126,13 @@ def plan_table(one: Search, width: int = WIDTH) -> Table:
         )
     for rejected in one.rejected[:1]:
         assert rejected.device_total_bytes is not None
+        said = "only without margin" if rejected.reason == WITHOUT_MARGIN else "does not fit, at least"
         table.add_row(
             "",
             str(rejected.micro_batch_size),
             str(rejected.gradient_accumulation_steps),
             str(one.job.num_gpus),
-            Text("does not fit, at least" if width >= 78 else "no", style="red"),
+            Text(said if width >= 78 else "no", style="red"),
             gib(rejected.device_total_bytes),
             "",
             "",
@@ -201,6 +203,8 @@ def estimate(one: Estimate, card: Card, num_gpus: int, explain: bool = False) ->
     room = (
         f", {free_gib(one.headroom_bytes)} GiB free"
         if one.fits and one.headroom_bytes >= 0
+        else ", or only without the safety margin"
+        if one.fits_without_margin
         else f", needs at least {gib(one.least_bytes)} of {free_gib(one.capacity_bytes)} GiB"
         if one.least_bytes > one.capacity_bytes
         else ", for want of a free stretch large enough"

@@ -1,0 +1,148 @@
+"""What commands have in common: arguments, the flags of a job, progress."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from vramplan.errors import ConfigError, UnsupportedError
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A shipped name, a Hub id, a folder, a config.json or package.module:function."
+    ),
+]
+Gpu = Annotated[str, typer.Option(help="Card by name, or auto for the one in this box.", show_default=False)]
+Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Let a trace run code that comes with the model.")]
+MicroBatch = Annotated[int | None, typer.Option("--micro-batch", help="Samples one card takes in one forward (1).")]
+Accumulation = Annotated[
+    int | None, typer.Option("--accumulation", help="Micro-batches behind one optimizer step (1).")
+]
+Device = Annotated[str, typer.Option(help="cuda; cpu: real steps on the host, watched tensor by tensor.")]
+MaxRuns = Annotated[int, typer.Option(help="Real runs that one answer may take.")]
+Timeout = Annotated[float, typer.Option(help="Seconds that one run may take.")]
+Record = Annotated[Path | None, typer.Option(help="Folder to keep each run in, as one JSON file.")]
+Confidence = Annotated[
+    float | None, typer.Option(help="How sure a verdict is to be, which sets the safety margin; 0 for none (0.9).")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class Flag(NamedTuple):
+    """A flag that says something of the job; `field` is what :class:`vramplan.Job` calls it."""
+
+    type: Any
+    help: str
+    field: str = ""
+
+
+JOB_FLAGS = {
+    "num_gpus": Flag(int, "Data-parallel cards that each hold the whole model (1)."),
+    "method": Flag(str, "full or lora (lora); dora with --by trace; qlora is refused so far."),
+    "lora_rank": Flag(int, "Rank of the adapters (8)."),
+    "lora_targets": Flag(str, "all-linear, or names of layers: q_proj,v_proj (all-linear)."),
+    "lora_dropout": Flag(float, "Dropout before each adapter (0)."),
+    "lora_dtype": Flag(str, "Stored dtype of adapters: fp32, bf16, fp16 (fp32, as PEFT)."),
+    "dtype": Flag(str, "Stored dtype of the weights: bf16, fp16, fp32 (bf16)."),
+    "autocast": Flag(str, "torch.autocast: none, bf16, fp16 (as the weights)."),
+    "quantize": Flag(str, "nf4 or int8: refused so far."),
+    "optimizer": Flag(str, "transformers' optim name (adamw_torch_fused)."),
+    "seq_len": Flag(int, "Tokens in each sample (2048).", "sequence_length"),
+    "batches": Flag(str, "unpadded, padded or packed samples (unpadded)."),
+    "checkpointing": Flag(str, "Activation checkpointing: full or none (full)."),
+    "attention": Flag(str, "sdpa, flash or eager (sdpa)."),
+    "loss": Flag(str, "standard, sliced (transformers before 4.49), liger or chunked (standard)."),
+    "loop": Flag(str, "trainer (transformers' Trainer) or plain (trainer)."),
+    "strategy": Flag(str, "ddp; fsdp with `probe`; zero1, zero2 and zero3 are refused so far (ddp)."),
+    "offload": Flag(str, "none; anything else is refused so far (none)."),
+    "job": Flag(Path, "A JSON file with more settings of the job."),
+}
+"""The flags that `suggest` and `estimate` share; :func:`vramplan.defaults.complete_job` fills in what is not given."""
+
+
+def with_job_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` with the job's flags added; it gets them as one dictionary, `given`."""
+    own = inspect.signature(command, eval_str=True).parameters
+    shared = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[flag.type | None, typer.Option(help=flag.help, show_default=False)],
+        )
+        for name, flag in JOB_FLAGS.items()
+    ]
+    mine = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, p in own.items() if name != "given"]
+
+    def run(**values: Any) -> None:
+        flags = {name: values.pop(name) for name in JOB_FLAGS}
+        command(**values, given=_given(flags))
+
+    parameters = [*mine[:-1], *shared, mine[-1]]  # --json comes last
+    run.__doc__, run.__name__ = command.__doc__, command.__name__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+def _given(flags: dict[str, Any]) -> dict[str, Any]:
+    """The job as given: the file first, flags over it."""
+    for name in ("quantize", "offload"):
+        if flags.pop(name) not in (None, "none"):
+            raise UnsupportedError(f"--{name} is not modelled yet")
+    given = _job_file(flags.pop("job"))
+    return given | {JOB_FLAGS[name].field or name: value for name, value in flags.items() if value is not None}
+
+
+def _job_file(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: broken JSON ({error})") from error
+    if not isinstance(given, dict):
+        raise ConfigError(f"{path}: expected a JSON object of job settings")
+    return given
+
+
+def batch_of(micro_batch: int | None, accumulation: int | None) -> dict[str, int]:
+    """What was given of the batch, as fields of the job."""
+    batch = {"micro_batch_size": micro_batch, "gradient_accumulation_steps": accumulation}
+    return {name: size for name, size in batch.items() if size is not None}
+
+
+def sure(confidence: float | None) -> dict[str, Any]:
+    """The confidence, where one was given."""
+    return {} if confidence is None else {"confidence": confidence}
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, float], None]]:
+    """Told what goes on, shows it on a terminal; what takes no time loads nothing."""
+    bar: Any = None
+
+    def tell(what: str, share: float) -> None:
+        nonlocal bar
+        if bar is None and sys.stderr.isatty():
+            from vramplan.render.progress import Bar
+
+            bar = Bar()
+        if bar is not None:
+            bar.tell(what, share)
+
+    try:
+        yield tell
+    finally:
+        if bar is not None:
+            bar.close()

@@ -1,0 +1,155 @@
+"""`vramplan probe`, `measure` and `accuracy`: what ran for real."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vramplan.cli.flags import (
+    Accumulation,
+    AsJson,
+    Device,
+    MaxRuns,
+    MicroBatch,
+    Model,
+    Record,
+    Timeout,
+    Trust,
+    batch_of,
+    progress,
+    with_job_flags,
+)
+from vramplan.errors import ConfigError
+
+Progress = Callable[[str, float], None]
+AsCard = Annotated[
+    str | None, typer.Option(help="A smaller card that this one stands in for: torch is held to its memory.")
+]
+
+
+def bench(
+    gpu: str | None,
+    device: str,
+    timeout: float,
+    record: Path | None,
+    trust_remote_code: bool,
+    tell: Progress,
+    **more: Any,
+) -> Any:
+    """What runs are made on.
+
+    Raises:
+        VramplanError: where there is no such card here.
+    """
+    from vramplan import ledger, probing
+
+    if not 0 < timeout < 1e6:
+        raise ConfigError(f"--timeout {timeout:g}: expected seconds above 0")
+    settings = {
+        "timeout_seconds": timeout,
+        "trust_remote_code": trust_remote_code,
+        "progress": tell,
+        **({"keep": lambda measured, history: ledger.save(record, measured, history)} if record is not None else {}),
+        **more,
+    }
+    return probing.bench(gpu, device=device, **settings)
+
+
+@with_job_flags
+def probe(
+    model: Model,
+    as_card: AsCard = None,
+    micro_batch: MicroBatch = None,
+    accumulation: Accumulation = None,
+    steps: Annotated[int, typer.Option(help="Optimizer steps to run; the first warms up.")] = 3,
+    find_max: Annotated[bool, typer.Option("--find-max", help="Look for the largest micro-batch that runs.")] = False,
+    max_runs: MaxRuns = 8,
+    device: Device = "cuda",
+    timeout: Timeout = 600.0,
+    record: Record = None,
+    history: Annotated[bool, typer.Option("--history", help="With --record: every allocation and free, too.")] = False,
+    trust_remote_code: Trust = False,
+    as_json: AsJson = False,
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Run a job on the card in this box, with random weights, and measure it."""
+    from vramplan import probing, runner
+
+    if not 1 <= steps <= 1000:
+        raise ConfigError(f"--steps {steps}: expected 1 to 1000")
+    if max_runs < 1:
+        raise ConfigError(f"--max-runs {max_runs}: expected 1 or more")
+    if history and record is None:
+        raise ConfigError("--history needs --record DIR, the folder to put it into")
+    if find_max and runner.is_torchrun():
+        raise ConfigError("--find-max starts its runs itself, which torchrun does not allow; run it without torchrun")
+    given |= batch_of(micro_batch, accumulation)
+    with progress() as tell:
+        on = bench(as_card, device, timeout, record, trust_remote_code, tell, steps=steps, history=history)
+        found: Any
+        if find_max:
+            found = probing.find_max(model, on=on, most_runs=max_runs, **given)
+        else:
+            found = probing.probe(model, on=on, **given)
+    if runner.is_torchrun() and int(os.environ["RANK"]) and found.fits:
+        return  # the first rank speaks for all; one that ran out of memory for itself
+    if as_json:
+        from vramplan.render import json, measured_json
+
+        print(json.dumps(measured_json.largest(found) if find_max else measured_json.tried(found)))
+    else:
+        from vramplan.render import measured, text
+
+        text.print_all(measured.largest(found) if find_max else measured.tried(found))
+    raise typer.Exit(0 if (found.micro_batch_size if find_max else found.fits) else 1)
+
+
+def measure(
+    out: Annotated[Path, typer.Option(help="The ledger: each run becomes a file here; those there are skipped.")],
+    minutes: Annotated[float, typer.Option(help="Time for all of it; the most informative runs come first.")] = 9.0,
+    only: Annotated[str, typer.Option(help="Runs whose name matches this regular expression.")] = "",
+    show: Annotated[bool, typer.Option("--list", help="List the runs that are left, and stop.")] = False,
+    device: Device = "cuda",
+    as_card: AsCard = None,
+) -> None:
+    """Measure a matrix of jobs into a ledger; run it again until nothing is left."""
+    from vramplan import campaign
+    from vramplan.render import text
+
+    if not 0 < minutes < 1e5:
+        raise ConfigError(f"--minutes {minutes:g}: expected more than 0")
+    with progress() as tell:
+        on = bench(as_card, device, minutes * 60, None, False, tell)
+        left = campaign.left(on, out, only)
+        if show:
+            text.print_all(*(case.name for case in left))
+            return
+        for line in campaign.run(on, out, left, minutes * 60):
+            text.print_all(line)
+
+
+def accuracy(
+    ledger: Annotated[Path, typer.Option(help="Folder of measured runs.")] = Path("tests/measured"),
+    published: Annotated[Path | None, typer.Option(help="File of runs that others have published.")] = None,
+    by: Annotated[str, typer.Option(help="Estimators to compare: analytic, trace, or both with a comma.")] = "analytic",
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Hold estimates against measured runs."""
+    from vramplan import accuracy as held
+
+    with progress() as tell:
+        found = held.compare(ledger, published, tuple(by.split(",")), tell)
+    if as_json:
+        from vramplan.render import json, measured_json
+
+        print(json.dumps(measured_json.accuracy(found)))
+    else:
+        from vramplan.render import measured, text
+
+        print(measured.markdown(found)) if markdown else text.print_all(measured.accuracy(found))

@@ -1,0 +1,137 @@
+"""`vramplan suggest` and `vramplan estimate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vramplan.cli import measuring
+from vramplan.cli.flags import (
+    Accumulation,
+    AsJson,
+    Confidence,
+    Device,
+    Gpu,
+    MaxRuns,
+    MicroBatch,
+    Model,
+    Record,
+    Timeout,
+    Trust,
+    batch_of,
+    progress,
+    sure,
+    with_job_flags,
+)
+
+
+@with_job_flags
+def suggest(
+    model: Model,
+    gpu: Gpu,
+    global_batch: Annotated[int, typer.Option(help="Samples behind one optimizer step.", show_default=False)],
+    samples: Annotated[int | None, typer.Option(help="Samples in the data set: adds the steps of the run.")] = None,
+    epochs: Annotated[float, typer.Option(help="Passes over the data set.")] = 1.0,
+    base_lr: Annotated[float | None, typer.Option(help="A learning rate you know to work, to carry over.")] = None,
+    base_batch: Annotated[int | None, typer.Option(help="The global batch that rate was tuned for.")] = None,
+    probe: Annotated[bool, typer.Option("--probe", help="Run the plan on the card in this box, and mend it.")] = False,
+    device: Device = "cuda",
+    max_runs: MaxRuns = 8,
+    timeout: Timeout = 600.0,
+    record: Record = None,
+    confidence: Confidence = None,
+    trust_remote_code: Trust = False,
+    as_json: AsJson = False,
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Find batch x accumulation for a global batch; with --probe, prove it."""
+    from vramplan import api, plan
+
+    with progress() as tell:
+        on = measuring.bench(gpu, device, timeout, record, trust_remote_code, tell) if probe else None
+        found = api.suggest(
+            model,
+            gpu if on is None else on.card,
+            global_batch,
+            samples=samples,
+            epochs=epochs,
+            base_lr=base_lr,
+            base_batch=base_batch,
+            progress=tell,
+            trust_remote_code=trust_remote_code,
+            **sure(confidence),
+            **given,
+        )
+        verified = None
+        if on is not None and found.recommended is not None:
+            from vramplan import probing
+
+            verified = probing.prove(model, found, on, max_runs)
+    run = plan.Run(samples, epochs)
+    if as_json:
+        from vramplan.render import json as as_text
+
+        shown = as_text.search(found, run)
+        if verified is not None:
+            from vramplan.render import measured_json
+
+            shown["verified"] = measured_json.verified(verified)
+        print(as_text.dumps(shown))
+    else:
+        from vramplan.render import text
+
+        text.print_all(text.search(found, run, text.width()))
+        if verified is not None:
+            from vramplan.render import measured as as_proof
+
+            text.print_all(as_proof.verified(verified))
+    raise typer.Exit(0 if (verified.plan if verified is not None else found.recommended) else 1)
+
+
+@with_job_flags
+def estimate(
+    model: Model,
+    gpu: Gpu,
+    micro_batch: MicroBatch = None,
+    accumulation: Accumulation = None,
+    by: Annotated[
+        str | None, typer.Option(help="analytic, or trace (the real model; analytic where a block describes it).")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="List every tensor at the peak.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw memory over the step: FILE.svg, .png or .html.")] = None,
+    snapshot: Annotated[Path | None, typer.Option(help="Write FILE.pickle for PyTorch's memory viewer.")] = None,
+    confidence: Confidence = None,
+    trust_remote_code: Trust = False,
+    as_json: AsJson = False,
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Say what one job needs, byte by byte."""
+    from vramplan import api
+
+    card = api.load_card(gpu)
+    given |= batch_of(micro_batch, accumulation)
+    with progress() as tell:
+        found = api.estimate(
+            model, card, by=by, progress=tell, trust_remote_code=trust_remote_code, **sure(confidence), **given
+        )
+    if plot is not None:
+        import vramplan.render.plot as as_picture
+
+        as_picture.write(found, plot)
+    if snapshot is not None:
+        import vramplan.render.snapshot as as_snapshot
+
+        as_snapshot.write(found, snapshot)
+    if as_json:
+        from vramplan.render import json as as_text
+
+        print(as_text.dumps(as_text.estimate(found)))
+    else:
+        from vramplan.render import text
+
+        text.print_all(text.estimate(found, card, found.job.num_gpus, explain))
+    raise typer.Exit(0 if found.fits else 1)

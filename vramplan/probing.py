@@ -1,0 +1,189 @@
+"""The Python API of what runs on a card: probes, the largest batch, plans that are proved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vramplan import api, nvml, runner, stepping
+from vramplan.card import Card
+from vramplan.catalog import find_card
+from vramplan.checks import check_card
+from vramplan.defaults import complete_job
+from vramplan.errors import ConfigError, UnsupportedError, VramplanError
+from vramplan.job import Job
+from vramplan.measured import Measured, Request
+from vramplan.overheads import outside_terms
+from vramplan.plan import Search
+from vramplan.result import Estimate
+from vramplan.runner import TIMEOUT_SECONDS, History, Progress
+from vramplan.spec import ModelSpec
+from vramplan.stepping import MOST_RUNS, Largest, Try, Verified
+from vramplan.units import format_bytes
+
+Device = Literal["cuda", "cpu"]
+Kept = Callable[[Measured, History], object]
+"""Called with each run as it ends: to put it into a ledger."""
+
+
+def _silent(what: str, share: float) -> None:
+    pass
+
+
+def _not_kept(measured: Measured, history: History) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What runs are made on, and how."""
+
+    card: Card
+    """The card in this box, or the one it stands in for."""
+    device: Device = "cuda"
+    capped: bool = False
+    """Whether torch's allocator is held to the card's size."""
+    rates: Card | None = None
+    """The card whose arithmetic is used: the one in this box."""
+    steps: int = 3
+    history: bool = False
+    timeout_seconds: float = TIMEOUT_SECONDS
+    trust_remote_code: bool = False
+    progress: Progress = _silent
+    keep: Kept = _not_kept
+
+    def measure(self, spec: ModelSpec, job: Job) -> Measured:
+        """Run a job.
+
+        Raises:
+            VramplanError: for whatever cannot run.
+        """
+        check_card(job, self.card)
+        if job.method not in ("full", "lora", "dora"):
+            raise UnsupportedError(f"--method {job.method} is not probed yet; probed: full, lora, dora")
+        if job.strategy == "fsdp" and self.device == "cpu":
+            raise UnsupportedError("--strategy fsdp --device cpu: the host's watch does not see into sharded tensors")
+        request = Request(
+            spec=spec,
+            job=job,
+            card=self.card,
+            device=self.device,
+            steps=self.steps,
+            cap_bytes=limit(self.card, job) if self.capped else None,
+            history=self.history,
+            trust_remote_code=self.trust_remote_code,
+        )
+        what = f"micro-batch {job.micro_batch_size}"
+        measured, history = runner.run(request, self.timeout_seconds, lambda w, s: self.progress(f"{what}: {w}", s))
+        measured = measured.model_copy(update={"model_flops_utilization": self._utilization(spec, measured)})
+        self.keep(measured, history)
+        return measured
+
+    def predict(self, spec: ModelSpec, job: Job) -> Estimate | None:
+        """The estimate of the same; None where nothing models it."""
+        try:
+            settings = {name: getattr(job, name) for name in job.model_fields_set}
+            return api.estimate(
+                spec, self.card, progress=self.progress, trust_remote_code=self.trust_remote_code, **settings
+            )
+        except UnsupportedError:
+            return None
+
+    def _utilization(self, spec: ModelSpec, measured: Measured) -> float | None:
+        """Arithmetic of a step without recomputation, over its time and the card's dense rate."""
+        time, job = measured.step_time, measured.job
+        if self.rates is None or not time:
+            return None
+        once = self.predict(spec, job.model_copy(update={"checkpointing": "none"}))
+        rate = self.rates.flops_per_second.get(job.autocast if job.autocast != "none" else job.dtype)
+        if once is None or not rate:
+            return None
+        return round(once.flops_per_micro_step * job.gradient_accumulation_steps / time / rate, 4)
+
+
+def limit(card: Card, job: Job) -> int:
+    """What torch's allocator may take of a card: all that a process gets, less what lies outside of it."""
+    return card.usable_bytes - sum(term.num_bytes for term in outside_terms(job, card))
+
+
+def bench(gpu: str | Card | None = None, *, device: str = "cuda", **settings: Any) -> Bench:
+    """The card in this box, or that card standing in for `gpu`.
+
+    On the host (`device` cpu) tensors are watched and run through the simulated allocator of `gpu`.
+
+    Raises:
+        ConfigError: where there is no card, or one smaller than what it is to stand in for.
+    """
+    if device not in ("cuda", "cpu"):
+        raise ConfigError(f"--device {device}: expected cuda or cpu")
+    wanted = None if gpu is None or (isinstance(gpu, str) and gpu.lower() == "auto") else gpu
+    wanted = find_card(wanted) if isinstance(wanted, str) else wanted
+    if device == "cpu":
+        if wanted is None:
+            raise ConfigError("--device cpu needs --as-card NAME: the card whose memory and kernels count")
+        return Bench(wanted, "cpu", capped=True, **settings)
+    try:
+        local = nvml.local_card()
+    except VramplanError as error:
+        why = str(error).removeprefix("--gpu auto: ").partition(";")[0]
+        raise ConfigError(f"no card to probe: {why}; `vramplan estimate` needs none") from error
+    if wanted is None or wanted.name == local.name:
+        return Bench(local, rates=local, **settings)
+    if wanted.usable_bytes > local.usable_bytes:
+        raise ConfigError(
+            f"--as-card {wanted.name}: needs {format_bytes(wanted.usable_bytes)}, the {local.title} here has"
+            f" {format_bytes(local.usable_bytes)} free"
+        )
+    return Bench(wanted, capped=True, rates=local, **settings)
+
+
+def probe(model: str | ModelSpec, gpu: str | Card | None = None, *, on: Bench | None = None, **job: Any) -> Try:
+    """Run a job on the card in this box, for real, beside its estimate; keyword arguments are fields of :class:`Job`.
+
+    Raises:
+        VramplanError: for whatever cannot run.
+    """
+    on = on or bench(gpu)
+    spec = model if isinstance(model, ModelSpec) else api.load_model(model)
+    full = complete_job(spec, on.card, job)
+    return Try(full, on.measure(spec, full), on.predict(spec, full))
+
+
+def find_max(
+    model: str | ModelSpec,
+    gpu: str | Card | None = None,
+    *,
+    on: Bench | None = None,
+    most_runs: int = MOST_RUNS,
+    **job: Any,
+) -> Largest:
+    """The largest micro-batch that really runs.
+
+    Raises:
+        VramplanError: for whatever cannot run.
+    """
+    on = on or bench(gpu)
+    spec = model if isinstance(model, ModelSpec) else api.load_model(model)
+    full = complete_job(spec, on.card, job)
+    start = full.micro_batch_size
+    if "micro_batch_size" not in job:
+        try:
+            settings = {name: getattr(full, name) for name in full.model_fields_set - {"gradient_accumulation_steps"}}
+            found = api.suggest(spec, on.card, full.num_gpus, advice=False, confidence=0.0, **settings)
+            start = max(1, found.max_micro_batch_size)
+        except UnsupportedError:
+            start = 1
+    return stepping.find_max(
+        full, start, lambda one: on.measure(spec, one), lambda one: on.predict(spec, one), most_runs
+    )
+
+
+def prove(model: str | ModelSpec, search: Search, on: Bench, most_runs: int = MOST_RUNS) -> Verified:
+    """Run a search's recommended plan; step down where it does not fit, up where there is room.
+
+    Raises:
+        VramplanError: for whatever cannot run.
+    """
+    spec = model if isinstance(model, ModelSpec) else api.load_model(model)
+    return stepping.verify(search, lambda one: on.measure(spec, one), lambda one: on.predict(spec, one), most_runs)
