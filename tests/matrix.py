@@ -82,7 +82,10 @@ EXTRAS: tuple[dict[str, Any], ...] = (
     {"batches": "packed"},
     {"attention": "flash"},
     {"attention": "flash", "batches": "padded"},
+    {"attention": "flash", "micro_batch_size": 1},
+    {"attention": "flash", "micro_batch_size": 1, "batches": "packed"},
     {"gradient_accumulation_steps": 2},
+    {"gradient_accumulation_steps": 3, "method": "full", "autocast": "none", "optimizer": "adamw_torch"},
     {"loop": "plain"},
     {"lora_dropout": 0.05},
     {"lora_dropout": 0.05, "autocast": "none"},
@@ -151,14 +154,12 @@ def all_cases() -> Iterator[Case]:
             )
             yield Case(family, setting, job)
     for extra in EXTRAS:
-        changes = {**SETTINGS["lora-autocast"], **extra}
+        changes = {**SETTINGS["lora-autocast"], "micro_batch_size": 2, **extra}
         card = changes.pop("card", "h100")
         if changes.get("lora_targets"):
             changes["lora_targets"] = tuple(changes["lora_targets"])
         for family in ("llama", "qwen2") if "lora_targets" not in extra else ("llama",):
-            yield Case(
-                family, "rarer", Job(micro_batch_size=2, sequence_length=256, checkpointing="none", **changes), card
-            )
+            yield Case(family, "rarer", Job(sequence_length=256, checkpointing="none", **changes), card)
 
 
 def traced(name: str) -> list[Any]:

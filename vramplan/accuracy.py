@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from vramplan import api, campaign, ledger
 from vramplan.catalog import find_card
 from vramplan.errors import ConfigError, UnknownNameError, VramplanError
-from vramplan.job import Job
 from vramplan.learned import CONFIDENCE
 from vramplan.measured import Measured
 from vramplan.result import Estimate
@@ -186,17 +185,9 @@ def estimate(one: Measured, by: str, confidence: float = CONFIDENCE) -> Estimate
         update={"held_bytes": one.environment.held_by_others_bytes if not one.environment.cap_bytes else 0}
     )
     try:
-        return api.estimate(spec, card, by=by, confidence=confidence, **_settings(one.job))
+        return api.estimate(spec, card, by=by, confidence=confidence, **one.job.settings)
     except VramplanError:
         return None
-
-
-def _settings(job: Job) -> dict[str, Any]:
-    return {
-        name: getattr(job, name)
-        for name in job.model_fields_set
-        if not (job.method == "full" and name.startswith("lora_"))
-    }
 
 
 def _rows(one: Measured, found: Estimate, by: str) -> list[Row]:
@@ -222,7 +213,7 @@ def _choices(runs: Sequence[Measured]) -> list[Choice]:
             continue
         spec = ModelSpec(name=one.model, model_type=one.model_type, config=one.config)
         job = {
-            k: v for k, v in _settings(one.job).items() if k not in ("micro_batch_size", "gradient_accumulation_steps")
+            k: v for k, v in one.job.settings.items() if k not in ("micro_batch_size", "gradient_accumulation_steps")
         }
         try:
             searched = api.suggest(spec, find_card(one.card), one.job.num_gpus, advice=False, **job)

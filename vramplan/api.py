@@ -9,11 +9,12 @@ from vramplan import hub, nvml, plan
 from vramplan.analytic import estimator
 from vramplan.analytic.families import FAMILIES, family_of
 from vramplan.analytic.optimizers import optimizer_of
+from vramplan.analytic.support import check_modelled
 from vramplan.card import Card
 from vramplan.catalog import find_card
 from vramplan.defaults import complete_job
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError
-from vramplan.job import MAX_COUNT
+from vramplan.job import MAX_COUNT, Job
 from vramplan.learned import CONFIDENCE, with_margin
 from vramplan.levers import levers
 from vramplan.result import Estimate
@@ -57,8 +58,9 @@ def estimate(
 ) -> Estimate:
     """What a job needs; keyword arguments are the fields of :class:`vramplan.Job`.
 
-    `by` is analytic or trace; None is analytic, or trace where no block describes the model. `progress` is told what a
-    trace is doing, and the share that is done. `confidence` sets the safety margin of the verdict; 0 is none.
+    `by` is analytic or trace; None is analytic, or trace where no block describes the model or method. `progress` is
+    told what a trace is doing, and the share that is done. `confidence` sets the safety margin of the verdict; 0 is
+    none.
 
     Raises:
         VramplanError: for whatever cannot run or is not modelled.
@@ -66,13 +68,15 @@ def estimate(
     if by not in (None, "analytic", "trace"):
         raise UnknownNameError("estimator", str(by), ("analytic", "trace"), "known: analytic, trace")
     spec, card = _resolve(model, gpu, confidence)
-    if by == "trace" or (by is None and _needs_trace(spec)):
+    full = complete_job(spec, card, job)
+    if by == "trace" or (by is None and _needs_trace(spec, full)):
         from vramplan.measure import tracing
 
         progress("loading torch, transformers and peft", 0.0)
-        found: Estimate = tracing().estimate(spec, complete_job(spec, card, job), card, progress, trust_remote_code)
+        trace = tracing()
+        found: Estimate = trace.estimate(spec, trace.settle(spec, full), card, progress, trust_remote_code)
         return found
-    return estimator.estimate(spec, complete_job(spec, card, job), card)
+    return estimator.estimate(spec, full, card)
 
 
 def suggest(
@@ -113,30 +117,36 @@ def suggest(
     spec, card = _resolve(model, gpu, confidence)
     full = complete_job(spec, card, job)
     run = plan.Run(samples, epochs, base_lr, base_batch, optimizer_of(full.optimizer).adaptive)
-    if _needs_trace(spec):
+    if _needs_trace(spec, full):
         from vramplan.measure import tracing
 
         progress("loading torch, transformers and peft", 0.0)
-        law = tracing().Law(progress, trust_remote_code)
-        return plan.search(spec, full, card, global_batch, law.begin, run)  # advice would be traces for each lever
+        trace = tracing()
+        law = trace.Law(progress, trust_remote_code)
+        return plan.search(
+            spec, trace.settle(spec, full), card, global_batch, law.begin, run
+        )  # advice would be traces for each lever
     return plan.search(spec, full, card, global_batch, estimator.begin, run, levers if advice else None)
 
 
-def _needs_trace(spec: ModelSpec) -> bool:
-    """Whether no block describes the model, and the libraries to trace it are there.
+def _needs_trace(spec: ModelSpec, job: Job) -> bool:
+    """Whether no block describes the model or the method, and the libraries to trace it are there.
 
     Raises:
         UnsupportedError: where they are not.
     """
-    if spec.model_type in FAMILIES:
+    if spec.model_type in FAMILIES and job.method != "dora":
         return False
     from vramplan.measure import INSTALL, is_installed
 
     if not is_installed():
         try:
             family_of(spec.model_type, spec.name)
+            check_modelled(job)
         except UnsupportedError as error:
-            raise UnsupportedError(f"{error}; the real model can be traced with {INSTALL}") from error
+            raise UnsupportedError(
+                f"{str(error).partition('; the real')[0]}; the real model can be traced with {INSTALL}"
+            ) from (error)
     return True
 
 

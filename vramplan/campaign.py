@@ -183,7 +183,7 @@ def run(on: Bench, folder: Path, cases: Sequence[Case], seconds: float) -> Itera
 def _measure(one: Case, on: Bench) -> str:
     spec, job = one.full_job(on)
     if one.find_max:
-        settings = {name: getattr(job, name) for name in job.model_fields_set - {"micro_batch_size"}}
+        settings = {k: v for k, v in job.settings.items() if k != "micro_batch_size"}
         found = probing.find_max(spec, on=on, **settings)
         return f"largest micro-batch {found.micro_batch_size}" + ("" if found.exact else ", perhaps more")
     return line(Try(job, on.measure(spec, job), on.predict(spec, job)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from vramplan.card import Card
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.job import Job
+from vramplan.spec import ModelSpec
 
 
 def check_job(job: Job, card: Card) -> None:
@@ -15,12 +16,22 @@ def check_job(job: Job, card: Card) -> None:
         ConfigError: for one that cannot run.
     """
     if job.method == "qlora":
-        raise UnsupportedError("--method qlora is not modelled yet; modelled: full, lora")
+        raise UnsupportedError("--method qlora is not modelled yet; modelled: full, lora, dora")
     if job.strategy != "ddp":
         raise UnsupportedError(
             f"--strategy {job.strategy} is not modelled yet; modelled: ddp, where every card holds the whole model"
         )
     check_card(job, card)
+
+
+def check_spec(spec: ModelSpec) -> None:
+    """Refuse a model that is not what its configuration makes it seem.
+
+    Raises:
+        UnsupportedError: for a quantized checkpoint.
+    """
+    if spec.config.get("quantization_config"):
+        raise UnsupportedError(f"{spec.name}: quantization_config: quantized checkpoints are not modelled yet")
 
 
 def check_card(job: Job, card: Card) -> None:

@@ -34,6 +34,8 @@ class Played:
     versions: str
     """The libraries whose behaviour this is."""
     notes: tuple[str, ...] = ()
+    own_model: bool = False
+    """A user's own model: it chooses its attention, its loss and the shape of its inputs."""
 
     @property
     def peak_tensor_bytes(self) -> int:
@@ -84,7 +86,7 @@ def conclude(played: Played, model: str, job: Job, card: Card, peak_tensor_bytes
         terms=(*peak_terms(timeline.live_at(peak_index), run), *outside),
         num_parameters=played.num_parameters,
         num_trainable_parameters=played.num_trainable_parameters,
-        assumptions=assumptions(job, card, played.versions),
+        assumptions=assumptions(job, card, played),
         notes=played.notes,
         micro_step_seconds=played.micro_step_seconds,
         optimizer_seconds=played.optimizer_seconds,
@@ -138,7 +140,7 @@ def peak_terms(live: Sequence[Storage], run: Replay) -> list[Term]:
     return terms
 
 
-def assumptions(job: Job, card: Card, versions: str) -> tuple[str, ...]:
+def assumptions(job: Job, card: Card, played: Played) -> tuple[str, ...]:
     """What the answer takes for granted, said with every answer."""
     method = "full fine-tuning"
     if job.method != "full":
@@ -149,12 +151,17 @@ def assumptions(job: Job, card: Card, versions: str) -> tuple[str, ...]:
         f" under {job.autocast} autocast" if job.autocast != "none" else ", no autocast"
     )
     checkpointing = "full checkpointing" if job.checkpointing == "full" else "no checkpointing"
+    source = {"trace": "the model's own code, traced with "}.get(played.by, "") + played.versions
     loop = "transformers Trainer" if job.loop == "trainer" else "plain loop"
     return (
         method,
         weights,
-        f"{job.optimizer}, {checkpointing}, {job.attention} attention, {job.loss} loss, {loop}",
-        f"{job.batches} sequences of {job.sequence_length} tokens, all equally long"
+        f"{job.optimizer}, {checkpointing}, "
+        + ("" if played.own_model else f"{job.attention} attention, {job.loss} loss, ")
+        + loop,
+        "the example's own inputs"
+        if played.own_model
+        else f"{job.batches} sequences of {job.sequence_length} tokens, all equally long"
         + (
             ", expandable segments"
             if job.expandable_segments
@@ -162,5 +169,5 @@ def assumptions(job: Job, card: Card, versions: str) -> tuple[str, ...]:
         ),
         f"{card.title}: {card.cuda_total_bytes >> 20} MiB visible to CUDA ({card.cuda_total_source})",
         card.margin_source or "no safety margin",
-        f"{versions}; {'NCCL is a prior' if context(card) else 'CUDA context and NCCL are priors'}",
+        f"{source}; {'NCCL is a prior' if context(card) else 'CUDA context and NCCL are priors'}",
     )

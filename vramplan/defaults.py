@@ -55,14 +55,13 @@ def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
     if "lora_dtype" not in job and job["dtype"] == "fp32":
         job["lora_dtype"] = "fp32"
     family = FAMILIES.get(spec.model_type)
-    attention, most = "sdpa", None
+    most = None
     if family is not None:
-        attention = "sdpa" if "sdpa" in family.attention else family.attention[0]
+        job.setdefault("attention", "sdpa" if "sdpa" in family.attention else family.attention[0])
         shape = family.shape(Config(spec.config, spec.name))
         most = shape.positions if shape.hard_limit else None  # a table of positions: the default must fit into it
     else:
         most = next((n for key in POSITIONS if isinstance(n := spec.config.get(key), int) and n > 0), None)
-    job.setdefault("attention", attention)
     if most is not None:
         job.setdefault("sequence_length", min(Job.model_fields["sequence_length"].default, most))
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -64,6 +64,16 @@ class Job(BaseModel):
     """How data-parallel cards share the work; one card alone needs none."""
     expandable_segments: bool = False
     """PYTORCH_ALLOC_CONF=expandable_segments:True."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What was given or filled in, as arguments that make the same job again."""
+        unused = self.method == "full"
+        return {
+            name: getattr(self, name)
+            for name in sorted(self.model_fields_set)
+            if not (unused and name.startswith("lora_"))
+        }
 
     @property
     def global_batch_size(self) -> int:

@@ -21,6 +21,8 @@ Estimator = Callable[[ModelSpec, Job, Card], Begun]
 
 MANY_STEPS = 64
 """Accumulation beyond this draws a warning."""
+TOO_LARGE = "needs more than the card has"
+FRAGMENTED = "does not fit after fragmentation"
 WITHOUT_MARGIN = "fits only without the safety margin"
 """The reason for a pair that the margin alone rules out."""
 FREE = "free"
@@ -324,11 +326,11 @@ def _rejected(too_large: list[tuple[int, int]], tried: _Tried) -> list[Rejected]
 
 def _reason(tried: _Tried, micro: int, steps: int) -> str:
     if tried.begin(micro, steps).least_bytes > tried.card.usable_bytes:
-        return "needs more than the card has"
+        return TOO_LARGE
     one = tried(micro, steps)
     if one.fits_without_margin:
         return WITHOUT_MARGIN
-    return "needs more than the card has" if one.headroom_bytes < 0 else "does not fit after fragmentation"
+    return TOO_LARGE if one.headroom_bytes < 0 else FRAGMENTED
 
 
 def _warnings(recommended: Plan | None) -> list[str]:

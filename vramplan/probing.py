@@ -83,9 +83,8 @@ class Bench:
     def predict(self, spec: ModelSpec, job: Job) -> Estimate | None:
         """The estimate of the same; None where nothing models it."""
         try:
-            settings = {name: getattr(job, name) for name in job.model_fields_set}
             return api.estimate(
-                spec, self.card, progress=self.progress, trust_remote_code=self.trust_remote_code, **settings
+                spec, self.card, progress=self.progress, trust_remote_code=self.trust_remote_code, **job.settings
             )
         except UnsupportedError:
             return None
@@ -169,7 +168,7 @@ def find_max(
     start = full.micro_batch_size
     if "micro_batch_size" not in job:
         try:
-            settings = {name: getattr(full, name) for name in full.model_fields_set - {"gradient_accumulation_steps"}}
+            settings = {k: v for k, v in full.settings.items() if k != "gradient_accumulation_steps"}
             found = api.suggest(spec, on.card, full.num_gpus, advice=False, confidence=0.0, **settings)
             start = max(1, found.max_micro_batch_size)
         except UnsupportedError:

@@ -122,7 +122,7 @@ class _Child:
             raise ProbeError(f"no process can be started ({error.strerror})") from error
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died at once: the thread says so
-            self.process.stdin.write(request.model_dump_json().encode() + b"\n")
+            self.process.stdin.write(request.model_dump_json(exclude_unset=True).encode() + b"\n")
             self.process.stdin.flush()
         threading.Thread(target=self._listen, args=(request.rank, inbox), daemon=True).start()
 

@@ -159,35 +159,25 @@ class Step:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """Loading and two optimizer steps.
-
-        With accumulation the second step is one of its later micro-steps: the gradients of the first stay, as they do
-        when a step's first micro-batch is through.
-        """
+        """Loading and two optimizer steps, each of at most two micro-steps: without gradients, and on top of them."""
         record = Recorder()
         self._load(record)
         marks = self.played.marks
         micro_steps = [number for number, (phase, _) in enumerate(marks) if phase.startswith("forward")]
-        grads: list[int] = []
-        offset: int | None = None
-        for number in range(2):
-            record.enter("forward")
-            if number == 0:  # one for the forward thread, one for the backward thread
-                record.allocate(cublas_workspace(self.card))
-                record.allocate(cublas_workspace(self.card))
-            index = micro_steps[min(number, len(micro_steps) - 1)]
-            (_, begin), (_, middle), (_, end) = marks[index : index + 3]
-            if offset is None or len(micro_steps) == 1:
-                offset = record.splice(self.storages)
-                grads = [offset + place for place in self.gradients]
-            record.extend(self.played.events[begin:middle], offset)
-            record.enter("backward")
-            record.extend(self.played.events[middle:end], offset)
-            last = index == micro_steps[-1]
-            self._optimize(record, first=number == 0)
-            if last:
-                record.free_all(grads)
-                record.extend(self.played.events[marks[-1][1] :], offset)  # what the loop itself holds
+        for step in range(2):
+            offset = record.splice(self.storages)
+            for index in micro_steps:
+                record.enter("forward")
+                if step == 0 and index == 0:  # one for the forward thread, one for the backward thread
+                    record.allocate(cublas_workspace(self.card))
+                    record.allocate(cublas_workspace(self.card))
+                (_, begin), (_, middle), (_, end) = marks[index : index + 3]
+                record.extend(self.played.events[begin:middle], offset)
+                record.enter("backward")
+                record.extend(self.played.events[middle:end], offset)
+            self._optimize(record, first=step == 0)
+            record.free_all([offset + place for place in self.gradients])
+            record.extend(self.played.events[marks[-1][1] :], offset)  # what the loop itself holds
         return record.timeline()
 
     @cached_property

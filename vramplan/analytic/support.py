@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from vramplan.analytic.families import Family, family_of
 from vramplan.analytic.optimizers import optimizer_of
+from vramplan.checks import check_spec
 from vramplan.errors import ConfigError, SpecError, UnknownNameError, UnsupportedError
 from vramplan.job import Job
 from vramplan.spec import Config, ModelSpec
@@ -22,7 +23,7 @@ def check_modelled(job: Job) -> None:
         UnknownNameError: for an unknown optimizer.
     """
     if job.method == "dora":
-        raise UnsupportedError("--method dora is not modelled yet; modelled: full, lora; estimate --by trace runs it")
+        raise UnsupportedError("--method dora has no formula; the real model can be traced")
     optimizer_of(job.optimizer)
     if job.method == "lora" and job.loss in ("liger", "chunked") and "lm_head" in (job.lora_targets or ()):
         raise UnsupportedError(f"--loss {job.loss} with an adapter on lm_head is not modelled; use --loss standard")
@@ -35,6 +36,7 @@ def check_model(spec: ModelSpec, config: Config, family: Family, job: Job) -> li
         UnsupportedError: for a variant of the architecture that no block describes.
         ConfigError: for an attention implementation or a length that cannot run.
     """
+    check_spec(spec)
     for key, value in family.refuses:
         if config.get(key) == value:
             raise UnsupportedError(
@@ -63,8 +65,6 @@ def check_model(spec: ModelSpec, config: Config, family: Family, job: Job) -> li
             f"{spec.name} brings its own code; activations are those of the {spec.model_type} block written after it,"
             f" parameters are exact"
         )
-    if config.get("quantization_config"):
-        raise UnsupportedError(f"{spec.name}: quantization_config: quantized checkpoints are not modelled yet")
     return notes
 
 

@@ -53,7 +53,7 @@ class CudaMeter:
         """Tensors have no names here."""
         return nullcontext()
 
-    def categorize(self, category: str, values: Iterable[Any]) -> None:
+    def categorize(self, category: str, values: Iterable[Any], name: str = "") -> None:
         """Nor categories."""
 
     def reserved_bytes(self) -> int:

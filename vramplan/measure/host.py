@@ -16,8 +16,10 @@ aten = torch.ops.aten
 NEEDS_DATA = {aten._local_scalar_dense.default, aten.nonzero.default}
 """Operations whose result is a value, or has as many rows as values say."""
 
-ASKS_PACKED = ("find_packed_sequence_indices", "_is_packed_sequence")
-"""Functions of transformers that ask whether several samples share a row."""
+ASKS_WHETHER_PACKED = ("_is_packed_sequence", "_flash_attention_forward")
+"""Functions of transformers that ask whether several samples share a row (the second tests what the first returns)."""
+ASKS_WHETHER_ALONE = ("find_packed_sequence_indices",)
+"""And those that ask the opposite."""
 
 
 class HostReads:
@@ -44,7 +46,7 @@ class HostReads:
             caller = _asker()
             if caller is None:
                 return NotImplemented
-            rows = args[0].numel() if caller != "prepare_fa_kwargs_from_position_ids" else args[0].shape[0]
+            rows = args[0].numel() if caller != "prepare_fa_kwargs_from_position_ids" else 1  # first positions
             return torch.empty((rows, args[0].dim()), dtype=torch.int64, device=args[0].device)
         return NotImplemented
 
@@ -57,9 +59,8 @@ class HostReads:
             )
         if tensor.dtype != torch.bool:
             return self.job.sequence_length
-        if caller in ASKS_PACKED:
-            packed = self.job.batches == "packed"
-            return packed if caller == "_is_packed_sequence" else not packed
+        if caller in (*ASKS_WHETHER_PACKED, *ASKS_WHETHER_ALONE):
+            return (self.job.batches == "packed") == (caller in ASKS_WHETHER_PACKED)
         return self.job.batches != "padded"
 
 

@@ -17,7 +17,7 @@ from vramplan.job import Job
 from vramplan.measure.loop import WAITING
 from vramplan.overheads import outside_terms
 from vramplan.result import Begun
-from vramplan.spec import ModelSpec
+from vramplan.spec import IMPORT_PATH, ModelSpec
 from vramplan.timeline import Storage, Timeline
 
 POINTS = (2, 3)
@@ -53,13 +53,20 @@ class Law:
             return with_accumulation(self._at(spec, kind, card, batch), steps)
         return with_accumulation(between(low, high, batch), steps)
 
+    @staticmethod
+    def why(spec: ModelSpec, job: Job) -> str:
+        """Why no block will do."""
+        if spec.model_type == IMPORT_PATH:
+            return "a model of your own"
+        return "DoRA has no formula" if job.method == "dora" else f"no block describes {spec.model_type!r}"
+
     def _at(self, spec: ModelSpec, kind: Job, card: Card, batch: int) -> Played:
         job = kind.model_copy(update={"micro_batch_size": batch})
         if job not in self.known:
             found = self.trace(spec, job, card)
             note = (
-                f"no block describes {spec.model_type!r}: the model was traced at micro-batch 1 and"
-                f" {' and '.join(map(str, POINTS))}; others follow tensor by tensor"
+                f"{self.why(spec, job)}: it was traced at micro-batches 1, {' and '.join(map(str, POINTS))};"
+                " others follow tensor by tensor"
             )
             self.known[job] = replace(found, notes=(*found.notes, note))
         return self.known[job]

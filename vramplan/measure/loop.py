@@ -40,8 +40,8 @@ class Observer(Protocol):
     def called(self, name: str) -> AbstractContextManager[None]:
         """What is made here is called `name`."""
 
-    def categorize(self, category: str, values: Iterable[Any]) -> None:
-        """Say what these tensors are for."""
+    def categorize(self, category: str, values: Iterable[Any], name: str = "") -> None:
+        """Say what these tensors are for, and how they are called."""
 
 
 def make_inputs(subject: Subject, job: Job, device: str, times: int = 1) -> Inputs:
@@ -108,14 +108,13 @@ class Steps:
         """What a real run puts into a batch; a trace has no values."""
         self.trained = [p for p in subject.module.parameters() if p.requires_grad]
         self.optimizer = optimizers.make(recipe, subject.module, job)
-        self.micro_steps = 1
+        self.micro_steps = min(MOST_MICRO_STEPS, job.gradient_accumulation_steps)
         self.held: list[Any] = []
         signature = inspect.signature(getattr(subject.module, "get_base_model", lambda: subject.module)().forward)
         self.counts_items = any(p.kind == p.VAR_KEYWORD for p in signature.parameters.values())
 
-    def run(self, first: bool = False) -> None:
-        """One optimizer step. The first finds no more with several micro-batches: the states are not there yet."""
-        self.micro_steps = 1 if first else min(MOST_MICRO_STEPS, self.job.gradient_accumulation_steps)
+    def run(self) -> None:
+        """One optimizer step."""
         if self.job.loop == "trainer":
             self._trainer_step()
         else:
@@ -167,8 +166,9 @@ class Steps:
 
     def _optimize(self) -> None:
         self.optimizer.step()
-        states = [value for state in self.optimizer.state.values() for value in state.values()]
-        self.observer.categorize("optimizer_state", states)
+        for state in self.optimizer.state.values():
+            for name, value in state.items():
+                self.observer.categorize("optimizer_state", [value], name)
         self.optimizer.zero_grad(set_to_none=True)
 
     # -- transformers' Trainer -----------------------------------------------------------------------------------------

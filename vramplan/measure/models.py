@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from vramplan.errors import ConfigError, SpecError, UnsupportedError
+from vramplan.checks import check_spec
+from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError
 from vramplan.job import Job
 from vramplan.measure import losses
 from vramplan.measure.dtypes import DTYPES
@@ -40,11 +41,13 @@ def build(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool = Fals
     Raises:
         VramplanError: for an architecture that the installed transformers does not know, and all else that cannot be.
     """
+    check_spec(spec)
     if spec.model_type == IMPORT_PATH:
         subject = from_import_path(spec.name, job, device)
     else:
         subject = from_config(spec, job, device, trust_remote_code)
     module = subject.module
+    _check_positions(module, job, spec.name)
     if job.method != "full":
         module = with_adapters(module, job, device)
     if job.checkpointing == "full":
@@ -54,6 +57,19 @@ def build(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool = Fals
     elif job.loss != "standard":
         losses.use(module, job.loss, spec.name)
     return Subject(module.train(), subject.example, subject.vocabulary)
+
+
+def settle(spec: ModelSpec, job: Job) -> Job:
+    """The job with the attention that transformers runs for this architecture, where none was asked for."""
+    if "attention" in job.model_fields_set or spec.model_type == IMPORT_PATH:
+        return job
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if spec.model_type not in CONFIG_MAPPING:
+        return job
+    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[spec.model_type])
+    return job.model_copy(update={"attention": "sdpa" if getattr(known, "_supports_sdpa", True) else "eager"})
 
 
 # -- transformers ------------------------------------------------------------------------------------------------------
@@ -74,7 +90,9 @@ def from_config(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool)
             model = _class_for(spec, config, trust_remote_code)(
                 config, attn_implementation=attention, dtype=DTYPES[job.dtype]
             )
-    except (ValueError, ImportError, AttributeError, KeyError, TypeError, RuntimeError, AssertionError) as error:
+    except (Exception, SystemExit) as error:  # model code of any origin
+        if isinstance(error, VramplanError):
+            raise
         first = _first_line(error)
         if "does not support" in first and "attention" in first:
             raise ConfigError(
@@ -86,6 +104,23 @@ def from_config(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool)
     model.config.use_cache = False
     text = model.config.get_text_config()
     return Subject(model, vocabulary=getattr(text, "vocab_size", None))
+
+
+def _check_positions(module: nn.Module, job: Job, owner: str) -> None:
+    """Refuse sequences beyond a table of positions: a trace has no values, and would not see it.
+
+    Raises:
+        ConfigError: naming the table's size.
+    """
+    for path, one in module.named_modules():
+        last = path.rpartition(".")[2]
+        if isinstance(one, nn.Embedding) and (last == "wpe" or "pos" in last):
+            size = one.num_embeddings - getattr(one, "offset", 0)
+            if job.sequence_length > size:
+                raise ConfigError(
+                    f"--seq-len {job.sequence_length}: {owner} has a table of {size} positions;"
+                    " longer sequences cannot run"
+                )
 
 
 def _transformers_config(spec: ModelSpec, trust_remote_code: bool) -> Any:
@@ -101,15 +136,18 @@ def _transformers_config(spec: ModelSpec, trust_remote_code: bool) -> Any:
                 f"{spec.name} brings its own code ({', '.join(sorted({str(v) for v in remote.values()}))});"
                 " a trace would run it: add --trust-remote-code if you trust it"
             )
-        return AutoConfig.from_pretrained(_folder(spec), trust_remote_code=True)
+        try:
+            return AutoConfig.from_pretrained(_folder(spec), trust_remote_code=True)
+        except (Exception, SystemExit) as error:
+            raise SpecError(f"{spec.name}: its code cannot be loaded: {_first_line(error)}") from error
     if spec.model_type not in CONFIG_MAPPING:
         by = settings.get("transformers_version")
         raise UnsupportedError(
             f"{spec.name}: transformers {transformers.__version__} does not know model_type {spec.model_type!r}"
+            + ("; if it brings its own code, give the folder it was downloaded to" if spec.sources else "")
             + (f"; its config.json was written by transformers {by}: install that version or a later one" if by else "")
         )
     settings.pop("model_type", None)
-    settings.pop("quantization_config", None)
     try:
         return AutoConfig.for_model(spec.model_type, **settings)
     except Exception as error:  # each configuration class checks its keys in its own way
@@ -141,8 +179,9 @@ def _folder(spec: ModelSpec) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    """What an error says first; two lines where the first only leads to the second."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 # -- a user's own model ------------------------------------------------------------------------------------------------
@@ -165,13 +204,15 @@ def from_import_path(path: str, job: Job, device: str) -> Subject:
     try:
         function = getattr(importlib.import_module(name), attribute)
         known = inspect.signature(function).parameters
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{path}: cannot be imported ({_first_line(error)})") from error
+    if job.attention != "sdpa":
+        raise ConfigError(f"--attention {job.attention}: a model of your own chooses its attention itself")
     wanted = {"micro_batch_size": job.micro_batch_size, "sequence_length": job.sequence_length}
     try:
         with torch.device(device):
             returned = function(**{name: value for name, value in wanted.items() if name in known})
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{path}: the function failed: {type(error).__name__}: {_first_line(error)}") from error
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], nn.Module)):
         raise ConfigError(f"{path}: expected (nn.Module, example inputs), got {type(returned).__name__}")
@@ -185,7 +226,7 @@ def from_import_path(path: str, job: Job, device: str) -> Subject:
         own = tensors[0].shape[0] if tensors[0].dim() else 1
         raise ConfigError(
             f"{path}: the example holds {own} samples, asked for {job.micro_batch_size};"
-            " let the function take micro_batch_size"
+            f" let the function take micro_batch_size, or give --micro-batch {own}"
         )
     if device != "meta":
         module = module.to(device)

@@ -10,11 +10,16 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Libraries keep their warnings to themselves: they speak of weights that nobody loads."""
+    """Libraries keep their warnings to themselves: they speak of weights that nobody loads.
+
+    torch logs a traceback of each operation that fails on fake tensors, besides raising it.
+    """
+    import transformers.utils.logging  # noqa: F401  (sets its own level when first loaded)
+
     loggers = [logging.getLogger(name) for name in ("transformers", "torch", "accelerate", "peft")]
     levels = [one.level for one in loggers]
     for one in loggers:
-        one.setLevel(logging.ERROR)
+        one.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

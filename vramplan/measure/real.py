@@ -20,7 +20,7 @@ from vramplan.job import Job
 from vramplan.measure import optimizers, ranks
 from vramplan.measure.extra import NEEDED
 from vramplan.measure.loop import MOST_MICRO_STEPS, Inputs, Steps
-from vramplan.measure.models import Subject, build
+from vramplan.measure.models import Subject, build, settle
 from vramplan.measure.quiet import quiet
 from vramplan.measured import Environment, Measured, Peaks, Request, peaks_of
 
@@ -73,7 +73,8 @@ class _Real:
     """One run."""
 
     def __init__(self, request: Request, device: torch.device, before: nvml.Usage | None) -> None:
-        self.request, self.job, self.device, self.before = request, request.job, device, before
+        self.request, self.device, self.before = request, device, before
+        self.job = settle(request.spec, request.job)
         if device.type == "cuda":
             from vramplan.measure.cuda_meter import CudaMeter
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -11,14 +12,14 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from vramplan.card import Card
 from vramplan.checks import check_job
 from vramplan.conclude import Played, conclude
-from vramplan.errors import SpecError, UnsupportedError
+from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError
 from vramplan.job import Job
 from vramplan.measure import extra, law, optimizers
 from vramplan.measure.cuda import as_cuda
 from vramplan.measure.fake import Fakes
 from vramplan.measure.host import HostReads
 from vramplan.measure.loop import Steps
-from vramplan.measure.models import Subject, build, place
+from vramplan.measure.models import Subject, build, place, settle
 from vramplan.measure.quiet import quiet
 from vramplan.measure.watch import Record, Watch
 from vramplan.overheads import cublas_workspace, ddp_buckets
@@ -133,12 +134,14 @@ class Run:
                 self._go()
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise UnsupportedError(
-                f"{self.spec.name}: {watch.module() or 'the model'} calls {error.func}, whose result depends on data;"
+                f"{self.spec.name}: {watch.failed_in or 'the model'} calls {error.func}, whose result depends on data;"
                 " a trace has none"
             ) from error
-        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError) as error:
+        except VramplanError:
+            raise
+        except (Exception, SystemExit) as error:  # model code of any origin
             lines = str(error).strip().splitlines() or [""]
-            where = watch.module() or "the model"
+            where = watch.failed_in or "the model"
             raise SpecError(f"{self.spec.name}: {where} fails: {type(error).__name__}: {lines[0]}") from error
 
     def _go(self) -> None:
@@ -149,6 +152,8 @@ class Run:
             place(self.subject.module, watch)
             steps = Steps(self.subject, job, self.recipe, watch, self._enter)
         self.trained = steps.trained
+        if not self.trained:
+            raise ConfigError(f"{self.spec.name}: nothing in this model trains: every parameter is frozen")
         if job.num_gpus > 1:
             for bucket in ddp_buckets([p.numel() * p.element_size() for p in steps.trained]):
                 self._hold(bucket)
@@ -156,8 +161,8 @@ class Run:
             watch.enter("forward")
             for _ in range(2):  # one for the forward thread, one for the backward thread
                 self._hold(cublas_workspace(self.card))
-            for number in range(2):
-                steps.run(first=number == 0)
+            for _ in range(2):
+                steps.run()
             steps.close()
             self.training_events = len(watch.events)
             self._enter("eval")
@@ -186,4 +191,20 @@ class Run:
             optimizer_seconds=seconds(optimizer, card),
             flops_per_micro_step=flops(work),
             versions=versions,
+            notes=_slow_path(self.subject.module),
+            own_model=self.subject.example is not None,
         )
+
+
+def _slow_path(module: torch.nn.Module) -> tuple[str, ...]:
+    """Says so where transformers falls back on reference code that a real run has kernels for."""
+    inner = getattr(module, "get_base_model", lambda: module)()
+    if getattr(sys.modules.get(type(inner).__module__), "is_fast_path_available", True):
+        return ()
+    return (
+        "transformers ran its slow reference code for this architecture: a run with the kernels installed"
+        " (mamba-ssm, causal-conv1d, flash-linear-attention) keeps less",
+    )
+
+
+__all__ = ["Law", "Run", "estimate", "run", "settle", "trace"]

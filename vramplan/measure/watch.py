@@ -62,6 +62,8 @@ class Watch(TorchDispatchMode):
         self._fakes, self._run = fakes, _really if fakes is None else fakes
         self.answer = answer
         """Asked first: what an operation returns that needs data which is not there; else NotImplemented."""
+        self.failed_in = ""
+        """The module that ran when an operation failed."""
         self.phase = ""
         self.on_host = False
         self._working: list[Kernel] | None = None
@@ -186,12 +188,13 @@ class Watch(TorchDispatchMode):
         for record in self.records[first:]:
             record.op = name
 
-    def categorize(self, category: str, values: Iterable[Any]) -> None:
-        """Say what the storages behind these tensors are for, where nothing has been said yet."""
+    def categorize(self, category: str, values: Iterable[Any], name: str = "") -> None:
+        """Say what the storages behind these tensors are for, and how they are called, where nothing was said yet."""
         for value in values:
             number = self.number_of(value) if isinstance(value, torch.Tensor) else None
             if number is not None and not self.records[number].category:
                 self.records[number].category = category
+                self.records[number].op = name or self.records[number].op
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """The number of the storage behind a tensor, if it is followed."""
@@ -200,7 +203,13 @@ class Watch(TorchDispatchMode):
         return callback.args[1] if isinstance(callback, partial) else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        try:
+            return self._dispatch(func, types, args, kwargs or {})
+        except BaseException:
+            self.failed_in = self.failed_in or self.module()
+            raise
+
+    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func.namespace == "prim":  # asks for a device or layout
             return self._run(func, types, args, kwargs)
         if self.answer is not None and func in NEEDS_DATA:

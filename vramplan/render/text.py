@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vramplan.card import Card
-from vramplan.plan import WITHOUT_MARGIN, Advice, Plan, Run, Search
+from vramplan.plan import FRAGMENTED, WITHOUT_MARGIN, Advice, Plan, Run, Search
 from vramplan.result import Estimate, Term
 from vramplan.spec import ModelSpec
 from vramplan.units import GiB, format_bytes, format_count
@@ -126,7 +126,8 @@ def plan_table(one: Search, width: int = WIDTH) -> Table:
         )
     for rejected in one.rejected[:1]:
         assert rejected.device_total_bytes is not None
-        said = "only without margin" if rejected.reason == WITHOUT_MARGIN else "does not fit, at least"
+        short = {WITHOUT_MARGIN: "only without margin", FRAGMENTED: "too fragmented, least"}
+        said = short.get(rejected.reason, "does not fit, at least")
         table.add_row(
             "",
             str(rejected.micro_batch_size),

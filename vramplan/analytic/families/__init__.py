@@ -25,7 +25,8 @@ def family_of(model_type: str, owner: str) -> Family:
     family = FAMILIES.get(model_type)
     if family is None:
         raise UnsupportedError(
-            f"{owner}: architecture {model_type!r} is not described by any block; known: {', '.join(sorted(FAMILIES))}"
+            f"{owner}: architecture {model_type!r} is not described by any block; known: {', '.join(sorted(FAMILIES))};"
+            " the real model can be traced"
         )
     return family
 
