@@ -15,6 +15,7 @@ from vramplan.analytic.unfold import Fold
 from vramplan.card import Card
 from vramplan.catalog import find_card, find_model
 from vramplan.job import Job
+from vramplan.measured import Environment, Measured, Peaks
 from vramplan.spec import Config, ModelSpec
 
 ROOT = Path(__file__).parent.parent
@@ -58,3 +59,22 @@ def cli_json(*arguments: str) -> Any:
     done = cli(*arguments, "--json")
     assert not done.stderr, done.stderr
     return json.loads(done.stdout)
+
+
+def measured_of(job: Job, **figures: Any) -> Measured:
+    """A measured run of Qwen2.5-0.5B, made up."""
+    spec = spec_of("Qwen/Qwen2.5-0.5B")
+    environment = Environment(device="NVIDIA H100 80GB HBM3", total_bytes=85 << 30, driver="580.1", cuda="13.0")
+    values: dict[str, Any] = {
+        "date": "2026-01-31",
+        "model": spec.name,
+        "model_type": spec.model_type,
+        "config": spec.config,
+        "card": "h100",
+        "job": job,
+        "environment": environment,
+        "outcome": "ok",
+        "phases": {"backward": Peaks(allocated_bytes=1, reserved_bytes=2)},
+        "step_seconds": (2.0, 1.0, 1.5),
+    }
+    return Measured(**{**values, **figures})

@@ -123,7 +123,7 @@ def test_lists() -> None:
         (["estimate", "qwen2.5-7b", "--gpu", "h100", "--offload", "optimizer"], "not modelled yet"),
         (["estimate", "qwen2.5-7b", "--gpu", "h100", "--method", "qlora"], "not modelled yet"),
         (["estimate", "qwen2.5-7b", "--gpu", "h100", "--by", "tarce"], "did you mean trace"),
-        (["estimate", "qwen2.5-7b", "--gpu", "h100", "--method", "dora"], "--by trace runs it"),
+        (["estimate", "qwen2.5-7b", "--gpu", "h100", "--method", "dora", "--by", "analytic"], "DoRA"),
         (["estimate", "qwen2.5-7b", "--gpu", "h100", "--plot", "step.jpg"], "must end in .svg, .png, .html"),
         (["estimate", "qwen2.5-7b", "--gpu", "h100", "--snapshot", "/nowhere/s.pickle"], "cannot be written"),
         (["estimate", "gpt2", "--gpu", "h100", "--seq-len", "4096"], "table of 1024 positions"),

@@ -23,7 +23,7 @@ def check_modelled(job: Job) -> None:
         UnknownNameError: for an unknown optimizer.
     """
     if job.method == "dora":
-        raise UnsupportedError("--method dora has no formula; the real model can be traced")
+        raise UnsupportedError("--method dora: DoRA has no formula; the real model can be traced")
     optimizer_of(job.optimizer)
     if job.method == "lora" and job.loss in ("liger", "chunked") and "lm_head" in (job.lora_targets or ()):
         raise UnsupportedError(f"--loss {job.loss} with an adapter on lm_head is not modelled; use --loss standard")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 _ADD = torch.ops.aten.add.Tensor
-_BETWEEN = ("__torch_dispatch__", "_dispatch", "inner", "_fn", "of", "_is_engine")
+_BETWEEN = ("__torch_dispatch__", "inner", "_fn", "of", "_is_engine")
 """Frames between an operation of the engine and the question who called it."""
 
 

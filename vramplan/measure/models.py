@@ -68,7 +68,7 @@ def settle(spec: ModelSpec, job: Job) -> Job:
 
     if spec.model_type not in CONFIG_MAPPING:
         return job
-    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[spec.model_type])
+    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[spec.model_type], None)
     return job.model_copy(update={"attention": "sdpa" if getattr(known, "_supports_sdpa", True) else "eager"})
 
 

@@ -139,7 +139,7 @@ class _Real:
         meter.enter("loaded")
         sharded = job.strategy == "fsdp" and job.num_gpus > 1  # then no card ever holds the whole model
         subject = build(request.spec, job, "meta" if sharded else str(self.device), request.trust_remote_code)
-        fill = _filler(subject, job)
+        fill = filler(subject, job)
         self.counts = _counts(subject.module)
         subject = replace(subject, example=_on_host(subject.example))
         wrapped, alone = ranks.wrap(subject.module, job, self.device)
@@ -216,7 +216,7 @@ def _on_host(example: Any) -> Any:
     return None if example is None else tuple(one.cpu() for one in example)
 
 
-def _filler(subject: Subject, job: Job) -> Callable[[Inputs], Inputs]:
+def filler(subject: Subject, job: Job) -> Callable[[Inputs], Inputs]:
     """What puts values into a batch, in place: random ids, a padded end, two documents in a packed row."""
     if subject.example is not None:
         own = _on_host(subject.example)

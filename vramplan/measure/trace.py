@@ -28,6 +28,9 @@ from vramplan.roofline import flops, seconds
 from vramplan.spec import ModelSpec
 from vramplan.timeline import Storage
 
+KERNELS_ELSEWHERE = ("causal_conv1d", "selective_scan", "chunk_scan", "delta_rule")
+"""Functions of modelling files that other packages have kernels for."""
+
 Progress = Callable[[str, float], None]
 """(what is being done, share that is done)"""
 
@@ -134,15 +137,24 @@ class Run:
                 self._go()
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise UnsupportedError(
-                f"{self.spec.name}: {watch.failed_in or 'the model'} calls {error.func}, whose result depends on data;"
+                f"{self.spec.name}: {self._culprit(error)} calls {error.func}, whose result depends on data;"
                 " a trace has none"
             ) from error
         except VramplanError:
             raise
         except (Exception, SystemExit) as error:  # model code of any origin
             lines = str(error).strip().splitlines() or [""]
-            where = watch.failed_in or "the model"
+            where = self._culprit(error)
             raise SpecError(f"{self.spec.name}: {where} fails: {type(error).__name__}: {lines[0]}") from error
+
+    def _culprit(self, error: BaseException) -> str:
+        """The innermost module whose code was running when an error was raised."""
+        paths = {id(module): path for path, module in self.subject.module.named_modules()}
+        found, traceback = "", error.__traceback__
+        while traceback is not None:
+            found = paths.get(id(traceback.tb_frame.f_locals.get("self")), found)
+            traceback = traceback.tb_next
+        return found or "the model"
 
     def _go(self) -> None:
         watch, job = self.watch, self.job
@@ -150,10 +162,10 @@ class Run:
             watch.sums.calibrate(watch)
             watch.enter("loaded")
             place(self.subject.module, watch)
+            if not any(p.requires_grad for p in self.subject.module.parameters()):
+                raise ConfigError(f"{self.spec.name}: nothing in this model trains: every parameter is frozen")
             steps = Steps(self.subject, job, self.recipe, watch, self._enter)
         self.trained = steps.trained
-        if not self.trained:
-            raise ConfigError(f"{self.spec.name}: nothing in this model trains: every parameter is frozen")
         if job.num_gpus > 1:
             for bucket in ddp_buckets([p.numel() * p.element_size() for p in steps.trained]):
                 self._hold(bucket)
@@ -199,7 +211,8 @@ class Run:
 def _slow_path(module: torch.nn.Module) -> tuple[str, ...]:
     """Says so where transformers falls back on reference code that a real run has kernels for."""
     inner = getattr(module, "get_base_model", lambda: module)()
-    if getattr(sys.modules.get(type(inner).__module__), "is_fast_path_available", True):
+    functions = vars(sys.modules[type(inner).__module__])
+    if not any(kernel in name for name in functions for kernel in KERNELS_ELSEWHERE):
         return ()
     return (
         "transformers ran its slow reference code for this architecture: a run with the kernels installed"

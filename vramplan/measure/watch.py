@@ -62,8 +62,6 @@ class Watch(TorchDispatchMode):
         self._fakes, self._run = fakes, _really if fakes is None else fakes
         self.answer = answer
         """Asked first: what an operation returns that needs data which is not there; else NotImplemented."""
-        self.failed_in = ""
-        """The module that ran when an operation failed."""
         self.phase = ""
         self.on_host = False
         self._working: list[Kernel] | None = None
@@ -203,13 +201,7 @@ class Watch(TorchDispatchMode):
         return callback.args[1] if isinstance(callback, partial) else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        try:
-            return self._dispatch(func, types, args, kwargs or {})
-        except BaseException:
-            self.failed_in = self.failed_in or self.module()
-            raise
-
-    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        kwargs = kwargs or {}
         if func.namespace == "prim":  # asks for a device or layout
             return self._run(func, types, args, kwargs)
         if self.answer is not None and func in NEEDS_DATA:

@@ -1,0 +1,467 @@
+"""Probes: real steps of real models, on the host where there is no card; the same code runs on one."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="probes need the extra vramplan[probe]")
+
+import vramplan  # noqa: E402
+from tests.helpers import ROOT, card_of, cli, cli_json  # noqa: E402
+from tests.test_trace import SMALL, job_of, small  # noqa: E402
+from vramplan import campaign, ledger, nvml, probing, runner  # noqa: E402
+from vramplan.allocator import replay  # noqa: E402
+from vramplan.campaign import Case  # noqa: E402
+from vramplan.card import Card  # noqa: E402
+from vramplan.errors import ConfigError, SpecError, UnsupportedError  # noqa: E402
+from vramplan.measured import Measured, Request  # noqa: E402
+from vramplan.overheads import outside_terms  # noqa: E402
+from vramplan.spec import IMPORT_PATH, ModelSpec  # noqa: E402
+from vramplan.units import MiB  # noqa: E402
+
+LLAMA = small("llama", num_key_value_heads=2)
+EAGER = {"sequence_length": 32, "attention": "eager"}
+
+
+def on(card: Card | None = None, **settings: Any) -> probing.Bench:
+    return probing.bench(card or card_of("rtx4090"), device="cpu", timeout_seconds=120, **settings)
+
+
+def card_with(num_bytes: int) -> Card:
+    """A card that leaves torch so much."""
+    whole = card_of("rtx4090")
+    outside = sum(term.num_bytes for term in outside_terms(job_of(), whole))
+    return whole.model_copy(update={"cuda_total_bytes": num_bytes + outside, "name": "small"})
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps run here, not in a child: loading torch anew each time would take most of the time."""
+    from vramplan.measure import real
+
+    monkeypatch.setattr(runner, "run", lambda request, timeout, tell: real.run(request, tell))
+
+
+# -- what a probe measures ---------------------------------------------------------------------------------------------
+
+
+def test_a_probe_in_its_own_process() -> None:
+    found = probing.probe(LLAMA, on=on(), **EAGER)
+    assert found.fits
+    assert found.predicted is not None
+    assert found.measured.peak_allocated_bytes == pytest.approx(found.predicted.peak_allocated_bytes, rel=0.003)
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"micro_batch_size": 2, "gradient_accumulation_steps": 8},
+        {"method": "full", "dtype": "fp32", "checkpointing": "none"},
+        {"method": "full", "autocast": "none", "optimizer": "sgd_momentum", "loop": "plain"},
+        {"batches": "padded", "micro_batch_size": 2},
+        {"batches": "packed"},
+        {"loss": "sliced", "checkpointing": "none"},
+    ],
+)
+def test_a_probe_agrees_with_the_estimate(given: dict[str, Any]) -> None:
+    """The same job, estimated from shapes and run for real (where a CPU does what CUDA does)."""
+    found = probing.probe(LLAMA, on=on(), **EAGER, **given)
+    run, predicted = found.measured, found.predicted
+    assert predicted is not None
+    assert found.fits
+    assert run.peak_allocated_bytes == pytest.approx(predicted.peak_allocated_bytes, rel=0.003)
+    for name, peaks in run.phases.items():
+        assert peaks.allocated_bytes == pytest.approx(predicted.phases[name], rel=0.003), name
+    assert (run.num_parameters, run.num_trainable_parameters) == (
+        predicted.num_parameters,
+        predicted.num_trainable_parameters,
+    )
+    assert len(run.step_seconds) == 3
+    assert run.tokens_per_second
+    assert run.peak_requested_bytes is not None
+    assert run.peak_requested_bytes <= run.peak_allocated_bytes
+    assert run.environment.versions["torch"].startswith(torch.__version__.partition("+")[0])
+
+
+@pytest.mark.usefixtures("in_process")
+def test_out_of_memory_names_its_phase(tmp_path: Path) -> None:
+    kept: list[Measured] = []
+    bench = on(card_with(24 * MiB), keep=lambda measured, history: kept.append(measured))
+    found = probing.probe(LLAMA, on=bench, **EAGER, micro_batch_size=128)
+    assert not found.fits
+    assert found.measured.failed_phase in ("forward", "backward")
+    assert "out of memory. Tried to allocate" in found.measured.message
+    assert found.measured.peak_allocated_bytes is None
+    assert kept == [found.measured]
+    assert found.measured.environment.cap_bytes == 24 * MiB
+    assert ledger.load(ledger.save(tmp_path, found.measured)).outcome == "oom"
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_history_replays_to_its_peaks(tmp_path: Path) -> None:
+    """Every allocation and free, through the simulated allocator once more: the same peaks."""
+    bench = on(history=True, keep=lambda measured, history: ledger.save(tmp_path, measured, history))
+    run = probing.probe(LLAMA, on=bench, **EAGER).measured
+    (kept,) = ledger.load_all(tmp_path)
+    events, sizes, blocks = [], [], {}
+    for action, address, num_bytes in ledger.load_history(tmp_path, kept):
+        if action == "alloc":
+            blocks[address] = len(sizes)
+            events.append(len(sizes))
+            sizes.append(num_bytes)
+        elif action == "free_completed":
+            events.append(~blocks.pop(address))
+    again = replay(events, sizes)
+    assert len(sizes) > 500
+    assert again.peak_reserved_bytes >= run.peak_reserved_bytes  # type: ignore[operator]  # the evaluation is in it
+    assert again.peak_allocated_bytes == max(peaks.allocated_bytes for peaks in run.phases.values())
+
+
+@pytest.mark.usefixtures("in_process")
+def test_the_largest_micro_batch(tmp_path: Path) -> None:
+    """Found around the estimate's own answer, proved by the next one that fails, and known to the ledger."""
+    bench = on(card_with(32 * MiB), keep=lambda measured, history: ledger.save(tmp_path, measured, history))
+    found = probing.find_max(LLAMA, on=bench, **EAGER)
+    assert found.exact
+    assert len(found.tries) <= 4
+    sizes = {one.job.micro_batch_size: one.fits for one in found.tries}
+    assert sizes[found.micro_batch_size]
+    assert not sizes[found.micro_batch_size + 1]
+    assert list(campaign.frontiers(ledger.load_all(tmp_path)).values()) == [found.micro_batch_size]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_suggestion_is_proved() -> None:
+    bench = on(card_with(48 * MiB))
+    search = vramplan.suggest(LLAMA, bench.card, 64, **EAGER)
+    found = probing.prove(LLAMA, search, bench)
+    assert found.plan is not None
+    assert found.plan.global_batch_size == 64
+    assert found.proof is not None
+    assert found.proof.measured.outcome == "ok"
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_model_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_model.py").write_text(
+        "import torch\n"
+        "class Model(torch.nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.layer = torch.nn.Linear(64, 64)\n"
+        "    def forward(self, x, y):\n"
+        "        assert y.float().mean() == 3.0, 'the example keeps its values'\n"
+        "        return {'loss': self.layer(x).float().pow(2).mean()}\n"
+        "def make(micro_batch_size):\n"
+        "    return Model(), {'x': torch.randn(micro_batch_size, 64), 'y': torch.full((micro_batch_size,), 3)}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    spec = ModelSpec(name="own_model:make", model_type=IMPORT_PATH, config={})
+    given = {"method": "full", "dtype": "fp32", "autocast": "none", "checkpointing": "none"}
+    found = probing.probe(spec, on=on(), **given, micro_batch_size=4, gradient_accumulation_steps=2)
+    assert found.fits
+    assert found.measured.num_parameters == 64 * 65
+
+
+def test_two_ranks_under_ddp() -> None:
+    found = probing.probe(LLAMA, on=on(), **EAGER, num_gpus=2, gradient_accumulation_steps=2)
+    assert found.fits
+    assert found.measured.environment.ranks == 2
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_strategies_train(strategy: str) -> None:
+    """Two processes of real steps, wrapped as on cards: gradients are the same on both."""
+    script = (
+        "import sys, torch\n"
+        "from tests.test_probe import rank_of_two\n"
+        f"rank_of_two(int(sys.argv[1]), sys.argv[2], {strategy!r})\n"
+    )
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        point = f"tcp://127.0.0.1:{one.getsockname()[1]}"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(rank), point], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for rank in range(2)
+    ]
+    said = [one.communicate(timeout=120) for one in ranks]
+    assert [one.returncode for one in ranks] == [0, 0], said
+    assert said[0][0] == said[1][0] != b""
+
+
+class Nobody:
+    """Looks on and sees nothing."""
+
+    def enter(self, phase: str) -> None: ...
+
+    def categorize(self, category: str, values: Any, name: str = "") -> None: ...
+
+    def called(self, name: str) -> Any:
+        from contextlib import nullcontext
+
+        return nullcontext()
+
+
+def rank_of_two(rank: int, point: str, strategy: str) -> None:
+    """One process of `test_strategies_train`: prints its gradients' norm."""
+    from vramplan.measure import optimizers, ranks
+    from vramplan.measure.loop import Steps
+    from vramplan.measure.models import build
+    from vramplan.measure.quiet import quiet
+    from vramplan.measure.real import filler
+
+    job = job_of(num_gpus=2, strategy=strategy, lora_dtype="bf16", gradient_accumulation_steps=2)
+    request = Request(spec=LLAMA, job=job, card=card_of("h100"), device="cpu", rank=rank, meeting_point=point)
+    device = torch.device("cpu")
+    torch.manual_seed(rank)
+    with quiet(), ranks.together(request, device):
+        subject = build(LLAMA, job, "meta" if strategy == "fsdp" else "cpu")
+        model, alone = ranks.wrap(subject.module, job, device)
+        steps = Steps(subject, job, optimizers.recipe(job), Nobody())
+        steps.model, steps.alone, steps.fill = model, alone, filler(subject, job)
+        norms: list[float] = []
+        step = steps.optimizer.step
+        steps.optimizer.step = lambda *a, **k: (norms.append(_norm(steps.trained)), step(*a, **k))[1]  # type: ignore[method-assign]
+        for _ in range(2):
+            steps.run()
+        print(json.dumps(norms))
+
+
+def _norm(weights: Any) -> float:
+    total = torch.nn.utils.get_total_norm([p.grad for p in weights])
+    return float(total.full_tensor() if hasattr(total, "full_tensor") else total)
+
+
+# -- a campaign --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_campaign_can_be_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "find_model", lambda name: LLAMA if name == "small" else None)
+    cases = [Case("small", {**EAGER, "micro_batch_size": n}) for n in (1, 2)]
+    cases.append(Case("small", {**EAGER, "loss": "chunked", "method": "full"}, history=True))
+    bench = on()
+    assert campaign.left(bench, tmp_path, cases=cases) == cases
+    first = list(campaign.run(bench, tmp_path, cases[:1], 300))
+    assert "allocated" in first[0]
+    assert "estimate" in first[0]
+    assert campaign.left(bench, tmp_path, cases=cases) == cases[1:]
+    lines = list(campaign.run(bench, tmp_path, cases[1:], 300))
+    assert len(lines) == 2
+    assert not campaign.left(bench, tmp_path, cases=cases)
+    assert list(campaign.run(bench, tmp_path, cases, 1)) == ["out of time, 3 runs are left: run it again"]
+    with pytest.raises(ConfigError, match="no run has that in its name"):
+        campaign.left(bench, tmp_path, "nothing like it", cases)
+
+
+def test_every_run_of_the_matrix_is_a_job() -> None:
+    """All of it fits together: models are shipped, settings valid, names tell runs apart."""
+    bench = on(card_of("h200"))
+    names = [one.name for one in campaign.CASES]
+    assert len(set(names)) == len(names) > 30
+    for one in campaign.CASES:
+        spec, job = one.full_job(bench)
+        assert vramplan.estimate(spec, "h200", **job.settings).fits or one.find_max
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    config = {"model_type": "llama", "num_key_value_heads": 2, **SMALL}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+HOST = ("--device", "cpu", "--as-card", "rtx4090", "--seq-len", "32", "--attention", "eager")
+
+
+def test_probe_on_the_command_line(folder: Path) -> None:
+    done = cli("probe", str(folder), *HOST, "--record", str(folder / "runs"))
+    assert done.returncode == 0, done.stderr
+    for said in ("micro-batch 1, accumulation 1: ran", "estimate", "measured", "s a step", "Measured with python"):
+        assert said in done.stdout, said
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    assert len(ledger.load_all(folder / "runs")) == 1
+    found = cli_json("probe", str(folder), *HOST, "--find-max", "--micro-batch", "2", "--max-runs", "1")
+    assert found["largest_micro_batch_size"] == 2
+    assert found["exact"] is False
+
+
+def test_suggest_and_prove_on_the_command_line(folder: Path) -> None:
+    arguments = ("suggest", str(folder), "--gpu", "rtx4090", "--global-batch", "2", "--seq-len", "32")
+    done = cli(*arguments, "--attention", "eager", "--device", "cpu", "--probe")
+    assert done.returncode == 0, done.stderr
+    assert "Proved by real runs" in done.stdout
+    assert "it ran on" in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+
+
+def test_under_torchrun(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "vramplan",
+         "probe", str(folder), *HOST, "--num-gpus", "2", "--json"],
+        capture_output=True, text=True, cwd=ROOT, check=False, timeout=180, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["measured"]["environment"]["ranks"] == 2, "one answer, from the first rank"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "no card to probe: no NVIDIA driver answers here"),
+        (("--device", "cpu"), "--device cpu needs --as-card NAME"),
+        (("--device", "tpu"), "--device tpu: expected cuda or cpu"),
+        ((*HOST, "--steps", "0"), "--steps 0: expected 1 to 1000"),
+        ((*HOST, "--max-runs", "0"), "--max-runs 0: expected 1 or more"),
+        ((*HOST, "--timeout", "0"), "--timeout 0: expected seconds above 0"),
+        ((*HOST, "--timeout", "0.2"), "the probe took more than 0.2 s and was stopped"),
+        ((*HOST, "--history"), "--history needs --record DIR"),
+        ((*HOST, "--as-card", "rtx9999"), "unknown card 'rtx9999'"),
+        ((*HOST, "--method", "qlora"), "--method qlora is not probed yet"),
+        ((*HOST, "--num-gpus", "2", "--strategy", "zero2"), "DeepSpeed"),
+        ((*HOST, "--num-gpus", "2", "--strategy", "fsdp"), "does not see into sharded tensors"),
+        ((*HOST, "--micro-batch", "0"), "--micro-batch 0"),
+    ],
+)
+def test_bad_input(folder: Path, arguments: tuple[str, ...], said: str) -> None:
+    done = cli("probe", str(folder), *arguments, CUDA_VISIBLE_DEVICES="")
+    if not arguments and done.returncode == 0:
+        pytest.skip("there is a card here")
+    assert done.returncode == 2, done.stdout
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_model_that_fails_says_where(tmp_path: Path) -> None:
+    broken = small("llama", num_key_value_heads=3)
+    with pytest.raises(SpecError, match="fails: "):
+        probing.Bench(card_of("rtx4090"), "cpu", capped=True, timeout_seconds=120).measure(broken, job_of())
+
+
+# -- on a card ---------------------------------------------------------------------------------------------------------
+
+
+class FakeCuda:
+    """Stands in for torch.cuda: counters that say what they were asked."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.allocated = 100
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: self.said.append(name)
+
+    def memory_stats(self, device: Any) -> dict[str, int]:
+        self.allocated += 10
+        return {f"{what}_bytes.all.peak": self.allocated for what in ("allocated", "reserved", "requested")}
+
+    def get_device_properties(self, device: Any) -> Any:
+        from types import SimpleNamespace
+
+        return SimpleNamespace(total_memory=1000)
+
+    def set_per_process_memory_fraction(self, share: float, device: Any) -> None:
+        self.said.append(f"cap {share}")
+
+
+def test_the_meter_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the card, reads the peaks, and resets them between phases; a phase keeps its highest."""
+    from vramplan.measure import cuda_meter
+
+    cuda = FakeCuda()
+    monkeypatch.setattr(cuda_meter.torch, "cuda", cuda)
+    monkeypatch.setattr(cuda_meter.torch, "empty", lambda *args, **kwargs: None)
+    meter = cuda_meter.CudaMeter(torch.device("cuda", 0), 250, history=False)
+    assert "cap 0.25" in cuda.said
+    cuda.said.clear()
+    for phase in ("loaded", "forward", "backward", "forward", ""):
+        meter.enter(phase)
+    assert cuda.said == ["synchronize", "reset_peak_memory_stats"] * 5
+    assert {name: peaks.allocated_bytes for name, peaks in meter.phases.peaks.items()} == {
+        "loaded": 120,
+        "forward": 150,
+        "backward": 140,
+    }
+    assert set(meter.phases.take_seconds()) == {"loaded", "forward", "backward"}
+    assert not meter.phases.take_seconds()
+
+
+@pytest.mark.parametrize(
+    ("built", "count", "said"),
+    [(None, 0, "is built without CUDA"), ("13.0", 0, "no CUDA card is visible"), ("13.0", 1, "card number 1")],
+)
+def test_why_there_is_no_card(monkeypatch: pytest.MonkeyPatch, built: str | None, count: int, said: str) -> None:
+    from vramplan.measure import real
+
+    monkeypatch.setattr(real.torch.version, "cuda", built)
+    monkeypatch.setattr(real.torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(real.torch.cuda, "device_count", lambda: count)
+    job = job_of(num_gpus=2)
+    with pytest.raises(ConfigError, match=said):
+        real.run(Request(spec=LLAMA, job=job, card=card_of("h100"), local_rank=1), lambda what, share: None)
+
+
+def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vramplan.measure import real
+
+    def refuse() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nUpdate it.")
+
+    monkeypatch.setattr(real.torch.version, "cuda", "13.0")
+    monkeypatch.setattr(real.torch.cuda, "init", refuse)
+    with pytest.raises(ConfigError, match=r"does not start: The NVIDIA driver .* too old \(found version 11040\)\.;"):
+        real.run(Request(spec=LLAMA, job=job_of(), card=card_of("h100")), lambda what, share: None)
+
+
+def test_losses_that_a_card_cannot_prove() -> None:
+    from vramplan.measure import real
+
+    with pytest.raises(UnsupportedError, match="TRL"):
+        real.run(Request(spec=LLAMA, job=job_of(loss="chunked"), card=card_of("h100")), lambda what, share: None)
+
+
+def test_the_bench_is_the_card_or_what_it_stands_in_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    local = card_of("h200")
+    monkeypatch.setattr(nvml, "local_card", lambda: local)
+    assert probing.bench("auto") == probing.bench() == probing.Bench(local, rates=local)
+    stand_in = probing.bench("rtx4090")
+    assert (stand_in.card.name, stand_in.capped, stand_in.rates) == ("rtx4090", True, local)
+    with pytest.raises(ConfigError, match="--as-card b200: needs"):
+        probing.bench("b200")
+
+
+def test_utilization_counts_the_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Model FLOPs: checkpointing makes a step slower, not its arithmetic larger."""
+    job, card = job_of(), card_of("h200")
+    seen: list[Request] = []
+
+    def fake_run(request: Request, timeout: float, tell: Any) -> Any:
+        seen.append(request)
+        from tests.helpers import measured_of
+
+        return measured_of(request.job, step_seconds=(9.0, 0.5, 0.5)), []
+
+    monkeypatch.setattr(runner, "run", fake_run)
+    bench = probing.Bench(card, rates=card)
+    plain, checkpointed = (
+        bench.measure(LLAMA, job.model_copy(update={"checkpointing": name})).model_flops_utilization
+        for name in ("none", "full")
+    )
+    assert plain == checkpointed
+    assert seen[0].cap_bytes is None
