@@ -12,7 +12,7 @@ from tests.helpers import ROOT
 from vramplan.card import Card
 from vramplan.catalog import all_cards, card_names, find_card
 from vramplan.errors import ConfigError, UnknownNameError
-from vramplan.nvml import as_reported, local_card
+from vramplan.nvml import Usage, as_reported, local_card, usage
 from vramplan.units import MiB
 
 
@@ -126,6 +126,38 @@ class FakeNvml:
         from types import SimpleNamespace
 
         return SimpleNamespace(total=81920 * MiB, used=900 * MiB)
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.1"
+
+    def nvmlDeviceGetHandleByUUID(self, name: str) -> int:
+        assert name.startswith("GPU-")
+        return 5
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> Any:
+        from types import SimpleNamespace
+
+        if handle == 5:
+            raise self.NVMLError("Not Supported")
+        return [SimpleNamespace(pid=7, usedGpuMemory=None), SimpleNamespace(pid=8, usedGpuMemory=300 * MiB)]
+
+
+def test_what_processes_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    fake = FakeNvml(fails=False)
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert usage(8) == Usage("580.1", 81920 * MiB, 900 * MiB, 300 * MiB)
+    assert usage(7) == Usage("580.1", 81920 * MiB, 900 * MiB, None), "a container numbers its processes itself"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1234,0")
+    assert usage(8) == Usage("580.1", 81920 * MiB, 900 * MiB, None), "MIG does not tell"
+    assert usage(8, 1) == Usage("580.1", 81920 * MiB, 900 * MiB, 300 * MiB)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert usage(8) is None, "no such card"
+    assert fake.open == 0
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(fails=True))
+    assert usage(8) is None
 
 
 def test_nvml(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,10 +219,17 @@ FLAGS = {
     "suggest": "--gpu --global-batch --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype"
     " --autocast --quantize --optimizer --seq-len --batches --checkpointing --attention --loss --loop --strategy"
     " --offload --job --samples --epochs --base-lr --base-batch"
-    " --trust-remote-code --json --help",
-    "estimate": "--gpu --micro-batch --accumulation --by --explain --plot --snapshot --trust-remote-code --num-gpus"
-    " --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize --optimizer"
+    " --probe --device --max-runs --timeout --record --confidence --trust-remote-code --json --help",
+    "estimate": "--gpu --micro-batch --accumulation --by --explain --plot --snapshot --confidence --trust-remote-code"
+    " --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
+    " --optimizer"
     " --seq-len --batches --checkpointing --attention --loss --loop --strategy --offload --job --json --help",
+    "probe": "--as-card --micro-batch --accumulation --steps --find-max --max-runs --device --timeout --record"
+    " --history --trust-remote-code --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype"
+    " --dtype --autocast --quantize --optimizer --seq-len --batches --checkpointing --attention --loss --loop"
+    " --strategy --offload --job --json --help",
+    "measure": "--out --minutes --only --list --device --as-card --help",
+    "accuracy": "--ledger --published --by --markdown --json --help",
     "models": "--json --help",
     "gpus": "--json --help",
 }

@@ -57,7 +57,7 @@ def test_a_name_tells_runs_apart() -> None:
     ]
     names = {run_of(job).identity for job in (JOB, *others)} | {run_of(cap_bytes=1 << 33).identity}
     assert len(names) == 5
-    assert run_of().identity.startswith("qwen2.5-0.5b.lora.b2x1.s512.h100-80gb-hbm3.")
+    assert run_of().identity.startswith("qwen2.5-0.5b.lora.b2x1.s512.h100.")
 
 
 def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,7 +153,7 @@ def test_a_suggestion_is_proved() -> None:
 
 @pytest.mark.usefixtures("in_process")
 def test_a_model_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_model.py").write_text(
+    (tmp_path / "probed_model.py").write_text(
         "import torch\n"
         "class Model(torch.nn.Module):\n"
         "    def __init__(self):\n        super().__init__()\n        self.layer = torch.nn.Linear(64, 64)\n"
@@ -164,7 +164,7 @@ def test_a_model_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "    return Model(), {'x': torch.randn(micro_batch_size, 64), 'y': torch.full((micro_batch_size,), 3)}\n"
     )
     monkeypatch.chdir(tmp_path)
-    spec = ModelSpec(name="own_model:make", model_type=IMPORT_PATH, config={})
+    spec = ModelSpec(name="probed_model:make", model_type=IMPORT_PATH, config={})
     given = {"method": "full", "dtype": "fp32", "autocast": "none", "checkpointing": "none"}
     found = probing.probe(spec, on=on(), **given, micro_batch_size=4, gradient_accumulation_steps=2)
     assert found.fits

@@ -137,7 +137,7 @@ def test_runs_of_a_proof_are_bounded() -> None:
 
 
 def test_no_plan_is_nothing_to_prove() -> None:
-    with pytest.raises(ConfigError, match="nothing fits by the estimate"):
+    with pytest.raises(ConfigError, match="nothing comes near to fitting"):
         Reality(1000, 10, true=1).verified()
 
 

@@ -207,7 +207,7 @@ def _choices(runs: Sequence[Measured]) -> list[Choice]:
     largest = campaign.frontiers(runs)
     found: dict[str, Choice] = {}
     for one in runs:
-        key = campaign.frontier_key(one.model, one.job, one.environment.device, one.environment.cap_bytes)
+        key = campaign.frontier_key(one.model, one.job, one.card, one.environment.cap_bytes)
         true = largest.get(key)
         if true is None or key in found:
             continue

@@ -127,21 +127,20 @@ def left(on: Bench, folder: Path, only: str = "", cases: Sequence[Case] = CASES)
 def _is_done(one: Case, on: Bench, known: Sequence[Measured]) -> bool:
     on = _bench_for(one, on)
     spec, job = one.full_job(on)
-    device = "cpu" if on.device == "cpu" else (on.rates or on.card).title
     cap = probing.limit(on.card, job) if on.capped else None
     if not one.find_max:
-        return identity(spec.name, spec.config, job, device, cap) in {run.identity for run in known}
+        return identity(spec.name, spec.config, job, on.card.name, cap) in {run.identity for run in known}
     return any(
         largest is not None
         for key, largest in frontiers(known).items()
-        if key == frontier_key(spec.name, job, device, cap)
+        if key == frontier_key(spec.name, job, on.card.name, cap)
     )
 
 
-def frontier_key(model: str, job: Job, device: str, cap_bytes: int | None) -> str:
+def frontier_key(model: str, job: Job, card: str, cap_bytes: int | None) -> str:
     """What runs have in common that differ in their micro-batch alone."""
     settings = job.model_dump(mode="json", exclude_defaults=True, exclude={"micro_batch_size"})
-    return f"{model} {sorted(settings.items())} {device} {cap_bytes}"
+    return f"{model} {sorted(settings.items())} {card} {cap_bytes}"
 
 
 def frontiers(known: Sequence[Measured]) -> dict[str, int | None]:
@@ -149,7 +148,7 @@ def frontiers(known: Sequence[Measured]) -> dict[str, int | None]:
     ran: dict[str, set[int]] = {}
     failed: dict[str, set[int]] = {}
     for run in known:
-        key = frontier_key(run.model, run.job, run.environment.device, run.environment.cap_bytes)
+        key = frontier_key(run.model, run.job, run.card, run.environment.cap_bytes)
         (ran if run.outcome == "ok" else failed).setdefault(key, set()).add(run.job.micro_batch_size)
     return {key: max(sizes) if max(sizes) + 1 in failed.get(key, ()) else None for key, sizes in ran.items()}
 

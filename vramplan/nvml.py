@@ -67,6 +67,8 @@ class Usage:
 
     driver: str
     """The driver's version."""
+    total_bytes: int
+    """All of the card's memory."""
     used_bytes: int
     """By everyone, the driver itself included."""
     process_bytes: int | None
@@ -79,11 +81,12 @@ def usage(process: int, device: int = 0) -> Usage | None:
         with _driver() as pynvml:
             handle = _handle(pynvml, device)
             version = pynvml.nvmlSystemGetDriverVersion()
-            used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
             mine = _process_bytes(pynvml, handle, process)
     except (ImportError, NoDriver):
         return None
-    return Usage(version if isinstance(version, str) else version.decode(), used, mine)
+    driver = version if isinstance(version, str) else version.decode()
+    return Usage(driver, int(memory.total), int(memory.used), mine)
 
 
 def _process_bytes(pynvml: Any, handle: Any, process: int) -> int | None:

@@ -250,25 +250,36 @@ def _largest_fitting(wanted: list[tuple[int, int]], tried: _Tried) -> int:
 
 
 def _largest_micro_batch(wanted: list[tuple[int, int]], fitting: int, tried: _Tried) -> int:
-    """The largest micro-batch that fits at all, whether or not it divides the target; found along a straight line."""
+    """The largest micro-batch that fits at all, whether or not it divides the target.
+
+    Guesses lie on a straight line through what is known, at twice the last stride at least: near the limit the line
+    says that nothing is left, while torch would only give back its cache. Once one is too large, every other guess
+    halves what is left.
+    """
     if fitting < 0:
         return 0
     low, steps = wanted[fitting]
     high = wanted[fitting + 1][0] if fitting + 1 < len(wanted) else None
+    stride, halves = 1, False
     while high is None or high - low > 1:
-        half = max(1, low // 2)
-        slope = (tried.need(low, steps) - tried.need(half, steps)) / (low - half) if low > half else 0.0
-        guess = low + int(tried(low, steps).spare_bytes / slope) if slope > 0 else 2 * low
-        guess = max(low + 1, guess if high is None else min(guess, high - 1))
+        guess = low + max(stride, _room(low, steps, tried))
+        if high is not None:
+            guess = (low + high) // 2 if halves else min(guess, high - 1)
+            halves = not halves
         if guess > 1 << 20:
             return low
         if tried.fits(guess, steps):
-            low = guess
+            low, stride = guess, 2 * stride
         else:
-            high = guess
-            if high - low > 2 and tried.fits(high - 1, steps):
-                low = high - 1
+            high, stride = guess, 1
     return low
+
+
+def _room(low: int, steps: int, tried: _Tried) -> int:
+    """Samples more that fit by what the last ones took."""
+    half = max(1, low // 2)
+    slope = (tried.need(low, steps) - tried.need(half, steps)) / (low - half) if low > half else 0.0
+    return max(0, int(tried(low, steps).spare_bytes / slope)) if slope > 0 else low
 
 
 def _ranked(kept: list[tuple[int, int, Estimate]], devices: int, run: Run) -> list[Plan]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from vramplan.errors import ConfigError
 from vramplan.job import MAX_COUNT, Job
 from vramplan.measured import Measured
-from vramplan.plan import Plan, Search
+from vramplan.plan import TOO_LARGE, Plan, Search
 from vramplan.result import Estimate
 
 Measure = Callable[[Job], Measured]
@@ -99,6 +99,11 @@ def find_max(
     return Largest(tuple(tries), found, exact)
 
 
+def can_be_proved(search: Search) -> bool:
+    """Whether there is a plan to run, or a smallest pair that only the margin or fragmentation ruled out."""
+    return search.recommended is not None or search.rejected[0].reason != TOO_LARGE
+
+
 def verify(search: Search, measure: Measure, predict: Callable[[Job], Estimate | None], most_runs: int) -> Verified:
     """Run the recommended plan; on out of memory step down, with room to spare step up.
 
@@ -108,8 +113,8 @@ def verify(search: Search, measure: Measure, predict: Callable[[Job], Estimate |
     Raises:
         ConfigError: where the search found nothing to run.
     """
-    if search.recommended is None:
-        raise ConfigError("nothing fits by the estimate, so there is no plan to probe; see `vramplan probe --find-max`")
+    if not can_be_proved(search):
+        raise ConfigError("nothing comes near to fitting by the estimate, so there is no plan to run")
     pairs = sorted(
         [(plan.micro_batch_size, plan.gradient_accumulation_steps) for plan in search.plans]
         + [(one.micro_batch_size, one.gradient_accumulation_steps) for one in search.rejected]
@@ -122,12 +127,13 @@ def verify(search: Search, measure: Measure, predict: Callable[[Job], Estimate |
         tries[index] = Try(job, measure(job), predict(job))
         return tries[index]
 
-    first = pairs.index((search.recommended.micro_batch_size, search.recommended.gradient_accumulation_steps))
+    chosen = search.recommended or search.rejected[0]
+    first = pairs.index((chosen.micro_batch_size, chosen.gradient_accumulation_steps))
     settled = True
     best: int | None = first
     if run(first).fits:
         for index in range(max(first + 1, len(search.plans)), len(pairs)):
-            if first != len(search.plans) - 1 or not _room_for(tries[index - 1], predict, search.job, pairs[index]):
+            if first < len(search.plans) - 1 or not _room_for(tries[index - 1], predict, search.job, pairs[index]):
                 break
             if len(tries) >= most_runs:
                 settled = False
@@ -160,17 +166,16 @@ def _as_plan(search: Search, proof: Try) -> Plan:
         ):
             return plan
     assert proof.predicted is not None
-    fastest = search.recommended
-    assert fastest is not None
     time = (
         proof.job.gradient_accumulation_steps * proof.predicted.micro_step_seconds + proof.predicted.optimizer_seconds
     )
-    own = fastest.estimate
+    fastest = search.recommended
+    own = fastest.estimate if fastest else proof.predicted
     base = own.job.gradient_accumulation_steps * own.micro_step_seconds + own.optimizer_seconds
     return Plan(
         proof.job.micro_batch_size,
         proof.job.gradient_accumulation_steps,
         search.job.num_gpus,
         proof.predicted,
-        fastest.relative_step_time * time / base,
+        (fastest.relative_step_time if fastest else 1.0) * time / base,
     )

@@ -21,14 +21,16 @@ Model = Annotated[
     ),
 ]
 Gpu = Annotated[str, typer.Option(help="Card by name, or auto for the one in this box.", show_default=False)]
-Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Let a trace run code that comes with the model.")]
+Trust = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Let traces and probes run code that comes with the model.")
+]
 MicroBatch = Annotated[int | None, typer.Option("--micro-batch", help="Samples one card takes in one forward (1).")]
 Accumulation = Annotated[
     int | None, typer.Option("--accumulation", help="Micro-batches behind one optimizer step (1).")
 ]
-Device = Annotated[str, typer.Option(help="cuda; cpu: real steps on the host, watched tensor by tensor.")]
-MaxRuns = Annotated[int, typer.Option(help="Real runs that one answer may take.")]
-Timeout = Annotated[float, typer.Option(help="Seconds that one run may take.")]
+Device = Annotated[str | None, typer.Option(help="cuda; cpu: real steps on the host, watched by tensor (cuda).")]
+MaxRuns = Annotated[int | None, typer.Option(help="Real runs that one answer may take (8).")]
+Timeout = Annotated[float | None, typer.Option(help="Seconds that one run may take (600).")]
 Record = Annotated[Path | None, typer.Option(help="Folder to keep each run in, as one JSON file.")]
 Confidence = Annotated[
     float | None, typer.Option(help="How sure a verdict is to be, which sets the safety margin; 0 for none (0.9).")
@@ -46,7 +48,7 @@ class Flag(NamedTuple):
 
 JOB_FLAGS = {
     "num_gpus": Flag(int, "Data-parallel cards that each hold the whole model (1)."),
-    "method": Flag(str, "full or lora (lora); dora with --by trace; qlora is refused so far."),
+    "method": Flag(str, "full, lora, or dora, which is traced (lora); qlora is refused so far."),
     "lora_rank": Flag(int, "Rank of the adapters (8)."),
     "lora_targets": Flag(str, "all-linear, or names of layers: q_proj,v_proj (all-linear)."),
     "lora_dropout": Flag(float, "Dropout before each adapter (0)."),

@@ -33,8 +33,8 @@ AsCard = Annotated[
 
 def bench(
     gpu: str | None,
-    device: str,
-    timeout: float,
+    device: str | None,
+    timeout: float | None,
     record: Path | None,
     trust_remote_code: bool,
     tell: Progress,
@@ -46,7 +46,9 @@ def bench(
         VramplanError: where there is no such card here.
     """
     from vramplan import ledger, probing
+    from vramplan.runner import TIMEOUT_SECONDS
 
+    timeout = TIMEOUT_SECONDS if timeout is None else timeout
     if not 0 < timeout < 1e6:
         raise ConfigError(f"--timeout {timeout:g}: expected seconds above 0")
     settings = {
@@ -56,7 +58,20 @@ def bench(
         **({"keep": lambda measured, history: ledger.save(record, measured, history)} if record is not None else {}),
         **more,
     }
-    return probing.bench(gpu, device=device, **settings)
+    return probing.bench(gpu, device=device or "cuda", **settings)
+
+
+def most_runs(given: int | None) -> int:
+    """Real runs that one answer may take.
+
+    Raises:
+        ConfigError: for none at all.
+    """
+    from vramplan.stepping import MOST_RUNS
+
+    if given is not None and given < 1:
+        raise ConfigError(f"--max-runs {given}: expected 1 or more")
+    return given or MOST_RUNS
 
 
 @with_job_flags
@@ -67,9 +82,9 @@ def probe(
     accumulation: Accumulation = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps to run; the first warms up.")] = 3,
     find_max: Annotated[bool, typer.Option("--find-max", help="Look for the largest micro-batch that runs.")] = False,
-    max_runs: MaxRuns = 8,
-    device: Device = "cuda",
-    timeout: Timeout = 600.0,
+    max_runs: MaxRuns = None,
+    device: Device = None,
+    timeout: Timeout = None,
     record: Record = None,
     history: Annotated[bool, typer.Option("--history", help="With --record: every allocation and free, too.")] = False,
     trust_remote_code: Trust = False,
@@ -82,18 +97,17 @@ def probe(
 
     if not 1 <= steps <= 1000:
         raise ConfigError(f"--steps {steps}: expected 1 to 1000")
-    if max_runs < 1:
-        raise ConfigError(f"--max-runs {max_runs}: expected 1 or more")
     if history and record is None:
         raise ConfigError("--history needs --record DIR, the folder to put it into")
     if find_max and runner.is_torchrun():
         raise ConfigError("--find-max starts its runs itself, which torchrun does not allow; run it without torchrun")
     given |= batch_of(micro_batch, accumulation)
+    runs = most_runs(max_runs)
     with progress() as tell:
         on = bench(as_card, device, timeout, record, trust_remote_code, tell, steps=steps, history=history)
         found: Any
         if find_max:
-            found = probing.find_max(model, on=on, most_runs=max_runs, **given)
+            found = probing.find_max(model, on=on, most_runs=runs, **given)
         else:
             found = probing.probe(model, on=on, **given)
     if runner.is_torchrun() and int(os.environ["RANK"]) and found.fits:
@@ -114,7 +128,7 @@ def measure(
     minutes: Annotated[float, typer.Option(help="Time for all of it; the most informative runs come first.")] = 9.0,
     only: Annotated[str, typer.Option(help="Runs whose name matches this regular expression.")] = "",
     show: Annotated[bool, typer.Option("--list", help="List the runs that are left, and stop.")] = False,
-    device: Device = "cuda",
+    device: Device = None,
     as_card: AsCard = None,
 ) -> None:
     """Measure a matrix of jobs into a ledger; run it again until nothing is left."""

@@ -39,9 +39,9 @@ def suggest(
     base_lr: Annotated[float | None, typer.Option(help="A learning rate you know to work, to carry over.")] = None,
     base_batch: Annotated[int | None, typer.Option(help="The global batch that rate was tuned for.")] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Run the plan on the card in this box, and mend it.")] = False,
-    device: Device = "cuda",
-    max_runs: MaxRuns = 8,
-    timeout: Timeout = 600.0,
+    device: Device = None,
+    max_runs: MaxRuns = None,
+    timeout: Timeout = None,
     record: Record = None,
     confidence: Confidence = None,
     trust_remote_code: Trust = False,
@@ -50,10 +50,14 @@ def suggest(
     given: dict[str, Any],
 ) -> None:
     """Find batch x accumulation for a global batch; with --probe, prove it."""
-    from vramplan import api, plan
+    from vramplan import api, plan, stepping
 
+    for flag, value in (("--device", device), ("--max-runs", max_runs), ("--timeout", timeout), ("--record", record)):
+        if value is not None and not probe:
+            raise ConfigError(f"{flag} is about real runs: add --probe")
     with progress() as tell:
         on = measuring.bench(gpu, device, timeout, record, trust_remote_code, tell) if probe else None
+        runs = measuring.most_runs(max_runs)
         found = api.suggest(
             model,
             gpu if on is None else on.card,
@@ -68,10 +72,10 @@ def suggest(
             **given,
         )
         verified = None
-        if on is not None and found.recommended is not None:
+        if on is not None and stepping.can_be_proved(found):
             from vramplan import probing
 
-            verified = probing.prove(model, found, on, max_runs)
+            verified = probing.prove(model, found, on, runs)
     run = plan.Run(samples, epochs)
     if as_json:
         from vramplan.render import json as as_text

@@ -35,9 +35,10 @@ class CudaMeter:
         return nullcontext()
 
     def loaded(self, module: torch.nn.Module) -> None:
-        """The model lies on the card: what its construction left over goes."""
+        """The model lies on the card: what its construction left over, and how high that came, goes."""
         gc.collect()
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
 
     def enter(self, phase: str) -> None:
         """What follows belongs to `phase`; None of what ran before is still running."""

@@ -15,14 +15,14 @@ import torch
 
 from vramplan import nvml
 from vramplan.allocator import AllocatorSettings
-from vramplan.errors import ConfigError, SpecError, UnsupportedError
+from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError
 from vramplan.job import Job
 from vramplan.measure import optimizers, ranks
 from vramplan.measure.extra import NEEDED
 from vramplan.measure.loop import MOST_MICRO_STEPS, Inputs, Steps
 from vramplan.measure.models import Subject, build, settle
 from vramplan.measure.quiet import quiet
-from vramplan.measured import Environment, Measured, Peaks, Request, peaks_of
+from vramplan.measured import Environment, Measured, Request, peaks_of
 
 Progress = Callable[[str, float], None]
 History = list[tuple[str, int, int]]
@@ -95,7 +95,9 @@ class _Real:
         micro_steps = min(MOST_MICRO_STEPS, self.job.gradient_accumulation_steps)
         try:
             self._train(tell, micro_steps)
-        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError) as error:
+        except VramplanError:
+            raise
+        except Exception as error:  # model code of any origin
             if not _no_memory(error):
                 raise SpecError(
                     f"{self.request.spec.name}: {meter.phases.name or 'the run'} fails: {type(error).__name__}:"
@@ -189,17 +191,20 @@ class _Real:
         if self.device.type == "cpu":
             return where
         properties = torch.cuda.get_device_properties(self.device)
+        before, held = self.before, 0
+        if before is not None:  # some of what counts as used CUDA never sees
+            held = max(0, before.used_bytes - (before.total_bytes - properties.total_memory))
         return where.model_copy(
             update={
                 "device": properties.name,
                 "total_bytes": properties.total_memory,
                 "compute_capability": f"{properties.major}.{properties.minor}",
-                "driver": self.before.driver if self.before else None,
+                "driver": before.driver if before else None,
                 "cuda": torch.version.cuda,
                 "allocator_settings": os.environ.get("PYTORCH_ALLOC_CONF")
                 or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
                 or "",
-                "held_by_others_bytes": self.before.used_bytes if self.before else 0,
+                "held_by_others_bytes": held,
             }
         )
 
@@ -235,9 +240,7 @@ def filler(subject: Subject, job: Job) -> Callable[[Inputs], Inputs]:
         assert isinstance(inputs, Mapping)
         inputs["input_ids"].random_(0, entries)
         inputs["labels"].copy_(inputs["input_ids"])
-        if (
-            job.batches == "padded" and job.sequence_length > 1
-        ):  # one token of padding: the mask is needed, little is saved
+        if job.batches == "padded" and job.sequence_length > 1:  # one token: the mask is needed, no memory is saved
             inputs["attention_mask"][-1, -1:] = 0
             inputs["labels"][-1, -1:] = -100
         if "position_ids" in inputs:
@@ -256,6 +259,3 @@ def _no_memory(error: BaseException) -> bool:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
-
-
-__all__ = ["History", "Peaks", "run"]
