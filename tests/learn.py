@@ -1,8 +1,12 @@
-"""What the ledger and published runs teach, as ``vramplan/learned.json``: ``python -m tests.learn`` writes it."""
+"""What the ledger and published runs teach, as ``vramplan/learned.json``, and the README's tables of them.
+
+``python -m tests.learn`` writes both.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from statistics import median
 from typing import Any
@@ -10,7 +14,10 @@ from typing import Any
 from tests.helpers import ROOT
 from vramplan import accuracy, ledger
 from vramplan.catalog import find_card
+from vramplan.learned import facts
+from vramplan.render.measured import markdown
 
+README = ROOT / "README.md"
 LEDGER = ROOT / "tests" / "measured"
 PUBLISHED = ROOT / "tests" / "published.jsonl"
 LEARNED = ROOT / "vramplan" / "learned.json"
@@ -53,5 +60,17 @@ def dumps(found: dict[str, Any]) -> str:
     return json.dumps(found, indent=1) + "\n"
 
 
+def in_readme(text: str) -> str:
+    """The README with its tables of measured runs made anew."""
+    held = accuracy.compare(LEDGER, PUBLISHED, ("analytic",), lambda doing, share: None)
+    for part in ("ledger", "published"):
+        place = re.compile(rf"(<!-- accuracy: {part} -->\n).*?(<!-- end -->)", re.DOTALL)
+        text, found = place.subn(lambda match, part=part: match[1] + markdown(held, part) + match[2], text)
+        assert found == 1, f"README.md has no place for the table of {part} runs"
+    return text
+
+
 if __name__ == "__main__":
     LEARNED.write_text(dumps(learn()))
+    facts.cache_clear()
+    README.write_text(in_readme(README.read_text()))

@@ -11,7 +11,7 @@ import shlex
 
 import pytest
 
-from tests import matrix
+from tests import learn, matrix
 from tests.helpers import ROOT, cli
 from tests.test_cli import FLAGS
 
@@ -70,3 +70,9 @@ def test_the_tables_of_agreement_are_what_the_traces_say() -> None:
     """``python -m tests.matrix`` writes them."""
     text = README.read_text()
     assert matrix.in_readme(text) == text
+
+
+def test_the_tables_of_measured_runs_are_what_the_estimates_say() -> None:
+    """``python -m tests.learn`` writes them."""
+    text = README.read_text()
+    assert learn.in_readme(text) == text

@@ -144,7 +144,7 @@ def test_the_largest_micro_batch(tmp_path: Path) -> None:
 def test_a_suggestion_is_proved() -> None:
     bench = on(card_with(48 * MiB))
     search = vramplan.suggest(LLAMA, bench.card, 64, **EAGER)
-    found = probing.prove(LLAMA, search, bench)
+    found = probing.prove(LLAMA, search, on=bench)
     assert found.plan is not None
     assert found.plan.global_batch_size == 64
     assert found.proof is not None

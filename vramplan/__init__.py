@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from vramplan.card import Card
     from vramplan.errors import VramplanError
     from vramplan.job import Job
+    from vramplan.measured import Measured
     from vramplan.plan import Plan, Search
+    from vramplan.probing import find_max, probe, prove
     from vramplan.result import Estimate, Term
     from vramplan.spec import ModelSpec
 
@@ -24,6 +26,9 @@ __version__ = "0.1.0"
 _HOME = {
     "estimate": "api",
     "suggest": "api",
+    "probe": "probing",
+    "find_max": "probing",
+    "prove": "probing",
     "load_model": "api",
     "load_card": "api",
     "Card": "card",
@@ -31,6 +36,7 @@ _HOME = {
     "Estimate": "result",
     "Term": "result",
     "Job": "job",
+    "Measured": "measured",
     "Plan": "plan",
     "Search": "plan",
     "ModelSpec": "spec",
@@ -40,6 +46,7 @@ __all__ = [
     "Card",
     "Estimate",
     "Job",
+    "Measured",
     "ModelSpec",
     "Plan",
     "Search",
@@ -47,8 +54,11 @@ __all__ = [
     "VramplanError",
     "__version__",
     "estimate",
+    "find_max",
     "load_card",
     "load_model",
+    "probe",
+    "prove",
     "suggest",
 ]
 

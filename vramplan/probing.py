@@ -178,11 +178,14 @@ def find_max(
     )
 
 
-def prove(model: str | ModelSpec, search: Search, on: Bench, most_runs: int = MOST_RUNS) -> Verified:
+def prove(model: str | ModelSpec, search: Search, *, on: Bench | None = None, most_runs: int = MOST_RUNS) -> Verified:
     """Run a search's recommended plan; step down where it does not fit, up where there is room.
 
     Raises:
         VramplanError: for whatever cannot run.
     """
+    bench_ = on or bench()
     spec = model if isinstance(model, ModelSpec) else api.load_model(model)
-    return stepping.verify(search, lambda one: on.measure(spec, one), lambda one: on.predict(spec, one), most_runs)
+    return stepping.verify(
+        search, lambda one: bench_.measure(spec, one), lambda one: bench_.predict(spec, one), most_runs
+    )

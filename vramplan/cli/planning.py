@@ -75,7 +75,7 @@ def suggest(
         if on is not None and stepping.can_be_proved(found):
             from vramplan import probing
 
-            verified = probing.prove(model, found, on, runs)
+            verified = probing.prove(model, found, on=on, most_runs=runs)
     run = plan.Run(samples, epochs)
     if as_json:
         from vramplan.render import json as as_text

@@ -225,7 +225,7 @@ def accuracy(one: Accuracy) -> RenderableType:
 
 
 def _table(heads: tuple[str, ...], rows: list[list[str]]) -> Table:
-    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
+    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False, collapse_padding=True)
     for name in heads:
         table.add_column(name, overflow="fold")
     for name in COLUMNS:
