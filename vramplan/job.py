@@ -14,6 +14,7 @@ Checkpointing = Literal["none", "full"]
 Attention = Literal["sdpa", "flash", "eager"]
 Loss = Literal["standard", "sliced", "liger", "chunked"]
 Loop = Literal["trainer", "plain"]
+Part = Literal["frozen", "train", "lora"]
 Strategy = Literal["ddp", "zero1", "zero2", "zero3", "fsdp"]
 
 MAX_COUNT = 1 << 24
@@ -43,6 +44,20 @@ class Job(BaseModel):
     """transformers' name for the optimizer (its `optim`)."""
     sequence_length: int = Field(default=2048, gt=0, le=MAX_COUNT)
     """Tokens in each sample as it enters the model."""
+    images: int = Field(default=0, ge=0, le=MAX_COUNT)
+    """Images in each sample; their tokens are part of its `sequence_length`."""
+    image_size: tuple[int, int] | None = None
+    """Width and height in pixels of every image, before its processor."""
+    min_pixels: int | None = Field(default=None, gt=0)
+    """Least pixels that the processor enlarges an image to; null: as the model ships it."""
+    max_pixels: int | None = Field(default=None, gt=0)
+    """Most pixels that the processor leaves of an image; null: as the model ships it."""
+    max_tiles: int | None = Field(default=None, gt=0, le=1024)
+    """Most tiles that the processor cuts an image into; null: as the model ships it."""
+    vision: Part = "frozen"
+    """What happens to the vision tower: frozen, train, or lora, which adapts its linear layers as well."""
+    projector: Part = "frozen"
+    """The same of what leads from the tower to the language model."""
     batches: Batches = "unpadded"
     """unpadded: equally long samples, no mask; padded: a mask with padding; packed: several samples in one row."""
     micro_batch_size: int = Field(default=1, gt=0, le=MAX_COUNT)

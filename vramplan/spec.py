@@ -26,6 +26,8 @@ class ModelSpec(BaseModel):
     """transformers' name of the architecture."""
     config: Mapping[str, Any]
     """The keys of the Hub's config.json that fix shapes, verbatim."""
+    processor: Mapping[str, Any] = Field(default_factory=dict)
+    """The keys of preprocessor_config.json that decide what becomes of an image, verbatim."""
     num_parameters: int | None = Field(default=None, gt=0)
     """Official count of distinct parameters, tied ones once, where one is known."""
     stored_parameters: int | None = Field(default=None, gt=0)
@@ -81,6 +83,17 @@ class Config:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise SpecError(f"{self._owner}: {key} = {value!r}; expected a number")
         return float(value)
+
+    def part(self, key: str) -> Config:
+        """A configuration within this one.
+
+        Raises:
+            SpecError: when it is missing or something else.
+        """
+        value = self.get(key)
+        if not isinstance(value, Mapping):
+            raise SpecError(f"{self._owner}: config.json has no {key!r}" if value is None else f"{self._owner}: {key}?")
+        return Config(value, f"{self._owner}: {key}")
 
     def flag(self, key: str, default: bool) -> bool:
         """A truth value.

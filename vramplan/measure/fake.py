@@ -6,15 +6,23 @@ all operations of a step are repeats: their result follows from the metadata of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves
 
 CPU = torch.device("cpu")
+FACTORIES = {
+    getattr(torch.ops.aten, name).default for name in ("arange", "zeros", "ones", "full", "zeros_like", "full_like")
+} | {torch.ops.aten.arange.start, torch.ops.aten.arange.start_step}
+"""Operations that make numbers out of nothing."""
+MOST_KNOWN = 1 << 20
+"""Whole numbers of one tensor that are worked out, not only counted."""
 Metadata = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
@@ -62,21 +70,38 @@ def _shares(out: torch.Tensor, args: Any) -> bool:
     return any(x.untyped_storage()._cdata == key for x in tree_leaves(args) if isinstance(x, torch.Tensor))
 
 
-class Fakes:
-    """A FakeTensorMode that remembers."""
+class Mode(FakeTensorMode):
+    """Fake tensors, but whole numbers given by value stay known, and so does all that follows from them alone.
 
-    def __init__(self) -> None:
-        self.mode = FakeTensorMode(allow_non_fake_inputs=False)
+    Models look at where a text's images stand and how large they are to decide what to do.
+    """
+
+    def may_turn_const(self, t: torch.Tensor) -> bool:
+        """Whether a result keeps its numbers; torch's own limit is a single one."""
+        whole = not (t.is_floating_point() or t.is_complex())
+        return (whole and t.numel() <= MOST_KNOWN and t.device.type == "cpu") or super().may_turn_const(t)
+
+
+class Fakes:
+    """A FakeTensorMode that remembers; with `values` also the whole numbers that a model makes itself."""
+
+    def __init__(self, values: bool = False) -> None:
+        self.mode = Mode(allow_non_fake_inputs=False)
+        self.values = values
         self.known: dict[Any, Metadata] = {}
 
     def __call__(self, func: Any, types: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """The result of an operation on fake tensors."""
         if func is torch.ops.prim.device.default:
             return args[0].fake_device
-        if _is_view(func) and isinstance(args[0], FakeTensor):
+        if _is_view(func) and isinstance(args[0], FakeTensor) and args[0].constant is None:
             with in_kernel_invocation_manager(self.mode):
                 view = func(*args, **kwargs)
             return FakeTensor(self.mode, view, CPU)
+        if self.values and func in FACTORIES:
+            known = self._known(func, args, kwargs)
+            if known is not None:
+                return known
         if not _is_plain(func):
             return self.mode.dispatch(func, types, args, kwargs)
         try:
@@ -95,3 +120,35 @@ class Fakes:
             if whole and out.fake_device == CPU and not _shares(out, args):
                 self.known[key] = (tuple(out.shape), out.stride(), out.dtype)
         return out
+
+    def _known(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+        """What a factory makes, by value; None where that is no tensor of few whole numbers."""
+        with in_kernel_invocation_manager(self.mode):
+            shape = func(*args, **{**kwargs, "device": "meta"})
+        if shape.is_floating_point() or shape.numel() > MOST_KNOWN:
+            return None
+        with no_dispatch():
+            like = [torch.empty_strided(a.shape, a.stride(), dtype=a.dtype) if _is_fake(a) else a for a in args]
+            real = func(*like, **{**kwargs, "device": CPU})
+        return self.mode.fake_tensor_converter.from_real_tensor(self.mode, real, make_constant=True)
+
+
+def _is_fake(value: Any) -> bool:
+    return isinstance(value, FakeTensor)
+
+
+@contextmanager
+def tensors_in_lists() -> Iterator[None]:
+    """``torch.tensor([a, b])`` of fake scalars: torch reads their memory, where nothing is."""
+    original = torch.tensor
+
+    def tensor(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if isinstance(data, (list, tuple)) and any(isinstance(one, FakeTensor) for one in data):
+            data = [one.item() if isinstance(one, FakeTensor) else one for one in data]
+        return original(data, *args, **kwargs)
+
+    torch.tensor = tensor
+    try:
+        yield
+    finally:
+        torch.tensor = original

@@ -19,7 +19,7 @@ from vramplan.errors import ConfigError
 from vramplan.job import Job
 from vramplan.measure import optimizers
 from vramplan.measure.dtypes import DTYPES
-from vramplan.measure.models import Subject
+from vramplan.measure.models import Pictures, Subject
 
 MOST_MICRO_STEPS = 2
 """A third micro-batch of one optimizer step finds what the second found: the gradients."""
@@ -56,12 +56,49 @@ def make_inputs(subject: Subject, job: Job, device: str, times: int = 1) -> Inpu
         names.append("position_ids")
     elif job.batches == "padded" or job.loop == "trainer":
         names.append("attention_mask")
-    return {name: torch.full(shape, int(name == "attention_mask"), dtype=torch.int64, device=device) for name in names}
+    texts = {name: torch.full(shape, int(name == "attention_mask"), dtype=torch.int64, device=device) for name in names}
+    if subject.pictures is not None:
+        texts |= with_pictures(subject.pictures, shape, device)
+    return texts
+
+
+def with_pictures(pictures: Pictures, shape: tuple[int, int], device: str) -> dict[str, torch.Tensor]:
+    """The images of a batch of texts, and the texts that speak of them; models look at these numbers."""
+    samples, length = shape
+    one = pictures.one
+    is_image = ([1] * one.tokens + [0] * one.extra_tokens) * pictures.per_sample
+    is_image += [0] * (length - len(is_image))
+    row = torch.tensor(is_image, dtype=torch.int64)
+    texts = {
+        "input_ids": (row * pictures.token_id).repeat(samples, 1),
+        "attention_mask": torch.ones(shape, dtype=torch.int64),
+    }
+    if pictures.token_types:
+        texts["mm_token_type_ids"] = row.repeat(samples, 1)
+    made = {name: text.to(device) for name, text in texts.items()}
+    for tensor in one.tensors:
+        count = samples * pictures.per_sample
+        dtype = {"fp32": torch.float32, "int64": torch.int64}[tensor.dtype]
+        if tensor.values is None:
+            made[tensor.name] = torch.zeros(count * tensor.shape[0], *tensor.shape[1:], dtype=dtype, device=device)
+        else:
+            values = torch.tensor(tensor.values, dtype=dtype).view(tensor.shape)
+            made[tensor.name] = values.repeat(count, *[1] * (len(tensor.shape) - 1)).to(device)
+    return made
 
 
 def _like(example: torch.Tensor, times: int, device: str) -> torch.Tensor:
     shape = (times * example.shape[0], *example.shape[1:]) if example.dim() else ()
     return torch.zeros(shape, dtype=example.dtype, device=device)
+
+
+def first_of(inputs: Inputs, times: int) -> Inputs:
+    """The first micro-batch of `times` that wait together."""
+    if times <= 1:
+        return inputs
+    if isinstance(inputs, Mapping):
+        return {name: one[: one.shape[0] // times] for name, one in inputs.items()}
+    return tuple(one[: one.shape[0] // times] for one in inputs)
 
 
 @contextmanager
@@ -110,8 +147,11 @@ class Steps:
         self.optimizer = optimizers.make(recipe, subject.module, job)
         self.micro_steps = min(MOST_MICRO_STEPS, job.gradient_accumulation_steps)
         self.held: list[Any] = []
-        signature = inspect.signature(getattr(subject.module, "get_base_model", lambda: subject.module)().forward)
-        self.counts_items = any(p.kind == p.VAR_KEYWORD for p in signature.parameters.values())
+        inner = getattr(subject.module, "get_base_model", lambda: subject.module)()
+        signature = inspect.signature(inner.forward)
+        self.counts_items = getattr(inner, "accepts_loss_kwargs", True) and any(
+            p.kind == p.VAR_KEYWORD for p in signature.parameters.values()
+        )
 
     def run(self) -> None:
         """One optimizer step."""
@@ -182,7 +222,7 @@ class Steps:
         for number, inputs in enumerate(batches[: self.micro_steps]):
             self.enter("forward")
             with nullcontext() if number == self.micro_steps - 1 else self.alone():
-                loss = self._training_step(inputs, items)
+                loss = self._training_step(first_of(inputs, number and self.job.gradient_accumulation_steps - 1), items)
             torch.isnan(loss)  # logging_nan_inf_filter
             torch.isinf(loss)
             self.total += loss
@@ -208,18 +248,11 @@ class Steps:
     def _training_step(self, inputs: Inputs, items: torch.Tensor | None) -> torch.Tensor:
         """The detached loss: the graph goes when this returns."""
         if items is not None:
-            loss = self._forward(self._one(inputs), num_items_in_batch=items)
+            loss = self._forward(inputs, num_items_in_batch=items)
             loss *= 1
         else:
-            loss = self._forward(self._one(inputs))
+            loss = self._forward(inputs)
             loss = loss / self.job.gradient_accumulation_steps
         loss = loss / 1
         self._backward(loss)
         return loss.detach()
-
-    def _one(self, inputs: Inputs) -> Inputs:
-        """The first micro-batch of those that wait together."""
-        size = self.job.micro_batch_size
-        if isinstance(inputs, Mapping):
-            return {name: one[:size] for name, one in inputs.items()}
-        return tuple(one[:size] for one in inputs)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from torch import nn
 
 from vramplan.checks import check_spec
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError
+from vramplan.images import EYES, Eyes, Picture, picture_of
 from vramplan.job import Job
 from vramplan.measure import losses
 from vramplan.measure.dtypes import DTYPES
@@ -22,6 +24,18 @@ from vramplan.spec import IMPORT_PATH, ModelSpec
 
 if TYPE_CHECKING:
     from vramplan.measure.watch import Watch
+
+
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """The images of every sample, and how the model is told of them."""
+
+    one: Picture
+    per_sample: int
+    token_id: int
+    """What stands in the ids where an image's feature goes."""
+    token_types: bool
+    """Whether the model is told which ids those are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +47,8 @@ class Subject:
     """Inputs of a user's own model for one micro-batch; None: a language model, fed with ids and labels."""
     vocabulary: int | None = None
     """Width of the logits, where known."""
+    pictures: Pictures | None = None
+    """The images of its samples."""
 
 
 def build(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool = False) -> Subject:
@@ -46,17 +62,19 @@ def build(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool = Fals
         subject = from_import_path(spec.name, job, device)
     else:
         subject = from_config(spec, job, device, trust_remote_code)
-    module = subject.module
-    _check_positions(module, job, spec.name)
+    module, eyes = subject.module, EYES.get(spec.model_type)
+    if eyes is not None:
+        freeze(module, job, eyes)
+    _check_positions(module, job, spec.name, eyes.tower if eyes else None)
     if job.method != "full":
-        module = with_adapters(module, job, device)
+        module = with_adapters(module, job, device, _left_alone(job, eyes))
     if job.checkpointing == "full":
         checkpoint(module, job, keep_rng=device.startswith("cuda"))
     if job.loss == "liger" and device.startswith("cuda"):
         losses.use_liger(module, spec.name)
     elif job.loss != "standard":
         losses.use(module, job.loss, spec.name)
-    return Subject(module.train(), subject.example, subject.vocabulary)
+    return replace(subject, module=module.train())
 
 
 def settle(spec: ModelSpec, job: Job) -> Job:
@@ -103,16 +121,52 @@ def from_config(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool)
     model.tie_weights()
     model.config.use_cache = False
     text = model.config.get_text_config()
-    return Subject(model, vocabulary=getattr(text, "vocab_size", None))
+    return Subject(model, vocabulary=getattr(text, "vocab_size", None), pictures=_pictures(spec, job, model.config))
 
 
-def _check_positions(module: nn.Module, job: Job, owner: str) -> None:
+def _pictures(spec: ModelSpec, job: Job, config: Any) -> Pictures | None:
+    one = picture_of(spec, job)
+    if one is None:
+        return None
+    return Pictures(one, job.images, config.image_token_id, EYES[spec.model_type].token_types)
+
+
+def freeze(module: nn.Module, job: Job, eyes: Eyes) -> None:
+    """Freeze the tower and the projector where the job says so; adapters come later."""
+    for path, one in module.named_parameters():
+        part = part_of(path, eyes)
+        if part is not None and getattr(job, part) != "train":
+            one.requires_grad_(False)
+
+
+def part_of(path: str, eyes: Eyes) -> str | None:
+    """vision or projector, for a module or parameter of either."""
+    if f"{path}.".startswith(f"{eyes.projector}."):
+        return "projector"
+    return "vision" if f"{path}.".startswith(f"{eyes.tower}.") else None
+
+
+def _left_alone(job: Job, eyes: Eyes | None) -> str | None:
+    """Modules that get no adapter, as PEFT's regular expression."""
+    if eyes is None:
+        return None
+    out = []
+    if job.vision != "lora":
+        out.append(rf"{re.escape(eyes.tower)}\.(?!{re.escape(eyes.projector.removeprefix(f'{eyes.tower}.'))}\.).*")
+    if job.projector != "lora":
+        out.append(rf"{re.escape(eyes.projector)}\..*")
+    return "|".join(out) or None
+
+
+def _check_positions(module: nn.Module, job: Job, owner: str, tower: str | None) -> None:
     """Refuse sequences beyond a table of positions: a trace has no values, and would not see it.
 
     Raises:
         ConfigError: naming the table's size.
     """
     for path, one in module.named_modules():
+        if tower is not None and path.startswith(tower):
+            continue  # those of patches
         last = path.rpartition(".")[2]
         if isinstance(one, nn.Embedding) and (last == "wpe" or "pos" in last):
             size = one.num_embeddings - getattr(one, "offset", 0)
@@ -161,6 +215,8 @@ def _class_for(spec: ModelSpec, config: Any, trust_remote_code: bool) -> Any:
 
     if trust_remote_code and spec.config.get("auto_map"):
         return lambda config, **more: AutoModelForCausalLM.from_config(config, trust_remote_code=True, **more)
+    if spec.model_type in EYES:
+        return transformers.AutoModelForImageTextToText.from_config
     for name in spec.config.get("architectures") or ():
         found = getattr(transformers, name, None)
         if found is not None and "labels" in inspect.signature(found.forward).parameters:
@@ -236,8 +292,8 @@ def from_import_path(path: str, job: Job, device: str) -> Subject:
 # -- adapters, checkpointing -------------------------------------------------------------------------------------------
 
 
-def with_adapters(module: nn.Module, job: Job, device: str) -> nn.Module:
-    """PEFT's LoRA or DoRA on the model.
+def with_adapters(module: nn.Module, job: Job, device: str, left_alone: str | None = None) -> nn.Module:
+    """PEFT's LoRA or DoRA on the model, but for modules that match `left_alone`.
 
     Raises:
         ConfigError: where PEFT refuses.
@@ -251,6 +307,7 @@ def with_adapters(module: nn.Module, job: Job, device: str) -> nn.Module:
         lora_alpha=2 * job.lora_rank,
         target_modules=targets if job.lora_targets is None else list(job.lora_targets),
         lora_dropout=job.lora_dropout,
+        exclude_modules=left_alone,
         use_dora=job.method == "dora",
         task_type="CAUSAL_LM" if language_model else None,
     )

@@ -16,7 +16,7 @@ from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanEr
 from vramplan.job import Job
 from vramplan.measure import extra, law, optimizers
 from vramplan.measure.cuda import as_cuda
-from vramplan.measure.fake import Fakes
+from vramplan.measure.fake import Fakes, tensors_in_lists
 from vramplan.measure.host import HostReads
 from vramplan.measure.loop import Steps
 from vramplan.measure.models import Subject, build, place, settle
@@ -58,7 +58,7 @@ def trace(
     Raises:
         VramplanError: for whatever cannot run or cannot be traced.
     """
-    return run(spec, job, card, Fakes(), progress, trust_remote_code).played(extra.versions())
+    return run(spec, job, card, Fakes(values=job.images > 0), progress, trust_remote_code).played(extra.versions())
 
 
 def run(
@@ -76,7 +76,7 @@ def run(
     """
     check_job(job, card)
     progress(f"building {spec.name}", 0.0)
-    with quiet(), as_cuda(card):
+    with quiet(), as_cuda(card), tensors_in_lists():
         recipe = optimizers.recipe(job)
         subject = build(spec, job, "meta" if fakes else "cpu", trust_remote_code)
         found = Run(subject, recipe, spec, job, card, fakes, progress)

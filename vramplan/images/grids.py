@@ -1,0 +1,76 @@
+"""Images that keep their shape: sides rounded to whole patches, within a range of pixels (Qwen-VL, GLM-4.1V)."""
+
+from __future__ import annotations
+
+from math import ceil, floor, sqrt
+
+from vramplan.errors import ConfigError
+from vramplan.images.picture import Limits, Picture, Size, Tensor, refuse
+from vramplan.spec import Config
+
+MOST_RATIO = 200
+"""smart_resize refuses longer images."""
+
+
+def smart_resize(size: Size, factor: int, least: int, most: int) -> Size:
+    """Both sides multiples of `factor`, `least` to `most` pixels, nearly the same shape (qwen2_vl: smart_resize).
+
+    Raises:
+        ConfigError: for an image more than 200 times as long as wide.
+    """
+    width, height = size
+    if max(size) / min(size) > MOST_RATIO:
+        raise ConfigError(
+            f"--image-size {width}x{height}: one side is {max(size) / min(size):.0f} times the other,"
+            f" the processor takes {MOST_RATIO} at most"
+        )
+    rounded = [round(side / factor) * factor for side in size]
+    if rounded[0] * rounded[1] > most:
+        shrink = sqrt((height * width) / most)
+        rounded = [max(factor, floor(side / shrink / factor) * factor) for side in size]
+    elif rounded[0] * rounded[1] < least:
+        grow = sqrt(least / (height * width))
+        rounded = [ceil(side * grow / factor) * factor for side in size]
+    return Size(*rounded)
+
+
+def pixel_range(p: Config, limits: Limits, factor: int, least: int, most: int) -> tuple[int, int]:
+    """Least and most pixels: the user's, the model's (either spelling), the processor's defaults `least` and `most`.
+
+    Raises:
+        ConfigError: where the least is more than the most, or the most less than one token.
+    """
+    size = p.get("size", {})
+    least = limits.min_pixels or p.get("min_pixels") or size.get("shortest_edge") or least
+    most = limits.max_pixels or p.get("max_pixels") or size.get("longest_edge") or most
+    if most < factor * factor:
+        raise ConfigError(f"--max-pixels {most}: one token alone takes {factor} x {factor} = {factor * factor} pixels")
+    if least > most:
+        raise ConfigError(f"--min-pixels {least} is more than --max-pixels {most}: swapped?")
+    return least, most
+
+
+def grid(c: Config, p: Config, size: Size, limits: Limits, patch: int, least: int, most: int) -> Picture:
+    """The grid of patches, merged 2 x 2 into tokens; every patch holds `temporal_patch_size` times the same image."""
+    refuse(limits, "this model", "max_tiles")
+    vision = c.part("vision_config")
+    patch, merge = vision.count("patch_size", patch), vision.count("spatial_merge_size", 2)
+    twice = vision.count("temporal_patch_size", 2)
+    least, most = pixel_range(p, limits, patch * merge, least, most)
+    resized = smart_resize(size, patch * merge, least, most)
+    rows, columns = resized.height // patch, resized.width // patch
+    tensors = (
+        Tensor("pixel_values", (rows * columns, 3 * twice * patch * patch)),
+        Tensor("image_grid_thw", (1, 3), "int64", (1, rows, columns)),
+    )
+    return Picture(rows * columns // merge**2, 2, 1, rows, columns, tensors, f"resized to {resized}")
+
+
+def qwen2_vl(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+    """Qwen2-VL and 2.5-VL: 28 pixels a token; the class allows 1280 tokens, the published models 16,384."""
+    return grid(c, p, size, limits, 14, 56 * 56, 28 * 28 * 1280)
+
+
+def qwen3_vl(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+    """Qwen3-VL: 32 pixels a token; the processor's class is Qwen2-VL's, the published models allow 16 million pixels."""
+    return grid(c, p, size, limits, 16, 56 * 56, 28 * 28 * 1280)

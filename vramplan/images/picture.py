@@ -1,0 +1,102 @@
+"""What a processor makes of an image: patches for the tower, tokens for the text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from vramplan.errors import ConfigError
+from vramplan.spec import Config
+
+
+class Size(NamedTuple):
+    """Width and height of an image in pixels."""
+
+    width: int
+    height: int
+
+    def __str__(self) -> str:
+        return f"{self.width} x {self.height}"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the user sets beside the image itself; None is what the model ships, or its processor's default."""
+
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    max_tiles: int | None = None
+
+
+class Tensor(NamedTuple):
+    """An input of the model for one image; those of several lie one after another along the first dimension."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "fp32"
+    values: tuple[int, ...] | None = None
+    """The numbers in it, where the model's code looks at them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One image after its processor."""
+
+    tokens: int
+    """Positions in the text that take the image's features."""
+    extra_tokens: int
+    """Start, end and separators that the processor writes beside them."""
+    tiles: int
+    """Equal pieces that go through the tower, thumbnail included; 1 where an image goes in whole."""
+    rows: int
+    """Patches of a tile from top to bottom."""
+    columns: int
+    """Patches of a tile from left to right."""
+    tensors: tuple[Tensor, ...]
+    said: str
+    """What was done to it, in words."""
+
+    @property
+    def patches(self) -> int:
+        """Patches that go through the tower."""
+        return self.tiles * self.rows * self.columns
+
+    @property
+    def all_tokens(self) -> int:
+        """Positions that it takes in the text."""
+        return self.tokens + self.extra_tokens
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its tensors on the device."""
+        return sum(prod(one.shape) * {"fp32": 4, "int64": 8}[one.dtype] for one in self.tensors)
+
+
+Processor = Callable[[Config, Config, Size, Limits], Picture]
+"""(the model's configuration, its preprocessor_config.json, image, limits)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Eyes:
+    """How one architecture sees: its processor, and what its parts and inputs are called."""
+
+    processor: Processor
+    tower: str
+    """Path of the vision tower in transformers' class."""
+    projector: str
+    """Path of what leads from it to the language model; within the tower for Qwen."""
+    token_types: bool = False
+    """Whether the processor marks image tokens for the model (mm_token_type_ids)."""
+
+
+def refuse(limits: Limits, model_type: str, *names: str) -> None:
+    """Refuse limits that this processor does not have.
+
+    Raises:
+        ConfigError: naming the flag.
+    """
+    for name in names:
+        if getattr(limits, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')}: the processor of {model_type} has no such limit")
