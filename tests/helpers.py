@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Hashable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vramplan.analytic.families import FAMILIES
+from vramplan.analytic.estimator import described, lay_out
 from vramplan.analytic.play import Setting
-from vramplan.analytic.unfold import Fold
+from vramplan.analytic.unfold import Fold, Plan
 from vramplan.card import Card
 from vramplan.catalog import find_card, find_model
 from vramplan.job import Job
@@ -33,12 +35,22 @@ def card_of(name: str = "h100") -> Card:
     return find_card(name)
 
 
-def setting_of(spec: ModelSpec, job: Job, whole: bool = True) -> tuple[Setting, Fold]:
+def setting_of(spec: ModelSpec, job: Job, whole: bool = True) -> tuple[Setting, Plan]:
     """A setting that plays every layer."""
-    family, config = FAMILIES[spec.model_type], Config(spec.config, spec.name)
-    kinds = family.kinds(config)
-    plan = Fold(tuple(kinds), len(kinds), 0, 1)
-    return Setting(family, config, job, plan.played, True), plan
+    family, config, sight = described(spec)
+    setting, plan = lay_out(spec, family, config, sight, job, True)
+    stacks = []
+    for one, kinds in zip(plan.stacks, stacks_of(spec), strict=True):
+        stacks.append(Fold(kinds, one.base + len(kinds), 0, 1, one.base))
+    seen = setting.seen and replace(setting.seen, kinds=stacks[0].played)
+    return replace(setting, kinds=stacks[-1].played, seen=seen), Plan(tuple(stacks))
+
+
+def stacks_of(spec: ModelSpec) -> list[tuple[Hashable, ...]]:
+    """All layers of each stack: the tower's, then the language model's."""
+    family, config, sight = described(spec)
+    tower = [tuple(sight.kinds(Config(spec.config, spec.name).part("vision_config")))] if sight else []
+    return [*tower, tuple(family.kinds(config))]
 
 
 def cli(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:

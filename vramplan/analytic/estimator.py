@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.families import family_of
+from vramplan.analytic.families import Family, family_of
 from vramplan.analytic.optimizers import optimizer_seconds
 from vramplan.analytic.play import Setting
 from vramplan.analytic.step import Step, no_cycle_collection
 from vramplan.analytic.support import check_adapters, check_model, check_modelled
-from vramplan.analytic.unfold import Fold, fold
+from vramplan.analytic.unfold import Plan, fold
+from vramplan.analytic.vision import SIGHTS, Seen, Sight
 from vramplan.card import Card
 from vramplan.checks import check_job
 from vramplan.conclude import Played, conclude
+from vramplan.images import picture_of
 from vramplan.job import Job
 from vramplan.overheads import outside_terms
 from vramplan.result import Begun, Estimate
@@ -21,7 +23,7 @@ VERSIONS = "torch 2.13, transformers 5.23, peft 0.21"
 """What the blocks mirror."""
 
 
-def prepare(spec: ModelSpec, job: Job, card: Card) -> tuple[Setting, Fold, list[str]]:
+def prepare(spec: ModelSpec, job: Job, card: Card) -> tuple[Setting, Plan, list[str]]:
     """Check everything and choose what to play.
 
     Raises:
@@ -29,10 +31,40 @@ def prepare(spec: ModelSpec, job: Job, card: Card) -> tuple[Setting, Fold, list[
     """
     check_job(job, card)
     check_modelled(job)
-    family, config = family_of(spec.model_type, spec.name), Config(spec.config, spec.name)
+    family, config, sight = described(spec)
     notes = check_model(spec, config, family, job)
-    plan = fold(family.kinds(config))
-    return Setting(family, config, job, plan.played, card.runs_flash), plan, notes
+    setting, plan = lay_out(spec, family, config, sight, job, card.runs_flash)
+    return setting, plan, notes
+
+
+def described(spec: ModelSpec) -> tuple[Family, Config, Sight | None]:
+    """A model's language model with its configuration, and its eyes where it has any.
+
+    Raises:
+        UnsupportedError: where no block describes it.
+    """
+    whole, sight = Config(spec.config, spec.name), SIGHTS.get(spec.model_type)
+    if sight is None:
+        return family_of(spec.model_type, spec.name), whole, None
+    text = spec.config.get("text_config") or spec.config
+    tied = spec.config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
+    config = Config({**text, "tie_word_embeddings": tied}, spec.name)
+    return family_of(sight.text_type or config.text("model_type", ""), spec.name), config, sight
+
+
+def lay_out(
+    spec: ModelSpec, family: Family, config: Config, sight: Sight | None, job: Job, flash_fits: bool
+) -> tuple[Setting, Plan]:
+    """What to play of a model, and what that stands for."""
+    text = fold(family.kinds(config))
+    if sight is None:
+        return Setting(family, config, job, text.played, flash_fits), Plan((text,))  # type: ignore[arg-type]
+    picture = picture_of(spec, job)
+    whole = Config(spec.config, spec.name)
+    tower = fold(sight.kinds(whole.part("vision_config")), stack=1)
+    assert picture is not None
+    seen = Seen(sight, whole, tower.played, picture)
+    return Setting(family, config, job, text.played, flash_fits, seen), Plan((tower, text))  # type: ignore[arg-type]
 
 
 def estimate(spec: ModelSpec, job: Job, card: Card) -> Estimate:

@@ -309,6 +309,69 @@ def split(x: Tensor, *sizes: int) -> list[Tensor]:
     return [Tensor(tape, x.storage, (*x.shape[:-1], size), x.dtype, node, i) for i, size in enumerate(sizes)]
 
 
+def rows(x: Tensor, count: int) -> Tensor:
+    """``x[:, i : i + count]``: a view; its gradient is a zeroed full tensor (slice_backward)."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [made(tape, like, "gradient of a slice", passes=2)]
+
+    return Tensor(tape, x.storage, (x.shape[0], count, *x.shape[2:]), x.dtype, tape.node((x,), backward))
+
+
+def join(a: Tensor, b: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``torch.cat((a.expand(...), b), dim=1)``; the gradients are views, the one of `a` summed over the batch."""
+    tape = a.tape
+    likes = [x.like if x.node is not None else None for x in (a, b)]
+
+    def backward(grad: Tensor) -> Grads:
+        grads: Grads = [None, None]
+        if likes[0] is not None:
+            grads[0] = made(tape, likes[0], "gradient summed over the batch")
+        if likes[1] is not None:
+            grads[1] = grad.view(*likes[1].shape)
+        return grads
+
+    node = tape.node((a, b), backward)
+    out = output(node, tape, shape, promote(a.dtype, b.dtype), "concatenation")
+    tape.work(0, 2 * out.num_bytes, out.dtype)
+    return out
+
+
+def scatter_rows(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """``x.masked_scatter(mask, source)``: keeps the mask (derivatives.yaml: masked_fill, masked_scatter_backward).
+
+    CUDA counts in every element where it stands (cuda/IndexKernel.cpp: maskPrefixSum); the source's gradient is picked
+    out by the positions of all its elements (masked_select, nonzero of three dimensions).
+    """
+    tape = x.tape
+    likes = [one.like if one.node is not None else None for one in (x, source)]
+
+    def backward(grad: Tensor) -> Grads:
+        grads: Grads = [None, None]
+        if likes[0] is not None:
+            grads[0] = made(tape, likes[0], "gradient outside the images")
+        if likes[1] is not None:
+            count = prod(likes[1].shape)
+            positions = tape.empty((count, len(grad.shape)), "int64", "positions of image features", "workspace")
+            picked = made(tape, likes[1], "gradient of the image features")
+            del positions
+            grads[1] = picked.view(*likes[1].shape)
+            del picked
+        return grads
+
+    node = tape.node((x, source), backward)
+    tape.save(node, mask)
+    out = output(node, tape, x.shape, x.dtype, "text with image features")
+    workspace = [
+        tape.empty(x.shape, "int64", "prefix sums of the image mask", "workspace"),
+        tape.empty(x.shape, "bool", "image mask in full", "workspace"),
+    ]
+    tape.work(0, 2 * out.num_bytes + 18 * x.num_elements, x.dtype)
+    del workspace
+    return out
+
+
 def pick(x: Tensor, size: int) -> Tensor:
     """``x[..., [i], :]``: a copy by index; its gradient is a zeroed full tensor (index_backward)."""
     tape, like = x.tape, x.like
@@ -404,6 +467,31 @@ def linear(
         tape.save(node, weight)
     tape.work(flops, moved, dtype)
     return output(node, tape, (*x.shape[:-1], out_features), dtype, what, category)
+
+
+def patches(pixels: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    """A convolution whose stride is its kernel, seen as (tiles, patches, width). Keeps what ``F.linear`` keeps."""
+    pixels, weight = low(pixels), low(weight)
+    bias = None if bias is None else low(bias)
+    tape, dtype = pixels.tape, pixels.dtype
+    inputs = (pixels, weight) if bias is None else (pixels, weight, bias)
+    likes = [one.like if one.node is not None else None for one in inputs]
+    flops = 2 * prod(shape) * prod(weight.shape[1:])
+    moved = pixels.num_bytes + weight.num_bytes + prod(shape) * DTYPE_BYTES[dtype]
+
+    def backward(grad: Tensor) -> Grads:
+        grads: Grads = [None if like is None else tape.empty(like.shape, dtype, "gradient") for like in likes]
+        tape.work(flops * sum(like is not None for like in likes[:2]), moved, dtype)
+        return grads
+
+    node = tape.node(inputs, backward)
+    if weight.node is not None:
+        tape.save(node, pixels)
+    if node is not None:
+        tape.save(node, weight)
+    tape.work(flops, moved, dtype)
+    out = output(node, tape, shape, dtype, "patches")
+    return out.view(*shape)  # flattened and transposed
 
 
 def matmul(a: Tensor, b: Tensor, flops: int, shape: tuple[int, ...], what: str, scaled: bool = False) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from vramplan.analytic import losses, ops
 from vramplan.analytic.attention import causal_mask
@@ -10,6 +11,7 @@ from vramplan.analytic.blocks import Context, Kind
 from vramplan.analytic.families import Family
 from vramplan.analytic.net import Net, Training
 from vramplan.analytic.tape import Section, Tape, Tensor
+from vramplan.analytic.vision import Seen, see
 from vramplan.job import Job
 from vramplan.spec import Config
 
@@ -25,6 +27,13 @@ class Setting:
     """The layers to play, which may be fewer than the model has."""
     flash_fits: bool
     """Whether the card runs SDPA's flash kernel (compute capability 8.0)."""
+    seen: Seen | None = None
+    """How it sees, where it does."""
+
+    @property
+    def looks(self) -> bool:
+        """Whether there is an image in the batch."""
+        return self.seen is not None and self.job.images > 0
 
     def training(self) -> Training:
         """Which weights there are and which train."""
@@ -37,7 +46,7 @@ class Setting:
             lora_targets=job.lora_targets,
             lora_dropout=job.lora_dropout,
             adapter_dtype=job.lora_dtype,
-            input_needs_grad=lora and job.checkpointing == "full",
+            input_needs_grad=job.checkpointing == "full",  # modeling_utils.py: activation_checkpointing_enable
         )
 
 
@@ -47,10 +56,11 @@ def new_net(setting: Setting) -> Net:
 
 
 def declare(setting: Setting) -> Net:
-    """Play one forward for the sake of its parameters alone."""
+    """Play one forward for the sake of its parameters alone; a model that sees is shown an image."""
+    setting = replace(setting, job=setting.job.model_copy(update={"images": 1}))
     net = new_net(setting)
     with net.tape.no_grad():
-        run_forward(net, setting, "declare", make_batch(net.tape, setting.job, "declare", 1, 1))
+        run_forward(net, setting, "declare", make_batch(net.tape, setting, "declare", 1, 1))
     return net
 
 
@@ -63,13 +73,13 @@ def play(setting: Setting, micro_steps: int) -> Net:
     net = new_net(setting)
     tape, job = net.tape, setting.job
     loss: Tensor | None = None
-    batch: list[Tensor] = []
+    batch: Batch | None = None
     for number in range(micro_steps):
         phase = f"forward.{number}"
         tape.enter(phase, None)
-        if not batch or job.loop == "plain":
+        if batch is None or job.loop == "plain":
             batch = make_batch(
-                tape, job, phase, job.micro_batch_size, job.sequence_length, job.gradient_accumulation_steps
+                tape, setting, phase, job.micro_batch_size, job.sequence_length, job.gradient_accumulation_steps
             )
         loss = run_forward(net, setting, phase, batch)
         tape.backward(f"backward.{number}", loss)
@@ -87,54 +97,78 @@ def play_evaluation(setting: Setting) -> Tape:
     tape, job = net.tape, setting.job
     tape.training = False
     with tape.no_grad():
-        batch = make_batch(tape, job, "eval", job.micro_batch_size, job.sequence_length)
+        batch = make_batch(tape, setting, "eval", job.micro_batch_size, job.sequence_length)
         loss = run_forward(net, setting, "eval", batch)
     tape.enter("end", None)
     del loss, batch
     return tape
 
 
-def make_batch(tape: Tape, job: Job, phase: str, batch: int, length: int, steps: int = 1) -> list[Tensor]:
-    """What is on the device before a forward: the batch, ids and labels first.
+class Batch(NamedTuple):
+    """What is on the device before a forward."""
+
+    ids: Tensor
+    labels: Tensor
+    pixels: Tensor | None
+    others: list[Tensor]
+
+
+def make_batch(tape: Tape, setting: Setting, phase: str, batch: int, length: int, steps: int = 1) -> Batch:
+    """A micro-batch, and those that wait.
 
     The Trainer fetches the micro-batches of all `steps` of an optimizer step at once; here those that wait are one
     tensor of each kind.
     """
     tape.enter(phase, None)
     tape.module = "inputs"
+    job, seen = setting.job, setting.seen
     names = ["input ids", "labels"]
     if job.batches == "packed":
         names.append("position ids of the samples")
-    elif job.batches == "padded" or job.loop == "trainer":
+    elif job.batches == "padded" or job.loop == "trainer" or setting.looks:
         names.append("attention mask")
+    if seen is not None and job.images and seen.sight.token_types:
+        names.append("kinds of tokens")
     held = [tape.empty((batch, length), "int64", name, "activation") for name in names]
+    images = image_inputs(tape, seen, batch * job.images) if seen is not None and job.images else []
     if job.loop == "trainer" and steps > 1:
         waiting = ((steps - 1) * batch, length)
         held += [tape.empty(waiting, "int64", f"{name} of the batches to come", "activation") for name in names]
-    tape.keep(*held)
-    return held
+        held += image_inputs(tape, seen, (steps - 1) * batch * job.images) if images and seen is not None else []
+    tape.keep(*held, *images)
+    return Batch(held[0], held[1], images[0] if images else None, held[2:] + images[1:])
 
 
-def run_forward(net: Net, setting: Setting, phase: str, batch: list[Tensor]) -> Tensor:
+def image_inputs(tape: Tape, seen: Seen, count: int) -> list[Tensor]:
+    """What `count` images take on the device; pixels first."""
+    return [
+        tape.empty((count * one.shape[0], *one.shape[1:]), one.dtype, one.name.replace("_", " "), "activation")
+        for one in seen.picture.tensors
+    ]
+
+
+def run_forward(net: Net, setting: Setting, phase: str, batch: Batch) -> Tensor:
     """``model(input_ids, labels=labels).loss`` under the job's autocast; accelerate converts the outputs to fp32."""
     job = setting.job
     with net.tape.autocasting(None if job.autocast == "none" else job.autocast):
-        loss, logits = causal_lm(net, setting, phase, batch[0], batch[1])
-    if job.loop == "trainer" and job.autocast != "none" and logits is not None:
-        converted = ops.to(logits, "fp32", "outputs.logits converted to fp32 (accelerate)")
-        del logits, converted
+        loss, logits = causal_lm(net, setting, phase, batch)
+    if job.loop == "trainer" and job.autocast != "none":
+        outputs = ([] if logits is None else [logits]) + net.features
+        converted = [ops.to(one, "fp32", "outputs converted to fp32 (accelerate)") for one in outputs]
+        del logits, outputs, converted
+    net.features = []
     return loss
 
 
-def causal_lm(net: Net, setting: Setting, phase: str, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+def causal_lm(net: Net, setting: Setting, phase: str, batch: Batch) -> tuple[Tensor, Tensor | None]:
     """LlamaForCausalLM.forward: the model, the head, the loss; the logits are among the outputs."""
     tape, job, c = net.tape, setting.job, setting.config
     family = setting.family
-    hidden = family.before_head(net, c, model(net, setting, phase, ids))
+    hidden = family.before_head(net, c, model(net, setting, phase, batch))
     vocabulary, tied = family.shape(c).vocabulary, family.is_tied(c)
     if job.loss in ("liger", "chunked"):
         fused = losses.liger_cross_entropy if job.loss == "liger" else losses.chunked_cross_entropy
-        return fused(hidden, net.head_weight(vocabulary, hidden.shape[-1], tied), labels), None
+        return fused(hidden, net.head_weight(vocabulary, hidden.shape[-1], tied), batch.labels), None
     logits = family.after_head(net, c, net.head(hidden, vocabulary, tied, family.head_bias))
     tape.module = "loss"
     return causal_loss(logits) if job.loss == "standard" else sliced_loss(logits), logits
@@ -154,10 +188,12 @@ def sliced_loss(logits: Tensor) -> Tensor:
     return losses.sliced_cross_entropy(ops.to(logits, "fp32", "logits in fp32"))
 
 
-def model(net: Net, setting: Setting, phase: str, ids: Tensor) -> Tensor:
+def model(net: Net, setting: Setting, phase: str, batch: Batch) -> Tensor:
     """LlamaModel.forward: embedding, layers, final norm. The embeddings live to the end of the function."""
     tape, family, c = net.tape, setting.family, setting.config
-    x = family.embed(net, c, ids)
+    x = family.embed(net, c, batch.ids)
+    if setting.looks:
+        x = with_images(net, setting, phase, batch, x)
     held, net.held = net.held or [x], []
     ctx = context(net, setting, x)
     checkpointed = setting.job.checkpointing == "full"
@@ -175,6 +211,16 @@ def model(net: Net, setting: Setting, phase: str, ids: Tensor) -> Tensor:
         x = family.norm(net, family.norm_name, x)
     del held
     return x
+
+
+def with_images(net: Net, setting: Setting, phase: str, batch: Batch, x: Tensor) -> Tensor:
+    """The embeddings of image tokens replaced by the features of the images (LlavaModel.forward)."""
+    assert setting.seen is not None and batch.pixels is not None
+    features = see(net, setting.seen, setting.job, setting.flash_fits, phase, batch.pixels)
+    net.tape.module = "inputs"
+    mask = net.tape.empty((*batch.ids.shape, 1), "bool", "where image tokens are")
+    net.features = [features]
+    return ops.scatter_rows(x, mask, ops.to(features, x.dtype))
 
 
 def skips_final_norm(c: Config) -> bool:

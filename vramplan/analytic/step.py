@@ -16,7 +16,8 @@ from vramplan.analytic.optimizers import Weight, optimizer_of
 from vramplan.analytic.play import Setting, declare, play, play_evaluation
 from vramplan.analytic.record import Recorder
 from vramplan.analytic.tape import Parameter, StorageInfo, Tape
-from vramplan.analytic.unfold import Fold, Unfolded, unfold
+from vramplan.analytic.unfold import Plan, Unfolded, unfold
+from vramplan.analytic.vision import PARTS, TOWER
 from vramplan.card import Card
 from vramplan.overheads import cublas_workspace, ddp_buckets
 from vramplan.roofline import Kernel
@@ -43,17 +44,19 @@ class Placed:
     layer: int | None
 
 
-def weights_of(tape: Tape, plan: Fold) -> list[Placed]:
+def weights_of(tape: Tape, plan: Plan) -> list[Placed]:
     """All parameters of the whole model, in order of use; adapters last, as PEFT adds them to a loaded model."""
     by_layer: dict[int | None, list[Parameter]] = {}
     for parameter in tape.parameters.values():
         by_layer.setdefault(parameter.layer, []).append(parameter)
-    outside = by_layer.get(None, [])
-    embeddings = [p for p in outside if "emb" in p.name or ".wte" in p.name or ".wpe" in p.name]
-    placed = [Placed(parameter, None) for parameter in embeddings]
-    for layer, played in enumerate(plan.layers()):
-        placed += [Placed(parameter, layer) for parameter in by_layer.get(played, [])]
-    placed += [Placed(parameter, None) for parameter in outside if parameter not in embeddings]
+    placed: list[Placed] = []
+    for stack in plan.stacks:
+        outside = [p for p in by_layer.get(None, []) if (p.name.partition(".")[0] in PARTS) == (stack.base >= TOWER)]
+        embeddings = [p for p in outside if "emb" in p.name or ".wte" in p.name or ".wpe" in p.name]
+        placed += [Placed(parameter, None) for parameter in embeddings]
+        for layer, played in enumerate(stack.layers(), stack.base):
+            placed += [Placed(parameter, layer) for parameter in by_layer.get(played, [])]
+        placed += [Placed(parameter, None) for parameter in outside if parameter not in embeddings]
     return sorted(placed, key=lambda one: one.parameter.is_adapter)
 
 
@@ -78,7 +81,7 @@ def describe(info: StorageInfo, kept: bool, in_layer: bool, vocabulary: int) -> 
 class Step:
     """One job's step, played once; its timeline, evaluation peak and work are derived from that."""
 
-    def __init__(self, setting: Setting, plan: Fold, card: Card, brief: bool = True) -> None:
+    def __init__(self, setting: Setting, plan: Plan, card: Card, brief: bool = True) -> None:
         self.setting = setting
         self.plan = plan
         self.card = card
@@ -86,6 +89,9 @@ class Step:
         self.micro_steps = min(2, self.job.gradient_accumulation_steps)
         net = play(setting, self.micro_steps)
         self.tape, self.widths = net.tape, net.widths
+        if setting.seen is not None and not setting.looks:  # the tower is loaded all the same
+            for key, parameter in declare(setting).tape.parameters.items():
+                self.tape.parameters.setdefault(key, parameter)
         self.played = unfold(self.tape, plan, brief)
         self.storages = self._described(self.tape, self.played)
 
@@ -117,6 +123,15 @@ class Step:
             if one.parameter.trains
         ]
 
+    @cached_property
+    def updated(self) -> list[Weight]:
+        """Those that got a gradient: a batch without images leaves the tower out."""
+        return [
+            Weight(one.parameter.name, one.parameter.shape, one.parameter.dtype)
+            for one in self.placed
+            if one.parameter.grad is not None
+        ]
+
     def _load(self, record: Recorder) -> None:
         record.enter("loaded")
         shown: dict[int, Storage] = {}
@@ -138,7 +153,7 @@ class Step:
         for shape in self.setting.family.buffers(self.setting.config):
             formula = f"{' x '.join(map(str, shape))} fp32"
             buffer = Storage(4 * prod(shape), "parameter", "layers.* table", formula)
-            for _ in self.plan.layers():
+            for _ in self.setting.family.kinds(self.setting.config):
                 record.allocate(buffer)
         if self.job.num_gpus > 1:
             for bucket in ddp_buckets([weight.num_bytes for weight in self.trained]):
@@ -147,7 +162,7 @@ class Step:
     def _optimize(self, record: Recorder, first: bool) -> None:
         record.enter("optimizer")
         step = optimizer_of(self.job.optimizer).step
-        weights = self.trained
+        weights = self.updated
         groups = [weights]
         if self.job.loop == "trainer":  # clip_grad_norm_; two parameter groups: with and without weight decay
             norms = [record.allocate(Storage(4, "temporary", "gradient norms", "scalar")) for _ in weights]
@@ -210,6 +225,6 @@ class Step:
         return first, further
 
 
-def count_parameters(setting: Setting, plan: Fold) -> int:
+def count_parameters(setting: Setting, plan: Plan) -> int:
     """Distinct parameters of the whole model."""
     return sum(one.parameter.num_elements for one in weights_of(declare(setting).tape, plan))

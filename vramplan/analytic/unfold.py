@@ -8,26 +8,31 @@ it says about its own layer, the one before or the one after, holds for each.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vramplan.allocator import SMALL_SIZE
-from vramplan.analytic.blocks import Kind
 from vramplan.analytic.tape import Section, Tape
 
 HEAD, TAIL = 2, 1
 """Layers played before and after the repeated period: the first may differ, the next is an ordinary neighbour."""
+STACK = 1 << 16
+"""A model may have several stacks of layers; those of stack n are numbered from n times this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Which of a model's layers are played and which one stands for others."""
+    """Which of a stack's layers are played and which one stands for others; numbers include the stack's own."""
 
-    played: tuple[Kind, ...]
+    played: tuple[Hashable, ...]
     first: int
     """First layer of the repeated period."""
     period: int
     copies: int
     """How often the period stands in the whole model."""
+    base: int = 0
+    """The stack's first layer."""
 
     @property
     def added(self) -> int:
@@ -36,22 +41,41 @@ class Fold:
 
     def layers(self) -> list[int]:
         """For each layer of the whole model the played one that stands for it."""
-        repeated = list(range(self.first, self.first + self.period)) * self.copies
-        return list(range(self.first)) + repeated + list(range(self.first + self.period, len(self.played)))
+        end = self.first + self.period
+        repeated = list(range(self.first, end)) * self.copies
+        return [*range(self.base, self.first), *repeated, *range(end, self.base + len(self.played))]
 
-    def copies_of(self, layer: int | None) -> int:
+    def copies_of(self, layer: int) -> int:
         """How many layers of the model the played `layer` stands for."""
-        return self.copies if layer is not None and self.first <= layer < self.first + self.period else 1
+        return self.copies if self.first <= layer < self.first + self.period else 1
+
+    def place(self, layer: int) -> int:
+        """The last layer of the whole model that the played `layer` stands for, or the only one."""
+        return layer + self.added if layer >= self.first else layer
 
 
-def fold(kinds: list[Kind]) -> Fold:
-    """The shortest play of a model with these layers."""
-    count = len(kinds)
+def fold(kinds: Sequence[Hashable], stack: int = 0) -> Fold:
+    """The shortest play of a stack with these layers."""
+    count, base = len(kinds), stack * STACK
     for period in range(1, (count - HEAD - TAIL) // 2 + 1):
         if all(kinds[i] == kinds[i + period] for i in range(count - period)):
             left_out = (count - HEAD - TAIL - period) // period
-            return Fold(tuple(kinds[: count - left_out * period]), HEAD, period, left_out + 1)
-    return Fold(tuple(kinds), count, 0, 1)
+            return Fold(tuple(kinds[: count - left_out * period]), base + HEAD, period, left_out + 1, base)
+    return Fold(tuple(kinds), base + count, 0, 1, base)
+
+
+class Plan(NamedTuple):
+    """How the stacks of a model are played, in the order that their weights are loaded."""
+
+    stacks: tuple[Fold, ...]
+
+    def of(self, layer: int) -> Fold:
+        """The stack that a layer belongs to."""
+        return next(one for one in self.stacks if one.base // STACK == layer // STACK)
+
+    def copies_of(self, layer: int | None) -> int:
+        """How many layers of the model the played `layer` stands for."""
+        return 1 if layer is None else self.of(layer).copies_of(layer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +105,7 @@ class Unfolded:
         return self.first_of[home.phase, layer] + storage - home.first_storage
 
 
-def unfold(tape: Tape, plan: Fold, brief: bool = False) -> Unfolded:
+def unfold(tape: Tape, plan: Plan, brief: bool = False) -> Unfolded:
     """Write the played record out for all layers.
 
     `brief` leaves out, in all but the first and last copy of the repeated layers, small tensors that come and go within
@@ -91,7 +115,7 @@ def unfold(tape: Tape, plan: Fold, brief: bool = False) -> Unfolded:
 
 
 class _Writer:
-    def __init__(self, tape: Tape, plan: Fold, brief: bool) -> None:
+    def __init__(self, tape: Tape, plan: Plan, brief: bool) -> None:
         self.tape = tape
         self.plan = plan
         self.brief = brief
@@ -111,7 +135,7 @@ class _Writer:
             if sections[number].phase == "over":
                 break
             if plan.copies_of(layer) == 1:
-                self._emit(number, layer if layer is None or layer < plan.first else layer + plan.added)
+                self._emit(number, None if layer is None else plan.of(layer).place(layer))
                 number += 1
                 continue
             descends, run = sections[number].phase.startswith("backward"), [number]
@@ -119,7 +143,9 @@ class _Writer:
                 number += 1
                 run.append(number)
             number += 1
-            shifts = range(0, plan.copies * plan.period, plan.period)
+            assert layer is not None
+            stack = plan.of(layer)
+            shifts = range(0, stack.copies * stack.period, stack.period)
             for shift in reversed(shifts) if descends else shifts:
                 last = shift == (0 if descends else shifts[-1])
                 brief = self.brief and 0 < shift < shifts[-1]
@@ -154,7 +180,7 @@ class _Writer:
                 place = base + storage - first
                 append(place if event >= 0 else ~place)
             else:
-                if not last and tape.sections[self.section_of[storage]].layer is None:
+                if not last and not _same_stack(tape.sections[self.section_of[storage]].layer, layer):
                     continue
                 for place in self._elsewhere(storage, section, layer):
                     append(~place)
@@ -177,9 +203,14 @@ class _Writer:
         plan, place = self.plan, self.result.place
         if home.layer is None:
             return [place(storage, None)]
-        if layer is not None and here.layer is not None:
+        if layer is not None and here.layer is not None and _same_stack(home.layer, layer):
             return [place(storage, layer + home.layer - here.layer)]
-        if plan.copies_of(home.layer) > 1:
-            layers = range(home.layer, home.layer + plan.copies * plan.period, plan.period)
+        stack = plan.of(home.layer)
+        if stack.copies_of(home.layer) > 1:
+            layers = range(home.layer, home.layer + stack.copies * stack.period, stack.period)
             return [place(storage, one) for one in layers]
-        return [place(storage, home.layer + (plan.added if home.layer >= plan.first else 0))]
+        return [place(storage, stack.place(home.layer))]
+
+
+def _same_stack(a: int | None, b: int | None) -> bool:
+    return a is not None and b is not None and a // STACK == b // STACK

@@ -32,8 +32,6 @@ def picture_of(spec: ModelSpec, job: Job) -> Picture | None:
         if job.images:
             raise ConfigError(f"--images {job.images}: {spec.name} takes text alone")
         return None
-    if not job.images:
-        return None
     size = Size(*(job.image_size or USUAL_SIZE))
     limits = Limits(job.min_pixels, job.max_pixels, job.max_tiles)
     config, processor = Config(spec.config, spec.name), Config(spec.processor, f"{spec.name}: preprocessor_config.json")

@@ -126,7 +126,7 @@ def from_config(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool)
 
 def _pictures(spec: ModelSpec, job: Job, config: Any) -> Pictures | None:
     one = picture_of(spec, job)
-    if one is None:
+    if one is None or not job.images:
         return None
     return Pictures(one, job.images, config.image_token_id, EYES[spec.model_type].token_types)
 

@@ -238,7 +238,15 @@ def filler(subject: Subject, job: Job) -> Callable[[Inputs], Inputs]:
 
     def fill(inputs: Inputs) -> Inputs:
         assert isinstance(inputs, Mapping)
-        inputs["input_ids"].random_(0, entries)
+        ids = inputs["input_ids"]
+        if subject.pictures is None:
+            ids.random_(0, entries)
+        else:  # image tokens stay where they are, and no other becomes one
+            own, token = ids == subject.pictures.token_id, subject.pictures.token_id
+            ids.random_(0, entries)
+            ids[ids == token] = (token + 1) % entries
+            ids[own] = token
+            inputs["pixel_values"].normal_()
         inputs["labels"].copy_(inputs["input_ids"])
         if job.batches == "padded" and job.sequence_length > 1:  # one token: the mask is needed, no memory is saved
             inputs["attention_mask"][-1, -1:] = 0

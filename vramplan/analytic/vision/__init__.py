@@ -1,0 +1,10 @@
+"""Vision towers by transformers' ``model_type``."""
+
+from __future__ import annotations
+
+from vramplan.analytic.vision import vit
+from vramplan.analytic.vision.sight import PARTS, TOWER, Seen, Sight, see
+
+SIGHTS: dict[str, Sight] = {**vit.SIGHTS}
+
+__all__ = ["PARTS", "SIGHTS", "TOWER", "Seen", "Sight", "see"]

@@ -1,0 +1,94 @@
+"""What a vision tower is made of, and how it is played: patches, layers, the way into the language model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+
+from vramplan.analytic import ops
+from vramplan.analytic.blocks import Context
+from vramplan.analytic.net import Net, Training
+from vramplan.analytic.tape import Tensor, leaf
+from vramplan.analytic.unfold import STACK
+from vramplan.images import Picture
+from vramplan.job import Job
+from vramplan.spec import Config
+
+TOWER = STACK
+"""Layers of the tower are numbered from here."""
+PARTS = ("vision_tower", "visual", "multi_modal_projector")
+"""First names of the weights that are not the language model's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """How one architecture sees, described once."""
+
+    embed: Callable[[Net, Config, Picture, Tensor], Tensor]
+    """From pixels to what the first layer takes: patches, to which transformers' hook gives a gradient, come first."""
+    layer: Callable[[Net, Config, Tensor, Look], Tensor]
+    project: Callable[[Net, Config, Picture, Tensor], Tensor]
+    """From the last layer's output to (tokens, width of the language model)."""
+    kinds: Callable[[Config], list[Hashable]]
+    """What sets each layer apart from its neighbours."""
+    text_type: str | None = None
+    """The language model's architecture, where the configuration does not say."""
+    place: Callable[[Net, Config, Picture, Tensor], Tensor] | None = None
+    """What comes between patches and layers: positions and the like."""
+    token_types: bool = False
+    """Whether the processor marks image tokens for the model."""
+    holds_cast: bool = True
+    """Whether the pixels in the model's dtype live until the features are there."""
+
+
+@dataclass(slots=True)
+class Look:
+    """What all layers of the tower share in one forward."""
+
+    ctx: Context
+    picture: Picture
+    images: int
+    kind: Hashable = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The sight of one model on one job."""
+
+    sight: Sight
+    config: Config
+    """Of the whole model."""
+    kinds: tuple[Hashable, ...]
+    """Layers to play."""
+    picture: Picture
+
+
+def training_of(part: str, given: Training, job: Job) -> Training:
+    """What trains in a part that is frozen, trained, or adapted."""
+    return replace(given, full=part == "train", lora_rank=job.lora_rank if part == "lora" else 0)
+
+
+def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Tensor) -> Tensor:
+    """``get_image_features(pixel_values)``: one row for each image token of the batch."""
+    tape, sight, whole = net.tape, seen.sight, seen.config
+    c, given = whole.part("vision_config"), net.training
+    net, last = (replace(net, training=training_of(part, given, job)) for part in (job.vision, job.projector))
+    if sight.holds_cast:
+        tape.module = "inputs"
+        pixels = ops.to(pixels, given.dtype, "pixels in the model's dtype")
+    x = sight.embed(net, c, seen.picture, pixels)
+    if given.input_needs_grad and x.node is None and tape.grad_enabled:
+        x = leaf(x)  # enable_input_require_grads finds the embeddings of every model within (transformers 5.23)
+    if sight.place is not None:
+        x = sight.place(net, c, seen.picture, x)
+    look = Look(Context(job.attention, flash_fits), seen.picture, pixels.shape[0] // seen.picture.tensors[0].shape[0])
+    for number, kind in enumerate(seen.kinds):
+        tape.enter(phase, TOWER + number)
+
+        def layer(x: Tensor, own: Look = replace(look, kind=kind)) -> Tensor:
+            return sight.layer(net, c, x, own)
+
+        x = tape.checkpoint(layer, x) if job.checkpointing == "full" else layer(x)
+    del layer
+    tape.enter(phase, None)
+    return sight.project(last, whole, seen.picture, x)

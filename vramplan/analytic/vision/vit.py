@@ -1,0 +1,119 @@
+"""Plain vision transformers over square tiles: InternViT, CLIP (transformers 5.23, modeling_<type>.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from vramplan.analytic import ops
+from vramplan.analytic.blocks import Softcap, activation, attend, plain_mlp
+from vramplan.analytic.net import Net
+from vramplan.analytic.tape import Tensor
+from vramplan.analytic.vision.sight import Look, Sight
+from vramplan.images import Picture
+from vramplan.spec import Config
+
+
+def all_alike(c: Config) -> list[Hashable]:
+    """Every layer does the same."""
+    return [None] * c.count("num_hidden_layers")
+
+
+def with_class(net: Net, name: str, x: Tensor, width: int, *shape: int) -> Tensor:
+    """A class token in front of each tile's patches."""
+    tiles, patches, _ = x.shape
+    token = net.parameter(name, *shape)
+    return ops.join(token, x, (tiles, patches + 1, width))
+
+
+def tower_attention(net: Net, x: Tensor, look: Look, heads: int, prefix: str, names: tuple[str, ...], bias: bool,
+                    norms: tuple[str, str] | None = None, in_fp32: bool = True) -> Tensor:
+    """Attention of every patch to every patch of its tile."""
+    tiles, patches, width = x.shape
+    first, second, third, last = (f"{prefix}.{name}" for name in names)
+    made = {name: net.linear(name, x, width, bias) for name in (first, second, third)}
+    q, k, v = (made.pop(f"{prefix}.{one}_proj") for one in "qkv")
+    if norms is not None:
+        q, k = (net.rms_norm(f"{prefix}.{name}", one) for name, one in zip(norms, (q, k), strict=True))
+    q, k, v = (one.view(tiles, patches, heads, width // heads) for one in (q, k, v))
+    out, *kept = attend(q, k, v, look.ctx, scores=Softcap(in_fp32=in_fp32))
+    return net.linear(last, out, width, True)
+
+
+# -- InternVL ----------------------------------------------------------------------------------------------------------
+
+
+def intern_norm(net: Net, c: Config, name: str, x: Tensor) -> Tensor:
+    """LayerNorm, or RMS norm in the tower of 6 billion parameters."""
+    return net.rms_norm(name, x) if c.text("norm_type", "layer_norm") == "rms_norm" else net.layer_norm(name, x)
+
+
+def intern_embed(net: Net, c: Config, picture: Picture, pixels: Tensor) -> Tensor:
+    """One token for each patch of each tile."""
+    return ops_patches(net, "vision_tower.embeddings.patch_embeddings.projection", pixels, c, picture, bias=True)
+
+
+def ops_patches(net: Net, name: str, pixels: Tensor, c: Config, picture: Picture, bias: bool) -> Tensor:
+    """``nn.Conv2d`` whose stride is its kernel: (tiles, patches, width)."""
+    net.tape.module = name
+    width, (tiles, channels, height, _) = c.count("hidden_size"), pixels.shape
+    patch = height // picture.rows
+    weight = net.parameter(f"{name}.weight", width, channels, patch, patch)
+    shift = net.parameter(f"{name}.bias", width) if bias else None
+    return ops.patches(pixels, weight, shift, (tiles, picture.rows * picture.columns, width))
+
+
+def intern_place(net: Net, c: Config, picture: Picture, x: Tensor) -> Tensor:
+    """The class token, and a learned position for each."""
+    width = x.shape[-1]
+    net.tape.module = "vision_tower.embeddings"
+    x = with_class(net, "vision_tower.embeddings.cls_token", x, width, 1, 1, width)
+    table = net.parameter("vision_tower.embeddings.position_embeddings", 1, x.shape[1], width)
+    return ops.dropout(ops.add(x, table), c.number("hidden_dropout_prob", 0.0))
+
+
+def intern_layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
+    """Norm, attention, a weight for each channel, add; the same around the feed-forward."""
+    width, heads = c.count("hidden_size"), c.count("num_attention_heads")
+    norms = ("q_norm", "k_norm") if c.flag("use_qk_norm", False) else None
+    normed = intern_norm(net, c, "layernorm_before", x)
+    out = tower_attention(
+        net,
+        normed,
+        look,
+        heads,
+        "attention",
+        ("q_proj", "k_proj", "v_proj", "projection_layer"),
+        c.flag("attention_bias", False),
+        norms,
+        in_fp32=False,
+    )
+    del normed
+    net.tape.module = ""
+    out = ops.mul(net.parameter("lambda_1", width), out)
+    x = ops.add(out, x, "residual stream")
+    y = intern_norm(net, c, "layernorm_after", x)
+    y = plain_mlp(net, y, "mlp.fc1", "mlp.fc2", c.count("intermediate_size"), c.text("hidden_act", "gelu"))
+    net.tape.module = ""
+    y = ops.mul(net.parameter("lambda_2", width), y)
+    return ops.add(y, x, "residual stream")
+
+
+def intern_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+    """The class token dropped, four patches made one token by pixel shuffle, two layers."""
+    net.tape.module = "pixel shuffle"
+    tiles, _, width = x.shape
+    shrink = round(1 / whole.number("downsample_ratio", 0.5)) ** 2
+    x = ops.rows(x, picture.rows * picture.columns)
+    x = ops.copy(x, "shuffled patches")
+    x = ops.copy(x, "shuffled patches")
+    x = x.view(tiles, picture.rows * picture.columns // shrink, width * shrink)
+    wide = whole.part("text_config").count("hidden_size")
+    x = net.layer_norm("multi_modal_projector.layer_norm", x)
+    x = net.linear("multi_modal_projector.linear_1", x, wide, True)
+    x = activation(whole.text("projector_hidden_act", "gelu"))(x)
+    return net.linear("multi_modal_projector.linear_2", x, wide, True)
+
+
+SIGHTS = {
+    "internvl": Sight(intern_embed, intern_layer, intern_project, all_alike, place=intern_place),
+}
