@@ -40,6 +40,8 @@ class Context:
     positions: Tensor | None = None
     padded: bool = False
     attention_dropout: float = 0.0
+    cache: list[Tensor] | None = None
+    """Keys and values of all layers, where the model fills a cache (DynamicCache.update joins them to nothing)."""
 
     def of(self, kind: Kind) -> Context:
         """What a layer of `kind` is handed: a checkpointed one keeps its own mask and tables alive, not the others'."""
@@ -152,6 +154,9 @@ def attend(
     """
     batch, length, heads, dim = q.shape
     q.tape.module = "self_attn"
+    if ctx.cache is not None:
+        k, v = ops.copy(k, "cached keys"), ops.copy(v, "cached values")
+        ctx.cache += [k, v]
     mask = ctx.masks.get(kind.sliding)
     if ctx.attention == "eager":
         out, weights = eager_attention(q, k, v, mask, ctx.attention_dropout, contiguous, scores)
@@ -271,12 +276,18 @@ def gelu_new(x: Tensor) -> Tensor:
     return ops.mul(half, shifted, "gelu output")
 
 
+def quick_gelu(x: Tensor) -> Tensor:
+    """QuickGELUActivation: ``input * torch.sigmoid(1.702 * input)``."""
+    return ops.mul(x, ops.sigmoid(ops.scale(x, "scaled input")), "gelu output")
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": ops.silu,
     "swish": ops.silu,
     "gelu": ops.gelu,
     "gelu_pytorch_tanh": ops.gelu,
     "gelu_new": gelu_new,
+    "quick_gelu": quick_gelu,
     "relu": ops.relu,
 }
 

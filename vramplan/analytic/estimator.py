@@ -61,7 +61,7 @@ def lay_out(
         return Setting(family, config, job, text.played, flash_fits), Plan((text,))  # type: ignore[arg-type]
     picture = picture_of(spec, job)
     whole = Config(spec.config, spec.name)
-    tower = fold(sight.kinds(whole.part("vision_config")), stack=1)
+    tower = fold(sight.kinds(whole.part("vision_config")), stack=1, tail=max(1, -sight.chosen(whole)))
     assert picture is not None
     seen = Seen(sight, whole, tower.played, picture)
     return Setting(family, config, job, text.played, flash_fits, seen), Plan((tower, text))  # type: ignore[arg-type]

@@ -39,8 +39,12 @@ class Net:
     """The first embedding's weight, which a tied head shares."""
     held: list[Tensor] = field(default_factory=list)
     """Embeddings that the model's forward keeps as locals to its end, where those are not the first layer's input."""
+    outer: list[Tensor] = field(default_factory=list)
+    """What the forward around the language model's keeps until that is done."""
     features: list[Tensor] = field(default_factory=list)
     """Image features, which the model's outputs hold until the loss is there."""
+    cache: list[Tensor] = field(default_factory=list)
+    """Keys and values, which they hold as well."""
     widths: dict[str, int] = field(default_factory=dict)
     """Smaller side of each adapted layer, for the check of the rank."""
 

@@ -225,6 +225,11 @@ def tanh(x: Tensor) -> Tensor:
     return pointwise(x, "tanh", saves_output=True)
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """``torch.sigmoid(x)``."""
+    return pointwise(x, "sigmoid", saves_output=True)
+
+
 def silu(x: Tensor) -> Tensor:
     """``F.silu(x)``."""
     return pointwise(x, "silu output", saves_input=True)

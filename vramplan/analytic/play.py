@@ -156,7 +156,8 @@ def run_forward(net: Net, setting: Setting, phase: str, batch: Batch) -> Tensor:
         outputs = ([] if logits is None else [logits]) + net.features
         converted = [ops.to(one, "fp32", "outputs converted to fp32 (accelerate)") for one in outputs]
         del logits, outputs, converted
-    net.features = []
+    net.features.clear()
+    net.cache.clear()
     return loss
 
 
@@ -210,16 +211,18 @@ def model(net: Net, setting: Setting, phase: str, batch: Batch) -> Tensor:
     if family.norm is not None and not skips_final_norm(c):
         x = family.norm(net, family.norm_name, x)
     del held
+    net.outer.clear()
     return x
 
 
 def with_images(net: Net, setting: Setting, phase: str, batch: Batch, x: Tensor) -> Tensor:
     """The embeddings of image tokens replaced by the features of the images (LlavaModel.forward)."""
     assert setting.seen is not None and batch.pixels is not None
-    features = see(net, setting.seen, setting.job, setting.flash_fits, phase, batch.pixels)
+    features, seen = see(net, setting.seen, setting.job, setting.flash_fits, phase, batch.pixels)
     net.tape.module = "inputs"
     mask = net.tape.empty((*batch.ids.shape, 1), "bool", "where image tokens are")
-    net.features = [features]
+    net.features.append(features)
+    net.outer += [seen, mask]
     return ops.scatter_rows(x, mask, ops.to(features, x.dtype))
 
 
@@ -237,6 +240,8 @@ def context(net: Net, setting: Setting, x: Tensor) -> Context:
     dtype = net.embedded.dtype
     ctx = Context(job.attention, setting.flash_fits, padded=job.batches == "padded")
     ctx.attention_dropout = c.number(*family.attention_dropout)
+    if setting.seen is not None and not (tape.training and job.checkpointing == "full"):
+        ctx.cache = net.cache  # the Trainer switches use_cache off in the outer configuration alone
     if job.batches != "packed":  # those of a packed batch come with it
         ctx.positions = tape.empty((1, length), "int64", "position ids")
     slides = sorted({kind.sliding for kind in setting.kinds})

@@ -73,15 +73,23 @@ def _embedding_backward(grad: Any, indices: Any, num_weights: int, *_: Any) -> W
     ]
 
 
+def _masked_scatter(x: Any, mask: Any, *_: Any) -> Workspace:
+    """Where every element stands among those of the mask, and the mask in full (cuda/IndexKernel.cpp)."""
+    return [("prefix sums", x.numel() * 8), ("mask in full", x.numel())]
+
+
 WORKSPACES: dict[Any, Callable[..., Workspace]] = {
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
     aten.embedding_dense_backward.default: _embedding_backward,
+    aten.masked_scatter.default: _masked_scatter,
 }
 
 
-def workspaces(func: Any, args: Any) -> Workspace:
+def workspaces(func: Any, args: Any, out: Any) -> Workspace:
     """What the CUDA implementation of `func` allocates inside."""
+    if func is aten.masked_select.default:  # an index by the positions of all that is picked, three numbers each
+        return [("positions", out.numel() * args[0].dim() * 8)]
     rule = WORKSPACES.get(func)
     if rule is None and func.namespace == flash.NAMESPACE and func.__name__.startswith("backward"):
         rule = _flash_package_backward

@@ -225,7 +225,7 @@ class Watch(TorchDispatchMode):
             for leaf in tree_leaves(out):
                 if isinstance(leaf, torch.Tensor):
                     self._see(func, op, leaf)
-        held = [self._workspace(name, size, func) for name, size in kernels.workspaces(func, args)]
+        held = [self._workspace(name, size, func) for name, size in kernels.workspaces(func, args, out)]
         for number in reversed(held):  # as C++ leaves a scope
             self.free(number)
         if self._working is not None:

@@ -37,6 +37,10 @@ class Sight:
     """What comes between patches and layers: positions and the like."""
     token_types: bool = False
     """Whether the processor marks image tokens for the model."""
+    finish: Callable[[Net, Config, Tensor], Tensor] = lambda net, c, x: x
+    """What the tower does after its layers."""
+    chosen: Callable[[Config], int] = lambda whole: -1
+    """Which of the tower's states the language model sees: -1 its output, -2 the input of the last layer ..."""
     holds_cast: bool = True
     """Whether the pixels in the model's dtype live until the features are there."""
 
@@ -68,8 +72,10 @@ def training_of(part: str, given: Training, job: Job) -> Training:
     return replace(given, full=part == "train", lora_rank=job.lora_rank if part == "lora" else 0)
 
 
-def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Tensor) -> Tensor:
-    """``get_image_features(pixel_values)``: one row for each image token of the batch."""
+def see(
+    net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``get_image_features(pixel_values)``: one row for each image token of the batch, and the tower's own output."""
     tape, sight, whole = net.tape, seen.sight, seen.config
     c, given = whole.part("vision_config"), net.training
     net, last = (replace(net, training=training_of(part, given, job)) for part in (job.vision, job.projector))
@@ -82,8 +88,11 @@ def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Te
     if sight.place is not None:
         x = sight.place(net, c, seen.picture, x)
     look = Look(Context(job.attention, flash_fits), seen.picture, pixels.shape[0] // seen.picture.tensors[0].shape[0])
+    chosen, index = None, sight.chosen(whole)
     for number, kind in enumerate(seen.kinds):
         tape.enter(phase, TOWER + number)
+        if number == len(seen.kinds) + index + 1:
+            chosen = x
 
         def layer(x: Tensor, own: Look = replace(look, kind=kind)) -> Tensor:
             return sight.layer(net, c, x, own)
@@ -91,4 +100,5 @@ def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Te
         x = tape.checkpoint(layer, x) if job.checkpointing == "full" else layer(x)
     del layer
     tape.enter(phase, None)
-    return sight.project(last, whole, seen.picture, x)
+    x = sight.finish(net, c, x)
+    return sight.project(last, whole, seen.picture, x if chosen is None else chosen), x

@@ -7,8 +7,9 @@ from collections.abc import Hashable
 from vramplan.analytic import ops
 from vramplan.analytic.blocks import Softcap, activation, attend, plain_mlp
 from vramplan.analytic.net import Net
-from vramplan.analytic.tape import Tensor
+from vramplan.analytic.tape import Resident, Tensor
 from vramplan.analytic.vision.sight import Look, Sight
+from vramplan.errors import UnsupportedError
 from vramplan.images import Picture
 from vramplan.spec import Config
 
@@ -49,10 +50,16 @@ def intern_norm(net: Net, c: Config, name: str, x: Tensor) -> Tensor:
 
 def intern_embed(net: Net, c: Config, picture: Picture, pixels: Tensor) -> Tensor:
     """One token for each patch of each tile."""
-    return ops_patches(net, "vision_tower.embeddings.patch_embeddings.projection", pixels, c, picture, bias=True)
+    return patch_tokens(net, "vision_tower.embeddings.patch_embeddings.projection", pixels, c, picture, bias=True)
 
 
-def ops_patches(net: Net, name: str, pixels: Tensor, c: Config, picture: Picture, bias: bool) -> Tensor:
+def table_of(net: Net, name: str, count: int, width: int) -> Tensor:
+    """A table of positions looked up from end to end: ``nn.Embedding(position_ids)``."""
+    net.tape.module = name
+    return ops.embedding(Tensor(net.tape, Resident(), (1, count), "int64"), net.parameter(name, count, width))
+
+
+def patch_tokens(net: Net, name: str, pixels: Tensor, c: Config, picture: Picture, bias: bool) -> Tensor:
     """``nn.Conv2d`` whose stride is its kernel: (tiles, patches, width)."""
     net.tape.module = name
     width, (tiles, channels, height, _) = c.count("hidden_size"), pixels.shape
@@ -114,6 +121,69 @@ def intern_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tens
     return net.linear("multi_modal_projector.linear_2", x, wide, True)
 
 
+# -- CLIP --------------------------------------------------------------------------------------------------------------
+
+
+def clip_embed(net: Net, c: Config, picture: Picture, pixels: Tensor) -> Tensor:
+    """One token for each patch of each tile."""
+    pixels = ops.to(pixels, net.training.dtype, "pixels in the model's dtype")
+    return patch_tokens(net, "vision_tower.embeddings.patch_embedding", pixels, c, picture, bias=False)
+
+
+def clip_place(net: Net, c: Config, picture: Picture, x: Tensor) -> Tensor:
+    """The class token, a learned position for each, a norm."""
+    width = x.shape[-1]
+    net.tape.module = "vision_tower.embeddings"
+    x = with_class(net, "vision_tower.embeddings.class_embedding", x, width, width)
+    x = ops.add(x, table_of(net, "vision_tower.embeddings.position_embedding.weight", x.shape[1], width))
+    return net.layer_norm("vision_tower.pre_layrnorm", x)
+
+
+def clip_layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
+    """Norm, attention, add; norm, feed-forward, add."""
+    residual = x
+    x = net.layer_norm("layer_norm1", x)
+    x = tower_attention(
+        net, x, look, c.count("num_attention_heads"), "self_attn", ("q_proj", "k_proj", "v_proj", "out_proj"), True
+    )
+    x = ops.add(residual, x, "residual stream")
+    residual = x
+    x = net.layer_norm("layer_norm2", x)
+    x = plain_mlp(net, x, "mlp.fc1", "mlp.fc2", c.count("intermediate_size"), c.text("hidden_act", "quick_gelu"))
+    return ops.add(residual, x, "residual stream")
+
+
+def clip_finish(net: Net, c: Config, x: Tensor) -> Tensor:
+    """A norm of the class token, which nobody asks for."""
+    net.layer_norm("vision_tower.post_layernorm", ops.copy(ops.rows(x, 1)))
+    return x
+
+
+def chosen_layer(whole: Config) -> int:
+    """vision_feature_layer, counted from the end.
+
+    Raises:
+        UnsupportedError: for several layers.
+    """
+    layer = whole.get("vision_feature_layer", -2)
+    if not isinstance(layer, int):
+        raise UnsupportedError(f"vision_feature_layer = {layer}: features of several layers are not described; trace it")
+    return layer if layer < 0 else layer - whole.part("vision_config").count("num_hidden_layers") - 1
+
+
+def llava_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+    """The class token dropped, two layers."""
+    if whole.text("vision_feature_select_strategy", "default") == "default":
+        x = ops.rows(x, picture.rows * picture.columns)
+    wide, bias = whole.part("text_config").count("hidden_size"), whole.flag("multimodal_projector_bias", True)
+    x = net.linear("multi_modal_projector.linear_1", x, wide, bias)
+    x = activation(whole.text("projector_hidden_act", "gelu"))(x)
+    x = net.linear("multi_modal_projector.linear_2", x, wide, bias)
+    net.outer.append(x)
+    return ops.copy(x, "features of all images")
+
+
 SIGHTS = {
     "internvl": Sight(intern_embed, intern_layer, intern_project, all_alike, place=intern_place),
+    "llava": Sight(clip_embed, clip_layer, llava_project, all_alike, place=clip_place, finish=clip_finish, chosen=chosen_layer, holds_cast=False),
 }
