@@ -6,10 +6,20 @@ Tensors are (batch B, length S, heads, head dim D).
 from __future__ import annotations
 
 from math import prod
+from typing import NamedTuple
 
 from vramplan.analytic import ops
 from vramplan.analytic.tape import Grads, Tape, Tensor
 from vramplan.units import ceil_div
+
+class Pieces(NamedTuple):
+    """A row of tokens cut into pieces that do not see each other, each with a call of its own."""
+
+    count: int
+    longest: int
+    squares: int
+    """Sum of the squares of their lengths."""
+
 
 WORKSPACE = "workspace"
 """Marks memory that a kernel itself takes while it runs: real, but not a tensor of the framework."""
@@ -42,7 +52,7 @@ def softmax_as_it_is(x: Tensor) -> Tensor:
     return ops.pointwise(x, "attention probabilities", saves_output=True)
 
 
-def flash_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, pieces: Pieces | None = None) -> Tensor:
     """FlashAttention-2 on (B, S, heads, D): keeps q, k, v, out, the fp32 log-sum-exp (B, heads, S) and a random state.
 
     Its backward kernel works in an fp32 accumulator of dq, a row-sum of fp32, and, with grouped heads, dk and dv for
@@ -55,6 +65,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     grouped = k.shape[2] != heads
     flops = 4 * batch * heads * length * length * dim  # two products; torch.utils.flop_counter knows no causal half
     rounded = ceil_div(length, 128) * 128
+    if pieces is not None:
+        flops, rounded = 4 * heads * pieces.squares * dim, ceil_div(pieces.longest, 128) * 128
 
     def backward(grad: Tensor) -> Grads:
         grads: Grads = [tape.empty(like.shape, like.dtype, "gradient through attention") for like in likes]
@@ -79,7 +91,9 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out
 
 
-def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def efficient_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, pieces: Pieces | None = None
+) -> Tensor:
     """PyTorch's memory-efficient kernel on (B, S, heads, D), all heads equal; a boolean mask becomes an additive bias.
 
     The bias, (B, 1, S, S) in q's dtype with its last dimension padded to 8, is made in every call and kept
@@ -91,13 +105,16 @@ def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) ->
     likes = [x.like for x in (q, k, v)]
     batch, length, heads, dim = q.shape
     q_dtype = q.dtype
-    flops = 4 * batch * heads * length * length * dim
+    flops, longest = 4 * batch * heads * length * length * dim, length
+    if pieces is not None:
+        flops, longest = 4 * heads * pieces.squares * dim, pieces.longest
 
     def backward(grad: Tensor) -> Grads:
         grads: Grads = [tape.empty(like.shape, like.dtype, "gradient through attention") for like in likes]
-        workspace = [tape.empty((batch, heads, length), "fp32", "efficient backward row sums", WORKSPACE)]
+        workspace = [tape.empty((batch, heads, longest), "fp32", "efficient backward row sums", WORKSPACE)]
         if q_dtype != "fp32":
-            workspace.append(tape.empty(likes[0].shape, "fp32", "efficient backward dq in fp32", WORKSPACE))
+            full = (batch, longest, heads, dim)
+            workspace.append(tape.empty(full, "fp32", "efficient backward dq in fp32", WORKSPACE))
         tape.work(5 * flops // 2, 4 * sum(prod(like.shape) for like in likes) * 2, q_dtype, launches=3)
         del workspace
         return grads

@@ -227,6 +227,20 @@ def eager_attention(
     return ops.copy(out), weights
 
 
+def eager_pieces(q: Tensor, k: Tensor, v: Tensor, pieces: kernels.Pieces) -> Tensor:
+    """The same for each piece of a row, as if all were equally long; softmax in fp32."""
+    _, length, heads, dim = q.shape
+    q, k, v = (ops.pieces(x) for x in (q, k, v))
+    scores_shape, flops = (heads, pieces.squares), 2 * heads * pieces.squares * dim
+    scores = ops.matmul(q, k, flops, scores_shape, "attention scores")
+    scores = ops.scale(scores, "scaled attention scores")
+    weights = ops.to(kernels.softmax_fp32(scores), q.dtype, "attention probabilities")
+    del scores
+    out = ops.matmul(weights, v, flops, q.shape, "attention output")
+    out = ops.copy(out)
+    return ops.copy(out, "joined attention output")
+
+
 def merged(x: Tensor, contiguous: bool) -> Tensor:
     """`x` as a batched product takes it: copied where batch and heads cannot be viewed as one dimension."""
     return x if contiguous or x.shape[0] == 1 else ops.copy(x, "heads made contiguous")

@@ -314,6 +314,43 @@ def split(x: Tensor, *sizes: int) -> list[Tensor]:
     return [Tensor(tape, x.storage, (*x.shape[:-1], size), x.dtype, node, i) for i, size in enumerate(sizes)]
 
 
+def unbind(x: Tensor) -> list[Tensor]:
+    """``x.permute(1, 0, ...).unbind(0)``: views of (N, 3, ...); their gradients are stacked, then put in order."""
+    tape, like = x.tape, x.like
+
+    def backward(*grads: Tensor) -> Grads:
+        stacked = made(tape, like, "stacked gradient", passes=2)
+        ordered = made(tape, like, "gradient in order", passes=2)
+        del stacked
+        return [ordered]
+
+    count, shape = x.shape[1], (x.shape[0], *x.shape[2:])
+    node = tape.node((x,), backward, num_grads=count)
+    return [Tensor(tape, x.storage, shape, x.dtype, node, index) for index in range(count)]
+
+
+def pieces(x: Tensor) -> Tensor:
+    """``torch.split(x, sizes)``, all pieces together: views; their gradients are joined."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [made(tape, like, "joined gradient of a split", passes=2)]
+
+    return Tensor(tape, x.storage, x.shape, x.dtype, tape.node((x,), backward))
+
+
+def pick_rows(x: Tensor) -> Tensor:
+    """``x[index]``: rows in another order; the gradient is a zeroed full tensor (index_backward)."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [made(tape, like, "gradient of an index", passes=2)]
+
+    node = tape.node((x,), backward)
+    tape.work(0, 2 * x.num_bytes, x.dtype)
+    return output(node, tape, x.shape, x.dtype, "rows in another order")
+
+
 def rows(x: Tensor, count: int) -> Tensor:
     """``x[:, i : i + count]``: a view; its gradient is a zeroed full tensor (slice_backward)."""
     tape, like = x.tape, x.like

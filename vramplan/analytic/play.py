@@ -221,7 +221,8 @@ def with_images(net: Net, setting: Setting, phase: str, batch: Batch, x: Tensor)
     features, seen = see(net, setting.seen, setting.job, setting.flash_fits, phase, batch.pixels)
     net.tape.module = "inputs"
     mask = net.tape.empty((*batch.ids.shape, 1), "bool", "where image tokens are")
-    net.features.append(features)
+    if setting.seen.sight.returns_features:
+        net.features.append(features)
     net.outer += [seen, mask]
     return ops.scatter_rows(x, mask, ops.to(features, x.dtype))
 
@@ -247,7 +248,7 @@ def context(net: Net, setting: Setting, x: Tensor) -> Context:
     slides = sorted({kind.sliding for kind in setting.kinds})
     rotary = family.rotary(c)
     if rotary is not None:
-        rows = batch if job.batches == "packed" else 1
+        rows = batch if job.batches == "packed" or rotary.per_row else 1
         for sliding in slides:
             if ctx.cos and not rotary.per_kind:
                 ctx.cos[sliding], ctx.sin[sliding] = next(iter(ctx.cos.values())), next(iter(ctx.sin.values()))

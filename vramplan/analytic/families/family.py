@@ -31,6 +31,8 @@ class Rotary(NamedTuple):
     dim: int
     fp32: bool = False
     per_kind: bool = False
+    per_row: bool = False
+    """Positions of their own for each sample, as images in them make."""
 
 
 Layer = Callable[[Net, Config, Tensor, Context, Kind], "Tensor | tuple[Tensor, ...]"]

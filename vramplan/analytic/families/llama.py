@@ -229,6 +229,9 @@ FAMILIES = {
     ),
     "mistral": Family(mistral, kinds=mistral_kinds, window=mistral_window),
     "qwen2": Family(qwen2, kinds=qwen_kinds, window=qwen_window),
+    "qwen2_vl_text": Family(
+        qwen2, kinds=qwen_kinds, window=qwen_window, rotary=lambda c: Rotary(heads_of(c).dim, per_row=True)
+    ),
     "qwen3": Family(qwen3, kinds=qwen_kinds, window=qwen_window),
     "seed_oss": Family(seed_oss, attention_dropout=("attention_dropout", 0.1)),
     "granite": Family(granite, embed=granite_embed, after_head=times),

@@ -33,7 +33,7 @@ class Sight:
     """What sets each layer apart from its neighbours."""
     text_type: str | None = None
     """The language model's architecture, where the configuration does not say."""
-    place: Callable[[Net, Config, Picture, Tensor], Tensor] | None = None
+    place: Callable[[Net, Config, Look, Tensor], Tensor] | None = None
     """What comes between patches and layers: positions and the like."""
     token_types: bool = False
     """Whether the processor marks image tokens for the model."""
@@ -41,6 +41,8 @@ class Sight:
     """What the tower does after its layers."""
     chosen: Callable[[Config], int] = lambda whole: -1
     """Which of the tower's states the language model sees: -1 its output, -2 the input of the last layer ..."""
+    returns_features: bool = True
+    """Whether the features are among the model's outputs."""
     holds_cast: bool = True
     """Whether the pixels in the model's dtype live until the features are there."""
 
@@ -52,7 +54,10 @@ class Look:
     ctx: Context
     picture: Picture
     images: int
+    """Images in the micro-batch."""
     kind: Hashable = None
+    cos: Tensor | None = None
+    sin: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +90,9 @@ def see(
     x = sight.embed(net, c, seen.picture, pixels)
     if given.input_needs_grad and x.node is None and tape.grad_enabled:
         x = leaf(x)  # enable_input_require_grads finds the embeddings of every model within (transformers 5.23)
-    if sight.place is not None:
-        x = sight.place(net, c, seen.picture, x)
     look = Look(Context(job.attention, flash_fits), seen.picture, pixels.shape[0] // seen.picture.tensors[0].shape[0])
+    if sight.place is not None:
+        x = sight.place(net, c, look, x)
     chosen, index = None, sight.chosen(whole)
     for number, kind in enumerate(seen.kinds):
         tape.enter(phase, TOWER + number)

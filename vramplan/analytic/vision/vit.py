@@ -69,7 +69,7 @@ def patch_tokens(net: Net, name: str, pixels: Tensor, c: Config, picture: Pictur
     return ops.patches(pixels, weight, shift, (tiles, picture.rows * picture.columns, width))
 
 
-def intern_place(net: Net, c: Config, picture: Picture, x: Tensor) -> Tensor:
+def intern_place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
     """The class token, and a learned position for each."""
     width = x.shape[-1]
     net.tape.module = "vision_tower.embeddings"
@@ -130,7 +130,7 @@ def clip_embed(net: Net, c: Config, picture: Picture, pixels: Tensor) -> Tensor:
     return patch_tokens(net, "vision_tower.embeddings.patch_embedding", pixels, c, picture, bias=False)
 
 
-def clip_place(net: Net, c: Config, picture: Picture, x: Tensor) -> Tensor:
+def clip_place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
     """The class token, a learned position for each, a norm."""
     width = x.shape[-1]
     net.tape.module = "vision_tower.embeddings"

@@ -1,0 +1,177 @@
+"""Qwen's towers: patches of whole images in one long row, rotary positions of rows and columns, 2 x 2 patches merged."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from vramplan.analytic import attention as kernels
+from vramplan.analytic import ops
+from vramplan.analytic.attention import Pieces
+from vramplan.analytic.blocks import activation, eager_pieces, gated_mlp, plain_mlp, rotate
+from vramplan.analytic.net import Net
+from vramplan.analytic.tape import Tensor
+from vramplan.analytic.vision.sight import Look, Sight
+from vramplan.images import Picture
+from vramplan.spec import Config
+
+
+def width_of(c: Config) -> int:
+    """Channels of a patch; Qwen2-VL gives the language model's as hidden_size."""
+    return c.count("embed_dim", c.count("hidden_size"))
+
+
+def embed(net: Net, c: Config, picture: Picture, pixels: Tensor) -> Tensor:
+    """``nn.Conv3d`` over flattened patches."""
+    name, width = "visual.patch_embed.proj", width_of(c)
+    net.tape.module = name
+    twice, patch = c.count("temporal_patch_size", 2), c.count("patch_size", 14)
+    weight = net.parameter(f"{name}.weight", width, 3, twice, patch, patch)
+    shift = net.parameter(f"{name}.bias", width) if c.has("num_position_embeddings") else None
+    return ops.patches(pixels, weight, shift, (pixels.shape[0], width))
+
+
+def place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
+    """Cosines and sines of both directions."""
+    net.tape.module = "visual.rotary_pos_emb"
+    dim = width_of(c) // c.count("num_heads")
+    look.cos, look.sin = (net.tape.empty((x.shape[0], 1, dim), "fp32", f"rotary {name}") for name in ("cos", "sin"))
+    return x
+
+
+def attention(net: Net, c: Config, x: Tensor, look: Look, pieces: Pieces) -> Tensor:
+    """Attention within each piece of the row; one call for each, whose results are joined."""
+    (patches, width), heads = x.shape, c.count("num_heads")
+    qkv = net.linear("attn.qkv", x, 3 * width, True)
+    q, k, v = ops.unbind(qkv.view(patches, 3, heads, width // heads))
+    dtype = q.dtype
+    net.tape.module = "attn"
+    q, k = turned(q, k, look, dtype)
+    q, k, v = (one.view(1, patches, heads, width // heads) for one in (q, k, v))
+    if look.ctx.attention == "flash":
+        out = kernels.flash_attention(q, k, v, pieces)
+    elif look.ctx.attention == "eager":
+        out = eager_pieces(q, k, v, pieces)
+    else:
+        q, k, v = (ops.pieces(one) for one in (q, k, v))
+        fits = look.ctx.flash_fits and (net.tape.autocast or dtype) in ("bf16", "fp16")
+        out = kernels.flash_attention(q, k, v, pieces) if fits else kernels.efficient_attention(q, k, v, None, pieces)
+        out = ops.copy(out, "joined attention output")
+    return net.linear("attn.proj", out.view(patches, width), width, True)
+
+
+def turned(q: Tensor, k: Tensor, look: Look, dtype: str) -> tuple[Tensor, Tensor]:
+    """``apply_rotary_pos_emb_vision``: in fp32."""
+    assert look.cos is not None and look.sin is not None
+    q, k = ops.to(q, "fp32"), ops.to(k, "fp32")
+    q_turned = rotate(q, look.cos, look.sin)
+    k_turned = rotate(k, look.cos, look.sin)
+    q_turned = ops.to(q_turned, dtype, "rotated")
+    return q_turned, ops.to(k_turned, dtype, "rotated")
+
+
+def whole_images(look: Look) -> Pieces:
+    """One piece for each image."""
+    size = look.picture.rows * look.picture.columns
+    return Pieces(look.images, size, look.images * size * size)
+
+
+# -- Qwen2-VL ----------------------------------------------------------------------------------------------------------
+
+
+def qwen2_layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
+    """Norm, attention, add; norm, feed-forward, add."""
+    normed = net.layer_norm("norm1", x)
+    out = attention(net, c, normed, look, whole_images(look))
+    del normed
+    x = ops.add(x, out, "residual stream")
+    del out
+    y = net.layer_norm("norm2", x)
+    width = int(width_of(c) * c.number("mlp_ratio", 4))
+    y = plain_mlp(net, y, "mlp.fc1", "mlp.fc2", width, c.text("hidden_act", "quick_gelu"))
+    return ops.add(x, y, "residual stream")
+
+
+def merged(net: Net, c: Config, x: Tensor, out: int) -> Tensor:
+    """Four neighbours to one token, two layers."""
+    wide = width_of(c) * c.count("spatial_merge_size", 2) ** 2
+    x = x.view(x.num_elements // wide, wide)
+    x = net.linear("visual.merger.mlp.0", x, wide, True)
+    return net.linear("visual.merger.mlp.2", ops.gelu(x), out, True)
+
+
+def joined(net: Net, x: Tensor) -> Tensor:
+    """Split by image and joined again: ``torch.cat(features)``."""
+    net.outer.append(x)
+    net.tape.module = "inputs"
+    return ops.copy(ops.pieces(x), "features of all images")
+
+
+def qwen2_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+    """Norm and merge."""
+    c = whole.part("vision_config")
+    return joined(net, merged(net, c, net.layer_norm("visual.merger.ln_q", x), c.count("hidden_size")))
+
+
+def depth(c: Config) -> list[Hashable]:
+    """Every layer does the same."""
+    return [None] * c.count("depth")
+
+
+# -- Qwen2.5-VL --------------------------------------------------------------------------------------------------------
+
+
+def kinds(c: Config) -> list[Hashable]:
+    """Whether a layer sees the whole image; the others see windows."""
+    full = c.get("fullatt_block_indexes", [7, 15, 23, 31])
+    return [number in full for number in range(c.count("depth"))]
+
+
+def windows(c: Config, look: Look) -> Pieces:
+    """Windows of 112 pixels, cut off at the right and lower edges (get_vision_window_index)."""
+    merge = c.count("spatial_merge_size", 2)
+    side = c.count("window_size", 112) // merge // c.count("patch_size", 14)
+    sizes = []
+    for across in (look.picture.rows // merge, look.picture.columns // merge):
+        whole, rest = divmod(across, side)
+        sizes.append([side] * whole + [rest] * bool(rest))
+    areas = [rows * columns * merge**2 for rows in sizes[0] for columns in sizes[1]]
+    return Pieces(look.images * len(areas), max(areas), look.images * sum(area * area for area in areas))
+
+
+def windowed(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
+    """Patches and positions sorted by window."""
+    x = ops.pick_rows(x)
+    x = place(net, c, look, x)
+    assert look.cos is not None and look.sin is not None
+    look.cos, look.sin = (ops.pick_rows(one) for one in (look.cos, look.sin))
+    return x
+
+
+def qwen2_5_layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
+    """Norm, attention, add; norm, feed-forward, add."""
+    normed = net.rms_norm("norm1", x)
+    out = attention(net, c, normed, look, whole_images(look) if look.kind else windows(c, look))
+    del normed
+    x = ops.add(x, out, "residual stream")
+    del out
+    y = net.rms_norm("norm2", x)
+    y = gated_mlp(net, c, y, c.text("hidden_act", "silu"), True)
+    return ops.add(x, y, "residual stream")
+
+
+def qwen2_5_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+    """Norm, merge, back in the order of the image."""
+    c = whole.part("vision_config")
+    x = merged(net, c, net.rms_norm("visual.merger.ln_q", x), c.count("out_hidden_size"))
+    return joined(net, ops.pick_rows(x))
+
+
+QWEN2 = "qwen2_vl_text"
+SIGHTS = {
+    "qwen2_vl": Sight(
+        embed, qwen2_layer, qwen2_project, depth, QWEN2, place=place, token_types=True, returns_features=False
+    ),
+    "qwen2_5_vl": Sight(
+        embed, qwen2_5_layer, qwen2_5_project, kinds, QWEN2, place=windowed, token_types=True, returns_features=False
+    ),
+}
