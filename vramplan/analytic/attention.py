@@ -15,10 +15,17 @@ from vramplan.units import ceil_div
 class Pieces(NamedTuple):
     """A row of tokens cut into pieces that do not see each other, each with a call of its own."""
 
-    count: int
-    longest: int
-    squares: int
-    """Sum of the squares of their lengths."""
+    lengths: tuple[int, ...]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest piece."""
+        return max(self.lengths)
+
+    @property
+    def squares(self) -> int:
+        """Scores of all pieces."""
+        return sum(length * length for length in self.lengths)
 
 
 WORKSPACE = "workspace"

@@ -228,17 +228,10 @@ def eager_attention(
 
 
 def eager_pieces(q: Tensor, k: Tensor, v: Tensor, pieces: kernels.Pieces) -> Tensor:
-    """The same for each piece of a row, as if all were equally long; softmax in fp32."""
-    _, length, heads, dim = q.shape
-    q, k, v = (ops.pieces(x) for x in (q, k, v))
-    scores_shape, flops = (heads, pieces.squares), 2 * heads * pieces.squares * dim
-    scores = ops.matmul(q, k, flops, scores_shape, "attention scores")
-    scores = ops.scale(scores, "scaled attention scores")
-    weights = ops.to(kernels.softmax_fp32(scores), q.dtype, "attention probabilities")
-    del scores
-    out = ops.matmul(weights, v, flops, q.shape, "attention output")
-    out = ops.copy(out)
-    return ops.copy(out, "joined attention output")
+    """The same for each piece of a row (1, S, heads, D), one after another; the results are joined."""
+    split = [ops.split_rows(x, pieces.lengths) for x in (q, k, v)]
+    outs = [eager_attention(*each, None, 0.0, False, Softcap())[0] for each in zip(*split, strict=True)]
+    return ops.join_rows(outs, q.shape)
 
 
 def merged(x: Tensor, contiguous: bool) -> Tensor:

@@ -339,6 +339,31 @@ def pieces(x: Tensor) -> Tensor:
     return Tensor(tape, x.storage, x.shape, x.dtype, tape.node((x,), backward))
 
 
+def split_rows(x: Tensor, lengths: tuple[int, ...]) -> list[Tensor]:
+    """``torch.split(x, lengths, dim=1)`` of (1, S, ...): views; the gradient joins theirs."""
+    tape, like = x.tape, x.like
+
+    def backward(*grads: Tensor) -> Grads:
+        return [made(tape, like, "joined gradient of a split", passes=2)]
+
+    node = tape.node((x,), backward, num_grads=len(lengths))
+    shapes = [(1, length, *x.shape[2:]) for length in lengths]
+    return [Tensor(tape, x.storage, shape, x.dtype, node, index) for index, shape in enumerate(shapes)]
+
+
+def join_rows(parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """``torch.cat(parts, dim=1)``; the gradients are views of the incoming one."""
+    tape, likes = parts[0].tape, [part.like for part in parts]
+
+    def backward(grad: Tensor) -> Grads:
+        return [grad.view(*like.shape) for like in likes]
+
+    node = tape.node(tuple(parts), backward)
+    out = output(node, tape, shape, parts[0].dtype, "joined pieces")
+    tape.work(0, 2 * out.num_bytes, out.dtype)
+    return out
+
+
 def pick_rows(x: Tensor) -> Tensor:
     """``x[index]``: rows in another order; the gradient is a zeroed full tensor (index_backward)."""
     tape, like = x.tape, x.like

@@ -54,9 +54,11 @@ def attention(net: Net, c: Config, x: Tensor, look: Look, pieces: Pieces) -> Ten
     else:
         q, k, v = (ops.pieces(one) for one in (q, k, v))
         fits = look.ctx.flash_fits and (net.tape.autocast or dtype) in ("bf16", "fp16")
-        out = kernels.flash_attention(q, k, v, pieces) if fits else kernels.efficient_attention(q, k, v, None, pieces)
-        out = ops.copy(out, "joined attention output")
-    return net.linear("attn.proj", out.view(patches, width), width, True)
+        each = kernels.flash_attention(q, k, v, pieces) if fits else kernels.efficient_attention(q, k, v, None, pieces)
+        out = ops.copy(each, "joined attention output")
+    out = net.linear("attn.proj", out.view(patches, width), width, True)
+    del qkv, v, k, q  # a list of pieces goes from its end
+    return out
 
 
 def turned(q: Tensor, k: Tensor, look: Look, dtype: str) -> tuple[Tensor, Tensor]:
@@ -72,7 +74,7 @@ def turned(q: Tensor, k: Tensor, look: Look, dtype: str) -> tuple[Tensor, Tensor
 def whole_images(look: Look) -> Pieces:
     """One piece for each image."""
     size = look.picture.rows * look.picture.columns
-    return Pieces(look.images, size, look.images * size * size)
+    return Pieces((size,) * look.images)
 
 
 # -- Qwen2-VL ----------------------------------------------------------------------------------------------------------
@@ -135,7 +137,7 @@ def windows(c: Config, look: Look) -> Pieces:
         whole, rest = divmod(across, side)
         sizes.append([side] * whole + [rest] * bool(rest))
     areas = [rows * columns * merge**2 for rows in sizes[0] for columns in sizes[1]]
-    return Pieces(look.images * len(areas), max(areas), look.images * sum(area * area for area in areas))
+    return Pieces(tuple(areas) * look.images)
 
 
 def windowed(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
