@@ -11,14 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vramplan.analytic.estimator import described, lay_out
+from vramplan.analytic.architecture import architecture_of
+from vramplan.analytic.estimator import lay_out
 from vramplan.analytic.play import Setting
 from vramplan.analytic.unfold import Fold, Plan
 from vramplan.card import Card
 from vramplan.catalog import find_card, find_model
 from vramplan.job import Job
 from vramplan.measured import Environment, Measured, Peaks
-from vramplan.spec import Config, ModelSpec
+from vramplan.spec import ModelSpec
 
 ROOT = Path(__file__).parent.parent
 
@@ -37,8 +38,7 @@ def card_of(name: str = "h100") -> Card:
 
 def setting_of(spec: ModelSpec, job: Job, whole: bool = True) -> tuple[Setting, Plan]:
     """A setting that plays every layer."""
-    family, config, sight = described(spec)
-    setting, plan = lay_out(spec, family, config, sight, job, True)
+    setting, plan = lay_out(spec, job, True)
     stacks = []
     for one, kinds in zip(plan.stacks, stacks_of(spec), strict=True):
         stacks.append(Fold(kinds, one.base + len(kinds), 0, 1, one.base))
@@ -48,8 +48,8 @@ def setting_of(spec: ModelSpec, job: Job, whole: bool = True) -> tuple[Setting, 
 
 def stacks_of(spec: ModelSpec) -> list[tuple[Hashable, ...]]:
     """All layers of each stack: the tower's, then the language model's."""
-    family, config, sight = described(spec)
-    tower = [tuple(sight.kinds(Config(spec.config, spec.name).part("vision_config")))] if sight else []
+    family, config, sight, whole = architecture_of(spec)
+    tower = [tuple(sight.kinds(whole.part("vision_config")))] if sight else []
     return [*tower, tuple(family.kinds(config))]
 
 

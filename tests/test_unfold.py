@@ -9,13 +9,12 @@ import pytest
 
 from tests.helpers import card_of, setting_of, spec_of
 from vramplan.allocator import replay
+from vramplan.analytic.architecture import architecture_of
 from vramplan.analytic.blocks import Kind
-from vramplan.analytic.families import FAMILIES
-from vramplan.analytic.play import Setting
+from vramplan.analytic.estimator import lay_out
 from vramplan.analytic.step import Step
 from vramplan.analytic.unfold import Fold, fold
 from vramplan.job import Job
-from vramplan.spec import Config
 
 MODELS = [
     "Qwen/Qwen2.5-0.5B",
@@ -24,6 +23,9 @@ MODELS = [
     "CohereLabs/c4ai-command-r7b-12-2024",
     "HuggingFaceTB/SmolLM3-3B",
     "openai-community/gpt2",
+    "OpenGVLab/InternVL2-1B",
+    "llava-hf/llava-1.5-7b-hf",
+    "Qwen/Qwen2.5-VL-3B-Instruct",
 ]
 JOBS: dict[str, dict[str, Any]] = {
     "lora": {},
@@ -42,13 +44,12 @@ JOBS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("settings", JOBS.values(), ids=JOBS)
 def test_folded_equals_whole(name: str, settings: dict[str, Any]) -> None:
     spec = spec_of(name)
-    family, config = FAMILIES[spec.model_type], Config(spec.config, name)
-    job = Job(**{"sequence_length": 512, "attention": family.attention[0], **settings})
+    job = Job(**{"sequence_length": 512, "attention": architecture_of(spec).family.attention[0], **settings})
     whole_setting, whole_plan = setting_of(spec, job)
-    plan = fold(family.kinds(config))
-    assert plan.copies > 1
-    folded = Step(Setting(family, config, job, plan.played, True), plan, card_of(), brief=False)
-    brief = Step(Setting(family, config, job, plan.played, True), plan, card_of())
+    setting, plan = lay_out(spec, job, True)
+    assert all(stack.copies > 1 for stack in plan.stacks)
+    folded = Step(setting, plan, card_of(), brief=False)
+    brief = Step(setting, plan, card_of())
     whole = Step(whole_setting, whole_plan, card_of())
     levels, replays = [], []
     for step in (whole, folded, brief):
@@ -73,10 +74,8 @@ def test_kernels_are_multiplied() -> None:
     spec = spec_of("Qwen/Qwen2.5-0.5B")
     job = Job(sequence_length=256)
     setting, plan = setting_of(spec, job)
-    family, config = setting.family, setting.config
-    short = fold(family.kinds(config))
     whole = Step(setting, plan, card_of()).kernels()[0]
-    folded = Step(Setting(family, config, job, short.played, True), short, card_of()).kernels()[0]
+    folded = Step(*lay_out(spec, job, True), card_of()).kernels()[0]
     assert sum(k.flops * n for k, n in folded) == sum(k.flops * n for k, n in whole)
     assert sum(k.moved_bytes * n for k, n in folded) == sum(k.moved_bytes * n for k, n in whole)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from vramplan import hub, nvml, plan
 from vramplan.analytic import estimator
-from vramplan.analytic.families import FAMILIES, family_of
+from vramplan.analytic.architecture import architecture_of, is_described
 from vramplan.analytic.optimizers import optimizer_of
 from vramplan.analytic.support import check_modelled
 from vramplan.card import Card
@@ -135,13 +135,13 @@ def _needs_trace(spec: ModelSpec, job: Job) -> bool:
     Raises:
         UnsupportedError: where they are not.
     """
-    if spec.model_type in FAMILIES and job.method != "dora":
+    if is_described(spec) and job.method != "dora":
         return False
     from vramplan.measure import INSTALL, is_installed
 
     if not is_installed():
         try:
-            family_of(spec.model_type, spec.name)
+            architecture_of(spec)
             check_modelled(job)
         except UnsupportedError as error:
             raise UnsupportedError(

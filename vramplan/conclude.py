@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from vramplan.allocator import AllocatorSettings, Replay, replay
 from vramplan.card import Card
+from vramplan.images import USUAL_SIZE, Picture
 from vramplan.job import Job
 from vramplan.learned import context
 from vramplan.overheads import outside_terms
@@ -34,6 +35,9 @@ class Played:
     versions: str
     """The libraries whose behaviour this is."""
     notes: tuple[str, ...] = ()
+    picture: Picture | None = None
+    """What becomes of each image; None for a model that does not see."""
+    num_vision_parameters: int = 0
     own_model: bool = False
     """A user's own model: it chooses its attention, its loss and the shape of its inputs."""
 
@@ -88,12 +92,27 @@ def conclude(played: Played, model: str, job: Job, card: Card, peak_tensor_bytes
         num_trainable_parameters=played.num_trainable_parameters,
         assumptions=assumptions(job, card, played),
         notes=played.notes,
+        image_tokens_per_sample=None if played.picture is None else job.images * played.picture.all_tokens,
+        num_vision_parameters=played.num_vision_parameters,
         micro_step_seconds=played.micro_step_seconds,
         optimizer_seconds=played.optimizer_seconds,
         flops_per_micro_step=played.flops_per_micro_step,
         job=job,
         timeline=timeline,
     )
+
+
+def _images(job: Job, picture: Picture | None) -> str:
+    """What is seen, and what trains of what sees it."""
+    if picture is None:
+        return ""
+    parts = " and ".join(f"{name} {state}" for name, state in (("vision", job.vision), ("projector", job.projector)))
+    if not job.images:
+        return f"no images, {parts}, "
+    size = job.image_size or USUAL_SIZE
+    each = f"{job.images} image{'s' * (job.images > 1)} of {size[0]} x {size[1]} pixels"
+    said = "" if job.image_size else " (not given)"
+    return f"{each}{said}, {picture.said}: {job.images * picture.all_tokens:,} tokens; {parts}; "
 
 
 def evaluation_peak(timeline: Timeline, evaluation_bytes: int) -> int:
@@ -161,7 +180,8 @@ def assumptions(job: Job, card: Card, played: Played) -> tuple[str, ...]:
         + loop,
         "the example's own inputs"
         if played.own_model
-        else f"{job.batches} sequences of {job.sequence_length} tokens, all equally long"
+        else _images(job, played.picture)
+        + f"{job.batches} sequences of {job.sequence_length} tokens, all equally long"
         + (
             ", expandable segments"
             if job.expandable_segments

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pydantic import ValidationError
 
-from vramplan.analytic.families import FAMILIES
+from vramplan.analytic.architecture import architecture_of, is_described
 from vramplan.card import Card
 from vramplan.errors import ConfigError, UnsupportedError
-from vramplan.job import Job
-from vramplan.spec import Config, ModelSpec
+from vramplan.images import EYES, picture_of
+from vramplan.job import MAX_COUNT, Job
+from vramplan.spec import ModelSpec
 
 FLAGS = {
     "sequence_length": "--seq-len",
@@ -18,6 +20,10 @@ FLAGS = {
     "gradient_accumulation_steps": "--accumulation",
 }
 
+MOST_PIXELS = 1 << 16
+"""Of one side: larger images are taken for a slip."""
+TEXT_TOKENS = 128
+"""Least room for text beside the images, where no length is given."""
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 """Keys that bound the length of a sequence."""
 
@@ -54,20 +60,66 @@ def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
     )
     if "lora_dtype" not in job and job["dtype"] == "fp32":
         job["lora_dtype"] = "fp32"
-    family = FAMILIES.get(spec.model_type)
+    if "image_size" in job:
+        job["image_size"] = image_size(job["image_size"])
+    if spec.model_type in EYES:
+        job.setdefault("images", 1)
+        _check_parts(job)
     most = None
-    if family is not None:
+    if is_described(spec):
+        family, config, *_ = architecture_of(spec)
         job.setdefault("attention", "sdpa" if "sdpa" in family.attention else family.attention[0])
-        shape = family.shape(Config(spec.config, spec.name))
+        shape = family.shape(config)
         most = shape.positions if shape.hard_limit else None  # a table of positions: the default must fit into it
     else:
         most = next((n for key in POSITIONS if isinstance(n := spec.config.get(key), int) and n > 0), None)
     if most is not None:
         job.setdefault("sequence_length", min(Job.model_fields["sequence_length"].default, most))
     try:
-        return Job.model_validate(job)
+        made = Job.model_validate(job)
     except ValidationError as error:
         raise ConfigError(_said(error)) from error
+    if spec.model_type not in EYES or "sequence_length" in job:
+        return made
+    return made.model_copy(update={"sequence_length": _length_with_images(spec, made)})
+
+
+def image_size(given: Any) -> Any:
+    """Width and height, however they are given: (1344, 896), [1344, 896] or "1344x896".
+
+    Raises:
+        ConfigError: for something else, or an image without pixels.
+    """
+    if isinstance(given, str):
+        found = re.fullmatch(r"\s*(\d+)\s*[xX\u00d7]\s*(\d+)\s*", given)
+        if found is None:
+            raise ConfigError(f"--image-size {given}: expected WIDTHxHEIGHT in pixels, such as 1344x896")
+        given = (int(found[1]), int(found[2]))
+    if isinstance(given, (list, tuple)) and len(given) == 2 and all(isinstance(side, int) for side in given):
+        if not all(0 < side <= MOST_PIXELS for side in given):
+            raise ConfigError(f"--image-size {given[0]}x{given[1]}: sides must be 1 to {MOST_PIXELS:,} pixels")
+        return tuple(given)
+    raise ConfigError(f"--image-size {given}: expected WIDTHxHEIGHT in pixels, such as 1344x896")
+
+
+def _check_parts(job: dict[str, Any]) -> None:
+    full = job.get("method") == "full"
+    for part in ("vision", "projector"):
+        if job.get(part) == ("lora" if full else "train"):
+            raise ConfigError(
+                f"--{part} {job[part]}: with --method full it is frozen or train"
+                if full
+                else f"--{part} train: PEFT freezes whatever has no adapter; use --{part} lora, or --method full"
+            )
+
+
+def _length_with_images(spec: ModelSpec, job: Job) -> int:
+    """The default length, doubled until the images and some text fit."""
+    length = job.sequence_length
+    found = picture_of(spec, job.model_copy(update={"sequence_length": MAX_COUNT}))
+    while found is not None and length < job.images * found.all_tokens + TEXT_TOKENS:
+        length *= 2
+    return length
 
 
 def _targets(given: Any) -> Any:

@@ -61,6 +61,10 @@ class Estimate:
     """Distinct parameters of the model itself, adapters left out."""
     num_trainable_parameters: int
     assumptions: tuple[str, ...]
+    image_tokens_per_sample: int | None = None
+    """Positions that the images of a sample take, separators included; None for a model that does not see."""
+    num_vision_parameters: int = 0
+    """Of the tower and of what leads from it to the language model."""
     notes: tuple[str, ...] = ()
     micro_step_seconds: float = 0.0
     """Roofline time of one forward and backward; for comparing plans only."""

@@ -12,6 +12,7 @@ from vramplan.analytic import ops
 from vramplan.analytic.tape import Grads, Tape, Tensor
 from vramplan.units import ceil_div
 
+
 class Pieces(NamedTuple):
     """A row of tokens cut into pieces that do not see each other, each with a call of its own."""
 
@@ -98,9 +99,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, pieces: Pieces | None = Non
     return out
 
 
-def efficient_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, pieces: Pieces | None = None
-) -> Tensor:
+def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, pieces: Pieces | None = None) -> Tensor:
     """PyTorch's memory-efficient kernel on (B, S, heads, D), all heads equal; a boolean mask becomes an additive bias.
 
     The bias, (B, 1, S, S) in q's dtype with its last dimension padded to 8, is made in every call and kept

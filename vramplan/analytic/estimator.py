@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.families import Family, family_of
+from vramplan.analytic.architecture import architecture_of
 from vramplan.analytic.optimizers import optimizer_seconds
 from vramplan.analytic.play import Setting
 from vramplan.analytic.step import Step, no_cycle_collection
 from vramplan.analytic.support import check_adapters, check_model, check_modelled
 from vramplan.analytic.unfold import Plan, fold
-from vramplan.analytic.vision import SIGHTS, Seen, Sight
+from vramplan.analytic.vision import Seen
 from vramplan.card import Card
 from vramplan.checks import check_job
 from vramplan.conclude import Played, conclude
@@ -17,7 +17,7 @@ from vramplan.job import Job
 from vramplan.overheads import outside_terms
 from vramplan.result import Begun, Estimate
 from vramplan.roofline import flops, seconds
-from vramplan.spec import Config, ModelSpec
+from vramplan.spec import ModelSpec
 
 VERSIONS = "torch 2.13, transformers 5.23, peft 0.21"
 """What the blocks mirror."""
@@ -31,38 +31,24 @@ def prepare(spec: ModelSpec, job: Job, card: Card) -> tuple[Setting, Plan, list[
     """
     check_job(job, card)
     check_modelled(job)
-    family, config, sight = described(spec)
-    notes = check_model(spec, config, family, job)
-    setting, plan = lay_out(spec, family, config, sight, job, card.runs_flash)
+    notes = check_model(spec, architecture_of(spec), job)
+    setting, plan = lay_out(spec, job, card.runs_flash)
     return setting, plan, notes
 
 
-def described(spec: ModelSpec) -> tuple[Family, Config, Sight | None]:
-    """A model's language model with its configuration, and its eyes where it has any.
+def lay_out(spec: ModelSpec, job: Job, flash_fits: bool) -> tuple[Setting, Plan]:
+    """What to play of a model, and what that stands for.
 
     Raises:
-        UnsupportedError: where no block describes it.
+        VramplanError: where no block describes it, or an image cannot be.
     """
-    whole, sight = Config(spec.config, spec.name), SIGHTS.get(spec.model_type)
-    if sight is None:
-        return family_of(spec.model_type, spec.name), whole, None
-    text = spec.config.get("text_config") or spec.config
-    tied = spec.config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
-    config = Config({**text, "tie_word_embeddings": tied}, spec.name)
-    return family_of(sight.text_type or config.text("model_type", ""), spec.name), config, sight
-
-
-def lay_out(
-    spec: ModelSpec, family: Family, config: Config, sight: Sight | None, job: Job, flash_fits: bool
-) -> tuple[Setting, Plan]:
-    """What to play of a model, and what that stands for."""
+    family, config, sight, whole = architecture_of(spec)
     text = fold(family.kinds(config))
     if sight is None:
         return Setting(family, config, job, text.played, flash_fits), Plan((text,))  # type: ignore[arg-type]
     picture = picture_of(spec, job)
-    whole = Config(spec.config, spec.name)
-    tower = fold(sight.kinds(whole.part("vision_config")), stack=1, tail=max(1, -sight.chosen(whole)))
     assert picture is not None
+    tower = fold(sight.kinds(whole.part("vision_config")), stack=1, tail=max(1, -sight.chosen(whole)))
     seen = Seen(sight, whole, tower.played, picture)
     return Setting(family, config, job, text.played, flash_fits, seen), Plan((tower, text))  # type: ignore[arg-type]
 
@@ -111,6 +97,8 @@ def whole(step: Step, notes: tuple[str, ...]) -> Played:
         flops_per_micro_step=flops(first),
         versions=VERSIONS,
         notes=notes,
+        picture=step.setting.seen and step.setting.seen.picture,
+        num_vision_parameters=step.num_vision_parameters,
     )
 
 

@@ -217,7 +217,8 @@ def model(net: Net, setting: Setting, phase: str, batch: Batch) -> Tensor:
 
 def with_images(net: Net, setting: Setting, phase: str, batch: Batch, x: Tensor) -> Tensor:
     """The embeddings of image tokens replaced by the features of the images (LlavaModel.forward)."""
-    assert setting.seen is not None and batch.pixels is not None
+    assert setting.seen is not None
+    assert batch.pixels is not None
     features, seen = see(net, setting.seen, setting.job, setting.flash_fits, phase, batch.pixels)
     net.tape.module = "inputs"
     mask = net.tape.empty((*batch.ids.shape, 1), "bool", "where image tokens are")

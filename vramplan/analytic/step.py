@@ -115,6 +115,13 @@ class Step:
         return sum(one.parameter.num_elements for one in self.placed if not one.parameter.is_adapter)
 
     @cached_property
+    def num_vision_parameters(self) -> int:
+        """Those of the tower and of what leads from it to the language model."""
+        seeing = [one.parameter for one in self.placed if one.parameter.name.partition(".")[0] in PARTS]
+        inside = [one.parameter for one in self.placed if one.layer is not None and one.layer >= TOWER]
+        return sum(parameter.num_elements for parameter in (*seeing, *inside) if not parameter.is_adapter)
+
+    @cached_property
     def trained(self) -> list[Weight]:
         """The weights that the optimizer updates."""
         return [

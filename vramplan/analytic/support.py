@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vramplan.analytic.families import Family, family_of
+from vramplan.analytic.architecture import Architecture
 from vramplan.analytic.optimizers import optimizer_of
 from vramplan.checks import check_spec
 from vramplan.errors import ConfigError, SpecError, UnknownNameError, UnsupportedError
 from vramplan.job import Job
-from vramplan.spec import Config, ModelSpec
+from vramplan.spec import ModelSpec
 
 MOST_LAYERS = 4096
 """No model comes near; a larger number would only cost time and memory."""
@@ -29,7 +29,7 @@ def check_modelled(job: Job) -> None:
         raise UnsupportedError(f"--loss {job.loss} with an adapter on lm_head is not modelled; use --loss standard")
 
 
-def check_model(spec: ModelSpec, config: Config, family: Family, job: Job) -> list[str]:
+def check_model(spec: ModelSpec, architecture: Architecture, job: Job) -> list[str]:
     """Refuse what this architecture does not have; returns notes worth telling.
 
     Raises:
@@ -37,6 +37,7 @@ def check_model(spec: ModelSpec, config: Config, family: Family, job: Job) -> li
         ConfigError: for an attention implementation or a length that cannot run.
     """
     check_spec(spec)
+    family, config = architecture.family, architecture.config
     for key, value in family.refuses:
         if config.get(key) == value:
             raise UnsupportedError(
@@ -86,6 +87,3 @@ def check_adapters(job: Job, widths: Mapping[str, int], linear_names: list[str])
         raise ConfigError(
             f"--lora-rank {job.lora_rank}: {narrow} is only {widths[narrow]} wide; a larger rank adds nothing"
         )
-
-
-__all__ = ["check_adapters", "check_model", "check_modelled", "family_of"]

@@ -72,5 +72,5 @@ def qwen2_vl(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
 
 
 def qwen3_vl(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
-    """Qwen3-VL: 32 pixels a token; the processor's class is Qwen2-VL's, the published models allow 16 million pixels."""
+    """Qwen3-VL: 32 pixels a token; the class is Qwen2-VL's, the published models allow 16 million pixels."""
     return grid(c, p, size, limits, 16, 56 * 56, 28 * 28 * 1280)

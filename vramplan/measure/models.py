@@ -134,13 +134,18 @@ def _pictures(spec: ModelSpec, job: Job, config: Any) -> Pictures | None:
 def freeze(module: nn.Module, job: Job, eyes: Eyes) -> None:
     """Freeze the tower and the projector where the job says so; adapters come later."""
     for path, one in module.named_parameters():
-        part = part_of(path, eyes)
+        part = part_of(bare(path), eyes)
         if part is not None and getattr(job, part) != "train":
             one.requires_grad_(False)
 
 
+def bare(path: str) -> str:
+    """A module's path without what PEFT wraps around it."""
+    return path.removeprefix("base_model.model.")
+
+
 def part_of(path: str, eyes: Eyes) -> str | None:
-    """vision or projector, for a module or parameter of either."""
+    """Vision or projector, for a module or parameter of either."""
     if f"{path}.".startswith(f"{eyes.projector}."):
         return "projector"
     return "vision" if f"{path}.".startswith(f"{eyes.tower}.") else None

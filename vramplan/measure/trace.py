@@ -13,13 +13,14 @@ from vramplan.card import Card
 from vramplan.checks import check_job
 from vramplan.conclude import Played, conclude
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError
+from vramplan.images import EYES, picture_of
 from vramplan.job import Job
 from vramplan.measure import extra, law, optimizers
 from vramplan.measure.cuda import as_cuda
 from vramplan.measure.fake import Fakes, tensors_in_lists
 from vramplan.measure.host import HostReads
 from vramplan.measure.loop import Steps
-from vramplan.measure.models import Subject, build, place, settle
+from vramplan.measure.models import Subject, bare, build, part_of, place, settle
 from vramplan.measure.quiet import quiet
 from vramplan.measure.watch import Record, Watch
 from vramplan.overheads import cublas_workspace, ddp_buckets
@@ -190,6 +191,8 @@ class Run:
         """What the run tells."""
         watch, card, upto = self.watch, self.card, self.training_events
         counted = {id(p): p for name, p in self.subject.module.named_parameters() if "lora_" not in name}
+        eyes = EYES.get(self.spec.model_type)
+        counted_names = [(bare(name), p) for name, p in self.subject.module.named_parameters() if "lora_" not in name]
         levels = watch.timeline(None).live_bytes()
         work = [(kernel, 1) for phase in ("forward", "backward") for kernel in watch.work.get(phase, [])]
         optimizer = [(kernel, 1) for kernel in watch.work.get("optimizer", [])]
@@ -205,6 +208,8 @@ class Run:
             versions=versions,
             notes=_slow_path(self.subject.module),
             own_model=self.subject.example is not None,
+            picture=picture_of(self.spec, self.job),
+            num_vision_parameters=sum(p.numel() for name, p in counted_names if part_of(name, eyes)) if eyes else 0,
         )
 
 

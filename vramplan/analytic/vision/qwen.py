@@ -1,4 +1,4 @@
-"""Qwen's towers: patches of whole images in one long row, rotary positions of rows and columns, 2 x 2 patches merged."""
+"""Qwen's towers: patches of whole images in one row, rotary positions of both directions, 2 x 2 patches merged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from vramplan.analytic import attention as kernels
 from vramplan.analytic import ops
 from vramplan.analytic.attention import Pieces
-from vramplan.analytic.blocks import activation, eager_pieces, gated_mlp, plain_mlp, rotate
+from vramplan.analytic.blocks import eager_pieces, gated_mlp, plain_mlp, rotate
 from vramplan.analytic.net import Net
 from vramplan.analytic.tape import Tensor
 from vramplan.analytic.vision.sight import Look, Sight
@@ -63,7 +63,8 @@ def attention(net: Net, c: Config, x: Tensor, look: Look, pieces: Pieces) -> Ten
 
 def turned(q: Tensor, k: Tensor, look: Look, dtype: str) -> tuple[Tensor, Tensor]:
     """``apply_rotary_pos_emb_vision``: in fp32."""
-    assert look.cos is not None and look.sin is not None
+    assert look.cos is not None
+    assert look.sin is not None
     q, k = ops.to(q, "fp32"), ops.to(k, "fp32")
     q_turned = rotate(q, look.cos, look.sin)
     k_turned = rotate(k, look.cos, look.sin)
@@ -144,7 +145,8 @@ def windowed(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
     """Patches and positions sorted by window."""
     x = ops.pick_rows(x)
     x = place(net, c, look, x)
-    assert look.cos is not None and look.sin is not None
+    assert look.cos is not None
+    assert look.sin is not None
     look.cos, look.sin = (ops.pick_rows(one) for one in (look.cos, look.sin))
     return x
 

@@ -43,6 +43,8 @@ class Sight:
     """Which of the tower's states the language model sees: -1 its output, -2 the input of the last layer ..."""
     returns_features: bool = True
     """Whether the features are among the model's outputs."""
+    tower_type: str | None = None
+    """The tower that this describes, where an architecture takes several."""
     holds_cast: bool = True
     """Whether the pixels in the model's dtype live until the features are there."""
 
@@ -77,9 +79,7 @@ def training_of(part: str, given: Training, job: Job) -> Training:
     return replace(given, full=part == "train", lora_rank=job.lora_rank if part == "lora" else 0)
 
 
-def see(
-    net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Tensor
-) -> tuple[Tensor, Tensor]:
+def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Tensor) -> tuple[Tensor, Tensor]:
     """``get_image_features(pixel_values)``: one row for each image token of the batch, and the tower's own output."""
     tape, sight, whole = net.tape, seen.sight, seen.config
     c, given = whole.part("vision_config"), net.training

@@ -26,8 +26,17 @@ def with_class(net: Net, name: str, x: Tensor, width: int, *shape: int) -> Tenso
     return ops.join(token, x, (tiles, patches + 1, width))
 
 
-def tower_attention(net: Net, x: Tensor, look: Look, heads: int, prefix: str, names: tuple[str, ...], bias: bool,
-                    norms: tuple[str, str] | None = None, in_fp32: bool = True) -> Tensor:
+def tower_attention(
+    net: Net,
+    x: Tensor,
+    look: Look,
+    heads: int,
+    prefix: str,
+    names: tuple[str, ...],
+    bias: bool,
+    norms: tuple[str, str] | None = None,
+    in_fp32: bool = True,
+) -> Tensor:
     """Attention of every patch to every patch of its tile."""
     tiles, patches, width = x.shape
     first, second, third, last = (f"{prefix}.{name}" for name in names)
@@ -167,7 +176,7 @@ def chosen_layer(whole: Config) -> int:
     """
     layer = whole.get("vision_feature_layer", -2)
     if not isinstance(layer, int):
-        raise UnsupportedError(f"vision_feature_layer = {layer}: features of several layers are not described; trace it")
+        raise UnsupportedError(f"vision_feature_layer = {layer}: features of several layers are not described")
     return layer if layer < 0 else layer - whole.part("vision_config").count("num_hidden_layers") - 1
 
 
@@ -185,5 +194,15 @@ def llava_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tenso
 
 SIGHTS = {
     "internvl": Sight(intern_embed, intern_layer, intern_project, all_alike, place=intern_place),
-    "llava": Sight(clip_embed, clip_layer, llava_project, all_alike, place=clip_place, finish=clip_finish, chosen=chosen_layer, holds_cast=False),
+    "llava": Sight(
+        clip_embed,
+        clip_layer,
+        llava_project,
+        all_alike,
+        place=clip_place,
+        finish=clip_finish,
+        chosen=chosen_layer,
+        holds_cast=False,
+        tower_type="clip_vision_model",
+    ),
 }
