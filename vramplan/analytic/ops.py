@@ -364,6 +364,56 @@ def join_rows(parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
     return out
 
 
+def split_first(x: Tensor, lengths: tuple[int, ...]) -> list[Tensor]:
+    """``torch.split(x, lengths)``: views; the gradient joins theirs."""
+    tape, like = x.tape, x.like
+
+    def backward(*grads: Tensor) -> Grads:
+        return [made(tape, like, "joined gradient of a split", passes=2)]
+
+    node = tape.node((x,), backward, num_grads=len(lengths))
+    return [
+        Tensor(tape, x.storage, (length, *x.shape[1:]), x.dtype, node, index) for index, length in enumerate(lengths)
+    ]
+
+
+def join_parts(parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """``torch.cat(parts)``; the gradients are views of the incoming one."""
+    return join_rows(parts, shape)
+
+
+def cut(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``x[:, a:b]`` of an image: a view; its gradient is a zeroed full tensor. Nothing where all of it is left."""
+    if prod(shape) == x.num_elements:
+        return x.view(*shape)
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [made(tape, like, "gradient of a slice", passes=2)]
+
+    return Tensor(tape, x.storage, shape, x.dtype, tape.node((x,), backward))
+
+
+def average(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``F.avg_pool2d``: keeps its input."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [made(tape, like, "gradient through an average")]
+
+    node = tape.node((x,), backward)
+    tape.save(node, x)
+    tape.work(0, x.num_bytes, x.dtype)
+    return output(node, tape, shape, x.dtype, "averaged patches")
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """``torch.matmul(x, weight)`` with a weight (in, out)."""
+    return matmul(
+        x, weight, 2 * x.num_elements * weight.shape[-1], (*x.shape[:-1], weight.shape[-1]), "projected features"
+    )
+
+
 def pick_rows(x: Tensor) -> Tensor:
     """``x[index]``: rows in another order; the gradient is a zeroed full tensor (index_backward)."""
     tape, like = x.tape, x.like

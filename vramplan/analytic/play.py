@@ -242,7 +242,11 @@ def context(net: Net, setting: Setting, x: Tensor) -> Context:
     dtype = net.embedded.dtype
     ctx = Context(job.attention, setting.flash_fits, padded=job.batches == "padded")
     ctx.attention_dropout = c.number(*family.attention_dropout)
-    if setting.seen is not None and not (tape.training and job.checkpointing == "full"):
+    if (
+        setting.seen is not None
+        and setting.seen.sight.fills_cache
+        and not (tape.training and job.checkpointing == "full")
+    ):
         ctx.cache = net.cache  # the Trainer switches use_cache off in the outer configuration alone
     if job.batches != "packed":  # those of a packed batch come with it
         ctx.positions = tape.empty((1, length), "int64", "position ids")
@@ -272,7 +276,7 @@ def mask(tape: Tape, setting: Setting, x: Tensor, sliding: bool, dtype: str) -> 
     if job.attention == "eager":
         return causal_mask(tape, batch, length, dtype)
     window = setting.family.window(setting.config) if sliding else None
-    if job.batches != "unpadded":
+    if job.batches != "unpadded" or (setting.looks and setting.seen and setting.seen.sight.masks_text):
         return causal_mask(tape, batch, length, "bool")
     if setting.family.always_masked or (window is not None and length >= window):
         shared = tape.empty((1, 1, length, length), "bool", "causal mask")

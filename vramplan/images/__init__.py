@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.images import grids, tiles
 from vramplan.images.picture import Eyes, Limits, Picture, Processor, Size, Tensor
 from vramplan.job import Job
 from vramplan.spec import Config, ModelSpec
 
+
+def by_tower(processors: dict[str, Processor]) -> Processor:
+    """The processor that goes with the tower, where an architecture takes several."""
+
+    def processor(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+        tower = c.part("vision_config").text("model_type", next(iter(processors)))
+        if tower not in processors:
+            raise UnsupportedError(f"a vision tower of type {tower!r} is not known; known: {', '.join(processors)}")
+        return processors[tower](c, p, size, limits)
+
+    return processor
+
+
+LLAVA = ("model.vision_tower", "model.multi_modal_projector")
+QWEN = ("model.visual", "model.visual.merger", "mm_token_type_ids")
 EYES: dict[str, Eyes] = {
-    "internvl": Eyes(tiles.internvl, "model.vision_tower", "model.multi_modal_projector"),
-    "llava": Eyes(tiles.llava, "model.vision_tower", "model.multi_modal_projector"),
-    "qwen2_vl": Eyes(grids.qwen2_vl, "model.visual", "model.visual.merger", token_types=True),
-    "qwen2_5_vl": Eyes(grids.qwen2_vl, "model.visual", "model.visual.merger", token_types=True),
-    "qwen3_vl": Eyes(grids.qwen3_vl, "model.visual", "model.visual.merger", token_types=True),
+    "internvl": Eyes(tiles.internvl, *LLAVA),
+    "llava": Eyes(by_tower({"clip_vision_model": tiles.llava, "pixtral": grids.pixtral}), *LLAVA),
+    "llava_next": Eyes(tiles.llava_next, *LLAVA),
+    "llava_onevision": Eyes(tiles.llava_onevision, *LLAVA),
+    "gemma3": Eyes(tiles.gemma3, *LLAVA, "token_type_ids"),
+    "paligemma": Eyes(tiles.paligemma, *LLAVA, "token_type_ids"),
+    "mistral3": Eyes(grids.pixtral, *LLAVA),
+    "idefics3": Eyes(tiles.idefics3, "model.vision_model", "model.connector"),
+    "smolvlm": Eyes(tiles.idefics3, "model.vision_model", "model.connector"),
+    "qwen2_vl": Eyes(grids.qwen2_vl, *QWEN),
+    "qwen2_5_vl": Eyes(grids.qwen2_vl, *QWEN),
+    "qwen3_vl": Eyes(grids.qwen3_vl, *QWEN),
+    "glm4v": Eyes(grids.glm4v, *QWEN),
 }
 """By transformers' model_type."""
 

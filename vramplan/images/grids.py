@@ -12,8 +12,8 @@ MOST_RATIO = 200
 """smart_resize refuses longer images."""
 
 
-def smart_resize(size: Size, factor: int, least: int, most: int) -> Size:
-    """Both sides multiples of `factor`, `least` to `most` pixels, nearly the same shape (qwen2_vl: smart_resize).
+def smart_resize(size: Size, factor: int, least: int, most: int, frames: int = 1) -> Size:
+    """Both sides multiples of `factor`, `least` to `most` pixels in all frames, nearly the same shape (smart_resize).
 
     Raises:
         ConfigError: for an image more than 200 times as long as wide.
@@ -25,11 +25,11 @@ def smart_resize(size: Size, factor: int, least: int, most: int) -> Size:
             f" the processor takes {MOST_RATIO} at most"
         )
     rounded = [round(side / factor) * factor for side in size]
-    if rounded[0] * rounded[1] > most:
-        shrink = sqrt((height * width) / most)
+    if frames * rounded[0] * rounded[1] > most:
+        shrink = sqrt((frames * height * width) / most)
         rounded = [max(factor, floor(side / shrink / factor) * factor) for side in size]
-    elif rounded[0] * rounded[1] < least:
-        grow = sqrt(least / (height * width))
+    elif frames * rounded[0] * rounded[1] < least:
+        grow = sqrt(least / (frames * height * width))
         rounded = [ceil(side * grow / factor) * factor for side in size]
     return Size(*rounded)
 
@@ -74,3 +74,49 @@ def qwen2_vl(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
 def qwen3_vl(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
     """Qwen3-VL: 32 pixels a token; the class is Qwen2-VL's, the published models allow 16 million pixels."""
     return grid(c, p, size, limits, 16, 56 * 56, 28 * 28 * 1280)
+
+
+def glm4v(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+    """GLM-4.1V: as Qwen2-VL, but the limits count an image as two frames, and small sides are enlarged first."""
+    refuse(limits, "glm4v", "max_tiles")
+    vision = c.part("vision_config")
+    patch, merge = vision.count("patch_size", 14), vision.count("spatial_merge_size", 2)
+    twice, factor = vision.count("temporal_patch_size", 2), patch * merge
+    least, most = pixel_range(p, limits, factor, 112 * 112, 28 * 28 * 15000)
+    width, height = size
+    if min(size) < factor:
+        enlarge = max(factor / height, factor / width)
+        width, height = int(width * enlarge), int(height * enlarge)
+    resized = smart_resize(Size(width, height), factor, least, most, twice)
+    rows, columns = resized.height // patch, resized.width // patch
+    tensors = (
+        Tensor("pixel_values", (rows * columns, 3 * twice * patch * patch)),
+        Tensor("image_grid_thw", (1, 3), "int64", (1, rows, columns)),
+    )
+    return Picture(rows * columns // merge**2, 2, 1, rows, columns, tensors, f"resized to {resized}")
+
+
+def pixtral(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+    """Pixtral, Mistral Small 3.1: shrunk to the longest edge, a mark behind each row of tokens.
+
+    Raises:
+        ConfigError: for limits that it does not have, or an image so flat that a side is gone.
+    """
+    refuse(limits, "pixtral", "min_pixels", "max_pixels", "max_tiles")
+    vision = c.part("vision_config")
+    patch, merge = vision.count("patch_size", 16), c.count("spatial_merge_size", 1)
+    longest = p.get("size", {}).get("longest_edge", vision.count("image_size", 1024))
+    width, height = size
+    ratio = max(height / longest, width / longest)
+    if ratio > 1:
+        width, height = floor(width / ratio), floor(height / ratio)
+    step = patch * merge
+    rows, columns = ((side - 1) // step + 1 for side in (height, width))
+    if rows < 1 or columns < 1:
+        raise ConfigError(f"--image-size {size.width}x{size.height}: too flat, shrunk to {longest} a side is gone")
+    resized = Size(columns * step, rows * step)
+    tensors = (
+        Tensor("pixel_values", (1, 3, resized.height, resized.width)),
+        Tensor("image_sizes", (1, 2), "int64", (resized.height, resized.width)),
+    )
+    return Picture(rows * columns, rows, 1, rows * merge, columns * merge, tensors, f"resized to {resized}")

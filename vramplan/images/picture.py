@@ -57,6 +57,8 @@ class Picture:
     tensors: tuple[Tensor, ...]
     said: str
     """What was done to it, in words."""
+    features: tuple[int, int] = (0, 0)
+    """Rows and columns of features that are left of the tiles, where padding is cut off them (LLaVA-NeXT)."""
 
     @property
     def patches(self) -> int:
@@ -87,8 +89,8 @@ class Eyes:
     """Path of the vision tower in transformers' class."""
     projector: str
     """Path of what leads from it to the language model; within the tower for Qwen."""
-    token_types: bool = False
-    """Whether the processor marks image tokens for the model (mm_token_type_ids)."""
+    token_types: str = ""
+    """The input in which the processor marks image tokens for the model, where it does."""
 
 
 def refuse(limits: Limits, model_type: str, *names: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from math import inf, sqrt
 
-from vramplan.errors import ConfigError
-from vramplan.images.picture import Limits, Picture, Size, Tensor, refuse
+from vramplan.images.picture import Limits, Picture, Processor, Size, Tensor, refuse
 from vramplan.spec import Config
+from vramplan.units import ceil_div
 
 
 def side(value: object) -> int:
@@ -75,6 +77,137 @@ def llava(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
     return Picture(across * across + keeps_class, 0, 1, across, across, (pixels,), f"its middle at {tile} pixels")
 
 
-def too_many(what: str, size: Size) -> ConfigError:
-    """An image that the processor refuses."""
-    return ConfigError(f"--image-size {size.width}x{size.height}: {what}")
+def squeezed(owner: str, tokens: Callable[[Config, int], int], extra: int) -> Processor:
+    """A processor that squeezes any image into one square of the tower's size."""
+
+    def processor(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+        refuse(limits, owner, "min_pixels", "max_pixels", "max_tiles")
+        vision = c.part("vision_config")
+        tile, patch = side(vision.get("image_size", 224)), side(vision.get("patch_size", 14))
+        across = tile // patch
+        pixels = Tensor("pixel_values", (1, 3, tile, tile))
+        return Picture(tokens(c, across), extra, 1, across, across, (pixels,), f"squeezed to {tile} x {tile}")
+
+    return processor
+
+
+paligemma = squeezed("paligemma", lambda c, across: across * across, 0)
+"""PaliGemma: a token for each patch; <bos> and a line's end belong to the text."""
+gemma3 = squeezed("gemma3", lambda c, across: c.count("mm_tokens_per_image", 256), 4)
+"""Gemma 3 without pan and scan: 256 tokens between two marks and two empty lines."""
+
+
+# -- LLaVA-NeXT, LLaVA-OneVision ---------------------------------------------------------------------------------------
+
+
+def best_resolution(size: Size, pinpoints: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """(height, width) of the canvas that keeps most of the image, then wastes least (select_best_resolution)."""
+    best, most, least = (0, 0), 0, inf
+    for height, width in pinpoints:
+        shrink = min(width / size.width, height / size.height)
+        kept = min(int(size.width * shrink) * int(size.height * shrink), size.width * size.height)
+        waste = width * height - kept
+        if kept > most or (kept == most and waste < least):
+            best, most, least = (height, width), kept, waste
+    return best
+
+
+def unpadded(size: Size, rows: int, columns: int) -> tuple[int, int]:
+    """Rows and columns of features that are left where the canvas was padding (unpad_image)."""
+    if size.width / size.height > columns / rows:
+        rows -= (rows - int(round(size.height * (columns / size.width), 7))) // 2 * 2
+    else:
+        columns -= (columns - int(round(size.width * (rows / size.height), 7))) // 2 * 2
+    return rows, columns
+
+
+NEXT = tuple((336 * rows, 336 * columns) for rows, columns in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3)))
+ONEVISION = tuple((384 * rows, 384 * columns) for rows in range(1, 7) for columns in range(1, 7))
+"""Canvases, height first, that transformers' configurations have by default (image_grid_pinpoints)."""
+
+
+def anyres(
+    c: Config, size: Size, limits: Limits, canvases: Sequence[Sequence[int]], most_tiles: int | None = None
+) -> Picture:
+    """The whole image once, and once more in tiles on the best canvas; a learned end behind each row of features.
+
+    Above `most_tiles` tiles' worth of features they are shrunk (anyres_max_9).
+    """
+    refuse(limits, "llava", "min_pixels", "max_pixels", "max_tiles")
+    vision = c.part("vision_config")
+    tile, patch = side(vision.get("image_size", 336)), side(vision.get("patch_size", 14))
+    across = tile // patch
+    height, width = best_resolution(size, c.get("image_grid_pinpoints", canvases))
+    down, right = height // tile, width // tile
+    rows, columns = unpadded(size, across * down, across * right)
+    if most_tiles is not None:
+        ratio = sqrt(rows * columns / (most_tiles * across**2))
+        if ratio > 1.1:
+            rows, columns = int(rows // ratio), int(columns // ratio)
+    whole = across * across + (c.text("vision_feature_select_strategy", "default") == "full" and not most_tiles)
+    tiles = down * right + 1
+    tensors = (
+        Tensor("pixel_values", (1, tiles, 3, tile, tile)),
+        Tensor("image_sizes", (1, 2), "int64", (size.height, size.width)),
+    )
+    said = f"{right} x {down} tiles of {tile} pixels and the whole image"
+    return Picture(whole + rows * (columns + 1), 0, tiles, across, across, tensors, said, (rows, columns))
+
+
+def llava_next(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+    """LLaVA 1.6."""
+    return anyres(c, size, limits, NEXT)
+
+
+def llava_onevision(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+    """LLaVA-OneVision; `anyres_max_9` bounds the features, not the tiles of the tower."""
+    return anyres(c, size, limits, ONEVISION, int(c.text("vision_aspect_ratio", "anyres_max_9").rpartition("_")[2]))
+
+
+# -- Idefics 3, SmolVLM ------------------------------------------------------------------------------------------------
+
+
+def on_longest_edge(size: Size, longest: int, most: int = 4096) -> Size:
+    """Enlarged or shrunk to `longest`, the other side made even, then to `most` at most."""
+    ratio = size.width / size.height
+    if size.width >= size.height:
+        width, height = longest, int(longest / ratio)
+        height += height % 2
+    else:
+        height, width = longest, int(longest * ratio)
+        width += width % 2
+    width, height = max(width, 1), max(height, 1)
+    ratio = width / height
+    if width >= height and width > most:
+        width, height = most, int(most / ratio)
+    elif height > width and height > most:
+        height, width = most, int(most * ratio)
+    return Size(max(width, 1), max(height, 1))
+
+
+def idefics3(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+    """Idefics 3, SmolVLM: every image enlarged to four tiles' width, cut up, and once more as a whole.
+
+    Each view stands between marks; each tile has a name, each row of tiles an end.
+    """
+    refuse(limits, "idefics3", "min_pixels", "max_pixels", "max_tiles")
+    vision = c.part("vision_config")
+    tile, patch = side(vision.get("image_size")), side(vision.get("patch_size"))
+    across = tile // patch
+    per_tile = across**2 // c.count("scale_factor", 2) ** 2
+    resized = on_longest_edge(size, p.get("size", {}).get("longest_edge", 4 * tile))
+    ratio = resized.width / resized.height
+    if resized.width >= resized.height:
+        width = ceil_div(resized.width, tile) * tile
+        height = ceil_div(int(width / ratio), tile) * tile
+    else:
+        height = ceil_div(resized.height, tile) * tile
+        width = ceil_div(int(height * ratio), tile) * tile
+    rows, columns = (height // tile, width // tile) if height > tile or width > tile else (0, 0)
+    views = rows * columns + 1
+    tensors = (
+        Tensor("pixel_values", (1, views, 3, tile, tile)),
+        Tensor("pixel_attention_mask", (1, views, tile, tile), "int64"),
+    )
+    said = f"{columns} x {rows} tiles of {tile} pixels and the whole image" if rows else "one tile"
+    return Picture(views * per_tile, 3 + 2 * rows * columns + rows, views, across, across, tensors, said)

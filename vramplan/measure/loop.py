@@ -74,7 +74,7 @@ def with_pictures(pictures: Pictures, shape: tuple[int, int], device: str) -> di
         "attention_mask": torch.ones(shape, dtype=torch.int64),
     }
     if pictures.token_types:
-        texts["mm_token_type_ids"] = row.repeat(samples, 1)
+        texts[pictures.token_types] = row.repeat(samples, 1)
     made = {name: text.to(device) for name, text in texts.items()}
     for tensor in one.tensors:
         count = samples * pictures.per_sample

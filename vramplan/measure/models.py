@@ -34,8 +34,8 @@ class Pictures:
     per_sample: int
     token_id: int
     """What stands in the ids where an image's feature goes."""
-    token_types: bool
-    """Whether the model is told which ids those are."""
+    token_types: str
+    """The input that tells the model which ids those are, if any does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def run(
     """
     check_job(job, card)
     progress(f"building {spec.name}", 0.0)
-    with quiet(), as_cuda(card), tensors_in_lists():
+    with quiet(), as_cuda(card):
         recipe = optimizers.recipe(job)
         subject = build(spec, job, "meta" if fakes else "cpu", trust_remote_code)
         found = Run(subject, recipe, spec, job, card, fakes, progress)
@@ -134,7 +134,7 @@ class Run:
         """
         watch = self.watch
         try:
-            with watch.modules(self.subject.module):
+            with watch.modules(self.subject.module), tensors_in_lists():
                 self._go()
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise UnsupportedError(

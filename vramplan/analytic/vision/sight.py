@@ -16,7 +16,7 @@ from vramplan.spec import Config
 
 TOWER = STACK
 """Layers of the tower are numbered from here."""
-PARTS = ("vision_tower", "visual", "multi_modal_projector")
+PARTS = ("vision_tower", "visual", "multi_modal_projector", "image_newline")
 """First names of the weights that are not the language model's."""
 
 
@@ -39,10 +39,16 @@ class Sight:
     """Whether the processor marks image tokens for the model."""
     finish: Callable[[Net, Config, Tensor], Tensor] = lambda net, c, x: x
     """What the tower does after its layers."""
-    chosen: Callable[[Config], int] = lambda whole: -1
-    """Which of the tower's states the language model sees: -1 its output, -2 the input of the last layer ..."""
+    chosen: Callable[[Config], int] = lambda whole: 0
+    """Which of the tower's states the language model sees: 0 its output, -1 what its last layer gives, -2 the layer
+    before ..."""
+    fills_cache: bool = True
+    """Whether the language model decides on its own cache of keys and values, which only the outer configuration
+    switches off."""
     returns_features: bool = True
     """Whether the features are among the model's outputs."""
+    masks_text: bool = False
+    """Whether image tokens see each other in both directions, so that the text always gets a mask."""
     tower_type: str | None = None
     """The tower that this describes, where an architecture takes several."""
     holds_cast: bool = True
@@ -84,19 +90,23 @@ def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Te
     tape, sight, whole = net.tape, seen.sight, seen.config
     c, given = whole.part("vision_config"), net.training
     net, last = (replace(net, training=training_of(part, given, job)) for part in (job.vision, job.projector))
+    images = pixels.shape[0] // seen.picture.tensors[0].shape[0]
+    if len(pixels.shape) == 5:  # tiles of each image apart: torch.cat puts them in one row
+        pixels = ops.copy(pixels, "tiles of all images")
+        pixels = pixels.view(pixels.shape[0] * pixels.shape[1], *pixels.shape[2:])
     if sight.holds_cast:
         tape.module = "inputs"
         pixels = ops.to(pixels, given.dtype, "pixels in the model's dtype")
     x = sight.embed(net, c, seen.picture, pixels)
     if given.input_needs_grad and x.node is None and tape.grad_enabled:
         x = leaf(x)  # enable_input_require_grads finds the embeddings of every model within (transformers 5.23)
-    look = Look(Context(job.attention, flash_fits), seen.picture, pixels.shape[0] // seen.picture.tensors[0].shape[0])
+    look = Look(Context(job.attention, flash_fits), seen.picture, images)
     if sight.place is not None:
         x = sight.place(net, c, look, x)
     chosen, index = None, sight.chosen(whole)
     for number, kind in enumerate(seen.kinds):
         tape.enter(phase, TOWER + number)
-        if number == len(seen.kinds) + index + 1:
+        if index and number == len(seen.kinds) + index + 1:
             chosen = x
 
         def layer(x: Tensor, own: Look = replace(look, kind=kind)) -> Tensor:
@@ -105,5 +115,7 @@ def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Te
         x = tape.checkpoint(layer, x) if job.checkpointing == "full" else layer(x)
     del layer
     tape.enter(phase, None)
+    if index == -1:
+        chosen = x
     x = sight.finish(net, c, x)
     return sight.project(last, whole, seen.picture, x if chosen is None else chosen), x

@@ -148,7 +148,7 @@ def clip_place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
     return net.layer_norm("vision_tower.pre_layrnorm", x)
 
 
-def clip_layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
+def clip_layer(net: Net, c: Config, x: Tensor, look: Look, act: str = "quick_gelu") -> Tensor:
     """Norm, attention, add; norm, feed-forward, add."""
     residual = x
     x = net.layer_norm("layer_norm1", x)
@@ -158,7 +158,7 @@ def clip_layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
     x = ops.add(residual, x, "residual stream")
     residual = x
     x = net.layer_norm("layer_norm2", x)
-    x = plain_mlp(net, x, "mlp.fc1", "mlp.fc2", c.count("intermediate_size"), c.text("hidden_act", "quick_gelu"))
+    x = plain_mlp(net, x, "mlp.fc1", "mlp.fc2", c.count("intermediate_size"), c.text("hidden_act", act))
     return ops.add(residual, x, "residual stream")
 
 
@@ -180,16 +180,40 @@ def chosen_layer(whole: Config) -> int:
     return layer if layer < 0 else layer - whole.part("vision_config").count("num_hidden_layers") - 1
 
 
-def llava_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
-    """The class token dropped, two layers."""
+def llava_project(net: Net, whole: Config, picture: Picture, x: Tensor, joins: bool = True) -> Tensor:
+    """The class token dropped, two layers; `joins` the features of all images into one tensor."""
     if whole.text("vision_feature_select_strategy", "default") == "default":
         x = ops.rows(x, picture.rows * picture.columns)
     wide, bias = whole.part("text_config").count("hidden_size"), whole.flag("multimodal_projector_bias", True)
     x = net.linear("multi_modal_projector.linear_1", x, wide, bias)
     x = activation(whole.text("projector_hidden_act", "gelu"))(x)
     x = net.linear("multi_modal_projector.linear_2", x, wide, bias)
+    if not joins:
+        return x
     net.outer.append(x)
     return ops.copy(x, "features of all images")
+
+
+def packed(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+    """Tiles put together as an image, padding cut off, an end behind each row, the whole image first.
+
+    One image after another (pack_image_features), then all together.
+    """
+    net.tape.module = "image features"
+    width = x.shape[-1]
+    per_tile, images = picture.rows * picture.columns, x.shape[0] // picture.tiles
+    rows, columns = picture.features
+    newline = net.parameter("image_newline", width)
+    parts = []
+    for one in ops.split_first(x, (picture.tiles,) * images):
+        base, tiles = ops.split_first(one, (1, picture.tiles - 1))
+        tiles = ops.copy(tiles, "tiles as an image")
+        tiles = ops.cut(tiles, (rows, columns, width))
+        tiles = ops.join(newline, tiles, (rows, columns + 1, width))
+        parts.append(ops.join_parts([base, tiles], (picture.tokens, width)))
+        del base, tiles, one
+    net.outer += parts
+    return ops.join_parts(parts, (images * picture.tokens, width))
 
 
 SIGHTS = {
@@ -202,6 +226,18 @@ SIGHTS = {
         place=clip_place,
         finish=clip_finish,
         chosen=chosen_layer,
+        holds_cast=False,
+        tower_type="clip_vision_model",
+    ),
+    "llava_next": Sight(
+        clip_embed,
+        clip_layer,
+        lambda net, whole, picture, x: packed(net, whole, picture, llava_project(net, whole, picture, x, joins=False)),
+        all_alike,
+        place=clip_place,
+        finish=clip_finish,
+        chosen=chosen_layer,
+        fills_cache=False,
         holds_cast=False,
         tower_type="clip_vision_model",
     ),

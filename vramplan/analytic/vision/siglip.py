@@ -1,0 +1,90 @@
+"""SigLIP's tower under Gemma 3, PaliGemma, LLaVA-OneVision, Idefics 3 and SmolVLM (transformers 5.23)."""
+
+from __future__ import annotations
+
+from vramplan.analytic import ops
+from vramplan.analytic.net import Net
+from vramplan.analytic.tape import Tensor
+from vramplan.analytic.vision.sight import Look, Sight
+from vramplan.analytic.vision.vit import (
+    all_alike,
+    chosen_layer,
+    clip_layer,
+    llava_project,
+    packed,
+    patch_tokens,
+    table_of,
+)
+from vramplan.errors import UnsupportedError
+from vramplan.images import Picture
+from vramplan.spec import Config
+
+NAME = "vision_tower"
+
+
+def embed(net: Net, c: Config, picture: Picture, pixels: Tensor) -> Tensor:
+    """One token for each patch of each tile."""
+    if c.flag("vision_use_head", True) and c.text("model_type", "") == "siglip_vision_model":
+        raise UnsupportedError("vision_use_head: SigLIP's pooling head is not described by any block")
+    pixels = ops.to(pixels, net.training.dtype, "pixels in the model's dtype")
+    return patch_tokens(net, f"{NAME}.embeddings.patch_embedding", pixels, c, picture, bias=True)
+
+
+def place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
+    """A learned position for each patch."""
+    return ops.add(x, table_of(net, f"{NAME}.embeddings.position_embedding.weight", x.shape[1], x.shape[2]))
+
+
+def layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
+    """CLIP's layer with another activation."""
+    return clip_layer(net, c, x, look, "gelu_pytorch_tanh")
+
+
+def finish(net: Net, c: Config, x: Tensor) -> Tensor:
+    """The last norm."""
+    return net.layer_norm(f"{NAME}.post_layernorm", x)
+
+
+def paligemma_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+    """One layer."""
+    return net.linear("multi_modal_projector.linear", x, whole.part("vision_config").count("projection_dim"), True)
+
+
+def gemma3_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+    """Patches averaged in squares, a norm, one product."""
+    tiles, _, width = x.shape
+    net.tape.module = "multi_modal_projector"
+    x = ops.copy(x, "patches as an image")
+    x = ops.average(x, (tiles, picture.tokens, width))
+    x = net.rms_norm("multi_modal_projector.mm_soft_emb_norm", x, offset=True)
+    wide = whole.part("text_config").count("hidden_size")
+    net.tape.module = "multi_modal_projector"
+    weight = net.parameter("multi_modal_projector.mm_input_projection_weight", width, wide)
+    return ops.product(x, weight)
+
+
+def idefics_finish(net: Net, c: Config, x: Tensor) -> Tensor:
+    """The last norm."""
+    return net.layer_norm(f"{NAME}.post_layernorm", x)
+
+
+SIGHTS = {
+    "paligemma": Sight(
+        embed, layer, paligemma_project, all_alike, place=place, finish=finish, holds_cast=False, masks_text=True
+    ),
+    "gemma3": Sight(
+        embed, layer, gemma3_project, all_alike, place=place, finish=finish, holds_cast=False, masks_text=True
+    ),
+    "llava_onevision": Sight(
+        embed,
+        layer,
+        lambda net, whole, picture, x: packed(net, whole, picture, llava_project(net, whole, picture, x, joins=False)),
+        all_alike,
+        place=place,
+        finish=finish,
+        chosen=chosen_layer,
+        fills_cache=False,
+        holds_cast=False,
+        tower_type="siglip_vision_model",
+    ),
+}
