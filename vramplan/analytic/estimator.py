@@ -7,7 +7,7 @@ from vramplan.analytic.optimizers import optimizer_seconds
 from vramplan.analytic.play import Setting
 from vramplan.analytic.step import Step, no_cycle_collection
 from vramplan.analytic.support import check_adapters, check_model, check_modelled
-from vramplan.analytic.unfold import Plan, fold
+from vramplan.analytic.unfold import HEAD, Plan, fold
 from vramplan.analytic.vision import Seen
 from vramplan.card import Card
 from vramplan.checks import check_job
@@ -43,7 +43,8 @@ def lay_out(spec: ModelSpec, job: Job, flash_fits: bool) -> tuple[Setting, Plan]
         VramplanError: where no block describes it, or an image cannot be.
     """
     family, config, sight, whole = architecture_of(spec)
-    text = fold(family.kinds(config))
+    deep = sight.deep(whole) if sight else 0
+    text = fold(family.kinds(config), head=max(HEAD, deep + 1))
     if sight is None:
         return Setting(family, config, job, text.played, flash_fits), Plan((text,))  # type: ignore[arg-type]
     picture = picture_of(spec, job)

@@ -314,6 +314,48 @@ def split(x: Tensor, *sizes: int) -> list[Tensor]:
     return [Tensor(tape, x.storage, (*x.shape[:-1], size), x.dtype, node, i) for i, size in enumerate(sizes)]
 
 
+def add_rows(x: Tensor, more: Tensor) -> Tensor:
+    """``x = x.clone(); x[mask] = x[mask] + more``: rows picked out, added to, put back."""
+    x = copy(x, "copy to add image features to")
+    picked = pick_some(x, more.shape)
+    return put_rows(x, add(picked, more, "features added"))
+
+
+def pick_some(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``x[mask]``: a copy; its gradient is a zeroed full tensor (index_backward)."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [made(tape, like, "gradient of an index", passes=2)]
+
+    node = tape.node((x,), backward)
+    return output(node, tape, shape, x.dtype, "rows of images")
+
+
+def put_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """``x[mask] = rows``: in place; the gradient outside of them, and theirs."""
+    tape = x.tape
+    likes = [one.like if one.node is not None else None for one in (x, rows)]
+
+    def backward(grad: Tensor) -> Grads:
+        return [None if like is None else made(tape, like, "gradient of an index", passes=2) for like in likes]
+
+    tape.work(0, 2 * rows.num_bytes, x.dtype)
+    return Tensor(tape, x.storage, x.shape, x.dtype, tape.node((x, rows), backward))
+
+
+def sum_middle(x: Tensor) -> Tensor:
+    """``x.sum(1)`` of (N, M, ...); the gradient is expanded."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [Tensor(tape, grad.storage, like.shape, like.dtype, base=grad)]
+
+    node = tape.node((x,), backward)
+    tape.work(0, x.num_bytes, x.dtype)
+    return output(node, tape, (x.shape[0], *x.shape[2:]), x.dtype, "weighted positions")
+
+
 def unbind(x: Tensor) -> list[Tensor]:
     """``x.permute(1, 0, ...).unbind(0)``: views of (N, 3, ...); their gradients are stacked, then put in order."""
     tape, like = x.tape, x.like

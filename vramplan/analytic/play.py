@@ -206,12 +206,15 @@ def model(net: Net, setting: Setting, phase: str, batch: Batch) -> Tensor:
 
         outputs = tape.checkpoint(layer, x) if checkpointed else layer(x)
         x = outputs[0] if isinstance(outputs, tuple) else outputs  # a tuple lives until the next layer's is there
+        if number < len(net.deep):
+            x = ops.add_rows(x, net.deep[number])
     del layer
     tape.enter(phase, None)
     if family.norm is not None and not skips_final_norm(c):
         x = family.norm(net, family.norm_name, x)
     del held
     net.outer.clear()
+    net.deep.clear()
     return x
 
 

@@ -54,13 +54,13 @@ class Fold:
         return layer + self.added if layer >= self.first else layer
 
 
-def fold(kinds: Sequence[Hashable], stack: int = 0, tail: int = TAIL) -> Fold:
-    """The shortest play of a stack with these layers; the last `tail` stand for themselves alone."""
+def fold(kinds: Sequence[Hashable], stack: int = 0, head: int = HEAD, tail: int = TAIL) -> Fold:
+    """The shortest play of a stack with these layers; `head` first and `tail` last ones stand for themselves alone."""
     count, base = len(kinds), stack * STACK
-    for period in range(1, (count - HEAD - tail) // 2 + 1):
+    for period in range(1, (count - head - tail) // 2 + 1):
         if all(kinds[i] == kinds[i + period] for i in range(count - period)):
-            left_out = (count - HEAD - tail - period) // period
-            return Fold(tuple(kinds[: count - left_out * period]), base + HEAD, period, left_out + 1, base)
+            left_out = (count - head - tail - period) // period
+            return Fold(tuple(kinds[: count - left_out * period]), base + head, period, left_out + 1, base)
     return Fold(tuple(kinds), base + count, 0, 1, base)
 
 

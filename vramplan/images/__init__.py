@@ -21,8 +21,8 @@ def by_tower(processors: dict[str, Processor]) -> Processor:
     return processor
 
 
-LLAVA = ("model.vision_tower", "model.multi_modal_projector")
-QWEN = ("model.visual", "model.visual.merger", "mm_token_type_ids")
+LLAVA = ("model.vision_tower", ("model.multi_modal_projector",))
+QWEN = ("model.visual", ("model.visual.merger", "model.visual.deepstack_merger_list"), "mm_token_type_ids")
 EYES: dict[str, Eyes] = {
     "internvl": Eyes(tiles.internvl, *LLAVA),
     "llava": Eyes(by_tower({"clip_vision_model": tiles.llava, "pixtral": grids.pixtral}), *LLAVA),
@@ -31,8 +31,8 @@ EYES: dict[str, Eyes] = {
     "gemma3": Eyes(tiles.gemma3, *LLAVA, "token_type_ids"),
     "paligemma": Eyes(tiles.paligemma, *LLAVA, "token_type_ids"),
     "mistral3": Eyes(grids.pixtral, *LLAVA),
-    "idefics3": Eyes(tiles.idefics3, "model.vision_model", "model.connector"),
-    "smolvlm": Eyes(tiles.idefics3, "model.vision_model", "model.connector"),
+    "idefics3": Eyes(tiles.idefics3, "model.vision_model", ("model.connector",)),
+    "smolvlm": Eyes(tiles.idefics3, "model.vision_model", ("model.connector",)),
     "qwen2_vl": Eyes(grids.qwen2_vl, *QWEN),
     "qwen2_5_vl": Eyes(grids.qwen2_vl, *QWEN),
     "qwen3_vl": Eyes(grids.qwen3_vl, *QWEN),

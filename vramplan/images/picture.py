@@ -87,8 +87,8 @@ class Eyes:
     processor: Processor
     tower: str
     """Path of the vision tower in transformers' class."""
-    projector: str
-    """Path of what leads from it to the language model; within the tower for Qwen."""
+    projector: tuple[str, ...]
+    """Paths of what leads from it to the language model; within the tower for Qwen."""
     token_types: str = ""
     """The input in which the processor marks image tokens for the model, where it does."""
 

@@ -146,7 +146,7 @@ def bare(path: str) -> str:
 
 def part_of(path: str, eyes: Eyes) -> str | None:
     """Vision or projector, for a module or parameter of either."""
-    if f"{path}.".startswith(f"{eyes.projector}."):
+    if any(f"{path}.".startswith(f"{one}.") for one in eyes.projector):
         return "projector"
     return "vision" if f"{path}.".startswith(f"{eyes.tower}.") else None
 
@@ -155,11 +155,12 @@ def _left_alone(job: Job, eyes: Eyes | None) -> str | None:
     """Modules that get no adapter, as PEFT's regular expression."""
     if eyes is None:
         return None
+    projectors = "|".join(re.escape(path) for path in eyes.projector)
     out = []
     if job.vision != "lora":
-        out.append(rf"{re.escape(eyes.tower)}\.(?!{re.escape(eyes.projector.removeprefix(f'{eyes.tower}.'))}\.).*")
+        out.append(rf"(?!({projectors})\.){re.escape(eyes.tower)}\..*")
     if job.projector != "lora":
-        out.append(rf"{re.escape(eyes.projector)}\..*")
+        out.append(rf"({projectors})\..*")
     return "|".join(out) or None
 
 

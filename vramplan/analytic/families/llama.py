@@ -233,6 +233,9 @@ FAMILIES = {
         qwen2, kinds=qwen_kinds, window=qwen_window, rotary=lambda c: Rotary(heads_of(c).dim, per_row=True)
     ),
     "qwen3": Family(qwen3, kinds=qwen_kinds, window=qwen_window),
+    "qwen3_vl_text": Family(
+        qwen3, kinds=qwen_kinds, window=qwen_window, rotary=lambda c: Rotary(heads_of(c).dim, per_row=True)
+    ),
     "seed_oss": Family(seed_oss, attention_dropout=("attention_dropout", 0.1)),
     "granite": Family(granite, embed=granite_embed, after_head=times),
     "smollm3": Family(llama, kinds=smollm3_kinds),

@@ -170,8 +170,76 @@ def qwen2_5_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Ten
     return joined(net, ops.pick_rows(x))
 
 
+# -- Qwen3-VL ----------------------------------------------------------------------------------------------------------
+
+
+def qwen3_place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
+    """Four learned positions of a square grid, weighted, for each patch; then cosines and sines."""
+    tape, (patches, width) = net.tape, x.shape
+    name = "visual.pos_embed.weight"
+    tape.module = "visual.pos_embed"
+    indices = tape.empty((patches, 4), "int64", "neighbours in the grid of positions")
+    weights = tape.empty((patches, 4, 1), "fp32", "weights of the neighbours")
+    found = ops.embedding(indices, net.parameter(name, c.count("num_position_embeddings"), width))
+    found = ops.sum_middle(ops.mul(found, weights, "weighted positions"))
+    x = ops.add(x, ops.to(found, x.dtype))
+    return place(net, c, look, x)
+
+
+def qwen3_layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
+    """Norm, attention, add; norm, feed-forward, add."""
+    normed = net.layer_norm("norm1", x)
+    out = attention(net, c, normed, look, whole_images(look))
+    del normed
+    x = ops.add(x, out, "residual stream")
+    del out
+    y = net.layer_norm("norm2", x)
+    y = plain_mlp(net, y, "mlp.linear_fc1", "mlp.linear_fc2", c.count("intermediate_size"), "gelu_pytorch_tanh")
+    return ops.add(x, y, "residual stream")
+
+
+def qwen3_merged(net: Net, c: Config, x: Tensor, name: str, norm_last: bool) -> Tensor:
+    """Norm before or behind the merge of four neighbours, two layers."""
+    wide = width_of(c) * c.count("spatial_merge_size", 2) ** 2
+    shape = (x.num_elements // wide, wide)
+    x = net.layer_norm(f"{name}.norm", x.view(*shape)) if norm_last else net.layer_norm(f"{name}.norm", x).view(*shape)
+    x = net.linear(f"{name}.linear_fc1", x, wide, True)
+    return net.linear(f"{name}.linear_fc2", ops.gelu(x), c.count("out_hidden_size"), True)
+
+
+def qwen3_between(net: Net, c: Config, x: Tensor) -> None:
+    """DeepStack: some layers' outputs are merged as well."""
+    number = len(net.deep)
+
+    net.tape.enter(net.tape.phase, None)
+    net.deep.append(qwen3_merged(net, c, x, f"visual.deepstack_merger_list.{number}", True))
+
+
+def qwen3_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+    """Norm and merge."""
+    return joined(net, qwen3_merged(net, whole.part("vision_config"), x, "visual.merger", False))
+
+
+def deep_layers(c: Config) -> list[int]:
+    """Layers whose output goes to the language model, too."""
+    return list(c.get("deepstack_visual_indexes", [8, 16, 24]))
+
+
 QWEN2 = "qwen2_vl_text"
 SIGHTS = {
+    "qwen3_vl": Sight(
+        embed,
+        qwen3_layer,
+        qwen3_project,
+        lambda c: [number in deep_layers(c) for number in range(c.count("depth"))],
+        "qwen3_vl_text",
+        place=qwen3_place,
+        between=qwen3_between,
+        deep=lambda whole: len(deep_layers(whole.part("vision_config"))),
+        hooked=False,
+        token_types=True,
+        returns_features=False,
+    ),
     "qwen2_vl": Sight(
         embed, qwen2_layer, qwen2_project, depth, QWEN2, place=place, token_types=True, returns_features=False
     ),

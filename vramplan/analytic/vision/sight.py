@@ -45,6 +45,13 @@ class Sight:
     fills_cache: bool = True
     """Whether the language model decides on its own cache of keys and values, which only the outer configuration
     switches off."""
+    between: Callable[[Net, Config, Tensor], None] | None = None
+    """What happens to a layer's output outside of the layer (Qwen 3's DeepStack): features for the first layers of the
+    language model, put into `net.deep`."""
+    deep: Callable[[Config], int] = lambda whole: 0
+    """How many of them there are."""
+    hooked: bool = True
+    """Whether transformers finds the tower's input embeddings, and then has a gradient go through a frozen tower."""
     returns_features: bool = True
     """Whether the features are among the model's outputs."""
     masks_text: bool = False
@@ -98,7 +105,7 @@ def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Te
         tape.module = "inputs"
         pixels = ops.to(pixels, given.dtype, "pixels in the model's dtype")
     x = sight.embed(net, c, seen.picture, pixels)
-    if given.input_needs_grad and x.node is None and tape.grad_enabled:
+    if given.input_needs_grad and sight.hooked and x.node is None and tape.grad_enabled:
         x = leaf(x)  # enable_input_require_grads finds the embeddings of every model within (transformers 5.23)
     look = Look(Context(job.attention, flash_fits), seen.picture, images)
     if sight.place is not None:
@@ -113,6 +120,8 @@ def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Te
             return sight.layer(net, c, x, own)
 
         x = tape.checkpoint(layer, x) if job.checkpointing == "full" else layer(x)
+        if sight.between is not None and kind:
+            sight.between(last, c, x)
     del layer
     tape.enter(phase, None)
     if index == -1:
