@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from vramplan.analytic.families import FAMILIES, Family, family_of
@@ -27,19 +28,25 @@ def architecture_of(spec: ModelSpec) -> Architecture:
     Raises:
         UnsupportedError: where no block describes it.
     """
-    whole, sight = Config(spec.config, spec.name), SIGHTS.get(spec.model_type)
+    whole = Config(spec.config, spec.name)
+    sight = SIGHTS.get(f"{spec.model_type}/{_tower(spec)}") or SIGHTS.get(spec.model_type)
     if sight is None:
         return Architecture(family_of(spec.model_type, spec.name), whole, None, whole)
-    tower = whole.part("vision_config").text("model_type", sight.tower_type or "")
-    if sight.tower_type not in (None, tower):
+    if sight.tower_type not in (None, _tower(spec) or sight.tower_type):
         raise UnsupportedError(
-            f"{spec.name}: a {spec.model_type} with a tower of type {tower!r} is not described by any block;"
+            f"{spec.name}: a {spec.model_type} with a tower of type {_tower(spec)!r} is not described by any block;"
             " the real model can be traced"
         )
     text = spec.config.get("text_config") or spec.config
     tied = spec.config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
     config = Config({**text, "tie_word_embeddings": tied}, spec.name)
     return Architecture(family_of(sight.text_type or config.text("model_type", ""), spec.name), config, sight, whole)
+
+
+def _tower(spec: ModelSpec) -> str:
+    """The tower's own type, where the configuration says it."""
+    vision = spec.config.get("vision_config")
+    return str(vision.get("model_type", "")) if isinstance(vision, Mapping) else ""
 
 
 def is_described(spec: ModelSpec) -> bool:

@@ -142,7 +142,7 @@ def additive_bias(mask: Tensor, dtype: str) -> Tensor:
 
 def aligned_bias(mask: Tensor, dtype: str) -> Tensor:
     """The same for the efficient kernel, rows padded to a multiple of 8 elements (preprocess_mask)."""
-    bias = additive_bias(mask, dtype)
+    bias = additive_bias(mask, dtype) if mask.dtype == "bool" else ops.to(mask, dtype)
     if mask.shape[-1] % 8 == 0:
         return bias
     padded = ceil_div(mask.shape[-1], 8) * 8
@@ -178,7 +178,9 @@ def _math_attention(
     batch, length, heads, dim = q.shape
     groups = heads // k.shape[2]
     # C++ locals that live to the end: the bias, the fp32 copies, the scaled query, the repeated heads
-    bias = additive_bias(mask, dtype) if mask is not None else None
+    bias = mask
+    if mask is not None and mask.dtype == "bool":
+        bias = additive_bias(mask, dtype)
     wide = [ops.to(x, "fp32", "fp32 copy for math attention") for x in (q, k, v)]
     q = ops.scale(wide[0], "scaled query")
     if bias is None:

@@ -1,10 +1,10 @@
-"""Vision towers by transformers' ``model_type``."""
+"""Vision towers by transformers' ``model_type``, and by the tower's where an architecture takes several."""
 
 from __future__ import annotations
 
-from vramplan.analytic.vision import qwen, siglip, vit
+from vramplan.analytic.vision import pixtral, qwen, siglip, vit
 from vramplan.analytic.vision.sight import PARTS, TOWER, Seen, Sight, see
 
-SIGHTS: dict[str, Sight] = {**vit.SIGHTS, **siglip.SIGHTS, **qwen.SIGHTS}
+SIGHTS: dict[str, Sight] = {**vit.SIGHTS, **siglip.SIGHTS, **pixtral.SIGHTS, **qwen.SIGHTS}
 
 __all__ = ["PARTS", "SIGHTS", "TOWER", "Seen", "Sight", "see"]
