@@ -1,4 +1,4 @@
-"""Pixtral's tower under LLaVA and Mistral 3: all images' patches in one row, told apart by a mask (transformers 5.23)."""
+"""Pixtral under LLaVA and Mistral 3: all images in one row, told apart by a mask (transformers 5.23)."""
 
 from __future__ import annotations
 
@@ -48,9 +48,7 @@ def layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
 def attention(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
     """Rotary attention along the row."""
     (_, patches, width), heads = x.shape, c.count("num_attention_heads")
-    q, k, v = (
-        net.linear(f"attention.{name}_proj", x, width).view(1, patches, heads, width // heads) for name in "qkv"
-    )
+    q, k, v = (net.linear(f"attention.{name}_proj", x, width).view(1, patches, heads, width // heads) for name in "qkv")
     assert look.cos is not None
     assert look.sin is not None
     net.tape.module = "attention"

@@ -58,6 +58,8 @@ class Sight:
     """Whether image tokens see each other in both directions, so that the text always gets a mask."""
     tower_type: str | None = None
     """The tower that this describes, where an architecture takes several."""
+    drops_empty: bool = False
+    """Whether tiles that are all zero are looked for."""
     holds_cast: bool = True
     """Whether the pixels in the model's dtype live until the features are there."""
 
@@ -92,15 +94,24 @@ def training_of(part: str, given: Training, job: Job) -> Training:
     return replace(given, full=part == "train", lora_rank=job.lora_rank if part == "lora" else 0)
 
 
+def in_one_row(pixels: Tensor, dtype: str | None) -> Tensor:
+    """The tiles of all images one after another; with a `dtype`, cast first, and those that are all zero left out."""
+    if dtype is not None:
+        pixels = ops.to(pixels, dtype, "pixels in the model's dtype")
+        empty = pixels.tape.empty(pixels.shape, "bool", "pixels that are zero")
+        del empty
+    pixels = ops.copy(pixels, "tiles of all images")
+    return pixels.view(pixels.shape[0] * pixels.shape[1], *pixels.shape[2:])
+
+
 def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Tensor) -> tuple[Tensor, Tensor]:
     """``get_image_features(pixel_values)``: one row for each image token of the batch, and the tower's own output."""
     tape, sight, whole = net.tape, seen.sight, seen.config
     c, given = whole.part("vision_config"), net.training
     net, last = (replace(net, training=training_of(part, given, job)) for part in (job.vision, job.projector))
     images = pixels.shape[0] // seen.picture.tensors[0].shape[0]
-    if len(pixels.shape) == 5:  # tiles of each image apart: torch.cat puts them in one row
-        pixels = ops.copy(pixels, "tiles of all images")
-        pixels = pixels.view(pixels.shape[0] * pixels.shape[1], *pixels.shape[2:])
+    if len(pixels.shape) == 5:
+        pixels = in_one_row(pixels, given.dtype if sight.drops_empty else None)
     if sight.holds_cast:
         tape.module = "inputs"
         pixels = ops.to(pixels, given.dtype, "pixels in the model's dtype")

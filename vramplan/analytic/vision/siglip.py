@@ -63,12 +63,41 @@ def gemma3_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tens
     return ops.product(x, weight)
 
 
-def idefics_finish(net: Net, c: Config, x: Tensor) -> Tensor:
-    """The last norm."""
-    return net.layer_norm(f"{NAME}.post_layernorm", x)
+def idefics_place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
+    """A learned position for each patch of each tile, looked up one by one."""
+    tiles, patches, width = x.shape
+    net.tape.module = f"{NAME}.embeddings"
+    ids = net.tape.empty((tiles, patches), "int64", "positions of patches")
+    table = net.parameter(f"{NAME}.embeddings.position_embedding.weight", patches, width)
+    return ops.add(x, ops.embedding(ids, table))
 
 
+def idefics_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+    """Squares of patches made one token by pixel shuffle, one layer."""
+    net.tape.module = "pixel shuffle"
+    squares = whole.count("scale_factor", 2) ** 2
+    x = ops.copy(ops.copy(x, "shuffled patches"), "shuffled patches")
+    x = x.view(x.num_elements // (x.shape[-1] * squares), x.shape[-1] * squares)
+    x = net.linear("multi_modal_projector.modality_projection.proj", x, whole.part("text_config").count("hidden_size"))
+    net.outer.append(x)
+    net.tape.module = "inputs"
+    return ops.copy(x, "features of all images")
+
+
+IDEFICS = Sight(
+    embed,
+    layer,
+    idefics_project,
+    all_alike,
+    place=idefics_place,
+    finish=finish,
+    fills_cache=False,
+    holds_cast=False,
+    drops_empty=True,
+)
 SIGHTS = {
+    "idefics3": IDEFICS,
+    "smolvlm": IDEFICS,
     "paligemma": Sight(
         embed, layer, paligemma_project, all_alike, place=place, finish=finish, holds_cast=False, masks_text=True
     ),
