@@ -236,7 +236,7 @@ SIGHTS = {
         place=qwen3_place,
         between=qwen3_between,
         deep=lambda whole: len(deep_layers(whole.part("vision_config"))),
-        hooked=False,
+        hooked="nothing",
         token_types=True,
         returns_features=False,
     ),

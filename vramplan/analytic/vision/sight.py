@@ -50,8 +50,9 @@ class Sight:
     language model, put into `net.deep`."""
     deep: Callable[[Config], int] = lambda whole: 0
     """How many of them there are."""
-    hooked: bool = True
-    """Whether transformers finds the tower's input embeddings, and then has a gradient go through a frozen tower."""
+    hooked: str = "patches"
+    """What transformers takes for the tower's input embeddings, and then has a gradient go through a frozen tower:
+    patches, placed (with their positions), or nothing."""
     returns_features: bool = True
     """Whether the features are among the model's outputs."""
     masks_text: bool = False
@@ -116,11 +117,13 @@ def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Te
         tape.module = "inputs"
         pixels = ops.to(pixels, given.dtype, "pixels in the model's dtype")
     x = sight.embed(net, c, seen.picture, pixels)
-    if given.input_needs_grad and sight.hooked and x.node is None and tape.grad_enabled:
+    if given.input_needs_grad and sight.hooked == "patches" and x.node is None and tape.grad_enabled:
         x = leaf(x)  # enable_input_require_grads finds the embeddings of every model within (transformers 5.23)
     look = Look(Context(job.attention, flash_fits), seen.picture, images)
     if sight.place is not None:
         x = sight.place(net, c, look, x)
+    if given.input_needs_grad and sight.hooked == "placed" and x.node is None and tape.grad_enabled:
+        x = leaf(x)
     chosen, index = None, sight.chosen(whole)
     for number, kind in enumerate(seen.kinds):
         tape.enter(phase, TOWER + number)

@@ -94,6 +94,7 @@ IDEFICS = Sight(
     fills_cache=False,
     holds_cast=False,
     drops_empty=True,
+    hooked="placed",
 )
 SIGHTS = {
     "idefics3": IDEFICS,
