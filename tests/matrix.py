@@ -24,6 +24,7 @@ from typing import Any
 
 from tests.helpers import ROOT, card_of, spec_of
 from vramplan.analytic import estimator
+from vramplan.images import picture_of
 from vramplan.job import Job
 from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
@@ -67,6 +68,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("HuggingFaceTB/SmolLM3-3B", {"num_hidden_layers": 11}),
     "seed_oss": ("ByteDance-Seed/Seed-OSS-36B-Instruct", {"num_hidden_layers": 5}),
 }
+SEEING: dict[str, tuple[str, dict[str, Any]]] = {
+    "internvl": ("OpenGVLab/InternVL2_5-1B", {}),
+    "internvl, RMS norm": ("OpenGVLab/InternVL3-1B", {"norm_type": "rms_norm", "use_qk_norm": True}),
+    "llava": ("llava-hf/llava-1.5-7b-hf", {}),
+    "llava_next": ("llava-hf/llava-v1.6-mistral-7b-hf", {}),
+    "llava_onevision": ("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", {}),
+    "pixtral": ("mistral-community/pixtral-12b", {}),
+    "mistral3": ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", {}),
+    "paligemma": ("google/paligemma-3b-pt-224", {}),
+    "gemma3": ("google/gemma-3-4b-it", {}),
+    "idefics3": ("HuggingFaceM4/Idefics3-8B-Llama3", {}),
+    "smolvlm": ("HuggingFaceTB/SmolVLM-256M-Instruct", {}),
+    "qwen2_vl": ("Qwen/Qwen2-VL-2B-Instruct", {"depth": 5}),
+    "qwen2_5_vl": ("Qwen/Qwen2.5-VL-3B-Instruct", {"depth": 12, "fullatt_block_indexes": [3, 7, 11]}),
+    "qwen3_vl": ("Qwen/Qwen3-VL-2B-Instruct", {"depth": 6, "deepstack_visual_indexes": [1, 2, 4]}),
+}
+"""Models that see; what is changed of their tower besides its five layers."""
 EAGER_ONLY = {"gemma2", "bloom", "gptj"}  # transformers 5.23 runs them without SDPA, or fails in it
 SETTINGS: dict[str, dict[str, Any]] = {
     "full-bf16": {"method": "full", "dtype": "bf16", "autocast": "none"},
@@ -77,6 +95,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "lora-fp32": {"dtype": "fp32", "autocast": "none"},
 }
 SHAPES = ((1, 256), (1, 1024), (2, 256), (2, 1024))
+LOOKS: dict[str, dict[str, Any]] = {
+    "lora": {},
+    "lora-tower": {"vision": "lora", "projector": "lora", "autocast": "none"},
+    "full": {"method": "full", "autocast": "none"},
+    "full-projector": {"method": "full", "autocast": "none", "projector": "train"},
+    "full-tower": {"method": "full", "dtype": "fp32", "vision": "train", "projector": "train"},
+}
+"""What trains where there are images."""
+IMAGES: tuple[dict[str, Any], ...] = (
+    {"images": 1, "image_size": (500, 400), "micro_batch_size": 2},
+    {"images": 2, "image_size": (900, 600), "micro_batch_size": 1},
+)
 EXTRAS: tuple[dict[str, Any], ...] = (
     {"batches": "padded"},
     {"batches": "packed"},
@@ -123,13 +153,16 @@ class Case:
 def case_of(name: str) -> Case:
     """The case that is called `name`."""
     family, setting, card, given = json.loads(name)
-    if given.get("lora_targets"):
-        given["lora_targets"] = tuple(given["lora_targets"])
+    for key in ("lora_targets", "image_size"):
+        if given.get(key):
+            given[key] = tuple(given[key])
     return Case(family, setting, Job(**given), card)
 
 
 def spec_for(family: str) -> ModelSpec:
     """The family's model, shortened."""
+    if family in SEEING:
+        return seeing_spec(*SEEING[family])
     name, changes = FAMILIES[family]
     layers = changes.get("num_hidden_layers", changes.get("n_layer"))
     whole = spec_of(name)
@@ -138,8 +171,50 @@ def spec_for(family: str) -> ModelSpec:
     return spec_of(name, **changes, **lists, **tokens, vocab_size=VOCABULARY)
 
 
+def seeing_spec(name: str, tower: dict[str, Any]) -> ModelSpec:
+    """A model that sees, tower and language model shortened to a few layers."""
+    spec = spec_of(name)
+    config = {**spec.config, "image_token_id": 7}
+    tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
+    changes = {"num_hidden_layers": 7, "vocab_size": VOCABULARY, **tokens}
+    if "text_config" in config:
+        config["text_config"] = {**config["text_config"], **changes}
+        config["text_config"].pop("layer_types", None)
+    else:
+        config |= changes
+    config["vision_config"] = {
+        **config["vision_config"],
+        **({} if "depth" in tower else {"num_hidden_layers": 5}),
+        **tower,
+    }
+    return spec.model_copy(update={"config": config})
+
+
+def seeing_cases() -> Iterator[Case]:
+    """Images of two sizes, one and two a sample; what is frozen, adapted, trained."""
+    for family, (what, given), checkpointing, shown in product(SEEING, LOOKS.items(), ("full", "none"), IMAGES):
+        for attention in ("sdpa", "eager") if shown["images"] == 1 and checkpointing == "none" else ("sdpa",):
+            yield Case(
+                family, what, seeing_job(family, attention=attention, checkpointing=checkpointing, **given, **shown)
+            )
+    for family in SEEING:
+        flash = {"attention": "flash", "checkpointing": "none", "dtype": "bf16"}
+        yield Case(family, "lora", seeing_job(family, **flash, **IMAGES[1]))
+        yield Case(family, "lora", seeing_job(family, **IMAGES[0], gradient_accumulation_steps=2))
+        yield Case(family, "lora-tower", seeing_job(family, vision="lora", images=0))
+
+
+def seeing_job(family: str, **given: Any) -> Job:
+    """A job whose samples hold the images and some text."""
+    job = Job(**given, sequence_length=1 << 20)
+    picture = picture_of(spec_for(family), job)
+    assert picture is not None
+    return job.model_copy(update={"sequence_length": job.images * picture.all_tokens // 64 * 64 + 192})
+
+
 def all_cases() -> Iterator[Case]:
     """The whole matrix."""
+    yield from seeing_cases()
     for family in FAMILIES:
         attentions = ("eager",) if family in EAGER_ONLY else ("sdpa", "eager")
         for (setting, given), checkpointing, attention, (batch, length) in product(
@@ -247,8 +322,16 @@ def tables() -> dict[str, str]:
     cases = list(all_cases())
     settings = {setting: [c.name for c in cases if c.setting == setting] for setting in (*SETTINGS, "rarer")}
     families = {family: [c.name for c in cases if c.family == family] for family in FAMILIES}
-    everything = {"all": [c.name for c in cases]}
-    return {"settings": table("setting", {**settings, **everything}), "families": table("model", families)}
+    seeing = {family: [c.name for c in cases if c.family == family] for family in SEEING}
+    looks = {what: [c.name for c in cases if c.setting == what] for what in LOOKS}
+    everything = {"all": [c.name for c in cases if c.family in FAMILIES]}
+    all_seeing = {"all": [c.name for c in cases if c.family in SEEING]}
+    return {
+        "settings": table("setting", {**settings, **everything}),
+        "families": table("model", families),
+        "images": table("what trains", {**looks, **all_seeing}),
+        "seeing": table("model", seeing),
+    }
 
 
 def in_readme(text: str) -> str:
@@ -269,8 +352,8 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="compare what has been traced with the analytic estimate")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    families = set(options.families.split(";")) if options.families else set(FAMILIES)
-    settings = set(options.settings.split(",")) if options.settings else {*SETTINGS, "rarer"}
+    families = set(options.families.split(";")) if options.families else {*FAMILIES, *SEEING}
+    settings = set(options.settings.split(",")) if options.settings else {*SETTINGS, *LOOKS, "rarer"}
     wanted = [case.name for case in all_cases() if case.family in families and case.setting in settings]
     rows = load()
     if options.show:

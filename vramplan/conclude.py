@@ -112,7 +112,7 @@ def _images(job: Job, picture: Picture | None) -> str:
     size = job.image_size or USUAL_SIZE
     each = f"{job.images} image{'s' * (job.images > 1)} of {size[0]} x {size[1]} pixels"
     said = "" if job.image_size else " (not given)"
-    return f"{each}{said}, {picture.said}: {job.images * picture.all_tokens:,} tokens; {parts}; "
+    return f"{each}{said} as {picture.said}: {job.images * picture.all_tokens:,} tokens; {parts}; "
 
 
 def evaluation_peak(timeline: Timeline, evaluation_bytes: int) -> int:

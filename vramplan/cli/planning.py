@@ -44,6 +44,9 @@ def suggest(
     timeout: Timeout = None,
     record: Record = None,
     confidence: Confidence = None,
+    solve: Annotated[
+        str | None, typer.Option(help="Find the largest image-size, max-pixels, max-tiles or seq-len that fits first.")
+    ] = None,
     trust_remote_code: Trust = False,
     as_json: AsJson = False,
     *,
@@ -55,7 +58,22 @@ def suggest(
     for flag, value in (("--device", device), ("--max-runs", max_runs), ("--timeout", timeout), ("--record", record)):
         if value is not None and not probe:
             raise ConfigError(f"{flag} is about real runs: add --probe")
+    solved = None
     with progress() as tell:
+        if solve is not None:
+            from vramplan import resolutions
+
+            accumulation = max(1, global_batch // given.get("num_gpus", 1))  # the smallest micro-batch leaves most room
+            solved = resolutions.solve(
+                model,
+                gpu,
+                solve,
+                progress=tell,
+                gradient_accumulation_steps=accumulation,
+                **sure(confidence),
+                **given,
+            )
+            given = {name: value for name, value in solved.job.items() if name != "gradient_accumulation_steps"}
         on = measuring.bench(gpu, device, timeout, record, trust_remote_code, tell) if probe else None
         runs = measuring.most_runs(max_runs)
         found = api.suggest(
@@ -81,6 +99,8 @@ def suggest(
         from vramplan.render import json as as_text
 
         shown = as_text.search(found, run)
+        if solved is not None:
+            shown["solved"] = as_text.solved(solved)
         if verified is not None:
             from vramplan.render import measured_json
 
@@ -89,6 +109,10 @@ def suggest(
     else:
         from vramplan.render import text
 
+        if solved is not None:
+            from vramplan.render import images
+
+            text.print_all(images.solved(solved), "")
         text.print_all(text.search(found, run, text.width()))
         if verified is not None:
             from vramplan.render import measured as as_proof

@@ -62,7 +62,7 @@ def picture_of(spec: ModelSpec, job: Job) -> Picture | None:
     if job.images * found.all_tokens > job.sequence_length:
         each = f"{job.images} images of {size} pixels make" if job.images > 1 else f"an image of {size} pixels makes"
         raise ConfigError(
-            f"--seq-len {job.sequence_length}: {each} {job.images * found.all_tokens:,} tokens alone ({found.said});"
+            f"--seq-len {job.sequence_length}: {each} {job.images * found.all_tokens:,} tokens alone (as {found.said});"
             " frameworks stop or cut the image tokens off there. Raise --seq-len, or make the image smaller"
         )
     return found

@@ -63,7 +63,7 @@ def grid(c: Config, p: Config, size: Size, limits: Limits, patch: int, least: in
         Tensor("pixel_values", (rows * columns, 3 * twice * patch * patch)),
         Tensor("image_grid_thw", (1, 3), "int64", (1, rows, columns)),
     )
-    return Picture(rows * columns // merge**2, 2, 1, rows, columns, tensors, f"resized to {resized}")
+    return Picture(rows * columns // merge**2, 2, 1, rows, columns, tensors, str(resized))
 
 
 def qwen2_vl(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
@@ -93,7 +93,7 @@ def glm4v(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
         Tensor("pixel_values", (rows * columns, 3 * twice * patch * patch)),
         Tensor("image_grid_thw", (1, 3), "int64", (1, rows, columns)),
     )
-    return Picture(rows * columns // merge**2, 2, 1, rows, columns, tensors, f"resized to {resized}")
+    return Picture(rows * columns // merge**2, 2, 1, rows, columns, tensors, str(resized))
 
 
 def pixtral(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
@@ -119,4 +119,4 @@ def pixtral(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
         Tensor("pixel_values", (1, 3, resized.height, resized.width)),
         Tensor("image_sizes", (1, 2), "int64", (resized.height, resized.width)),
     )
-    return Picture(rows * columns, rows, 1, rows * merge, columns * merge, tensors, f"resized to {resized}")
+    return Picture(rows * columns, rows, 1, rows * merge, columns * merge, tensors, str(resized))

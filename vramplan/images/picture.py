@@ -56,7 +56,7 @@ class Picture:
     """Patches of a tile from left to right."""
     tensors: tuple[Tensor, ...]
     said: str
-    """What was done to it, in words."""
+    """What it became, in a few words."""
     features: tuple[int, int] = (0, 0)
     """Rows and columns of features that are left of the tiles, where padding is cut off them (LLaVA-NeXT)."""
 

@@ -57,7 +57,7 @@ def internvl(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
     tiles = columns * rows + (columns * rows > 1)
     across = tile // patch
     shrunk = int(across * c.number("downsample_ratio", 0.5))
-    said = f"{columns} x {rows} tiles of {tile} pixels" + (" and a thumbnail" if tiles > 1 else "")
+    said = f"{columns} x {rows} tiles + thumbnail" if tiles > 1 else "1 tile"
     pixels = Tensor("pixel_values", (tiles, 3, tile, tile))
     return Picture(tiles * shrunk * shrunk, 2, tiles, across, across, (pixels,), said)
 
@@ -74,7 +74,7 @@ def llava(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
     across = tile // patch
     keeps_class = c.text("vision_feature_select_strategy", "default") == "full"
     pixels = Tensor("pixel_values", (1, 3, tile, tile))
-    return Picture(across * across + keeps_class, 0, 1, across, across, (pixels,), f"its middle at {tile} pixels")
+    return Picture(across * across + keeps_class, 0, 1, across, across, (pixels,), f"{tile} x {tile}, its middle")
 
 
 def squeezed(owner: str, tokens: Callable[[Config, int], int], extra: int) -> Processor:
@@ -86,7 +86,7 @@ def squeezed(owner: str, tokens: Callable[[Config, int], int], extra: int) -> Pr
         tile, patch = side(vision.get("image_size", 224)), side(vision.get("patch_size", 14))
         across = tile // patch
         pixels = Tensor("pixel_values", (1, 3, tile, tile))
-        return Picture(tokens(c, across), extra, 1, across, across, (pixels,), f"squeezed to {tile} x {tile}")
+        return Picture(tokens(c, across), extra, 1, across, across, (pixels,), f"{tile} x {tile}, squeezed")
 
     return processor
 
@@ -150,7 +150,7 @@ def anyres(
         Tensor("pixel_values", (1, tiles, 3, tile, tile)),
         Tensor("image_sizes", (1, 2), "int64", (size.height, size.width)),
     )
-    said = f"{right} x {down} tiles of {tile} pixels and the whole image"
+    said = f"{right} x {down} tiles + whole"
     return Picture(whole + rows * (columns + 1), 0, tiles, across, across, tensors, said, (rows, columns))
 
 
@@ -209,5 +209,5 @@ def idefics3(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
         Tensor("pixel_values", (1, views, 3, tile, tile)),
         Tensor("pixel_attention_mask", (1, views, tile, tile), "int64"),
     )
-    said = f"{columns} x {rows} tiles of {tile} pixels and the whole image" if rows else "one tile"
+    said = f"{columns} x {rows} tiles + whole" if rows else "1 tile"
     return Picture(views * per_tile, 3 + 2 * rows * columns + rows, views, across, across, tensors, said)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from vramplan.card import Card
 from vramplan.plan import Plan, Run, Search
+from vramplan.resolutions import Row, Solved
 from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
 
@@ -48,6 +50,8 @@ def estimate(one: Estimate) -> dict[str, Any]:
         ],
         "num_parameters": one.num_parameters,
         "num_trainable_parameters": one.num_trainable_parameters,
+        "num_vision_parameters": one.num_vision_parameters,
+        "image_tokens_per_sample": one.image_tokens_per_sample,
         "flops_per_micro_step": one.flops_per_micro_step,
         "job": one.job.model_dump(mode="json"),
         "assumptions": list(one.assumptions),
@@ -114,6 +118,35 @@ def search(one: Search, run: Run) -> dict[str, Any]:
         "estimate": estimate(one.recommended.estimate if one.recommended else one.smallest),
         "assumptions": list(one.smallest.assumptions),
         "notes": list(one.smallest.notes),
+    }
+
+
+def images(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """`vramplan images --json`."""
+    return [
+        {
+            "width": row.size.width,
+            "height": row.size.height,
+            "becomes": row.picture.said,
+            "tokens": row.picture.tokens,
+            "extra_tokens": row.picture.extra_tokens,
+            "tiles": row.picture.tiles,
+            "patches": row.picture.patches,
+            "sequence_length": row.sequence_length,
+            "max_micro_batch_size": row.max_micro_batch_size,
+            "estimate": estimate(row.at_one),
+        }
+        for row in rows
+    ]
+
+
+def solved(one: Solved) -> dict[str, Any]:
+    """What `suggest --solve` adds."""
+    return {
+        "quantity": one.quantity,
+        "value": one.value if isinstance(one.value, int) else list(one.value),
+        "bounded_by_memory": one.bounded,
+        "estimate": estimate(one.estimate),
     }
 
 
