@@ -55,9 +55,7 @@ def sequence(
 
 # -- the trace is true -------------------------------------------------------------------------------------------------
 
-GROUPED = {"num_key_value_heads": 2}
 GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
-GPT2 = GPT2
 REAL = [
     ("llama", {"num_key_value_heads": 2}, {}),
     ("llama", {"num_key_value_heads": 2}, {"checkpointing": "none", "loop": "plain"}),
@@ -99,6 +97,52 @@ def test_the_same_step_for_real(model_type: str, config: dict[str, Any], given: 
         update={"compute_capability": "4.0"} if job.attention == "sdpa" else {}
     )
     fake, real = trace.run(spec, job, card, Fakes()), trace.run(spec, job, card, None)
+    assert sequence(fake) == sequence(real)
+    assert len(sequence(fake)) > 200
+
+
+TEXT = {**SMALL, "model_type": "qwen2", "num_key_value_heads": 2}
+TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": 8}
+SEEING = [
+    ("internvl", {"text_config": TEXT, "vision_config": {**TOWER, "image_size": [32, 32], "patch_size": [8, 8]}}, {}),
+    (
+        "llava",
+        {
+            "text_config": {**TEXT, "model_type": "llama"},
+            "vision_config": {**TOWER, "model_type": "clip_vision_model", "image_size": 32},
+        },
+        {"method": "full", "vision": "train", "projector": "train", "dtype": "fp32", "autocast": "none"},
+    ),
+    (
+        "gemma3",
+        {
+            "text_config": {**SMALL, "model_type": "gemma3_text", "head_dim": 16},
+            "vision_config": {**TOWER, "model_type": "siglip_vision_model", "image_size": 32, "vision_use_head": False},
+            "mm_tokens_per_image": 4,
+        },
+        {"vision": "lora"},
+    ),
+    (
+        "qwen2_vl",
+        {
+            **SMALL,
+            "num_key_value_heads": 2,
+            "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+            "vision_config": {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 4, "patch_size": 8},
+        },
+        {"method": "full", "projector": "train", "dtype": "fp32"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("model_type", "config", "given"), SEEING)
+def test_the_same_step_with_images_for_real(model_type: str, config: dict[str, Any], given: dict[str, Any]) -> None:
+    """A trace knows where images stand; what it makes of that is what a real run does."""
+    spec = ModelSpec(name=f"small {model_type}", model_type=model_type, config={**config, "image_token_id": 7})
+    job = job_of(sequence_length=64, images=2, image_size=(32, 32), **given)
+    if model_type == "qwen2_vl":
+        job = job.model_copy(update={"min_pixels": 1024})
+    fake, real = trace.run(spec, job, card_of(), Fakes(values=True)), trace.run(spec, job, card_of(), None)
     assert sequence(fake) == sequence(real)
     assert len(sequence(fake)) > 200
 

@@ -230,7 +230,7 @@ def eager_attention(
 def eager_pieces(q: Tensor, k: Tensor, v: Tensor, pieces: kernels.Pieces) -> Tensor:
     """The same for each piece of a row (1, S, heads, D), one after another; the results are joined."""
     split = [ops.split_rows(x, pieces.lengths) for x in (q, k, v)]
-    outs = [eager_attention(*each, None, 0.0, False, Softcap())[0] for each in zip(*split, strict=True)]
+    outs = [eager_attention(q, k, v, None, 0.0, False, Softcap())[0] for q, k, v in zip(*split, strict=True)]
     return ops.join_rows(outs, q.shape)
 
 

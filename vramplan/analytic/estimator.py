@@ -98,7 +98,7 @@ def whole(step: Step, notes: tuple[str, ...]) -> Played:
         flops_per_micro_step=flops(first),
         versions=VERSIONS,
         notes=notes,
-        picture=step.setting.seen and step.setting.seen.picture,
+        picture=None if step.setting.seen is None else step.setting.seen.picture,
         num_vision_parameters=step.num_vision_parameters,
     )
 

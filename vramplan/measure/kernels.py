@@ -100,12 +100,18 @@ def workspaces(func: Any, args: Any, out: Any) -> Workspace:
 
 
 def as_on_cuda(func: Any, out: Any) -> Any:
-    """Layer norm keeps mean and 1/sigma in fp32 (cuda/layer_norm_kernel.cu: acc_type), the CPU in its input's dtype."""
+    """Layer norm keeps mean and 1/sigma in fp32 (cuda/layer_norm_kernel.cu: acc_type), the CPU in its input's dtype.
+
+    Its results are contiguous whatever came in (LEGACY_CONTIGUOUS_MEMORY_FORMAT), which fake tensors do not know.
+    """
+    if func in _LAYER_NORM and out[0] is not None and not out[0].is_contiguous():
+        out = (torch.empty_like(out[0], memory_format=torch.contiguous_format), *out[1:])
     if func is aten.native_layer_norm.default and out[1].dtype in HALF:
         return (out[0], *(torch.empty_like(x, dtype=torch.float32) for x in out[1:]))
     return out
 
 
+_LAYER_NORM = (aten.native_layer_norm.default, aten.native_layer_norm_backward.default)
 _PICKS = ("Max", "Min", "Topk", "Sort", "Median", "Kthvalue", "Mode")
 _IN_PLACE = {
     ("IndexBackward0", aten.index_put.default): aten.index_put_.default,  # index_backward
