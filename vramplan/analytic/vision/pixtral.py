@@ -37,7 +37,7 @@ def layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
     """Norm, attention, add; norm, gated feed-forward, add."""
     residual = x
     x = net.rms_norm("attention_norm", x)
-    x = attention(net, c, x, look)
+    x, *kept = attention(net, c, x, look)
     x = ops.add(residual, x, "residual stream")
     residual = x
     x = net.rms_norm("ffn_norm", x)
@@ -45,8 +45,8 @@ def layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
     return ops.add(residual, x, "residual stream")
 
 
-def attention(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
-    """Rotary attention along the row."""
+def attention(net: Net, c: Config, x: Tensor, look: Look) -> tuple[Tensor, ...]:
+    """Rotary attention along the row, and what the layer keeps besides."""
     (_, patches, width), heads = x.shape, c.count("num_attention_heads")
     q, k, v = (net.linear(f"attention.{name}_proj", x, width).view(1, patches, heads, width // heads) for name in "qkv")
     assert look.cos is not None
@@ -58,7 +58,7 @@ def attention(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
     q = q_turned
     del q_turned
     out, *kept = attend(q, k, v, look.ctx)
-    return net.linear("attention.o_proj", out, width)
+    return net.linear("attention.o_proj", out, width), *kept
 
 
 def mistral3_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:

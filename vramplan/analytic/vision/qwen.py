@@ -239,11 +239,28 @@ SIGHTS = {
         hooked="nothing",
         token_types=True,
         returns_features=False,
+        holds_first=False,
     ),
     "qwen2_vl": Sight(
-        embed, qwen2_layer, qwen2_project, depth, QWEN2, place=place, token_types=True, returns_features=False
+        embed,
+        qwen2_layer,
+        qwen2_project,
+        depth,
+        QWEN2,
+        place=place,
+        token_types=True,
+        returns_features=False,
+        holds_first=False,
     ),
     "qwen2_5_vl": Sight(
-        embed, qwen2_5_layer, qwen2_5_project, kinds, QWEN2, place=windowed, token_types=True, returns_features=False
+        embed,
+        qwen2_5_layer,
+        qwen2_5_project,
+        kinds,
+        QWEN2,
+        place=windowed,
+        token_types=True,
+        returns_features=False,
+        holds_first=False,
     ),
 }

@@ -61,6 +61,8 @@ class Sight:
     """The tower that this describes, where an architecture takes several."""
     drops_empty: bool = False
     """Whether tiles that are all zero are looked for."""
+    holds_first: bool = True
+    """Whether what the first layer takes lives, as a local of the tower's forward, until the tower is done."""
     holds_cast: bool = True
     """Whether the pixels in the model's dtype live until the features are there."""
 
@@ -113,6 +115,8 @@ def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Te
     images = pixels.shape[0] // seen.picture.tensors[0].shape[0]
     if len(pixels.shape) == 5:
         pixels = in_one_row(pixels, given.dtype if sight.drops_empty else None)
+    if sight.drops_empty:  # and the mask of pixels as well
+        pixel_mask = tape.empty((pixels.shape[0], *pixels.shape[2:]), "int64", "masks of all tiles")
     if sight.holds_cast:
         tape.module = "inputs"
         pixels = ops.to(pixels, given.dtype, "pixels in the model's dtype")
@@ -125,6 +129,7 @@ def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Te
     if given.input_needs_grad and sight.hooked == "placed" and x.node is None and tape.grad_enabled:
         x = leaf(x)
     chosen, index = None, sight.chosen(whole)
+    first = x if sight.holds_first else None
     for number, kind in enumerate(seen.kinds):
         tape.enter(phase, TOWER + number)
         if index and number == len(seen.kinds) + index + 1:
@@ -141,4 +146,5 @@ def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Te
     if index == -1:
         chosen = x
     x = sight.finish(net, c, x)
+    del first
     return sight.project(last, whole, seen.picture, x if chosen is None else chosen), x

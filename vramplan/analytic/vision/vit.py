@@ -36,8 +36,8 @@ def tower_attention(
     bias: bool,
     norms: tuple[str, str] | None = None,
     in_fp32: bool = True,
-) -> Tensor:
-    """Attention of every patch to every patch of its tile."""
+) -> tuple[Tensor, ...]:
+    """Attention of every patch to every patch of its tile, and what the layer keeps besides."""
     tiles, patches, width = x.shape
     first, second, third, last = (f"{prefix}.{name}" for name in names)
     made = {name: net.linear(name, x, width, bias) for name in (first, second, third)}
@@ -46,7 +46,7 @@ def tower_attention(
         q, k = (net.rms_norm(f"{prefix}.{name}", one) for name, one in zip(norms, (q, k), strict=True))
     q, k, v = (one.view(tiles, patches, heads, width // heads) for one in (q, k, v))
     out, *kept = attend(q, k, v, look.ctx, scores=Softcap(in_fp32=in_fp32))
-    return net.linear(last, out, width, True)
+    return net.linear(last, out, width, True), *kept
 
 
 # -- InternVL ----------------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def intern_layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
     width, heads = c.count("hidden_size"), c.count("num_attention_heads")
     norms = ("q_norm", "k_norm") if c.flag("use_qk_norm", False) else None
     normed = intern_norm(net, c, "layernorm_before", x)
-    out = tower_attention(
+    out, *kept = tower_attention(
         net,
         normed,
         look,
@@ -152,7 +152,7 @@ def clip_layer(net: Net, c: Config, x: Tensor, look: Look, act: str = "quick_gel
     """Norm, attention, add; norm, feed-forward, add."""
     residual = x
     x = net.layer_norm("layer_norm1", x)
-    x = tower_attention(
+    x, *kept = tower_attention(
         net, x, look, c.count("num_attention_heads"), "self_attn", ("q_proj", "k_proj", "v_proj", "out_proj"), True
     )
     x = ops.add(residual, x, "residual stream")
