@@ -159,7 +159,8 @@ def attend(
         ctx.cache += [k, v]
     mask = ctx.masks.get(kind.sliding)
     if ctx.attention == "eager":
-        out, weights = eager_attention(q, k, v, mask, ctx.attention_dropout, contiguous, scores)
+        cached = ctx.cache is not None
+        out, weights = eager_attention(q, k, v, mask, ctx.attention_dropout, contiguous, scores, cached)
         return out.view(batch, length, heads * v.shape[-1]), weights
     if ctx.attention == "flash":
         out = flash_package(q, k, v, ctx.padded)
@@ -198,13 +199,20 @@ def flash_package(q: Tensor, k: Tensor, v: Tensor, padded: bool) -> Tensor:
 
 
 def eager_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, contiguous: bool, options: Softcap
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    contiguous: bool,
+    options: Softcap,
+    cached: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """``eager_attention_forward``: all scores at once."""
+    """``eager_attention_forward``: all scores at once; `cached` keys and values lie head by head in memory."""
     batch, length, heads, dim = q.shape
     groups, expanded = heads // k.shape[2], heads > k.shape[2] == 1  # one head is a view with stride 0
     k, v = ops.repeat_heads(k, groups), ops.repeat_heads(v, groups)
-    repeated = groups > 1 and not expanded
+    repeated = (groups > 1 or cached) and not expanded
     shape, flops = (batch, heads, length, length), 2 * batch * heads * length * length * dim
     scores = ops.matmul(
         merged(q, contiguous), merged(k, (contiguous and not expanded) or repeated), flops, shape, "attention scores"

@@ -41,6 +41,8 @@ class Net:
     """Embeddings that the model's forward keeps as locals to its end, where those are not the first layer's input."""
     outer: list[Tensor] = field(default_factory=list)
     """What the forward around the language model's keeps until that is done."""
+    inner: list[Tensor] = field(default_factory=list)
+    """What the tower's forward keeps as locals to its end."""
     deep: list[Tensor] = field(default_factory=list)
     """Image features that are added behind the first layers of the language model."""
     features: list[Tensor] = field(default_factory=list)

@@ -227,8 +227,10 @@ def with_images(net: Net, setting: Setting, phase: str, batch: Batch, x: Tensor)
     mask = net.tape.empty((*batch.ids.shape, 1), "bool", "where image tokens are")
     if setting.seen.sight.returns_features:
         net.features.append(features)
-    net.outer += [seen, mask]
-    return ops.scatter_rows(x, mask, ops.to(features, x.dtype))
+    net.outer += [seen, mask, features, *net.deep]
+    x = ops.scatter_rows(x, mask, ops.to(features, x.dtype))
+    net.deep[:] = [ops.copy(ops.pieces(one), "DeepStack features of all images") for one in net.deep]
+    return x
 
 
 def skips_final_norm(c: Config) -> bool:

@@ -129,7 +129,8 @@ def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Te
     if given.input_needs_grad and sight.hooked == "placed" and x.node is None and tape.grad_enabled:
         x = leaf(x)
     chosen, index = None, sight.chosen(whole)
-    first = x if sight.holds_first else None
+    if sight.holds_first:
+        net.inner.append(x)
     for number, kind in enumerate(seen.kinds):
         tape.enter(phase, TOWER + number)
         if index and number == len(seen.kinds) + index + 1:
@@ -146,5 +147,5 @@ def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Te
     if index == -1:
         chosen = x
     x = sight.finish(net, c, x)
-    del first
+    net.inner.clear()
     return sight.project(last, whole, seen.picture, x if chosen is None else chosen), x
