@@ -218,15 +218,22 @@ def test_a_sequence_beyond_the_positions_is_a_note() -> None:
 FLAGS = {
     "suggest": "--gpu --global-batch --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype"
     " --autocast --quantize --optimizer --seq-len --batches --checkpointing --attention --loss --loop --strategy"
+    " --images --image-size --min-pixels --max-pixels --max-tiles --vision --projector --solve"
     " --offload --job --samples --epochs --base-lr --base-batch"
     " --probe --device --max-runs --timeout --record --confidence --trust-remote-code --json --help",
     "estimate": "--gpu --micro-batch --accumulation --by --explain --plot --snapshot --confidence --trust-remote-code"
     " --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"
+    " --images --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --seq-len --batches --checkpointing --attention --loss --loop --strategy --offload --job --json --help",
+    "images": "--gpu --sizes --plot --confidence --num-gpus --method --lora-rank --lora-targets --lora-dropout"
+    " --lora-dtype --dtype --autocast --quantize --optimizer --seq-len --batches --checkpointing --attention --loss"
+    " --images --image-size --min-pixels --max-pixels --max-tiles --vision --projector --loop --strategy --offload"
+    " --job --json --help",
     "probe": "--as-card --micro-batch --accumulation --steps --find-max --max-runs --device --timeout --record"
     " --history --trust-remote-code --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype"
     " --dtype --autocast --quantize --optimizer --seq-len --batches --checkpointing --attention --loss --loop"
+    " --images --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --strategy --offload --job --json --help",
     "measure": "--out --minutes --only --list --device --as-card --help",
     "accuracy": "--ledger --published --by --markdown --json --help",

@@ -240,7 +240,7 @@ def test_accuracy_on_the_command_line(tmp_path: Path) -> None:
     arguments = ("accuracy", "--ledger", str(tmp_path), "--published", str(few))
     done = cli(*arguments)
     assert done.returncode == 0, done.stderr
-    assert "1 measured runs in the ledger" in done.stdout
+    assert "1 measured run in the ledger" in done.stdout
     assert "fms-acceleration" in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
     found = cli_json(*arguments)

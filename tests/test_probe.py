@@ -234,7 +234,7 @@ def rank_of_two(rank: int, point: str, strategy: str) -> None:
         steps.optimizer.step = lambda *a, **k: (norms.append(_norm(steps.trained)), step(*a, **k))[1]  # type: ignore[method-assign]
         for _ in range(2):
             steps.run()
-        print(json.dumps(norms))
+    print(json.dumps(norms))
 
 
 def _norm(weights: Any) -> float:
@@ -252,14 +252,15 @@ def test_a_campaign_can_be_taken_up_again(tmp_path: Path, monkeypatch: pytest.Mo
     cases.append(Case("small", {**EAGER, "loss": "chunked", "method": "full"}, history=True))
     bench = on()
     assert campaign.left(bench, tmp_path, cases=cases) == cases
-    first = list(campaign.run(bench, tmp_path, cases[:1], 300))
-    assert "allocated" in first[0]
-    assert "estimate" in first[0]
+    ((first, measured),) = campaign.run(bench, tmp_path, cases[:1], 300)
+    assert measured
+    assert "allocated" in first
+    assert "estimate" in first
     assert campaign.left(bench, tmp_path, cases=cases) == cases[1:]
     lines = list(campaign.run(bench, tmp_path, cases[1:], 300))
     assert len(lines) == 2
     assert not campaign.left(bench, tmp_path, cases=cases)
-    assert list(campaign.run(bench, tmp_path, cases, 1)) == ["out of time, 3 runs are left: run it again"]
+    assert list(campaign.run(bench, tmp_path, cases, 1)) == [("out of time, 3 runs left: run it again", False)]
     with pytest.raises(ConfigError, match="no run has that in its name"):
         campaign.left(bench, tmp_path, "nothing like it", cases)
 
@@ -322,7 +323,7 @@ def test_under_torchrun(folder: Path) -> None:
     ("arguments", "said"),
     [
         ((), "no card to probe: no NVIDIA driver answers here"),
-        (("--device", "cpu"), "--device cpu needs --as-card NAME"),
+        (("--device", "cpu"), "--device cpu needs the name of the card"),
         (("--device", "tpu"), "--device tpu: expected cuda or cpu"),
         ((*HOST, "--steps", "0"), "--steps 0: expected 1 to 1000"),
         ((*HOST, "--max-runs", "0"), "--max-runs 0: expected 1 or more"),

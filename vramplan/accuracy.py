@@ -121,6 +121,8 @@ class Accuracy:
     published: tuple[Row, ...]
     unknown: dict[str, tuple[str, ...]]
     """What is not known of the published runs, by group."""
+    left_out: tuple[str, ...] = ()
+    """Runs that an estimator cannot estimate, and why."""
 
 
 def summary(rows: Iterable[Row]) -> Summary:
@@ -140,7 +142,7 @@ def summary(rows: Iterable[Row]) -> Summary:
     return Summary(len(errors), median, p95, max(errors, key=abs), sum(e < 0 for e in errors) / len(errors))
 
 
-def compare(folder: Path, published: Path | None, by: Sequence[str], tell: Progress) -> Accuracy:
+def compare(folder: Path | None, published: Path | None, by: Sequence[str], tell: Progress) -> Accuracy:
     """Estimate every run of a ledger, and of a file of published ones.
 
     Raises:
@@ -149,21 +151,25 @@ def compare(folder: Path, published: Path | None, by: Sequence[str], tell: Progr
     for name in by:
         if name not in ESTIMATORS:
             raise UnknownNameError("estimator", name, ESTIMATORS, "known: analytic, trace")
-    runs = ledger.load_all(folder)
+    runs = ledger.load_all(folder) if folder is not None else []
     others = load_published(published) if published is not None else []
     rows: list[Row] = []
     verdicts: list[Verdict] = []
-    total = len(runs) * len(by) + len(others)
+    total = (len(runs) + len(others)) * len(by)
+    left_out = []
     for number, (one, estimator) in enumerate((one, estimator) for one in runs for estimator in by):
         tell(one.identity, number / total)
-        found = estimate(one, estimator)
-        if found is not None:
-            rows += _rows(one, found, estimator)
-            verdicts.append(Verdict(one.identity, estimator, found.fits, one.outcome == "ok"))
+        try:
+            found = estimate(one, estimator)
+        except VramplanError as error:
+            left_out.append(f"{one.identity}, {estimator}: {error}")
+            continue
+        rows += _rows(one, found, estimator)
+        verdicts.append(Verdict(one.identity, estimator, found.fits, one.outcome == "ok"))
     theirs = []
-    for number, row in enumerate(others):
+    for number, (row, estimator) in enumerate((row, estimator) for row in others for estimator in by):
         tell(row.id, (len(runs) * len(by) + number) / total)
-        theirs.append(published_row(row))
+        theirs.append(published_row(row, estimator))
     unknown: dict[str, dict[str, None]] = {}
     for row in others:
         unknown.setdefault(row.group, {}).update(dict.fromkeys(row.unknown))
@@ -174,20 +180,22 @@ def compare(folder: Path, published: Path | None, by: Sequence[str], tell: Progr
         choices=tuple(_choices(runs)),
         published=tuple(theirs),
         unknown={group: tuple(said) for group, said in unknown.items()},
+        left_out=tuple(left_out),
     )
 
 
-def estimate(one: Measured, by: str, confidence: float = CONFIDENCE) -> Estimate | None:
-    """A measured run's estimate; None where it is not modelled."""
+def estimate(one: Measured, by: str, confidence: float = CONFIDENCE) -> Estimate:
+    """A measured run's estimate.
+
+    Raises:
+        VramplanError: where it is not modelled.
+    """
     spec = ModelSpec(name=one.model, model_type=one.model_type, config=one.config)
     card = find_card(one.card)
     card = card.model_copy(
         update={"held_bytes": one.environment.held_by_others_bytes if not one.environment.cap_bytes else 0}
     )
-    try:
-        return api.estimate(spec, card, by=by, confidence=confidence, **one.job.settings)
-    except VramplanError:
-        return None
+    return api.estimate(spec, card, by=by, confidence=confidence, **one.job.settings)
 
 
 def _rows(one: Measured, found: Estimate, by: str) -> list[Row]:
@@ -232,23 +240,33 @@ def load_published(path: Path) -> list[Published]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from error
+        raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     found = []
     for number, line in enumerate(lines, 1):
         try:
             found.append(Published.model_validate(json.loads(line)))
         except (ValueError, ValidationError) as error:
-            raise ConfigError(f"{path}: line {number} is no published run ({str(error).splitlines()[0]})") from error
+            raise ConfigError(f"{path}: line {number} is no published run ({_first(error)})") from error
+    if not found:
+        raise ConfigError(f"{path}: no published run is in it")
     return found
 
 
-def published_row(one: Published) -> Row:
+def _first(error: ValueError) -> str:
+    """The first thing wrong, with its key."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def published_row(one: Published, by: str = "analytic") -> Row:
     """A published run beside its estimate."""
-    found = api.estimate(one.model, one.gpu, by="analytic", confidence=0.0, **one.job)
+    found = api.estimate(one.model, one.gpu, by=by, confidence=0.0, **one.job)
     return Row(
         one.id,
         one.group,
-        "analytic",
+        by,
         one.metric,
         one.measured_bytes,
         getattr(found, METRICS[one.metric]),

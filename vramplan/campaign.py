@@ -18,7 +18,7 @@ from vramplan.measured import Measured, identity
 from vramplan.probing import Bench
 from vramplan.spec import ModelSpec
 from vramplan.stepping import Try
-from vramplan.units import GiB
+from vramplan.units import GiB, counted
 
 LEAST_SECONDS = 25.0
 """With less time left no run is started: torch alone takes ten."""
@@ -129,7 +129,9 @@ def _is_done(one: Case, on: Bench, known: Sequence[Measured]) -> bool:
     spec, job = one.full_job(on)
     cap = probing.limit(on.card, job) if on.capped else None
     if not one.find_max:
-        return identity(spec.name, spec.config, job, on.card.name, cap) in {run.identity for run in known}
+        return identity(spec.name, spec.config, job, on.card.name, cap, on.device == "cpu") in {
+            run.identity for run in known
+        }
     return any(
         largest is not None
         for key, largest in frontiers(known).items()
@@ -160,13 +162,20 @@ def _bench_for(one: Case, on: Bench) -> Bench:
     return replace(on, card=other.card, capped=other.capped, history=one.history)
 
 
-def run(on: Bench, folder: Path, cases: Sequence[Case], seconds: float) -> Iterator[str]:
-    """Measure case by case; each run is in the ledger before the next one starts. Yields a line for each."""
+def run(on: Bench, folder: Path, cases: Sequence[Case], seconds: float) -> Iterator[tuple[str, bool]]:
+    """Measure case by case; each run is in the ledger before the next one starts.
+
+    Yields a line for each, and whether it was measured.
+
+    Raises:
+        ConfigError: for a folder that cannot be written.
+    """
+    ledger.make(folder)
     deadline = monotonic() + seconds
     for index, one in enumerate(cases):
         rest = deadline - monotonic()
         if rest < LEAST_SECONDS:
-            yield f"out of time, {len(cases) - index} runs are left: run it again"
+            yield f"out of time, {counted(len(cases) - index, 'run')} left: run it again", index > 0
             return
         here = replace(
             _bench_for(one, on),
@@ -174,9 +183,9 @@ def run(on: Bench, folder: Path, cases: Sequence[Case], seconds: float) -> Itera
             keep=lambda measured, history: ledger.save(folder, measured, history) and None,
         )
         try:
-            yield f"{one.name}: {_measure(one, here)}"
+            yield f"{one.name}: {_measure(one, here)}", True
         except VramplanError as error:
-            yield f"{one.name}: {error}"
+            yield f"{one.name}: {str(error).removeprefix(f'{one.model}: ')}", False
 
 
 def _measure(one: Case, on: Bench) -> str:

@@ -65,6 +65,8 @@ def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
     if spec.model_type in EYES:
         job.setdefault("images", 1)
         _check_parts(job)
+    else:
+        _check_blind(spec, job)
     most = None
     if is_described(spec):
         family, config, *_ = architecture_of(spec)
@@ -100,6 +102,21 @@ def image_size(given: Any) -> Any:
             raise ConfigError(f"--image-size {given[0]}x{given[1]}: sides must be 1 to {MOST_PIXELS:,} pixels")
         return tuple(given)
     raise ConfigError(f"--image-size {given}: expected WIDTHxHEIGHT in pixels, such as 1344x896")
+
+
+SEEING = ("images", "image_size", "min_pixels", "max_pixels", "max_tiles", "vision", "projector")
+"""Settings that only models with eyes have."""
+
+
+def _check_blind(spec: ModelSpec, job: dict[str, Any]) -> None:
+    for name in SEEING:
+        if job.get(name, Job.model_fields[name].default) != Job.model_fields[name].default:
+            flag = f"--{name.replace('_', '-')} {job[name]}"
+            if "vision_config" in spec.config:
+                raise UnsupportedError(
+                    f"{flag}: how {spec.model_type} sees is not described yet; known: {', '.join(EYES)}"
+                )
+            raise ConfigError(f"{flag}: {spec.name} takes text alone")
 
 
 def _check_parts(job: dict[str, Any]) -> None:

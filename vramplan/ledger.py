@@ -25,10 +25,7 @@ def save(folder: Path, one: Measured, history: History = ()) -> Path:
     Raises:
         ConfigError: where the folder cannot be written, a full disk included.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be made ({error.strerror})") from error
+    make(folder)
     if history:
         one = one.model_copy(update={"history": f"{one.identity}.history.gz"})
         assert one.history is not None
@@ -36,6 +33,18 @@ def save(folder: Path, one: Measured, history: History = ()) -> Path:
     path = folder / f"{one.identity}.json"
     write(path, dumps(one).encode())
     return path
+
+
+def make(folder: Path) -> None:
+    """The folder, if it is not there.
+
+    Raises:
+        ConfigError: where it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be made ({error.strerror})") from error
 
 
 def load_history(folder: Path, one: Measured) -> History:
@@ -73,7 +82,8 @@ def load(path: Path) -> Measured:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{path}: {f'{key}: ' if key else ''}{first['msg'][0].lower()}{first['msg'][1:]}") from error
+        said = f"{path}: {f'{key}: ' if key else ''}{first['msg'][0].lower()}{first['msg'][1:]}"
+        raise ConfigError(f"{said}; delete it, and that run is measured again") from error
 
 
 def load_all(folder: Path) -> list[Measured]:

@@ -136,7 +136,8 @@ class Measured(BaseModel):
     @property
     def identity(self) -> str:
         """Name of this run: the same model, job, card and limit give the same name, and a file of that name."""
-        return identity(self.model, self.config, self.job, self.card, self.environment.cap_bytes)
+        host = self.environment.device == "cpu"
+        return identity(self.model, self.config, self.job, self.card, self.environment.cap_bytes, host)
 
 
 class Request(BaseModel):
@@ -173,16 +174,19 @@ class Request(BaseModel):
         return "expandable_segments:True" if self.job.expandable_segments else ""
 
 
-def identity(model: str, config: Mapping[str, Any], job: Job, card: str, cap_bytes: int | None) -> str:
+def identity(
+    model: str, config: Mapping[str, Any], job: Job, card: str, cap_bytes: int | None, host: bool = False
+) -> str:
     """A run's name for people and files: what it was, and a digest of all the settings.
 
     >>> identity("Qwen/Qwen2.5-0.5B", {}, Job(), "h200-sxm", None)
     'qwen2.5-0.5b.lora.b1x1.s2048.h200.a4ff2fbd'
     """
     settings = [dict(config), job.model_dump(mode="json", exclude_defaults=True), card, cap_bytes]
+    settings += ["host"] * host  # what the host was watched at says nothing of the card
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
     batch = f"b{job.micro_batch_size}x{job.gradient_accumulation_steps}.s{job.sequence_length}"
-    short = [model.rpartition("/")[2], job.method, batch, card]
+    short = [model.removesuffix("/config.json").rpartition("/")[2], job.method, batch, card + "-host" * host]
     return ".".join([re.sub(r"[^a-z0-9.]+", "-", one.lower()).strip("-.") for one in short] + [digest])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from vramplan import api, nvml, runner, stepping
@@ -60,6 +61,8 @@ class Bench:
             VramplanError: for whatever cannot run.
         """
         check_card(job, self.card)
+        if self.device == "cpu":
+            self._check_host(spec, job)
         if job.method not in ("full", "lora", "dora"):
             raise UnsupportedError(f"--method {job.method} is not probed yet; probed: full, lora, dora")
         if job.strategy == "fsdp" and self.device == "cpu":
@@ -79,6 +82,25 @@ class Bench:
         measured = measured.model_copy(update={"model_flops_utilization": self._utilization(spec, measured)})
         self.keep(measured, history)
         return measured
+
+    def _check_host(self, spec: ModelSpec, job: Job) -> None:
+        """Refuse what the host cannot run.
+
+        Raises:
+            UnsupportedError: for FlashAttention.
+            ConfigError: for more memory than is free.
+        """
+        if job.attention == "flash":
+            raise UnsupportedError("--attention flash --device cpu: FlashAttention runs on CUDA cards alone")
+        try:
+            found, free = self.predict(spec, job), free_memory()
+        except VramplanError:  # the run itself will say what is wrong
+            return
+        if found is not None and free is not None and found.peak_tensor_bytes > free:
+            raise ConfigError(
+                f"--device cpu: micro-batch {job.micro_batch_size} needs {format_bytes(found.peak_tensor_bytes)} of the"
+                f" host's memory, {format_bytes(free)} are free"
+            )
 
     def predict(self, spec: ModelSpec, job: Job) -> Estimate | None:
         """The estimate of the same; None where nothing models it."""
@@ -101,6 +123,17 @@ class Bench:
         return round(once.flops_per_micro_step * job.gradient_accumulation_steps / time / rate, 4)
 
 
+def free_memory() -> int | None:
+    """Bytes of the host's memory that are free, where the system says so."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
 def limit(card: Card, job: Job) -> int:
     """What torch's allocator may take of a card: all that a process gets, less what lies outside of it."""
     return card.usable_bytes - sum(term.num_bytes for term in outside_terms(job, card))
@@ -120,7 +153,9 @@ def bench(gpu: str | Card | None = None, *, device: str = "cuda", **settings: An
     wanted = find_card(wanted) if isinstance(wanted, str) else wanted
     if device == "cpu":
         if wanted is None:
-            raise ConfigError("--device cpu needs --as-card NAME: the card whose memory and kernels count")
+            raise ConfigError(
+                "--device cpu needs the name of the card whose memory and kernels count: --as-card, for suggest --gpu"
+            )
         return Bench(wanted, "cpu", capped=True, **settings)
     try:
         local = nvml.local_card()

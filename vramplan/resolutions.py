@@ -15,6 +15,7 @@ from vramplan.job import MAX_COUNT
 from vramplan.learned import CONFIDENCE
 from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
+from vramplan.units import ceil_div
 
 SIZES = tuple(
     Size(*size)
@@ -164,13 +165,19 @@ def _ladder(spec: ModelSpec, card: Card, quantity: str, job: dict[str, Any]) -> 
         shortest = full.images * picture.all_tokens if picture is not None else 0
     ladders: dict[str, Callable[[int], Any]] = {
         "image-size": sized,
-        "max-pixels": lambda index: index * STEP * STEP,
+        "max-pixels": lambda index: ceil_div(_least_pixels(spec, job), STEP * STEP) * STEP * STEP + index * STEP * STEP,
         "max-tiles": lambda index: index,
         "seq-len": lambda index: (shortest // LENGTH_STEP + index) * LENGTH_STEP,
     }
     if quantity in ("max-pixels", "max-tiles") and "image_size" not in job:
         job["image_size"] = Size(1 << 13, 1 << 13)  # larger than any cap
     return ladders[quantity]
+
+
+def _least_pixels(spec: ModelSpec, job: dict[str, Any]) -> int:
+    """What the processor enlarges every image to: no cap can be less."""
+    shipped = spec.processor.get("min_pixels") or spec.processor.get("size", {}).get("shortest_edge")
+    return int(job.get("min_pixels") or shipped or 0)
 
 
 def _setting(quantity: str, value: Any) -> dict[str, Any]:

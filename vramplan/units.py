@@ -10,6 +10,15 @@ DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "bool": 
 """Bytes of one element of each dtype that a step touches."""
 
 
+def counted(number: int, what: str) -> str:
+    """So many of something.
+
+    >>> counted(1, "run"), counted(1200, "run")
+    ('1 run', '1,200 runs')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def ceil_div(numerator: int, denominator: int) -> int:
     """Smallest integer not below ``numerator / denominator``: a requirement never rounds down."""
     return -(-numerator // denominator)

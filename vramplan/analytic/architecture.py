@@ -31,7 +31,8 @@ def architecture_of(spec: ModelSpec) -> Architecture:
     whole = Config(spec.config, spec.name)
     sight = SIGHTS.get(f"{spec.model_type}/{_tower(spec)}") or SIGHTS.get(spec.model_type)
     if sight is None:
-        return Architecture(family_of(spec.model_type, spec.name), whole, None, whole)
+        family = family_of(spec.model_type, spec.name)
+        return Architecture(family, Config({**family.defaults, **spec.config}, spec.name), None, whole)
     if sight.tower_type not in (None, _tower(spec) or sight.tower_type):
         raise UnsupportedError(
             f"{spec.name}: a {spec.model_type} with a tower of type {_tower(spec)!r} is not described by any block;"
@@ -39,8 +40,9 @@ def architecture_of(spec: ModelSpec) -> Architecture:
         )
     text = spec.config.get("text_config") or spec.config
     tied = spec.config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
-    config = Config({**text, "tie_word_embeddings": tied}, spec.name)
-    return Architecture(family_of(sight.text_type or config.text("model_type", ""), spec.name), config, sight, whole)
+    family = family_of(sight.text_type or Config(text, spec.name).text("model_type", ""), spec.name)
+    config = Config({**family.defaults, **text, "tie_word_embeddings": tied}, spec.name)
+    return Architecture(family, config, sight, whole)
 
 
 def _tower(spec: ModelSpec) -> str:

@@ -26,6 +26,8 @@ from vramplan.cli.flags import (
 from vramplan.errors import ConfigError
 
 Progress = Callable[[str, float], None]
+LATE: list[ConfigError] = []
+"""Runs that could not be kept, told of after the answer."""
 AsCard = Annotated[
     str | None, typer.Option(help="A smaller card that this one stands in for: torch is held to its memory.")
 ]
@@ -45,7 +47,7 @@ def bench(
     Raises:
         VramplanError: where there is no such card here.
     """
-    from vramplan import ledger, probing
+    from vramplan import probing
     from vramplan.runner import TIMEOUT_SECONDS
 
     timeout = TIMEOUT_SECONDS if timeout is None else timeout
@@ -55,10 +57,34 @@ def bench(
         "timeout_seconds": timeout,
         "trust_remote_code": trust_remote_code,
         "progress": tell,
-        **({"keep": lambda measured, history: ledger.save(record, measured, history)} if record is not None else {}),
+        **({} if record is None else {"keep": keeper(record)}),
         **more,
     }
     return probing.bench(gpu, device=device or "cuda", **settings)
+
+
+def keeper(folder: Path) -> Callable[[Any, Any], None]:
+    """Puts each run into the ledger; a disk that is full is told of once the answer has been printed."""
+
+    def keep(measured: Any, history: Any) -> None:
+        from vramplan import ledger
+
+        try:
+            ledger.save(folder, measured, history)
+        except ConfigError as error:
+            LATE.append(error)
+
+    return keep
+
+
+def complain() -> None:
+    """What could not be kept.
+
+    Raises:
+        ConfigError: the first of it.
+    """
+    if LATE:
+        raise LATE[0]
 
 
 def most_runs(given: int | None) -> int:
@@ -99,6 +125,8 @@ def probe(
         raise ConfigError(f"--steps {steps}: expected 1 to 1000")
     if history and record is None:
         raise ConfigError("--history needs --record DIR, the folder to put it into")
+    if record is not None and steps < 2:
+        raise ConfigError("--record needs --steps 2 or more: the first step begins without optimizer states")
     if find_max and runner.is_torchrun():
         raise ConfigError("--find-max starts its runs itself, which torchrun does not allow; run it without torchrun")
     given |= batch_of(micro_batch, accumulation)
@@ -120,6 +148,7 @@ def probe(
         from vramplan.render import measured, text
 
         text.print_all(measured.largest(found) if find_max else measured.tried(found))
+    complain()
     raise typer.Exit(0 if (found.micro_batch_size if find_max else found.fits) else 1)
 
 
@@ -135,20 +164,27 @@ def measure(
     from vramplan import campaign
     from vramplan.render import text
 
-    if not 0 < minutes < 1e5:
-        raise ConfigError(f"--minutes {minutes:g}: expected more than 0")
+    if not campaign.LEAST_SECONDS / 60 <= minutes < 1e5:
+        raise ConfigError(f"--minutes {minutes:g}: a run takes {campaign.LEAST_SECONDS:g} seconds at least")
     with progress() as tell:
         on = bench(as_card, device, minutes * 60, None, False, tell)
         left = campaign.left(on, out, only)
-        if show:
+        if not left:
+            text.print_all(f"Nothing is left: every run asked for is in {out}.")
+        elif show:
             text.print_all(*(case.name for case in left))
+        if show or not left:
             return
-        for line in campaign.run(on, out, left, minutes * 60):
+        measured = []
+        for line, went in campaign.run(on, out, left, minutes * 60):
             text.print_all(line)
+            measured.append(went)
+    if not any(measured):
+        raise typer.Exit(1)
 
 
 def accuracy(
-    ledger: Annotated[Path, typer.Option(help="Folder of measured runs.")] = Path("tests/measured"),
+    ledger: Annotated[Path | None, typer.Option(help="Folder of measured runs (tests/measured, if there).")] = None,
     published: Annotated[Path | None, typer.Option(help="File of runs that others have published.")] = None,
     by: Annotated[str, typer.Option(help="Estimators to compare: analytic, trace, or both with a comma.")] = "analytic",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
@@ -157,6 +193,9 @@ def accuracy(
     """Hold estimates against measured runs."""
     from vramplan import accuracy as held
 
+    usual = Path("tests/measured")
+    if ledger is None and (published is None or usual.is_dir()):
+        ledger = usual
     with progress() as tell:
         found = held.compare(ledger, published, tuple(by.split(",")), tell)
     if as_json:

@@ -118,6 +118,7 @@ def suggest(
             from vramplan.render import measured as as_proof
 
             text.print_all(as_proof.verified(verified))
+    measuring.complain()
     raise typer.Exit(0 if (verified.plan if verified is not None else found.recommended) else 1)
 
 

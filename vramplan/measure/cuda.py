@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -40,8 +40,11 @@ def _float_dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 
 
 @contextmanager
-def as_cuda(card: Card) -> Iterator[None]:
-    """Within, torch and transformers take the branches of a real run on the card."""
+def as_cuda(card: Card, kernels: bool = True) -> Iterator[None]:
+    """Within, torch and transformers take the branches of a real run on the card.
+
+    Without `kernels`, for real steps on the host, attention is left to the kernels that are there.
+    """
     import transformers.integrations.flash_attention
     import transformers.integrations.sdpa_attention
     import transformers.masking_utils  # noqa: F401  (loaded, so that they are patched)
@@ -52,7 +55,8 @@ def as_cuda(card: Card) -> Iterator[None]:
         undo.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
 
-    put(F, "scaled_dot_product_attention", sdpa_for(card))
+    if kernels:
+        put(F, "scaled_dot_product_attention", sdpa_for(card))
     put(F, "dropout", dropout)
     put(torch, "dropout", _float_dropout)
     put(F, "softmax", softmax)
@@ -60,10 +64,12 @@ def as_cuda(card: Card) -> Iterator[None]:
         if name.startswith("transformers.") and name != "transformers.utils.import_utils":
             if "is_tracing" in vars(module):  # a trace of ours takes a real run's branches
                 put(module, "is_tracing", lambda tensor=None: False)
-        elif name.startswith("torch.optim.") and "_get_value" in vars(module):  # step counters hold no value
+        elif (
+            kernels and name.startswith("torch.optim.") and "_get_value" in vars(module)
+        ):  # step counters hold no value
             put(module, "_get_value", lambda x: 1.0 if isinstance(x, torch.Tensor) else x)
     try:
-        with cuda_autocast(), foreach_as_on_cuda(), flash.installed():
+        with cuda_autocast(), foreach_as_on_cuda(), flash.installed() if kernels else nullcontext():
             yield
     finally:
         for owner, name, value in reversed(undo):

@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -188,7 +189,7 @@ def _transformers_config(spec: ModelSpec, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    settings = dict(spec.config)
+    settings = deepcopy(dict(spec.config))  # transformers writes into what is nested
     remote = settings.get("auto_map")
     if remote and spec.model_type not in CONFIG_MAPPING:
         if not trust_remote_code:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +18,7 @@ from vramplan.allocator import AllocatorSettings
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError
 from vramplan.job import Job
 from vramplan.measure import optimizers, ranks
+from vramplan.measure.cuda import as_cuda
 from vramplan.measure.extra import NEEDED
 from vramplan.measure.loop import MOST_MICRO_STEPS, Inputs, Steps
 from vramplan.measure.models import Subject, build, settle
@@ -93,8 +94,10 @@ class _Real:
         """Build, step, evaluate."""
         meter, failed, message = self.meter, None, ""
         micro_steps = min(MOST_MICRO_STEPS, self.job.gradient_accumulation_steps)
+        on_host = self.device.type == "cpu"
         try:
-            self._train(tell, micro_steps)
+            with as_cuda(self.request.card, kernels=False) if on_host else nullcontext():
+                self._train(tell, micro_steps)
         except VramplanError:
             raise
         except Exception as error:  # model code of any origin

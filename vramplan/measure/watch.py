@@ -221,7 +221,8 @@ class Watch(TorchDispatchMode):
         if isinstance(out, torch.Tensor):
             self._see(func, op, out)
         else:
-            out = kernels.as_on_cuda(func, out)
+            if self._fakes is not None:
+                out = kernels.as_on_cuda(func, out)
             for leaf in tree_leaves(out):
                 if isinstance(leaf, torch.Tensor):
                     self._see(func, op, leaf)

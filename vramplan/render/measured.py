@@ -11,9 +11,8 @@ from rich.text import Text
 from vramplan.accuracy import Accuracy, Row, summary
 from vramplan.conclude import PHASES
 from vramplan.measured import Measured
-from vramplan.render.text import gib
 from vramplan.stepping import Largest, Try, Verified
-from vramplan.units import GiB, format_bytes, format_count
+from vramplan.units import GiB, counted, format_bytes, format_count
 
 
 def tried(one: Try) -> RenderableType:
@@ -40,6 +39,12 @@ def heading(run: Measured) -> Text:
     where = run.environment
     if where.device == "cpu":
         text.append(f"real steps on the host, watched, through the simulated allocator of {run.card}", style="not bold")
+        if run.job.attention == "sdpa":
+            text.append(
+                "\nSDPA ran the host's kernels, which keep other tensors than a card's; --attention eager is the same"
+                " on both. Times are the host's.",
+                style="not bold dim",
+            )
     else:
         cards = f"{where.ranks} x {where.device}" if where.ranks > 1 else where.device
         text.append(cards, style="not bold")
@@ -114,8 +119,8 @@ def footer(run: Measured) -> Text:
 
 def runs(tries: Iterable[Try]) -> Table:
     """Several runs, a line each."""
-    table = Table(box=None, padding=(0, 2), header_style="bold", pad_edge=False)
-    for name in ("micro", "accum.", "estimate GiB", "measured GiB", "error"):
+    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
+    for name in ("micro", "accum.", "reserved GiB", "measured", "error"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for one in tries:
@@ -124,8 +129,8 @@ def runs(tries: Iterable[Try]) -> Table:
         table.add_row(
             str(one.job.micro_batch_size),
             str(one.job.gradient_accumulation_steps),
-            "" if said is None else gib(said),
-            "" if seen is None else gib(seen),
+            "" if said is None else f"{said / GiB:.2f}",
+            "" if seen is None else f"{seen / GiB:.2f}",
             f"{said / seen - 1:+.1%}" if said and seen else "",
             Text("ran", style="green")
             if one.fits
@@ -189,7 +194,15 @@ def _cells(rows: list[Row]) -> list[str]:
 def lines(one: Accuracy) -> tuple[list[list[str]], list[list[str]]]:
     """The cells of the two tables: our ledger's, the published runs'."""
     own = groups(one.rows, lambda row: (row.group, row.by, row.metric))
-    others = groups(one.published, lambda row: (row.group, row.metric, "all" if row.complete else "in part"))
+    several = len({row.by for row in one.published}) > 1 or any(row.by != "analytic" for row in one.published)
+    others = groups(
+        one.published,
+        lambda row: (
+            f"{row.group}, {row.by}" if several else row.group,
+            row.metric,
+            "all" if row.complete else "in part",
+        ),
+    )
     return [[*key, *_cells(rows)] for key, rows in own.items()], [[*key, *_cells(rows)] for key, rows in others.items()]
 
 
@@ -199,7 +212,9 @@ def verdicts(one: Accuracy) -> str:
     if one.verdicts:
         too_bright = sum(v.said and not v.ran for v in one.verdicts)
         too_dark = sum(v.ran and not v.said for v in one.verdicts)
-        said.append(f"{len(one.verdicts)} verdicts: {too_bright} wrongly said to fit, {too_dark} wrongly said not to")
+        said.append(
+            f"{counted(len(one.verdicts), 'verdict')}: {too_bright} wrongly said to fit, {too_dark} wrongly said not to"
+        )
     for choice in one.choices:
         said.append(f"largest micro-batch {choice.largest}, chosen {choice.chosen}: {choice.run}")
     return "; ".join(said)
@@ -210,12 +225,21 @@ def accuracy(one: Accuracy) -> RenderableType:
     own, others = lines(one)
     shown: list[RenderableType] = [
         Text(
-            f"{one.runs} measured runs in the ledger" if one.runs else "No measured run is in the ledger yet.",
+            f"{counted(one.runs, 'measured run')} in the ledger"
+            if one.runs
+            else "No measured run is in the ledger yet.",
             style="bold",
         )
     ]
     if own:
-        shown += [_table(("card", "by", "metric"), own), Text(verdicts(one)), Text("")]
+        shown.append(_table(("card", "by", "metric"), own))
+    if verdicts(one):
+        shown.append(Text(verdicts(one)))
+    if one.left_out:
+        shown.append(Text(f"{counted(len(one.left_out), 'estimate')} could not be made:", style="yellow"))
+        shown += [Text(f"  {said}", style="dim") for said in dict.fromkeys(one.left_out)]
+    if one.runs:
+        shown.append(Text(""))
     if others:
         shown += [Text("Published by others", style="bold"), _table(("group", "metric", "known"), others), Text("")]
         for group, unknown in one.unknown.items():

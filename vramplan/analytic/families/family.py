@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vramplan.analytic import ops
@@ -112,6 +112,8 @@ class Family:
     """fp32 tables that every layer brings besides its weights."""
     always_masked: bool = False
     """Whether SDPA gets a mask even where none is needed (falcon)."""
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    """transformers' own values of keys that decide memory, where a configuration leaves them out."""
     refuses: tuple[tuple[str, object], ...] = ()
     """Configuration values whose variant of the architecture is not described."""
     remote_code: bool = False

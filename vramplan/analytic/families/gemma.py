@@ -79,6 +79,7 @@ FAMILIES = {
         after_head=cap,
         kinds=lambda c: patterned(c, 2),
         window=window_or(4096),
+        defaults={"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
         attention=("eager", "flash"),  # _supports_sdpa = False: SDPA cannot cap scores
     ),
     "gemma3_text": Family(

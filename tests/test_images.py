@@ -1,0 +1,174 @@
+"""Images: what processors make of them, how large they may be, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+import vramplan
+from tests.helpers import card_of, cli, cli_json, spec_of
+from vramplan import resolutions
+from vramplan.defaults import complete_job, image_size
+from vramplan.errors import ConfigError, UnsupportedError, VramplanError
+from vramplan.images import EYES, Picture, picture_of
+
+INTERNVL = "OpenGVLab/InternVL2_5-8B"
+SIZES = ((336, 336), (1344, 896), (3000, 4000))
+
+
+def seen(model: str, size: tuple[int, int], **job: object) -> Picture:
+    spec = spec_of(model)
+    given = {"sequence_length": 1 << 20, "image_size": size, **job}
+    found = picture_of(spec, complete_job(spec, card_of(), given))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens"),
+    [
+        (INTERNVL, (256, 1792, 3328)),
+        ("llava-hf/llava-1.5-7b-hf", (576, 576, 576)),
+        ("llava-hf/llava-v1.6-vicuna-7b-hf", (1176, 2144, 2352)),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", (144, 1536, 15301)),
+        ("Qwen/Qwen3-VL-8B-Instruct", (100, 1176, 11750)),
+        ("google/gemma-3-4b-it", (256, 256, 256)),
+        ("google/paligemma-3b-pt-448", (1024, 1024, 1024)),
+        ("HuggingFaceM4/Idefics3-8B-Llama3", (2873, 2197, 2197)),
+        ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", (144, 1536, 2310)),
+    ],
+)
+def test_tokens(model: str, tokens: tuple[int, ...]) -> None:
+    """As the real processors count them: tests/test_processors.py runs those on many more sizes."""
+    assert tuple(seen(model, size).tokens for size in SIZES) == tokens
+
+
+def test_limits_are_the_users_the_models_the_classes() -> None:
+    model = "Qwen/Qwen2.5-VL-7B-Instruct"
+    assert seen(model, (3000, 4000), max_pixels=1_003_520).tokens == 1230
+    assert seen(model, (30, 30), min_pixels=100_352).tokens == 144
+    assert seen(INTERNVL, (3000, 4000), max_tiles=6).tiles == 7
+    assert seen(INTERNVL, (3000, 4000), max_tiles=1).tiles == 1
+
+
+@pytest.mark.parametrize("model_type", EYES)
+def test_every_shipped_model_that_sees_takes_any_image(model_type: str) -> None:
+    from vramplan.catalog import load_spec, model_names
+
+    specs = [spec for name in model_names() if (spec := load_spec(name)).model_type == model_type]
+    for spec in specs:
+        for size in ((1, 1), (10, 13), (500, 300), (9999, 9999), (200, 1), (1, 200)):
+            if (
+                model_type in ("mistral3", "llava")
+                and 200 in size
+                and spec.config["vision_config"]["model_type"] == "pixtral"
+            ):
+                size = (200, 200)  # flatter ones lose a side
+            found = seen(spec.name, size)
+            assert found.tokens > 0
+            assert found.patches >= 1
+            assert found.num_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "job", "said"),
+    [
+        ("Qwen/Qwen2.5-0.5B", {"images": 1}, "takes text alone"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", {"image_size": (4000, 10)}, "one side is 400 times the other"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", {"min_pixels": 90000, "max_pixels": 9000}, "swapped?"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", {"max_pixels": 100}, "one token alone takes 28 x 28"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", {"max_tiles": 3}, "no such limit"),
+        (INTERNVL, {"max_pixels": 100_000}, "no such limit"),
+        (INTERNVL, {"image_size": (0, 5)}, "sides must be 1 to"),
+        (INTERNVL, {"image_size": "12 by 3"}, "expected WIDTHxHEIGHT"),
+        (INTERNVL, {"image_size": (3000, 4000), "sequence_length": 2048}, "makes 3,330 tokens alone"),
+        (INTERNVL, {"images": -1}, "greater than or equal to 0"),
+        (INTERNVL, {"vision": "train"}, "PEFT freezes whatever has no adapter"),
+        (INTERNVL, {"method": "full", "projector": "lora"}, "frozen or train"),
+        (INTERNVL, {"vision": "melt"}, "--vision 'melt'"),
+    ],
+)
+def test_refusals(model: str, job: dict[str, object], said: str) -> None:
+    with pytest.raises(VramplanError) as error:
+        vramplan.estimate(model, "h100", **job)  # type: ignore[arg-type]
+    assert said in str(error.value)
+
+
+def test_a_tower_that_no_block_describes_is_named() -> None:
+    spec = spec_of("llava-hf/llava-1.5-7b-hf")
+    other = {**spec.config, "vision_config": {**spec.config["vision_config"], "model_type": "eva"}}
+    with pytest.raises(UnsupportedError, match="eva"):
+        vramplan.estimate(spec.model_copy(update={"config": other}), "h100")
+
+
+def test_sizes_are_read_however_they_come() -> None:
+    assert image_size("1344x896") == image_size(" 1344 X 896") == image_size([1344, 896]) == (1344, 896)
+
+
+def test_text_alone_on_a_model_that_sees() -> None:
+    """The tower lies in memory, and nothing else of it."""
+    blind, one = (vramplan.estimate(INTERNVL, "h100", images=count, sequence_length=4096) for count in (0, 1))
+    assert blind.num_parameters == one.num_parameters == 8_075_365_376
+    assert blind.num_vision_parameters == one.num_vision_parameters == 304_012_288 + 33_570_816
+    assert blind.image_tokens_per_sample == 0
+    assert blind.peak_allocated_bytes < one.peak_allocated_bytes
+
+
+def test_a_frozen_tower_saves_nothing_unless_a_gradient_goes_through() -> None:
+    """Checkpointing has transformers give every embedding a gradient, the tower's patches too."""
+    common = {"images": 1, "image_size": (1344, 896), "sequence_length": 2048, "loss": "liger"}
+    frozen = vramplan.estimate(INTERNVL, "h100", checkpointing="none", **common)  # type: ignore[arg-type]
+    adapted = vramplan.estimate(INTERNVL, "h100", checkpointing="none", vision="lora", **common)  # type: ignore[arg-type]
+    tower = 7 * 1025 * 1024 * 24  # elements of one tensor in every layer
+    assert adapted.peak_allocated_bytes - frozen.peak_allocated_bytes > 20 * tower
+    ticking = vramplan.estimate(INTERNVL, "h100", checkpointing="full", **common)  # type: ignore[arg-type]
+    kept = sum(t.num_bytes for t in ticking.terms if t.formula == "7 x 1025 x 1024 bf16" and t.category == "activation")
+    assert kept >= 2 * tower
+
+
+def test_many_sizes() -> None:
+    rows = resolutions.table(INTERNVL, "rtx4090", [resolutions.Size(448, 448), resolutions.Size(1344, 896)])
+    assert [row.picture.all_tokens for row in rows] == [258, 1794]
+    assert [row.sequence_length for row in rows] == [514, 2050]
+    assert rows[0].max_micro_batch_size > rows[1].max_micro_batch_size >= 1
+    with pytest.raises(ConfigError, match="takes text alone"):
+        resolutions.table("Qwen/Qwen2.5-0.5B", "h100")
+
+
+@pytest.mark.parametrize("quantity", resolutions.QUANTITIES)
+def test_the_largest_that_fits(quantity: str) -> None:
+    """It fits; one step more does not, or is not to be had."""
+    model = "Qwen/Qwen2.5-VL-7B-Instruct" if quantity == "max-pixels" else INTERNVL
+    found = resolutions.solve(model, "rtx4090", quantity, loss="liger")
+    assert vramplan.estimate(model, "rtx4090", **found.job).fits
+    if found.bounded:
+        more = {
+            "max-pixels": lambda value: {"max_pixels": value + 784},
+            "max-tiles": lambda value: {"max_tiles": value + 1},
+            "seq-len": lambda value: {"sequence_length": value + 64},
+        }[quantity](found.value)
+        job = {**found.job, **more}
+        if quantity != "seq-len":
+            job.pop("sequence_length")
+            job = resolutions.fitted(spec_of(model), card_of("rtx4090"), job)
+        assert not vramplan.estimate(model, "rtx4090", **job).fits
+    with pytest.raises(VramplanError, match="known: image-size"):
+        resolutions.solve(model, "h100", "colour")
+
+
+def test_on_the_command_line() -> None:
+    """The question that people ask, and its inverse."""
+    asked = ("--gpu", "rtx4090", "--num-gpus", "2", "--images", "1", "--image-size", "1344x896", "--global-batch", "16")
+    found = cli_json("suggest", INTERNVL, *asked, "--method", "lora")
+    assert found["recommended"]["micro_batch_size"] * found["recommended"]["gradient_accumulation_steps"] == 8
+    assert "3 x 2 tiles + thumbnail: 1,794 tokens" in " ".join(cli("suggest", INTERNVL, *asked).stdout.split())
+    solved = cli_json("suggest", INTERNVL, "--gpu", "rtx4090", "--global-batch", "4", "--solve", "max-tiles")
+    assert solved["solved"]["value"] >= 1
+    assert solved["recommended"]
+    shown = cli("images", INTERNVL, "--gpu", "rtx4090", "--sizes", "448x448,1344x896")
+    assert shown.returncode == 0, shown.stderr
+    assert "3 x 2 tiles + thumbnail" in shown.stdout
+    assert max(len(line.rstrip()) for line in shown.stdout.splitlines()) <= 80
+    for bad in (("--sizes", "0x3"), ("--image-size", "3x3"), ("--images", "0"), ("--plot", "x.gif")):
+        done = cli("images", INTERNVL, "--gpu", "rtx4090", *bad)
+        assert done.returncode == 2, bad
+        assert len(done.stderr.strip().splitlines()) == 1

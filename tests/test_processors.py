@@ -1,0 +1,181 @@
+"""Images to tokens: the real image processors of transformers beside ours, on images of many sizes and shapes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="transformers' processors need the extra vramplan[probe]")
+
+import numpy
+
+from tests.helpers import spec_of
+from vramplan.errors import ConfigError
+from vramplan.images import EYES, Limits, Picture, Size
+from vramplan.spec import Config
+
+
+def sizes(count: int, longest: int = 4000) -> Iterator[Size]:
+    """Of any shape, tiny ones and very flat ones among them."""
+    draw = random.Random(0)
+    for number in range(count):
+        low, high = ((1, longest), (1, 60), (1, longest))[number % 3]
+        other = (1, 100) if number % 3 == 2 else (low, high)
+        yield Size(draw.randint(low, high), draw.randint(*other))
+
+
+def ours(model: str, size: Size, limits: Limits = Limits()) -> Picture:
+    spec = spec_of(model)
+    return EYES[spec.model_type].processor(Config(spec.config, "c"), Config(spec.processor, "p"), size, limits)
+
+
+def agree(model: str, size: Size, limits: Limits, real: Callable[[], int], mine: Callable[[Picture], int]) -> None:
+    try:
+        expected: int | None = real()
+    except (ValueError, ZeroDivisionError):
+        expected = None
+    try:
+        found: int | None = mine(ours(model, size, limits))
+    except ConfigError:
+        found = None
+    assert found == expected, (model, size, limits)
+
+
+def test_internvl() -> None:
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+    real = GotOcr2ImageProcessorPil(size={"height": 448, "width": 448}, crop_to_patches=True)
+    for number, size in enumerate(sizes(1500)):
+        most = (1, 2, 6, 12, 24)[number % 5]
+        agree(
+            "OpenGVLab/InternVL2_5-8B",
+            size,
+            Limits(max_tiles=most),
+            lambda size=size, most=most: real.get_number_of_image_patches(
+                size.height, size.width, {"max_patches": most}
+            ),  # type: ignore[misc]
+            lambda picture: picture.tiles,
+        )
+
+
+@pytest.mark.parametrize(
+    ("model", "patch"),
+    [("Qwen/Qwen2-VL-7B-Instruct", 14), ("Qwen/Qwen2.5-VL-7B-Instruct", 14), ("Qwen/Qwen3-VL-8B-Instruct", 16)],
+)
+def test_qwen(model: str, patch: int) -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    for number, size in enumerate(sizes(1200)):
+        least, most = (3136, 65536)[number % 2], (12845056, 1003520, 200704)[number % 3]
+        real = Qwen2VLImageProcessorPil(min_pixels=least, max_pixels=most, patch_size=patch)
+        agree(
+            model,
+            size,
+            Limits(least, most),
+            lambda size=size, real=real: real.get_number_of_image_patches(size.height, size.width),  # type: ignore[misc]
+            lambda picture: picture.patches,
+        )
+
+
+def test_glm4v() -> None:
+    from transformers.models.glm4v.image_processing_pil_glm4v import smart_resize
+
+    from vramplan.images import grids
+
+    empty = Config({"vision_config": {}}, "c")
+    for size in sizes(1200):
+        try:
+            height, width = smart_resize(2, size.height, size.width, 2, 28, 112 * 112, 28 * 28 * 15000)
+            expected: Any = (height // 14, width // 14)
+        except ValueError:
+            expected = None
+        try:
+            picture = grids.glm4v(empty, Config({}, "p"), size, Limits())
+            found: Any = (picture.rows, picture.columns)
+        except ConfigError:
+            found = None
+        assert found == expected, size
+
+
+@pytest.mark.parametrize("kind", ["llava_next", "llava_onevision"])
+def test_anyres(kind: str) -> None:
+    """The processors' own count of features, separators included."""
+    from transformers.image_processing_utils import select_best_resolution
+    from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
+    from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+
+    from vramplan.images import tiles
+
+    model = "llava-hf/llava-v1.6-vicuna-7b-hf" if kind == "llava_next" else "llava-hf/llava-onevision-qwen2-7b-ov-hf"
+    spec = spec_of(model)
+    tile = spec.config["vision_config"]["image_size"]
+    across = tile // spec.config["vision_config"]["patch_size"]
+    canvases = spec.config.get("image_grid_pinpoints", tiles.NEXT if kind == "llava_next" else tiles.ONEVISION)
+    owner: Any = LlavaNextProcessor if kind == "llava_next" else LlavaOnevisionProcessor
+    real = object.__new__(owner)
+    real.vision_aspect_ratio = "anyres_max_9"
+    for size in sizes(900):
+        height, width = select_best_resolution([size.height, size.width], canvases)
+        unpadded, newlines = owner._get_unpadded_features(
+            real, size.height, size.width, across, across, height // tile, width // tile
+        )
+        picture = ours(model, size)
+        assert picture.tokens == across**2 + unpadded + newlines, size
+        assert picture.tiles == 1 + height // tile * (width // tile)
+
+
+def test_idefics3() -> None:
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    for model, tile in (("HuggingFaceM4/Idefics3-8B-Llama3", 364), ("HuggingFaceTB/SmolVLM-256M-Instruct", 512)):
+        real = Idefics3ImageProcessorPil(size={"longest_edge": 4 * tile}, max_image_size={"longest_edge": tile})
+        for size in sizes(600):
+            count, rows, columns = real.get_number_of_image_patches(size.height, size.width, {})
+            picture = ours(model, size)
+            assert picture.tiles == count, (model, size)
+            assert picture.extra_tokens == 3 + 2 * rows * columns + rows
+
+
+def test_pixtral() -> None:
+    from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
+
+    for model, step, longest in (
+        ("mistral-community/pixtral-12b", 16, 1024),
+        ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", 28, 1540),
+    ):
+        for size in sizes(900):
+            image = numpy.empty((size.height, size.width, 3), numpy.uint8)
+            height, width = get_resize_output_image_size(image, (longest, longest), (step, step), "channels_last")
+            try:
+                picture = ours(model, size)
+            except ConfigError:
+                assert 0 in (height, width)
+                continue
+            assert (picture.tokens, picture.extra_tokens) == (height // step * (width // step), height // step), size
+
+
+@pytest.mark.parametrize(
+    "model", ["OpenGVLab/InternVL2_5-8B", "Qwen/Qwen2.5-VL-7B-Instruct", "HuggingFaceM4/Idefics3-8B-Llama3"]
+)
+def test_the_tensors_themselves(model: str) -> None:
+    """Random images through the whole processor: the shapes that a trace feeds the model."""
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    made: dict[str, Callable[[], Any]] = {
+        "internvl": lambda: GotOcr2ImageProcessorPil(size={"height": 448, "width": 448}, crop_to_patches=True),
+        "qwen2_5_vl": lambda: Qwen2VLImageProcessorPil(min_pixels=3136, max_pixels=12845056),
+        "idefics3": lambda: Idefics3ImageProcessorPil(),
+    }
+    real = made[spec_of(model).model_type]()
+    for size in (Size(336, 336), Size(700, 300), Size(90, 500)):
+        image = numpy.random.default_rng(0).integers(0, 255, (size.height, size.width, 3), numpy.uint8)
+        found = real(image, return_tensors="np")
+        for tensor in ours(model, size).tensors:
+            assert tuple(found[tensor.name].shape) == tensor.shape, (tensor.name, size)
+            if tensor.values is not None:
+                assert tuple(found[tensor.name].flatten()) == tensor.values
