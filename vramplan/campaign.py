@@ -78,6 +78,11 @@ CASES = (
     # the question that people ask
     case("qwen2.5-7b", 1, 2048, as_card="rtx4090", find_max=True),
     case("llama-3.1-8b", 1, 8192, **FULL, history=True),
+    # images: a tower that is frozen and still differentiated, windows, DeepStack
+    case("Qwen/Qwen2.5-VL-3B-Instruct", 1, 2048, images=1, image_size=(1344, 896), history=True),
+    case("OpenGVLab/InternVL2_5-2B", 2, 2048, images=1, image_size=(1344, 896), **NONE),
+    case("Qwen/Qwen3-VL-2B-Instruct", 2, 2048, **FULL, images=1, image_size=(1024, 1024), vision="train"),
+    case("google/gemma-3-4b-it", 1, 1024, images=2, image_size=(896, 896), vision="lora", projector="lora"),
     # masks, scores, accumulation
     case("llama-3.2-1b", 4, 2048, **FULL, **NONE, batches="padded"),
     case("llama-3.2-1b", 4, 2048, **FULL, **NONE, attention="eager"),

@@ -22,12 +22,13 @@ def by_tower(processors: dict[str, Processor]) -> Processor:
 
 
 LLAVA = ("model.vision_tower", ("model.multi_modal_projector",))
+NEXT = ("model.vision_tower", ("model.multi_modal_projector", "model.image_newline"))
 QWEN = ("model.visual", ("model.visual.merger", "model.visual.deepstack_merger_list"), "mm_token_type_ids")
 EYES: dict[str, Eyes] = {
     "internvl": Eyes(tiles.internvl, *LLAVA),
     "llava": Eyes(by_tower({"clip_vision_model": tiles.llava, "pixtral": grids.pixtral}), *LLAVA),
-    "llava_next": Eyes(tiles.llava_next, *LLAVA),
-    "llava_onevision": Eyes(tiles.llava_onevision, *LLAVA),
+    "llava_next": Eyes(tiles.llava_next, *NEXT),
+    "llava_onevision": Eyes(tiles.llava_onevision, *NEXT),
     "gemma3": Eyes(tiles.gemma3, *LLAVA, "token_type_ids"),
     "paligemma": Eyes(tiles.paligemma, *LLAVA, "token_type_ids"),
     "mistral3": Eyes(grids.pixtral, *LLAVA),
