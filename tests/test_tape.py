@@ -39,7 +39,7 @@ def kept_per_token(job: Job, tokens: int = 512, model_type: str = "llama") -> fl
         setting, _ = setting_of(llama(layers, model_type), job)
         with no_cycle_collection():
             net = new_net(setting)
-            loss = run_forward(net, setting, "forward.0", make_batch(net.tape, job, "forward.0", 1, tokens))
+            loss = run_forward(net, setting, "forward.0", make_batch(net.tape, setting, "forward.0", 1, tokens))
             live = {event for event in net.tape.events if event >= 0} - {~e for e in net.tape.events if e < 0}
             totals.append(
                 sum(

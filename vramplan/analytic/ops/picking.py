@@ -1,0 +1,221 @@
+"""Rows picked, joined, put back: what images need."""
+
+from __future__ import annotations
+
+from math import prod
+
+from vramplan.analytic.ops.base import made, output, promote
+from vramplan.analytic.ops.elementwise import add
+from vramplan.analytic.ops.shape import copy
+from vramplan.analytic.tape import Grads, Tensor
+from vramplan.units import DTYPE_BYTES
+
+
+def add_rows(x: Tensor, more: Tensor) -> Tensor:
+    """``x = x.clone(); x[mask] = x[mask] + more``: rows picked out, added to, put back."""
+    x = copy(x, "copy to add image features to")
+    picked = pick_some(x, more.shape)
+    return put_rows(x, add(picked, more, "features added"))
+
+
+def pick_some(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``x[mask]``: a copy; its gradient is a zeroed full tensor (index_backward)."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [made(tape, like, "gradient of an index", passes=2)]
+
+    node = tape.node((x,), backward)
+    return output(node, tape, shape, x.dtype, "rows of images")
+
+
+def put_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """``x[mask] = rows``: in place; the gradient outside of them, and theirs."""
+    tape = x.tape
+    likes = [one.like if one.node is not None else None for one in (x, rows)]
+
+    def backward(grad: Tensor) -> Grads:
+        return [None if like is None else made(tape, like, "gradient of an index", passes=2) for like in likes]
+
+    tape.work(0, 2 * rows.num_bytes, x.dtype)
+    return Tensor(tape, x.storage, x.shape, x.dtype, tape.node((x, rows), backward))
+
+
+def sum_middle(x: Tensor) -> Tensor:
+    """``x.sum(1)`` of (N, M, ...); the gradient is expanded."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [Tensor(tape, grad.storage, like.shape, like.dtype, base=grad)]
+
+    node = tape.node((x,), backward)
+    tape.work(0, x.num_bytes, x.dtype)
+    return output(node, tape, (x.shape[0], *x.shape[2:]), x.dtype, "weighted positions")
+
+
+def unbind(x: Tensor) -> list[Tensor]:
+    """``x.permute(1, 0, ...).unbind(0)``: views of (N, 3, ...); their gradients are stacked, then put in order."""
+    tape, like = x.tape, x.like
+
+    def backward(*grads: Tensor) -> Grads:
+        stacked = made(tape, like, "stacked gradient", passes=2)
+        ordered = made(tape, like, "gradient in order", passes=2)
+        del stacked
+        return [ordered]
+
+    count, shape = x.shape[1], (x.shape[0], *x.shape[2:])
+    node = tape.node((x,), backward, num_grads=count)
+    return [Tensor(tape, x.storage, shape, x.dtype, node, index) for index in range(count)]
+
+
+def pieces(x: Tensor) -> Tensor:
+    """``torch.split(x, sizes)``, all pieces together: views; their gradients are joined."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [made(tape, like, "joined gradient of a split", passes=2)]
+
+    return Tensor(tape, x.storage, x.shape, x.dtype, tape.node((x,), backward))
+
+
+def split_rows(x: Tensor, lengths: tuple[int, ...]) -> list[Tensor]:
+    """``torch.split(x, lengths, dim=1)`` of (1, S, ...): views; the gradient joins theirs."""
+    tape, like = x.tape, x.like
+
+    def backward(*grads: Tensor) -> Grads:
+        return [made(tape, like, "joined gradient of a split", passes=2)]
+
+    node = tape.node((x,), backward, num_grads=len(lengths))
+    shapes = [(1, length, *x.shape[2:]) for length in lengths]
+    return [Tensor(tape, x.storage, shape, x.dtype, node, index) for index, shape in enumerate(shapes)]
+
+
+def join_rows(parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """``torch.cat(parts, dim=1)``; the gradients are views of the incoming one."""
+    tape, likes = parts[0].tape, [part.like for part in parts]
+
+    def backward(grad: Tensor) -> Grads:
+        return [grad.view(*like.shape) for like in likes]
+
+    node = tape.node(tuple(parts), backward)
+    out = output(node, tape, shape, parts[0].dtype, "joined pieces")
+    tape.work(0, 2 * out.num_bytes, out.dtype)
+    return out
+
+
+def split_first(x: Tensor, lengths: tuple[int, ...]) -> list[Tensor]:
+    """``torch.split(x, lengths)``: views; the gradient joins theirs."""
+    tape, like = x.tape, x.like
+
+    def backward(*grads: Tensor) -> Grads:
+        return [made(tape, like, "joined gradient of a split", passes=2)]
+
+    node = tape.node((x,), backward, num_grads=len(lengths))
+    return [
+        Tensor(tape, x.storage, (length, *x.shape[1:]), x.dtype, node, index) for index, length in enumerate(lengths)
+    ]
+
+
+def join_parts(parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """``torch.cat(parts)``; the gradients are views of the incoming one."""
+    return join_rows(parts, shape)
+
+
+def cut(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``x[:, a:b]`` of an image: a view; its gradient is a zeroed full tensor. Nothing where all of it is left."""
+    if prod(shape) == x.num_elements:
+        return x.view(*shape)
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [made(tape, like, "gradient of a slice", passes=2)]
+
+    return Tensor(tape, x.storage, shape, x.dtype, tape.node((x,), backward))
+
+
+def pick_rows(x: Tensor) -> Tensor:
+    """``x[index]``: rows in another order; the gradient is a zeroed full tensor (index_backward)."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [made(tape, like, "gradient of an index", passes=2)]
+
+    node = tape.node((x,), backward)
+    tape.work(0, 2 * x.num_bytes, x.dtype)
+    return output(node, tape, x.shape, x.dtype, "rows in another order")
+
+
+def rows(x: Tensor, count: int) -> Tensor:
+    """``x[:, i : i + count]``: a view; its gradient is a zeroed full tensor (slice_backward)."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [made(tape, like, "gradient of a slice", passes=2)]
+
+    return Tensor(tape, x.storage, (x.shape[0], count, *x.shape[2:]), x.dtype, tape.node((x,), backward))
+
+
+def join(a: Tensor, b: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``torch.cat((a.expand(...), b), dim=1)``; the gradients are views, the one of `a` summed over the batch."""
+    tape = a.tape
+    likes = [x.like if x.node is not None else None for x in (a, b)]
+
+    def backward(grad: Tensor) -> Grads:
+        grads: Grads = [None, None]
+        if likes[0] is not None:
+            grads[0] = made(tape, likes[0], "gradient summed over the batch")
+        if likes[1] is not None:
+            grads[1] = grad.view(*likes[1].shape)
+        return grads
+
+    node = tape.node((a, b), backward)
+    out = output(node, tape, shape, promote(a.dtype, b.dtype), "concatenation")
+    tape.work(0, 2 * out.num_bytes, out.dtype)
+    return out
+
+
+def scatter_rows(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """``x.masked_scatter(mask, source)``: keeps the mask (derivatives.yaml: masked_fill, masked_scatter_backward).
+
+    CUDA counts in every element where it stands (cuda/IndexKernel.cpp: maskPrefixSum); the source's gradient is picked
+    out by the positions of all its elements (masked_select, nonzero of three dimensions).
+    """
+    tape = x.tape
+    likes = [one.like if one.node is not None else None for one in (x, source)]
+
+    def backward(grad: Tensor) -> Grads:
+        grads: Grads = [None, None]
+        if likes[0] is not None:
+            grads[0] = made(tape, likes[0], "gradient outside the images")
+        if likes[1] is not None:
+            count = prod(likes[1].shape)
+            positions = tape.empty((count, len(grad.shape)), "int64", "positions of image features", "workspace")
+            picked = made(tape, likes[1], "gradient of the image features")
+            del positions
+            grads[1] = picked.view(*likes[1].shape)
+            del picked
+        return grads
+
+    node = tape.node((x, source), backward)
+    tape.save(node, mask)
+    out = output(node, tape, x.shape, x.dtype, "text with image features")
+    workspace = [
+        tape.empty(x.shape, "int64", "prefix sums of the image mask", "workspace"),
+        tape.empty(x.shape, "bool", "image mask in full", "workspace"),
+    ]
+    tape.work(0, 2 * out.num_bytes + 18 * x.num_elements, x.dtype)
+    del workspace
+    return out
+
+
+def pick(x: Tensor, size: int) -> Tensor:
+    """``x[..., [i], :]``: a copy by index; its gradient is a zeroed full tensor (index_backward)."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [made(tape, like, "gradient of an index", passes=2)]
+
+    node = tape.node((x,), backward)
+    shape = (*x.shape[:-1], size)
+    tape.work(0, 2 * prod(shape) * DTYPE_BYTES[x.dtype], x.dtype)
+    return output(node, tape, shape, x.dtype, "part copied out")
