@@ -41,7 +41,8 @@ class Case:
     def name(self) -> str:
         """How it is called in lists."""
         said = [
-            f"{key.removesuffix('_size')}={'+'.join(v) if isinstance(v, tuple) else v}" for key, v in self.job.items()
+            f"{key.removesuffix('_size')}={'+'.join(map(str, v)) if isinstance(v, tuple) else v}"
+            for key, v in self.job.items()
         ]
         more = [f"as {self.as_card}"] * bool(self.as_card) + ["largest"] * self.find_max + ["history"] * self.history
         return " ".join([self.model, *said, *more])
