@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ from vramplan.catalog import find_card
 from vramplan.errors import ConfigError, UnknownNameError, VramplanError
 from vramplan.learned import CONFIDENCE
 from vramplan.measured import Measured
+from vramplan.progress import Progress
 from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
 
-Progress = Callable[[str, float], None]
 METRICS = {
     "allocated": "peak_allocated_bytes",
     "reserved": "peak_reserved_bytes",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from vramplan import hub, nvml, plan
@@ -17,32 +16,28 @@ from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError
 from vramplan.job import MAX_COUNT, Job
 from vramplan.learned import CONFIDENCE, with_margin
 from vramplan.levers import levers
+from vramplan.progress import Progress, silent
 from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
 
-Progress = Callable[[str, float], None]
-"""(what is being done, share that is done)"""
 
-
-def _silent(what: str, share: float) -> None:
-    pass
-
-
-def load_model(name: str) -> ModelSpec:
-    """A model by shipped name, folder, config.json or Hub id.
+def load_model(name: str | ModelSpec) -> ModelSpec:
+    """A model by shipped name, folder, config.json or Hub id; one that is loaded is itself.
 
     Raises:
         VramplanError: when there is none.
     """
-    return hub.resolve_model(name)
+    return name if isinstance(name, ModelSpec) else hub.resolve_model(name)
 
 
-def load_card(name: str) -> Card:
-    """A card by name; "auto" is the one in this box.
+def load_card(name: str | Card) -> Card:
+    """A card by name; "auto" is the one in this box; one that is loaded is itself.
 
     Raises:
         VramplanError: when there is none.
     """
+    if isinstance(name, Card):
+        return name
     return nvml.local_card() if name.lower() == "auto" else find_card(name)
 
 
@@ -51,7 +46,7 @@ def estimate(
     gpu: str | Card,
     *,
     by: str | None = None,
-    progress: Progress = _silent,
+    progress: Progress = silent,
     trust_remote_code: bool = False,
     confidence: float = CONFIDENCE,
     **job: Any,
@@ -89,7 +84,7 @@ def suggest(
     base_lr: float | None = None,
     base_batch: int | None = None,
     advice: bool = True,
-    progress: Progress = _silent,
+    progress: Progress = silent,
     trust_remote_code: bool = False,
     confidence: float = CONFIDENCE,
     **job: Any,
@@ -151,6 +146,5 @@ def _needs_trace(spec: ModelSpec, job: Job) -> bool:
 
 
 def _resolve(model: str | ModelSpec, gpu: str | Card, confidence: float) -> tuple[ModelSpec, Card]:
-    card = gpu if isinstance(gpu, Card) else load_card(gpu)  # a typo there needs no network
-    card = with_margin(card, confidence)
-    return (model if isinstance(model, ModelSpec) else load_model(model)), card
+    card = with_margin(load_card(gpu), confidence)  # a typo there needs no network
+    return load_model(model), card

@@ -17,8 +17,9 @@ from vramplan.job import Job
 from vramplan.measured import Measured, Request
 from vramplan.overheads import outside_terms
 from vramplan.plan import Search
+from vramplan.progress import Progress, silent
 from vramplan.result import Estimate
-from vramplan.runner import TIMEOUT_SECONDS, History, Progress
+from vramplan.runner import TIMEOUT_SECONDS, History
 from vramplan.spec import ModelSpec
 from vramplan.stepping import MOST_RUNS, Largest, Try, Verified
 from vramplan.units import format_bytes
@@ -26,10 +27,6 @@ from vramplan.units import format_bytes
 Device = Literal["cuda", "cpu"]
 Kept = Callable[[Measured, History], object]
 """Called with each run as it ends: to put it into a ledger."""
-
-
-def _silent(what: str, share: float) -> None:
-    pass
 
 
 def _not_kept(measured: Measured, history: History) -> None:
@@ -51,7 +48,7 @@ class Bench:
     history: bool = False
     timeout_seconds: float = TIMEOUT_SECONDS
     trust_remote_code: bool = False
-    progress: Progress = _silent
+    progress: Progress = silent
     keep: Kept = _not_kept
 
     def measure(self, spec: ModelSpec, job: Job) -> Measured:
@@ -179,7 +176,7 @@ def probe(model: str | ModelSpec, gpu: str | Card | None = None, *, on: Bench | 
         VramplanError: for whatever cannot run.
     """
     on = on or bench(gpu)
-    spec = model if isinstance(model, ModelSpec) else api.load_model(model)
+    spec = api.load_model(model)
     full = complete_job(spec, on.card, job)
     return Try(full, on.measure(spec, full), on.predict(spec, full))
 
@@ -198,7 +195,7 @@ def find_max(
         VramplanError: for whatever cannot run.
     """
     on = on or bench(gpu)
-    spec = model if isinstance(model, ModelSpec) else api.load_model(model)
+    spec = api.load_model(model)
     full = complete_job(spec, on.card, job)
     start = full.micro_batch_size
     if "micro_batch_size" not in job:
@@ -220,7 +217,7 @@ def prove(model: str | ModelSpec, search: Search, *, on: Bench | None = None, mo
         VramplanError: for whatever cannot run.
     """
     bench_ = on or bench()
-    spec = model if isinstance(model, ModelSpec) else api.load_model(model)
+    spec = api.load_model(model)
     return stepping.verify(
         search, lambda one: bench_.measure(spec, one), lambda one: bench_.predict(spec, one), most_runs
     )

@@ -10,11 +10,13 @@ from vramplan import api
 from vramplan.card import Card
 from vramplan.defaults import complete_job, image_size
 from vramplan.errors import ConfigError, UnknownNameError
-from vramplan.images import EYES, USUAL_SIZE, Picture, Size, picture_of
+from vramplan.images import EYES, Picture, Size, picture_of
 from vramplan.job import MAX_COUNT
 from vramplan.learned import CONFIDENCE
+from vramplan.progress import Progress, silent
 from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
+from vramplan.stepping import largest
 from vramplan.units import ceil_div
 
 SIZES = tuple(
@@ -32,7 +34,8 @@ QUANTITIES = ("image-size", "max-pixels", "max-tiles", "seq-len")
 STEP = 28
 """Pixels that a solved side is a multiple of."""
 LENGTH_STEP = 64
-Progress = Callable[[str, float], None]
+MOST_TRIES = 64
+"""More than doubling and halving within MAX_COUNT take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ def table(
     gpu: str | Card,
     sizes: Sequence[Size] = SIZES,
     *,
-    progress: Progress = lambda what, share: None,
+    progress: Progress = silent,
     confidence: float = CONFIDENCE,
     **job: Any,
 ) -> list[Row]:
@@ -106,7 +109,7 @@ def solve(
     gpu: str | Card,
     quantity: str,
     *,
-    progress: Progress = lambda what, share: None,
+    progress: Progress = silent,
     confidence: float = CONFIDENCE,
     **job: Any,
 ) -> Solved:
@@ -126,26 +129,18 @@ def solve(
     values = _ladder(spec, card, quantity, job)
     tried: dict[int, Estimate | None] = {}
 
-    def at(index: int) -> Estimate | None:
-        if index not in tried:
-            progress(f"{quantity} {_said(values(index))}", min(0.95, 0.1 * len(tried)))
-            tried[index] = _fits(spec, card, confidence, {**job, **_setting(quantity, values(index))})
-        return tried[index]
+    def fits(index: int) -> bool:
+        progress(f"{quantity} {_said(values(index))}", min(0.95, 0.1 * len(tried)))
+        found = tried[index] = _run(spec, card, confidence, {**job, **_setting(quantity, values(index))})
+        return found is not None and found.fits
 
-    if at(1) is None:
+    index, _ = largest(1, fits, MOST_TRIES)
+    found = tried.get(index)
+    if found is None:
         raise ConfigError(f"--solve {quantity}: not even {_said(values(1))} fits {card.title}")
-    low, high = 1, 2
-    while high < MAX_COUNT and at(high) is not None:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if at(middle) is not None else (low, middle)
-    found = at(low)
-    assert found is not None
-    settings = {**job, **_setting(quantity, values(low))}
+    settings = {**job, **_setting(quantity, values(index))}
     settings = settings if quantity == "seq-len" else fitted(spec, card, settings)
-    refused = _run(spec, card, confidence, {**job, **_setting(quantity, values(high))})
-    return Solved(quantity, values(low), settings, found, bounded=refused is not None)
+    return Solved(quantity, values(index), settings, found, bounded=tried.get(index + 1) is not None)
 
 
 def _ladder(spec: ModelSpec, card: Card, quantity: str, job: dict[str, Any]) -> Callable[[int], Any]:
@@ -198,18 +193,12 @@ def _run(spec: ModelSpec, card: Card, confidence: float, job: dict[str, Any]) ->
         return None
 
 
-def _fits(spec: ModelSpec, card: Card, confidence: float, job: dict[str, Any]) -> Estimate | None:
-    """The estimate, where the job runs and fits."""
-    found = _run(spec, card, confidence, job)
-    return found if found is not None and found.fits else None
-
-
 def _resolve(model: str | ModelSpec, gpu: str | Card, sees: bool = True) -> tuple[ModelSpec, Card]:
-    card = gpu if isinstance(gpu, Card) else api.load_card(gpu)
-    spec = model if isinstance(model, ModelSpec) else api.load_model(model)
+    card = api.load_card(gpu)
+    spec = api.load_model(model)
     if sees and spec.model_type not in EYES:
         raise ConfigError(f"{spec.name} takes text alone; models that see are of type {', '.join(sorted(EYES))}")
     return spec, card
 
 
-__all__ = ["QUANTITIES", "SIZES", "USUAL_SIZE", "Row", "Solved", "solve", "table"]
+__all__ = ["QUANTITIES", "SIZES", "Row", "Solved", "solve", "table"]

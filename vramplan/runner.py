@@ -12,15 +12,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
 from time import monotonic
 from typing import IO, Any
 
 from vramplan import errors
 from vramplan.errors import ConfigError, ProbeError, VramplanError
 from vramplan.measured import UNDER_TORCHRUN, Measured, Request, fullest
+from vramplan.progress import Progress, silent
 
-Progress = Callable[[str, float], None]
 History = list[tuple[str, int, int]]
 """Every (action, address, bytes) of torch's allocator, as torch.cuda.memory._snapshot names them."""
 
@@ -29,12 +28,8 @@ TIMEOUT_SECONDS = 600.0
 CHILD = ("-m", "vramplan.measure.child")
 
 
-def _silent(what: str, share: float) -> None:
-    pass
-
-
 def run(
-    request: Request, timeout_seconds: float = TIMEOUT_SECONDS, progress: Progress = _silent
+    request: Request, timeout_seconds: float = TIMEOUT_SECONDS, progress: Progress = silent
 ) -> tuple[Measured, History]:
     """Run a job's steps in processes of their own. Running out of memory is a result.
 

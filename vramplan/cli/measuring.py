@@ -24,8 +24,8 @@ from vramplan.cli.flags import (
     with_job_flags,
 )
 from vramplan.errors import ConfigError
+from vramplan.progress import Progress
 
-Progress = Callable[[str, float], None]
 LATE: list[ConfigError] = []
 """Runs that could not be kept, told of after the answer."""
 AsCard = Annotated[

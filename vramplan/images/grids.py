@@ -50,14 +50,22 @@ def pixel_range(p: Config, limits: Limits, factor: int, least: int, most: int) -
     return least, most
 
 
-def grid(c: Config, p: Config, size: Size, limits: Limits, patch: int, least: int, most: int) -> Picture:
-    """The grid of patches, merged 2 x 2 into tokens; every patch holds `temporal_patch_size` times the same image."""
+def grid(
+    c: Config, p: Config, size: Size, limits: Limits, patch: int, least: int, most: int, counts_frames: bool = False
+) -> Picture:
+    """The grid of patches, merged 2 x 2 into tokens; every patch holds `temporal_patch_size` times the same image.
+
+    `counts_frames`: the limits count every one of these, and sides below one token are enlarged first (GLM-4.1V).
+    """
     refuse(limits, "this model", "max_tiles")
     vision = c.part("vision_config")
     patch, merge = vision.count("patch_size", patch), vision.count("spatial_merge_size", 2)
-    twice = vision.count("temporal_patch_size", 2)
-    least, most = pixel_range(p, limits, patch * merge, least, most)
-    resized = smart_resize(size, patch * merge, least, most)
+    twice, factor = vision.count("temporal_patch_size", 2), patch * merge
+    least, most = pixel_range(p, limits, factor, least, most)
+    if counts_frames and min(size) < factor:
+        enlarge = max(factor / size.height, factor / size.width)
+        size = Size(int(size.width * enlarge), int(size.height * enlarge))
+    resized = smart_resize(size, factor, least, most, twice if counts_frames else 1)
     rows, columns = resized.height // patch, resized.width // patch
     tensors = (
         Tensor("pixel_values", (rows * columns, 3 * twice * patch * patch)),
@@ -78,22 +86,7 @@ def qwen3_vl(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
 
 def glm4v(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
     """GLM-4.1V: as Qwen2-VL, but the limits count an image as two frames, and small sides are enlarged first."""
-    refuse(limits, "glm4v", "max_tiles")
-    vision = c.part("vision_config")
-    patch, merge = vision.count("patch_size", 14), vision.count("spatial_merge_size", 2)
-    twice, factor = vision.count("temporal_patch_size", 2), patch * merge
-    least, most = pixel_range(p, limits, factor, 112 * 112, 28 * 28 * 15000)
-    width, height = size
-    if min(size) < factor:
-        enlarge = max(factor / height, factor / width)
-        width, height = int(width * enlarge), int(height * enlarge)
-    resized = smart_resize(Size(width, height), factor, least, most, twice)
-    rows, columns = resized.height // patch, resized.width // patch
-    tensors = (
-        Tensor("pixel_values", (rows * columns, 3 * twice * patch * patch)),
-        Tensor("image_grid_thw", (1, 3), "int64", (1, rows, columns)),
-    )
-    return Picture(rows * columns // merge**2, 2, 1, rows, columns, tensors, str(resized))
+    return grid(c, p, size, limits, 14, 112 * 112, 28 * 28 * 15000, counts_frames=True)
 
 
 def pixtral(c: Config, p: Config, size: Size, limits: Limits) -> Picture:

@@ -24,8 +24,8 @@ from vramplan.measure.loop import MOST_MICRO_STEPS, Inputs, Steps
 from vramplan.measure.models import Subject, build, settle
 from vramplan.measure.quiet import quiet
 from vramplan.measured import Environment, Measured, Request, peaks_of
+from vramplan.progress import Progress
 
-Progress = Callable[[str, float], None]
 History = list[tuple[str, int, int]]
 
 SIGNS_OF_NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")

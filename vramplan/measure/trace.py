@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -24,6 +23,7 @@ from vramplan.measure.models import Subject, bare, build, part_of, place, settle
 from vramplan.measure.quiet import quiet
 from vramplan.measure.watch import Record, Watch
 from vramplan.overheads import cublas_workspace, ddp_buckets
+from vramplan.progress import Progress, silent
 from vramplan.result import Estimate
 from vramplan.roofline import flops, seconds
 from vramplan.spec import ModelSpec
@@ -32,16 +32,9 @@ from vramplan.timeline import Storage
 KERNELS_ELSEWHERE = ("causal_conv1d", "selective_scan", "chunk_scan", "delta_rule")
 """Functions of modelling files that other packages have kernels for."""
 
-Progress = Callable[[str, float], None]
-"""(what is being done, share that is done)"""
-
-
-def _silent(what: str, share: float) -> None:
-    pass
-
 
 def estimate(
-    spec: ModelSpec, job: Job, card: Card, progress: Progress = _silent, trust_remote_code: bool = False
+    spec: ModelSpec, job: Job, card: Card, progress: Progress = silent, trust_remote_code: bool = False
 ) -> Estimate:
     """What the job needs on the card, traced.
 
@@ -52,7 +45,7 @@ def estimate(
 
 
 def trace(
-    spec: ModelSpec, job: Job, card: Card, progress: Progress = _silent, trust_remote_code: bool = False
+    spec: ModelSpec, job: Job, card: Card, progress: Progress = silent, trust_remote_code: bool = False
 ) -> Played:
     """Run the job's steps on fake tensors.
 
@@ -67,7 +60,7 @@ def run(
     job: Job,
     card: Card,
     fakes: Fakes | None,
-    progress: Progress = _silent,
+    progress: Progress = silent,
     trust_remote_code: bool = False,
 ) -> Run:
     """The job's steps, watched: on fake tensors, or, without `fakes`, for real on the CPU.
@@ -88,7 +81,7 @@ def run(
 class Law(law.Law):
     """The law over traces on fake tensors; progress is that of all traces together."""
 
-    def __init__(self, progress: Progress = _silent, trust_remote_code: bool = False) -> None:
+    def __init__(self, progress: Progress = silent, trust_remote_code: bool = False) -> None:
         super().__init__(
             lambda spec, job, card: trace(
                 spec,

@@ -6,7 +6,7 @@ from math import prod
 
 from vramplan.analytic.ops.base import made, output, promote
 from vramplan.analytic.ops.elementwise import add
-from vramplan.analytic.ops.shape import copy
+from vramplan.analytic.ops.shape import copy, sliced, views
 from vramplan.analytic.tape import Grads, Tensor
 from vramplan.units import DTYPE_BYTES
 
@@ -14,19 +14,18 @@ from vramplan.units import DTYPE_BYTES
 def add_rows(x: Tensor, more: Tensor) -> Tensor:
     """``x = x.clone(); x[mask] = x[mask] + more``: rows picked out, added to, put back."""
     x = copy(x, "copy to add image features to")
-    picked = pick_some(x, more.shape)
+    picked = gathered(x, more.shape, "rows of images")
     return put_rows(x, add(picked, more, "features added"))
 
 
-def pick_some(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """``x[mask]``: a copy; its gradient is a zeroed full tensor (index_backward)."""
+def gathered(x: Tensor, shape: tuple[int, ...], what: str) -> Tensor:
+    """``x[index]`` or ``x[mask]``: a copy; its gradient is a zeroed full tensor (index_backward)."""
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
         return [made(tape, like, "gradient of an index", passes=2)]
 
-    node = tape.node((x,), backward)
-    return output(node, tape, shape, x.dtype, "rows of images")
+    return output(tape.node((x,), backward), tape, shape, x.dtype, what)
 
 
 def put_rows(x: Tensor, rows: Tensor) -> Tensor:
@@ -69,29 +68,17 @@ def unbind(x: Tensor) -> list[Tensor]:
 
 
 def pieces(x: Tensor) -> Tensor:
-    """``torch.split(x, sizes)``, all pieces together: views; their gradients are joined."""
-    tape, like = x.tape, x.like
-
-    def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, "joined gradient of a split", passes=2)]
-
-    return Tensor(tape, x.storage, x.shape, x.dtype, tape.node((x,), backward))
+    """``torch.split(x, sizes)``, all pieces together."""
+    return views(x, [x.shape])[0]
 
 
 def split_rows(x: Tensor, lengths: tuple[int, ...]) -> list[Tensor]:
-    """``torch.split(x, lengths, dim=1)`` of (1, S, ...): views; the gradient joins theirs."""
-    tape, like = x.tape, x.like
-
-    def backward(*grads: Tensor) -> Grads:
-        return [made(tape, like, "joined gradient of a split", passes=2)]
-
-    node = tape.node((x,), backward, num_grads=len(lengths))
-    shapes = [(1, length, *x.shape[2:]) for length in lengths]
-    return [Tensor(tape, x.storage, shape, x.dtype, node, index) for index, shape in enumerate(shapes)]
+    """``torch.split(x, lengths, dim=1)`` of (1, S, ...)."""
+    return views(x, [(1, length, *x.shape[2:]) for length in lengths])
 
 
 def join_rows(parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """``torch.cat(parts, dim=1)``; the gradients are views of the incoming one."""
+    """``torch.cat(parts)`` along rows; the gradients are views of the incoming one."""
     tape, likes = parts[0].tape, [part.like for part in parts]
 
     def backward(grad: Tensor) -> Grads:
@@ -104,55 +91,24 @@ def join_rows(parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
 
 
 def split_first(x: Tensor, lengths: tuple[int, ...]) -> list[Tensor]:
-    """``torch.split(x, lengths)``: views; the gradient joins theirs."""
-    tape, like = x.tape, x.like
-
-    def backward(*grads: Tensor) -> Grads:
-        return [made(tape, like, "joined gradient of a split", passes=2)]
-
-    node = tape.node((x,), backward, num_grads=len(lengths))
-    return [
-        Tensor(tape, x.storage, (length, *x.shape[1:]), x.dtype, node, index) for index, length in enumerate(lengths)
-    ]
-
-
-def join_parts(parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """``torch.cat(parts)``; the gradients are views of the incoming one."""
-    return join_rows(parts, shape)
+    """``torch.split(x, lengths)``."""
+    return views(x, [(length, *x.shape[1:]) for length in lengths])
 
 
 def cut(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """``x[:, a:b]`` of an image: a view; its gradient is a zeroed full tensor. Nothing where all of it is left."""
-    if prod(shape) == x.num_elements:
-        return x.view(*shape)
-    tape, like = x.tape, x.like
-
-    def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, "gradient of a slice", passes=2)]
-
-    return Tensor(tape, x.storage, shape, x.dtype, tape.node((x,), backward))
+    """``x[:, a:b]`` of an image. Nothing where all of it is left."""
+    return x.view(*shape) if prod(shape) == x.num_elements else sliced(x, shape)
 
 
 def pick_rows(x: Tensor) -> Tensor:
-    """``x[index]``: rows in another order; the gradient is a zeroed full tensor (index_backward)."""
-    tape, like = x.tape, x.like
-
-    def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, "gradient of an index", passes=2)]
-
-    node = tape.node((x,), backward)
-    tape.work(0, 2 * x.num_bytes, x.dtype)
-    return output(node, tape, x.shape, x.dtype, "rows in another order")
+    """``x[index]``: rows in another order."""
+    x.tape.work(0, 2 * x.num_bytes, x.dtype)
+    return gathered(x, x.shape, "rows in another order")
 
 
 def rows(x: Tensor, count: int) -> Tensor:
-    """``x[:, i : i + count]``: a view; its gradient is a zeroed full tensor (slice_backward)."""
-    tape, like = x.tape, x.like
-
-    def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, "gradient of a slice", passes=2)]
-
-    return Tensor(tape, x.storage, (x.shape[0], count, *x.shape[2:]), x.dtype, tape.node((x,), backward))
+    """``x[:, i : i + count]``."""
+    return sliced(x, (x.shape[0], count, *x.shape[2:]))
 
 
 def join(a: Tensor, b: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -209,13 +165,7 @@ def scatter_rows(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
 
 def pick(x: Tensor, size: int) -> Tensor:
-    """``x[..., [i], :]``: a copy by index; its gradient is a zeroed full tensor (index_backward)."""
-    tape, like = x.tape, x.like
-
-    def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, "gradient of an index", passes=2)]
-
-    node = tape.node((x,), backward)
+    """``x[..., [i], :]``: a copy by index."""
     shape = (*x.shape[:-1], size)
-    tape.work(0, 2 * prod(shape) * DTYPE_BYTES[x.dtype], x.dtype)
-    return output(node, tape, shape, x.dtype, "part copied out")
+    x.tape.work(0, 2 * prod(shape) * DTYPE_BYTES[x.dtype], x.dtype)
+    return gathered(x, shape, "part copied out")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vramplan.analytic.ops.base import fit, made, output, promote
 from vramplan.analytic.ops.elementwise import shift
 from vramplan.analytic.tape import Grads, Tensor
@@ -24,25 +26,35 @@ def heads_first(x: Tensor) -> Tensor:
     return Tensor(tape, x.storage, x.shape, x.dtype, tape.node((x,), backward))
 
 
-def part(x: Tensor, size: int) -> Tensor:
-    """``x[..., i : i + size]``: a view; its gradient is a zeroed full tensor (slice_backward)."""
+def sliced(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A slice of `shape`: a view; its gradient is a zeroed full tensor (slice_backward)."""
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
         return [made(tape, like, "gradient of a slice", passes=2)]
 
-    return Tensor(tape, x.storage, (*x.shape[:-1], size), x.dtype, tape.node((x,), backward))
+    return Tensor(tape, x.storage, shape, x.dtype, tape.node((x,), backward))
 
 
-def split(x: Tensor, *sizes: int) -> list[Tensor]:
-    """``x.split(sizes, dim=-1)``: views; the gradient concatenates theirs (split_with_sizes_backward)."""
+def part(x: Tensor, size: int) -> Tensor:
+    """``x[..., i : i + size]``."""
+    return sliced(x, (*x.shape[:-1], size))
+
+
+def views(x: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """``torch.split``: views; the gradient concatenates theirs (split_with_sizes_backward)."""
     tape, like = x.tape, x.like
 
     def backward(*grads: Tensor) -> Grads:
         return [made(tape, like, "joined gradient of a split", passes=2)]
 
-    node = tape.node((x,), backward, num_grads=len(sizes))
-    return [Tensor(tape, x.storage, (*x.shape[:-1], size), x.dtype, node, i) for i, size in enumerate(sizes)]
+    node = tape.node((x,), backward, num_grads=len(shapes))
+    return [Tensor(tape, x.storage, shape, x.dtype, node, i) for i, shape in enumerate(shapes)]
+
+
+def split(x: Tensor, *sizes: int) -> list[Tensor]:
+    """``x.split(sizes, dim=-1)``."""
+    return views(x, [(*x.shape[:-1], size) for size in sizes])
 
 
 def cat(a: Tensor, b: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:

@@ -6,7 +6,7 @@ from vramplan.analytic import ops
 from vramplan.analytic.blocks import activation, attend, gated_mlp, rotate
 from vramplan.analytic.net import Net
 from vramplan.analytic.tape import Tensor
-from vramplan.analytic.vision.sight import Look, Sight
+from vramplan.analytic.vision.sight import Look, Sight, joined
 from vramplan.analytic.vision.vit import all_alike, chosen_layer, llava_project, patch_tokens
 from vramplan.images import Picture
 from vramplan.spec import Config
@@ -53,10 +53,7 @@ def attention(net: Net, c: Config, x: Tensor, look: Look) -> tuple[Tensor, ...]:
     assert look.sin is not None
     net.tape.module = "attention"
     q, k = ops.heads_first(q), ops.heads_first(k)
-    q_turned = rotate(q, look.cos, look.sin)
-    k = rotate(k, look.cos, look.sin)
-    q = q_turned
-    del q_turned
+    q, k = rotate(q, look.cos, look.sin), rotate(k, look.cos, look.sin)
     out, *kept = attend(q, k, v, look.ctx)
     return net.linear("attention.o_proj", out, width), *kept
 
@@ -74,9 +71,7 @@ def mistral3_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Te
     x = net.linear("multi_modal_projector.linear_1", x, wide, bias)
     x = activation(whole.text("projector_hidden_act", "gelu"))(x)
     x = net.linear("multi_modal_projector.linear_2", x, wide, bias)
-    net.outer.append(x)
-    net.tape.module = "inputs"
-    return ops.copy(ops.pieces(x), "features of all images")
+    return joined(net, ops.pieces(x))
 
 
 def merged(net: Net, x: Tensor, patches: tuple[int, ...], merge: int) -> Tensor:
@@ -86,7 +81,7 @@ def merged(net: Net, x: Tensor, patches: tuple[int, ...], merge: int) -> Tensor:
     parts = [
         ops.scale(one, "unfolded patches").view(one.shape[0] // merge, width) for one in ops.split_first(x, patches)
     ]
-    return ops.join_parts(parts, (sum(patches) // merge, width))
+    return ops.join_rows(parts, (sum(patches) // merge, width))
 
 
 SIGHTS = {

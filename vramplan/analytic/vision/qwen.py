@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from vramplan.analytic import attention as kernels
 from vramplan.analytic import ops
 from vramplan.analytic.attention import Pieces
 from vramplan.analytic.blocks import eager_pieces, gated_mlp, plain_mlp, rotate
+from vramplan.analytic.families.family import NormFunction, layer_norm, rms_norm
 from vramplan.analytic.net import Net
 from vramplan.analytic.tape import Tensor
-from vramplan.analytic.vision.sight import Look, Sight
+from vramplan.analytic.vision.sight import Look, Sight, joined
 from vramplan.images import Picture
 from vramplan.spec import Config
+
+Mlp = Callable[[Tensor], Tensor]
 
 
 def width_of(c: Config) -> int:
@@ -81,17 +84,24 @@ def whole_images(look: Look) -> Pieces:
 # -- Qwen2-VL ----------------------------------------------------------------------------------------------------------
 
 
-def qwen2_layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
+def block(net: Net, c: Config, x: Tensor, look: Look, pieces: Pieces, norm: NormFunction, mlp: Mlp) -> Tensor:
     """Norm, attention, add; norm, feed-forward, add."""
-    normed = net.layer_norm("norm1", x)
-    out = attention(net, c, normed, look, whole_images(look))
+    normed = norm(net, "norm1", x)
+    out = attention(net, c, normed, look, pieces)
     del normed
     x = ops.add(x, out, "residual stream")
     del out
-    y = net.layer_norm("norm2", x)
-    width = int(width_of(c) * c.number("mlp_ratio", 4))
-    y = plain_mlp(net, y, "mlp.fc1", "mlp.fc2", width, c.text("hidden_act", "quick_gelu"))
+    y = norm(net, "norm2", x)
+    y = mlp(y)
     return ops.add(x, y, "residual stream")
+
+
+def qwen2_layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
+    """LayerNorm, two layers."""
+    width, act = int(width_of(c) * c.number("mlp_ratio", 4)), c.text("hidden_act", "quick_gelu")
+    return block(
+        net, c, x, look, whole_images(look), layer_norm, lambda y: plain_mlp(net, y, "mlp.fc1", "mlp.fc2", width, act)
+    )
 
 
 def merged(net: Net, c: Config, x: Tensor, out: int) -> Tensor:
@@ -102,17 +112,10 @@ def merged(net: Net, c: Config, x: Tensor, out: int) -> Tensor:
     return net.linear("visual.merger.mlp.2", ops.gelu(x), out, True)
 
 
-def joined(net: Net, x: Tensor) -> Tensor:
-    """Split by image and joined again: ``torch.cat(features)``."""
-    net.outer.append(x)
-    net.tape.module = "inputs"
-    return ops.copy(ops.pieces(x), "features of all images")
-
-
 def qwen2_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
     """Norm and merge."""
     c = whole.part("vision_config")
-    return joined(net, merged(net, c, net.layer_norm("visual.merger.ln_q", x), c.count("hidden_size")))
+    return joined(net, ops.pieces(merged(net, c, net.layer_norm("visual.merger.ln_q", x), c.count("hidden_size"))))
 
 
 def depth(c: Config) -> list[Hashable]:
@@ -152,22 +155,16 @@ def windowed(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
 
 
 def qwen2_5_layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
-    """Norm, attention, add; norm, feed-forward, add."""
-    normed = net.rms_norm("norm1", x)
-    out = attention(net, c, normed, look, whole_images(look) if look.kind else windows(c, look))
-    del normed
-    x = ops.add(x, out, "residual stream")
-    del out
-    y = net.rms_norm("norm2", x)
-    y = gated_mlp(net, c, y, c.text("hidden_act", "silu"), True)
-    return ops.add(x, y, "residual stream")
+    """RMS norm, a gated feed-forward; windows in most layers."""
+    pieces, act = whole_images(look) if look.kind else windows(c, look), c.text("hidden_act", "silu")
+    return block(net, c, x, look, pieces, rms_norm, lambda y: gated_mlp(net, c, y, act, True))
 
 
 def qwen2_5_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
     """Norm, merge, back in the order of the image."""
     c = whole.part("vision_config")
     x = merged(net, c, net.rms_norm("visual.merger.ln_q", x), c.count("out_hidden_size"))
-    return joined(net, ops.pick_rows(x))
+    return joined(net, ops.pieces(ops.pick_rows(x)))
 
 
 # -- Qwen3-VL ----------------------------------------------------------------------------------------------------------
@@ -188,15 +185,11 @@ def qwen3_place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
 
 
 def qwen3_layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
-    """Norm, attention, add; norm, feed-forward, add."""
-    normed = net.layer_norm("norm1", x)
-    out = attention(net, c, normed, look, whole_images(look))
-    del normed
-    x = ops.add(x, out, "residual stream")
-    del out
-    y = net.layer_norm("norm2", x)
-    y = plain_mlp(net, y, "mlp.linear_fc1", "mlp.linear_fc2", c.count("intermediate_size"), "gelu_pytorch_tanh")
-    return ops.add(x, y, "residual stream")
+    """LayerNorm, two layers."""
+    width, names = c.count("intermediate_size"), ("mlp.linear_fc1", "mlp.linear_fc2")
+    return block(
+        net, c, x, look, whole_images(look), layer_norm, lambda y: plain_mlp(net, y, *names, width, "gelu_pytorch_tanh")
+    )
 
 
 def qwen3_merged(net: Net, c: Config, x: Tensor, name: str, norm_last: bool) -> Tensor:
@@ -210,15 +203,13 @@ def qwen3_merged(net: Net, c: Config, x: Tensor, name: str, norm_last: bool) -> 
 
 def qwen3_between(net: Net, c: Config, x: Tensor) -> None:
     """DeepStack: some layers' outputs are merged as well."""
-    number = len(net.deep)
-
     net.tape.enter(net.tape.phase, None)
-    net.deep.append(qwen3_merged(net, c, x, f"visual.deepstack_merger_list.{number}", True))
+    net.deep.append(qwen3_merged(net, c, x, f"visual.deepstack_merger_list.{len(net.deep)}", True))
 
 
 def qwen3_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
     """Norm and merge."""
-    return joined(net, qwen3_merged(net, whole.part("vision_config"), x, "visual.merger", False))
+    return joined(net, ops.pieces(qwen3_merged(net, whole.part("vision_config"), x, "visual.merger", False)))
 
 
 def deep_layers(c: Config) -> list[int]:

@@ -107,6 +107,18 @@ def in_one_row(pixels: Tensor, dtype: str | None) -> Tensor:
     return pixels.view(pixels.shape[0] * pixels.shape[1], *pixels.shape[2:])
 
 
+def joined(net: Net, x: Tensor) -> Tensor:
+    """``torch.cat(features)`` of all images; the outer forward keeps what each image gave."""
+    net.outer.append(x)
+    net.tape.module = "inputs"
+    return ops.copy(x, "features of all images")
+
+
+def given_a_gradient(x: Tensor, wanted: bool) -> Tensor:
+    """`x`, made a leaf where transformers' hook asks for its gradient and nothing else does."""
+    return leaf(x) if wanted and x.node is None and x.tape.grad_enabled else x
+
+
 def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Tensor) -> tuple[Tensor, Tensor]:
     """``get_image_features(pixel_values)``: one row for each image token of the batch, and the tower's own output."""
     tape, sight, whole = net.tape, seen.sight, seen.config
@@ -121,13 +133,12 @@ def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Te
         tape.module = "inputs"
         pixels = ops.to(pixels, given.dtype, "pixels in the model's dtype")
     x = sight.embed(net, c, seen.picture, pixels)
-    if given.input_needs_grad and sight.hooked == "patches" and x.node is None and tape.grad_enabled:
-        x = leaf(x)  # enable_input_require_grads finds the embeddings of every model within (transformers 5.23)
+    # enable_input_require_grads finds the embeddings of every model within (transformers 5.23)
+    x = given_a_gradient(x, given.input_needs_grad and sight.hooked == "patches")
     look = Look(Context(job.attention, flash_fits), seen.picture, images)
     if sight.place is not None:
         x = sight.place(net, c, look, x)
-    if given.input_needs_grad and sight.hooked == "placed" and x.node is None and tape.grad_enabled:
-        x = leaf(x)
+    x = given_a_gradient(x, given.input_needs_grad and sight.hooked == "placed")
     chosen, index = None, sight.chosen(whole)
     if sight.holds_first:
         net.inner.append(x)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from vramplan.analytic import ops
 from vramplan.analytic.net import Net
 from vramplan.analytic.tape import Tensor
-from vramplan.analytic.vision.sight import Look, Sight
+from vramplan.analytic.vision.sight import Look, Sight, joined
 from vramplan.analytic.vision.vit import (
     all_alike,
+    anyres_project,
     chosen_layer,
     clip_layer,
-    llava_project,
-    packed,
     patch_tokens,
     table_of,
 )
@@ -79,9 +78,7 @@ def idefics_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Ten
     x = ops.copy(ops.copy(x, "shuffled patches"), "shuffled patches")
     x = x.view(x.num_elements // (x.shape[-1] * squares), x.shape[-1] * squares)
     x = net.linear("multi_modal_projector.modality_projection.proj", x, whole.part("text_config").count("hidden_size"))
-    net.outer.append(x)
-    net.tape.module = "inputs"
-    return ops.copy(x, "features of all images")
+    return joined(net, x)
 
 
 IDEFICS = Sight(
@@ -108,7 +105,7 @@ SIGHTS = {
     "llava_onevision": Sight(
         embed,
         layer,
-        lambda net, whole, picture, x: packed(net, whole, picture, llava_project(net, whole, picture, x, joins=False)),
+        anyres_project,
         all_alike,
         place=place,
         finish=finish,

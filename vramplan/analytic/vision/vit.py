@@ -180,28 +180,36 @@ def chosen_layer(whole: Config) -> int:
     return layer if layer < 0 else layer - whole.part("vision_config").count("num_hidden_layers") - 1
 
 
-def llava_project(net: Net, whole: Config, picture: Picture, x: Tensor, joins: bool = True) -> Tensor:
-    """The class token dropped, two layers; `joins` the features of all images into one tensor."""
+def two_layers(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+    """The class token dropped where the model wants that, two layers."""
     if whole.text("vision_feature_select_strategy", "default") == "default":
         x = ops.rows(x, picture.rows * picture.columns)
     wide, bias = whole.part("text_config").count("hidden_size"), whole.flag("multimodal_projector_bias", True)
     x = net.linear("multi_modal_projector.linear_1", x, wide, bias)
     x = activation(whole.text("projector_hidden_act", "gelu"))(x)
-    x = net.linear("multi_modal_projector.linear_2", x, wide, bias)
-    if not joins:
-        return x
+    return net.linear("multi_modal_projector.linear_2", x, wide, bias)
+
+
+def llava_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+    """Two layers, the features of all images in one tensor."""
+    x = two_layers(net, whole, picture, x)
     net.outer.append(x)
     return ops.copy(x, "features of all images")
 
 
-def packed(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+def anyres_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+    """Two layers, tiles put together."""
+    return packed(net, picture, two_layers(net, whole, picture, x))
+
+
+def packed(net: Net, picture: Picture, x: Tensor) -> Tensor:
     """Tiles put together as an image, padding cut off, an end behind each row, the whole image first.
 
     One image after another (pack_image_features), then all together.
     """
     net.tape.module = "image features"
     width = x.shape[-1]
-    per_tile, images = picture.rows * picture.columns, x.shape[0] // picture.tiles
+    images = x.shape[0] // picture.tiles
     rows, columns = picture.features
     newline = net.parameter("image_newline", width)
     parts = []
@@ -210,10 +218,10 @@ def packed(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
         tiles = ops.copy(tiles, "tiles as an image")
         tiles = ops.cut(tiles, (rows, columns, width))
         tiles = ops.join(newline, tiles, (rows, columns + 1, width))
-        parts.append(ops.join_parts([base, tiles], (picture.tokens, width)))
+        parts.append(ops.join_rows([base, tiles], (picture.tokens, width)))
         del base, tiles, one
     net.outer += parts
-    return ops.join_parts(parts, (images * picture.tokens, width))
+    return ops.join_rows(parts, (images * picture.tokens, width))
 
 
 SIGHTS = {
@@ -232,7 +240,7 @@ SIGHTS = {
     "llava_next": Sight(
         clip_embed,
         clip_layer,
-        lambda net, whole, picture, x: packed(net, whole, picture, llava_project(net, whole, picture, x, joins=False)),
+        anyres_project,
         all_alike,
         place=clip_place,
         finish=clip_finish,
