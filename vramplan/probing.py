@@ -62,8 +62,10 @@ class Bench:
             self._check_host(spec, job)
         if job.method not in ("full", "lora", "dora"):
             raise UnsupportedError(f"--method {job.method} is not probed yet; probed: full, lora, dora")
-        if job.strategy == "fsdp" and self.device == "cpu":
-            raise UnsupportedError("--strategy fsdp --device cpu: the host's watch does not see into sharded tensors")
+        if job.strategy != "ddp" and self.device == "cpu":
+            raise UnsupportedError(
+                f"--strategy {job.strategy} --device cpu: the host's watch does not see into sharded tensors"
+            )
         request = Request(
             spec=spec,
             job=job,

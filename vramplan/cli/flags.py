@@ -70,7 +70,7 @@ JOB_FLAGS = {
     "attention": Flag(str, "sdpa, flash or eager (sdpa)."),
     "loss": Flag(str, "standard, sliced (transformers before 4.49), liger or chunked (standard)."),
     "loop": Flag(str, "trainer (transformers' Trainer) or plain (trainer)."),
-    "strategy": Flag(str, "ddp; fsdp with `probe`; zero1, zero2 and zero3 are refused so far (ddp)."),
+    "strategy": Flag(str, "ddp; with `probe` also fsdp, zero1, zero2 and zero3 (ddp)."),
     "offload": Flag(str, "none; anything else is refused so far (none)."),
     "job": Flag(Path, "A JSON file with more settings of the job."),
 }

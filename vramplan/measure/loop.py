@@ -31,6 +31,19 @@ MAX_GRAD_NORM = 1.0
 Inputs = Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...]
 
 
+class Engine(Protocol):
+    """Runs backward and the optimizer in the loop's place: DeepSpeed's."""
+
+    def backward(self, loss: torch.Tensor, scale_wrt_gas: bool) -> Any:
+        """Gradients of one micro-batch."""
+
+    def step(self) -> Any:
+        """Clip, update, drop the gradients."""
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        """Say whether the micro-batch to come is an optimizer step's last."""
+
+
 class Observer(Protocol):
     """Whoever looks on while steps run: the watch over tensors, or a meter on a card."""
 
@@ -140,6 +153,8 @@ class Steps:
         """What is called: the model, or what wraps it for several ranks."""
         self.alone: Callable[[], AbstractContextManager[None]] = nullcontext
         """Around each micro-step but an optimizer step's last: ranks do not sum their gradients yet."""
+        self.engine: Engine | None = None
+        """What does backward and update itself, if anything does."""
         self.enter = enter or observer.enter
         self.fill: Callable[[Inputs], Inputs] = lambda inputs: inputs
         """What a real run puts into a batch; a trace has no values."""
@@ -179,7 +194,7 @@ class Steps:
         for number in range(self.micro_steps):
             self.enter("forward")
             inputs = self._inputs()
-            with nullcontext() if number == self.micro_steps - 1 else self.alone():
+            with self._micro_step(number):
                 loss = self._forward(inputs)
                 self._backward(loss)
         self.enter("optimizer")
@@ -199,12 +214,24 @@ class Steps:
             outputs = convert_to_fp32(outputs)
         return loss_of(outputs)
 
+    def _micro_step(self, number: int) -> AbstractContextManager[None]:
+        last = number == self.micro_steps - 1
+        if self.engine is not None:
+            self.engine.set_gradient_accumulation_boundary(is_boundary=last)
+        return nullcontext() if last else self.alone()
+
     def _backward(self, loss: torch.Tensor) -> None:
         self.enter("backward")
+        if self.engine is not None:
+            self.engine.backward(loss, scale_wrt_gas=False)  # the loop has divided it
+            return
         loss.backward()
         self.observer.categorize("gradient", [p.grad for p in self.trained])
 
     def _optimize(self) -> None:
+        if self.engine is not None:
+            self.engine.step()
+            return
         self.optimizer.step()
         for state in self.optimizer.state.values():
             for name, value in state.items():
@@ -221,16 +248,16 @@ class Steps:
             self.total = torch.zeros((), device=self.device)
         for number, inputs in enumerate(batches[: self.micro_steps]):
             self.enter("forward")
-            with nullcontext() if number == self.micro_steps - 1 else self.alone():
+            with self._micro_step(number):
                 loss = self._training_step(first_of(inputs, number and self.job.gradient_accumulation_steps - 1), items)
             torch.isnan(loss)  # logging_nan_inf_filter
             torch.isinf(loss)
             self.total += loss
         del inputs
         self.enter("optimizer")
-        norm = nn.utils.clip_grad_norm_(self.trained, MAX_GRAD_NORM)
+        if self.engine is None:
+            self.held.append(nn.utils.clip_grad_norm_(self.trained, MAX_GRAD_NORM))
         self._optimize()
-        self.held.append(norm)
 
     def _fetch(self) -> tuple[list[Inputs], torch.Tensor | None]:
         """A step's micro-batches come together (get_batch_samples); those beyond the second are one tensor here."""

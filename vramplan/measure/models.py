@@ -6,7 +6,8 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,8 +53,15 @@ class Subject:
     """The images of its samples."""
 
 
-def build(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool = False) -> Subject:
+Making = Callable[[], AbstractContextManager[Any]]
+
+
+def build(
+    spec: ModelSpec, job: Job, device: str, trust_remote_code: bool = False, making: Making = nullcontext
+) -> Subject:
     """The model as it is trained: adapters on it, checkpointing switched on, in training mode; on `device`.
+
+    `making` goes around the constructor of transformers' class: what divides its weights as they come.
 
     Raises:
         VramplanError: for an architecture that the installed transformers does not know, and all else that cannot be.
@@ -62,7 +70,7 @@ def build(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool = Fals
     if spec.model_type == IMPORT_PATH:
         subject = from_import_path(spec.name, job, device)
     else:
-        subject = from_config(spec, job, device, trust_remote_code)
+        subject = from_config(spec, job, device, trust_remote_code, making)
     module, eyes = subject.module, EYES.get(spec.model_type)
     if eyes is not None:
         freeze(module, job, eyes)
@@ -94,7 +102,7 @@ def settle(spec: ModelSpec, job: Job) -> Job:
 # -- transformers ------------------------------------------------------------------------------------------------------
 
 
-def from_config(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool) -> Subject:
+def from_config(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool, making: Making) -> Subject:
     """Transformers' own class, without weights.
 
     Raises:
@@ -104,11 +112,10 @@ def from_config(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool)
 
     config = _transformers_config(spec, trust_remote_code)
     attention = {"flash": "flash_attention_2"}.get(job.attention, job.attention)
+    make = _class_for(spec, config, trust_remote_code)
     try:
-        with torch.device(device):
-            model = _class_for(spec, config, trust_remote_code)(
-                config, attn_implementation=attention, dtype=DTYPES[job.dtype]
-            )
+        with torch.device(device), making():
+            model = make(config, attn_implementation=attention, dtype=DTYPES[job.dtype])
     except (Exception, SystemExit) as error:  # model code of any origin
         if isinstance(error, VramplanError):
             raise

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.errors import ConfigError
 from vramplan.job import Job
 from vramplan.measure.dtypes import DTYPES
 from vramplan.measured import UNDER_TORCHRUN, Measured, Request, fullest
@@ -62,7 +62,7 @@ def wrap(module: nn.Module, job: Job, device: torch.device) -> tuple[nn.Module, 
     """The model as its ranks call it, and what goes around micro-steps whose gradients are not summed yet.
 
     Raises:
-        VramplanError: for a strategy that cannot be had here.
+        ConfigError: where FSDP cannot take the model.
     """
     if job.num_gpus == 1:
         return module, nullcontext
@@ -70,7 +70,7 @@ def wrap(module: nn.Module, job: Job, device: torch.device) -> tuple[nn.Module, 
         return _ddp(module, device)
     if job.strategy == "fsdp":
         return _fsdp(module, job, device)
-    raise UnsupportedError(f"--strategy {job.strategy}: DeepSpeed's engines are not probed yet; probed: ddp, fsdp")
+    return module, nullcontext  # DeepSpeed's engine takes the optimizer too: zero.py
 
 
 def _ddp(module: nn.Module, device: torch.device) -> tuple[nn.Module, Alone]:

@@ -17,7 +17,7 @@ from vramplan import nvml
 from vramplan.allocator import AllocatorSettings
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError
 from vramplan.job import Job
-from vramplan.measure import optimizers, ranks
+from vramplan.measure import optimizers, ranks, zero
 from vramplan.measure.cuda import as_cuda
 from vramplan.measure.extra import NEEDED
 from vramplan.measure.loop import MOST_MICRO_STEPS, Inputs, Steps
@@ -143,7 +143,8 @@ class _Real:
         recipe = optimizers.recipe(job)
         meter.enter("loaded")
         sharded = job.strategy == "fsdp" and job.num_gpus > 1  # then no card ever holds the whole model
-        subject = build(request.spec, job, "meta" if sharded else str(self.device), request.trust_remote_code)
+        where, making = "meta" if sharded else str(self.device), zero.making(job, self.device)
+        subject = build(request.spec, job, where, request.trust_remote_code, making)
         fill = filler(subject, job)
         self.counts = _counts(subject.module)
         subject = replace(subject, example=_on_host(subject.example))
@@ -152,6 +153,8 @@ class _Real:
         with meter.watching(subject.module):
             steps = Steps(subject, job, recipe, meter, device=str(self.device))
             steps.model, steps.alone, steps.fill = wrapped, alone, fill
+            if job.strategy in zero.STAGES and job.num_gpus > 1:
+                steps.model = steps.engine = zero.engine_for(steps, job, self.device)
             for number in range(request.steps):
                 tell(f"step {number + 1} of {request.steps}", 0.3 + 0.6 * number / request.steps)
                 steps.run()
