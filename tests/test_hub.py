@@ -16,8 +16,11 @@ from huggingface_hub.utils import _http, close_session, disable_progress_bars
 import vramplan
 from tests.helpers import spec_of
 from tests.hub_server import Fault, HubServer, Repo, safetensors, sharded
-from vramplan import hub
+from vramplan import Job, hub
+from vramplan.catalog import find_model
 from vramplan.errors import HubError, SpecError, UnknownNameError, VramplanError
+from vramplan.hub import resolve_model
+from vramplan.images import picture_of
 
 TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -222,3 +225,72 @@ def test_configurations_that_cannot_be(tmp_path: Path, change: dict[str, Any], s
 def test_a_shipped_model_needs_no_hub(server: HubServer) -> None:
     assert hub.resolve_model("qwen/QWEN2.5-7b") == spec_of("Qwen/Qwen2.5-7B")
     assert not server.log
+
+
+QWEN = json.dumps(dict(find_model("Qwen/Qwen2.5-VL-3B-Instruct").config) | {"model_type": "qwen2_5_vl"}).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("preprocessor_config.json", {"max_pixels": 401408}),
+        ("processor_config.json", {"image_processor": {"size": {"shortest_edge": 3136, "longest_edge": 401408}}}),
+    ],
+)
+def test_the_image_processor_is_read_too(server: HubServer, tmp_path: Path, name: str, text: dict[str, Any]) -> None:
+    files = {"config.json": QWEN, name: json.dumps(text).encode()}
+    server.repos["someone/sees"] = Repo(files)
+    for file, data in files.items():
+        (tmp_path / file).write_bytes(data)
+    for spec in (resolve_model("someone/sees"), resolve_model(str(tmp_path)), resolve_model(f"{tmp_path}/config.json")):
+        picture = picture_of(spec, Job(images=1, image_size=(2000, 2000), sequence_length=4096))
+        assert picture is not None
+        assert picture.tokens == 484, "22 x 22 tokens of 28 pixels: what 401,408 pixels allow"
+
+
+def test_internvl_in_its_own_words(tmp_path: Path) -> None:
+    """As OpenGVLab writes it; the shipped specification of the same model is the outside fact."""
+    own = {
+        "model_type": "internvl_chat",
+        "architectures": ["InternVLChatModel"],
+        "downsample_ratio": 0.5,
+        "dynamic_image_size": True,
+        "force_image_size": 448,
+        "max_dynamic_patch": 12,
+        "min_dynamic_patch": 1,
+        "use_thumbnail": True,
+        "llm_config": {
+            "model_type": "internlm2",
+            "bias": False,
+            "hidden_size": 4096,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "intermediate_size": 14336,
+            "vocab_size": 92553,
+            "max_position_embeddings": 32768,
+            "tie_word_embeddings": False,
+        },
+        "vision_config": {
+            "model_type": "intern_vit_6b",
+            "hidden_size": 1024,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "intermediate_size": 4096,
+            "image_size": 448,
+            "patch_size": 14,
+            "qkv_bias": True,
+            "qk_normalization": False,
+            "norm_type": "layer_norm",
+            "hidden_act": "gelu",
+        },
+    }
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    shipped = find_model("OpenGVLab/InternVL2_5-8B")
+    on = {"gpu": "h100", "images": 1, "image_size": "1344x896", "sequence_length": 4096}
+    found, expected = (vramplan.estimate(one, **on) for one in (str(tmp_path), shipped))
+    assert found.num_parameters == expected.num_parameters == shipped.num_parameters
+    assert found.device_total_bytes == expected.device_total_bytes
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in own.items() if k != "llm_config"}))
+    with pytest.raises(SpecError, match="no 'llm_config'"):
+        resolve_model(str(tmp_path))

@@ -17,13 +17,17 @@ from typing import Any
 from pydantic import ValidationError
 
 from vramplan.catalog import find_model, known_model_names
+from vramplan.dialects import DIALECTS
 from vramplan.errors import HubError, SpecError, UnknownNameError, nearest_names
+from vramplan.images import EYES
 from vramplan.spec import IMPORT_PATH, ModelSpec
 
 TIMEOUT_SECONDS = 10.0
 """For all requests about one model together."""
 MOST_BYTES = 32_000_000
 """Of one answer: a safetensors header is far below, a server that ignores ranges would send the weights."""
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+"""Where an image processor says what it does; the second since transformers 5."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -77,39 +81,43 @@ def from_folder(folder: Path) -> ModelSpec:
 
 
 def from_config_file(path: Path) -> ModelSpec:
-    """A model from its config.json alone.
+    """A model from its config.json, and what its image processor says in the file beside it.
 
     Raises:
-        SpecError: when the file cannot be read or is no model configuration.
+        SpecError: when a file cannot be read or is no model configuration.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: cannot be read ({error})") from error
-    return spec_from_text(text, str(path), str(path))
-
-
-def spec_from_text(text: str, name: str, where: str) -> ModelSpec:
-    """A model from the text of its config.json.
-
-    Raises:
-        SpecError: when it is no JSON object with a model_type.
-    """
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise SpecError(f"{where}: broken JSON at line {error.lineno}: {error.msg}") from error
-    except RecursionError as error:
-        raise SpecError(f"{where}: nested too deeply") from error
-    if not isinstance(config, dict):
-        raise SpecError(f"{where}: expected a JSON object with a model's configuration")
+    config = _json_object(path)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
-        raise SpecError(f"{where}: no 'model_type'; is this a transformers config.json?")
+        raise SpecError(f"{path}: no 'model_type'; is this a transformers config.json?")
+    processor: dict[str, Any] = {}
+    if model_type in DIALECTS:
+        config, processor = DIALECTS[model_type](config, str(path))
+        model_type = config["model_type"]
+    beside = next((path.parent / name for name in PROCESSOR_FILES if (path.parent / name).is_file()), None)
+    if model_type in EYES and beside is not None:
+        own = _json_object(beside)
+        processor = {**own.get("image_processor", own), **processor}
     try:
-        return ModelSpec(name=name, model_type=model_type, config=config, sources=(where,))
+        return ModelSpec(
+            name=str(path), model_type=model_type, config=config, processor=processor, sources=(str(path),)
+        )
     except ValidationError as error:
-        raise SpecError(f"{where}: {error.errors()[0]['msg']}") from error
+        raise SpecError(f"{path}: {error.errors()[0]['msg']}") from error
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise SpecError(f"{path}: broken JSON at line {error.lineno}: {error.msg}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read ({error})") from error
+    except RecursionError as error:
+        raise SpecError(f"{path}: nested too deeply") from error
+    if not isinstance(raw, dict):
+        raise SpecError(f"{path}: expected a JSON object with a model's configuration")
+    return raw
 
 
 def count_in_folder(folder: Path) -> int | None:
@@ -164,11 +172,28 @@ def from_hub(repo: str) -> ModelSpec:
                 if isinstance(error, (OSError, ValueError, *_transport_errors())):  # OfflineModeIsEnabled is an OSError
                     raise _explained(repo, error) from error
                 raise
+            _fetch_processor(repo, Path(path))
             spec = from_config_file(Path(path)).model_copy(update={"name": repo})
             stored = _count_on_hub(repo, Path(path).parent)
     finally:
         hub_logging.set_verbosity(verbosity)
     return spec.model_copy(update={"stored_parameters": stored, "sources": (f"Hub: {repo}",)})
+
+
+def _fetch_processor(repo: str, config: Path) -> None:
+    """Get the image processor's file beside config.json, for a model that sees; without one, defaults hold."""
+    import huggingface_hub as hub
+
+    if _json_object(config).get("model_type") not in EYES:
+        return
+    for name in PROCESSOR_FILES:
+        try:
+            hub.hf_hub_download(repo, name)
+        except Exception as error:
+            if not isinstance(error, (OSError, ValueError, *_transport_errors())):
+                raise
+        else:
+            return
 
 
 def _count_on_hub(repo: str, snapshot: Path) -> int | None:
