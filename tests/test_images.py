@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 import vramplan
@@ -9,7 +12,8 @@ from tests.helpers import card_of, cli, cli_json, spec_of
 from vramplan import resolutions
 from vramplan.defaults import complete_job, image_size
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
-from vramplan.images import EYES, Picture, picture_of
+from vramplan.images import EYES, Picture, Size, picture_of
+from vramplan.spec import ModelSpec
 
 INTERNVL = "OpenGVLab/InternVL2_5-8B"
 SIZES = ((336, 336), (1344, 896), (3000, 4000))
@@ -172,3 +176,36 @@ def test_on_the_command_line() -> None:
         done = cli("images", INTERNVL, "--gpu", "rtx4090", *bad)
         assert done.returncode == 2, bad
         assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "processor", "tokens"),
+    [
+        ("minicpmv", {"query_num": 96}, {}, (98, 689, 984)),
+        ("minicpmv", {"query_num": 64}, {"max_slice_nums": 9}, (69, 466, 665)),
+        ("phi3_v", {}, {"num_crops": 16}, (2509, 1921, 1933)),
+        ("phi3_v", {}, {"num_crops": 4}, (757, 757, 757)),
+        ("deepseek_vl_v2", {"vision_config": {"patch_size": 14}}, {}, (421, 1415, 2017)),
+        ("qwen", {"visual": {"image_size": 448, "n_queries": 256}}, {}, (258, 258, 258)),
+        ("kimi_vl", {}, {"in_token_limit": 4096}, (148, 1084, 1040)),
+        ("kimi_vl", {}, {"in_token_limit": 16384}, (148, 1540, 4204)),
+    ],
+)
+def test_tokens_of_processors_outside_transformers(
+    model_type: str, config: dict[str, Any], processor: dict[str, Any], tokens: tuple[int, ...]
+) -> None:
+    """Against the processors as mlx-vlm 0.7.10 carries them; MiniCPM-V and Qwen-VL by their own rules, worked by hand."""
+    spec = ModelSpec(name="remote", model_type=model_type, config=config, processor=processor)
+    rows = resolutions.counts(spec, [Size(336, 336), Size(1344, 896), Size(3000, 4000)])
+    assert tuple(picture.all_tokens for _, picture in rows) == tokens
+
+
+def test_counted_models_say_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "minicpmv", "query_num": 64}')
+    done = cli("images", str(tmp_path), "--gpu", "h100", "--sizes", "1344x896")
+    assert done.returncode == 0
+    assert "466" in done.stdout
+    assert "its memory is not" in done.stdout
+    done = cli("estimate", str(tmp_path), "--gpu", "h100", "--images", "1")
+    assert done.returncode == 2
+    assert "`vramplan images` counts its tokens" in done.stderr

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from vramplan.analytic.architecture import architecture_of, is_described
 from vramplan.card import Card
 from vramplan.errors import ConfigError, UnsupportedError
-from vramplan.images import EYES, picture_of
+from vramplan.images import COUNTED, EYES, picture_of
 from vramplan.job import MAX_COUNT, Job
 from vramplan.spec import ModelSpec
 
@@ -115,9 +115,10 @@ def _check_blind(spec: ModelSpec, job: dict[str, Any]) -> None:
     for name in SEEING:
         if job.get(name, Job.model_fields[name].default) != Job.model_fields[name].default:
             flag = f"--{name.replace('_', '-')} {job[name]}"
-            if "vision_config" in spec.config:
+            if spec.model_type in COUNTED or "vision_config" in spec.config:
                 raise UnsupportedError(
                     f"{flag}: how {spec.model_type} sees is not described yet; known: {', '.join(EYES)}"
+                    + ("; `vramplan images` counts its tokens" if spec.model_type in COUNTED else "")
                 )
             raise ConfigError(f"{flag}: {spec.name} takes text alone")
 

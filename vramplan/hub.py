@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from vramplan.catalog import find_model, known_model_names
 from vramplan.dialects import DIALECTS
 from vramplan.errors import HubError, SpecError, UnknownNameError, nearest_names
-from vramplan.images import EYES
+from vramplan.images import PROCESSORS
 from vramplan.spec import IMPORT_PATH, ModelSpec
 
 TIMEOUT_SECONDS = 10.0
@@ -95,7 +95,7 @@ def from_config_file(path: Path) -> ModelSpec:
         config, processor = DIALECTS[model_type](config, str(path))
         model_type = config["model_type"]
     beside = next((path.parent / name for name in PROCESSOR_FILES if (path.parent / name).is_file()), None)
-    if model_type in EYES and beside is not None:
+    if model_type in PROCESSORS and beside is not None:
         own = _json_object(beside)
         processor = {**own.get("image_processor", own), **processor}
     try:
@@ -184,7 +184,7 @@ def _fetch_processor(repo: str, config: Path) -> None:
     """Get the image processor's file beside config.json, for a model that sees; without one, defaults hold."""
     import huggingface_hub as hub
 
-    if _json_object(config).get("model_type") not in EYES:
+    if _json_object(config).get("model_type") not in PROCESSORS:
         return
     for name in PROCESSOR_FILES:
         try:

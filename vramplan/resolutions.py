@@ -10,7 +10,7 @@ from vramplan import api
 from vramplan.card import Card
 from vramplan.defaults import complete_job, image_size
 from vramplan.errors import ConfigError, UnknownNameError
-from vramplan.images import EYES, Picture, Size, picture_of
+from vramplan.images import EYES, PROCESSORS, Limits, Picture, Size, count, picture_of
 from vramplan.job import MAX_COUNT
 from vramplan.learned import CONFIDENCE
 from vramplan.progress import Progress, silent
@@ -92,6 +92,23 @@ def table(
         at_one = found.smallest
         rows.append(Row(size, picture, full.sequence_length, found.max_micro_batch_size, at_one))
     return rows
+
+
+def counts(
+    spec: ModelSpec,
+    sizes: Sequence[Size] = SIZES,
+    min_pixels: int | None = None,
+    max_pixels: int | None = None,
+    max_tiles: int | None = None,
+) -> list[tuple[Size, Picture]]:
+    """What the model's processor makes of each size; memory aside.
+
+    Raises:
+        ConfigError: for a model that takes no images, a size or a limit that its processor refuses.
+    """
+    _check_sees(spec)
+    limits = Limits(min_pixels, max_pixels, max_tiles)
+    return [(size, count(spec, size, limits)) for size in sizes]
 
 
 def fitted(spec: ModelSpec, card: Card, job: dict[str, Any]) -> dict[str, Any]:
@@ -196,9 +213,14 @@ def _run(spec: ModelSpec, card: Card, confidence: float, job: dict[str, Any]) ->
 def _resolve(model: str | ModelSpec, gpu: str | Card, sees: bool = True) -> tuple[ModelSpec, Card]:
     card = api.load_card(gpu)
     spec = api.load_model(model)
-    if sees and spec.model_type not in EYES:
-        raise ConfigError(f"{spec.name} takes text alone; models that see are of type {', '.join(sorted(EYES))}")
+    if sees:
+        _check_sees(spec)
     return spec, card
 
 
-__all__ = ["QUANTITIES", "SIZES", "Row", "Solved", "solve", "table"]
+def _check_sees(spec: ModelSpec) -> None:
+    if spec.model_type not in PROCESSORS:
+        raise ConfigError(f"{spec.name} takes text alone; models that see are of type {', '.join(sorted(PROCESSORS))}")
+
+
+__all__ = ["QUANTITIES", "SIZES", "Row", "Solved", "counts", "solve", "table"]

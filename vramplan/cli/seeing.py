@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vramplan.cli.flags import AsJson, Confidence, Gpu, Model, progress, sure, with_job_flags
 from vramplan.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vramplan.images import Size
+    from vramplan.spec import ModelSpec
 
 
 @with_job_flags
@@ -25,7 +30,7 @@ def images(
     """Say what images of many sizes cost, and the largest micro-batch with each."""
     from vramplan import api, resolutions
     from vramplan.defaults import image_size
-    from vramplan.images import Size
+    from vramplan.images import COUNTED, Size
 
     if given.get("image_size") is not None:
         raise ConfigError("--image-size is what `images` shows many of: use --sizes")
@@ -34,9 +39,12 @@ def images(
     wanted = resolutions.SIZES
     if sizes is not None:
         wanted = tuple(Size(*image_size(one)) for one in sizes.split(","))
-    card = api.load_card(gpu)
+    card, spec = api.load_card(gpu), api.load_model(model)
+    if spec.model_type in COUNTED:
+        _count(spec, wanted, as_json, given, plot)
+        raise typer.Exit(0)
     with progress() as tell:
-        rows = resolutions.table(model, card, wanted, progress=tell, **sure(confidence), **given)
+        rows = resolutions.table(spec, card, wanted, progress=tell, **sure(confidence), **given)
     from vramplan.render import images as shown
 
     if plot is not None:
@@ -50,3 +58,20 @@ def images(
 
         text.print_all(shown.table(rows, card))
     raise typer.Exit(0 if any(row.max_micro_batch_size for row in rows) else 1)
+
+
+def _count(spec: ModelSpec, sizes: Sequence[Size], as_json: bool, given: dict[str, Any], plot: Path | None) -> None:
+    """Tokens alone."""
+    from vramplan import resolutions
+    from vramplan.render import images as shown
+    from vramplan.render import json as as_text
+    from vramplan.render import text
+
+    if plot is not None:
+        raise ConfigError(f"--plot: the memory of {spec.model_type} is not described, only its tokens are counted")
+    limits = {name: given[name] for name in ("min_pixels", "max_pixels", "max_tiles") if name in given}
+    rows = resolutions.counts(spec, sizes, **limits)
+    if as_json:
+        print(as_text.dumps(as_text.counts(rows)))
+    else:
+        text.print_all(shown.counts(spec.name, spec.model_type, rows))

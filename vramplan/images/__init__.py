@@ -5,6 +5,7 @@ from __future__ import annotations
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.images import grids, tiles
 from vramplan.images.picture import Eyes, Limits, Picture, Processor, Size, Tensor
+from vramplan.images.remote import COUNTED
 from vramplan.job import Job
 from vramplan.spec import Config, ModelSpec
 
@@ -37,12 +38,29 @@ EYES: dict[str, Eyes] = {
     "qwen2_vl": Eyes(grids.qwen2_vl, *QWEN),
     "qwen2_5_vl": Eyes(grids.qwen2_vl, *QWEN),
     "qwen3_vl": Eyes(grids.qwen3_vl, *QWEN),
+    "qwen3_vl_moe": Eyes(grids.qwen3_vl, *QWEN),
+    "qwen3_5": Eyes(grids.qwen3_vl, *QWEN),
+    "qwen3_5_moe": Eyes(grids.qwen3_vl, *QWEN),
     "glm4v": Eyes(grids.glm4v, *QWEN),
+    "glm4v_moe": Eyes(grids.glm4v, *QWEN),
 }
 """By transformers' model_type."""
 
+PROCESSORS = {**COUNTED, **{model_type: eyes.processor for model_type, eyes in EYES.items()}}
+"""All whose tokens can be counted, also where no block describes the model."""
+
 USUAL_SIZE = Size(1024, 1024)
 """Taken where nothing is said: about what a phone's picture is scaled to for a data set."""
+
+
+def count(spec: ModelSpec, size: Size, limits: Limits) -> Picture:
+    """What the model's processor makes of one image.
+
+    Raises:
+        ConfigError: for an image or limits that the processor refuses.
+    """
+    config, processor = Config(spec.config, spec.name), Config(spec.processor, f"{spec.name}: preprocessor_config.json")
+    return PROCESSORS[spec.model_type](config, processor, size, limits)
 
 
 def picture_of(spec: ModelSpec, job: Job) -> Picture | None:
@@ -51,15 +69,13 @@ def picture_of(spec: ModelSpec, job: Job) -> Picture | None:
     Raises:
         ConfigError: for an image or limits that the processor refuses, or more image tokens than fit the sequence.
     """
-    eyes = EYES.get(spec.model_type)
-    if eyes is None:
+    if spec.model_type not in PROCESSORS:
         if job.images:
             raise ConfigError(f"--images {job.images}: {spec.name} takes text alone")
         return None
     size = Size(*(job.image_size or USUAL_SIZE))
     limits = Limits(job.min_pixels, job.max_pixels, job.max_tiles)
-    config, processor = Config(spec.config, spec.name), Config(spec.processor, f"{spec.name}: preprocessor_config.json")
-    found = eyes.processor(config, processor, size, limits)
+    found = count(spec, size, limits)
     if job.images * found.all_tokens > job.sequence_length:
         each = f"{job.images} images of {size} pixels make" if job.images > 1 else f"an image of {size} pixels makes"
         raise ConfigError(
@@ -69,4 +85,17 @@ def picture_of(spec: ModelSpec, job: Job) -> Picture | None:
     return found
 
 
-__all__ = ["EYES", "USUAL_SIZE", "Eyes", "Limits", "Picture", "Processor", "Size", "Tensor", "picture_of"]
+__all__ = [
+    "COUNTED",
+    "EYES",
+    "PROCESSORS",
+    "USUAL_SIZE",
+    "Eyes",
+    "Limits",
+    "Picture",
+    "Processor",
+    "Size",
+    "Tensor",
+    "count",
+    "picture_of",
+]

@@ -14,6 +14,7 @@ from rich.text import Text
 from vramplan.card import Card
 from vramplan.errors import ConfigError, MissingDependencyError
 from vramplan.files import write as write_file
+from vramplan.images import Picture, Size
 from vramplan.render.plot import INSTALL
 from vramplan.render.text import bar, footer, gib, heading
 from vramplan.resolutions import Row, Solved
@@ -49,6 +50,17 @@ def table(rows: Sequence[Row], card: Card) -> RenderableType:
         " micro-batch 1, `largest` is the largest micro-batch that fits."
     )
     return Group(heading(first, card, job.num_gpus), Text(""), shown, Text(""), Text(each), Text(""), *footer(first))
+
+
+def counts(model: str, model_type: str, rows: Sequence[tuple[Size, Picture]]) -> RenderableType:
+    """`vramplan images` for a model whose memory nothing describes."""
+    shown = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
+    for name in ("pixels", "becomes", "tokens"):
+        shown.add_column(name, justify="left" if name == "becomes" else "right", no_wrap=True)
+    for size, picture in rows:
+        shown.add_row(str(size), picture.said, f"{picture.all_tokens:,}")
+    missing = f"Note: no block describes {model_type}: its tokens are counted, its memory is not estimated."
+    return Group(Text(model, style="bold"), Text(""), shown, Text(""), Text(missing, style="yellow"))
 
 
 def solved(one: Solved) -> Text:

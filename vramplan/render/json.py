@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vramplan.card import Card
+from vramplan.images import Picture, Size
 from vramplan.plan import Plan, Run, Search
 from vramplan.resolutions import Row, Solved
 from vramplan.result import Estimate
@@ -121,16 +122,26 @@ def search(one: Search, run: Run) -> dict[str, Any]:
     }
 
 
+def _counts(picture: Picture) -> dict[str, Any]:
+    return {
+        "becomes": picture.said,
+        "tokens": picture.tokens,
+        "extra_tokens": picture.extra_tokens,
+        "tiles": picture.tiles,
+    }
+
+
+def counts(rows: Sequence[tuple[Size, Picture]]) -> list[dict[str, Any]]:
+    """`vramplan images --json` for a model whose memory nothing describes."""
+    return [{**size._asdict(), **_counts(picture)} for size, picture in rows]
+
+
 def images(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """`vramplan images --json`."""
     return [
         {
-            "width": row.size.width,
-            "height": row.size.height,
-            "becomes": row.picture.said,
-            "tokens": row.picture.tokens,
-            "extra_tokens": row.picture.extra_tokens,
-            "tiles": row.picture.tiles,
+            **row.size._asdict(),
+            **_counts(row.picture),
             "patches": row.picture.patches,
             "sequence_length": row.sequence_length,
             "max_micro_batch_size": row.max_micro_batch_size,
