@@ -194,7 +194,7 @@ def test_on_the_command_line() -> None:
 def test_tokens_of_processors_outside_transformers(
     model_type: str, config: dict[str, Any], processor: dict[str, Any], tokens: tuple[int, ...]
 ) -> None:
-    """Against the processors as mlx-vlm 0.7.10 carries them; MiniCPM-V and Qwen-VL by their own rules, worked by hand."""
+    """Against the processors as mlx-vlm 0.7.10 carries them; MiniCPM-V and Qwen-VL by their rules, by hand."""
     spec = ModelSpec(name="remote", model_type=model_type, config=config, processor=processor)
     rows = resolutions.counts(spec, [Size(336, 336), Size(1344, 896), Size(3000, 4000)])
     assert tuple(picture.all_tokens for _, picture in rows) == tokens

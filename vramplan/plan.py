@@ -81,6 +81,8 @@ class Advice:
     micro_batch_size: int
     """The micro-batch the figures are for."""
     device_total_bytes: int
+    update: Mapping[str, Any] = field(default_factory=dict)
+    """The same as fields of the job; empty for another card."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,5 +403,16 @@ def _advise(
         if (lever.card is None and saved <= 0) or (largest is not None and not fits):
             continue
         need = changed.need(micro, steps)
-        found.append(Advice(lever.change, lever.why, lever.cost, saved, fits, micro, need))
+        found.append(
+            Advice(
+                lever.change,
+                lever.why,
+                lever.cost,
+                saved,
+                fits,
+                micro,
+                need,
+                lever.update if lever.card is None else {},
+            )
+        )
     return found

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from vramplan.cli import lists, measuring, planning, seeing
+from vramplan.cli import checking, lists, measuring, planning, seeing
 from vramplan.errors import VramplanError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app = typer.Typer(
 for command in (
     planning.suggest,
     planning.estimate,
+    checking.check,
     seeing.images,
     measuring.probe,
     measuring.measure,

@@ -9,6 +9,7 @@ from typing import Any
 from vramplan.card import Card
 from vramplan.images import Picture, Size
 from vramplan.plan import Plan, Run, Search
+from vramplan.preflight import Verdict
 from vramplan.resolutions import Row, Solved
 from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
@@ -169,3 +170,34 @@ def model(spec: ModelSpec) -> dict[str, Any]:
 def card(one: Card) -> dict[str, Any]:
     """One entry of `vramplan gpus --json`."""
     return one.model_dump(mode="json")
+
+
+def verdict(one: Verdict) -> dict[str, Any]:
+    """`vramplan check --json`."""
+    plan = one.search.recommended if one.search else None
+    return {
+        "fits": one.fits,
+        "need_bytes": one.need_bytes,
+        "free_bytes": one.free_bytes,
+        "evaluation_bytes": one.evaluation_bytes,
+        "framework": one.reading.framework,
+        "framework_version": one.reading.version,
+        "job": one.estimate.job.model_dump(mode="json"),
+        "notes": [note._asdict() for note in one.reading.notes],
+        "plan": plan
+        and {
+            "micro_batch_size": plan.micro_batch_size,
+            "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        },
+        "advice": [
+            {
+                "change": advice.change,
+                "settings": one.reading.say(advice.update),
+                "fits": advice.fits,
+                "device_total_bytes": advice.device_total_bytes,
+                "cost": advice.cost,
+            }
+            for advice in (one.search.advice if one.search else ())
+        ],
+        "estimate": estimate(one.estimate),
+    }

@@ -1,0 +1,205 @@
+"""`vramplan check` as its user calls it, and configurations that no one would write on purpose."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers import cli
+from tests.test_frameworks import FOLDER
+from vramplan import preflight
+from vramplan.errors import ConfigError, VramplanError
+from vramplan.frameworks import FRAMEWORKS, Cards, Setting, Source
+from vramplan.frameworks.files import read_mapping
+from vramplan.frameworks.find import Found, from_path, from_words
+from vramplan.frameworks.shell import commands
+
+PUBLISHED = (
+    "swift sft --model Qwen2.5-7B-Instruct --train_type lora --dataset a#500 --torch_dtype bfloat16"
+    " --num_train_epochs 1 --per_device_train_batch_size 1 --gradient_accumulation_steps 16 --max_length 2048"
+    " --learning_rate 1e-4 --lora_rank 8 --lora_alpha 32 --target_modules all-linear --output_dir output"
+).split()
+
+
+def test_the_published_command() -> None:
+    """ms-swift's README gives 18 to 22 GB for it, on a card of 24."""
+    found = preflight.check(PUBLISHED, "rtx4090d")
+    assert found.fits
+    assert found.estimate.job.global_batch_size == 16
+    assert 18e9 < found.need_bytes < 22e9
+    assert not [note for note in found.reading.notes if note.kind == "unknown"]
+
+
+def test_exit_codes_and_words() -> None:
+    fits = cli("check", "--gpu", "rtx4090d", "--", *PUBLISHED)
+    assert fits.returncode == 0, fits.stderr
+    assert "FITS" in fits.stdout
+    wide = [word if word != "2048" else "8192" for word in PUBLISHED]
+    found = cli("check", "--gpu", "rtx4090d", "--", *wide)
+    assert found.returncode == 1
+    assert "DOES NOT FIT" in found.stdout
+    assert "--use_liger_kernel true" in found.stdout, "the framework's own words"
+    assert max(len(line) for line in found.stdout.splitlines()) <= 80
+    lost = cli("check", "--gpu", "rtx4090d", "--", "ls", "-l")
+    assert lost.returncode == 2
+    assert lost.stderr.count("\n") == 1
+
+
+def test_json() -> None:
+    done = cli("check", str(FOLDER / "llamafactory/lora.yaml"), "--gpu", "rtx4090", "--json")
+    found = json.loads(done.stdout)
+    assert found["fits"] is True
+    assert found["framework"] == "llamafactory"
+    assert found["job"]["sequence_length"] == 2048
+    assert found["need_bytes"] == found["estimate"]["device_total_bytes"]
+
+
+def test_a_smaller_batch_at_the_same_global_batch(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    text = (FOLDER / "llamafactory/lora.yaml").read_text()
+    path.write_text(text.replace("per_device_train_batch_size: 1", "per_device_train_batch_size: 8"))
+    found = preflight.check(path, "a100-40gb-sxm")
+    assert not found.fits
+    plan = found.search.recommended
+    assert plan.micro_batch_size * plan.gradient_accumulation_steps == 64
+    assert plan.estimate.fits
+
+
+def test_room_that_was_asked_for() -> None:
+    tight = preflight.check(PUBLISHED, "rtx4090d", min_headroom=0.5)
+    assert tight.estimate.fits
+    assert not tight.fits
+
+
+def test_evaluation_counts(tmp_path: Path) -> None:
+    """Eight whole samples of logits in evaluation, one in training: what surprises people after hours."""
+    path = tmp_path / "train.yaml"
+    path.write_text(
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nstage: sft\nfinetuning_type: lora\nbf16: true\nval_size: 0.1\n"
+        "per_device_train_batch_size: 1\nper_device_eval_batch_size: 64\neval_strategy: steps\ncutoff_len: 2048\n"
+    )
+    found = preflight.check(path, "rtx4090")
+    assert found.estimate.fits
+    assert found.evaluation_bytes > found.estimate.device_total_bytes
+    assert not found.fits
+
+
+def test_a_model_that_lies_elsewhere() -> None:
+    words = [word if word != "Qwen2.5-7B-Instruct" else "/data/models/Qwen2.5-7B-Instruct" for word in PUBLISHED]
+    found = preflight.check(words, "rtx4090d")
+    assert found.estimate.model == "Qwen/Qwen2.5-7B-Instruct"
+    assert any("is not here" in note.text for note in found.reading.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "said"),
+    [
+        ("a.yaml", b"", "is empty"),
+        ("a.yaml", b"\xff\xfe\x00", "is binary"),
+        ("a.yaml", b"base_model: x\nname: \xe9\n", "a.yaml:2: is not UTF-8"),
+        ("a.yaml", b"base_model: x\n\tmicro_batch_size: 1\n", "a.yaml:2: broken YAML"),
+        ("a.yaml", b"base_model: x\nbase_model: y\n", "a.yaml:2: a key stands twice"),
+        ("a.yaml", b"- a\n- b\n", "expected settings by name"),
+        ("a.yaml", b"a: [" * 3000, "nested too deeply"),
+        ("a.yaml", b"x: 1\n", "give --framework"),
+        ("a.json", b'{"a": 1,}', "a.json:1: broken JSON"),
+        ("a.json", b'{"base_model": "x", "base_model": "y"}', "stands twice"),
+        ("a.yaml", b"base_model: x\nmicro_batch_size: many\n", "a.yaml:2: micro_batch_size: expected a whole number"),
+        ("a.yaml", b"base_model: x\nmicro_batch_size: -1\n", "at least 1, found -1"),
+        ("a.yaml", b"base_model: x\ndeepspeed: gone.json\n", "a.yaml:2: deepspeed: no file gone.json"),
+        ("a.sh", b"swift sft --model 'x\n", "a.sh:1: a quote ' never ends"),
+        ("a.sh", b"echo hello\n", "no training command"),
+        ("a.sh", b"swift sft --model a\nswift sft --model b\n", "2 training commands"),
+        ("a.sh", b"swift rlhf --rlhf_type dpo --model a\n", "is not read yet"),
+    ],
+)
+def test_files_that_are_broken(tmp_path: Path, name: str, raw: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(raw)
+    with pytest.raises(VramplanError) as error:
+        preflight.read(from_path(tmp_path / name, None, {}), Cards(1))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_bomb_of_aliases(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    (tmp_path / "a.yaml").write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match="aliases that multiply"):
+        read_mapping(tmp_path / "a.yaml")
+
+
+def test_nothing_is_executed(tmp_path: Path) -> None:
+    touched = tmp_path / "touched"
+    text = f"X=$(touch {touched}) swift sft --model `touch {touched}` --lora_rank $((2 * 4))\n!!python/object/apply:os.system\n"
+    (command, _) = commands(text, "a.sh", {})
+    assert command.words[-1] == "8"
+    (tmp_path / "a.yaml").write_text(f"base_model: !!python/object/apply:os.system ['touch {touched}']\n")
+    with pytest.raises(VramplanError):
+        preflight.read(from_path(tmp_path / "a.yaml", None, {}), Cards(1))
+    assert not touched.exists()
+
+
+def test_scripts() -> None:
+    """What a shell makes of these, worked out by hand."""
+    text = (
+        "N=4; export A=one B='two words'\n"
+        "M=${N:-7}; echo $M > /dev/null 2>&1\n"
+        'C="x y" torchrun --nproc_per_node=$N train.py \\\n  --name "$B" --steps $(expr 32 / $N) \\\n'
+        "  # --not this\n"
+        "  --alone\n"
+        "cat <<END\nswift sft\nEND\n"
+    )
+    echo, train, alone, cat = commands(text, "a.sh", {})
+    assert echo.words == ["echo", "4"]
+    assert train.words == ["torchrun", "--nproc_per_node=4", "train.py", "--name", "two words", "--steps", "8"]
+    assert train.environment == {"A": "one", "B": "two words", "C": "x y"}
+    assert train.unexported == {"N": "4", "M": "4"}
+    assert alone.words == ["--alone"], "a comment inside a continued command ends it"
+    assert cat.words == ["cat"]
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-5, 10**9), st.floats(), st.text(max_size=8), st.lists(st.text(max_size=3)),
+    st.dictionaries(st.text(max_size=4), st.integers()), st.sampled_from(["2e-4", "true", "bf16", "auto", "lora", "no"]),
+)  # fmt: skip
+
+
+def _own(name: str) -> dict[str, Any]:
+    paths = [path for path in sorted((FOLDER / name).iterdir()) if path.name not in ("ds_z3.json", "zero.json")]
+    found: dict[str, Any] = {}
+    for path in paths:
+        try:
+            found |= {key: one.value for key, one in from_path(path, None, {}).source.settings.items()}
+        except VramplanError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(FRAMEWORKS))
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_subset_in_any_order_reads(name: str, data: st.DataObject) -> None:
+    """A job, or one line that says what is wrong; never a traceback."""
+    own = _own(name)
+    chosen = data.draw(st.lists(st.sampled_from(sorted(own)), unique=True))
+    odd = data.draw(st.dictionaries(st.sampled_from([*sorted(own), "deepspeed", "stray"]), VALUES, max_size=3))
+    values = {key: own[key] for key in chosen} | odd
+    source = Source({key: Setting(value, f"line of {key}") for key, value in values.items()})
+    try:
+        reading = preflight.read(Found(name, FRAMEWORKS[name], source), Cards(1))
+    except VramplanError as error:
+        assert "\n" not in str(error)
+    else:
+        assert reading.job["micro_batch_size"] > 0
+        assert reading.job["num_gpus"] > 0
+
+
+def test_words_of_another_kind() -> None:
+    with pytest.raises(ConfigError, match="no training command"):
+        from_words(["make", "train"], None, {})

@@ -1,0 +1,61 @@
+"""Configurations as people write them, each against the job that it comes to (tests/configs/expected.json)."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vramplan.errors import VramplanError
+from vramplan.frameworks import Cards
+from vramplan.frameworks.find import from_path
+from vramplan.preflight import read
+
+FOLDER = Path(__file__).parent / "configs"
+CASES = sorted(
+    str(path.relative_to(FOLDER)) for path in FOLDER.glob("*/*") if path.name not in ("ds_z3.json", "zero.json")
+)
+EXPECTED = json.loads((FOLDER / "expected.json").read_text()) if (FOLDER / "expected.json").exists() else {}
+
+
+def come_to(name: str) -> dict[str, Any]:
+    """What a configuration comes to, or what it is refused for."""
+    try:
+        found = from_path(FOLDER / name, None, {})
+        reading = read(found, Cards(1))
+    except VramplanError as error:
+        return {"error": str(error).replace(f"{FOLDER}/", "")}
+    return {
+        "framework": f"{reading.framework} {reading.version}",
+        "model": reading.model,
+        "job": {key: list(value) if isinstance(value, tuple) else value for key, value in reading.job.items()},
+        "evaluates": reading.eval_batch_size,
+        "notes": [f"{note.kind}: {note.key} {note.text}" for note in reading.notes if note.kind != "ignored"],
+        "ignored": sorted(note.key for note in reading.notes if note.kind == "ignored"),
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_configurations(name: str) -> None:
+    assert come_to(name) == EXPECTED[name]
+
+
+def test_every_framework_has_its_folder() -> None:
+    counts = {
+        folder.name: len([name for name in CASES if name.startswith(f"{folder.name}/")]) for folder in FOLDER.glob("*/")
+    }
+    assert counts.keys() == {"ms-swift", "llamafactory", "axolotl", "trl", "transformers"}
+    assert min(counts.values()) >= 8, counts
+
+
+def write() -> None:
+    """Write what they come to now; to be read through before it is committed."""
+    (FOLDER / "expected.json").write_text(json.dumps({name: come_to(name) for name in CASES}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    write()
+    print(os.path.relpath(FOLDER / "expected.json"))

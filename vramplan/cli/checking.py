@@ -1,0 +1,81 @@
+"""`vramplan check`: the configuration that the user already has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vramplan.cli.flags import AsJson, Confidence, progress, sure
+from vramplan.errors import ConfigError
+
+
+def check(
+    target: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE | -- COMMAND...",
+            help="A configuration, a shell script, or a command behind --.",
+            show_default=False,
+        ),
+    ],
+    gpu: Annotated[str, typer.Option(help="Card by name, or auto for the one in this box.")] = "auto",
+    num_gpus: Annotated[int, typer.Option(help="Cards in the box, where the configuration does not say.", min=1)] = 1,
+    model: Annotated[str | None, typer.Option(help="The model, where the configuration names none.")] = None,
+    framework: Annotated[
+        str | None, typer.Option(help="Whose configuration it is, where it is not recognised.")
+    ] = None,
+    framework_version: Annotated[
+        str | None, typer.Option(help="Version whose defaults hold (the installed one, else the newest known).")
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(help="Tokens of the longest sample, if that is less than the limit.", min=1)
+    ] = None,
+    images: Annotated[int | None, typer.Option(help="Images in each sample.", min=0)] = None,
+    image_size: Annotated[str | None, typer.Option(help="Width and height of the largest image in pixels.")] = None,
+    min_headroom: Annotated[str | None, typer.Option(help="Share of the card that has to stay free: 5%.")] = None,
+    confidence: Confidence = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say before launch whether a configuration fits, why not, and what to change."""
+    from vramplan import preflight
+
+    given = target[0] if len(target) == 1 and (Path(target[0]).exists() or " " not in target[0]) else target
+    with progress() as tell:
+        found = preflight.check(
+            given,
+            gpu,
+            num_gpus=num_gpus,
+            model=model,
+            framework=framework,
+            framework_version=framework_version,
+            min_headroom=_share(min_headroom),
+            progress=tell,
+            sequence_length=seq_len,
+            images=images,
+            image_size=image_size,
+            **sure(confidence),
+        )
+    if as_json:
+        from vramplan.render import json as as_text
+
+        print(as_text.dumps(as_text.verdict(found)))
+    else:
+        from vramplan.render import check as shown
+        from vramplan.render import text
+
+        text.print_all(shown.verdict(found))
+    raise typer.Exit(0 if found.fits else 1)
+
+
+def _share(given: str | None) -> float:
+    if given is None:
+        return 0.0
+    try:
+        share = float(given.rstrip("%")) / 100
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise ConfigError(f"--min-headroom {given}: expected a percentage such as 5%")
+    return share

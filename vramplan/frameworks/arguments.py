@@ -1,0 +1,66 @@
+"""A command's words as settings: ``--key value``, ``--key=value``, ``--flag``, ``--list a b``, ``key=value``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from vramplan.errors import ConfigError
+from vramplan.frameworks.source import Setting
+
+_FLAG = re.compile(r"--?[A-Za-z][\w.-]*(=.*)?", re.DOTALL)
+_PAIR = re.compile(r"\+?([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+
+
+def split(words: Sequence[str]) -> tuple[list[str], dict[str, Setting]]:
+    """(words that belong to no flag, settings).
+
+    A flag's name is taken with underscores. What is given twice counts the second time, as argparse has it.
+    """
+    loose: list[str] = []
+    settings: dict[str, Setting] = {}
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if _is_flag(word):
+            name, _, given = word.lstrip("-").partition("=")
+            values = [given] if "=" in word else []
+            while "=" not in word and index < len(words) and not _is_flag(words[index]):
+                values.append(words[index])
+                index += 1
+            settings[name.replace("-", "_")] = Setting(_value(values), word.partition("=")[0])
+        elif (pair := _PAIR.fullmatch(word)) is not None:
+            settings[pair[1]] = Setting(pair[2], word)
+        else:
+            loose.append(word)
+    return loose, settings
+
+
+def _is_flag(word: str) -> bool:
+    return _FLAG.fullmatch(word) is not None
+
+
+def _value(values: list[str]) -> object:
+    if not values:
+        return True
+    return values[0] if len(values) == 1 else list(values)
+
+
+def dotted(settings: dict[str, Setting]) -> dict[str, Setting]:
+    """``a.b: 1`` put into a mapping under ``a``.
+
+    Raises:
+        ConfigError: where ``a`` is something else as well.
+    """
+    made: dict[str, Setting] = {}
+    for name, found in settings.items():
+        first, _, rest = name.partition(".")
+        if not rest:
+            made[name] = found
+            continue
+        outer = made.setdefault(first, Setting({}, found.place))
+        if not isinstance(outer.value, dict):
+            raise ConfigError(f"{found.place}: {first} is given as a value and as a mapping")
+        outer.value[rest] = found.value
+    return made

@@ -1,0 +1,151 @@
+"""axolotl: ``axolotl train`` and its YAML (0.9 to 0.19; axolotl/utils/schemas, loaders/model.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vramplan.frameworks.reading import Cards, Reading, Words, settle, tell_sharing, visible_cards
+from vramplan.frameworks.source import Keys
+from vramplan.frameworks.trainer import arguments, attention, ranks, targets
+
+PACKAGE, NEWEST = "axolotl", "0.19.0"
+REFUSED = (
+    "load_in_4bit", "load_in_8bit", "rl", "reward_model", "peft_use_dora", "lora_modules_to_save",
+    "lora_target_parameters", "activation_offloading", "layer_offloading", "selective_checkpointing", "tiled_mlp",
+    "chunked_cross_entropy", "fsdp", "fsdp_config", "fsdp_version", "context_parallel_size", "tensor_parallel_size",
+    "dp_shard_size", "sequence_parallel_degree", "unfrozen_parameters", "quantize_moe_experts",
+    "lora_layers_to_transform", "relora_steps", "relora", "lisa_n_layers", "ple_cpu_offload", "fp8", "qat",
+    "peft_layers_to_transform", "gptq", "torch_compile", "auto_find_batch_size", "neftune_noise_alpha",
+    "noisy_embedding_alpha", "xformers_attention", "flex_attention", "s2_attention", "overrides_of_model_config",
+)  # fmt: skip
+KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+
+
+def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
+    """The job of an axolotl configuration."""
+    version, where = settle(PACKAGE, asked, NEWEST)
+    for name in REFUSED:
+        keys.only(name)
+    method = keys.text("adapter", default="full")
+    if method not in ("full", "lora"):
+        raise keys.refuse("adapter")
+    job = arguments(keys)
+    keys.notes.clear()  # the Trainer's names are not axolotl's
+    job |= {
+        "method": method,
+        "micro_batch_size": keys.count("micro_batch_size", default=1),
+        "gradient_accumulation_steps": keys.count("gradient_accumulation_steps", default=1),
+        "optimizer": keys.text("optimizer", default="adamw_torch_fused"),
+        "checkpointing": _checkpointing(keys),
+        "sequence_length": keys.count("sequence_len", default=512),
+    }
+    for name, default in (("micro_batch_size", 1), ("sequence_len", 512)):
+        if not keys.has(name):
+            keys.note("default", name, f"not set: {default}")
+    job |= _dtypes(keys)
+    job |= _adapters(keys) if method == "lora" else {}
+    job |= _attention(keys)
+    job |= _loss(keys)
+    packed = keys.flag("sample_packing", default=False)
+    job["batches"] = "packed" if packed else "padded" if job["micro_batch_size"] > 1 else "unpadded"
+    if keys.flag("pad_to_sequence_len", default=packed) and not packed:
+        job["batches"] = "padded"
+    upcast = job["dtype"] != "fp32" and not keys.flag("embeddings_skip_upcast", default=False)
+    if method == "full" and job.get("attention") != "flash" and upcast:
+        raise keys.refuse(
+            "base_model",
+            "trained whole without flash attention keeps fp32 embeddings, which is not modelled yet;"
+            " set flash attention, or embeddings_skip_upcast: true",
+        )
+    if method == "full":
+        job |= {"vision": "train", "projector": "train"} if not keys.flag("freeze_mm_modules", default=False) else {}
+    job["num_gpus"] = ranks(keys, cards) if _is_launched(keys) else visible_cards(keys, cards)
+    names: dict[str, Words] = {
+        "micro_batch_size": "micro_batch_size",
+        "gradient_accumulation_steps": "gradient_accumulation_steps",
+        "optimizer": "optimizer",
+        "sequence_length": "sequence_len",
+        "checkpointing": {"full": "gradient_checkpointing true"},
+        "attention": {"sdpa": "attn_implementation sdpa", "flash": "attn_implementation flash_attention_2"},
+        "loss": {"liger": "liger_fused_linear_cross_entropy true"},
+        "method": {"lora": "adapter lora"},
+        "lora_dropout": "lora_dropout",
+    }
+    reading = Reading("axolotl", f"{version} ({where})", keys.name("base_model") or "", job, names, keys.notes)
+    if keys.number("val_set_size", default=0.0) > 0 or keys.has("test_datasets"):
+        reading.eval_batch_size = keys.count("eval_batch_size", default=job["micro_batch_size"])
+    tell_sharing(keys, reading)
+    return reading
+
+
+def _is_launched(keys: Keys) -> bool:
+    return "num_processes" in keys.source.settings or "nproc_per_node" in keys.source.settings
+
+
+def _dtypes(keys: Keys) -> dict[str, str]:
+    """bf16: auto loads bf16 weights and runs bf16 autocast on any card since Ampere."""
+    if keys.flag("fp16", default=False) or keys.has("float16"):
+        return {"dtype": "fp16", "autocast": "fp16"}
+    said = keys.text("bf16", default="auto")
+    if said in ("auto", "full") or keys.flag("bf16", "bfloat16", default=False):
+        return {"dtype": "bf16", "autocast": "bf16"}
+    return {"dtype": "fp32", "autocast": "none"}
+
+
+def _checkpointing(keys: Keys) -> str:
+    given = keys.text("gradient_checkpointing", "activation_checkpointing", default="false")
+    if given in ("offload", "offload_disk", "unsloth"):
+        raise keys.refuse("gradient_checkpointing")
+    on = keys.flag("gradient_checkpointing", "activation_checkpointing", default=False)
+    if not on:
+        keys.note("default", "gradient_checkpointing", "not set: every layer keeps its activations")
+    return "full" if on else "none"
+
+
+def _adapters(keys: Keys) -> dict[str, Any]:
+    if not keys.has("lora_r"):
+        raise keys.refuse("lora_r", "is not set; axolotl needs it for adapter: lora")
+    for name in KERNELS:
+        if keys.flag(name, default=False):
+            raise keys.refuse(name)
+    if not any(keys.has(name) for name in KERNELS):
+        keys.note(
+            "warning",
+            "lora_mlp_kernel",
+            "axolotl may switch its fused adapter kernels on by itself: then it needs less",
+        )
+    job: dict[str, Any] = {
+        "lora_rank": keys.count("lora_r", default=8),
+        "lora_dropout": keys.number("lora_dropout", default=0.0),
+    }
+    if not keys.flag("peft_autocast_adapter_dtype", default=True):
+        job["lora_dtype"] = "bf16"
+    named = targets(keys, "lora_target_modules")
+    linear = keys.flag("lora_target_linear", default=False)
+    if named is not None and not linear:
+        job["lora_targets"] = named
+    else:
+        job |= {"vision": "lora", "projector": "lora"}  # no filter for towers
+    return job
+
+
+def _attention(keys: Keys) -> dict[str, str]:
+    job = attention(keys, "attn_implementation")
+    if keys.flag("flash_attention", default=False):
+        job = {"attention": "flash"}
+    elif keys.flag("sdp_attention", default=False):
+        job = {"attention": "sdpa"}
+    elif keys.flag("eager_attention", default=False):
+        job = {"attention": "eager"}
+    return job
+
+
+def _loss(keys: Keys) -> dict[str, str]:
+    plugins = " ".join(keys.names("plugins"))
+    if "CutCrossEntropy" in plugins and keys.flag("cut_cross_entropy", default=True):
+        raise keys.refuse("plugins", "with cut cross-entropy is not modelled yet")
+    fused = keys.flag("liger_fused_linear_cross_entropy", default=False)
+    for name in ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_layer_norm", "liger_swiglu"):
+        if keys.flag(name, default=False):
+            keys.note("warning", name, "Liger's own kernels keep less than is counted here: the answer errs upward")
+    return {"loss": "liger"} if fused and "iger" in plugins else {}

@@ -1,0 +1,208 @@
+"""From a file, a script or a command's words to the framework they are meant for and what they set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from vramplan.errors import ConfigError, UnknownNameError
+from vramplan.frameworks import FRAMEWORKS, Framework, arguments, shell
+from vramplan.frameworks.files import read_mapping, read_text
+from vramplan.frameworks.source import Setting, Source
+
+SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".txt")
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "python3")
+LAUNCHER_FLAGS = {
+    "nproc_per_node", "nnodes", "num_processes", "num_machines", "config_file", "num_gpus", "num_nodes", "node_rank",
+    "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "mixed_precision", "machine_rank",
+    "main_process_port", "main_process_ip", "gpu_ids", "use_deepspeed", "use_fsdp", "multi_gpu", "zero_stage",
+    "include", "hostfile", "max_restarts", "m", "module", "standalone", "dynamo_backend",
+}  # fmt: skip
+"""What torchrun, accelerate launch and deepspeed take before the script."""
+VALUELESS = {"standalone", "multi_gpu", "use_deepspeed", "use_fsdp", "m", "module"}
+OTHERS: dict[tuple[str, ...], str] = {
+    ("swift", "rlhf"): "preference and reinforcement training",
+    ("megatron", "sft"): "Megatron-SWIFT",
+    ("megatron", "pt"): "Megatron-SWIFT",
+    ("tune", "run"): "torchtune",
+    ("trl", "dpo"): "preference training",
+    ("trl", "grpo"): "reinforcement training",
+}
+"""Commands that are known and not read yet."""
+
+
+class Found(NamedTuple):
+    """What is to be checked."""
+
+    name: str
+    framework: Framework
+    source: Source
+
+
+def from_path(path: Path, asked: str | None, environment: Mapping[str, str] = os.environ) -> Found:
+    """A configuration file, or a shell script with a training command.
+
+    Raises:
+        ConfigError: for a file that cannot be read, or holds no training command, or several.
+    """
+    text = read_text(path)
+    if path.suffix in SCRIPTS or text.startswith("#!"):
+        return _from_script(text, path, asked, environment)
+    settings = read_mapping(path)
+    name = asked or _recognised(settings, str(path))
+    return Found(name, _framework(name), Source(settings, _variables(settings, environment), (), str(path)))
+
+
+def from_words(words: Sequence[str], asked: str | None, environment: Mapping[str, str] = os.environ) -> Found:
+    """A command as it would be typed.
+
+    Raises:
+        ConfigError: where it is no training command.
+    """
+    own: dict[str, str] = {}
+    rest = list(words)
+    while rest and "=" in rest[0] and rest[0].partition("=")[0].isidentifier():
+        name, _, value = rest.pop(0).partition("=")
+        own[name] = value
+    found = _from_command(shell.Command(rest, 1, own), "the command", asked, environment)
+    if found is None:
+        raise ConfigError(f"{' '.join(rest[:3])}: no training command that is known; give --framework")
+    return found
+
+
+def _from_script(text: str, path: Path, asked: str | None, environment: Mapping[str, str]) -> Found:
+    found = []
+    for command in shell.commands(text, str(path), environment):
+        one = _from_command(command, f"{path}:{command.line}", asked, environment)
+        if one is not None:
+            found.append((command, one))
+    if not found:
+        raise ConfigError(f"{path}: no training command in it (known: {', '.join(FRAMEWORKS)})")
+    if len(found) > 1:
+        lines = ", ".join(f"line {command.line} ({' '.join(command.words[:2])})" for command, _ in found)
+        raise ConfigError(f"{path}: {len(found)} training commands: {lines}; keep one, or give it behind --")
+    return found[0][1]
+
+
+def _from_command(
+    command: shell.Command, where: str, asked: str | None, environment: Mapping[str, str]
+) -> Found | None:
+    """The command's framework and settings; None where it trains nothing."""
+    words, launcher = _unlaunched(command.words)
+    if tuple(words[:2]) in OTHERS:
+        raise ConfigError(f"{where}: {' '.join(words[:2])}: {OTHERS[tuple(words[:2])]} is not read yet")
+    name, rest = _claimed(words)
+    if name is None and asked is None:
+        if not launcher and not (words and words[0].endswith(".py")):
+            return None
+        name, rest = "transformers", words[1:]
+        _, settings = arguments.split(rest)
+        if "model_name_or_path" not in settings and "per_device_train_batch_size" not in settings:
+            return None
+    name = asked or name
+    assert name is not None
+    loose, given = arguments.split(rest)
+    settings = dict(given)
+    file = next((Path(one) for one in loose if one.endswith((".yaml", ".yml", ".json"))), None)
+    if file is None and "config" in given and not isinstance(given["config"].value, bool):
+        file = Path(str(settings.pop("config").value))
+    if file is not None:
+        beside = Path(where.rpartition(":")[0] or ".").parent / file
+        settings = read_mapping(file if file.is_file() or not beside.is_file() else beside) | settings
+    seen = {name: value for name, value in environment.items() if name in VARIABLES} | command.environment
+    variables = {name: Setting(value, f"{where}: {name}") for name, value in seen.items()}
+    exported = _variables(settings, variables)
+    lost = {name: Setting(value, f"{where}: {name}") for name, value in command.unexported.items()}
+    return Found(
+        name, _framework(name), Source(launcher | settings, exported, () if file else tuple(words[:2]), where, lost)
+    )
+
+
+VARIABLES = {
+    "CUDA_VISIBLE_DEVICES", "NPROC_PER_NODE", "NNODES", "MAX_PIXELS", "MIN_PIXELS", "IMAGE_MAX_TOKEN_NUM",
+    "IMAGE_MIN_TOKEN_NUM", "VIDEO_MAX_PIXELS", "VIDEO_MAX_TOKEN_NUM", "FPS_MAX_FRAMES", "MAX_NUM", "INPUT_SIZE",
+    "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "FORCE_TORCHRUN", "ACCELERATE_MIXED_PRECISION", "MAX_SLICE_NUMS",
+}  # fmt: skip
+"""Variables of the environment that change memory."""
+
+
+def _variables(settings: dict[str, Setting], environment: Mapping[str, object]) -> dict[str, Setting]:
+    """The environment, and what a configuration exports itself (ENV:, env:)."""
+    made = {
+        name: value if isinstance(value, Setting) else Setting(value, name)
+        for name, value in environment.items()
+        if isinstance(value, Setting) or name in VARIABLES
+    }
+    for key in ("ENV", "env"):
+        own = settings.pop(key, None)
+        if own is not None and isinstance(own.value, dict):
+            made = {name: Setting(value, f"{own.place}: {name}") for name, value in own.value.items()} | made
+    return made
+
+
+def _unlaunched(words: list[str]) -> tuple[list[str], dict[str, Setting]]:
+    """(the program and its own words, what its launcher was told)."""
+    words, told = list(words), dict[str, Setting]()
+    while words and Path(words[0]).name in LAUNCHERS:
+        launcher = Path(words.pop(0)).name
+        if words[:1] == ["launch"]:
+            words.pop(0)
+        if launcher == "accelerate":
+            told.setdefault("num_processes", Setting("all", "accelerate launch"))
+        if launcher == "deepspeed":
+            told.setdefault("nproc_per_node", Setting("all", "deepspeed"))
+        while words and words[0].startswith("-"):
+            name, mark, value = words.pop(0).lstrip("-").replace("-", "_").partition("=")
+            if name in ("m", "module"):
+                break
+            if not mark and name not in VALUELESS and words:
+                value = words.pop(0)
+            told[{"num_gpus": "nproc_per_node", "num_nodes": "nnodes"}.get(name, name)] = Setting(value, f"--{name}")
+        if words and words[0] in (
+            "torch.distributed.run",
+            "torch.distributed.launch",
+            "accelerate.commands.launch",
+            "deepspeed",
+        ):
+            words[0] = "torchrun"
+    return words, told
+
+
+def _claimed(words: list[str]) -> tuple[str | None, list[str]]:
+    """The framework whose command this is, and the words behind it."""
+    for name, framework in FRAMEWORKS.items():
+        for start in framework.commands:
+            head = (
+                [Path(words[0]).name, *words[1 : len(start)]] if words and "/" not in start[0] else words[: len(start)]
+            )
+            same = len(start) > 1 and tuple(head) == start
+            if same or (len(start) == 1 and words and (words[0] == start[0] or words[0].endswith(f"/{start[0]}"))):
+                return name, words[len(start) :]
+    return None, words
+
+
+def _recognised(settings: Mapping[str, Setting], where: str) -> str:
+    if "zero_optimization" in settings:
+        raise ConfigError(f"{where}: a DeepSpeed configuration names no model; check the command that uses it")
+    if "distributed_type" in settings or "compute_environment" in settings:
+        raise ConfigError(f"{where}: an accelerate configuration names no model; check the command that uses it")
+    hits = {name: len(framework.marks & settings.keys()) for name, framework in FRAMEWORKS.items()}
+    best = max(hits, key=lambda name: hits[name])
+    if not hits[best] and {"output_dir", "per_device_train_batch_size", "model_name_or_path"} & settings.keys():
+        return "transformers"
+    if not hits[best]:
+        raise ConfigError(
+            f"{where}: no framework's configuration is recognised; give --framework ({', '.join(FRAMEWORKS)})"
+        )
+    return best
+
+
+def _framework(name: str) -> Framework:
+    if name not in FRAMEWORKS:
+        raise UnknownNameError("framework", name, FRAMEWORKS, f"known: {', '.join(FRAMEWORKS)}")
+    return FRAMEWORKS[name]
+
+
+__all__ = ["Found", "from_path", "from_words"]

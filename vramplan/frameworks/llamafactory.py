@@ -1,0 +1,115 @@
+"""LLaMA-Factory: ``llamafactory-cli train`` and its YAML (0.9; llamafactory/hparams, model/adapter.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vramplan.frameworks.reading import Cards, Reading, at_least, settle, tell_sharing, visible_cards
+from vramplan.frameworks.source import Keys
+from vramplan.frameworks.trainer import NAMES, arguments, attention, evaluation, ranks
+
+PACKAGE, NEWEST = "llamafactory", "0.9.5"
+REFUSED = (
+    "use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon", "quantization_bit", "use_unsloth",
+    "use_unsloth_gc", "upcast_lmhead_output", "fp8", "resize_vocab", "additional_target", "use_dora", "shift_attn",
+    "freeze_language_model", "pissa_init", "use_llama_pro", "mixture_of_depths", "use_dft_loss", "ref_model",
+    "reward_model", "adapter_name_or_path", "use_v1_kernels", "use_kt", "neat_packing", "num_layer_trainable",
+)  # fmt: skip
+MAX_PIXELS, MIN_PIXELS = 768 * 768, 32 * 32
+"""image_max_pixels and image_min_pixels (model_args.py): every image is resized before any processor sees it."""
+HALF = {"bf16": "bf16", "fp16": "fp16"}
+
+
+def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
+    """The job of a LLaMA-Factory configuration."""
+    version, where = settle(PACKAGE, asked, NEWEST)
+    for name in REFUSED:
+        keys.only(name)
+    keys.only("stage", "sft", "pt", why="is not modelled yet; modelled: sft, pt")
+    keys.only("train_from_scratch", True, "true")
+    method = keys.text("finetuning_type", default="lora")
+    if method not in ("lora", "full"):
+        raise keys.refuse("finetuning_type")
+    job = arguments(keys)
+    job["method"] = method
+    job |= _dtypes(keys, method, version, job.get("strategy") == "zero3")
+    if method == "lora":
+        job |= {
+            "lora_rank": keys.count("lora_rank", default=8),
+            "lora_dropout": keys.number("lora_dropout", default=0.0),
+        }
+        targets = keys.names("lora_target")
+        if targets and targets != ("all",):
+            job["lora_targets"] = targets
+    job |= _parts(keys, method)
+    job["checkpointing"] = "none" if keys.flag("disable_gradient_checkpointing", default=False) else "full"
+    if keys.has("gradient_checkpointing") and not keys.flag("gradient_checkpointing", default=True):
+        keys.note(
+            "warning", "gradient_checkpointing", "is not what LLaMA-Factory asks: disable_gradient_checkpointing is"
+        )
+    job |= attention(keys, "flash_attn")
+    if keys.flag("enable_liger_kernel", default=False):
+        job["loss"] = "liger"
+    job["sequence_length"] = keys.count("cutoff_len", default=2048)
+    if not keys.has("cutoff_len"):
+        keys.note("default", "cutoff_len", "not set: 2048")
+    if keys.flag("packing", default=keys.text("stage", default="sft") == "pt"):
+        job["batches"] = "unpadded"  # rows of cutoff_len tokens, full to the end
+    job |= {
+        "max_pixels": keys.count("image_max_pixels", default=MAX_PIXELS),
+        "min_pixels": keys.count("image_min_pixels", default=MIN_PIXELS),
+    }
+    job["num_gpus"] = _ranks(keys, cards)
+    names = NAMES | {
+        "sequence_length": "cutoff_len",
+        "checkpointing": {"full": "disable_gradient_checkpointing false"},
+        "attention": {"sdpa": "flash_attn sdpa", "flash": "flash_attn fa2"},
+        "loss": {"liger": "enable_liger_kernel true"},
+        "method": {"lora": "finetuning_type lora"},
+    }
+    model = keys.name("model_name_or_path") or ""
+    reading = Reading("llamafactory", f"{version} ({where})", model, job, names, keys.notes)
+    evaluates = keys.number("val_size", default=0.0) > 0 or keys.has("eval_dataset")
+    reading.eval_batch_size = evaluation(keys, 8, evaluates)
+    tell_sharing(keys, reading)
+    return reading
+
+
+def _dtypes(keys: Keys, method: str, version: str, is_zero3: bool) -> dict[str, str]:
+    """Weights as the checkpoint has them; whatever trains becomes fp32, unless pure_bf16 or ZeRO-3 (adapter.py)."""
+    half = next((HALF[name] for name in HALF if keys.flag(name, default=False)), "none")
+    adapters = method == "lora"
+    if keys.flag("pure_bf16", default=False):
+        return {"dtype": "bf16", "autocast": "none"} | ({"lora_dtype": "bf16"} if adapters else {})
+    if half == "none":
+        keys.note(
+            "warning", "bf16", "neither bf16 nor fp16 is set: what trains is fp32, and nothing runs in half precision"
+        )
+    if is_zero3:
+        return {"dtype": "bf16" if half == "none" else half}
+    if method == "full":
+        if half != "none":
+            keys.note("warning", half, "trains fp32 weights under autocast: 16 bytes a parameter; pure_bf16 takes 8")
+        return {"dtype": "fp32", "autocast": half}
+    stored = half if half != "none" and not at_least(version, "0.9.4") else "bf16"
+    return {"dtype": stored, "autocast": half, "lora_dtype": "fp32"}
+
+
+def _parts(keys: Keys, method: str) -> dict[str, str]:
+    job: dict[str, str] = {}
+    if not keys.flag("freeze_vision_tower", default=True):
+        job["vision"] = "train" if method == "full" else "lora"
+    if not keys.flag("freeze_multi_modal_projector", default=True) and method == "full":
+        job["projector"] = "train"  # LoRA's "all" never takes the projector
+    return job
+
+
+def _ranks(keys: Keys, cards: Cards) -> int:
+    """All visible cards, one process each (launcher.py); NPROC_PER_NODE takes fewer."""
+    said: Any = keys.variable("NPROC_PER_NODE")
+    nodes: Any = keys.variable("NNODES") or "1"
+    if said is not None and str(said).isdigit():
+        return int(said) * int(nodes)
+    if "num_processes" in keys.source.settings or "nproc_per_node" in keys.source.settings:
+        return ranks(keys, cards)
+    return visible_cards(keys, cards) * int(nodes)

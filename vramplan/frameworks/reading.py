@@ -1,0 +1,96 @@
+"""What a configuration comes to: a model, a job, cards, and what a reader should know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from vramplan.frameworks.source import Keys, Note
+
+Words = str | Mapping[Any, str]
+"""A key whose value is the job's own; or, for each value of the job, ``key value``."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """One configuration, understood."""
+
+    framework: str
+    """Its package's name."""
+    version: str
+    model: str
+    job: dict[str, Any]
+    """Fields of :class:`vramplan.Job`."""
+    names: Mapping[str, Words]
+    """What the framework calls those that a user may want to change."""
+    notes: list[Note] = field(default_factory=list)
+    eval_batch_size: int | None = None
+    """Samples in an evaluation's forward; None where none is run."""
+    as_flags: bool = False
+    """Whether it is a command, whose settings are written ``--key value``."""
+
+    def say(self, update: Mapping[str, Any]) -> list[str]:
+        """Changes to the job in the framework's own words; those that it has no word for are left out."""
+        said = []
+        for field_, value in update.items():
+            words = self.names.get(field_)
+            pair = f"{words} {value}" if isinstance(words, str) else (words or {}).get(value)
+            if pair is not None:
+                key, _, rest = pair.partition(" ")
+                said.append(f"--{key} {rest}" if self.as_flags else f"{key}: {rest}")
+        return said
+
+
+@dataclass(frozen=True, slots=True)
+class Cards:
+    """What the command will find."""
+
+    visible: int
+    """Cards of the box."""
+    given: bool = False
+    """Whether the user said how many."""
+
+
+def settle(package: str, asked: str | None, newest: str) -> tuple[str, str]:
+    """(version, where that comes from): what was asked for, what is installed, or the newest that is known."""
+    if asked is not None:
+        return asked, "given"
+    try:
+        return version(package), "installed"
+    except PackageNotFoundError:
+        return newest, "newest known"
+
+
+def at_least(have: str, wanted: str) -> bool:
+    """Whether a version is no older than another."""
+    return _parts(have) >= _parts(wanted)
+
+
+def _parts(version: str) -> list[int]:
+    return [int(one) for one in re.findall(r"\d+", version)[:3]]
+
+
+def visible_cards(keys: Keys, cards: Cards) -> int:
+    """Cards that the command sees: CUDA_VISIBLE_DEVICES, else the box's."""
+    said = keys.variable("CUDA_VISIBLE_DEVICES")
+    if said is None or "all" in said:
+        return cards.visible
+    return max(1, len([one for one in said.split(",") if one.strip()]))
+
+
+def tell_sharing(keys: Keys, reading: Reading) -> None:
+    """Say what more cards do not do."""
+    job = reading.job
+    several, whole = job.get("num_gpus", 1) > 1, job.get("strategy", "ddp") in ("ddp", "zero1", "zero2")
+    if several and whole and job["method"] != "full":
+        keys.note(
+            "warning",
+            "",
+            f"{job['num_gpus']} cards each hold the whole base model: more cards do not shrink it, only ZeRO-3 and FSDP"
+            " do",
+        )
+    elif several and job.get("strategy", "ddp") == "ddp":
+        keys.note("warning", "", f"{job['num_gpus']} cards each hold the whole model, gradients and optimizer: DDP")

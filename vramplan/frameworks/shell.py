@@ -1,0 +1,260 @@
+"""Shell scripts as commands: continuations, quotes, variables, exports, sums. Nothing is executed."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from operator import add, floordiv, mod, mul, sub
+
+from vramplan.errors import ConfigError
+
+UNKNOWN = "\ue000"
+"""Stands in a value before what only a running shell would know."""
+PREFIXES = {
+    "then", "do", "else", "elif", "if", "while", "until", "{", "(", "!", "time", "nohup", "exec", "env", "sudo",
+    "command", "numactl", "stdbuf", "nice",
+}  # fmt: skip
+"""Words that may stand before a command."""
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z_]\w*|\d|[@*#?$!-]")
+_PARAMETER = re.compile(r"([A-Za-z_]\w*|\d|[@*#])(?:(:?[-=?+])(.*))?", re.DOTALL)
+_SUM = re.compile(r"[\d\s()+*/%-]+")
+
+
+_OPERATIONS = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: floordiv, ast.FloorDiv: floordiv, ast.Mod: mod}
+
+Lookup = Callable[[str], "str | None"]
+"""A variable's value, if it has one."""
+
+
+@dataclass(slots=True)
+class Command:
+    """One simple command."""
+
+    words: list[str]
+    line: int
+    environment: dict[str, str] = field(default_factory=dict)
+    """What is exported to it."""
+    unexported: dict[str, str] = field(default_factory=dict)
+    """Variables of the shell that it does not see."""
+
+
+def commands(text: str, where: str, environment: Mapping[str, str]) -> list[Command]:
+    """All simple commands of a script, in order, as far as they can be known without running it.
+
+    Raises:
+        ConfigError: for a quote that never ends.
+    """
+    exported, own, found = dict(environment), dict[str, str](), []
+    for line, words in _split(text, where, lambda name: own.get(name, exported.get(name))):
+        assigned: dict[str, str] = {}
+        while words and (words[0] in PREFIXES or _ASSIGNMENT.fullmatch(words[0])):
+            pair = _ASSIGNMENT.fullmatch(words.pop(0))
+            if pair is not None:
+                assigned[pair[1]] = pair[2]
+        if not words:
+            for name, value in assigned.items():
+                (exported if name in exported else own)[name] = value
+        elif words[0] in ("export", "declare", "set", "setenv"):
+            for word in words[1:]:
+                pair = _ASSIGNMENT.fullmatch(word)
+                if pair is not None:
+                    exported[pair[1]] = pair[2]
+                elif word in own:
+                    exported[word] = own.pop(word)
+        elif words[0] == "unset":
+            for name in words[1:]:
+                exported.pop(name, None)
+                own.pop(name, None)
+        else:
+            new = {name: value for name, value in exported.items() if environment.get(name) != value}
+            found.append(Command(words, line, new | assigned, dict(own)))
+    return found
+
+
+def _split(text: str, where: str, lookup: Lookup) -> Iterator[tuple[int, list[str]]]:
+    """(line, words) of each command; comments, redirections and heredocs left out."""
+    reader = _Reader(text, where, lookup)
+    while not reader.ended:
+        line, words = reader.command()
+        if words:
+            yield line, words
+
+
+class _Reader:
+    def __init__(self, text: str, where: str, lookup: Lookup) -> None:
+        self.text, self.where, self.lookup = text.replace("\r\n", "\n"), where, lookup
+        self.at = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.at >= len(self.text)
+
+    @property
+    def line(self) -> int:
+        return self.text.count("\n", 0, self.at) + 1
+
+    def command(self) -> tuple[int, list[str]]:
+        """The next command's words."""
+        words: list[str] = []
+        self._skip_blanks()
+        line = self.line
+        while not self.ended:
+            self._skip_blanks()
+            if self.ended:
+                break
+            here = self.text[self.at]
+            if here == "#":
+                self._skip_line()
+                continue
+            if here in "\n;&|()":
+                self.at += 1
+                if here == "&" and self.text[self.at : self.at + 1] == ">":  # &> file
+                    self.at += 1
+                    self._skip_blanks()
+                    self._word()
+                    continue
+                break
+            if here in "<>":
+                self._redirection()
+                continue
+            word = self._word()
+            if word.isdigit() and self.text[self.at : self.at + 1] in ("<", ">") and self.text[self.at - 1].isdigit():
+                continue  # 2> file
+            words.append(word)
+        return line, words
+
+    def _skip_blanks(self) -> None:
+        while not self.ended:
+            if self.text[self.at] in " \t":
+                self.at += 1
+            elif self.text.startswith("\\\n", self.at):
+                self.at += 2
+            else:
+                return
+
+    def _skip_line(self) -> None:
+        end = self.text.find("\n", self.at)
+        self.at = len(self.text) if end < 0 else end
+
+    def _redirection(self) -> None:
+        start = self.at
+        while self.text[self.at : self.at + 1] in ("<", ">", "&", "|"):
+            self.at += 1
+        here_document = self.text[start : self.at] == "<<"
+        if here_document and self.text[self.at : self.at + 1] == "-":
+            self.at += 1
+        self._skip_blanks()
+        target = self._word()
+        if here_document:
+            end = re.compile(rf"^\s*{re.escape(target)}$", re.MULTILINE).search(self.text, self.at)
+            self.at = end.end() if end else len(self.text)
+
+    def _word(self) -> str:
+        made: list[str] = []
+        while not self.ended:
+            here = self.text[self.at]
+            if here in " \t\n;&|()<>":
+                break
+            self.at += 1
+            if here == "'":
+                made.append(self._until("'"))
+            elif here == '"':
+                made.append(self._double_quoted())
+            elif here == "\\":
+                if self.text[self.at : self.at + 1] != "\n":
+                    made.append(self.text[self.at : self.at + 1])
+                self.at += 1
+            elif here in "$`":
+                self.at -= 1
+                made.append(self._expansion())
+            else:
+                made.append(here)
+        return "".join(made)
+
+    def _until(self, mark: str) -> str:
+        end = self.text.find(mark, self.at)
+        if end < 0:
+            raise ConfigError(f"{self.where}:{self.line}: a quote {mark} never ends")
+        found, self.at = self.text[self.at : end], end + len(mark)
+        return found
+
+    def _double_quoted(self) -> str:
+        made: list[str] = []
+        start = self.line
+        while not self.ended:
+            here = self.text[self.at]
+            self.at += 1
+            if here == '"':
+                return "".join(made)
+            if here == "\\" and self.text[self.at : self.at + 1] in ('"', "\\", "$", "`", "\n"):
+                made.append(self.text[self.at].replace("\n", ""))
+                self.at += 1
+            elif here in "$`":
+                self.at -= 1
+                made.append(self._expansion())
+            else:
+                made.append(here)
+        raise ConfigError(f'{self.where}:{start}: a quote " never ends')
+
+    def _expansion(self) -> str:
+        start = self.at
+        if self.text[start] == "`":
+            self.at += 1
+            return _computed(self._until("`"), self.lookup)
+        self.at += 1
+        if self.text.startswith("((", self.at):
+            self.at += 2
+            return _computed(self._until("))"), self.lookup)
+        if self.text.startswith("(", self.at):
+            self.at += 1
+            return _computed(self._until(")"), self.lookup)
+        if self.text.startswith("{", self.at):
+            self.at += 1
+            return self._parameter(self._until("}"))
+        name = _NAME.match(self.text, self.at)
+        if name is None:
+            return "$"
+        self.at = name.end()
+        return self._value(name[0])
+
+    def _parameter(self, inside: str) -> str:
+        """``${NAME}``, ``${NAME:-other}``; what else stands in braces only a shell knows."""
+        found = _PARAMETER.fullmatch(inside)
+        if found is None:
+            return f"{UNKNOWN}${{{inside}}}"
+        name, mark, other = found.groups(default="")
+        value = self.lookup(name)
+        if mark in (":-", "-", ":=", "="):
+            return value or other
+        if mark in (":+", "+"):
+            return other if value else ""
+        return self._value(name)
+
+    def _value(self, name: str) -> str:
+        value = self.lookup(name)
+        return f"{UNKNOWN}${name}" if value is None else value
+
+
+def _computed(text: str, lookup: Lookup) -> str:
+    """A sum of whole numbers, ``$((a / b))`` or ``$(expr a / b)``; anything else only a shell knows."""
+    body = re.sub(r"^\s*expr\s", "", text).replace("\\*", "*").replace('"', "").replace("'", "")
+    body = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: lookup(name[1]) or name[0], body)
+    if not _SUM.fullmatch(body):
+        return f"{UNKNOWN}$({text.strip()})"
+    try:
+        return str(_sum(ast.parse(body.strip(), mode="eval").body))
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return f"{UNKNOWN}$({text.strip()})"
+
+
+def _sum(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_sum(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        return int(_OPERATIONS[type(node.op)](_sum(node.left), _sum(node.right)))
+    raise ValueError

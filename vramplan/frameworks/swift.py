@@ -1,0 +1,189 @@
+"""ms-swift: ``swift sft`` and ``swift pt``, its YAML and JSON, args.json (2.6, 3.x, 4.x; swift/arguments)."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+from vramplan.frameworks.reading import Cards, Reading, at_least, settle, tell_sharing, visible_cards
+from vramplan.frameworks.source import Keys
+from vramplan.frameworks.trainer import BATCH, NAMES, arguments, attention, dtype_of, evaluation
+
+PACKAGE, NEWEST = "ms-swift", "4.6.0"
+METHODS = {"lora": "lora", "full": "full"}
+SAMPLES_A_STEP = 16
+"""gradient_accumulation_steps, where it is not set, makes this many samples of a step."""
+HARMLESS_WHEN_OFF = (
+    "sequence_parallel_size", "use_galore", "lisa_activated_layers", "lisa_step_interval", "use_rslora",
+    "quant_method", "hqq_axis", "tuner_backend", "adapters", "target_parameters", "freeze_parameters",
+    "freeze_parameters_ratio", "freeze_parameters_regex", "trainable_parameters", "trainable_parameters_regex",
+    "freeze_llm", "modules_to_save", "deepspeed_autotp_size", "device_map", "lora_bias", "optimizer", "offload_model",
+    "use_dora", "lora_dtype", "target_regex", "max_memory", "loss_scale", "loss_type", "experts_impl", "galore_rank",
+)  # fmt: skip
+
+
+def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
+    """The job of a ``swift sft`` command."""
+    version, where = _version(keys, asked)
+    for name, harmless in dict.fromkeys(HARMLESS_WHEN_OFF, ()).items():
+        keys.only(
+            name,
+            *{
+                "tuner_backend": ("peft",),
+                "lora_bias": ("none",),
+                "loss_scale": ("default", "last_round"),
+                "use_rslora": (True, "true"),
+            }.get(name, harmless),
+        )
+    kind = keys.text("tuner_type", "train_type", "sft_type", default="lora")
+    if kind not in METHODS:
+        raise keys.refuse(next(name for name in ("tuner_type", "train_type", "sft_type") if keys.has(name)))
+    job = arguments(keys, 1, None, (BATCH, "batch_size"))
+    job["method"] = METHODS[kind]
+    job |= _dtypes(keys, job["method"])
+    if keys.has("quant_bits", "quantization_bit"):
+        bits = keys.count("quant_bits", "quantization_bit", default=4, least=0)
+        if bits:
+            raise keys.refuse("quant_bits" if keys.has("quant_bits") else "quantization_bit")
+    if job["method"] == "lora":
+        job |= _adapters(keys)
+    job |= _parts(keys, job["method"], frozen=at_least(version, "3.0"))
+    job["checkpointing"] = "full" if keys.flag("gradient_checkpointing", default=True) else "none"
+    tower = keys.flag("vit_gradient_checkpointing", "vit_use_gc", default=job["checkpointing"] == "full")
+    if tower != (job["checkpointing"] == "full"):
+        raise keys.refuse("vit_gradient_checkpointing", "other than the language model's is not modelled yet")
+    job |= attention(
+        keys,
+        "attn_impl",
+        "use_flash_attn" if keys.text("use_flash_attn", default="") not in ("true", "false") else "attn_implementation",
+    )
+    if keys.has("max_length"):
+        job["sequence_length"] = keys.count("max_length", default=2048)
+    elif not at_least(version, "3.0"):
+        job["sequence_length"] = 2048
+    else:
+        keys.note("default", "max_length", "not set: samples may be as long as the model takes them")
+    if keys.flag("packing", default=False) or keys.flag("padding_free", default=False):
+        job["batches"] = "packed"
+        if job.get("attention") != "flash":
+            keys.note("warning", "packing", "needs --attn_impl flash_attn, ms-swift stops without it")
+    job |= _images(keys)
+    ranks = _ranks(keys, cards)
+    job["num_gpus"] = ranks
+    if "gradient_accumulation_steps" not in job:
+        steps = max(1, ceil(SAMPLES_A_STEP / job["micro_batch_size"] / ranks))
+        job["gradient_accumulation_steps"] = steps
+        keys.note(
+            "default",
+            "gradient_accumulation_steps",
+            f"not set: {steps}, which makes {SAMPLES_A_STEP} samples of a step",
+        )
+    names = NAMES | {
+        "sequence_length": "max_length",
+        "attention": {"sdpa": "attn_impl sdpa", "flash": "attn_impl flash_attn"},
+        "method": {"lora": f"{'tuner_type' if at_least(version, '4.0') else 'train_type'} lora"},
+    }
+    reading = Reading(
+        "ms-swift",
+        f"{version} ({where})",
+        keys.name("model", "model_id_or_path", "model_type") or "",
+        job,
+        names,
+        keys.notes,
+    )
+    splits = keys.number("split_dataset_ratio", "dataset_test_ratio", default=0.0) > 0 or keys.has("val_dataset")
+    reading.eval_batch_size = evaluation(keys, 1, splits)
+    tell_sharing(keys, reading)
+    return reading
+
+
+def _version(keys: Keys, asked: str | None) -> tuple[str, str]:
+    """The version whose words these are, where they tell, else the usual."""
+    said = next((name for name in ("sft_type", "train_type", "tuner_type") if keys.has(name)), None)
+    own = {"sft_type": "2.6.1", "train_type": "3.12.6", "tuner_type": NEWEST}
+    if said is not None and asked is None:
+        return own[said], f"from its {said}"
+    return settle(PACKAGE, asked, NEWEST)
+
+
+def _dtypes(keys: Keys, method: str) -> dict[str, str]:
+    """`torch_dtype` also chooses autocast; fp32 weights get fp16 (sft_args.py)."""
+    stored = dtype_of(keys, "torch_dtype", "dtype")
+    if stored is None:
+        keys.note("default", "torch_dtype", "not set: the checkpoint's own, taken as bf16")
+        stored = "bf16"
+    half = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp16"}[stored]
+    if keys.has("bf16", "fp16"):
+        half = "bf16" if keys.flag("bf16", default=False) else "fp16" if keys.flag("fp16", default=False) else "none"
+    if stored == "fp32" and half == "fp16":
+        keys.note("warning", "torch_dtype", "float32 weights make ms-swift train under fp16 autocast, not bf16")
+    if stored == "fp16" and method == "full":
+        stored = "fp32"
+    return {"dtype": stored, "autocast": half}
+
+
+def _adapters(keys: Keys) -> dict[str, Any]:
+    job: dict[str, Any] = {
+        "lora_rank": keys.count("lora_rank", default=8),
+        "lora_dropout": keys.number("lora_dropout", "lora_dropout_p", default=0.05),
+    }
+    targets = [
+        one for one in keys.names("target_modules", "lora_target_modules") if one.lower() not in ("all-linear", "all")
+    ]
+    if any(one.startswith("all-") for one in targets):
+        raise keys.refuse("target_modules")
+    if len(targets) == 1 and " " in targets[0]:
+        targets = targets[0].split()
+    if targets and targets != ["DEFAULT"]:
+        job["lora_targets"] = tuple(targets)
+    return job
+
+
+def _parts(keys: Keys, method: str, frozen: bool) -> dict[str, str]:
+    """What happens to the tower and the projector; 2.x did not freeze the tower."""
+    trained = "train" if method == "full" else "lora"
+    job = {}
+    for part, name, default in (("vision", "freeze_vit", frozen), ("projector", "freeze_aligner", True)):
+        if not keys.flag(name, default=default):
+            job[part] = trained
+    return job
+
+
+def _images(keys: Keys) -> dict[str, Any]:
+    """The caps of the environment, or of the command itself."""
+    job: dict[str, Any] = {}
+    for field, variable in (("max_pixels", "MAX_PIXELS"), ("min_pixels", "MIN_PIXELS"), ("max_tiles", "MAX_NUM")):
+        said = keys.variable(variable)
+        if said is not None and said.isdigit():
+            job[field] = int(said)
+    tokens = keys.variable("IMAGE_MAX_TOKEN_NUM")
+    if tokens is not None and tokens.isdigit():  # swift/model/models/qwen.py
+        side = 32 if "qwen3" in str(keys.name("model", "model_id_or_path")).lower() else 28
+        job["max_pixels"] = int(tokens) * side * side
+    return job
+
+
+def _ranks(keys: Keys, cards: Cards) -> int:
+    """NPROC_PER_NODE x NNODES; without them one process, which spreads the model over all cards that it sees.
+
+    Raises:
+        UnsupportedError: for that.
+    """
+    said = keys.variable("NPROC_PER_NODE")
+    if said is not None and said.isdigit():
+        nodes = keys.variable("NNODES") or "1"
+        return int(said) * (int(nodes) if nodes.isdigit() else 1)
+    seen = visible_cards(keys, cards)
+    if seen > 1:
+        keys.note(
+            "warning",
+            "NPROC_PER_NODE",
+            f"is not set: one process spreads the layers over all {seen} visible cards (device_map), one works at"
+            f" a time. Set NPROC_PER_NODE={seen} for DDP",
+        )
+        raise keys.refuse(
+            "NPROC_PER_NODE",
+            f"is not set and {seen} cards are visible: a pipeline over cards is not modelled yet;"
+            f" set NPROC_PER_NODE={seen}, or CUDA_VISIBLE_DEVICES=0",
+        )
+    return 1

@@ -1,0 +1,169 @@
+"""transformers' TrainingArguments: what ms-swift, LLaMA-Factory, TRL and plain scripts have in common."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from vramplan.errors import UnsupportedError
+from vramplan.frameworks import deepspeed
+from vramplan.frameworks.reading import Cards, Reading, Words, at_least, settle, tell_sharing, visible_cards
+from vramplan.frameworks.source import Keys
+
+PACKAGE, NEWEST = "transformers", "5.23.0"
+DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16", "float32": "fp32"}
+DTYPES |= {"fp32": "fp32", "float": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
+ATTENTION = {"flash_attn": "flash", "flash_attention_2": "flash", "fa2": "flash", "flash_attn_2": "flash"}
+ATTENTION |= {"sdpa": "sdpa", "eager": "eager", "disabled": "eager", "auto": "", "flash_attention": "flash"}
+BATCH = "per_device_train_batch_size"
+NAMES: dict[str, Words] = {
+    "micro_batch_size": "per_device_train_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "optimizer": "optim",
+    "loss": {"liger": "use_liger_kernel true"},
+    "checkpointing": {"full": "gradient_checkpointing true"},
+    "attention": {"sdpa": "attn_implementation sdpa", "flash": "attn_implementation flash_attention_2"},
+    "lora_dropout": "lora_dropout",
+}
+REFUSED = (
+    "auto_find_batch_size", "neftune_noise_alpha", "torch_compile", "fsdp", "optim_target_modules", "use_cpu",
+    "tpu_num_cores", "parallelism_config",
+)  # fmt: skip
+"""What changes memory in ways that nothing models, when it is on."""
+
+
+def arguments(
+    keys: Keys, micro_batch_size: int = 8, accumulation: int | None = 1, size: tuple[str, ...] = (BATCH,)
+) -> dict[str, Any]:
+    """The fields of a job that all of the family say alike; dtypes, checkpointing, length are each one's own."""
+    for name in REFUSED:
+        keys.only(name)
+    job: dict[str, Any] = {
+        "loop": "trainer",
+        "micro_batch_size": keys.count(*size, default=micro_batch_size),
+        "optimizer": keys.text("optim", default="adamw_torch_fused"),
+    }
+    if not keys.has(*size):
+        keys.note("default", size[0], f"not set: {micro_batch_size}")
+    if accumulation is not None or keys.has("gradient_accumulation_steps"):
+        job["gradient_accumulation_steps"] = keys.count("gradient_accumulation_steps", default=accumulation or 1)
+    if keys.flag("use_liger_kernel", default=False):
+        config = keys.part("liger_kernel_config")
+        fused = config is None or config.flag("fused_linear_cross_entropy", default=True)
+        job["loss"] = "liger" if fused else "standard"
+    job["batches"] = "padded" if job["micro_batch_size"] > 1 else "unpadded"
+    job |= deepspeed.referenced(keys)
+    return job
+
+
+def evaluation(keys: Keys, micro_batch_size: int, runs: bool) -> int | None:
+    """Samples in an evaluation's forward, where one is run."""
+    size = keys.count("per_device_eval_batch_size", default=micro_batch_size)
+    strategy = keys.text("eval_strategy", "evaluation_strategy", default="steps" if runs else "no")
+    return None if strategy == "no" or not runs else size
+
+
+def attention(keys: Keys, *names: str) -> dict[str, str]:
+    """The attention, where it is said."""
+    given = keys.text(*names, default="")
+    if not given:
+        return {}
+    if given not in ATTENTION:
+        raise keys.refuse(next(name for name in names if keys.has(name)))
+    return {"attention": ATTENTION[given]} if ATTENTION[given] else {}
+
+
+def dtype_of(keys: Keys, *names: str) -> str | None:
+    """A dtype, where one is said; auto is the checkpoint's own."""
+    given = keys.text(*names, default="auto")
+    if given == "auto":
+        return None
+    if given not in DTYPES:
+        raise keys.wrong(names, f"a dtype ({', '.join(sorted(set(DTYPES)))})")
+    return DTYPES[given]
+
+
+def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
+    """A script of one's own around the Trainer, or its TrainingArguments as JSON."""
+    known, where = settle(PACKAGE, asked, NEWEST)
+    model = keys.name("model_name_or_path", "model", "model_id")
+    job = arguments(keys)
+    stored = dtype_of(keys, "dtype", "torch_dtype")
+    if stored is None:
+        stored = "bf16" if at_least(known, "5.0") else "fp32"
+        keys.note("default", "dtype", f"not set: transformers {known} loads {stored} weights")
+    half = "bf16" if keys.flag("bf16", default=False) else "fp16" if keys.flag("fp16", default=False) else "none"
+    peft = keys.flag("use_peft", "use_lora", default=False)
+    job |= {"method": "lora" if peft else "full", "dtype": stored, "autocast": half}
+    if peft:
+        job |= {
+            "lora_rank": keys.count("lora_r", "lora_rank", default=8),
+            "lora_dropout": keys.number("lora_dropout", default=0.0),
+        }
+    job["checkpointing"] = (
+        "full" if keys.flag("gradient_checkpointing", "activation_checkpointing", default=False) else "none"
+    )
+    if job["checkpointing"] == "none":
+        keys.note("default", "gradient_checkpointing", "not set: every layer keeps its activations")
+    job |= attention(keys, "attn_implementation")
+    length = keys.setting("block_size", "max_seq_length", "max_length", "model_max_length", "cutoff_len")
+    if length is not None:
+        job["sequence_length"] = keys.count(
+            "block_size", "max_seq_length", "max_length", "model_max_length", "cutoff_len", default=1024
+        )
+    reading = Reading(
+        "transformers",
+        f"{known} ({where})",
+        model or "",
+        job,
+        NAMES | {"sequence_length": "block_size"},
+        keys.notes,
+    )
+    job["num_gpus"] = ranks(keys, cards)
+    reading.eval_batch_size = evaluation(
+        keys, 8, keys.flag("do_eval", default=False) or keys.has("eval_strategy", "evaluation_strategy")
+    )
+    tell_sharing(keys, reading)
+    return reading
+
+
+def ranks(keys: Keys, cards: Cards) -> int:
+    """Processes that a launcher was told to start; one card each."""
+    said = keys.source.settings.get("nproc_per_node") or keys.source.settings.get("num_processes")
+    keys.asked |= {"nproc_per_node", "num_processes", "nnodes", "num_machines"}
+    if said is None:
+        several = visible_cards(keys, cards)
+        if several > 1:
+            raise UnsupportedError(
+                f"{several} cards are visible and no launcher is used: transformers runs DataParallel, which is not"
+                f" modelled; use torchrun --nproc_per_node {several}, or CUDA_VISIBLE_DEVICES=0"
+            )
+        return 1
+    word = str(said.value)
+    return visible_cards(keys, cards) if not word.isdigit() else int(word) * keys.count("nnodes", default=1)
+
+
+LAYERS = ("model.layers.0.", "model.language_model.layers.0.", "language_model.model.layers.0.", "layers.0.")
+LINEAR = tuple(f"self_attn.{one}_proj" for one in "qkvo") + tuple(f"mlp.{one}_proj" for one in ("gate", "up", "down"))
+
+
+def targets(keys: Keys, name: str) -> tuple[str, ...] | None:
+    """The layers that get an adapter: names, or the ones that PEFT's regular expression means; None for all-linear.
+
+    Raises:
+        UnsupportedError: for an expression that means none of a decoder's usual layers.
+    """
+    given = keys.names(name)
+    found = keys.setting(name)
+    if not given or given == ("all-linear",):
+        return None
+    if found is None or isinstance(found.value, list) or not set("[](|*\\+^") & set(str(found.value)):
+        return given
+    try:
+        pattern = re.compile(str(found.value))
+    except re.error:
+        raise keys.wrong((name,), "names, or a regular expression") from None
+    meant = [one for one in LINEAR if any(pattern.fullmatch(f"{layer}{one}") for layer in LAYERS)]
+    if not meant:
+        raise keys.refuse(name, "means none of the layers that are known by name; give names")
+    return tuple(one.rpartition(".")[2] for one in meant)

@@ -1,0 +1,110 @@
+"""TRL: ``trl sft``, its YAML and its script (0.12 to 1.16; trl/scripts/sft.py, trainer/sft_config.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vramplan.frameworks.reading import Cards, Reading, at_least, settle, tell_sharing, visible_cards
+from vramplan.frameworks.source import Keys
+from vramplan.frameworks.trainer import NAMES, arguments, attention, dtype_of, evaluation, ranks, targets
+
+PACKAGE, NEWEST = "trl", "1.16.0"
+REFUSED = (
+    "load_in_4bit", "load_in_8bit", "activation_offloading", "use_dora", "lora_modules_to_save", "use_rslora_init",
+    "lora_target_parameters",
+)  # fmt: skip
+
+
+def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
+    """The job of a ``trl sft`` configuration."""
+    version, where = settle(PACKAGE, asked, NEWEST)
+    if asked is None and keys.has("max_seq_length"):
+        version, where = "0.15.0", "from its max_seq_length"
+    for name in REFUSED:
+        keys.only(name)
+    job = arguments(keys) | _launched(keys)
+    method = "lora" if keys.flag("use_peft", default=False) else "full"
+    job["method"] = method
+    if method == "lora":
+        job |= {
+            "lora_rank": keys.count("lora_r", default=16),
+            "lora_dropout": keys.number("lora_dropout", default=0.05),
+            "lora_targets": targets(keys, "lora_target_modules")
+            if keys.has("lora_target_modules")
+            else ("q_proj", "v_proj"),
+        }
+        if job["lora_targets"] is None:
+            job |= {"vision": "lora", "projector": "lora"}
+    elif keys.has("lora_r"):
+        keys.note("warning", "lora_r", "has no effect without use_peft: every weight trains")
+    job |= _dtypes(keys, version)
+    job["checkpointing"] = "full" if keys.flag("gradient_checkpointing", default=at_least(version, "0.22")) else "none"
+    job |= attention(keys, "attn_implementation")
+    job |= _loss(keys, version)
+    if not keys.is_null("max_length"):
+        job["sequence_length"] = keys.count("max_length", "max_seq_length", default=1024)
+    if not keys.has("max_length", "max_seq_length") and not keys.is_null("max_length"):
+        keys.note("default", "max_length", "not set: 1024")
+    if keys.flag("packing", default=False) or keys.flag("padding_free", default=False):
+        job["batches"] = "packed"
+        if job.get("attention") != "flash":
+            keys.note(
+                "warning", "packing", "without attn_implementation: flash_attention_2 samples of a row see each other"
+            )
+    job["num_gpus"] = ranks(keys, cards) if "nproc_per_node" in keys.source.settings else _processes(keys, cards)
+    names = NAMES | {
+        "sequence_length": "max_length",
+        "method": {"lora": "use_peft true"},
+        "dtype": {"bf16": "dtype bfloat16"},
+    }
+    reading = Reading("trl", f"{version} ({where})", keys.name("model_name_or_path") or "", job, names, keys.notes)
+    reading.eval_batch_size = evaluation(keys, 8, keys.has("eval_strategy"))
+    tell_sharing(keys, reading)
+    return reading
+
+
+def _launched(keys: Keys) -> dict[str, str]:
+    """TRL's own accelerate configurations, by name."""
+    given = keys.text("accelerate_config", default="single_gpu")
+    if given in ("single_gpu", "multi_gpu"):
+        return {}
+    if given not in ("zero1", "zero2", "zero3"):
+        raise keys.refuse("accelerate_config")
+    return {"strategy": given}
+
+
+def _processes(keys: Keys, cards: Cards) -> int:
+    """``trl sft`` starts accelerate, which takes all cards that it sees."""
+    said = keys.source.settings.get("num_processes")
+    keys.asked.add("num_processes")
+    return int(said.value) if said is not None and str(said.value).isdigit() else visible_cards(keys, cards)
+
+
+def _dtypes(keys: Keys, version: str) -> dict[str, str]:
+    """fp32 weights unless said otherwise since 0.27; bf16 autocast by default since 0.19."""
+    stored = dtype_of(keys, "dtype", "torch_dtype")
+    if stored is None:
+        stored = (
+            "fp32" if at_least(version, "0.27") and keys.text("dtype", "torch_dtype", default="") != "auto" else "bf16"
+        )
+        if stored == "fp32":
+            keys.note(
+                "warning",
+                "dtype",
+                f"is not set: TRL {version} loads fp32 weights, frozen ones too; dtype: bfloat16 halves them",
+            )
+    fp16 = keys.flag("fp16", default=False)
+    bf16 = keys.flag("bf16", default=at_least(version, "0.19") and not fp16)
+    return {"dtype": stored, "autocast": "bf16" if bf16 else "fp16" if fp16 else "none"}
+
+
+def _loss(keys: Keys, version: str) -> dict[str, Any]:
+    """Full logits up to 1.6; after that never (chunked_nll)."""
+    kind = keys.text("loss_type", default="")
+    if kind not in ("", "nll", "chunked_nll", "dft"):
+        raise keys.refuse("loss_type")
+    if kind == "dft":
+        raise keys.refuse("loss_type")
+    if at_least(version, "1.16") or kind == "chunked_nll" or (at_least(version, "1.7") and not kind):
+        return {"loss": "chunked"}
+    return {}

@@ -1,0 +1,222 @@
+"""Will the configuration that is already there fit, and what would make it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+from vramplan import api
+from vramplan.card import Card
+from vramplan.catalog import find_model
+from vramplan.defaults import image_size
+from vramplan.errors import ConfigError, UnknownNameError, VramplanError, nearest_names
+from vramplan.frameworks import Cards, Keys, Note, Reading
+from vramplan.frameworks.find import VARIABLES, Found, from_path, from_words
+from vramplan.frameworks.known import known_keys
+from vramplan.images import EYES
+from vramplan.learned import CONFIDENCE, with_margin
+from vramplan.plan import Search
+from vramplan.progress import Progress, silent
+from vramplan.result import Estimate
+from vramplan.spec import ModelSpec
+
+LIKENESS = 0.75
+"""difflib's ratio from which a variable's name is taken for another's: MAX_PIXEL, IMAGAE_MAX_PIXELS."""
+LONGEST_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a configuration needs of a card."""
+
+    reading: Reading
+    card: Card
+    estimate: Estimate
+    """Of training."""
+    evaluation_bytes: int | None
+    """On the card while the configuration's own evaluation batch runs; None where none does."""
+    search: Search | None
+    """Plans for the same global batch, where this one does not fit."""
+    min_headroom: float
+    """Share of the card that has to stay free, if that is more than the margin."""
+
+    @property
+    def need_bytes(self) -> int:
+        """At the worst moment."""
+        return max(self.estimate.device_total_bytes, self.evaluation_bytes or 0)
+
+    @property
+    def free_bytes(self) -> int:
+        """Left of the card at the worst moment; negative where it does not fit."""
+        return self.estimate.capacity_bytes - self.need_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the worst moment fits, with the margin and what was asked for left free."""
+        one = self.estimate
+        spared = self.evaluation_bytes is None or self.evaluation_bytes <= one.capacity_bytes - one.margin_bytes
+        return one.fits and spared and self.free_bytes >= self.min_headroom * one.capacity_bytes
+
+
+def check(
+    target: str | Path | Sequence[str],
+    gpu: str | Card = "auto",
+    *,
+    num_gpus: int = 1,
+    model: str | ModelSpec | None = None,
+    framework: str | None = None,
+    framework_version: str | None = None,
+    min_headroom: float = 0.0,
+    confidence: float = CONFIDENCE,
+    progress: Progress = silent,
+    **given: Any,
+) -> Verdict:
+    """Read a configuration file, a script or the words of a command, and say whether it fits.
+
+    `num_gpus` is how many cards the box has; `given` is what the configuration does not know: `sequence_length` of the
+    longest sample, `images`, `image_size`.
+
+    Raises:
+        VramplanError: for what cannot be read, or is not modelled.
+    """
+    found = from_path(Path(target), framework) if isinstance(target, (str, Path)) else from_words(target, framework)
+    reading = read(found, Cards(num_gpus), framework_version)
+    card = api.load_card(gpu)
+    spec = _model(model if model is not None else reading.model, reading, found)
+    job = _settled(
+        spec, reading, {**reading.job, **{name: value for name, value in given.items() if value is not None}}
+    )
+    estimate = api.estimate(spec, card, confidence=confidence, progress=progress, **job)
+    evaluation = _evaluation(spec, card, estimate, reading, job, confidence)
+    verdict = Verdict(reading, with_margin(card, confidence), estimate, evaluation, None, min_headroom)
+    if verdict.fits:
+        return verdict
+    batch = job["micro_batch_size"] * job.get("gradient_accumulation_steps", 1) * job["num_gpus"]
+    free = {
+        name: value for name, value in job.items() if name not in ("micro_batch_size", "gradient_accumulation_steps")
+    }
+    search = api.suggest(spec, card, batch, confidence=confidence, progress=progress, **free)
+    return replace(verdict, search=search)
+
+
+def read(found: Found, cards: Cards, version: str | None = None) -> Reading:
+    """What a configuration comes to, with a note for all that a reader should know.
+
+    Raises:
+        VramplanError: for a value that cannot be, or a setting that is not modelled.
+    """
+    keys = Keys(found.source, found.name)
+    reading = found.framework.read(keys, cards, version)
+    _under_deepspeed(reading.job)
+    reading.as_flags = bool(found.source.command)
+    keys.finish(known_keys(found.name))
+    _lost(keys)
+    reading.notes = sorted(keys.notes, key=lambda note: ("warning", "unknown", "default", "ignored").index(note.kind))
+    return reading
+
+
+def _under_deepspeed(job: dict[str, Any]) -> None:
+    """DeepSpeed casts the whole model to the half-precision type and keeps fp32 copies itself; nothing is autocast."""
+    if str(job.get("strategy")).startswith("zero"):
+        if job.get("autocast", "none") != "none":
+            job["dtype"] = job["autocast"]
+        job["autocast"] = "none"
+        if job["method"] != "full":
+            job["lora_dtype"] = job["dtype"]
+
+
+def _lost(keys: Keys) -> None:
+    """Variables that do not reach the command, or that nothing reads."""
+    for name, found in keys.source.lost.items():
+        if name in VARIABLES or _meant(name):
+            keys.notes.append(
+                Note("warning", name, "is set but not exported: the command does not see it", found.place)
+            )
+    for name, found in keys.source.environment.items():
+        meant = "" if name in VARIABLES else _meant(name)
+        if meant:
+            keys.notes.append(Note("unknown", name, f"no framework reads this; did you mean {meant}?", found.place))
+
+
+def _meant(name: str) -> str:
+    """The variable that a name looks like a slip for."""
+    near = nearest_names(name, VARIABLES, 1)
+    return near[0] if near and SequenceMatcher(None, name, near[0]).ratio() > LIKENESS else ""
+
+
+def _model(name: str | ModelSpec, reading: Reading, found: Found) -> ModelSpec:
+    """The model by the configuration's name; a folder that is not here by its last part.
+
+    Raises:
+        ConfigError: where none is named.
+    """
+    if isinstance(name, ModelSpec):
+        return name
+    if not name:
+        raise ConfigError(f"{found.source.where}: names no model; give --model")
+    try:
+        return api.load_model(name)
+    except VramplanError:
+        last = name.rstrip("/").rpartition("/")[2]
+        try:
+            spec = find_model(last) if name.startswith((".", "/", "~", "$")) or name.count("/") > 1 else None
+        except UnknownNameError:
+            spec = None
+        if spec is None:
+            raise
+        reading.notes.append(Note("warning", "model", f"{name} is not here: taken as {spec.name} by its name"))
+        return spec
+
+
+def _settled(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str, Any]:
+    """What only the model decides: its longest sample, its images."""
+    job = dict(job)
+    sees = spec.model_type in EYES
+    if not sees:
+        for name in ("vision", "projector", "max_pixels", "min_pixels", "max_tiles"):
+            job.pop(name, None)
+    if "sequence_length" not in job:
+        text = spec.config.get("text_config") or spec.config
+        longest = next((text[key] for key in LONGEST_KEYS if isinstance(text.get(key), int)), 2048)
+        job["sequence_length"] = longest
+        name = str(reading.names.get("sequence_length", ""))
+        reading.notes.insert(
+            0, Note("warning", name, f"is not set: a sample may have {longest:,} tokens, which decides")
+        )
+    if job["method"] == "full":
+        job = {name: value for name, value in job.items() if not name.startswith("lora_")}
+    if sees:
+        job |= _sizes(spec, reading, job)
+    return {name: value for name, value in job.items() if value is not None}
+
+
+def _sizes(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str, Any]:
+    """The largest image that the caps let through; caps that a model's processor does not have apply before it."""
+    if job.get("image_size") is not None:
+        return {"image_size": image_size(job["image_size"])}
+    if job.get("max_pixels") is not None:
+        side = isqrt(job["max_pixels"])
+        reading.notes.append(Note("default", "image size", f"not known: {side} x {side}, the most that the cap allows"))
+        return {"image_size": (side, side), "max_pixels": None, "min_pixels": None}
+    reading.notes.append(Note("default", "image size", "not known: 1024 x 1024; give --image-size"))
+    return {"image_size": (1024, 1024)}
+
+
+def _evaluation(
+    spec: ModelSpec, card: Card, trained: Estimate, reading: Reading, job: dict[str, Any], confidence: float
+) -> int | None:
+    """Bytes on the card in an evaluation's forward: no checkpointing helps there, logits are whole."""
+    size = reading.eval_batch_size
+    if size is None:
+        return None
+    one = trained
+    if size != job["micro_batch_size"]:
+        one = api.estimate(spec, card, confidence=confidence, **{**job, "micro_batch_size": size})
+    return one.phases["eval"] + trained.device_total_bytes - trained.peak_reserved_bytes
+
+
+__all__ = ["Verdict", "check", "read"]
