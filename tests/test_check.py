@@ -19,11 +19,12 @@ from vramplan.frameworks.files import read_mapping
 from vramplan.frameworks.find import Found, from_path, from_words
 from vramplan.frameworks.shell import commands
 
-PUBLISHED = (
-    "swift sft --model Qwen2.5-7B-Instruct --train_type lora --dataset a#500 --torch_dtype bfloat16"
-    " --num_train_epochs 1 --per_device_train_batch_size 1 --gradient_accumulation_steps 16 --max_length 2048"
-    " --learning_rate 1e-4 --lora_rank 8 --lora_alpha 32 --target_modules all-linear --output_dir output"
-).split()
+PUBLISHED = [
+    "swift", "sft", "--model", "Qwen2.5-7B-Instruct", "--train_type", "lora", "--dataset", "a#500", "--torch_dtype",
+    "bfloat16", "--num_train_epochs", "1", "--per_device_train_batch_size", "1", "--gradient_accumulation_steps", "16",
+    "--max_length", "2048", "--learning_rate", "1e-4", "--lora_rank", "8", "--lora_alpha", "32", "--target_modules",
+    "all-linear", "--output_dir", "output",
+]  # fmt: skip
 
 
 def test_the_published_command() -> None:
@@ -136,8 +137,8 @@ def test_a_bomb_of_aliases(tmp_path: Path) -> None:
 
 def test_nothing_is_executed(tmp_path: Path) -> None:
     touched = tmp_path / "touched"
-    text = f"X=$(touch {touched}) swift sft --model `touch {touched}` --lora_rank $((2 * 4))\n!!python/object/apply:os.system\n"
-    (command, _) = commands(text, "a.sh", {})
+    text = f"X=$(touch {touched}) swift sft --model `touch {touched}` --lora_rank $((2 * 4))\n"
+    (command,) = commands(text, "a.sh", {})
     assert command.words[-1] == "8"
     (tmp_path / "a.yaml").write_text(f"base_model: !!python/object/apply:os.system ['touch {touched}']\n")
     with pytest.raises(VramplanError):
@@ -165,8 +166,8 @@ def test_scripts() -> None:
 
 
 VALUES = st.one_of(
-    st.none(), st.booleans(), st.integers(-5, 10**9), st.floats(), st.text(max_size=8), st.lists(st.text(max_size=3)),
-    st.dictionaries(st.text(max_size=4), st.integers()), st.sampled_from(["2e-4", "true", "bf16", "auto", "lora", "no"]),
+    st.none(), st.booleans(), st.integers(-5, 10**9), st.floats(), st.text(max_size=8), st.lists(st.text()),
+    st.dictionaries(st.text(max_size=4), st.integers()), st.sampled_from(["2e-4", "true", "bf16", "auto", "lora"]),
 )  # fmt: skip
 
 
@@ -191,13 +192,15 @@ def test_any_subset_in_any_order_reads(name: str, data: st.DataObject) -> None:
     odd = data.draw(st.dictionaries(st.sampled_from([*sorted(own), "deepspeed", "stray"]), VALUES, max_size=3))
     values = {key: own[key] for key in chosen} | odd
     source = Source({key: Setting(value, f"line of {key}") for key, value in values.items()})
+    said = ""
     try:
         reading = preflight.read(Found(name, FRAMEWORKS[name], source), Cards(1))
     except VramplanError as error:
-        assert "\n" not in str(error)
+        said = str(error)
     else:
         assert reading.job["micro_batch_size"] > 0
         assert reading.job["num_gpus"] > 0
+    assert "\n" not in said
 
 
 def test_words_of_another_kind() -> None:

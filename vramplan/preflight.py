@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from math import isqrt
+from math import isqrt, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from vramplan.progress import Progress, silent
 from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
 
+TILED = ("internvl",)
+"""Models whose processor cuts an image into at most so many tiles."""
 LIKENESS = 0.75
 """difflib's ratio from which a variable's name is taken for another's: MAX_PIXEL, IMAGAE_MAX_PIXELS."""
 LONGEST_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
@@ -195,15 +197,30 @@ def _settled(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str
 
 
 def _sizes(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str, Any]:
-    """The largest image that the caps let through; caps that a model's processor does not have apply before it."""
+    """The largest image that the caps let through; a cap that the model's processor does not read changes nothing."""
+    found: dict[str, Any] = {"min_pixels": None, "max_pixels": None}
+    if spec.model_type not in TILED:
+        found["max_tiles"] = None
+    cap = job.get("max_pixels")
+    if cap is not None and not reading.caps_resize and not spec.model_type.startswith("qwen"):
+        reading.notes.insert(0, Note("warning", "MAX_PIXELS", f"is not read for {spec.model_type}: no cap is applied"))
+        cap = None
     if job.get("image_size") is not None:
-        return {"image_size": image_size(job["image_size"])}
-    if job.get("max_pixels") is not None:
-        side = isqrt(job["max_pixels"])
-        reading.notes.append(Note("default", "image size", f"not known: {side} x {side}, the most that the cap allows"))
-        return {"image_size": (side, side), "max_pixels": None, "min_pixels": None}
-    reading.notes.append(Note("default", "image size", "not known: 1024 x 1024; give --image-size"))
-    return {"image_size": (1024, 1024)}
+        size = image_size(job["image_size"])
+        return found | {"image_size": _shrunk(size, cap)}
+    side = isqrt(cap) if cap is not None else 1024
+    why = "the most that the cap allows" if cap is not None else "give --image-size"
+    reading.notes.append(Note("default", "image size", f"not known: {side} x {side}, {why}"))
+    return found | {"image_size": (side, side)}
+
+
+def _shrunk(size: tuple[int, int], cap: int | None) -> tuple[int, int]:
+    """An image resized to at most `cap` pixels, its shape kept."""
+    pixels = size[0] * size[1]
+    if cap is None or pixels <= cap:
+        return size
+    scale = sqrt(cap / pixels)
+    return max(1, int(size[0] * scale)), max(1, int(size[1] * scale))
 
 
 def _evaluation(

@@ -9,23 +9,12 @@ from vramplan.frameworks.source import Keys
 from vramplan.frameworks.trainer import arguments, attention, ranks, targets
 
 PACKAGE, NEWEST = "axolotl", "0.19.0"
-REFUSED = (
-    "load_in_4bit", "load_in_8bit", "rl", "reward_model", "peft_use_dora", "lora_modules_to_save",
-    "lora_target_parameters", "activation_offloading", "layer_offloading", "selective_checkpointing", "tiled_mlp",
-    "chunked_cross_entropy", "fsdp", "fsdp_config", "fsdp_version", "context_parallel_size", "tensor_parallel_size",
-    "dp_shard_size", "sequence_parallel_degree", "unfrozen_parameters", "quantize_moe_experts",
-    "lora_layers_to_transform", "relora_steps", "relora", "lisa_n_layers", "ple_cpu_offload", "fp8", "qat",
-    "peft_layers_to_transform", "gptq", "torch_compile", "auto_find_batch_size", "neftune_noise_alpha",
-    "noisy_embedding_alpha", "xformers_attention", "flex_attention", "s2_attention", "overrides_of_model_config",
-)  # fmt: skip
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 
 
 def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     """The job of an axolotl configuration."""
     version, where = settle(PACKAGE, asked, NEWEST)
-    for name in REFUSED:
-        keys.only(name)
     method = keys.text("adapter", default="full")
     if method not in ("full", "lora"):
         raise keys.refuse("adapter")
@@ -59,6 +48,9 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
         )
     if method == "full":
         job |= {"vision": "train", "projector": "train"} if not keys.flag("freeze_mm_modules", default=False) else {}
+    size = keys.names("image_size")
+    if size and all(one.isdigit() for one in size):
+        job["image_size"] = (int(size[0]), int(size[-1]))
     job["num_gpus"] = ranks(keys, cards) if _is_launched(keys) else visible_cards(keys, cards)
     names: dict[str, Words] = {
         "micro_batch_size": "micro_batch_size",

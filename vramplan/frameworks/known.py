@@ -1,23 +1,36 @@
-"""The keys that each framework takes, read from its own sources; data: known.json."""
+"""The keys that each framework takes (known.json, from its own sources) and that nothing models (refused.json)."""
 
 from __future__ import annotations
 
 import json
 from functools import cache
 from importlib.resources import files
+from typing import Any
+
+from vramplan.frameworks.source import Keys
 
 INHERITS = {"ms-swift": ("transformers",), "llamafactory": ("transformers",), "trl": ("transformers",)}
 """Frameworks whose arguments extend transformers' TrainingArguments."""
 
 
 @cache
-def _table() -> dict[str, list[str]]:
-    text = files("vramplan.frameworks").joinpath("known.json").read_text(encoding="utf-8")
-    found: dict[str, list[str]] = json.loads(text)
-    return found
+def _table(name: str) -> Any:
+    return json.loads(files("vramplan.frameworks").joinpath(name).read_text(encoding="utf-8"))
 
 
 def known_keys(framework: str) -> frozenset[str]:
     """Every key that some version of the framework takes."""
-    table = _table()
+    table = _table("known.json")
     return frozenset(key for name in (framework, *INHERITS.get(framework, ())) for key in table.get(name, ()))
+
+
+def refuse_unmodelled(keys: Keys) -> None:
+    """Refuse what changes memory in ways that nothing models, unless it is off or has one of its harmless values.
+
+    Raises:
+        UnsupportedError: naming it.
+    """
+    table = _table("refused.json")
+    for name in (keys.framework, *INHERITS.get(keys.framework, ())):
+        for key, harmless in table.get(name, {}).items():
+            keys.only(key, *harmless)

@@ -9,12 +9,6 @@ from vramplan.frameworks.source import Keys
 from vramplan.frameworks.trainer import NAMES, arguments, attention, evaluation, ranks
 
 PACKAGE, NEWEST = "llamafactory", "0.9.5"
-REFUSED = (
-    "use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon", "quantization_bit", "use_unsloth",
-    "use_unsloth_gc", "upcast_lmhead_output", "fp8", "resize_vocab", "additional_target", "use_dora", "shift_attn",
-    "freeze_language_model", "pissa_init", "use_llama_pro", "mixture_of_depths", "use_dft_loss", "ref_model",
-    "reward_model", "adapter_name_or_path", "use_v1_kernels", "use_kt", "neat_packing", "num_layer_trainable",
-)  # fmt: skip
 MAX_PIXELS, MIN_PIXELS = 768 * 768, 32 * 32
 """image_max_pixels and image_min_pixels (model_args.py): every image is resized before any processor sees it."""
 HALF = {"bf16": "bf16", "fp16": "fp16"}
@@ -23,8 +17,6 @@ HALF = {"bf16": "bf16", "fp16": "fp16"}
 def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     """The job of a LLaMA-Factory configuration."""
     version, where = settle(PACKAGE, asked, NEWEST)
-    for name in REFUSED:
-        keys.only(name)
     keys.only("stage", "sft", "pt", why="is not modelled yet; modelled: sft, pt")
     keys.only("train_from_scratch", True, "true")
     method = keys.text("finetuning_type", default="lora")
@@ -59,6 +51,8 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
         "max_pixels": keys.count("image_max_pixels", default=MAX_PIXELS),
         "min_pixels": keys.count("image_min_pixels", default=MIN_PIXELS),
     }
+    if not keys.flag("crop_to_patches", default=False):
+        job["max_tiles"] = 1
     job["num_gpus"] = _ranks(keys, cards)
     names = NAMES | {
         "sequence_length": "cutoff_len",

@@ -29,6 +29,8 @@ class Reading:
     notes: list[Note] = field(default_factory=list)
     eval_batch_size: int | None = None
     """Samples in an evaluation's forward; None where none is run."""
+    caps_resize: bool = True
+    """Whether caps on pixels hold for every model, applied before its processor; else only where that reads them."""
     as_flags: bool = False
     """Whether it is a command, whose settings are written ``--key value``."""
 

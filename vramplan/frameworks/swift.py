@@ -13,33 +13,18 @@ PACKAGE, NEWEST = "ms-swift", "4.6.0"
 METHODS = {"lora": "lora", "full": "full"}
 SAMPLES_A_STEP = 16
 """gradient_accumulation_steps, where it is not set, makes this many samples of a step."""
-HARMLESS_WHEN_OFF = (
-    "sequence_parallel_size", "use_galore", "lisa_activated_layers", "lisa_step_interval", "use_rslora",
-    "quant_method", "hqq_axis", "tuner_backend", "adapters", "target_parameters", "freeze_parameters",
-    "freeze_parameters_ratio", "freeze_parameters_regex", "trainable_parameters", "trainable_parameters_regex",
-    "freeze_llm", "modules_to_save", "deepspeed_autotp_size", "device_map", "lora_bias", "optimizer", "offload_model",
-    "use_dora", "lora_dtype", "target_regex", "max_memory", "loss_scale", "loss_type", "experts_impl", "galore_rank",
-)  # fmt: skip
 
 
 def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     """The job of a ``swift sft`` command."""
     version, where = _version(keys, asked)
-    for name, harmless in dict.fromkeys(HARMLESS_WHEN_OFF, ()).items():
-        keys.only(
-            name,
-            *{
-                "tuner_backend": ("peft",),
-                "lora_bias": ("none",),
-                "loss_scale": ("default", "last_round"),
-                "use_rslora": (True, "true"),
-            }.get(name, harmless),
-        )
     kind = keys.text("tuner_type", "train_type", "sft_type", default="lora")
     if kind not in METHODS:
         raise keys.refuse(next(name for name in ("tuner_type", "train_type", "sft_type") if keys.has(name)))
     job = arguments(keys, 1, None, (BATCH, "batch_size"))
     job["method"] = METHODS[kind]
+    if keys.flag("use_liger", default=False):  # 2.x
+        job["loss"] = "liger"
     job |= _dtypes(keys, job["method"])
     if keys.has("quant_bits", "quantization_bit"):
         bits = keys.count("quant_bits", "quantization_bit", default=4, least=0)
@@ -57,7 +42,9 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
         "attn_impl",
         "use_flash_attn" if keys.text("use_flash_attn", default="") not in ("true", "false") else "attn_implementation",
     )
-    if keys.has("max_length"):
+    if keys.flag("packing", default=False) and keys.has("packing_length"):
+        job["sequence_length"] = keys.count("packing_length", default=2048)
+    elif keys.has("max_length"):
         job["sequence_length"] = keys.count("max_length", default=2048)
     elif not at_least(version, "3.0"):
         job["sequence_length"] = 2048
@@ -93,6 +80,7 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     )
     splits = keys.number("split_dataset_ratio", "dataset_test_ratio", default=0.0) > 0 or keys.has("val_dataset")
     reading.eval_batch_size = evaluation(keys, 1, splits)
+    reading.caps_resize = keys.has("max_pixels")
     tell_sharing(keys, reading)
     return reading
 
@@ -156,6 +144,8 @@ def _images(keys: Keys) -> dict[str, Any]:
         said = keys.variable(variable)
         if said is not None and said.isdigit():
             job[field] = int(said)
+    if keys.has("max_pixels"):
+        job["max_pixels"] = keys.count("max_pixels", default=1)
     tokens = keys.variable("IMAGE_MAX_TOKEN_NUM")
     if tokens is not None and tokens.isdigit():  # swift/model/models/qwen.py
         side = 32 if "qwen3" in str(keys.name("model", "model_id_or_path")).lower() else 28

@@ -7,6 +7,7 @@ from typing import Any
 
 from vramplan.errors import UnsupportedError
 from vramplan.frameworks import deepspeed
+from vramplan.frameworks.known import refuse_unmodelled
 from vramplan.frameworks.reading import Cards, Reading, Words, at_least, settle, tell_sharing, visible_cards
 from vramplan.frameworks.source import Keys
 
@@ -25,19 +26,13 @@ NAMES: dict[str, Words] = {
     "attention": {"sdpa": "attn_implementation sdpa", "flash": "attn_implementation flash_attention_2"},
     "lora_dropout": "lora_dropout",
 }
-REFUSED = (
-    "auto_find_batch_size", "neftune_noise_alpha", "torch_compile", "fsdp", "optim_target_modules", "use_cpu",
-    "tpu_num_cores", "parallelism_config",
-)  # fmt: skip
-"""What changes memory in ways that nothing models, when it is on."""
 
 
 def arguments(
     keys: Keys, micro_batch_size: int = 8, accumulation: int | None = 1, size: tuple[str, ...] = (BATCH,)
 ) -> dict[str, Any]:
     """The fields of a job that all of the family say alike; dtypes, checkpointing, length are each one's own."""
-    for name in REFUSED:
-        keys.only(name)
+    refuse_unmodelled(keys)
     job: dict[str, Any] = {
         "loop": "trainer",
         "micro_batch_size": keys.count(*size, default=micro_batch_size),
@@ -52,6 +47,10 @@ def arguments(
         fused = config is None or config.flag("fused_linear_cross_entropy", default=True)
         job["loss"] = "liger" if fused else "standard"
     job["batches"] = "padded" if job["micro_batch_size"] > 1 else "unpadded"
+    for name in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
+        extra = keys.part(name)
+        if extra is not None and extra.source.settings.keys() - {"use_reentrant", "preserve_rng_state"}:
+            raise keys.refuse(name)
     job |= deepspeed.referenced(keys)
     return job
 

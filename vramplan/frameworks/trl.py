@@ -9,10 +9,6 @@ from vramplan.frameworks.source import Keys
 from vramplan.frameworks.trainer import NAMES, arguments, attention, dtype_of, evaluation, ranks, targets
 
 PACKAGE, NEWEST = "trl", "1.16.0"
-REFUSED = (
-    "load_in_4bit", "load_in_8bit", "activation_offloading", "use_dora", "lora_modules_to_save", "use_rslora_init",
-    "lora_target_parameters",
-)  # fmt: skip
 
 
 def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
@@ -20,8 +16,6 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     version, where = settle(PACKAGE, asked, NEWEST)
     if asked is None and keys.has("max_seq_length"):
         version, where = "0.15.0", "from its max_seq_length"
-    for name in REFUSED:
-        keys.only(name)
     job = arguments(keys) | _launched(keys)
     method = "lora" if keys.flag("use_peft", default=False) else "full"
     job["method"] = method
@@ -100,6 +94,8 @@ def _dtypes(keys: Keys, version: str) -> dict[str, str]:
 
 def _loss(keys: Keys, version: str) -> dict[str, Any]:
     """Full logits up to 1.6; after that never (chunked_nll)."""
+    if keys.flag("use_liger_kernel", "use_liger", default=False):
+        return {"loss": "liger"} if not at_least(version, "1.16") else {}
     kind = keys.text("loss_type", default="")
     if kind not in ("", "nll", "chunked_nll", "dft"):
         raise keys.refuse("loss_type")
