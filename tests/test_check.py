@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.helpers import cli
 from tests.test_frameworks import FOLDER
-from vramplan import preflight
+from vramplan import verdict
 from vramplan.errors import ConfigError, VramplanError
 from vramplan.frameworks import FRAMEWORKS, Cards, Setting, Source
 from vramplan.frameworks.files import read_mapping
@@ -29,7 +29,7 @@ PUBLISHED = [
 
 def test_the_published_command() -> None:
     """ms-swift's README gives 18 to 22 GB for it, on a card of 24."""
-    found = preflight.check(PUBLISHED, "rtx4090d")
+    found = verdict.check(PUBLISHED, "rtx4090d")
     assert found.fits
     assert found.estimate.job.global_batch_size == 16
     assert 18e9 < found.need_bytes < 22e9
@@ -64,7 +64,7 @@ def test_a_smaller_batch_at_the_same_global_batch(tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     text = (FOLDER / "llamafactory/lora.yaml").read_text()
     path.write_text(text.replace("per_device_train_batch_size: 1", "per_device_train_batch_size: 8"))
-    found = preflight.check(path, "a100-40gb-sxm")
+    found = verdict.check(path, "a100-40gb-sxm")
     assert not found.fits
     plan = found.search.recommended
     assert plan.micro_batch_size * plan.gradient_accumulation_steps == 64
@@ -72,7 +72,7 @@ def test_a_smaller_batch_at_the_same_global_batch(tmp_path: Path) -> None:
 
 
 def test_room_that_was_asked_for() -> None:
-    tight = preflight.check(PUBLISHED, "rtx4090d", min_headroom=0.5)
+    tight = verdict.check(PUBLISHED, "rtx4090d", min_headroom=0.5)
     assert tight.estimate.fits
     assert not tight.fits
 
@@ -84,7 +84,7 @@ def test_evaluation_counts(tmp_path: Path) -> None:
         "model_name_or_path: Qwen/Qwen2.5-0.5B\nstage: sft\nfinetuning_type: lora\nbf16: true\nval_size: 0.1\n"
         "per_device_train_batch_size: 1\nper_device_eval_batch_size: 64\neval_strategy: steps\ncutoff_len: 2048\n"
     )
-    found = preflight.check(path, "rtx4090")
+    found = verdict.check(path, "rtx4090")
     assert found.estimate.fits
     assert found.evaluation_bytes > found.estimate.device_total_bytes
     assert not found.fits
@@ -92,7 +92,7 @@ def test_evaluation_counts(tmp_path: Path) -> None:
 
 def test_a_model_that_lies_elsewhere() -> None:
     words = [word if word != "Qwen2.5-7B-Instruct" else "/data/models/Qwen2.5-7B-Instruct" for word in PUBLISHED]
-    found = preflight.check(words, "rtx4090d")
+    found = verdict.check(words, "rtx4090d")
     assert found.estimate.model == "Qwen/Qwen2.5-7B-Instruct"
     assert any("is not here" in note.text for note in found.reading.notes)
 
@@ -122,7 +122,7 @@ def test_a_model_that_lies_elsewhere() -> None:
 def test_files_that_are_broken(tmp_path: Path, name: str, raw: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(raw)
     with pytest.raises(VramplanError) as error:
-        preflight.read(from_path(tmp_path / name, None, {}), Cards(1))
+        verdict.read(from_path(tmp_path / name, None, {}), Cards(1))
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -142,7 +142,7 @@ def test_nothing_is_executed(tmp_path: Path) -> None:
     assert command.words[-1] == "8"
     (tmp_path / "a.yaml").write_text(f"base_model: !!python/object/apply:os.system ['touch {touched}']\n")
     with pytest.raises(VramplanError):
-        preflight.read(from_path(tmp_path / "a.yaml", None, {}), Cards(1))
+        verdict.read(from_path(tmp_path / "a.yaml", None, {}), Cards(1))
     assert not touched.exists()
 
 
@@ -194,7 +194,7 @@ def test_any_subset_in_any_order_reads(name: str, data: st.DataObject) -> None:
     source = Source({key: Setting(value, f"line of {key}") for key, value in values.items()})
     said = ""
     try:
-        reading = preflight.read(Found(name, FRAMEWORKS[name], source), Cards(1))
+        reading = verdict.read(Found(name, FRAMEWORKS[name], source), Cards(1))
     except VramplanError as error:
         said = str(error)
     else:

@@ -12,7 +12,7 @@ import pytest
 from vramplan.errors import VramplanError
 from vramplan.frameworks import Cards
 from vramplan.frameworks.find import from_path
-from vramplan.preflight import read
+from vramplan.verdict import read
 
 FOLDER = Path(__file__).parent / "configs"
 CASES = sorted(

@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from vramplan.probing import find_max, probe, prove
     from vramplan.result import Estimate, Term
     from vramplan.spec import ModelSpec
+    from vramplan.verdict import Verdict, check
 
 __version__ = "0.1.0"
 
 _HOME = {
     "estimate": "api",
     "suggest": "api",
+    "check": "verdict",
+    "Verdict": "verdict",
     "probe": "probing",
     "find_max": "probing",
     "prove": "probing",
@@ -51,8 +54,10 @@ __all__ = [
     "Plan",
     "Search",
     "Term",
+    "Verdict",
     "VramplanError",
     "__version__",
+    "check",
     "estimate",
     "find_max",
     "load_card",

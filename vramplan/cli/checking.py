@@ -39,11 +39,11 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Say before launch whether a configuration fits, why not, and what to change."""
-    from vramplan import preflight
+    from vramplan import verdict
 
     given = target[0] if len(target) == 1 and (Path(target[0]).exists() or " " not in target[0]) else target
     with progress() as tell:
-        found = preflight.check(
+        found = verdict.check(
             given,
             gpu,
             num_gpus=num_gpus,

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vramplan.frameworks import Note
-from vramplan.preflight import Verdict
+from vramplan.verdict import Verdict
 from vramplan.render.text import bar, breakdown, footer, free_gib, gib, heading, phases
 
 STYLES = {"warning": "bold yellow", "unknown": "bold red", "default": "cyan", "ignored": "dim"}

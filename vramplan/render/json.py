@@ -9,7 +9,7 @@ from typing import Any
 from vramplan.card import Card
 from vramplan.images import Picture, Size
 from vramplan.plan import Plan, Run, Search
-from vramplan.preflight import Verdict
+from vramplan.verdict import Verdict
 from vramplan.resolutions import Row, Solved
 from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
