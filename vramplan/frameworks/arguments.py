@@ -29,7 +29,11 @@ def split(words: Sequence[str]) -> tuple[list[str], dict[str, Setting]]:
             while "=" not in word and index < len(words) and not _is_flag(words[index]):
                 values.append(words[index])
                 index += 1
-            settings[name.replace("-", "_")] = Setting(_value(values), word.partition("=")[0])
+            name = name.replace("-", "_")
+            if not values and name.startswith("no_") and name != "no_cuda":  # HfArgumentParser's --no_x
+                settings[name[3:]] = Setting(False, word)
+            else:
+                settings[name] = Setting(_value(values), word.partition("=")[0])
         elif (pair := _PAIR.fullmatch(word)) is not None:
             settings[pair[1]] = Setting(pair[2], word)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vramplan.frameworks.reading import Cards, Reading, Words, settle, tell_sharing, visible_cards
+from vramplan.frameworks.reading import Cards, Reading, Words, allocator, settle, tell_sharing, visible_cards
 from vramplan.frameworks.source import Keys
 from vramplan.frameworks.trainer import arguments, attention, ranks, targets
 
@@ -66,6 +66,7 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     reading = Reading("axolotl", f"{version} ({where})", keys.name("base_model") or "", job, names, keys.notes)
     if keys.number("val_set_size", default=0.0) > 0 or keys.has("test_datasets"):
         reading.eval_batch_size = keys.count("eval_batch_size", default=job["micro_batch_size"])
+    job |= allocator(keys, expandable=True)
     tell_sharing(keys, reading)
     return reading
 

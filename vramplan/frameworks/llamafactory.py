@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vramplan.frameworks.reading import Cards, Reading, at_least, settle, tell_sharing, visible_cards
+from vramplan.frameworks.reading import Cards, Reading, allocator, at_least, settle, tell_sharing, visible_cards
 from vramplan.frameworks.source import Keys
 from vramplan.frameworks.trainer import NAMES, arguments, attention, evaluation, ranks
 
@@ -65,6 +65,7 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     reading = Reading("llamafactory", f"{version} ({where})", model, job, names, keys.notes)
     evaluates = keys.number("val_size", default=0.0) > 0 or keys.has("eval_dataset")
     reading.eval_batch_size = evaluation(keys, 8, evaluates)
+    job |= allocator(keys, expandable=job["num_gpus"] > 1)
     tell_sharing(keys, reading)
     return reading
 

@@ -75,6 +75,13 @@ def _parts(version: str) -> list[int]:
     return [int(one) for one in re.findall(r"\d+", version)[:3]]
 
 
+def allocator(keys: Keys, expandable: bool = False) -> dict[str, bool]:
+    """Torch's allocator settings: the environment's, or what the framework sets where that is silent."""
+    said = keys.variable("PYTORCH_ALLOC_CONF") or keys.variable("PYTORCH_CUDA_ALLOC_CONF")
+    on = expandable if said is None else "expandable_segments:true" in said.lower().replace(" ", "")
+    return {"expandable_segments": True} if on else {}
+
+
 def visible_cards(keys: Keys, cards: Cards) -> int:
     """Cards that the command sees: CUDA_VISIBLE_DEVICES, else the box's."""
     said = keys.variable("CUDA_VISIBLE_DEVICES")

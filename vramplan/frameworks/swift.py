@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
-from vramplan.frameworks.reading import Cards, Reading, at_least, settle, tell_sharing, visible_cards
+from vramplan.frameworks.reading import Cards, Reading, allocator, at_least, settle, tell_sharing, visible_cards
 from vramplan.frameworks.source import Keys
 from vramplan.frameworks.trainer import BATCH, NAMES, arguments, attention, dtype_of, evaluation
 
@@ -58,12 +58,13 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     ranks = _ranks(keys, cards)
     job["num_gpus"] = ranks
     if "gradient_accumulation_steps" not in job:
-        steps = max(1, ceil(SAMPLES_A_STEP / job["micro_batch_size"] / ranks))
+        fills = at_least(version, "3.3") or not at_least(version, "3.0")
+        steps = max(1, ceil(SAMPLES_A_STEP / job["micro_batch_size"] / ranks)) if fills else 1
         job["gradient_accumulation_steps"] = steps
         keys.note(
             "default",
             "gradient_accumulation_steps",
-            f"not set: {steps}, which makes {SAMPLES_A_STEP} samples of a step",
+            f"not set: {steps}" + (f", which makes {SAMPLES_A_STEP} samples of a step" if fills else ""),
         )
     names = NAMES | {
         "sequence_length": "max_length",
@@ -81,6 +82,7 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     splits = keys.number("split_dataset_ratio", "dataset_test_ratio", default=0.0) > 0 or keys.has("val_dataset")
     reading.eval_batch_size = evaluation(keys, 1, splits)
     reading.caps_resize = keys.has("max_pixels")
+    job |= allocator(keys)
     tell_sharing(keys, reading)
     return reading
 

@@ -8,7 +8,7 @@ from typing import Any
 from vramplan.errors import UnsupportedError
 from vramplan.frameworks import deepspeed
 from vramplan.frameworks.known import refuse_unmodelled
-from vramplan.frameworks.reading import Cards, Reading, Words, at_least, settle, tell_sharing, visible_cards
+from vramplan.frameworks.reading import Cards, Reading, Words, allocator, at_least, settle, tell_sharing, visible_cards
 from vramplan.frameworks.source import Keys
 
 PACKAGE, NEWEST = "transformers", "5.23.0"
@@ -122,6 +122,7 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     reading.eval_batch_size = evaluation(
         keys, 8, keys.flag("do_eval", default=False) or keys.has("eval_strategy", "evaluation_strategy")
     )
+    job |= allocator(keys)
     tell_sharing(keys, reading)
     return reading
 

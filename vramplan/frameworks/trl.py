@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vramplan.frameworks.reading import Cards, Reading, at_least, settle, tell_sharing, visible_cards
+from vramplan.frameworks.reading import Cards, Reading, allocator, at_least, settle, tell_sharing, visible_cards
 from vramplan.frameworks.source import Keys
 from vramplan.frameworks.trainer import NAMES, arguments, attention, dtype_of, evaluation, ranks, targets
 
@@ -15,7 +15,7 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     """The job of a ``trl sft`` configuration."""
     version, where = settle(PACKAGE, asked, NEWEST)
     if asked is None and keys.has("max_seq_length"):
-        version, where = "0.15.0", "from its max_seq_length"
+        version, where = "0.19.1", "from its max_seq_length"
     job = arguments(keys) | _launched(keys)
     method = "lora" if keys.flag("use_peft", default=False) else "full"
     job["method"] = method
@@ -53,6 +53,7 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     }
     reading = Reading("trl", f"{version} ({where})", keys.name("model_name_or_path") or "", job, names, keys.notes)
     reading.eval_batch_size = evaluation(keys, 8, keys.has("eval_strategy"))
+    job |= allocator(keys)
     tell_sharing(keys, reading)
     return reading
 

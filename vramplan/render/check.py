@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from vramplan.frameworks import Note
-from vramplan.verdict import Verdict
 from vramplan.render.text import bar, breakdown, footer, free_gib, gib, heading, phases
+from vramplan.verdict import Verdict
 
 STYLES = {"warning": "bold yellow", "unknown": "bold red", "default": "cyan", "ignored": "dim"}
 

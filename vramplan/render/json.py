@@ -9,10 +9,10 @@ from typing import Any
 from vramplan.card import Card
 from vramplan.images import Picture, Size
 from vramplan.plan import Plan, Run, Search
-from vramplan.verdict import Verdict
 from vramplan.resolutions import Row, Solved
 from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
+from vramplan.verdict import Verdict
 
 
 def dumps(value: Any) -> str:
