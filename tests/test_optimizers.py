@@ -52,7 +52,7 @@ def test_names() -> None:
     for name in (*OPTIMIZERS, *ALIASES):
         assert optimizer_of(name.upper())
     with pytest.raises(UnsupportedError, match="not modelled yet"):
-        optimizer_of("paged_adamw_8bit")
+        optimizer_of("galore_adamw")
     with pytest.raises(UnknownNameError, match="adamw_torch_fused"):
         optimizer_of("adamw_torch_fusd")
     assert not set(KNOWN_UNMODELLED) & set(OPTIMIZERS)

@@ -204,7 +204,7 @@ def test_targets_however_they_are_given(targets: Any) -> None:
         ({"base_lr": -1.0, "base_batch": 4}, "--base-lr -1"),
         ({"lora_rank": 0}, "--lora-rank 0"),
         ({"no_such": 1}, "no such setting"),
-        ({"method": "qlora"}, "not modelled yet"),
+        ({"quantize": "int8"}, "not modelled yet"),
         ({"strategy": "zero3"}, "not modelled yet"),
         ({"dtype": "int3"}, "--dtype 'int3'"),
     ],

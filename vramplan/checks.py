@@ -15,8 +15,13 @@ def check_job(job: Job, card: Card) -> None:
         UnsupportedError: for a setting that is known but not modelled.
         ConfigError: for one that cannot run.
     """
-    if job.method == "qlora":
-        raise UnsupportedError("--method qlora is not modelled yet; modelled: full, lora, dora")
+    if job.quantize == "int8":
+        raise UnsupportedError("--quantize int8 is not modelled yet; modelled: nf4")
+    if job.quantize != "none" and job.method != "lora":
+        raise (UnsupportedError if job.method == "dora" else ConfigError)(
+            f"--quantize {job.quantize} with --method {job.method}: "
+            + ("is not modelled yet; use --method lora" if job.method == "dora" else "quantized weights cannot train")
+        )
     if job.strategy != "ddp":
         raise UnsupportedError(
             f"--strategy {job.strategy} is not modelled yet; modelled: ddp, where every card holds the whole model"

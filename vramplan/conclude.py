@@ -166,7 +166,8 @@ def assumptions(job: Job, card: Card, played: Played) -> tuple[str, ...]:
         targets = "all linear layers" if job.lora_targets is None else ", ".join(job.lora_targets)
         adapters = f"rank {job.lora_rank} on {targets}, dropout {job.lora_dropout:g}, {job.lora_dtype} adapters"
         method = f"{'DoRA' if job.method == 'dora' else 'LoRA'} {adapters}"
-    weights = f"{job.dtype} weights" + (
+    four = f"nf4 linear layers{' (double quantization)' if job.double_quant else ''}, other "
+    weights = f"{four if job.quantize == 'nf4' else ''}{job.dtype} weights" + (
         f" under {job.autocast} autocast" if job.autocast != "none" else ", no autocast"
     )
     checkpointing = "full checkpointing" if job.checkpointing == "full" else "no checkpointing"

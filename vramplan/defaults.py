@@ -38,6 +38,8 @@ def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
         ConfigError: for a value out of range, naming the flag.
     """
     job = {key: value for key, value in given.items() if value is not None}
+    if job.get("method") == "qlora":
+        job |= {"method": "lora", "quantize": job.get("quantize", "nf4")}
     half = "bf16" if card.supports("bf16") else "fp16"
     for flag in ("dtype", "autocast"):
         if job.get(flag) == "fp8":

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Method = Literal["full", "lora", "qlora", "dora"]
+Method = Literal["full", "lora", "dora"]
+Quantize = Literal["none", "nf4", "int8"]
 Dtype = Literal["bf16", "fp16", "fp32"]
 Autocast = Literal["none", "bf16", "fp16"]
 Batches = Literal["unpadded", "padded", "packed"]
@@ -38,6 +39,13 @@ class Job(BaseModel):
     """Stored dtype of the adapters; PEFT makes them fp32 on a half-precision model."""
     dtype: Dtype = "bf16"
     """Stored dtype of the model's weights."""
+    quantize: Quantize = "none"
+    """How frozen linear layers are stored, by bitsandbytes: nf4 in blocks of 64, computed in `dtype`; the output head,
+    embeddings and norms keep their dtype."""
+    double_quant: bool = True
+    """Whether nf4's scales are quantized as well."""
+    quantize_vision: bool = True
+    """Whether the vision tower and the projector are quantized too, as transformers does unless told otherwise."""
     autocast: Autocast = "bf16"
     """Dtype that matmul-like operations run in under torch.autocast; none: the stored dtype."""
     optimizer: str = "adamw_torch_fused"

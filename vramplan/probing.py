@@ -62,6 +62,8 @@ class Bench:
             self._check_host(spec, job)
         if job.method not in ("full", "lora", "dora"):
             raise UnsupportedError(f"--method {job.method} is not probed yet; probed: full, lora, dora")
+        if job.quantize != "none":
+            raise UnsupportedError(f"--quantize {job.quantize} is not probed yet")
         if job.strategy != "ddp" and self.device == "cpu":
             raise UnsupportedError(
                 f"--strategy {job.strategy} --device cpu: the host's watch does not see into sharded tensors"

@@ -7,9 +7,11 @@ The first call of a name declares the parameter, so that one description yields 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 
 from vramplan.analytic import ops
-from vramplan.analytic.tape import Parameter, Tape, Tensor, leaf
+from vramplan.analytic.tape import Parameter, Stored, Tape, Tensor, leaf
+from vramplan.units import ceil_div
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +27,31 @@ class Training:
     """Module names that get an adapter; None is every linear layer but the output head."""
     lora_dropout: float = 0.0
     adapter_dtype: str = "fp32"
+    quantize: str = "none"
+    """How frozen linear layers are stored: none, nf4, or nf4-double, whose scales are quantized as well."""
     input_needs_grad: bool = False
     """transformers' enable_input_require_grads: the embedding's output is made a leaf that needs a gradient."""
+
+
+BLOCK, BLOCK_OF_BLOCKS = 64, 256
+"""Weights that share a scale, and scales that share one (bitsandbytes 0.50, functional.py: quantize_4bit)."""
+
+
+def four_bits(count: int, quantize: str) -> Stored:
+    """What `count` weights in four bits are stored as; no table is shared between layers."""
+    scales = ceil_div(count, BLOCK)
+    packed = ("", ceil_div(count, 2), f"{count:,} / 2 bytes")
+    levels = ("16 levels", 64, "16 fp32")
+    if quantize == "nf4":
+        return packed, ("scales", 4 * scales, f"{scales} fp32"), levels
+    return (
+        packed,
+        ("scales", scales, f"{scales} int8"),
+        ("scales of scales", 4 * ceil_div(scales, BLOCK_OF_BLOCKS), "fp32"),
+        ("256 levels of scales", 1024, "256 fp32"),
+        levels,
+        ("mean of scales", 4, "fp32"),
+    )
 
 
 @dataclass(slots=True)
@@ -52,14 +77,15 @@ class Net:
     widths: dict[str, int] = field(default_factory=dict)
     """Smaller side of each adapted layer, for the check of the rank."""
 
-    def parameter(self, name: str, *shape: int, adapter: bool = False) -> Parameter:
+    def parameter(self, name: str, *shape: int, adapter: bool = False, quantize: str = "none") -> Parameter:
         """The weight `name` of the layer being played, declared on first use."""
         tape, training = self.tape, self.training
         key = (tape.layer, name)
         known = tape.parameters.get(key)
         if known is None:
             dtype, trains = (training.adapter_dtype, True) if adapter else (training.dtype, training.full)
-            known = tape.parameters[key] = Parameter(tape, name, shape, dtype, trains)
+            stored = four_bits(prod(shape), quantize) if quantize != "none" else ()
+            known = tape.parameters[key] = Parameter(tape, name, shape, dtype, trains, stored)
         return known
 
     def linear(self, name: str, x: Tensor, out_features: int, bias: bool = False, cached: bool = True) -> Tensor:
@@ -70,19 +96,42 @@ class Net:
         tape, training = self.tape, self.training
         tape.module = name
         in_features = x.shape[-1]
+        if training.quantize != "none" and cached:  # a subclass of nn.Linear (falcon's) stays as it is
+            return self._quantized(name, x, out_features, bias)
         weight = self.parameter(f"{name}.weight", out_features, in_features)
         shift = self.parameter(f"{name}.bias", out_features) if bias else None
         if self.is_target(name):
             return self._adapted(name, x, ops.linear(x, weight, shift, cached=cached))
         return ops.linear(x, weight, shift, cached=cached)
 
+    def _quantized(self, name: str, x: Tensor, out_features: int, bias: bool) -> Tensor:
+        """Bitsandbytes' Linear4bit, with its adapter (peft/tuners/lora/bnb.py, 0.21)."""
+        tape, training = self.tape, self.training
+        weight = self.parameter(f"{name}.weight", out_features, x.shape[-1], quantize=training.quantize)
+        shift = self.parameter(f"{name}.bias", out_features) if bias else None
+        out = ops.linear_4bit(x, weight, shift, training.quantize == "nf4-double")
+        if not self.is_target(name):
+            return out
+        out = ops.copy(out, "base output, cloned")
+        down, up = self._adapter(name, x.shape[-1], out_features)
+        given = x if tape.autocast else ops.to(x, down.dtype, "input cast to the adapter's dtype")
+        delta = ops.linear(ops.dropout(given, training.lora_dropout), down, None, "lora_A output")
+        delta = ops.scale(ops.linear(delta, up, None, "lora_B output"), "scaled lora_B output")
+        delta = ops.to(delta, out.dtype, "scaled lora_B output")
+        return ops.add(out, delta, "output with adapter")
+
+    def _adapter(self, name: str, in_features: int, out_features: int) -> tuple[Parameter, Parameter]:
+        """The two matrices of a layer's adapter."""
+        self.widths[name.rpartition(".")[2]] = min(in_features, out_features)
+        rank = self.training.lora_rank
+        down = self.parameter(f"{name}.lora_A.weight", rank, in_features, adapter=True)
+        return down, self.parameter(f"{name}.lora_B.weight", out_features, rank, adapter=True)
+
     def _adapted(self, name: str, x: Tensor, out: Tensor) -> Tensor:
         """A layer's output with its adapter's added: ``out + lora_B(lora_A(dropout(x))) * scaling``."""
         training = self.training
-        in_features, out_features, result_dtype = x.shape[-1], out.shape[-1], out.dtype
-        self.widths[name.rpartition(".")[2]] = min(in_features, out_features)
-        down = self.parameter(f"{name}.lora_A.weight", training.lora_rank, in_features, adapter=True)
-        up = self.parameter(f"{name}.lora_B.weight", out_features, training.lora_rank, adapter=True)
+        result_dtype = out.dtype
+        down, up = self._adapter(name, x.shape[-1], out.shape[-1])
         cast = ops.to(x, down.dtype, "input cast to the adapter's dtype")  # `x` itself lives as the module's argument
         delta = ops.scale(
             ops.linear(

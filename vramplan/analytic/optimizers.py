@@ -38,6 +38,11 @@ class Weight:
         return self.num_elements * DTYPE_BYTES[self.dtype]
 
     @property
+    def is_embedding(self) -> bool:
+        """Whether it is an embedding's."""
+        return "emb" in self.name or ".wte" in self.name or ".wpe" in self.name
+
+    @property
     def decays(self) -> bool:
         """Whether transformers' Trainer puts it in the group with weight decay (matrices; not norms and biases)."""
         return len(self.shape) > 1
@@ -140,11 +145,40 @@ def adafactor(record: Recorder, group: Sequence[Weight], first: bool) -> None:
     record.free_all(held)
 
 
-def lion(record: Recorder, group: Sequence[Weight], first: bool) -> None:
-    """Bitsandbytes' Lion: one fp32 state per weight whatever its dtype, kernels in place."""
-    if first:
+EIGHT_BIT_BLOCK, LEAST_EIGHT_BIT = 256, 4096
+"""Elements that share a scale, and those below which a tensor's states stay fp32 (bitsandbytes 0.50, optimizer.py)."""
+LEAST_PAGED = 100_000
+"""Elements from which a paged optimizer's states are managed memory, which torch does not count (get_state_buffer)."""
+
+
+def bitsandbytes(states: Sequence[int], bits: int, paged: bool = False) -> Step:
+    """Bitsandbytes' optimizers: states in `bits`, each `states[i]` times the weight, whatever the weight's dtype.
+
+    8-bit states come with a scale for each block; embeddings keep 32 bits (transformers' trainer_optimizer.py). Kernels
+    work in place.
+    """
+
+    def step(record: Recorder, group: Sequence[Weight], first: bool) -> None:
+        if not first:
+            return
         for weight in group:
-            record.allocate(_state("Lion state1", weight.shape, "fp32"))
+            count = weight.num_elements
+            small = bits == 32 or count < LEAST_EIGHT_BIT or weight.is_embedding
+            outside = paged and count >= LEAST_PAGED
+            for number, times in enumerate(states, 1):
+                if not outside:
+                    record.allocate(_state(f"state{number}", (times * count,), "fp32" if small else "uint8"))
+            if not small:
+                blocks = -(-count // EIGHT_BIT_BLOCK)
+                for number, times in enumerate(states, 1):
+                    record.allocate(_state(f"scales of state{number}", (times * blocks,), "fp32"))
+        if bits == 8:
+            for number in range(min(2, len(states))):
+                level = _state(f"256 levels of state{number + 1}", (256,), "fp32")
+                if not any(one is level for one in record.storages):  # all weights share it
+                    record.allocate(level)
+
+    return step
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +201,34 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": Optimizer(sgd, False, 3, 0.05, "SGD without momentum"),
     "sgd_momentum": Optimizer(sgd_momentum, False, 5, 0.1, "SGD with momentum"),
     "adafactor": Optimizer(adafactor, True, 16, 20, "Adafactor (transformers)"),
-    "lion_32bit": Optimizer(lion, True, 5, 1, "Lion (bitsandbytes), fp32 state"),
+    **{
+        f"{'paged_' if paged else ''}{name}": Optimizer(
+            bitsandbytes(states, bits, paged), True, 3 + 2 * len(states) * bits // 16, 1, title + " (bitsandbytes)"
+        )
+        for name, states, bits, title in (
+            ("adamw_8bit", (1, 1), 8, "AdamW, 8-bit states"),
+            ("adamw_32bit", (1, 1), 32, "AdamW, fp32 states"),
+            ("lion_8bit", (1,), 8, "Lion, 8-bit state"),
+            ("lion_32bit", (1,), 32, "Lion, fp32 state"),
+            ("ademamix_8bit", (2, 1), 8, "AdEMAMix, 8-bit states"),
+            ("ademamix_32bit", (2, 1), 32, "AdEMAMix, fp32 states"),
+        )
+        for paged in (False, True)
+        if (name, paged) != ("adamw_32bit", False)
+    },
 }
-ALIASES = {"adamw": "adamw_torch_fused", "adamw_hf": "adamw_torch", "lion": "lion_32bit"}
+ALIASES = {
+    "adamw": "adamw_torch_fused",
+    "adamw_hf": "adamw_torch",
+    "lion": "lion_32bit",
+    "adamw_bnb_8bit": "adamw_8bit",
+    "paged_adamw": "paged_adamw_32bit",
+    "ademamix": "ademamix_32bit",
+}
 KNOWN_UNMODELLED = frozenset(
     """
-    adamw_bnb_8bit adamw_8bit paged_adamw_32bit paged_adamw_8bit lion_8bit paged_lion_32bit paged_lion_8bit rmsprop
-    rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit adagrad ademamix ademamix_8bit paged_ademamix_32bit
-    paged_ademamix_8bit adamw_torch_4bit adamw_torch_8bit galore_adamw galore_adamw_8bit galore_adafactor
+    rmsprop rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit adagrad adamw_torch_4bit adamw_torch_8bit galore_adamw
+    galore_adamw_8bit galore_adafactor
     galore_adamw_layerwise galore_adamw_8bit_layerwise galore_adafactor_layerwise lomo adalomo grokadamw
     schedule_free_radam schedule_free_adamw schedule_free_sgd apollo_adamw apollo_adamw_layerwise stable_adamw
     adamw_anyprecision adamw_torch_xla adamw_torch_npu_fused

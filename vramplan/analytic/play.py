@@ -46,6 +46,7 @@ class Setting:
             lora_targets=job.lora_targets,
             lora_dropout=job.lora_dropout,
             adapter_dtype=job.lora_dtype,
+            quantize="nf4-double" if job.quantize == "nf4" and job.double_quant else job.quantize,
             input_needs_grad=job.checkpointing == "full",  # modeling_utils.py: activation_checkpointing_enable
         )
 

@@ -15,7 +15,7 @@ from math import prod
 from vramplan.analytic.optimizers import Weight, optimizer_of
 from vramplan.analytic.play import Setting, declare, play, play_evaluation
 from vramplan.analytic.record import Recorder
-from vramplan.analytic.tape import Parameter, StorageInfo, Tape
+from vramplan.analytic.tape import Parameter, StorageInfo, Stored, Tape
 from vramplan.analytic.unfold import Plan, Unfolded, unfold
 from vramplan.analytic.vision import PARTS, TOWER
 from vramplan.card import Card
@@ -141,18 +141,18 @@ class Step:
 
     def _load(self, record: Recorder) -> None:
         record.enter("loaded")
-        shown: dict[int, Storage] = {}
+        shown: dict[int, list[Storage]] = {}
         for one in self.placed:
             parameter = one.parameter
-            storage = shown.get(id(parameter))
-            if storage is None:
-                storage = shown[id(parameter)] = Storage(
-                    parameter.num_bytes,
-                    "parameter",
-                    label(parameter.name, "", one.layer is not None),
-                    f"{' x '.join(map(str, parameter.shape))} {parameter.dtype}",
-                )
-            record.allocate(storage)
+            if id(parameter) not in shown:
+                stored: Stored = parameter.stored
+                whole = ("", parameter.num_bytes, f"{' x '.join(map(str, parameter.shape))} {parameter.dtype}")
+                shown[id(parameter)] = [
+                    Storage(size, "parameter", label(parameter.name, what, one.layer is not None), formula)
+                    for what, size, formula in stored or (whole,)
+                ]
+            for storage in shown[id(parameter)]:
+                record.allocate(storage)
         rotary = self.setting.family.rotary(self.setting.config)
         if rotary is not None:  # LlamaRotaryEmbedding: inv_freq and original_inv_freq
             for _ in range(2):

@@ -155,14 +155,21 @@ class Accumulate(Node):
         self.sequence = 1 << 60  # UINT64_MAX in engine.cpp: first in the queue
 
 
+Stored = tuple[tuple[str, int, str], ...]
+"""(what, bytes, formula) of each tensor that a weight is stored as; none where it is stored as it is."""
+
+
 class Parameter(Tensor):
     """A weight: resident memory, and a gradient where it trains."""
 
-    __slots__ = ("layer", "name")
+    __slots__ = ("layer", "name", "stored")
 
-    def __init__(self, tape: Tape, name: str, shape: tuple[int, ...], dtype: str, trains: bool) -> None:
+    def __init__(
+        self, tape: Tape, name: str, shape: tuple[int, ...], dtype: str, trains: bool, stored: Stored = ()
+    ) -> None:
         super().__init__(tape, Resident(), shape, dtype)
         self.name = name
+        self.stored = stored
         self.layer = tape.layer
         if trains:
             self.node = Accumulate(tape, self, name)

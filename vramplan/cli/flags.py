@@ -48,14 +48,14 @@ class Flag(NamedTuple):
 
 JOB_FLAGS = {
     "num_gpus": Flag(int, "Data-parallel cards that each hold the whole model (1)."),
-    "method": Flag(str, "full, lora, or dora, which is traced (lora); qlora is refused so far."),
+    "method": Flag(str, "full; lora; qlora, which is lora with --quantize nf4; dora, which is traced (lora)."),
     "lora_rank": Flag(int, "Rank of the adapters (8)."),
     "lora_targets": Flag(str, "all-linear, or names of layers: q_proj,v_proj (all-linear)."),
     "lora_dropout": Flag(float, "Dropout before each adapter (0)."),
     "lora_dtype": Flag(str, "Stored dtype of adapters: fp32, bf16, fp16 (fp32, as PEFT)."),
     "dtype": Flag(str, "Stored dtype of the weights: bf16, fp16, fp32 (bf16)."),
     "autocast": Flag(str, "torch.autocast: none, bf16, fp16 (as the weights)."),
-    "quantize": Flag(str, "nf4 or int8: refused so far."),
+    "quantize": Flag(str, "nf4: frozen linear layers in four bits, by bitsandbytes (none)."),
     "optimizer": Flag(str, "transformers' optim name (adamw_torch_fused)."),
     "seq_len": Flag(int, "Tokens in each sample (2048).", "sequence_length"),
     "images": Flag(int, "Images in each sample (1 where the model sees); their tokens are part of --seq-len."),
@@ -104,7 +104,7 @@ def with_job_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 def _given(flags: dict[str, Any]) -> dict[str, Any]:
     """The job as given: the file first, flags over it."""
-    for name in ("quantize", "offload"):
+    for name in ("offload",):
         if flags.pop(name) not in (None, "none"):
             raise UnsupportedError(f"--{name} is not modelled yet")
     given = _job_file(flags.pop("job"))

@@ -16,8 +16,17 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     """The job of an axolotl configuration."""
     version, where = settle(PACKAGE, asked, NEWEST)
     method = keys.text("adapter", default="full")
-    if method not in ("full", "lora"):
+    if method not in ("full", "lora", "qlora"):
         raise keys.refuse("adapter")
+    four = keys.flag("load_in_4bit", default=False)
+    if four != (method == "qlora"):
+        raise keys.refuse(
+            "adapter" if keys.has("adapter") else "load_in_4bit",
+            "goes with load_in_4bit: true, and only with adapter: qlora",
+        )
+    if keys.part("bnb_config_kwargs") is not None:
+        raise keys.refuse("bnb_config_kwargs")
+    method = "lora" if method == "qlora" else method
     job = arguments(keys)
     keys.notes.clear()  # the Trainer's names are not axolotl's
     job |= {
@@ -31,7 +40,7 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     for name, default in (("micro_batch_size", 1), ("sequence_len", 512)):
         if not keys.has(name):
             keys.note("default", name, f"not set: {default}")
-    job |= _dtypes(keys)
+    job |= _dtypes(keys) | ({"quantize": "nf4"} if four else {})
     job |= _adapters(keys) if method == "lora" else {}
     job |= _attention(keys)
     job |= _loss(keys)

@@ -33,6 +33,12 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
         targets = keys.names("lora_target")
         if targets and targets != ("all",):
             job["lora_targets"] = targets
+    if keys.count("quantization_bit", default=0, least=0):
+        if keys.count("quantization_bit", default=0, least=0) != 4:
+            raise keys.refuse("quantization_bit")
+        if keys.text("quantization_method", default="bnb") not in ("bnb", "bitsandbytes"):
+            raise keys.refuse("quantization_method")
+        job |= {"quantize": "nf4", "double_quant": keys.flag("double_quantization", default=True)}
     job |= _parts(keys, method)
     job["checkpointing"] = "none" if keys.flag("disable_gradient_checkpointing", default=False) else "full"
     if keys.has("gradient_checkpointing") and not keys.flag("gradient_checkpointing", default=True):

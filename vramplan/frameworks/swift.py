@@ -26,10 +26,7 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     if keys.flag("use_liger", default=False):  # 2.x
         job["loss"] = "liger"
     job |= _dtypes(keys, job["method"])
-    if keys.has("quant_bits", "quantization_bit"):
-        bits = keys.count("quant_bits", "quantization_bit", default=4, least=0)
-        if bits:
-            raise keys.refuse("quant_bits" if keys.has("quant_bits") else "quantization_bit")
+    job |= _quantized(keys)
     if job["method"] == "lora":
         job |= _adapters(keys)
     job |= _parts(keys, job["method"], frozen=at_least(version, "3.0"))
@@ -110,6 +107,21 @@ def _dtypes(keys: Keys, method: str) -> dict[str, str]:
     if stored == "fp16" and method == "full":
         stored = "fp32"
     return {"dtype": stored, "autocast": half}
+
+
+def _quantized(keys: Keys) -> dict[str, Any]:
+    """Bitsandbytes in four bits; of a model that sees, tower and projector stay as they are (quant_args.py)."""
+    bits = keys.count("quant_bits", "quantization_bit", default=0, least=0)
+    if not bits:
+        return {}
+    if keys.text("quant_method", default="bnb") != "bnb":
+        raise keys.refuse("quant_method")
+    if bits != 4:
+        raise keys.refuse("quant_bits" if keys.has("quant_bits") else "quantization_bit")
+    double = keys.flag("bnb_4bit_use_double_quant", default=True)
+    if dtype_of(keys, "bnb_4bit_compute_dtype") not in (None, "bf16"):
+        raise keys.refuse("bnb_4bit_compute_dtype")
+    return {"quantize": "nf4", "double_quant": double, "quantize_vision": False}
 
 
 def _adapters(keys: Keys) -> dict[str, Any]:

@@ -32,6 +32,7 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     elif keys.has("lora_r"):
         keys.note("warning", "lora_r", "has no effect without use_peft: every weight trains")
     job |= _dtypes(keys, version)
+    job |= _quantized(keys, version, job["dtype"])
     job["checkpointing"] = "full" if keys.flag("gradient_checkpointing", default=at_least(version, "0.22")) else "none"
     job |= attention(keys, "attn_implementation")
     job |= _loss(keys, version)
@@ -91,6 +92,23 @@ def _dtypes(keys: Keys, version: str) -> dict[str, str]:
     fp16 = keys.flag("fp16", default=False)
     bf16 = keys.flag("bf16", default=at_least(version, "0.19") and not fp16)
     return {"dtype": stored, "autocast": "bf16" if bf16 else "fp16" if fp16 else "none"}
+
+
+def _quantized(keys: Keys, version: str, dtype: str) -> dict[str, Any]:
+    """Four bits; the scales only where asked for; adapters in bf16 (trainer/sft_trainer.py)."""
+    if not keys.flag("load_in_4bit", default=False):
+        return {}
+    if not at_least(version, "0.27"):
+        raise keys.refuse(
+            "load_in_4bit", f"with TRL {version}, which makes all other weights fp32, is not modelled yet"
+        )
+    if dtype != "bf16":
+        raise keys.refuse("load_in_4bit", f"computing in {dtype} is not modelled yet; give dtype: bfloat16")
+    return {
+        "quantize": "nf4",
+        "double_quant": keys.flag("use_bnb_nested_quant", default=False),
+        "lora_dtype": "bf16",
+    }
 
 
 def _loss(keys: Keys, version: str) -> dict[str, Any]:

@@ -69,6 +69,10 @@ def run(
         VramplanError: for whatever cannot run or cannot be traced.
     """
     check_job(job, card)
+    if job.quantize != "none":
+        raise UnsupportedError(
+            f"--quantize {job.quantize}: quantized layers are not traced; --by analytic describes them"
+        )
     progress(f"building {spec.name}", 0.0)
     with quiet(), as_cuda(card):
         recipe = optimizers.recipe(job)

@@ -47,7 +47,7 @@ from vramplan.analytic.ops.picking import (
     sum_middle,
     unbind,
 )
-from vramplan.analytic.ops.products import average, embedding, layer_norm, linear, matmul, patches, product
+from vramplan.analytic.ops.products import average, embedding, layer_norm, linear, linear_4bit, matmul, patches, product
 from vramplan.analytic.ops.shape import cat, copy, heads_first, part, repeat_heads, split
 
 __all__ = [
@@ -69,6 +69,7 @@ __all__ = [
     "join_rows",
     "layer_norm",
     "linear",
+    "linear_4bit",
     "low",
     "made",
     "matmul",

@@ -94,7 +94,8 @@ class Seen:
 
 def training_of(part: str, given: Training, job: Job) -> Training:
     """What trains in a part that is frozen, trained, or adapted."""
-    return replace(given, full=part == "train", lora_rank=job.lora_rank if part == "lora" else 0)
+    quantize = given.quantize if job.quantize_vision else "none"
+    return replace(given, full=part == "train", lora_rank=job.lora_rank if part == "lora" else 0, quantize=quantize)
 
 
 def in_one_row(pixels: Tensor, dtype: str | None) -> Tensor:
