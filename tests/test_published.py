@@ -56,3 +56,22 @@ def test_lora_on_mistral_with_the_loss_of_transformers_4_48(micro_batch_size: in
     )
     assert found.peak_phase == "forward"
     assert found.peak_allocated_bytes / GiB == pytest.approx(measured_gib, rel=1e-4)
+
+
+@pytest.mark.parametrize(("micro_batch_size", "measured_gib"), [(4, 15.249), (8, 26.461)])
+def test_qlora_on_mistral(micro_batch_size: int, measured_gib: float) -> None:
+    """The same file's rows 78 and 80: bitsandbytes' nf4 with double quantization, bf16 autocast, fp32 adapters."""
+    found = vramplan.estimate(
+        "mistralai/Mistral-7B-v0.1",
+        "a100-80gb",
+        method="qlora",
+        lora_rank=16,
+        lora_dropout=0.1,
+        lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"),
+        optimizer="adamw_torch",
+        sequence_length=4096,
+        attention="flash",
+        loss="sliced",
+        micro_batch_size=micro_batch_size,
+    )
+    assert found.peak_allocated_bytes / GiB == pytest.approx(measured_gib, rel=1e-4)
