@@ -144,7 +144,7 @@ def test_the_verdict_leaves_the_margin_free() -> None:
     assert sure.fits_without_margin
     assert bold.fits
     assert bold.peak_reserved_bytes == sure.peak_reserved_bytes, "a margin changes the verdict, no figure"
-    assert sure.margin_bytes == pytest.approx(sure.capacity_bytes * (1 - 1 / 1.0437), abs=MiB)
+    assert sure.margin_bytes == pytest.approx(sure.capacity_bytes * (1 - 1 / 1.0592), abs=MiB)
     searched = vramplan.suggest(*names, 16)
     assert searched.max_micro_batch_size == 1
     assert searched.rejected[0].reason == "fits only without the safety margin"
@@ -219,7 +219,7 @@ def test_published_runs_are_met() -> None:
     """Where all settings are known, what torch allocated is met; what the driver shows, within the margin's reach."""
     rows = [accuracy.published_row(one) for one in accuracy.load_published(learn.PUBLISHED) if not one.unknown]
     allocated = [abs(row.error) for row in rows if row.metric == "allocated"]
-    assert len(allocated) == 4
+    assert len(allocated) == 6
     assert max(allocated) < 1e-4
 
 
