@@ -121,7 +121,10 @@ def test_lists() -> None:
         (["estimate", "qwen2.5-7b", "--gpu", "rtx3090", "--dtype", "fp8"], "no fp8 units; run --dtype bf16"),
         (["estimate", "qwen2.5-7b", "--gpu", "h100", "--quantize", "int8"], "not modelled yet"),
         (["estimate", "qwen2.5-7b", "--gpu", "h100", "--offload", "optimizer"], "not modelled yet"),
-        (["estimate", "qwen2.5-7b", "--gpu", "h100", "--method", "full", "--quantize", "nf4"], "quantized weights cannot train"),
+        (
+            ["estimate", "qwen2.5-7b", "--gpu", "h100", "--method", "full", "--quantize", "nf4"],
+            "quantized weights cannot train",
+        ),
         (["estimate", "qwen2.5-7b", "--gpu", "h100", "--by", "tarce"], "did you mean trace"),
         (["estimate", "qwen2.5-7b", "--gpu", "h100", "--method", "dora", "--by", "analytic"], "DoRA"),
         (["estimate", "qwen2.5-7b", "--gpu", "h100", "--plot", "step.jpg"], "must end in .svg, .png, .html"),

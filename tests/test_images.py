@@ -39,11 +39,35 @@ def seen(model: str, size: tuple[int, int], **job: object) -> Picture:
         ("google/paligemma-3b-pt-448", (1024, 1024, 1024)),
         ("HuggingFaceM4/Idefics3-8B-Llama3", (2873, 2197, 2197)),
         ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", (144, 1536, 2310)),
+        ("zai-org/GLM-4.1V-9B-Thinking", (144, 1536, 7500)),
+        ("meta-llama/Llama-3.2-11B-Vision-Instruct", (1, 1, 1)),
     ],
 )
 def test_tokens(model: str, tokens: tuple[int, ...]) -> None:
     """As the real processors count them: tests/test_processors.py runs those on many more sizes."""
     assert tuple(seen(model, size).tokens for size in SIZES) == tokens
+
+
+def test_llamas_images_are_keys_of_cross_attention() -> None:
+    """Four tiles whatever the image fills; one token in the text; a mask for every token, image and tile."""
+    small, large = (seen("meta-llama/Llama-3.2-11B-Vision-Instruct", size) for size in (SIZES[0], SIZES[2]))
+    assert (small.said, large.said) == ("1 x 1 of 4 tiles", "2 x 2 of 4 tiles")
+    assert small.patches == large.patches == 4 * 1600
+    shapes = {tensor.name: tensor.batched(2, 3, 100) for tensor in small.tensors}
+    assert shapes["pixel_values"] == (2, 3, 4, 3, 560, 560)
+    assert shapes["aspect_ratio_ids"] == (2, 3)
+    assert shapes["aspect_ratio_mask"] == (2, 3, 4)
+    assert shapes["cross_attention_mask"] == (2, 100, 3, 4)
+
+
+def test_more_text_costs_llama_a_wider_mask() -> None:
+    """Keys of images do not stand in the text, but every token has a mask over all 6404 of them."""
+    model = "meta-llama/Llama-3.2-11B-Vision-Instruct"
+    one, two = (
+        vramplan.estimate(model, "h100", images=1, sequence_length=length, loss="liger") for length in (1024, 2048)
+    )
+    masks = [next(term.num_bytes for term in found.terms if "mask of images" in term.label) for found in (one, two)]
+    assert masks == [1024 * 6404 * 2, 2048 * 6404 * 2]
 
 
 def test_limits_are_the_users_the_models_the_classes() -> None:

@@ -100,6 +100,90 @@ def test_glm4v() -> None:
         assert found == expected, size
 
 
+def test_mllama() -> None:
+    from transformers.models.mllama import image_processing_pil_mllama as real
+
+    from vramplan.images import tiles
+
+    for most, tile in ((4, 560), (4, 448), (6, 336), (12, 224)):
+        config = Config({"vision_config": {"max_num_tiles": most, "image_size": tile}}, "c")
+        for size in sizes(900):
+            height, width = real.get_optimal_tiled_canvas(size.height, size.width, most, tile)
+            rows, columns = int(height) // tile, int(width) // tile
+            picture = tiles.mllama(config, Config({}, "p"), size, Limits())
+            assert picture.said == f"{columns} x {rows} of {most} tiles", size
+            named = {tensor.name: tensor.values for tensor in picture.tensors}
+            assert named["aspect_ratio_ids"] == tuple(
+                real.convert_aspect_ratios_to_ids_np([[(rows, columns)]], most).flatten()
+            )
+            assert sum(named["aspect_ratio_mask"] or ()) == rows * columns
+
+
+def test_gemma4() -> None:
+    from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
+
+    from vramplan.images import grids
+
+    for budget in (70, 280, 1120):
+        processor = Config({"max_soft_tokens": budget}, "p")
+        for size in sizes(900):
+            try:
+                height, width = get_aspect_ratio_preserving_size(size.height, size.width, 16, budget * 9, 3)
+                expected: Any = (height // 16, width // 16)
+            except ValueError:
+                expected = None
+            try:
+                picture = grids.gemma4(Config({"vision_config": {}}, "c"), processor, size, Limits())
+                found: Any = (picture.rows, picture.columns)
+                assert picture.tensors[0].shape[1] == budget * 9
+                assert sum(place >= 0 for place in picture.tensors[1].values or ()) == 2 * picture.patches
+            except ConfigError:
+                found = None
+            assert found == expected, size
+
+
+def test_llama4() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torchvision", reason="the real processor needs it")
+    from transformers.image_utils import SizeDict
+    from transformers.models.llama4 import image_processing_llama4 as real
+
+    from vramplan.images import crops
+
+    for most in (4, 12, 16):
+        real.find_supported_resolutions.cache_clear()
+        known = torch.tensor(real.find_supported_resolutions(most, SizeDict(height=336, width=336)))
+        for size in sizes(900):
+            height, width = real.get_best_fit((size.height, size.width), known, False).tolist()
+            vision = {"vision_config": {"image_size": 336}}
+            picture = crops.llama4(Config(vision, "c"), Config({}, "p"), size, Limits(max_tiles=most))
+            count = height // 336 * (width // 336)
+            assert picture.tiles == count + (count > 1), size
+
+
+def test_phi4_multimodal() -> None:
+    """The tensors that a trace feeds the model, and the processor's own count of tokens."""
+    pytest.importorskip("torchvision", reason="the real processor needs it")
+    from transformers.models.phi4_multimodal.image_processing_phi4_multimodal import Phi4MultimodalImageProcessor
+
+    from vramplan.images import crops
+
+    real = Phi4MultimodalImageProcessor()
+    for size in sizes(60, 1200):
+        image = numpy.zeros((size.height, size.width, 3), numpy.uint8)
+        try:
+            found = real(image, return_tensors="np")
+        except ValueError:
+            with pytest.raises(ConfigError):
+                crops.phi4(Config({"vision_config": {}}, "c"), Config({}, "p"), size, Limits())
+            continue
+        picture = crops.phi4(Config({"vision_config": {}}, "c"), Config({}, "p"), size, Limits())
+        assert picture.tokens == found["num_img_tokens"][0], size
+        for tensor in picture.tensors:
+            assert found[tensor.name].shape == tensor.shape, size
+            assert tensor.values is None or tuple(found[tensor.name].flatten()) == tensor.values, size
+
+
 @pytest.mark.parametrize("kind", ["llava_next", "llava_onevision"])
 def test_anyres(kind: str) -> None:
     """The processors' own count of features, separators included."""
@@ -158,24 +242,37 @@ def test_pixtral() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", ["OpenGVLab/InternVL2_5-8B", "Qwen/Qwen2.5-VL-7B-Instruct", "HuggingFaceM4/Idefics3-8B-Llama3"]
+    "model",
+    [
+        "OpenGVLab/InternVL2_5-8B",
+        "Qwen/Qwen2.5-VL-7B-Instruct",
+        "HuggingFaceM4/Idefics3-8B-Llama3",
+        "zai-org/GLM-4.1V-9B-Thinking",
+        "meta-llama/Llama-3.2-11B-Vision-Instruct",
+    ],
 )
 def test_the_tensors_themselves(model: str) -> None:
     """Random images through the whole processor: the shapes that a trace feeds the model."""
+    from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
     from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+    from transformers.models.mllama.image_processing_pil_mllama import MllamaImageProcessorPil
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     made: dict[str, Callable[[], Any]] = {
         "internvl": lambda: GotOcr2ImageProcessorPil(size={"height": 448, "width": 448}, crop_to_patches=True),
         "qwen2_5_vl": lambda: Qwen2VLImageProcessorPil(min_pixels=3136, max_pixels=12845056),
         "idefics3": lambda: Idefics3ImageProcessorPil(),
+        "glm4v": lambda: Glm4vImageProcessorPil(),
+        "mllama": lambda: MllamaImageProcessorPil(size={"height": 560, "width": 560}, max_image_tiles=4),
     }
     real = made[spec_of(model).model_type]()
     for size in (Size(336, 336), Size(700, 300), Size(90, 500)):
         image = numpy.random.default_rng(0).integers(0, 255, (size.height, size.width, 3), numpy.uint8)
         found = real(image, return_tensors="np")
         for tensor in ours(model, size).tensors:
-            assert tuple(found[tensor.name].shape) == tensor.shape, (tensor.name, size)
+            if tensor.layout == "tokens":
+                continue  # made with the text
+            assert tuple(found[tensor.name].shape) == tensor.batched(1, 1, 0), (tensor.name, size)
             if tensor.values is not None:
                 assert tuple(found[tensor.name].flatten()) == tensor.values

@@ -111,7 +111,7 @@ def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, pi
     likes = [x.like for x in (q, k, v)]
     batch, length, heads, dim = q.shape
     q_dtype = q.dtype
-    flops, longest = 4 * batch * heads * length * length * dim, length
+    flops, longest = 4 * batch * heads * length * k.shape[1] * dim, length
     if pieces is not None:
         flops, longest = 4 * heads * pieces.squares * dim, pieces.longest
 
@@ -188,7 +188,8 @@ def _math_attention(
     k, v = wide[1], wide[2]
     if not broadcasts:
         k, v = ops.repeat_heads(k, groups, copies=True), ops.repeat_heads(v, groups, copies=True)
-    flops, shape = 2 * batch * heads * length * length * dim, (batch, heads, length, length)
+    keys = k.shape[1]
+    flops, shape = 2 * batch * heads * length * keys * dim, (batch, heads, length, keys)
     scores = ops.matmul(
         q, _fold(ops.scale(k, "scaled key"), heads), flops, shape, "attention scores"
     )  # the mask: in place

@@ -22,6 +22,19 @@ class Kind(NamedTuple):
 
     sliding: bool = False
     rotary: bool = True
+    crosses: bool = False
+    """Whether it attends to images and not to the text (Llama 3.2 Vision); skipped where there are none."""
+
+
+class Crossing(NamedTuple):
+    """Images as cross-attention sees them."""
+
+    states: Tensor
+    """(tiles of the batch, keys of a tile, width)."""
+    mask: Tensor
+    """(batch, 1, length, keys of a sample), additive."""
+    rows: Tensor
+    """(batch, length, 1): 0 for tokens in front of the first image."""
 
 
 @dataclass(slots=True)
@@ -42,6 +55,8 @@ class Context:
     attention_dropout: float = 0.0
     cache: list[Tensor] | None = None
     """Keys and values of all layers, where the model fills a cache (DynamicCache.update joins them to nothing)."""
+    crossing: Crossing | None = None
+    """Images, where layers attend to them; every layer is handed them."""
 
     def of(self, kind: Kind) -> Context:
         """What a layer of `kind` is handed: a checkpointed one keeps its own mask and tables alive, not the others'."""
@@ -210,10 +225,10 @@ def eager_attention(
 ) -> tuple[Tensor, Tensor]:
     """``eager_attention_forward``: all scores at once; `cached` keys and values lie head by head in memory."""
     batch, length, heads, dim = q.shape
-    groups, expanded = heads // k.shape[2], heads > k.shape[2] == 1  # one head is a view with stride 0
+    keys, groups, expanded = k.shape[1], heads // k.shape[2], heads > k.shape[2] == 1  # one head: a view, stride 0
     k, v = ops.repeat_heads(k, groups), ops.repeat_heads(v, groups)
     repeated = (groups > 1 or cached) and not expanded
-    shape, flops = (batch, heads, length, length), 2 * batch * heads * length * length * dim
+    shape, flops = (batch, heads, length, keys), 2 * batch * heads * length * keys * dim
     scores = ops.matmul(
         merged(q, contiguous), merged(k, (contiguous and not expanded) or repeated), flops, shape, "attention scores"
     )
@@ -320,12 +335,16 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def gated_mlp(net: Net, c: Config, x: Tensor, act: str = "silu", bias: bool = False) -> Tensor:
-    """``down(act(gate(x)) * up(x))``."""
-    width, fn = c.count("intermediate_size"), activation(act)
-    gate = fn(net.linear("mlp.gate_proj", x, width, bias))
-    product = ops.mul(gate, net.linear("mlp.up_proj", x, width, bias))
+    """``down(act(gate(x)) * up(x))``, as wide as the configuration says."""
+    return gated(net, "mlp", x, c.count("intermediate_size"), act, bias)
+
+
+def gated(net: Net, name: str, x: Tensor, width: int, act: str, bias: bool = False) -> Tensor:
+    """``down(act(gate(x)) * up(x))`` of the module `name`, `width` wide."""
+    gate = activation(act)(net.linear(f"{name}.gate_proj", x, width, bias))
+    product = ops.mul(gate, net.linear(f"{name}.up_proj", x, width, bias))
     del gate
-    return net.linear("mlp.down_proj", product, x.shape[-1], bias)
+    return net.linear(f"{name}.down_proj", product, x.shape[-1], bias)
 
 
 def fused_gated_mlp(net: Net, c: Config, x: Tensor) -> Tensor:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from vramplan.analytic.architecture import architecture_of
+from vramplan.analytic.blocks import Kind
 from vramplan.analytic.optimizers import optimizer_seconds
 from vramplan.analytic.play import Setting
 from vramplan.analytic.step import Step, no_cycle_collection
 from vramplan.analytic.support import check_adapters, check_model, check_modelled
-from vramplan.analytic.unfold import HEAD, Plan, fold
+from vramplan.analytic.unfold import HEAD, TAIL, Plan, fold
 from vramplan.analytic.vision import Seen
 from vramplan.card import Card
 from vramplan.checks import check_job
@@ -44,7 +45,8 @@ def lay_out(spec: ModelSpec, job: Job, flash_fits: bool) -> tuple[Setting, Plan]
     """
     family, config, sight, whole = architecture_of(spec)
     deep = sight.deep(whole) if sight else 0
-    text = fold(family.kinds(config), head=max(HEAD, deep + 1))
+    kinds = family.kinds(config)
+    text = fold(kinds, head=max(HEAD, deep + 1), tail=tail_of(kinds))
     if sight is None:
         return Setting(family, config, job, text.played, flash_fits), Plan((text,))  # type: ignore[arg-type]
     picture = picture_of(spec, job)
@@ -52,6 +54,12 @@ def lay_out(spec: ModelSpec, job: Job, flash_fits: bool) -> tuple[Setting, Plan]
     tower = fold(sight.kinds(whole.part("vision_config")), stack=1, tail=max(1, -sight.chosen(whole)))
     seen = Seen(sight, whole, tower.played, picture)
     return Setting(family, config, job, text.played, flash_fits, seen), Plan((tower, text))  # type: ignore[arg-type]
+
+
+def tail_of(kinds: list[Kind]) -> int:
+    """Last layers that stand for themselves: from the last that attends to images, where gradients of these begin."""
+    crossing = [number for number, kind in enumerate(kinds) if kind.crosses]
+    return len(kinds) - crossing[-1] if crossing else TAIL
 
 
 def estimate(spec: ModelSpec, job: Job, card: Card) -> Estimate:

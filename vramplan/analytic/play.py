@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from vramplan.analytic import losses, ops
 from vramplan.analytic.attention import causal_mask
-from vramplan.analytic.blocks import Context, Kind
+from vramplan.analytic.blocks import Context, Crossing, Kind
 from vramplan.analytic.families import Family
 from vramplan.analytic.net import Net, Training
 from vramplan.analytic.tape import Section, Tape, Tensor
@@ -131,19 +131,19 @@ def make_batch(tape: Tape, setting: Setting, phase: str, batch: int, length: int
     if seen is not None and job.images and seen.sight.token_types:
         names.append("kinds of tokens")
     held = [tape.empty((batch, length), "int64", name, "activation") for name in names]
-    images = image_inputs(tape, seen, batch * job.images) if seen is not None and job.images else []
+    images = image_inputs(tape, seen, batch, job.images, length) if seen is not None and job.images else []
     if job.loop == "trainer" and steps > 1:
         waiting = ((steps - 1) * batch, length)
         held += [tape.empty(waiting, "int64", f"{name} of the batches to come", "activation") for name in names]
-        held += image_inputs(tape, seen, (steps - 1) * batch * job.images) if images and seen is not None else []
+        held += image_inputs(tape, seen, waiting[0], job.images, length) if images and seen is not None else []
     tape.keep(*held, *images)
     return Batch(held[0], held[1], images[0] if images else None, held[2:] + images[1:])
 
 
-def image_inputs(tape: Tape, seen: Seen, count: int) -> list[Tensor]:
-    """What `count` images take on the device; pixels first."""
+def image_inputs(tape: Tape, seen: Seen, samples: int, images: int, length: int) -> list[Tensor]:
+    """What the images of so many samples take on the device; pixels first."""
     return [
-        tape.empty((count * one.shape[0], *one.shape[1:]), one.dtype, one.name.replace("_", " "), "activation")
+        tape.empty(one.batched(samples, images, length), one.dtype, one.name.replace("_", " "), "activation")
         for one in seen.picture.tensors
     ]
 
@@ -193,13 +193,17 @@ def sliced_loss(logits: Tensor) -> Tensor:
 def model(net: Net, setting: Setting, phase: str, batch: Batch) -> Tensor:
     """LlamaModel.forward: embedding, layers, final norm. The embeddings live to the end of the function."""
     tape, family, c = net.tape, setting.family, setting.config
+    crossing = across_images(net, setting, phase, batch)
     x = family.embed(net, c, batch.ids)
-    if setting.looks:
+    if setting.looks and crossing is None:
         x = with_images(net, setting, phase, batch, x)
     held, net.held = net.held or [x], []
     ctx = context(net, setting, x)
+    ctx.crossing = crossing
     checkpointed = setting.job.checkpointing == "full"
     for number, kind in enumerate(setting.kinds):
+        if kind.crosses and crossing is None:
+            continue
         tape.enter(phase, number)
 
         def layer(x: Tensor, own: Context = ctx.of(kind), kind: Kind = kind) -> Tensor | tuple[Tensor, ...]:
@@ -217,6 +221,17 @@ def model(net: Net, setting: Setting, phase: str, batch: Batch) -> Tensor:
     net.outer.clear()
     net.deep.clear()
     return x
+
+
+def across_images(net: Net, setting: Setting, phase: str, batch: Batch) -> Crossing | None:
+    """Images for layers that attend to them; None where there are none, or they go into the text."""
+    if not setting.looks or setting.seen is None or setting.seen.sight.across is None:
+        return None
+    assert batch.pixels is not None
+    features, seen = see(net, setting.seen, setting.job, setting.flash_fits, phase, batch.pixels)
+    found = setting.seen.sight.across(net, setting.job, batch.ids.shape, features)
+    net.outer += [seen, features, found.mask, found.rows]
+    return found
 
 
 def with_images(net: Net, setting: Setting, phase: str, batch: Batch, x: Tensor) -> Tensor:

@@ -145,13 +145,14 @@ class Tensor:
 class Accumulate(Node):
     """AccumulateGrad: the end of the graph at a leaf, which it keeps. It runs as soon as its gradient is whole."""
 
-    __slots__ = ("grad", "leaf", "name")
+    __slots__ = ("grad", "leaf", "name", "reorders")
 
     def __init__(self, tape: Tape, leaf: Tensor, name: str = "") -> None:
         super().__init__(tape, (), lambda: [])
         self.leaf = leaf.detach()  # not `leaf` itself: the two would keep each other alive
         self.name = name
         self.grad: Tensor | None = None
+        self.reorders = False
         self.sequence = 1 << 60  # UINT64_MAX in engine.cpp: first in the queue
 
 
@@ -173,6 +174,12 @@ class Parameter(Tensor):
         self.layer = tape.layer
         if trains:
             self.node = Accumulate(tape, self, name)
+
+    def reordered(self) -> Parameter:
+        """Itself; its gradient comes in another order than it lies in memory, and is copied (accumulate_grad.h)."""
+        if isinstance(self.node, Accumulate):
+            self.node.reorders = True
+        return self
 
     @property
     def is_adapter(self) -> bool:
@@ -430,7 +437,7 @@ class Tape:
             return
         if node.name:
             self.module = node.name
-        if not alone:
+        if not alone or node.reorders:
             grad = self.empty(grad.shape, grad.dtype, "gradient")
         if node.name and isinstance(grad.storage, Storage):
             id = grad.storage.id

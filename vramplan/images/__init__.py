@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramplan.errors import ConfigError, UnsupportedError
-from vramplan.images import grids, tiles
+from vramplan.images import crops, grids, tiles
 from vramplan.images.picture import Eyes, Limits, Picture, Processor, Size, Tensor
 from vramplan.images.remote import COUNTED
 from vramplan.job import Job
@@ -25,6 +25,8 @@ def by_tower(processors: dict[str, Processor]) -> Processor:
 LLAVA = ("model.vision_tower", ("model.multi_modal_projector",))
 NEXT = ("model.vision_tower", ("model.multi_modal_projector", "model.image_newline"))
 QWEN = ("model.visual", ("model.visual.merger", "model.visual.deepstack_merger_list"), "mm_token_type_ids")
+PHI = "model.embed_tokens_extend.image_embed"
+PHI_PROJECTOR = ("img_projection_up", "img_projection_down", "global_img_feature_extensor", "sub_img_feature_extensor")
 EYES: dict[str, Eyes] = {
     "internvl": Eyes(tiles.internvl, *LLAVA),
     "llava": Eyes(by_tower({"clip_vision_model": tiles.llava, "pixtral": grids.pixtral}), *LLAVA),
@@ -41,6 +43,11 @@ EYES: dict[str, Eyes] = {
     "qwen3_vl_moe": Eyes(grids.qwen3_vl, *QWEN),
     "qwen3_5": Eyes(grids.qwen3_vl, *QWEN),
     "qwen3_5_moe": Eyes(grids.qwen3_vl, *QWEN),
+    "mllama": Eyes(tiles.mllama, "model.vision_model", ("model.multi_modal_projector",)),
+    "llama4": Eyes(crops.llama4, "vision_model", ("multi_modal_projector",)),
+    "gemma3n": Eyes(tiles.gemma3n, "model.vision_tower", ("model.embed_vision",), "token_type_ids"),
+    "gemma4": Eyes(grids.gemma4, "model.vision_tower", ("model.embed_vision",), "mm_token_type_ids"),
+    "phi4_multimodal": Eyes(crops.phi4, f"{PHI}.img_processor", tuple(f"{PHI}.{part}" for part in PHI_PROJECTOR)),
     "glm4v": Eyes(grids.glm4v, *QWEN),
     "glm4v_moe": Eyes(grids.glm4v, *QWEN),
 }

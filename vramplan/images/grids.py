@@ -89,6 +89,34 @@ def glm4v(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
     return grid(c, p, size, limits, 14, 112 * 112, 28 * 28 * 15000, counts_frames=True)
 
 
+def gemma4(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+    """Gemma 4: scaled, up or down, to as many tokens of 48 pixels as the budget holds; the tower takes it in full.
+
+    Raises:
+        ConfigError: for limits that it does not have, or a size that the budget cannot hold.
+    """
+    refuse(limits, "gemma4", "min_pixels", "max_pixels", "max_tiles")
+    vision = c.part("vision_config")
+    patch, pool = vision.count("patch_size", 16), vision.count("pooling_kernel_size", 3)
+    budget = p.count("max_soft_tokens", c.count("vision_soft_tokens_per_image", 280))
+    step, most = patch * pool, budget * pool**2
+    factor = sqrt(most * patch**2 / (size.height * size.width))
+    rows, columns = (floor(factor * side / step) for side in (size.height, size.width))
+    if not rows:
+        rows, columns = 1, min(floor(size.width / size.height), budget)
+    elif not columns:
+        rows, columns = min(floor(size.height / size.width), budget), 1
+    if not 0 < rows * columns <= budget:
+        raise ConfigError(f"--image-size {size.width}x{size.height}: the processor cannot make {budget} tokens of it")
+    high, wide = rows * pool, columns * pool
+    places = [place for y in range(high) for x in range(wide) for place in (x, y)]
+    tensors = (
+        Tensor("pixel_values", (1, most, 3 * patch**2)),
+        Tensor("image_position_ids", (1, most, 2), "int64", (*places, *[-1] * (2 * most - len(places)))),
+    )
+    return Picture(rows * columns, 2, 1, high, wide, tensors, str(Size(columns * step, rows * step)))
+
+
 def pixtral(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
     """Pixtral, Mistral Small 3.1: shrunk to the longest edge, a mark behind each row of tokens.
 

@@ -31,13 +31,24 @@ class Limits:
 
 
 class Tensor(NamedTuple):
-    """An input of the model for one image; those of several lie one after another along the first dimension."""
+    """An input of the model for one image."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str = "fp32"
     values: tuple[int, ...] | None = None
     """The numbers in it, where the model's code looks at them."""
+    layout: str = "rows"
+    """How those of several images lie: one after another along the first dimension (rows); behind dimensions for the
+    samples and the images of each (samples), or for the samples, their tokens, and the images (tokens)."""
+
+    def batched(self, samples: int, images: int, length: int) -> tuple[int, ...]:
+        """Shape for `samples` of `length` tokens with so many images each."""
+        if self.layout == "samples":
+            return (samples, images, *self.shape)
+        if self.layout == "tokens":
+            return (samples, length, images, *self.shape)
+        return (samples * images * self.shape[0], *self.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +56,7 @@ class Picture:
     """One image after its processor."""
 
     tokens: int
-    """Positions in the text that take the image's features."""
+    """Positions in the text that take the image's features, or stand for them where cross-attention reads them."""
     extra_tokens: int
     """Start, end and separators that the processor writes beside them."""
     tiles: int
@@ -72,7 +83,7 @@ class Picture:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its tensors on the device."""
+        """Bytes of its tensors on the device; of one that grows with the text, those for one token."""
         return sum(prod(one.shape) * {"fp32": 4, "int64": 8}[one.dtype] for one in self.tensors)
 
 

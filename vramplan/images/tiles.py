@@ -77,13 +77,15 @@ def llava(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
     return Picture(across * across + keeps_class, 0, 1, across, across, (pixels,), f"{tile} x {tile}, its middle")
 
 
-def squeezed(owner: str, tokens: Callable[[Config, int], int], extra: int) -> Processor:
-    """A processor that squeezes any image into one square of the tower's size."""
+def squeezed(
+    owner: str, tokens: Callable[[Config, int], int], extra: int, square: int = 224, cell: int = 14
+) -> Processor:
+    """A processor that squeezes any image into one square of the tower's size, `square` where that says none."""
 
     def processor(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
         refuse(limits, owner, "min_pixels", "max_pixels", "max_tiles")
         vision = c.part("vision_config")
-        tile, patch = side(vision.get("image_size", 224)), side(vision.get("patch_size", 14))
+        tile, patch = side(vision.get("image_size", square)), side(vision.get("patch_size", cell))
         across = tile // patch
         pixels = Tensor("pixel_values", (1, 3, tile, tile))
         return Picture(tokens(c, across), extra, 1, across, across, (pixels,), f"{tile} x {tile}, squeezed")
@@ -93,8 +95,45 @@ def squeezed(owner: str, tokens: Callable[[Config, int], int], extra: int) -> Pr
 
 paligemma = squeezed("paligemma", lambda c, across: across * across, 0)
 """PaliGemma: a token for each patch; <bos> and a line's end belong to the text."""
+gemma3n = squeezed("gemma3n", lambda c, across: c.count("vision_soft_tokens_per_image", 256), 4, 768, 48)
+"""Gemma 3n: 256 tokens between two marks and two empty lines; 48 pixels a feature of its convolutions."""
 gemma3 = squeezed("gemma3", lambda c, across: c.count("mm_tokens_per_image", 256), 4)
 """Gemma 3 without pan and scan: 256 tokens between two marks and two empty lines."""
+
+
+def arrangements(most: int) -> list[tuple[int, int]]:
+    """(rows, columns) of up to `most` tiles, in the order of Llama's ids (get_all_supported_aspect_ratios)."""
+    return [(a, b) for a in range(1, most + 1) for b in range(1, most + 1) if a * b <= most]
+
+
+def mllama(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+    """Llama 3.2 Vision: the canvas that enlarges least or shrinks least; always four tiles go through the tower.
+
+    The text has one token for it; all patches of all tiles and their class tokens are keys of cross-attention.
+    """
+    refuse(limits, "mllama", "min_pixels", "max_pixels", "max_tiles")
+    vision = c.part("vision_config")
+    tile, patch, most = side(vision.get("image_size", 448)), side(vision.get("patch_size", 14)), most_tiles(vision)
+    found = arrangements(most)
+    scales = [min(rows * tile / size.height, columns * tile / size.width) for rows, columns in found]
+    enlarging = [scale for scale in scales if scale >= 1]
+    wanted = min(enlarging) if enlarging else max(scales)
+    rows, columns = min(
+        (one for one, scale in zip(found, scales, strict=True) if scale == wanted), key=lambda one: one[0] * one[1]
+    )
+    across, used = tile // patch, rows * columns
+    tensors = (
+        Tensor("pixel_values", (most, 3, tile, tile), layout="samples"),
+        Tensor("aspect_ratio_ids", (), "int64", (found.index((rows, columns)) + 1,), "samples"),
+        Tensor("aspect_ratio_mask", (most,), "int64", (1,) * used + (0,) * (most - used), "samples"),
+        Tensor("cross_attention_mask", (most,), "int64", (1,) * used + (0,) * (most - used), "tokens"),
+    )
+    return Picture(1, 0, most, across, across, tensors, f"{columns} x {rows} of {most} tiles")
+
+
+def most_tiles(vision: Config) -> int:
+    """Tiles that a tower of Llama 3.2 Vision takes, whatever the image fills."""
+    return vision.count("max_num_tiles", 4)
 
 
 # -- LLaVA-NeXT, LLaVA-OneVision ---------------------------------------------------------------------------------------

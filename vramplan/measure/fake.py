@@ -22,6 +22,8 @@ FACTORIES = {
     getattr(torch.ops.aten, name).default for name in ("arange", "zeros", "ones", "full", "zeros_like", "full_like")
 } | {torch.ops.aten.arange.start, torch.ops.aten.arange.start_step}
 """Operations that make numbers out of nothing."""
+MASKS = {torch.ops.aten.expand.default, torch.ops.aten.index.Tensor}
+"""What picks elements by a mask."""
 MOST_KNOWN = 1 << 20
 """Whole numbers of one tensor that are worked out, not only counted."""
 Metadata = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -79,8 +81,10 @@ class Mode(FakeTensorMode):
 
     def may_turn_const(self, t: torch.Tensor) -> bool:
         """Whether a result keeps its numbers; torch's own limit is a single one."""
+        if t.device.type != "cpu":
+            return super().may_turn_const(t)
         whole = not (t.is_floating_point() or t.is_complex())
-        return (whole and t.numel() <= MOST_KNOWN and t.device.type == "cpu") or super().may_turn_const(t)
+        return (whole and t.numel() <= MOST_KNOWN) or super().may_turn_const(t) or _counts_patches()
 
 
 class Fakes:
@@ -105,6 +109,10 @@ class Fakes:
                 return known
         if self.values and func is torch.ops.aten.ne.Scalar and _asks_for_empty_images():
             return self._as_known(torch.ones(args[0].shape, dtype=torch.bool))
+        if self.values and func in MASKS and _counts_features():
+            found = self._by_known_mask(func, args)
+            if found is not None:
+                return found
         if not _is_plain(func):
             return self.mode.dispatch(func, types, args, kwargs)
         try:
@@ -135,6 +143,21 @@ class Fakes:
             real = func(*like, **{**kwargs, "device": CPU})
         return self._as_known(real)
 
+    def _by_known_mask(self, func: Any, args: Any) -> torch.Tensor | None:
+        """A known mask of any size expanded, or what it picks; None where no such mask is given."""
+        expands = func is torch.ops.aten.expand.default
+        mask = args[0] if expands else args[1][0]
+        if not _is_fake(mask) or mask.constant is None or mask.dtype is not torch.bool:
+            return None
+        with no_dispatch():
+            real = mask.constant.expand(args[1]) if expands else mask.constant.sum()
+        if expands:
+            return self._as_known(real)
+        shape = (int(real), *args[0].shape[mask.dim() :])
+        with in_kernel_invocation_manager(self.mode):
+            picked = torch.empty(shape, dtype=args[0].dtype, device="meta")
+        return FakeTensor(self.mode, picked, CPU)
+
     def _as_known(self, real: torch.Tensor) -> torch.Tensor:
         """A fake tensor whose numbers are known."""
         return self.mode.fake_tensor_converter.from_real_tensor(self.mode, real, make_constant=True)
@@ -142,12 +165,27 @@ class Fakes:
 
 def _asks_for_empty_images() -> bool:
     """Whether Idefics 3 or SmolVLM look for images that are all zero; a trace's are taken as full."""
+    return _within(("modeling_idefics3.py", "modeling_smolvlm.py")) == "get_image_features"
+
+
+def _counts_patches() -> bool:
+    """Whether Gemma 4 works out which of its pooled places hold an image, and in fractions."""
+    return _within(("modeling_gemma4.py",)) == "_avg_pool_by_positions"
+
+
+def _counts_features() -> bool:
+    """Whether Gemma 4 picks out, only to count them, all elements that stand where images do."""
+    return _within(("modeling_gemma4.py",)) == "forward"
+
+
+def _within(files: tuple[str, ...]) -> str:
+    """The innermost function of these files that is running."""
     frame: Any = sys._getframe(2)
     while frame is not None:
-        if frame.f_code.co_filename.endswith(("modeling_idefics3.py", "modeling_smolvlm.py")):
-            return bool(frame.f_code.co_name == "get_image_features")
+        if frame.f_code.co_filename.endswith(files):
+            return str(frame.f_code.co_name)
         frame = frame.f_back
-    return False
+    return ""
 
 
 def _is_fake(value: Any) -> bool:

@@ -90,13 +90,14 @@ def with_pictures(pictures: Pictures, shape: tuple[int, int], device: str) -> di
         texts[pictures.token_types] = row.repeat(samples, 1)
     made = {name: text.to(device) for name, text in texts.items()}
     for tensor in one.tensors:
-        count = samples * pictures.per_sample
+        whole = tensor.batched(samples, pictures.per_sample, length)
         dtype = {"fp32": torch.float32, "int64": torch.int64}[tensor.dtype]
         if tensor.values is None:
-            made[tensor.name] = torch.zeros(count * tensor.shape[0], *tensor.shape[1:], dtype=dtype, device=device)
+            made[tensor.name] = torch.zeros(*whole, dtype=dtype, device=device)
         else:
             values = torch.tensor(tensor.values, dtype=dtype).view(tensor.shape)
-            made[tensor.name] = values.repeat(count, *[1] * (len(tensor.shape) - 1)).to(device)
+            times = whole[: len(whole) - len(tensor.shape)] or (whole[0] // tensor.shape[0],)
+            made[tensor.name] = values.repeat(*times, *[1] * (len(whole) - len(times))).to(device)
     return made
 
 

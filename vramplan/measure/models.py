@@ -136,7 +136,8 @@ def _pictures(spec: ModelSpec, job: Job, config: Any) -> Pictures | None:
     one = picture_of(spec, job)
     if one is None or not job.images:
         return None
-    return Pictures(one, job.images, config.image_token_id, EYES[spec.model_type].token_types)
+    token = getattr(config, "image_token_id", None) or config.vision_config.image_token_id
+    return Pictures(one, job.images, token, EYES[spec.model_type].token_types)
 
 
 def freeze(module: nn.Module, job: Job, eyes: Eyes) -> None:
@@ -168,7 +169,7 @@ def _left_alone(job: Job, eyes: Eyes | None) -> str | None:
     if job.vision != "lora":
         out.append(rf"(?!({projectors})\.){re.escape(eyes.tower)}\..*")
     if job.projector != "lora":
-        out.append(rf"({projectors})\..*")
+        out.append(rf"({projectors})(\..*)?")
     return "|".join(out) or None
 
 
@@ -229,7 +230,7 @@ def _class_for(spec: ModelSpec, config: Any, trust_remote_code: bool) -> Any:
 
     if trust_remote_code and spec.config.get("auto_map"):
         return lambda config, **more: AutoModelForCausalLM.from_config(config, trust_remote_code=True, **more)
-    if spec.model_type in EYES:
+    if type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and spec.model_type in EYES:
         return transformers.AutoModelForImageTextToText.from_config
     for name in spec.config.get("architectures") or ():
         found = getattr(transformers, name, None)

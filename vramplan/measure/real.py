@@ -252,7 +252,7 @@ def filler(subject: Subject, job: Job) -> Callable[[Inputs], Inputs]:
             ids.random_(0, entries)
             ids[ids == token] = (token + 1) % entries
             ids[own] = token
-            inputs["pixel_values"].normal_()
+            inputs[subject.pictures.one.tensors[0].name].normal_()
         inputs["labels"].copy_(inputs["input_ids"])
         if job.batches == "padded" and job.sequence_length > 1:  # one token: the mask is needed, no memory is saved
             inputs["attention_mask"][-1, -1:] = 0

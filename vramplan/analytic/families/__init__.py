@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.families import bloom, cohere, gemma, gpt, llama, phi
+from vramplan.analytic.families import bloom, cohere, gemma, gpt, llama, mllama, phi
 from vramplan.analytic.families.family import Family, Rotary, Shape
 from vramplan.errors import UnsupportedError
 
@@ -13,6 +13,7 @@ FAMILIES: dict[str, Family] = {
     **cohere.FAMILIES,
     **gpt.FAMILIES,
     **bloom.FAMILIES,
+    **mllama.FAMILIES,
 }
 
 

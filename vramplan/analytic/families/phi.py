@@ -13,9 +13,9 @@ from vramplan.analytic.tape import Tensor
 from vramplan.spec import Config
 
 
-def partial(default: float) -> Callable[[Config], Rotary]:
+def partial(default: float, per_row: bool = False) -> Callable[[Config], Rotary]:
     """Rotary over part of each head."""
-    return lambda c: Rotary(int(heads_of(c).dim * c.number("partial_rotary_factor", default)))
+    return lambda c: Rotary(int(heads_of(c).dim * c.number("partial_rotary_factor", default)), per_row=per_row)
 
 
 def phi(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
@@ -104,5 +104,6 @@ FAMILIES = {
     "phi3": Family(phi3, rotary=partial(1.0), kinds=every_layer_slides, window=plain_window),
     "glm": Family(glm, rotary=partial(0.5)),
     "glm4": Family(glm4, rotary=partial(0.5)),
+    "glm4v_text": Family(glm4, rotary=partial(1.0, per_row=True)),
     "chatglm": Family(glm, rotary=partial(0.5), remote_code=True),
 }

@@ -36,6 +36,7 @@ from vramplan.analytic.ops.picking import (
     cut,
     join,
     join_rows,
+    pad_rows,
     pick,
     pick_rows,
     pieces,
@@ -47,7 +48,17 @@ from vramplan.analytic.ops.picking import (
     sum_middle,
     unbind,
 )
-from vramplan.analytic.ops.products import average, embedding, layer_norm, linear, linear_4bit, matmul, patches, product
+from vramplan.analytic.ops.products import (
+    average,
+    embedding,
+    layer_norm,
+    linear,
+    linear_4bit,
+    matmul,
+    patches,
+    product,
+    sampled,
+)
 from vramplan.analytic.ops.shape import cat, copy, heads_first, part, repeat_heads, split
 
 __all__ = [
@@ -77,6 +88,7 @@ __all__ = [
     "mul",
     "neg",
     "output",
+    "pad_rows",
     "part",
     "patches",
     "pick",
@@ -90,6 +102,7 @@ __all__ = [
     "repeat_heads",
     "rows",
     "rsqrt",
+    "sampled",
     "scale",
     "scale_in_place",
     "scatter_rows",

@@ -111,6 +111,19 @@ def rows(x: Tensor, count: int) -> Tensor:
     return sliced(x, (x.shape[0], count, *x.shape[2:]))
 
 
+def pad_rows(x: Tensor, count: int) -> Tensor:
+    """``F.pad`` of (N, M, ...) to `count` rows each: a copy; the gradient is cut off and copied."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [made(tape, like, "gradient without padding", passes=2)]
+
+    node = tape.node((x,), backward)
+    out = output(node, tape, (x.shape[0], count, *x.shape[2:]), x.dtype, "padded patches")
+    tape.work(0, x.num_bytes + out.num_bytes, x.dtype)
+    return out
+
+
 def join(a: Tensor, b: Tensor, shape: tuple[int, ...]) -> Tensor:
     """``torch.cat((a.expand(...), b), dim=1)``; the gradients are views, the one of `a` summed over the batch."""
     tape = a.tape

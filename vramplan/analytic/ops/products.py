@@ -22,6 +22,23 @@ def average(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return output(node, tape, shape, x.dtype, "averaged patches")
 
 
+def sampled(table: Tensor, grid: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``F.grid_sample``: keeps both; a gradient of the grid is made, asked for or not (cuda/GridSampler.cpp)."""
+    tape, likes = table.tape, (table.like, grid.like)
+
+    def backward(grad: Tensor) -> Grads:
+        found = made(tape, likes[0], "gradient of a sampled table", passes=2)
+        unasked = made(tape, likes[1], "gradient of the points")
+        del unasked
+        return [found]
+
+    node = tape.node((table,), backward)
+    tape.save(node, table, grid)
+    out = output(node, tape, shape, table.dtype, "sampled table")
+    tape.work(0, 16 * out.num_bytes, out.dtype)  # bicubic: 16 neighbours
+    return out
+
+
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """``torch.matmul(x, weight)`` with a weight (in, out)."""
     return matmul(
@@ -105,7 +122,7 @@ def linear_4bit(x: Tensor, weight: Parameter, bias: Tensor | None, double: bool)
 
 
 def patches(pixels: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-    """A convolution whose stride is its kernel, seen as (tiles, patches, width). Keeps what ``F.linear`` keeps."""
+    """A convolution whose stride is its kernel, seen as (tiles, patches, width). Keeps input and weight."""
     pixels, weight = low(pixels), low(weight)
     bias = None if bias is None else low(bias)
     tape, dtype = pixels.tape, pixels.dtype
@@ -120,10 +137,7 @@ def patches(pixels: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[in
         return grads
 
     node = tape.node(inputs, backward)
-    if weight.node is not None:
-        tape.save(node, pixels)
-    if node is not None:
-        tape.save(node, weight)
+    tape.save(node, pixels, weight)
     tape.work(flops, moved, dtype)
     out = output(node, tape, shape, dtype, "patches")
     return out.view(*shape)  # flattened and transposed

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.vision import pixtral, qwen, siglip, vit
+from vramplan.analytic.vision import glm, mllama, pixtral, qwen, siglip, vit
 from vramplan.analytic.vision.sight import PARTS, TOWER, Seen, Sight, see
 
-SIGHTS: dict[str, Sight] = {**vit.SIGHTS, **siglip.SIGHTS, **pixtral.SIGHTS, **qwen.SIGHTS}
+SIGHTS: dict[str, Sight] = {
+    **vit.SIGHTS,
+    **siglip.SIGHTS,
+    **pixtral.SIGHTS,
+    **qwen.SIGHTS,
+    **glm.SIGHTS,
+    **mllama.SIGHTS,
+}
 
 __all__ = ["PARTS", "SIGHTS", "TOWER", "Seen", "Sight", "see"]

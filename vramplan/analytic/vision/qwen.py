@@ -24,12 +24,17 @@ def width_of(c: Config) -> int:
 
 
 def embed(net: Net, c: Config, picture: Picture, pixels: Tensor) -> Tensor:
-    """``nn.Conv3d`` over flattened patches."""
+    """One row for each patch."""
+    return flat_patches(net, c, pixels, bias=c.has("num_position_embeddings"))
+
+
+def flat_patches(net: Net, c: Config, pixels: Tensor, bias: bool) -> Tensor:
+    """``nn.Conv3d`` over flattened patches: (patches, width)."""
     name, width = "visual.patch_embed.proj", width_of(c)
     net.tape.module = name
     twice, patch = c.count("temporal_patch_size", 2), c.count("patch_size", 14)
     weight = net.parameter(f"{name}.weight", width, 3, twice, patch, patch)
-    shift = net.parameter(f"{name}.bias", width) if c.has("num_position_embeddings") else None
+    shift = net.parameter(f"{name}.bias", width) if bias else None
     return ops.patches(pixels, weight, shift, (pixels.shape[0], width))
 
 
@@ -41,10 +46,12 @@ def place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
     return x
 
 
-def attention(net: Net, c: Config, x: Tensor, look: Look, pieces: Pieces) -> Tensor:
+def attention(
+    net: Net, c: Config, x: Tensor, look: Look, pieces: Pieces, bias: bool = True, out_bias: bool = True
+) -> Tensor:
     """Attention within each piece of the row; one call for each, whose results are joined."""
     (patches, width), heads = x.shape, c.count("num_heads")
-    qkv = net.linear("attn.qkv", x, 3 * width, True)
+    qkv = net.linear("attn.qkv", x, 3 * width, bias)
     q, k, v = ops.unbind(qkv.view(patches, 3, heads, width // heads))
     dtype = q.dtype
     net.tape.module = "attn"
@@ -59,7 +66,7 @@ def attention(net: Net, c: Config, x: Tensor, look: Look, pieces: Pieces) -> Ten
         fits = look.ctx.flash_fits and (net.tape.autocast or dtype) in ("bf16", "fp16")
         each = kernels.flash_attention(q, k, v, pieces) if fits else kernels.efficient_attention(q, k, v, None, pieces)
         out = ops.copy(each, "joined attention output")
-    out = net.linear("attn.proj", out.view(patches, width), width, True)
+    out = net.linear("attn.proj", out.view(patches, width), width, out_bias)
     del qkv, v, k, q  # a list of pieces goes from its end
     return out
 
@@ -84,10 +91,20 @@ def whole_images(look: Look) -> Pieces:
 # -- Qwen2-VL ----------------------------------------------------------------------------------------------------------
 
 
-def block(net: Net, c: Config, x: Tensor, look: Look, pieces: Pieces, norm: NormFunction, mlp: Mlp) -> Tensor:
+def block(
+    net: Net,
+    c: Config,
+    x: Tensor,
+    look: Look,
+    pieces: Pieces,
+    norm: NormFunction,
+    mlp: Mlp,
+    bias: bool = True,
+    out_bias: bool = True,
+) -> Tensor:
     """Norm, attention, add; norm, feed-forward, add."""
     normed = norm(net, "norm1", x)
-    out = attention(net, c, normed, look, pieces)
+    out = attention(net, c, normed, look, pieces, bias, out_bias)
     del normed
     x = ops.add(x, out, "residual stream")
     del out

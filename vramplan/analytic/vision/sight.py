@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from math import prod
 
 from vramplan.analytic import ops
-from vramplan.analytic.blocks import Context
+from vramplan.analytic.blocks import Context, Crossing
 from vramplan.analytic.net import Net, Training
 from vramplan.analytic.tape import Tensor, leaf
 from vramplan.analytic.unfold import STACK
@@ -65,6 +66,11 @@ class Sight:
     """Whether what the first layer takes lives, as a local of the tower's forward, until the tower is done."""
     holds_cast: bool = True
     """Whether the pixels in the model's dtype live until the features are there."""
+    checkpoints: bool = True
+    """Whether checkpointing reaches the tower's layers."""
+    across: Callable[[Net, Job, tuple[int, ...], Tensor], Crossing] | None = None
+    """From the shape of the ids and the features to what cross-attention takes, where features do not go into the
+    text (Llama 3.2 Vision)."""
 
 
 @dataclass(slots=True)
@@ -125,8 +131,10 @@ def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Te
     tape, sight, whole = net.tape, seen.sight, seen.config
     c, given = whole.part("vision_config"), net.training
     net, last = (replace(net, training=training_of(part, given, job)) for part in (job.vision, job.projector))
-    images = pixels.shape[0] // seen.picture.tensors[0].shape[0]
-    if len(pixels.shape) == 5:
+    images = prod(pixels.shape) // prod(seen.picture.tensors[0].shape)
+    if len(pixels.shape) == 6:
+        pixels = pixels.view(prod(pixels.shape[:3]), *pixels.shape[3:])
+    elif len(pixels.shape) == 5:
         pixels = in_one_row(pixels, given.dtype if sight.drops_empty else None)
     if sight.drops_empty:  # and the mask of pixels as well
         pixel_mask = tape.empty((pixels.shape[0], *pixels.shape[2:]), "int64", "masks of all tiles")
@@ -151,7 +159,7 @@ def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Te
         def layer(x: Tensor, own: Look = replace(look, kind=kind)) -> Tensor:
             return sight.layer(net, c, x, own)
 
-        x = tape.checkpoint(layer, x) if job.checkpointing == "full" else layer(x)
+        x = tape.checkpoint(layer, x) if job.checkpointing == "full" and sight.checkpoints else layer(x)
         if sight.between is not None and kind:
             sight.between(last, c, x)
     del layer

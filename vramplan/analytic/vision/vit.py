@@ -36,6 +36,7 @@ def tower_attention(
     bias: bool,
     norms: tuple[str, str] | None = None,
     in_fp32: bool = True,
+    out_bias: bool = True,
 ) -> tuple[Tensor, ...]:
     """Attention of every patch to every patch of its tile, and what the layer keeps besides."""
     tiles, patches, width = x.shape
@@ -46,7 +47,7 @@ def tower_attention(
         q, k = (net.rms_norm(f"{prefix}.{name}", one) for name, one in zip(norms, (q, k), strict=True))
     q, k, v = (one.view(tiles, patches, heads, width // heads) for one in (q, k, v))
     out, *kept = attend(q, k, v, look.ctx, scores=Softcap(in_fp32=in_fp32))
-    return net.linear(last, out, width, True), *kept
+    return net.linear(last, out, width, out_bias), *kept
 
 
 # -- InternVL ----------------------------------------------------------------------------------------------------------
