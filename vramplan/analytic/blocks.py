@@ -170,7 +170,7 @@ def attend(
     batch, length, heads, dim = q.shape
     q.tape.module = "self_attn"
     if ctx.cache is not None:
-        k, v = ops.copy(k, "cached keys"), ops.copy(v, "cached values")
+        k, v = ops.copy(k, "cached keys"), cached_values(v, k.dtype)
         ctx.cache += [k, v]
     mask = ctx.masks.get(kind.sliding)
     if ctx.attention == "eager":
@@ -182,6 +182,11 @@ def attend(
     else:
         out = sdpa(q, k, v, mask, ctx, contiguous)
     return (out.view(batch, length, heads * v.shape[-1]),)
+
+
+def cached_values(v: Tensor, dtype: str) -> Tensor:
+    """Values joined to an empty cache that was made in the keys' dtype, which a norm under autocast widens."""
+    return ops.copy(v, "cached values") if v.dtype == dtype else ops.to(v, dtype, "cached values")
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ctx: Context, contiguous: bool) -> Tensor:
