@@ -14,10 +14,11 @@ from vramplan.card import Card
 from vramplan.catalog import find_model
 from vramplan.defaults import image_size
 from vramplan.errors import ConfigError, UnknownNameError, VramplanError, nearest_names
-from vramplan.frameworks import Cards, Keys, Note, Reading
+from vramplan.frameworks import FRAMEWORKS, Cards, Keys, Note, Reading, Setting, Source, writing
 from vramplan.frameworks.find import VARIABLES, Found, from_path, from_words
 from vramplan.frameworks.known import known_keys
 from vramplan.images import EYES
+from vramplan.job import Job
 from vramplan.learned import CONFIDENCE, with_margin
 from vramplan.plan import Search
 from vramplan.progress import Progress, silent
@@ -236,4 +237,27 @@ def _evaluation(
     return one.phases["eval"] + trained.device_total_bytes - trained.peak_reserved_bytes
 
 
-__all__ = ["Verdict", "check", "read"]
+def pasted(framework: str, model: str, job: Job) -> tuple[str, list[str]]:
+    """A job in a framework's own words, and what that framework, reading them, takes otherwise.
+
+    Raises:
+        UnsupportedError: for a framework that nothing is written for.
+    """
+    spec = api.load_model(model)
+    written = writing.write(framework, spec.name, job)
+    package = writing.PACKAGES.get(framework, framework)
+    settings = {key: Setting(value, f"--{key}") for key, value in written.pairs.items()}
+    launched = "num_processes" if "--num_processes" in written.command else "nproc_per_node"
+    if launched.replace("_", "") in written.command.replace("_", ""):
+        settings[launched] = Setting(job.num_gpus, launched)
+    environment = {key: Setting(value, key) for key, value in written.variables.items()}
+    found = Found(package, FRAMEWORKS[package], Source(settings, environment))
+    reading = read(found, Cards(job.num_gpus))
+    again = Job(**_settled(spec, reading, reading.job))
+    return str(written), [
+        f"{package} takes {field} as {getattr(again, field)}, not {getattr(job, field)}"
+        for field in writing.unsaid(job, again)
+    ]
+
+
+__all__ = ["Verdict", "check", "pasted", "read"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +29,9 @@ from vramplan.cli.flags import (
 )
 from vramplan.errors import ConfigError
 
+if TYPE_CHECKING:
+    from vramplan.plan import Plan
+
 
 @with_job_flags
 def suggest(
@@ -44,6 +48,10 @@ def suggest(
     timeout: Timeout = None,
     record: Record = None,
     confidence: Confidence = None,
+    for_framework: Annotated[
+        str | None,
+        typer.Option("--for", help="Print the plan to paste: swift, llamafactory, axolotl, trl or transformers."),
+    ] = None,
     solve: Annotated[
         str | None, typer.Option(help="Find the largest image-size, max-pixels, max-tiles or seq-len that fits first.")
     ] = None,
@@ -95,6 +103,9 @@ def suggest(
 
             verified = probing.prove(model, found, on=on, most_runs=runs)
     run = plan.Run(samples, epochs)
+    if for_framework is not None and found.recommended is not None:
+        _paste(for_framework, model, (verified.plan if verified is not None else None) or found.recommended)
+        raise typer.Exit(0)
     if as_json:
         from vramplan.render import json as as_text
 
@@ -120,6 +131,16 @@ def suggest(
             text.print_all(as_proof.verified(verified))
     measuring.complain()
     raise typer.Exit(0 if (verified.plan if verified is not None else found.recommended) else 1)
+
+
+def _paste(framework: str, model: str, chosen: Plan) -> None:
+    """The plan in a framework's own words; what that cannot say, on standard error."""
+    from vramplan import verdict
+
+    written, notes = verdict.pasted(framework, model, chosen.estimate.job)
+    print(written, end="")
+    for note in notes:
+        print(f"vramplan: {note}", file=sys.stderr)
 
 
 @with_job_flags
