@@ -219,9 +219,9 @@ def test_a_sequence_beyond_the_positions_is_a_note() -> None:
 
 
 FLAGS = {
-    "suggest": "--gpu --global-batch --for --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype"
-    " --autocast --quantize --optimizer --seq-len --batches --checkpointing --attention --loss --loop --strategy"
-    " --images --image-size --min-pixels --max-pixels --max-tiles --vision --projector --solve"
+    "suggest": "--gpu --global-batch --for --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype"
+    " --dtype --autocast --quantize --optimizer --seq-len --batches --checkpointing --attention --loss --loop"
+    " --strategy --images --image-size --min-pixels --max-pixels --max-tiles --vision --projector --solve"
     " --offload --job --samples --epochs --base-lr --base-batch"
     " --probe --device --max-runs --timeout --record --confidence --trust-remote-code --json --help",
     "estimate": "--gpu --micro-batch --accumulation --by --explain --plot --snapshot --confidence --trust-remote-code"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vramplan.api import estimate, load_card, load_model, suggest
+    from vramplan.callback import DoesNotFit, Preflight, preflight
     from vramplan.card import Card
     from vramplan.errors import VramplanError
     from vramplan.job import Job
@@ -28,6 +29,9 @@ _HOME = {
     "estimate": "api",
     "suggest": "api",
     "check": "verdict",
+    "DoesNotFit": "callback",
+    "Preflight": "callback",
+    "preflight": "callback",
     "Verdict": "verdict",
     "probe": "probing",
     "find_max": "probing",
@@ -47,11 +51,13 @@ _HOME = {
 
 __all__ = [
     "Card",
+    "DoesNotFit",
     "Estimate",
     "Job",
     "Measured",
     "ModelSpec",
     "Plan",
+    "Preflight",
     "Search",
     "Term",
     "Verdict",
@@ -62,6 +68,7 @@ __all__ = [
     "find_max",
     "load_card",
     "load_model",
+    "preflight",
     "probe",
     "prove",
     "suggest",

@@ -88,8 +88,26 @@ def check(
     """
     found = from_path(Path(target), framework) if isinstance(target, (str, Path)) else from_words(target, framework)
     reading = read(found, Cards(num_gpus), framework_version)
-    card = api.load_card(gpu)
     spec = _model(model if model is not None else reading.model, reading, found)
+    return judge(reading, spec, gpu, min_headroom=min_headroom, confidence=confidence, progress=progress, **given)
+
+
+def judge(
+    reading: Reading,
+    spec: ModelSpec,
+    gpu: str | Card,
+    *,
+    min_headroom: float = 0.0,
+    confidence: float = CONFIDENCE,
+    progress: Progress = silent,
+    **given: Any,
+) -> Verdict:
+    """Whether what a configuration comes to fits; where not, plans for the same global batch.
+
+    Raises:
+        VramplanError: for what cannot run, or is not modelled.
+    """
+    card = api.load_card(gpu)
     job = _settled(
         spec, reading, {**reading.job, **{name: value for name, value in given.items() if value is not None}}
     )

@@ -1,0 +1,98 @@
+"""The check inside a training script: real Trainers, stopped before their first step or let through."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+import vramplan
+from tests.helpers import spec_of
+from vramplan.errors import ConfigError, UnsupportedError, VramplanError
+
+SMALL = LlamaConfig(
+    hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, vocab_size=256
+)  # fmt: skip
+
+
+def data(length: int = 24) -> list[dict[str, torch.Tensor]]:
+    ids = torch.arange(length)
+    return [{"input_ids": ids, "labels": ids} for _ in range(4)]
+
+
+def trainer(folder: Path, callbacks: list[Any] | None = None, adapters: bool = False, **given: Any) -> Trainer:
+    model = LlamaForCausalLM(SMALL)
+    if adapters:
+        model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    args = TrainingArguments(
+        output_dir=str(folder), max_steps=1, use_cpu=True, report_to="none", save_strategy="no", **given
+    )
+    return Trainer(model, args, train_dataset=data(), callbacks=callbacks)
+
+
+def test_a_run_that_fits_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = trainer(
+        tmp_path, [vramplan.Preflight("rtx3060")], per_device_train_batch_size=2, gradient_accumulation_steps=2
+    )
+    one.train()
+    assert one.state.global_step == 1
+    said = capsys.readouterr().out
+    assert "FITS" in said
+    assert "1 x 2 x 2 = global batch 4, 24 tokens a sample" in said
+
+
+def test_a_run_that_does_not_fit_takes_no_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = trainer(tmp_path, [vramplan.Preflight("rtx3060", sequence_length=1 << 20)], per_device_train_batch_size=64)
+    with pytest.raises(vramplan.DoesNotFit, match="RTX 3060") as stopped:
+        one.train()
+    assert one.state.global_step == 0
+    assert not stopped.value.verdict.fits
+    assert isinstance(stopped.value, VramplanError)
+    assert "DOES NOT FIT" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+def test_what_it_sees(tmp_path: Path) -> None:
+    one = trainer(
+        tmp_path, adapters=True, bf16=True, gradient_checkpointing=True, optim="adafactor", eval_strategy="no"
+    )
+    found = vramplan.preflight(one, gpu="h100")
+    job = found.estimate.job
+    assert (job.method, job.lora_rank, job.lora_dtype) == ("lora", 4, "fp32")
+    assert (job.dtype, job.autocast, job.optimizer) == ("fp32", "bf16", "adafactor")
+    assert (job.checkpointing, job.sequence_length, job.micro_batch_size) == ("full", 24, 8)
+    assert found.estimate.num_trainable_parameters == sum(p.numel() for p in one.model.parameters() if p.requires_grad)
+
+
+def test_the_same_as_by_hand(tmp_path: Path) -> None:
+    """A model of the catalogue, on meta, against `estimate` with the same words."""
+    spec = spec_of("Qwen/Qwen2.5-0.5B")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(spec.model_type, **spec.config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, bf16=True, per_device_train_batch_size=2)
+    found = vramplan.preflight(args, model, "rtx4090", sequence_length=1024)
+    by_hand = vramplan.estimate(
+        spec, "rtx4090", method="full", micro_batch_size=2, sequence_length=1024, checkpointing="none", batches="padded"
+    )
+    assert found.estimate.device_total_bytes == by_hand.device_total_bytes
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a Trainer, or TrainingArguments and a model"):
+        vramplan.preflight(object())
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    with pytest.raises(ConfigError, match="give sequence_length"):
+        vramplan.preflight(args, LlamaForCausalLM(SMALL), "h100")
+    noisy = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, neftune_noise_alpha=5)
+    with pytest.raises(UnsupportedError, match="neftune_noise_alpha"):
+        vramplan.preflight(noisy, LlamaForCausalLM(SMALL), "h100", sequence_length=16)

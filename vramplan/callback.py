@@ -1,0 +1,172 @@
+"""The same check from inside a training script: a Trainer, or its arguments and model, before the first step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from torch import nn
+from transformers import TrainerCallback, TrainingArguments
+
+from vramplan.errors import ConfigError, UnsupportedError, VramplanError
+from vramplan.frameworks import Keys, Reading, Setting, Source
+from vramplan.frameworks.known import refuse_unmodelled
+from vramplan.frameworks.trainer import NAMES, arguments
+from vramplan.images import EYES
+from vramplan.measure.dtypes import DTYPES
+from vramplan.measure.models import bare, part_of
+from vramplan.spec import ModelSpec
+from vramplan.units import format_bytes
+from vramplan.verdict import Verdict, judge
+
+SAMPLES = 2000
+"""Looked at for the longest, where the length is not said."""
+HERE = ("use_cpu", "no_cuda", "use_mps_device")
+"""Arguments that say where this process runs, not on which card the answer is for."""
+
+
+class DoesNotFit(VramplanError):
+    """A run that was stopped before its first step; `verdict` holds the whole answer."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        one = verdict.estimate
+        need, room = (format_bytes(size) for size in (verdict.need_bytes, one.capacity_bytes))
+        super().__init__(
+            f"{one.model} needs {need} of the {room} that {verdict.card.title} gives this process;"
+            f" micro-batch {one.micro_batch_size}, peak in {one.peak_phase}"
+        )
+        self.verdict = verdict
+
+
+def preflight(trainer_or_args: Any, model: nn.Module | None = None, gpu: str = "auto", **given: Any) -> Verdict:
+    """Whether a Trainer's run fits the card; `given` as in :func:`vramplan.check` (sequence_length, images ...).
+
+    Raises:
+        VramplanError: for what is not modelled, or a length that nothing tells.
+    """
+    args = getattr(trainer_or_args, "args", trainer_or_args)
+    model = model if model is not None else getattr(trainer_or_args, "model", None)
+    if not isinstance(args, TrainingArguments) or model is None:
+        raise ConfigError("preflight takes a Trainer, or TrainingArguments and a model")
+    length = given.pop("sequence_length", None) or getattr(args, "max_length", None)
+    if length is None:
+        length = longest(getattr(trainer_or_args, "train_dataset", None))
+    reading = read(args, model)
+    return judge(reading, spec_of(model), gpu, sequence_length=length, **given)
+
+
+class Preflight(TrainerCallback):  # type: ignore[misc]
+    """Stops a run that will not fit, before its first step: ``Trainer(..., callbacks=[Preflight()])``."""
+
+    def __init__(self, gpu: str = "auto", **given: Any) -> None:
+        self.gpu, self.given = gpu, given
+
+    def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
+        """Check, report, and stop what does not fit.
+
+        Raises:
+            DoesNotFit: with the same report as `vramplan check`.
+        """
+        given = dict(self.given)
+        loader = kwargs.get("train_dataloader")
+        if "sequence_length" not in given and getattr(args, "max_length", None) is None:
+            given["sequence_length"] = longest(getattr(loader, "dataset", None))
+        found = preflight(args, kwargs["model"], self.gpu, **given)
+        if state.is_world_process_zero:
+            from vramplan.render import check as shown
+            from vramplan.render import text
+
+            text.print_all(shown.verdict(found))
+        if not found.fits:
+            raise DoesNotFit(found)
+
+
+def longest(dataset: Any) -> int:
+    """Tokens of the longest of a data set's first samples.
+
+    Raises:
+        ConfigError: where they do not tell.
+    """
+    lengths = []
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        for sample in (dataset[number] for number in range(min(SAMPLES, len(dataset)))):
+            ids = sample.get("input_ids") if isinstance(sample, Mapping) else None
+            if ids is not None:
+                lengths.append(len(ids))
+    if not lengths:
+        raise ConfigError("nothing tells how long the longest sample is; give sequence_length")
+    return max(lengths)
+
+
+def spec_of(model: nn.Module) -> ModelSpec:
+    """The model's own configuration."""
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    config = json.loads(json.dumps(inner.config.to_dict(), default=str))
+    config.pop("quantization_config", None)  # what is quantized is seen on the weights
+    name = config.get("_name_or_path") or type(inner).__name__
+    return ModelSpec(name=name, model_type=inner.config.model_type, config=config)
+
+
+def read(args: TrainingArguments, model: nn.Module) -> Reading:
+    """The job: batches and the like from the arguments, dtypes, adapters and what trains from the model itself.
+
+    Raises:
+        UnsupportedError: for what is not modelled.
+    """
+    values = {name: value for name, value in args.to_dict().items() if name not in HERE}
+    keys = Keys(
+        Source({name: Setting(value, f"TrainingArguments({name}=...)") for name, value in values.items()}),
+        "transformers",
+    )
+    refuse_unmodelled(keys)
+    job = arguments(keys) | _of_model(model)
+    job["num_gpus"] = args.world_size
+    job["autocast"] = "bf16" if args.bf16 else "fp16" if args.fp16 else "none"
+    on = getattr(args, "activation_checkpointing", None) or args.gradient_checkpointing
+    job["checkpointing"] = "full" if on else "none"
+    reading = Reading("transformers", f"{version('transformers')} (installed)", "", job, NAMES, [])
+    if str(args.eval_strategy.value) != "no":
+        reading.eval_batch_size = args.per_device_eval_batch_size
+    return reading
+
+
+def _of_model(model: nn.Module) -> dict[str, Any]:
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    weights = dict(model.named_parameters())
+    own = [one for path, one in weights.items() if "lora_" not in path and one.is_floating_point()]
+    adapters = [one for path, one in weights.items() if "lora_" in path]
+    if getattr(model, "is_loaded_in_8bit", False):
+        raise UnsupportedError("this model is loaded in 8 bits, which is not modelled yet")
+    job: dict[str, Any] = {"method": "lora" if adapters else "full", "dtype": names[own[0].dtype]}
+    job["attention"] = {"flash_attention_2": "flash"}.get(
+        inner.config._attn_implementation, inner.config._attn_implementation
+    )
+    if getattr(model, "is_loaded_in_4bit", False):
+        job["quantize"] = "nf4"
+    if adapters:
+        job |= _of_adapters(model, names[adapters[0].dtype])
+    eyes = EYES.get(inner.config.model_type)
+    for path, one in weights.items() if eyes is not None else ():
+        part = part_of(bare(path), eyes) if one.requires_grad else None  # type: ignore[arg-type]
+        if part is not None:
+            job[part] = "lora" if adapters else "train"
+    return job
+
+
+def _of_adapters(model: Any, dtype: str) -> dict[str, Any]:
+    (config,) = model.peft_config.values() if len(model.peft_config) == 1 else (None,)
+    if config is None or config.peft_type != "LORA":
+        raise UnsupportedError("PEFT: one LoRA adapter is modelled, this model has something else")
+    if config.modules_to_save or config.bias != "none":
+        raise UnsupportedError("PEFT: modules_to_save and trained biases are not modelled yet")
+    targets = config.target_modules
+    return {
+        "method": "dora" if config.use_dora else "lora",
+        "lora_rank": config.r,
+        "lora_dropout": config.lora_dropout,
+        "lora_targets": (targets,) if isinstance(targets, str) else tuple(sorted(targets)),
+        "lora_dtype": dtype,
+    }
