@@ -14,7 +14,7 @@ from typing import Any
 from vramplan.analytic.architecture import architecture_of
 from vramplan.analytic.estimator import lay_out
 from vramplan.analytic.play import Setting
-from vramplan.analytic.unfold import Fold, Plan
+from vramplan.analytic.unfold import STACK, Fold, Plan
 from vramplan.card import Card
 from vramplan.catalog import find_card, find_model
 from vramplan.job import Job
@@ -39,6 +39,9 @@ def card_of(name: str = "h100") -> Card:
 def setting_of(spec: ModelSpec, job: Job, whole: bool = True) -> tuple[Setting, Plan]:
     """A setting that plays every layer."""
     setting, plan = lay_out(spec, job, True)
+    if setting.stacks:
+        folds = tuple(Fold(kinds, i * STACK + len(kinds), 0, 1, i * STACK) for i, kinds in enumerate(stacks_of(spec)))
+        return replace(setting, stacks=tuple(one.played for one in folds)), Plan(folds)
     stacks = []
     for one, kinds in zip(plan.stacks, stacks_of(spec), strict=True):
         stacks.append(Fold(kinds, one.base + len(kinds), 0, 1, one.base))
@@ -49,6 +52,8 @@ def setting_of(spec: ModelSpec, job: Job, whole: bool = True) -> tuple[Setting, 
 def stacks_of(spec: ModelSpec) -> list[tuple[Hashable, ...]]:
     """All layers of each stack: the tower's, then the language model's."""
     family, config, sight, whole = architecture_of(spec)
+    if family.model is not None:
+        return [tuple(kinds) for kinds in family.model.stacks(config)]
     tower = [tuple(sight.kinds(whole.part("vision_config")))] if sight else []
     return [*tower, tuple(family.kinds(config))]
 

@@ -14,7 +14,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -24,10 +24,12 @@ from typing import Any
 
 from tests.helpers import ROOT, card_of, spec_of
 from vramplan.analytic import estimator
+from vramplan.defaults import complete_job
+from vramplan.feeds import FEEDS
 from vramplan.images import picture_of
 from vramplan.job import Job
 from vramplan.result import Estimate
-from vramplan.spec import ModelSpec
+from vramplan.spec import Config, ModelSpec
 
 PATH = ROOT / "tests" / "cases" / "traced.json"
 VOCABULARY = 2048
@@ -91,7 +93,19 @@ SEEING: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Models that see; what is changed of their tower besides its five layers."""
 NO_FLASH = {"mllama"}  # its masks of images have four dimensions
-EAGER_ONLY = {"gemma2", "bloom", "gptj"}  # transformers 5.23 runs them without SDPA, or fails in it
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("google-bert/bert-base-uncased", {}),
+    "roberta": ("FacebookAI/roberta-base", {}),
+    "deberta-v2": ("microsoft/deberta-v3-base", {}),
+    "vit": ("google/vit-base-patch16-224-in21k", {}),
+    "clip": ("openai/clip-vit-base-patch16", {}),
+    "siglip": ("google/siglip-base-patch16-224", {}),
+    "t5": ("google-t5/t5-base", {}),
+    "t5, gated": ("google/flan-t5-base", {}),
+    "whisper": ("openai/whisper-small", {}),
+}
+"""Encoders, encoder-decoders, pairs, images alone."""
+EAGER_ONLY = {"gemma2", "bloom", "gptj", "deberta-v2"}  # transformers 5.23 runs them without SDPA, or fails in it
 SETTINGS: dict[str, dict[str, Any]] = {
     "full-bf16": {"method": "full", "dtype": "bf16", "autocast": "none"},
     "full-autocast": {"method": "full", "dtype": "fp32", "autocast": "bf16"},
@@ -101,6 +115,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "lora-fp32": {"dtype": "fp32", "autocast": "none"},
 }
 SHAPES = ((1, 256), (1, 1024), (2, 256), (2, 1024))
+OTHER_JOBS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("full-bf16", {"checkpointing": "none", "micro_batch_size": 2}),
+    ("full-bf16", {"checkpointing": "full", "attention": "eager", "micro_batch_size": 3}),
+    ("full-autocast", {"checkpointing": "full", "micro_batch_size": 2}),
+    ("full-autocast", {"checkpointing": "none", "attention": "eager", "micro_batch_size": 2}),
+    ("full-fp32", {"checkpointing": "none", "micro_batch_size": 1}),
+    ("lora-bf16", {"checkpointing": "full", "micro_batch_size": 3}),
+    ("lora-autocast", {"checkpointing": "none", "micro_batch_size": 2}),
+    ("lora-autocast", {"checkpointing": "full", "attention": "eager", "micro_batch_size": 1}),
+    ("lora-autocast", {"checkpointing": "none", "loop": "plain", "micro_batch_size": 2}),
+    ("lora-autocast", {"checkpointing": "none", "gradient_accumulation_steps": 2, "lora_dropout": 0.05}),
+)
+PADDED = {"checkpointing": "none", "batches": "padded", "micro_batch_size": 2}
+OTHER_SIZE = {"checkpointing": "full", "image_size": (384, 240), "micro_batch_size": 2}
+"""For those that read, and for those that see."""
 LOOKS: dict[str, dict[str, Any]] = {
     "lora": {},
     "lora-tower": {"vision": "lora", "projector": "lora", "autocast": "none"},
@@ -169,6 +198,8 @@ def spec_for(family: str) -> ModelSpec:
     """The family's model, shortened."""
     if family in SEEING:
         return seeing_spec(*SEEING[family])
+    if family in OTHERS:
+        return other_spec(OTHERS[family][0])
     name, changes = FAMILIES[family]
     layers = changes.get("num_hidden_layers", changes.get("n_layer"))
     whole = spec_of(name)
@@ -221,9 +252,50 @@ def seeing_job(family: str, **given: Any) -> Job:
     return job.model_copy(update={"sequence_length": job.images * picture.all_tokens // 64 * 64 + 192})
 
 
+def other_spec(name: str) -> ModelSpec:
+    """A model that is no causal language model, each of its stacks shortened to six layers."""
+    spec = spec_of(name)
+    changes = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+    layers = dict.fromkeys(
+        ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers"), 6
+    )
+
+    def shortened(config: Mapping[str, Any]) -> dict[str, Any]:
+        one = {**config, **{key: value for key, value in layers.items() if key in config}}
+        one |= changes if "vocab_size" in config else {}
+        return {key: shortened(value) if isinstance(value, dict) else value for key, value in one.items()}
+
+    return spec.model_copy(update={"config": {**shortened(spec.config), "decoder_start_token_id": 0}})
+
+
+def other_cases() -> Iterator[Case]:
+    """Some of each: methods, dtypes, checkpointing, attention; padding for texts, another size for images."""
+    for family in OTHERS:
+        feed = FEEDS[spec_for(family).model_type]
+        jobs = [*OTHER_JOBS]
+        if feed.sees is None:
+            jobs.append(("full-bf16", PADDED))
+        else:
+            jobs.append(("lora-autocast", OTHER_SIZE))
+        for setting, given in jobs:
+            attention = {"attention": "eager"} if family in EAGER_ONLY else {}
+            yield Case(family, setting, other_job(family, {**SETTINGS[setting], **given, **attention}))
+
+
+def other_job(family: str, given: dict[str, Any]) -> Job:
+    """A job of some 200 to 500 tokens, or what the image makes."""
+    spec = spec_for(family)
+    feed = FEEDS[spec.model_type]
+    most = feed.most_tokens(Config(spec.config, spec.name)) if feed.reads else None
+    if feed.reads:
+        given["sequence_length"] = min(440, most or 440)
+    return complete_job(spec, card_of(), given)
+
+
 def all_cases() -> Iterator[Case]:
     """The whole matrix."""
     yield from seeing_cases()
+    yield from other_cases()
     for family in FAMILIES:
         attentions = ("eager",) if family in EAGER_ONLY else ("sdpa", "eager")
         for (setting, given), checkpointing, attention, (batch, length) in product(
@@ -329,17 +401,20 @@ def table(label: str, groups: dict[str, list[str]]) -> str:
 def tables() -> dict[str, str]:
     """What the README shows, by the name of its place there."""
     cases = list(all_cases())
-    settings = {setting: [c.name for c in cases if c.setting == setting] for setting in (*SETTINGS, "rarer")}
+    texts = [c for c in cases if c.family in FAMILIES]
+    settings = {setting: [c.name for c in texts if c.setting == setting] for setting in (*SETTINGS, "rarer")}
     families = {family: [c.name for c in cases if c.family == family] for family in FAMILIES}
     seeing = {family: [c.name for c in cases if c.family == family] for family in SEEING}
     looks = {what: [c.name for c in cases if c.setting == what] for what in LOOKS}
     everything = {"all": [c.name for c in cases if c.family in FAMILIES]}
+    others = {family: [c.name for c in cases if c.family == family] for family in OTHERS}
     all_seeing = {"all": [c.name for c in cases if c.family in SEEING]}
     return {
         "settings": table("setting", {**settings, **everything}),
         "families": table("model", families),
         "images": table("what trains", {**looks, **all_seeing}),
         "seeing": table("model", seeing),
+        "others": table("model", others),
     }
 
 
@@ -361,7 +436,7 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="compare what has been traced with the analytic estimate")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    families = set(options.families.split(";")) if options.families else {*FAMILIES, *SEEING}
+    families = set(options.families.split(";")) if options.families else {*FAMILIES, *SEEING, *OTHERS}
     settings = set(options.settings.split(",")) if options.settings else {*SETTINGS, *LOOKS, "rarer"}
     wanted = [case.name for case in all_cases() if case.family in families and case.setting in settings]
     rows = load()

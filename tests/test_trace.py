@@ -193,7 +193,8 @@ def test_the_real_trainer(
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from vramplan.measure.cuda import as_cuda
-    from vramplan.measure.models import build, place
+    from vramplan.measure.models import build
+    from vramplan.measure.placing import place
 
     job = job_of(
         method=method,

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainingArguments
 
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
-from vramplan.frameworks import Keys, Reading, Setting, Source
+from vramplan.frameworks import Keys, Note, Reading, Setting, Source
 from vramplan.frameworks.known import refuse_unmodelled
 from vramplan.frameworks.trainer import NAMES, arguments
 from vramplan.images import EYES
@@ -54,7 +54,14 @@ def preflight(trainer_or_args: Any, model: nn.Module | None = None, gpu: str = "
     if length is None:
         length = longest(getattr(trainer_or_args, "train_dataset", None))
     reading = read(args, model)
-    return judge(reading, spec_of(model), gpu, sequence_length=length, **given)
+    found = judge(reading, spec_of(model), gpu, sequence_length=length, **given)
+    train = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    if train != found.estimate.num_trainable_parameters:
+        counted = found.estimate.num_trainable_parameters
+        reading.notes.append(
+            Note("warning", "", f"{train:,} parameters of this model train, the estimate counts {counted:,}")
+        )
+    return found
 
 
 class Preflight(TrainerCallback):  # type: ignore[misc]
@@ -162,11 +169,11 @@ def _of_adapters(model: Any, dtype: str) -> dict[str, Any]:
         raise UnsupportedError("PEFT: one LoRA adapter is modelled, this model has something else")
     if config.modules_to_save or config.bias != "none":
         raise UnsupportedError("PEFT: modules_to_save and trained biases are not modelled yet")
-    targets = config.target_modules
+    targets = [config.target_modules] if isinstance(config.target_modules, str) else config.target_modules
     return {
         "method": "dora" if config.use_dora else "lora",
         "lora_rank": config.r,
         "lora_dropout": config.lora_dropout,
-        "lora_targets": (targets,) if isinstance(targets, str) else tuple(sorted(targets)),
+        "lora_targets": tuple(sorted({one.rpartition(".")[2] for one in targets})),
         "lora_dtype": dtype,
     }

@@ -38,6 +38,8 @@ class Played:
     picture: Picture | None = None
     """What becomes of each image; None for a model that does not see."""
     num_vision_parameters: int = 0
+    fed: str | None = None
+    """What is trained on what, for a model that is no causal language model."""
     own_model: bool = False
     """A user's own model: it chooses its attention, its loss and the shape of its inputs."""
 
@@ -100,6 +102,10 @@ def conclude(played: Played, model: str, job: Job, card: Card, peak_tensor_bytes
         job=job,
         timeline=timeline,
     )
+
+
+def _texts(job: Job) -> str:
+    return f"{job.batches} sequences of {job.sequence_length} tokens, all equally long"
 
 
 def _images(job: Job, picture: Picture | None) -> str:
@@ -181,8 +187,7 @@ def assumptions(job: Job, card: Card, played: Played) -> tuple[str, ...]:
         + loop,
         "the example's own inputs"
         if played.own_model
-        else _images(job, played.picture)
-        + f"{job.batches} sequences of {job.sequence_length} tokens, all equally long"
+        else (played.fed or _images(job, played.picture) + _texts(job))
         + (
             ", expandable segments"
             if job.expandable_segments

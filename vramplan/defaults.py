@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from vramplan import feeds
 from vramplan.analytic.architecture import architecture_of, is_described
 from vramplan.card import Card
 from vramplan.errors import ConfigError, UnsupportedError
@@ -16,6 +17,7 @@ from vramplan.spec import ModelSpec
 
 FLAGS = {
     "sequence_length": "--seq-len",
+    "target_length": "--target-len",
     "micro_batch_size": "--micro-batch",
     "gradient_accumulation_steps": "--accumulation",
 }
@@ -67,10 +69,11 @@ def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
         job["lora_dtype"] = "fp32"
     if "image_size" in job:
         job["image_size"] = image_size(job["image_size"])
+    job = feeds.complete(spec, job)
     if spec.model_type in EYES:
         job.setdefault("images", 1)
         _check_parts(job)
-    else:
+    elif spec.model_type not in feeds.FEEDS:
         _check_blind(spec, job)
     most = None
     if is_described(spec):

@@ -52,6 +52,8 @@ class Job(BaseModel):
     """transformers' name for the optimizer (its `optim`)."""
     sequence_length: int = Field(default=2048, gt=0, le=MAX_COUNT)
     """Tokens in each sample as it enters the model."""
+    target_length: int | None = Field(default=None, gt=0, le=MAX_COUNT)
+    """Tokens of the labels that a decoder beside an encoder writes (T5); null: 128, or `sequence_length` if shorter."""
     images: int = Field(default=0, ge=0, le=MAX_COUNT)
     """Images in each sample; their tokens are part of its `sequence_length`."""
     image_size: tuple[int, int] | None = None

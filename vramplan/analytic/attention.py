@@ -71,7 +71,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, pieces: Pieces | None = Non
     likes = [x.like for x in (q, k, v)]
     batch, length, heads, dim = q.shape
     grouped = k.shape[2] != heads
-    flops = 4 * batch * heads * length * length * dim  # two products; torch.utils.flop_counter knows no causal half
+    flops = 4 * batch * heads * length * k.shape[1] * dim  # two products; torch.utils.flop_counter knows no causal half
     rounded = ceil_div(length, 128) * 128
     if pieces is not None:
         flops, rounded = 4 * heads * pieces.squares * dim, ceil_div(pieces.longest, 128) * 128
@@ -149,12 +149,16 @@ def aligned_bias(mask: Tensor, dtype: str) -> Tensor:
     return mask.tape.empty((*mask.shape[:-1], padded), dtype, "padded additive attention bias")
 
 
-def causal_mask(tape: Tape, batch: int, length: int, dtype: str) -> Tensor:
-    """The mask tensor transformers builds (masking_utils.py): boolean for SDPA, additive in `dtype` for eager."""
-    boolean = tape.empty((batch, 1, length, length), "bool", "causal mask")
+def causal_mask(tape: Tape, batch: int, length: int, dtype: str, queries: int | None = None) -> Tensor:
+    """The mask tensor transformers builds (masking_utils.py): boolean for SDPA, additive in `dtype` for eager.
+
+    `queries`: how many there are, where not as many as keys.
+    """
+    shape, name = (batch, 1, queries or length, length), "mask" if queries else "causal mask"
+    boolean = tape.empty(shape, "bool", name)
     if dtype == "bool":
         return boolean
-    return tape.empty((batch, 1, length, length), dtype, "additive causal mask")
+    return tape.empty(shape, dtype, f"additive {name}")
 
 
 def math_attention(

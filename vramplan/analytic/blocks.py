@@ -151,6 +151,8 @@ class Softcap(NamedTuple):
     """Gemma 2: divide, tanh, multiply."""
     in_fp32: bool = True
     """Softmax in fp32 and cast to q's dtype in one expression; GPT-2 and GPT-J take it as it is, then cast to v's."""
+    casts: bool = True
+    """Whether they are cast; encoders leave them in what softmax gives, fp32 under autocast."""
 
 
 def attend(
@@ -248,7 +250,7 @@ def eager_attention(
         weights = ops.to(kernels.softmax_fp32(scores), q.dtype, "attention probabilities")
     else:
         scores = kernels.softmax(scores)
-        weights = ops.to(scores, v.dtype, "attention probabilities")
+        weights = ops.to(scores, v.dtype, "attention probabilities") if options.casts else scores
     del scores
     weights = ops.dropout(weights, dropout)
     out = ops.matmul(weights, merged(v, repeated), flops, (batch, length, heads, v.shape[-1]), "attention output")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vramplan.analytic.architecture import architecture_of
 from vramplan.analytic.blocks import Kind
 from vramplan.analytic.optimizers import optimizer_seconds
@@ -13,6 +15,7 @@ from vramplan.analytic.vision import Seen
 from vramplan.card import Card
 from vramplan.checks import check_job
 from vramplan.conclude import Played, conclude
+from vramplan.feeds import FEEDS, said
 from vramplan.images import picture_of
 from vramplan.job import Job
 from vramplan.overheads import outside_terms
@@ -44,6 +47,10 @@ def lay_out(spec: ModelSpec, job: Job, flash_fits: bool) -> tuple[Setting, Plan]
         VramplanError: where no block describes it, or an image cannot be.
     """
     family, config, sight, whole = architecture_of(spec)
+    if family.model is not None:
+        folds = tuple(fold(kinds, stack) for stack, kinds in enumerate(family.model.stacks(config)))
+        inputs, played = tuple(FEEDS[spec.model_type].inputs(config, job)), tuple(one.played for one in folds)
+        return Setting(family, config, job, (), flash_fits, stacks=played, inputs=inputs), Plan(folds)
     deep = sight.deep(whole) if sight else 0
     kinds = family.kinds(config)
     text = fold(kinds, head=max(HEAD, deep + 1), tail=tail_of(kinds))
@@ -87,6 +94,7 @@ def begin(spec: ModelSpec, job: Job, card: Card) -> Begun:
     def finish() -> Estimate:
         with no_cycle_collection():
             played = whole(step, (*notes, *count_notes(spec, step.num_parameters)))
+            played = replace(played, fed=said(spec, job))
             return conclude(played, spec.name, job, card, peak_tensor_bytes)
 
     return Begun(least_bytes, finish)

@@ -10,21 +10,27 @@ from vramplan.units import DTYPE_BYTES, ceil_div
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """``F.cross_entropy`` on (T, V) fp32 logits: log-softmax keeps its output, nll_loss that same tensor."""
+    """``F.cross_entropy`` on (T, V) logits: log-softmax keeps its output, nll_loss that same tensor.
+
+    Of half logits log-softmax stays in their dtype (LossNLL.cpp: cross_entropy_loss names it), and nll_loss, which is
+    on autocast's list for fp32, takes a copy.
+    """
     tape, like = logits.tape, logits.like
 
     def log_softmax_backward(grad: Tensor) -> Grads:
         return [ops.made(tape, like, "gradient of the logits (log-softmax backward)")]
 
     def nll_backward(grad: Tensor) -> Grads:
-        return [ops.made(tape, like, "gradient of the log-probabilities (nll_loss backward)", passes=1)]
+        return [ops.made(tape, wide_like, "gradient of the log-probabilities (nll_loss backward)", passes=1)]
 
     node = tape.node((logits,), log_softmax_backward)
     tape.work(0, 2 * logits.num_bytes, logits.dtype)
     out = ops.output(node, tape, logits.shape, logits.dtype, "log-probabilities")
     tape.save(node, out)
-    loss_node = tape.node((out,), nll_backward)
-    tape.save(loss_node, out, labels, tape.empty((), "fp32", "total weight"))
+    wide = ops.high(out)
+    wide_like = wide.like
+    loss_node = tape.node((wide,), nll_backward)
+    tape.save(loss_node, wide, labels, tape.empty((), "fp32", "total weight"))
     tape.work(0, logits.shape[0] * 4, "fp32")
     return ops.output(loss_node, tape, (), "fp32", "loss")
 

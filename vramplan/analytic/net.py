@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from vramplan.analytic import ops
-from vramplan.analytic.tape import Parameter, Stored, Tape, Tensor, leaf
+from vramplan.analytic.tape import Parameter, Resident, Stored, Tape, Tensor, leaf
 from vramplan.units import ceil_div
 
 
@@ -77,15 +77,21 @@ class Net:
     widths: dict[str, int] = field(default_factory=dict)
     """Smaller side of each adapted layer, for the check of the rank."""
 
-    def parameter(self, name: str, *shape: int, adapter: bool = False, quantize: str = "none") -> Parameter:
-        """The weight `name` of the layer being played, declared on first use."""
+    def resident(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        """A buffer, or a part of one: memory that was there before the step."""
+        return Tensor(self.tape, Resident(), shape, dtype)
+
+    def parameter(
+        self, name: str, *shape: int, adapter: bool = False, frozen: bool = False, quantize: str = "none"
+    ) -> Parameter:
+        """The weight `name` of the layer being played, declared on first use; `frozen`: it never trains."""
         tape, training = self.tape, self.training
         key = (tape.layer, name)
         known = tape.parameters.get(key)
         if known is None:
             dtype, trains = (training.adapter_dtype, True) if adapter else (training.dtype, training.full)
             stored = four_bits(prod(shape), quantize) if quantize != "none" else ()
-            known = tape.parameters[key] = Parameter(tape, name, shape, dtype, trains, stored)
+            known = tape.parameters[key] = Parameter(tape, name, shape, dtype, trains and not frozen, stored)
         return known
 
     def linear(self, name: str, x: Tensor, out_features: int, bias: bool = False, cached: bool = True) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -10,8 +11,10 @@ from vramplan.analytic.attention import causal_mask
 from vramplan.analytic.blocks import Context, Crossing, Kind
 from vramplan.analytic.families import Family
 from vramplan.analytic.net import Net, Training
+from vramplan.analytic.scene import Scene
 from vramplan.analytic.tape import Section, Tape, Tensor
 from vramplan.analytic.vision import Seen, see
+from vramplan.feeds import Input
 from vramplan.job import Job
 from vramplan.spec import Config
 
@@ -29,6 +32,10 @@ class Setting:
     """Whether the card runs SDPA's flash kernel (compute capability 8.0)."""
     seen: Seen | None = None
     """How it sees, where it does."""
+    stacks: tuple[tuple[Hashable, ...], ...] = ()
+    """The layers to play of each stack, where it is no causal language model."""
+    inputs: tuple[Input, ...] = ()
+    """And what it takes."""
 
     @property
     def looks(self) -> bool:
@@ -112,6 +119,8 @@ class Batch(NamedTuple):
     labels: Tensor
     pixels: Tensor | None
     others: list[Tensor]
+    named: dict[str, Tensor] | None = None
+    """All of it, where the model is no causal language model."""
 
 
 def make_batch(tape: Tape, setting: Setting, phase: str, batch: int, length: int, steps: int = 1) -> Batch:
@@ -123,6 +132,8 @@ def make_batch(tape: Tape, setting: Setting, phase: str, batch: int, length: int
     tape.enter(phase, None)
     tape.module = "inputs"
     job, seen = setting.job, setting.seen
+    if setting.inputs:
+        return named_batch(tape, setting, batch, steps)
     names = ["input ids", "labels"]
     if job.batches == "packed":
         names.append("position ids of the samples")
@@ -140,6 +151,22 @@ def make_batch(tape: Tape, setting: Setting, phase: str, batch: int, length: int
     return Batch(held[0], held[1], images[0] if images else None, held[2:] + images[1:])
 
 
+def named_batch(tape: Tape, setting: Setting, batch: int, steps: int) -> Batch:
+    """The same for a model with inputs of its own."""
+    named = {
+        one.name: tape.empty((batch, *one.shape), one.dtype, one.name.replace("_", " "), "activation")
+        for one in setting.inputs
+    }
+    waiting = []
+    if setting.job.loop == "trainer" and steps > 1:
+        for one in setting.inputs:
+            what = f"{one.name.replace('_', ' ')} of the batches to come"
+            waiting.append(tape.empty(((steps - 1) * batch, *one.shape), one.dtype, what, "activation"))
+    tape.keep(*named.values())
+    first = next(iter(named.values()))
+    return Batch(first, named.get("labels", first), None, waiting, named)
+
+
 def image_inputs(tape: Tape, seen: Seen, samples: int, images: int, length: int) -> list[Tensor]:
     """What the images of so many samples take on the device; pixels first."""
     return [
@@ -152,14 +179,24 @@ def run_forward(net: Net, setting: Setting, phase: str, batch: Batch) -> Tensor:
     """``model(input_ids, labels=labels).loss`` under the job's autocast; accelerate converts the outputs to fp32."""
     job = setting.job
     with net.tape.autocasting(None if job.autocast == "none" else job.autocast):
-        loss, logits = causal_lm(net, setting, phase, batch)
+        loss, given = forward(net, setting, phase, batch)
     if job.loop == "trainer" and job.autocast != "none":
-        outputs = ([] if logits is None else [logits]) + net.features
+        outputs = given + net.features
         converted = [ops.to(one, "fp32", "outputs converted to fp32 (accelerate)") for one in outputs]
-        del logits, outputs, converted
+        del given, outputs, converted
     net.features.clear()
     net.cache.clear()
     return loss
+
+
+def forward(net: Net, setting: Setting, phase: str, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+    """The loss, and the outputs beside it."""
+    model = setting.family.model
+    if model is not None:
+        scene = Scene(net, setting.job, setting.flash_fits, phase, setting.stacks, batch.named or {})
+        return model.forward(scene, setting.config)
+    loss, logits = causal_lm(net, setting, phase, batch)
+    return loss, [] if logits is None else [logits]
 
 
 def causal_lm(net: Net, setting: Setting, phase: str, batch: Batch) -> tuple[Tensor, Tensor | None]:

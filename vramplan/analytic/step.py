@@ -22,6 +22,7 @@ from vramplan.card import Card
 from vramplan.overheads import cublas_workspace, ddp_buckets
 from vramplan.roofline import Kernel
 from vramplan.timeline import Storage, Timeline
+from vramplan.units import DTYPE_BYTES
 
 
 @contextmanager
@@ -57,6 +58,23 @@ def weights_of(tape: Tape, plan: Plan) -> list[Placed]:
         for layer, played in enumerate(stack.layers(), stack.base):
             placed += [Placed(parameter, layer) for parameter in by_layer.get(played, [])]
         placed += [Placed(parameter, None) for parameter in outside if parameter not in embeddings]
+    return sorted(placed, key=lambda one: one.parameter.is_adapter)
+
+
+def in_order(tape: Tape, plan: Plan, loads: tuple[str | int, ...]) -> list[Placed]:
+    """The same in an order that is given: beginnings of names, numbers of stacks."""
+    by_layer: dict[int | None, list[Parameter]] = {}
+    for parameter in tape.parameters.values():
+        by_layer.setdefault(parameter.layer, []).append(parameter)
+    outside, placed = by_layer.get(None, []), []
+    for part in (*loads, ""):
+        if isinstance(part, int):
+            stack = plan.stacks[part]
+            for layer, played in enumerate(stack.layers(), stack.base):
+                placed += [Placed(parameter, layer) for parameter in by_layer.get(played, [])]
+            continue
+        placed += [Placed(parameter, None) for parameter in outside if parameter.name.startswith(part)]
+        outside = [parameter for parameter in outside if not parameter.name.startswith(part)]
     return sorted(placed, key=lambda one: one.parameter.is_adapter)
 
 
@@ -107,6 +125,9 @@ class Step:
     @cached_property
     def placed(self) -> list[Placed]:
         """The whole model's parameters."""
+        model = self.setting.family.model
+        if model is not None and model.loads:
+            return in_order(self.tape, self.plan, model.loads)
         return weights_of(self.tape, self.plan)
 
     @cached_property
@@ -118,6 +139,8 @@ class Step:
     def num_vision_parameters(self) -> int:
         """Those of the tower and of what leads from it to the language model."""
         seeing = [one.parameter for one in self.placed if one.parameter.name.partition(".")[0] in PARTS]
+        if self.setting.family.model is not None:
+            return 0
         inside = [one.parameter for one in self.placed if one.layer is not None and one.layer >= TOWER]
         return sum(parameter.num_elements for parameter in (*seeing, *inside) if not parameter.is_adapter)
 
@@ -162,6 +185,11 @@ class Step:
             buffer = Storage(4 * prod(shape), "parameter", "layers.* table", formula)
             for _ in self.setting.family.kinds(self.setting.config):
                 record.allocate(buffer)
+        if self.setting.family.model is not None:
+            for table in self.setting.family.model.tables(self.setting.config):
+                num_bytes = table.num_elements * DTYPE_BYTES[table.dtype]
+                formula = f"{' x '.join(map(str, table.shape))} {table.dtype}"
+                record.allocate(Storage(num_bytes, "parameter", table.name, formula))
         if self.job.num_gpus > 1:
             for bucket in ddp_buckets([weight.num_bytes for weight in self.trained]):
                 record.allocate(bucket)

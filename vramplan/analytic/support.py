@@ -8,11 +8,16 @@ from vramplan.analytic.architecture import Architecture
 from vramplan.analytic.optimizers import optimizer_of
 from vramplan.checks import check_spec
 from vramplan.errors import ConfigError, SpecError, UnknownNameError, UnsupportedError
+from vramplan.feeds import check_feed
 from vramplan.job import Job
 from vramplan.spec import ModelSpec
 
 MOST_LAYERS = 4096
 """No model comes near; a larger number would only cost time and memory."""
+
+
+HEAD = "classifier"
+"""A layer for few classes is narrow by nature."""
 
 
 def check_modelled(job: Job) -> None:
@@ -37,12 +42,17 @@ def check_model(spec: ModelSpec, architecture: Architecture, job: Job) -> list[s
         ConfigError: for an attention implementation or a length that cannot run.
     """
     check_spec(spec)
+    check_feed(spec, job)
     family, config = architecture.family, architecture.config
     for key, value in family.refuses:
         if config.get(key) == value:
             raise UnsupportedError(
                 f"{spec.name}: {spec.model_type} with {key} = {value} is not described by any block; --by trace runs it"
             )
+    if family.model is not None and family.model.clamps_fp16 and job.dtype == "fp16":
+        raise UnsupportedError(
+            f"--dtype fp16: what {spec.model_type} clamps there is not described; --by trace runs it"
+        )
     if job.attention not in family.attention:
         raise ConfigError(
             f"--attention {job.attention}: transformers runs {spec.model_type} only with {', '.join(family.attention)}"
@@ -82,8 +92,8 @@ def check_adapters(job: Job, widths: Mapping[str, int], linear_names: list[str])
         if not any(name == target or name.endswith(f".{target}") for name in linear_names):
             last = sorted({name.rpartition(".")[2] for name in linear_names})
             raise UnknownNameError("LoRA target", target, last, f"this model has {', '.join(last)}")
-    narrow = min(widths, key=lambda name: widths[name])
-    if job.lora_rank > widths[narrow]:
+    narrow = min((name for name in widths if name != HEAD), key=lambda name: widths[name], default=HEAD)
+    if narrow != HEAD and job.lora_rank > widths[narrow]:
         raise ConfigError(
             f"--lora-rank {job.lora_rank}: {narrow} is only {widths[narrow]} wide; a larger rank adds nothing"
         )

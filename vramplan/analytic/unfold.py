@@ -49,6 +49,10 @@ class Fold:
         """How many layers of the model the played `layer` stands for."""
         return self.copies if self.first <= layer < self.first + self.period else 1
 
+    def is_across(self, one: int, other: int) -> bool:
+        """Whether the repeated period lies between two played layers."""
+        return min(one, other) < self.first and max(one, other) >= self.first + self.period
+
     def place(self, layer: int) -> int:
         """The last layer of the whole model that the played `layer` stands for, or the only one."""
         return layer + self.added if layer >= self.first else layer
@@ -203,9 +207,11 @@ class _Writer:
         plan, place = self.plan, self.result.place
         if home.layer is None:
             return [place(storage, None)]
-        if layer is not None and here.layer is not None and _same_stack(home.layer, layer):
-            return [place(storage, layer + home.layer - here.layer)]
         stack = plan.of(home.layer)
+        if layer is not None and here.layer is not None and _same_stack(home.layer, layer):
+            if stack.is_across(home.layer, here.layer):  # what the last layer made, for the first (T5's bias)
+                return [place(storage, stack.place(home.layer))]
+            return [place(storage, layer + home.layer - here.layer)]
         if stack.copies_of(home.layer) > 1:
             layers = range(home.layer, home.layer + stack.copies * stack.period, stack.period)
             return [place(storage, one) for one in layers]

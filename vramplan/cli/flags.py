@@ -58,6 +58,7 @@ JOB_FLAGS = {
     "quantize": Flag(str, "nf4: frozen linear layers in four bits, by bitsandbytes (none)."),
     "optimizer": Flag(str, "transformers' optim name (adamw_torch_fused)."),
     "seq_len": Flag(int, "Tokens in each sample (2048).", "sequence_length"),
+    "target_len": Flag(int, "Tokens of a T5 decoder's labels (128, or --seq-len if shorter).", "target_length"),
     "images": Flag(int, "Images in each sample (1 where the model sees); their tokens are part of --seq-len."),
     "image_size": Flag(str, "Width and height of every image in pixels (1024x1024)."),
     "min_pixels": Flag(int, "Least pixels the processor enlarges an image to (the model's own)."),

@@ -9,8 +9,8 @@ import torch
 
 from vramplan.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory
 from vramplan.card import Card
-from vramplan.measure.models import place
 from vramplan.measure.phases import Phases
+from vramplan.measure.placing import place
 from vramplan.measure.watch import Record, Watch
 from vramplan.overheads import cublas_workspace
 from vramplan.units import format_bytes

@@ -145,11 +145,11 @@ def _is_view(func: Any) -> bool:
 def _flash_flops(func: Any, args: Any) -> int:
     """flash-attn's kernels, as torch.utils.flop_counter counts SDPA's: two products forward, five backward."""
     backward = func.__name__.startswith("backward")
-    q, lengths = (args[1], args[9]) if backward else (args[0], args[3])
+    q, k, lengths = (args[1], args[2], args[9]) if backward else (args[0], args[1], args[3])
     heads, dim = q.shape[-2:]
     batch = q.shape[0] if lengths is None else lengths.shape[0] - 1
-    length = q.numel() // (heads * dim * batch)
-    return (10 if backward else 4) * int(batch) * int(heads) * int(length) ** 2 * int(dim)
+    queries, keys = q.numel() // (heads * dim * batch), k.numel() // (k.shape[-2] * dim * batch)
+    return (10 if backward else 4) * int(batch) * int(heads) * int(queries) * int(keys) * int(dim)
 
 
 def work(func: Any, args: Any, kwargs: Any, out: Any) -> Kernel:

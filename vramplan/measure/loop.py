@@ -63,6 +63,16 @@ def make_inputs(subject: Subject, job: Job, device: str, times: int = 1) -> Inpu
         if isinstance(subject.example, Mapping):
             return {name: _like(one, times, device) for name, one in subject.example.items()}
         return tuple(_like(one, times, device) for one in subject.example)
+    if subject.fed is not None:
+        return {
+            one.name: torch.full(
+                (times * job.micro_batch_size, *one.shape),
+                int(one.name == "attention_mask"),
+                dtype=torch.int64 if one.dtype == "int64" else DTYPES[one.dtype],
+                device=device,
+            )
+            for one in subject.fed.inputs
+        }
     shape = (times * job.micro_batch_size, job.sequence_length)
     names = ["input_ids", "labels"]
     if job.batches == "packed":
@@ -207,6 +217,8 @@ class Steps:
 
     def _forward(self, inputs: Inputs, **more: Any) -> torch.Tensor:
         model = self.model
+        if self.subject.fed is not None:
+            more |= self.subject.fed.arguments
         with autocast(self.job, self.device.partition(":")[0]):
             outputs = model(**inputs, **more) if isinstance(inputs, Mapping) else model(*inputs)
         if self.job.loop == "trainer" and self.job.autocast != "none":
@@ -270,7 +282,10 @@ class Steps:
         first = batches[0]
         if not (self.counts_items and isinstance(first, Mapping) and "labels" in first):
             return batches, None
-        counts = [one["labels"][..., 1:].ne(-100).sum() for one in batches if isinstance(one, Mapping)]
+        labels = [one["labels"] for one in batches if isinstance(one, Mapping)]
+        if self.subject.fed is None:  # causal losses shift labels (trainer.py: _loss_shifts_labels)
+            labels = [one[..., 1:] for one in labels]
+        counts = [one.ne(-100).sum() for one in labels]
         return batches, sum(counts) / 1
 
     def _training_step(self, inputs: Inputs, items: torch.Tensor | None) -> torch.Tensor:

@@ -11,21 +11,19 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from vramplan.checks import check_spec
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError
+from vramplan.feeds import FEEDS, Input, check_feed
 from vramplan.images import EYES, Eyes, Picture, picture_of
 from vramplan.job import Job
 from vramplan.measure import losses
 from vramplan.measure.dtypes import DTYPES
-from vramplan.spec import IMPORT_PATH, ModelSpec
-
-if TYPE_CHECKING:
-    from vramplan.measure.watch import Watch
+from vramplan.spec import IMPORT_PATH, Config, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +39,15 @@ class Pictures:
 
 
 @dataclass(frozen=True, slots=True)
+class Fed:
+    """What a model takes that is no causal language model."""
+
+    inputs: tuple[Input, ...]
+    arguments: Mapping[str, bool]
+    """What it is called with besides tensors."""
+
+
+@dataclass(frozen=True, slots=True)
 class Subject:
     """A model that can be stepped, and what it is fed."""
 
@@ -51,6 +58,8 @@ class Subject:
     """Width of the logits, where known."""
     pictures: Pictures | None = None
     """The images of its samples."""
+    fed: Fed | None = None
+    """Its inputs, where it is no causal language model."""
 
 
 Making = Callable[[], AbstractContextManager[Any]]
@@ -67,6 +76,7 @@ def build(
         VramplanError: for an architecture that the installed transformers does not know, and all else that cannot be.
     """
     check_spec(spec)
+    check_feed(spec, job)
     if spec.model_type == IMPORT_PATH:
         subject = from_import_path(spec.name, job, device)
     else:
@@ -74,9 +84,10 @@ def build(
     module, eyes = subject.module, EYES.get(spec.model_type)
     if eyes is not None:
         freeze(module, job, eyes)
-    _check_positions(module, job, spec.name, eyes.tower if eyes else None)
+    if subject.fed is None:
+        _check_positions(module, job, spec.name, eyes.tower if eyes else None)
     if job.method != "full":
-        module = with_adapters(module, job, device, _left_alone(job, eyes))
+        module = with_adapters(module, job, device, _left_alone(job, eyes), subject.fed is not None)
     if job.checkpointing == "full":
         checkpoint(module, job, keep_rng=device.startswith("cuda"))
     if job.loss == "liger" and device.startswith("cuda"):
@@ -90,12 +101,16 @@ def settle(spec: ModelSpec, job: Job) -> Job:
     """The job with the attention that transformers runs for this architecture, where none was asked for."""
     if "attention" in job.model_fields_set or spec.model_type == IMPORT_PATH:
         return job
+    import transformers
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    if spec.model_type not in CONFIG_MAPPING:
+    if spec.model_type in FEEDS:
+        known = getattr(transformers, FEEDS[spec.model_type].trains)
+    elif spec.model_type in CONFIG_MAPPING:
+        known = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[spec.model_type], None)
+    else:
         return job
-    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[spec.model_type], None)
     return job.model_copy(update={"attention": "sdpa" if getattr(known, "_supports_sdpa", True) else "eager"})
 
 
@@ -128,8 +143,13 @@ def from_config(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool,
         raise SpecError(f"{spec.name}: transformers {transformers.__version__} cannot build it: {first}") from error
     model.tie_weights()
     model.config.use_cache = False
-    text = model.config.get_text_config()
-    return Subject(model, vocabulary=getattr(text, "vocab_size", None), pictures=_pictures(spec, job, model.config))
+    vocabulary = getattr(model.config.get_text_config(), "vocab_size", None)
+    return Subject(model, None, vocabulary, _pictures(spec, job, model.config), _fed(spec, job))
+
+
+def _fed(spec: ModelSpec, job: Job) -> Fed | None:
+    feed, config = FEEDS.get(spec.model_type), Config(spec.config, spec.name)
+    return None if feed is None else Fed(tuple(feed.inputs(config, job)), feed.called_with(config, job))
 
 
 def _pictures(spec: ModelSpec, job: Job, config: Any) -> Pictures | None:
@@ -198,6 +218,8 @@ def _transformers_config(spec: ModelSpec, trust_remote_code: bool) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     settings = deepcopy(dict(spec.config))  # transformers writes into what is nested
+    if spec.model_type in FEEDS:
+        settings = {**FEEDS[spec.model_type].tokens, **settings}
     remote = settings.get("auto_map")
     if remote and spec.model_type not in CONFIG_MAPPING:
         if not trust_remote_code:
@@ -232,6 +254,8 @@ def _class_for(spec: ModelSpec, config: Any, trust_remote_code: bool) -> Any:
         return lambda config, **more: AutoModelForCausalLM.from_config(config, trust_remote_code=True, **more)
     if type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and spec.model_type in EYES:
         return transformers.AutoModelForImageTextToText.from_config
+    if spec.model_type in FEEDS:
+        return getattr(transformers, FEEDS[spec.model_type].trains)._from_config
     for name in spec.config.get("architectures") or ():
         found = getattr(transformers, name, None)
         if found is not None and "labels" in inspect.signature(found.forward).parameters:
@@ -307,16 +331,18 @@ def from_import_path(path: str, job: Job, device: str) -> Subject:
 # -- adapters, checkpointing -------------------------------------------------------------------------------------------
 
 
-def with_adapters(module: nn.Module, job: Job, device: str, left_alone: str | None = None) -> nn.Module:
-    """PEFT's LoRA or DoRA on the model, but for modules that match `left_alone`.
+def with_adapters(
+    module: nn.Module, job: Job, device: str, left_alone: str | None = None, fed: bool = False
+) -> nn.Module:
+    """PEFT's LoRA or DoRA on the model, but for modules that match `left_alone`; `fed`: no causal language model.
 
     Raises:
         ConfigError: where PEFT refuses.
     """
     from peft import LoraConfig, get_peft_model
 
-    language_model = hasattr(module, "get_output_embeddings")
-    targets: str | list[str] = "all-linear" if language_model else _linear_names(module)
+    from_transformers = hasattr(module, "get_output_embeddings")
+    targets: str | list[str] = "all-linear" if from_transformers else _linear_names(module)
     config = LoraConfig(
         r=job.lora_rank,
         lora_alpha=2 * job.lora_rank,
@@ -324,7 +350,7 @@ def with_adapters(module: nn.Module, job: Job, device: str, left_alone: str | No
         lora_dropout=job.lora_dropout,
         exclude_modules=left_alone,
         use_dora=job.method == "dora",
-        task_type="CAUSAL_LM" if language_model else None,
+        task_type="CAUSAL_LM" if from_transformers and not fed else None,
     )
     try:
         with torch.device(device):
@@ -358,38 +384,3 @@ def checkpoint(module: nn.Module, job: Job, keep_rng: bool = False) -> None:
         raise ConfigError(f"{_first_line(error)}; use --checkpointing none") from error
     if job.method != "full":
         module.enable_input_require_grads()
-
-
-# -- onto the device ---------------------------------------------------------------------------------------------------
-
-
-def place(module: nn.Module, watch: Watch) -> None:
-    """Follow every parameter, buffer and plain tensor attribute (sharing kept); those on meta get a storage first.
-
-    Under a FakeTensorMode that storage is fake.
-    """
-    known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def placed(tensor: torch.Tensor, path: str) -> torch.Tensor:
-        if id(tensor) not in known:
-            new = tensor
-            if tensor.is_meta:
-                new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-            number = watch.take(new, "", path)
-            if number is not None:
-                watch.records[number].category = "parameter"
-            if isinstance(tensor, nn.Parameter) and new is not tensor:
-                new = nn.Parameter(new, requires_grad=tensor.requires_grad)
-            known[id(tensor)] = (tensor, new)
-        return known[id(tensor)][1]
-
-    modules = list(module.named_modules())
-    modules.sort(key=lambda named: "lora_" in named[0])  # adapters come to a model that is loaded
-    for prefix, one in modules:
-        for group in (one._parameters, one._buffers):
-            for name, tensor in group.items():
-                if tensor is not None:
-                    group[name] = placed(tensor, f"{prefix}.{name}")
-        for name, value in list(vars(one).items()):
-            if isinstance(value, torch.Tensor):
-                setattr(one, name, placed(value, f"{prefix}.{name}"))

@@ -241,6 +241,8 @@ def filler(subject: Subject, job: Job) -> Callable[[Inputs], Inputs]:
 
         return repeat
     entries = subject.vocabulary or 1
+    if subject.fed is not None:
+        return lambda inputs: any_values(inputs, job, entries)
 
     def fill(inputs: Inputs) -> Inputs:
         assert isinstance(inputs, Mapping)
@@ -264,6 +266,19 @@ def filler(subject: Subject, job: Job) -> Callable[[Inputs], Inputs]:
         return inputs
 
     return fill
+
+
+def any_values(inputs: Inputs, job: Job, entries: int) -> Inputs:
+    """Random numbers for a model that is no causal language model; class 0 where it knows no words."""
+    assert isinstance(inputs, Mapping)
+    for name, one in inputs.items():
+        if name == "attention_mask":
+            one[-1, -1:] = int(job.batches != "padded")
+        elif one.is_floating_point():
+            one.normal_()
+        else:
+            one.random_(0, entries)
+    return inputs
 
 
 def _no_memory(error: BaseException) -> bool:

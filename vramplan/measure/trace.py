@@ -12,6 +12,7 @@ from vramplan.card import Card
 from vramplan.checks import check_job
 from vramplan.conclude import Played, conclude
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError
+from vramplan.feeds import said
 from vramplan.images import EYES, picture_of
 from vramplan.job import Job
 from vramplan.measure import extra, law, optimizers
@@ -19,7 +20,8 @@ from vramplan.measure.cuda import as_cuda
 from vramplan.measure.fake import Fakes, tensors_in_lists
 from vramplan.measure.host import HostReads
 from vramplan.measure.loop import Steps
-from vramplan.measure.models import Subject, bare, build, part_of, place, settle
+from vramplan.measure.models import Subject, bare, build, part_of, settle
+from vramplan.measure.placing import place
 from vramplan.measure.quiet import quiet
 from vramplan.measure.watch import Record, Watch
 from vramplan.overheads import cublas_workspace, ddp_buckets
@@ -205,6 +207,7 @@ class Run:
             versions=versions,
             notes=_slow_path(self.subject.module),
             own_model=self.subject.example is not None,
+            fed=said(self.spec, self.job),
             picture=picture_of(self.spec, self.job),
             num_vision_parameters=sum(p.numel() for name, p in counted_names if part_of(name, eyes)) if eyes else 0,
         )

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.families import bloom, cohere, gemma, gpt, llama, mllama, phi
+from vramplan.analytic.families import (
+    bert,
+    bloom,
+    clip,
+    cohere,
+    deberta,
+    gemma,
+    gpt,
+    llama,
+    mllama,
+    phi,
+    siglip,
+    t5,
+    vit,
+    whisper,
+)
 from vramplan.analytic.families.family import Family, Rotary, Shape
 from vramplan.errors import UnsupportedError
 
@@ -14,6 +29,13 @@ FAMILIES: dict[str, Family] = {
     **gpt.FAMILIES,
     **bloom.FAMILIES,
     **mllama.FAMILIES,
+    **bert.FAMILIES,
+    **deberta.FAMILIES,
+    **vit.FAMILIES,
+    **clip.FAMILIES,
+    **siglip.FAMILIES,
+    **t5.FAMILIES,
+    **whisper.FAMILIES,
 }
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from vramplan.analytic import ops
 from vramplan.analytic.blocks import Context, Kind, heads_of
 from vramplan.analytic.net import Net
+from vramplan.analytic.scene import Model
 from vramplan.analytic.tape import Tensor
 from vramplan.spec import Config
 
@@ -86,6 +87,10 @@ def times(net: Net, c: Config, x: Tensor) -> Tensor:
     return ops.scale(x)
 
 
+def _not_asked(*_: object) -> Tensor:
+    raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """One architecture, described once."""
@@ -118,6 +123,27 @@ class Family:
     """Configuration values whose variant of the architecture is not described."""
     remote_code: bool = False
     """Whether the published model brings its own code, which may keep more than this description of it."""
+    model: Model | None = None
+    """All of it in one function, for what is no causal language model; `layer`, `embed` and the like are not asked."""
+
+    @classmethod
+    def of_model(
+        cls,
+        model: Model,
+        shape: Callable[[Config], Shape],
+        attention: tuple[str, ...] = ("sdpa", "flash", "eager"),
+        refuses: tuple[tuple[str, object], ...] = (),
+    ) -> Family:
+        """A model that is no causal language model."""
+        return cls(
+            _not_asked,
+            shape=shape,
+            kinds=lambda c: [],
+            rotary=lambda c: None,
+            attention=attention,
+            refuses=refuses,
+            model=model,
+        )
 
     def is_tied(self, c: Config) -> bool:
         """Whether head and embedding are one weight."""

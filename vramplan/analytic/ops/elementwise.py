@@ -106,6 +106,50 @@ def rsqrt(x: Tensor) -> Tensor:
     return pointwise(high(x), "reciprocal root", saves_output=True, scratch=2)
 
 
+def root(x: Tensor) -> Tensor:
+    """``x.pow(0.5)`` (fp32 under autocast)."""
+    return pointwise(high(x), "root", saves_input=True, scratch=2)
+
+
+def exp(x: Tensor) -> Tensor:
+    """``x.exp()`` (fp32 under autocast)."""
+    return pointwise(high(x), "exponential", saves_output=True)
+
+
+def total(x: Tensor) -> Tensor:
+    """``x.sum(-1, keepdim=True)`` (fp32 under autocast); its gradient is expanded."""
+    x = high(x)
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [Tensor(tape, grad.storage, like.shape, like.dtype, base=grad)]
+
+    node = tape.node((x,), backward)
+    tape.work(0, x.num_bytes, x.dtype)
+    return output(node, tape, (*x.shape[:-1], 1), x.dtype, "sum")
+
+
+def norm(x: Tensor) -> Tensor:
+    """``x.norm(p=2, dim=-1, keepdim=True)`` (fp32 under autocast); backward: self * (grad / norm)."""
+    x = high(x)
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [made(tape, like, "gradient through a norm")]
+
+    node = tape.node((x,), backward)
+    tape.save(node, x)
+    tape.work(0, x.num_bytes, x.dtype)
+    out = output(node, tape, (*x.shape[:-1], 1), x.dtype, "norm")
+    tape.save(node, out)
+    return out
+
+
+def log_sigmoid(x: Tensor) -> Tensor:
+    """``F.logsigmoid(x)``: keeps its input; CUDA's needs no buffer."""
+    return pointwise(x, "log-sigmoid", saves_input=True)
+
+
 def tanh(x: Tensor) -> Tensor:
     """``torch.tanh(x)``."""
     return pointwise(x, "tanh", saves_output=True)
@@ -129,6 +173,35 @@ def gelu(x: Tensor) -> Tensor:
 def relu(x: Tensor) -> Tensor:
     """``F.relu(x)``: keeps its output."""
     return pointwise(x, "relu output", saves_output=True)
+
+
+def clamp(x: Tensor) -> Tensor:
+    """``torch.clamp(x, min, max)``: keeps its input; backward asks of every element whether it lies between."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        within = [tape.empty(like.shape, "bool", "which lie between") for _ in range(2)]
+        result = made(tape, like, "gradient through a clamp")
+        del within
+        return [result]
+
+    node = tape.node((x,), backward)
+    tape.save(node, x)
+    tape.work(0, 2 * x.num_bytes, x.dtype)
+    return output(node, tape, x.shape, x.dtype, "clamped")
+
+
+def masked(x: Tensor, mask: Tensor) -> Tensor:
+    """``x.masked_fill(mask, number)``: keeps the mask."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [made(tape, like, "gradient outside the mask")]
+
+    node = tape.node((x,), backward)
+    tape.save(node, mask)
+    tape.work(0, 2 * x.num_bytes, x.dtype)
+    return output(node, tape, x.shape, x.dtype, "masked scores")
 
 
 def mean(x: Tensor) -> Tensor:

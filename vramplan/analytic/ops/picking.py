@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from vramplan.analytic.ops.base import made, output, promote
+from vramplan.analytic.ops.base import high, made, output, promote
 from vramplan.analytic.ops.elementwise import add
 from vramplan.analytic.ops.shape import copy, sliced, views
 from vramplan.analytic.tape import Grads, Tensor
@@ -26,6 +26,20 @@ def gathered(x: Tensor, shape: tuple[int, ...], what: str) -> Tensor:
         return [made(tape, like, "gradient of an index", passes=2)]
 
     return output(tape.node((x,), backward), tape, shape, x.dtype, what)
+
+
+def gather(x: Tensor, index: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``torch.gather(x, -1, index)``: keeps the index, and what it gathers from (gather_backward asks its size)."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [made(tape, like, "gradient scattered into zeros", passes=2)]
+
+    node = tape.node((x,), backward)
+    tape.save(node, x, index)
+    out = output(node, tape, shape, x.dtype, "gathered scores")
+    tape.work(0, 2 * out.num_bytes, out.dtype)
+    return out
 
 
 def put_rows(x: Tensor, rows: Tensor) -> Tensor:
@@ -120,6 +134,33 @@ def pad_rows(x: Tensor, count: int) -> Tensor:
 
     node = tape.node((x,), backward)
     out = output(node, tape, (x.shape[0], count, *x.shape[2:]), x.dtype, "padded patches")
+    tape.work(0, x.num_bytes + out.num_bytes, x.dtype)
+    return out
+
+
+def repeat(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``x.repeat(...)`` to `shape`; the gradient is summed back."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [grad if prod(shape) == prod(like.shape) else made(tape, like, "gradient summed over copies")]
+
+    node = tape.node((x,), backward)
+    out = output(node, tape, shape, x.dtype, "copies")
+    tape.work(0, 2 * out.num_bytes, out.dtype)
+    return out
+
+
+def resize(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``F.interpolate(mode="bicubic")`` (fp32 under autocast): keeps nothing."""
+    x = high(x)
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [made(tape, like, "gradient through an interpolation")]
+
+    node = tape.node((x,), backward)
+    out = output(node, tape, shape, x.dtype, "interpolated")
     tape.work(0, x.num_bytes + out.num_bytes, x.dtype)
     return out
 

@@ -8,6 +8,9 @@ from vramplan.analytic.ops.base import high, low, made, output, to
 from vramplan.analytic.tape import Grads, Like, Parameter, Tensor
 from vramplan.units import DTYPE_BYTES, ceil_div
 
+MOST_UNSORTED = 3072
+"""Ids whose gradient embedding_dense_backward sums without sorting them first."""
+
 
 def average(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """``F.avg_pool2d``: keeps its input."""
@@ -121,6 +124,54 @@ def linear_4bit(x: Tensor, weight: Parameter, bias: Tensor | None, double: bool)
     return to(out, given.dtype, "base output")
 
 
+def joint_projection(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Keys and values of (B, S, W) in one product, seen as (2, S, B, W) in a copy (_in_projection_packed).
+
+    The product is of a transposed view: ``at::matmul`` folds it into rows, a copy that is kept, where the weight needs
+    a gradient, and else multiplies sample by sample (LinearAlgebra.cpp: should_fold).
+    """
+    x, weight, bias = low(x), low(weight), low(bias)
+    tape, dtype = x.tape, x.dtype
+    inputs = (x, weight, bias)
+    likes = [one.like if one.node is not None else None for one in inputs]
+    (samples, length, width), out_features = x.shape, weight.shape[0]
+    flops, outer = 2 * samples * length * width * out_features, (length, samples, out_features)
+    moved = x.num_bytes + weight.num_bytes + prod(outer) * DTYPE_BYTES[dtype]
+
+    def backward(grad: Tensor) -> Grads:
+        ordered = made(tape, Like(outer, dtype), "gradient in order", passes=2)
+        grads: Grads = [None, None, None]
+        for index in (2, 1, 0):
+            like = likes[index]
+            if like is not None:
+                tape.work(flops if index < 2 else 0, moved, dtype)
+                grads[index] = tape.empty(like.shape, dtype, "gradient").view(*like.shape)
+        del ordered
+        return grads
+
+    folds = likes[1] is not None and samples > 1
+    node = tape.node(inputs, backward)
+    rows = copy_of(x, "patches in rows") if folds else x
+    if likes[1] is not None:
+        tape.save(node, rows)
+    if likes[0] is not None:
+        tape.save(node, weight)
+    del rows
+    product = tape.empty(outer, dtype, "keys and values")
+    tape.work(flops, moved, dtype)
+    shifted = tape.empty(outer, dtype, "keys and values")
+    del product, x
+    out = output(node, tape, (2, length, samples, out_features // 2), dtype, "keys and values apart")
+    tape.work(0, 2 * out.num_bytes, dtype)
+    del shifted
+    return out
+
+
+def copy_of(x: Tensor, what: str) -> Tensor:
+    """A copy without a gradient of its own."""
+    return x.tape.empty(x.shape, x.dtype, what)
+
+
 def patches(pixels: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[int, ...]) -> Tensor:
     """A convolution whose stride is its kernel, seen as (tiles, patches, width). Keeps input and weight."""
     pixels, weight = low(pixels), low(weight)
@@ -193,13 +244,20 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return out
 
 
-def embedding(ids: Tensor, weight: Tensor, what: str = "output") -> Tensor:
-    """``F.embedding``: keeps the ids; the weight's gradient is dense."""
-    tape, like = weight.tape, weight.like
+def embedding(ids: Tensor, weight: Tensor, what: str = "output", sorts: bool = False) -> Tensor:
+    """``F.embedding``: keeps the ids; the weight's gradient is dense.
+
+    `sorts`: with ids by the million, the workspace in which backward sorts them counts (Embedding.cu).
+    """
+    tape, like, count = weight.tape, weight.like, ids.num_elements
 
     def backward(grad: Tensor) -> Grads:
         tape.work(0, 2 * grad.num_bytes, like.dtype)
-        return [made(tape, like, "gradient", passes=1)]
+        grads: Grads = [made(tape, like, "gradient", passes=1)]
+        if sorts and count > MOST_UNSORTED:
+            workspace = tape.empty((2, count), "int64", "sorted indices", "workspace")
+            del workspace
+        return grads
 
     node = tape.node((weight,), backward)
     tape.save(node, ids)

@@ -118,7 +118,7 @@ def layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
     residual = x
     x = net.layer_norm("input_layernorm", x)
     heads, names = c.count("attention_heads", 16), ("q_proj", "k_proj", "v_proj", "o_proj")
-    x, *kept = tower_attention(net, x, look, heads, "self_attn", names, False, out_bias=False)
+    x, *kept = tower_attention(net, x, look.ctx, heads, "self_attn", names, False, out_bias=False)
     x = ops.add(residual, gate(net, "gate_attn", x) if stage.is_global else x, "residual stream")
     residual = x
     x = net.layer_norm("post_attention_layernorm", x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from vramplan.analytic import ops
-from vramplan.analytic.blocks import Softcap, activation, attend, plain_mlp
+from vramplan.analytic.blocks import Context, Softcap, activation, attend, plain_mlp
 from vramplan.analytic.net import Net
 from vramplan.analytic.tape import Resident, Tensor
 from vramplan.analytic.vision.sight import Look, Sight
@@ -29,7 +29,7 @@ def with_class(net: Net, name: str, x: Tensor, width: int, *shape: int) -> Tenso
 def tower_attention(
     net: Net,
     x: Tensor,
-    look: Look,
+    ctx: Context,
     heads: int,
     prefix: str,
     names: tuple[str, ...],
@@ -46,7 +46,7 @@ def tower_attention(
     if norms is not None:
         q, k = (net.rms_norm(f"{prefix}.{name}", one) for name, one in zip(norms, (q, k), strict=True))
     q, k, v = (one.view(tiles, patches, heads, width // heads) for one in (q, k, v))
-    out, *kept = attend(q, k, v, look.ctx, scores=Softcap(in_fp32=in_fp32))
+    out, *kept = attend(q, k, v, ctx, scores=Softcap(in_fp32=in_fp32))
     return net.linear(last, out, width, out_bias), *kept
 
 
@@ -71,12 +71,19 @@ def table_of(net: Net, name: str, count: int, width: int) -> Tensor:
 
 def patch_tokens(net: Net, name: str, pixels: Tensor, c: Config, picture: Picture, bias: bool) -> Tensor:
     """``nn.Conv2d`` whose stride is its kernel: (tiles, patches, width)."""
+    return patches(net, name, pixels, c, (picture.rows, picture.columns), bias)
+
+
+def patches(
+    net: Net, name: str, pixels: Tensor, c: Config, grid: tuple[int, int], bias: bool, patch: int | None = None
+) -> Tensor:
+    """The same for a `grid` of rows and columns; `patch` where a rest at the edges is left out."""
     net.tape.module = name
     width, (tiles, channels, height, _) = c.count("hidden_size"), pixels.shape
-    patch = height // picture.rows
+    patch = height // grid[0] if patch is None else patch
     weight = net.parameter(f"{name}.weight", width, channels, patch, patch)
     shift = net.parameter(f"{name}.bias", width) if bias else None
-    return ops.patches(pixels, weight, shift, (tiles, picture.rows * picture.columns, width))
+    return ops.patches(pixels, weight, shift, (tiles, grid[0] * grid[1], width))
 
 
 def intern_place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
@@ -96,7 +103,7 @@ def intern_layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
     out, *kept = tower_attention(
         net,
         normed,
-        look,
+        look.ctx,
         heads,
         "attention",
         ("q_proj", "k_proj", "v_proj", "projection_layer"),
@@ -150,16 +157,21 @@ def clip_place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
 
 
 def clip_layer(net: Net, c: Config, x: Tensor, look: Look, act: str = "quick_gelu") -> Tensor:
+    """One layer of a tower."""
+    return clip_block(net, c, x, look.ctx, c.text("hidden_act", act))
+
+
+def clip_block(net: Net, c: Config, x: Tensor, ctx: Context, act: str) -> Tensor:
     """Norm, attention, add; norm, feed-forward, add."""
     residual = x
     x = net.layer_norm("layer_norm1", x)
     x, *kept = tower_attention(
-        net, x, look, c.count("num_attention_heads"), "self_attn", ("q_proj", "k_proj", "v_proj", "out_proj"), True
+        net, x, ctx, c.count("num_attention_heads"), "self_attn", ("q_proj", "k_proj", "v_proj", "out_proj"), True
     )
     x = ops.add(residual, x, "residual stream")
     residual = x
     x = net.layer_norm("layer_norm2", x)
-    x = plain_mlp(net, x, "mlp.fc1", "mlp.fc2", c.count("intermediate_size"), c.text("hidden_act", act))
+    x = plain_mlp(net, x, "mlp.fc1", "mlp.fc2", c.count("intermediate_size"), act)
     return ops.add(residual, x, "residual stream")
 
 
