@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import cli
-from tests.test_frameworks import FOLDER
+from tests.test_frameworks import FOLDER, REFERENCED
 from vramplan import verdict
 from vramplan.errors import ConfigError, VramplanError
 from vramplan.frameworks import FRAMEWORKS, Cards, Setting, Source
@@ -172,7 +172,7 @@ VALUES = st.one_of(
 
 
 def _own(name: str) -> dict[str, Any]:
-    paths = [path for path in sorted((FOLDER / name).iterdir()) if path.name not in ("ds_z3.json", "zero.json")]
+    paths = [path for path in sorted((FOLDER / name).iterdir()) if path.name not in REFERENCED]
     found: dict[str, Any] = {}
     for path in paths:
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vramplan.errors import ConfigError, UnknownNameError
-from vramplan.frameworks import FRAMEWORKS, Framework, arguments, shell
+from vramplan.frameworks import FRAMEWORKS, Framework, accelerate, arguments, shell
 from vramplan.frameworks.files import read_mapping, read_text
 from vramplan.frameworks.source import Setting, Source
 
@@ -90,7 +90,9 @@ def _from_command(
     command: shell.Command, where: str, asked: str | None, environment: Mapping[str, str]
 ) -> Found | None:
     """The command's framework and settings; None where it trains nothing."""
-    words, launcher = _unlaunched(command.words)
+    words, told = _unlaunched(command.words)
+    folder = Path(where.rpartition(":")[0] or ".").parent
+    launcher, launched = accelerate.launched(told, folder) if "accelerate" in command.words[:1] else (told, {})
     if tuple(words[:2]) in OTHERS:
         raise ConfigError(f"{where}: {' '.join(words[:2])}: {OTHERS[tuple(words[:2])]} is not read yet")
     name, rest = _claimed(words)
@@ -109,9 +111,10 @@ def _from_command(
     if file is None and "config" in given and not isinstance(given["config"].value, bool):
         file = Path(str(settings.pop("config").value))
     if file is not None:
-        beside = Path(where.rpartition(":")[0] or ".").parent / file
+        beside = folder / file
         settings = read_mapping(file if file.is_file() or not beside.is_file() else beside) | settings
     seen = {name: value for name, value in environment.items() if name in VARIABLES} | command.environment
+    seen |= {name: str(one.value) for name, one in launched.items()}
     variables = {name: Setting(value, f"{where}: {name}") for name, value in seen.items()}
     exported = _variables(settings, variables)
     lost = {name: Setting(value, f"{where}: {name}") for name, value in command.unexported.items()}

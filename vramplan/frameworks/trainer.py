@@ -92,6 +92,9 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
         stored = "bf16" if at_least(known, "5.0") else "fp32"
         keys.note("default", "dtype", f"not set: transformers {known} loads {stored} weights")
     half = "bf16" if keys.flag("bf16", default=False) else "fp16" if keys.flag("fp16", default=False) else "none"
+    launched = keys.variable("ACCELERATE_MIXED_PRECISION")
+    if half == "none" and launched in ("bf16", "fp16"):
+        half = launched
     peft = keys.flag("use_peft", "use_lora", default=False)
     job |= {"method": "lora" if peft else "full", "dtype": stored, "autocast": half}
     if peft:

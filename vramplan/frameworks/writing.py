@@ -139,21 +139,25 @@ def axolotl(model: str, job: Job) -> Written:
     return Written(pairs, _allocator(job), launcher, is_file=True)
 
 
-def trl(model: str, job: Job) -> Written:
-    """TRL's YAML."""
-    pairs = {
+def _trainer(model: str, job: Job) -> Pairs:
+    """What TRL and plain scripts call alike."""
+    return {
         "model_name_or_path": model,
         "dtype": FULL_NAMES[job.dtype],
-        **({"use_peft": True} if job.method != "full" else {}),
         **_common(job),
         "max_length": job.sequence_length,
-        **_adapters(job, "lora_r", "lora_target_modules", "all-linear"),
         "gradient_checkpointing": job.checkpointing == "full",
         "attn_implementation": FLASH[job.attention],
         "bf16": job.autocast == "bf16",
         "fp16": job.autocast == "fp16",
-        "num_processes": job.num_gpus,
     }
+
+
+def trl(model: str, job: Job) -> Written:
+    """TRL's YAML."""
+    pairs = _trainer(model, job) | {"num_processes": job.num_gpus}
+    if job.method != "full":
+        pairs |= {"use_peft": True, **_adapters(job, "lora_r", "lora_target_modules", "all-linear")}
     if job.quantize == "nf4":
         pairs |= {"load_in_4bit": True, "use_bnb_nested_quant": job.double_quant}
     if job.batches == "packed":
@@ -163,16 +167,7 @@ def trl(model: str, job: Job) -> Written:
 
 def transformers(model: str, job: Job) -> Written:
     """Flags for a script around transformers' Trainer."""
-    pairs = {
-        "model_name_or_path": model,
-        "dtype": FULL_NAMES[job.dtype],
-        **_common(job),
-        "max_length": job.sequence_length,
-        "gradient_checkpointing": job.checkpointing == "full",
-        "attn_implementation": FLASH[job.attention],
-        "bf16": job.autocast == "bf16",
-        "fp16": job.autocast == "fp16",
-    }
+    pairs = _trainer(model, job)
     if job.method != "full":
         pairs |= {"use_peft": True, "lora_r": job.lora_rank, "lora_dropout": job.lora_dropout}
     if job.loss == "liger":

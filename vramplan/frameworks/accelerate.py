@@ -1,0 +1,74 @@
+"""accelerate's launcher: its flags and its YAML (``accelerate launch --config_file``, 1.15: commands/launch.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.frameworks.files import read_mapping
+from vramplan.frameworks.source import FALSE, TRUE, UNSET, Setting
+
+ONE_PROCESS = ("NO",)
+SEVERAL = ("NO", "MULTI_GPU", "DEEPSPEED")
+"""Kinds of distribution that are read; the others are refused by name."""
+
+
+def launched(told: Mapping[str, Setting], folder: Path) -> tuple[dict[str, Setting], dict[str, Setting]]:
+    """(settings, environment) that the launcher gives the script.
+
+    Raises:
+        ConfigError: for a file that is not there.
+        UnsupportedError: for FSDP and whatever else is not modelled.
+    """
+    found = dict(told)
+    file = found.pop("config_file", None)
+    if file is not None:
+        given = Path(str(file.value))
+        path = given if given.is_file() or not (folder / given).is_file() else folder / given
+        if not path.is_file():
+            raise ConfigError(f"{file.place}: no file {file.value}")
+        found = read_mapping(path) | {name: one for name, one in found.items() if one.value != "all"}
+    kind = found.get("distributed_type", Setting("MULTI_GPU", "accelerate"))
+    named = "FSDP" if _is_on(found.get("use_fsdp")) else str(kind.value).upper()
+    if named not in SEVERAL:
+        raise UnsupportedError(f"{kind.place}: distributed_type: {named} is not modelled yet")
+    settings: dict[str, Setting] = {}
+    if named in ONE_PROCESS and "num_processes" not in told:
+        settings["num_processes"] = Setting(1, kind.place)
+    elif "num_processes" in found:
+        settings["num_processes"] = found["num_processes"]
+    if "num_machines" in found and file is None:
+        settings["nnodes"] = found["num_machines"]
+    deepspeed = _deepspeed(found, named == "DEEPSPEED" or _is_on(found.get("use_deepspeed")))
+    if deepspeed is not None:
+        settings["deepspeed"] = deepspeed
+    half = found.get("mixed_precision")
+    environment = {} if half is None else {"ACCELERATE_MIXED_PRECISION": half}
+    return settings, environment
+
+
+def _is_on(found: Setting | None) -> bool:
+    return (
+        found is not None
+        and str(found.value).lower() not in FALSE
+        and (found.value is True or str(found.value).lower() in (*TRUE, ""))
+    )
+
+
+def _deepspeed(found: Mapping[str, Setting], wanted: bool) -> Setting | None:
+    """DeepSpeed's own configuration, in its words; without a stage accelerate takes the second."""
+    if not wanted:
+        return None
+    part = found.get("deepspeed_config", Setting({}, "accelerate"))
+    inner: dict[str, Any] = part.value if isinstance(part.value, dict) else {}
+    file = inner.get("deepspeed_config_file")
+    if file not in UNSET:
+        return Setting(file, part.place)
+    stage = found.get("zero_stage", Setting(inner.get("zero_stage", 2), part.place))
+    zero: dict[str, Any] = {"stage": stage.value}
+    for name in ("offload_optimizer", "offload_param"):
+        device = inner.get(f"{name}_device", "none")
+        zero[name] = {"device": device}
+    return Setting({"zero_optimization": zero}, stage.place)
