@@ -220,7 +220,8 @@ def test_a_sequence_beyond_the_positions_is_a_note() -> None:
 
 FLAGS = {
     "suggest": "--gpu --global-batch --for --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype"
-    " --dtype --autocast --quantize --optimizer --seq-len --batches --checkpointing --attention --loss --loop"
+    " --dtype --autocast --quantize --optimizer --seq-len --target-len"
+    " --batches --checkpointing --attention --loss --loop"
     " --strategy --images --image-size --min-pixels --max-pixels --max-tiles --vision --projector --solve"
     " --offload --job --samples --epochs --base-lr --base-batch"
     " --probe --device --max-runs --timeout --record --confidence --trust-remote-code --json --help",
@@ -228,14 +229,17 @@ FLAGS = {
     " --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"
     " --images --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
-    " --seq-len --batches --checkpointing --attention --loss --loop --strategy --offload --job --json --help",
+    " --seq-len --target-len"
+    " --batches --checkpointing --attention --loss --loop --strategy --offload --job --json --help",
     "images": "--gpu --sizes --plot --confidence --num-gpus --method --lora-rank --lora-targets --lora-dropout"
-    " --lora-dtype --dtype --autocast --quantize --optimizer --seq-len --batches --checkpointing --attention --loss"
+    " --lora-dtype --dtype --autocast --quantize --optimizer --seq-len --target-len"
+    " --batches --checkpointing --attention --loss"
     " --images --image-size --min-pixels --max-pixels --max-tiles --vision --projector --loop --strategy --offload"
     " --job --json --help",
     "probe": "--as-card --micro-batch --accumulation --steps --find-max --max-runs --device --timeout --record"
     " --history --trust-remote-code --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype"
-    " --dtype --autocast --quantize --optimizer --seq-len --batches --checkpointing --attention --loss --loop"
+    " --dtype --autocast --quantize --optimizer --seq-len --target-len"
+    " --batches --checkpointing --attention --loss --loop"
     " --images --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --strategy --offload --job --json --help",
     "measure": "--out --minutes --only --list --device --as-card --help",
