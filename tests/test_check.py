@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers import cli
+from tests.helpers import ROOT, cli
 from tests.test_frameworks import FOLDER, REFERENCED
 from vramplan import verdict
 from vramplan.errors import ConfigError, VramplanError
 from vramplan.frameworks import FRAMEWORKS, Cards, Setting, Source
-from vramplan.frameworks.files import read_mapping
+from vramplan.frameworks.files import load_yaml, read_mapping
 from vramplan.frameworks.find import Found, from_path, from_words
 from vramplan.frameworks.shell import commands
 
@@ -206,3 +210,23 @@ def test_any_subset_in_any_order_reads(name: str, data: st.DataObject) -> None:
 def test_words_of_another_kind() -> None:
     with pytest.raises(ConfigError, match="no training command"):
         from_words(["make", "train"], None, {})
+
+
+def test_the_action_and_the_hook_run_the_command(tmp_path: Path) -> None:
+    """The action's own shell line, its inputs put in; and the hook's entry with two files behind it."""
+    action = load_yaml((ROOT / ".github/actions/check/action.yml").read_text(), "action.yml")
+    last = action["runs"]["steps"][-1]
+    given = {"config": str(FOLDER / "ms-swift/lora.sh"), "gpu": "rtx4090d", "num-gpus": "1", "arguments": "--json"}
+    variables = {name: given[re.fullmatch(r"\$\{\{ inputs\.(.+) \}\}", text)[1]] for name, text in last["env"].items()}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-ec", last["run"]], env={**os.environ, **variables, "PATH": path}, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["fits"]
+    (hook,) = load_yaml((ROOT / ".pre-commit-hooks.yaml").read_text(), "hooks")
+    files = [str(FOLDER / name) for name in ("ms-swift/lora.sh", "llamafactory/lora.yaml")]
+    both = cli(*hook["entry"].split()[1:], "--gpu", "rtx4090d", *files)
+    assert both.returncode == 0, both.stderr
+    assert both.stdout.count("FITS") == 2
+    assert cli("check", "--gpu", "rtx3060", *files).returncode == 1

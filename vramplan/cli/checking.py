@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vramplan.cli.flags import AsJson, Confidence, progress, sure
 from vramplan.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vramplan.verdict import Verdict
 
 
 def check(
@@ -39,34 +42,40 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Say before launch whether a configuration fits, why not, and what to change."""
-    from vramplan import verdict
-
-    given = target[0] if len(target) == 1 and (Path(target[0]).exists() or " " not in target[0]) else target
-    with progress() as tell:
-        found = verdict.check(
-            given,
+    several = len(target) > 1 and all(Path(one).is_file() for one in target)
+    codes = []
+    for one in target if several or len(target) == 1 else [target]:
+        found = _judged(
+            one,
             gpu,
             num_gpus=num_gpus,
             model=model,
             framework=framework,
             framework_version=framework_version,
             min_headroom=_share(min_headroom),
-            progress=tell,
             sequence_length=seq_len,
             images=images,
             image_size=image_size,
             **sure(confidence),
         )
-    if as_json:
-        from vramplan.render import json as as_text
+        if as_json:
+            from vramplan.render import json as as_text
 
-        print(as_text.dumps(as_text.verdict(found)))
-    else:
-        from vramplan.render import check as shown
-        from vramplan.render import text
+            print(as_text.dumps(as_text.verdict(found)))
+        else:
+            from vramplan.render import check as shown
+            from vramplan.render import text
 
-        text.print_all(shown.verdict(found))
-    raise typer.Exit(0 if found.fits else 1)
+            text.print_all(*([str(one)] if several else []), shown.verdict(found))
+        codes.append(0 if found.fits else 1)
+    raise typer.Exit(max(codes))
+
+
+def _judged(target: str | list[str], gpu: str, **given: Any) -> Verdict:
+    from vramplan import verdict
+
+    with progress() as tell:
+        return verdict.check(target, gpu, progress=tell, **given)
 
 
 def _share(given: str | None) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError
-from vramplan.frameworks.files import read_mapping
+from vramplan.frameworks.files import beside, read_mapping
 from vramplan.frameworks.source import FALSE, TRUE, UNSET, Setting
 
 ONE_PROCESS = ("NO",)
@@ -25,9 +25,8 @@ def launched(told: Mapping[str, Setting], folder: Path) -> tuple[dict[str, Setti
     found = dict(told)
     file = found.pop("config_file", None)
     if file is not None:
-        given = Path(str(file.value))
-        path = given if given.is_file() or not (folder / given).is_file() else folder / given
-        if not path.is_file():
+        path = beside(file.value, folder)
+        if path is None:
             raise ConfigError(f"{file.place}: no file {file.value}")
         found = read_mapping(path) | {name: one for name, one in found.items() if one.value != "all"}
     kind = found.get("distributed_type", Setting("MULTI_GPU", "accelerate"))

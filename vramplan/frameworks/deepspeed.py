@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError
-from vramplan.frameworks.files import from_json, from_yaml, read_text
+from vramplan.frameworks.files import beside, from_json, from_yaml, read_text
 from vramplan.frameworks.source import UNSET, Keys, Setting, Source
 
 PRESET = re.compile(r"(?:default-)?zero-?([0123])(?:[-_]offload)?")
@@ -63,10 +63,9 @@ def _load(found: Setting, keys: Keys) -> dict[str, Setting] | str:
         return preset[1] + ("offload" if "offload" in word else "")
     if word.startswith("{"):
         return from_json(word, found.place)
-    beside = Path(keys.source.where).parent / word
-    path = Path(word) if Path(word).is_file() or not beside.is_file() else beside
-    if not path.is_file():
-        raise ConfigError(f"{found.place}: deepspeed: no file {word}")
+    path = beside(word, Path(keys.source.where).parent)
+    if path is None:
+        raise ConfigError(f"{found.place}: deepspeed: no file {word.splitlines()[0][:80] if word else ''}")
     text = read_text(path)
     try:
         return from_json(text, str(path))

@@ -17,6 +17,17 @@ MOST_VALUES = 100_000
 """In one file, aliases written out: more is a bomb, not a configuration."""
 
 
+def beside(name: object, folder: Path) -> Path | None:
+    """A file that a configuration names, from here or from its own folder; None where there is none."""
+    for path in (Path(str(name)), folder / str(name)):
+        try:
+            if path.is_file():
+                return path
+        except (OSError, ValueError):  # too long for a name, or with a zero byte
+            continue
+    return None
+
+
 def read_text(path: Path) -> str:
     """A file's text.
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from vramplan.errors import ConfigError, UnknownNameError
 from vramplan.frameworks import FRAMEWORKS, Framework, accelerate, arguments, shell
-from vramplan.frameworks.files import read_mapping, read_text
+from vramplan.frameworks.files import beside, read_mapping, read_text
 from vramplan.frameworks.source import Setting, Source
 
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".txt")
@@ -111,8 +111,7 @@ def _from_command(
     if file is None and "config" in given and not isinstance(given["config"].value, bool):
         file = Path(str(settings.pop("config").value))
     if file is not None:
-        beside = folder / file
-        settings = read_mapping(file if file.is_file() or not beside.is_file() else beside) | settings
+        settings = read_mapping(beside(file, folder) or file) | settings
     seen = {name: value for name, value in environment.items() if name in VARIABLES} | command.environment
     seen |= {name: str(one.value) for name, one in launched.items()}
     variables = {name: Setting(value, f"{where}: {name}") for name, value in seen.items()}
