@@ -65,7 +65,7 @@ def _load(found: Setting, keys: Keys) -> dict[str, Setting] | str:
         return from_json(word, found.place)
     path = beside(word, Path(keys.source.where).parent)
     if path is None:
-        raise ConfigError(f"{found.place}: deepspeed: no file {word.splitlines()[0][:80] if word else ''}")
+        raise ConfigError(f"{found.place}: deepspeed: no file {' '.join(word.split())[:80]}")
     text = read_text(path)
     try:
         return from_json(text, str(path))

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from vramplan.frameworks.reading import Cards, Reading, allocator, at_least, settle, tell_sharing, visible_cards
+from vramplan.frameworks.reading import (
+    Cards,
+    Reading,
+    allocator,
+    at_least,
+    settle,
+    started,
+    tell_sharing,
+    visible_cards,
+)
 from vramplan.frameworks.source import Keys
 from vramplan.frameworks.trainer import NAMES, arguments, attention, evaluation, ranks
 
@@ -107,10 +114,9 @@ def _parts(keys: Keys, method: str) -> dict[str, str]:
 
 def _ranks(keys: Keys, cards: Cards) -> int:
     """All visible cards, one process each (launcher.py); NPROC_PER_NODE takes fewer."""
-    said: Any = keys.variable("NPROC_PER_NODE")
-    nodes: Any = keys.variable("NNODES") or "1"
-    if said is not None and str(said).isdigit():
-        return int(said) * int(nodes)
+    several = started(keys, cards)
+    if several is not None:
+        return several
     if "num_processes" in keys.source.settings or "nproc_per_node" in keys.source.settings:
         return ranks(keys, cards)
-    return visible_cards(keys, cards) * int(nodes)
+    return visible_cards(keys, cards)

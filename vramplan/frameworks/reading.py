@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from vramplan.errors import ConfigError
 from vramplan.frameworks.source import Keys, Note
 
 Words = str | Mapping[Any, str]
@@ -88,6 +89,24 @@ def visible_cards(keys: Keys, cards: Cards) -> int:
     if said is None or "all" in said:
         return cards.visible
     return max(1, len([one for one in said.split(",") if one.strip()]))
+
+
+def started(keys: Keys, cards: Cards) -> int | None:
+    """Processes that NPROC_PER_NODE and NNODES start; None where the first is not set.
+
+    Raises:
+        ConfigError: for something else than numbers.
+    """
+    said = keys.variable("NPROC_PER_NODE")
+    nodes = keys.variable("NNODES") or "1"
+    if said is None:
+        return None
+    if said in ("gpu", "auto"):
+        said = str(visible_cards(keys, cards))
+    for name, value in (("NPROC_PER_NODE", said), ("NNODES", nodes)):
+        if not value.isdigit() or int(value) < 1:
+            raise ConfigError(f"{name}={value}: expected a whole number of at least 1")
+    return int(said) * int(nodes)
 
 
 def tell_sharing(keys: Keys, reading: Reading) -> None:

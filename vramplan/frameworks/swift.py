@@ -5,7 +5,16 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
-from vramplan.frameworks.reading import Cards, Reading, allocator, at_least, settle, tell_sharing, visible_cards
+from vramplan.frameworks.reading import (
+    Cards,
+    Reading,
+    allocator,
+    at_least,
+    settle,
+    started,
+    tell_sharing,
+    visible_cards,
+)
 from vramplan.frameworks.source import Keys
 from vramplan.frameworks.trainer import BATCH, NAMES, arguments, attention, dtype_of, evaluation
 
@@ -173,10 +182,9 @@ def _ranks(keys: Keys, cards: Cards) -> int:
     Raises:
         UnsupportedError: for that.
     """
-    said = keys.variable("NPROC_PER_NODE")
-    if said is not None and said.isdigit():
-        nodes = keys.variable("NNODES") or "1"
-        return int(said) * (int(nodes) if nodes.isdigit() else 1)
+    several = started(keys, cards)
+    if several is not None:
+        return several
     seen = visible_cards(keys, cards)
     if seen > 1:
         keys.note(

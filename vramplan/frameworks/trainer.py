@@ -142,8 +142,9 @@ def ranks(keys: Keys, cards: Cards) -> int:
                 f" modelled; use torchrun --nproc_per_node {several}, or CUDA_VISIBLE_DEVICES=0"
             )
         return 1
-    word = str(said.value)
-    return visible_cards(keys, cards) if not word.isdigit() else int(word) * keys.count("nnodes", default=1)
+    if str(said.value) in ("all", "gpu", "auto", "-1"):
+        return visible_cards(keys, cards)
+    return keys.count("nproc_per_node", "num_processes", default=1) * keys.count("nnodes", default=1)
 
 
 LAYERS = ("model.layers.0.", "model.language_model.layers.0.", "language_model.model.layers.0.", "layers.0.")

@@ -73,7 +73,7 @@ def _processes(keys: Keys, cards: Cards) -> int:
     """``trl sft`` starts accelerate, which takes all cards that it sees."""
     said = keys.source.settings.get("num_processes")
     keys.asked.add("num_processes")
-    return int(said.value) if said is not None and str(said.value).isdigit() else visible_cards(keys, cards)
+    return visible_cards(keys, cards) if said is None else ranks(keys, cards)
 
 
 def _dtypes(keys: Keys, version: str) -> dict[str, str]:
