@@ -19,6 +19,7 @@ from tests.test_frameworks import FOLDER, REFERENCED
 from vramplan import verdict
 from vramplan.errors import ConfigError, VramplanError
 from vramplan.frameworks import FRAMEWORKS, Cards, Setting, Source
+from vramplan.frameworks.arguments import split
 from vramplan.frameworks.files import load_yaml, read_mapping
 from vramplan.frameworks.find import Found, from_path, from_words
 from vramplan.frameworks.shell import commands
@@ -167,6 +168,19 @@ def test_scripts() -> None:
     assert train.unexported == {"N": "4", "M": "4"}
     assert alone.words == ["--alone"], "a comment inside a continued command ends it"
     assert cat.words == ["cat"]
+
+
+def test_words_of_variables() -> None:
+    """Split where a shell splits them; arrays; what only the call would know is named."""
+    text = (
+        'OPTS="--bf16 --block_size 512"; A=(--x 4\n  "two words")  # an array\n'
+        'python -u run.py $OPTS ${A[@]} "$@"\nsrun -N 1 torchrun --nproc_per_node 2 t.py --s 5 $EXTRA\n'
+    )
+    first, second = commands(text, "a.sh", {})
+    assert first.words == ["python", "-u", "run.py", "--bf16", "--block_size", "512", "--x", "4", "two words"]
+    assert second.words[-1].endswith("$EXTRA")
+    with pytest.raises(ConfigError, match=r"\$EXTRA: is not known without running the script"):
+        split(second.words)
 
 
 VALUES = st.one_of(

@@ -13,11 +13,12 @@ from vramplan import api
 from vramplan.card import Card
 from vramplan.catalog import find_model
 from vramplan.defaults import image_size
-from vramplan.errors import ConfigError, UnknownNameError, VramplanError, nearest_names
+from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, VramplanError, nearest_names
+from vramplan.feeds import FEEDS
 from vramplan.frameworks import FRAMEWORKS, Cards, Keys, Note, Reading, Setting, Source, writing
 from vramplan.frameworks.find import VARIABLES, Found, from_path, from_words
 from vramplan.frameworks.known import known_keys
-from vramplan.images import EYES
+from vramplan.images import EYES, Limits, Size, count
 from vramplan.job import Job
 from vramplan.learned import CONFIDENCE, with_margin
 from vramplan.plan import Search
@@ -25,6 +26,8 @@ from vramplan.progress import Progress, silent
 from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
 
+ASSUMED = (1024, 672, 448, 336, 224)
+"""Sides of the image that is assumed where nothing is said: the first that leaves room for text."""
 TILED = ("internvl",)
 """Models whose processor cuts an image into at most so many tiles."""
 LIKENESS = 0.75
@@ -224,13 +227,37 @@ def _sizes(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str, 
     if cap is not None and not reading.caps_resize and not spec.model_type.startswith("qwen"):
         reading.notes.insert(0, Note("warning", "MAX_PIXELS", f"is not read for {spec.model_type}: no cap is applied"))
         cap = None
+    reads = cap is not None and not reading.caps_resize  # the processor itself keeps to it
+    if reads:
+        found["max_pixels"] = cap
     if job.get("image_size") is not None:
         size = image_size(job["image_size"])
-        return found | {"image_size": _shrunk(size, cap)}
-    side = isqrt(cap) if cap is not None else 1024
-    why = "the most that the cap allows" if cap is not None else "give --image-size"
-    reading.notes.append(Note("default", "image size", f"not known: {side} x {side}, {why}"))
+        return found | {"image_size": size if reads else _shrunk(size, cap)}
+    if cap is not None:
+        side = isqrt(cap)
+        size = _fullest(cap, 32 if spec.model_type.startswith("qwen3") else 28) if reads else (side, side)
+        reading.notes.append(
+            Note("default", "image size", f"not known: {size[0]} x {size[1]}, the most the cap allows")
+        )
+        return found | {"image_size": size}
+    side = next((side for side in ASSUMED if _has_room(spec, side, job)), ASSUMED[-1])
+    reading.notes.append(Note("warning", "image size", f"not known: {side} x {side} assumed; give --image-size"))
     return found | {"image_size": (side, side)}
+
+
+def _fullest(cap: int, patch: int) -> tuple[int, int]:
+    """The image of at most `cap` pixels with the most tokens of `patch` pixels a side, no flatter than 1 to 4."""
+    most = cap // (patch * patch)
+    rows = max(range(max(1, isqrt(most) // 2), isqrt(most) + 1), key=lambda rows: (rows * (most // rows), rows))
+    return most // rows * patch, rows * patch
+
+
+def _has_room(spec: ModelSpec, side: int, job: dict[str, Any]) -> bool:
+    try:
+        one = count(spec, Size(side, side), Limits())
+    except ConfigError:
+        return False
+    return bool((job.get("images") or 1) * one.all_tokens < job["sequence_length"])
 
 
 def _shrunk(size: tuple[int, int], cap: int | None) -> tuple[int, int]:
@@ -262,6 +289,10 @@ def pasted(framework: str, model: str, job: Job) -> tuple[str, list[str]]:
         UnsupportedError: for a framework that nothing is written for.
     """
     spec = api.load_model(model)
+    if spec.model_type in FEEDS:
+        raise UnsupportedError(
+            f"--for {framework}: it is written for causal language models, not for {spec.model_type}"
+        )
     written = writing.write(framework, spec.name, job)
     package = writing.PACKAGES.get(framework, framework)
     settings = {key: Setting(value, f"--{key}") for key, value in written.pairs.items()}

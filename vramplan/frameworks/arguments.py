@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from vramplan.errors import ConfigError
+from vramplan.frameworks.shell import UNKNOWN
 from vramplan.frameworks.source import Setting
 
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*(=.*)?", re.DOTALL)
@@ -19,6 +20,11 @@ def split(words: Sequence[str]) -> tuple[list[str], dict[str, Setting]]:
     """
     loose: list[str] = []
     settings: dict[str, Setting] = {}
+    for before, word in zip(["", *words], words, strict=False):
+        if word.startswith(UNKNOWN) and not _is_flag(before):  # may be anything, flags too
+            raise ConfigError(
+                f"{word.replace(UNKNOWN, '')}: is not known without running the script; set it in the call"
+            )
     index = 0
     while index < len(words):
         word = words[index]

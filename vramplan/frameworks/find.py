@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,9 @@ LAUNCHER_FLAGS = {
     "include", "hostfile", "max_restarts", "m", "module", "standalone", "dynamo_backend",
 }  # fmt: skip
 """What torchrun, accelerate launch and deepspeed take before the script."""
-VALUELESS = {"standalone", "multi_gpu", "use_deepspeed", "use_fsdp", "m", "module"}
+WRAPPERS = ("srun", "uv", "uvx", "poetry", "sudo", "docker", "conda", "mpirun", "pipenv", "hatch", "xvfb-run")
+PYTHON = re.compile(r"python[\d.]*")
+VALUELESS = {"u", "B", "O", "E", "s", "I", "standalone", "multi_gpu", "use_deepspeed", "use_fsdp", "m", "module"}
 OTHERS: dict[tuple[str, ...], str] = {
     ("swift", "rlhf"): "preference and reinforcement training",
     ("megatron", "sft"): "Megatron-SWIFT",
@@ -90,9 +93,10 @@ def _from_command(
     command: shell.Command, where: str, asked: str | None, environment: Mapping[str, str]
 ) -> Found | None:
     """The command's framework and settings; None where it trains nothing."""
-    words, told = _unlaunched(command.words)
+    given_words = _unwrapped(command.words)
+    words, told = _unlaunched(given_words)
     folder = Path(where.rpartition(":")[0] or ".").parent
-    launcher, launched = accelerate.launched(told, folder) if "accelerate" in command.words[:1] else (told, {})
+    launcher, launched = accelerate.launched(told, folder) if "accelerate" in given_words[:1] else (told, {})
     if tuple(words[:2]) in OTHERS:
         raise ConfigError(f"{where}: {' '.join(words[:2])}: {OTHERS[tuple(words[:2])]} is not read yet")
     name, rest = _claimed(words)
@@ -144,10 +148,21 @@ def _variables(settings: dict[str, Setting], environment: Mapping[str, object]) 
     return made
 
 
+def _unwrapped(words: list[str]) -> list[str]:
+    """The command that srun, uv run and the like start, with all that stands before it left out."""
+    if not words or Path(words[0]).name not in WRAPPERS:
+        return words
+    starts = {command[0] for framework in FRAMEWORKS.values() for command in framework.commands} | set(LAUNCHERS)
+    first = next(
+        (n for n, word in enumerate(words) if Path(word).name in starts or PYTHON.fullmatch(Path(word).name)), 0
+    )
+    return words[first:]
+
+
 def _unlaunched(words: list[str]) -> tuple[list[str], dict[str, Setting]]:
     """(the program and its own words, what its launcher was told)."""
     words, told = list(words), dict[str, Setting]()
-    while words and Path(words[0]).name in LAUNCHERS:
+    while words and (Path(words[0]).name in LAUNCHERS or PYTHON.fullmatch(Path(words[0]).name)):
         launcher = Path(words.pop(0)).name
         if words[:1] == ["launch"]:
             words.pop(0)
@@ -159,6 +174,8 @@ def _unlaunched(words: list[str]) -> tuple[list[str], dict[str, Setting]]:
             name, mark, value = words.pop(0).lstrip("-").replace("-", "_").partition("=")
             if name in ("m", "module"):
                 break
+            if len(name) == 1:  # python's own
+                continue
             if not mark and name not in VALUELESS and words:
                 value = words.pop(0)
             told[{"num_gpus": "nproc_per_node", "num_nodes": "nnodes"}.get(name, name)] = Setting(value, f"--{name}")

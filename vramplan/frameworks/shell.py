@@ -17,9 +17,12 @@ PREFIXES = {
     "command", "numactl", "stdbuf", "nice",
 }  # fmt: skip
 """Words that may stand before a command."""
+ITEM = "\ue001"
+"""Stands between the items of an array."""
+_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*|\d|[@*#?$!-]")
-_PARAMETER = re.compile(r"([A-Za-z_]\w*|\d|[@*#])(?:(:?[-=?+])(.*))?", re.DOTALL)
+_PARAMETER = re.compile(r"([A-Za-z_]\w*|\d|[@*#])(?:\[[@*]\])?(?:(:?[-=?+])(.*))?", re.DOTALL)
 _SUM = re.compile(r"[\d\s()+*/%-]+")
 
 
@@ -120,11 +123,33 @@ class _Reader:
             if here in "<>":
                 self._redirection()
                 continue
-            word = self._word()
+            if _ARRAY.fullmatch(self.text[self.at : self.at + 80].partition("(")[0] + "("):
+                words.append(self._array())
+                continue
+            several = self._words()
+            word = several[0] if len(several) == 1 else ""
             if word.isdigit() and self.text[self.at : self.at + 1] in ("<", ">") and self.text[self.at - 1].isdigit():
                 continue  # 2> file
-            words.append(word)
+            words += several
         return line, words
+
+    def _array(self) -> str:
+        """``NAME=(one two)`` as an assignment of its items."""
+        end = self.text.index("(", self.at)
+        name, self.at = self.text[self.at : end], end + 1
+        items: list[str] = []
+        while not self.ended and self.text[self.at] != ")":
+            if self.text[self.at] in " \t\n":
+                self.at += 1
+            elif self.text.startswith("\\\n", self.at):
+                self.at += 2
+            elif self.text[self.at] == "#":
+                self._skip_line()
+            else:
+                items += self._words() if self.text[self.at] not in ";&|(<>" else [self.text[self.at]]
+                self.at += self.text[self.at : self.at + 1] in tuple(";&|(<>")
+        self.at += 1
+        return name + ITEM.join(items)
 
     def _skip_blanks(self) -> None:
         while not self.ended:
@@ -153,26 +178,51 @@ class _Reader:
             self.at = end.end() if end else len(self.text)
 
     def _word(self) -> str:
+        """One word, whatever is in it."""
+        return " ".join(self._words())
+
+    def _words(self) -> list[str]:
+        """The next word; several where a variable without quotes, or an array, holds several."""
         made: list[str] = []
+        done: list[str] = []
+        seen = False
+
+        def expand(value: str, quoted: bool) -> None:
+            assigns = _ASSIGNMENT.fullmatch("".join(made)) is not None
+            pieces = [value] if assigns else value.split(ITEM) if quoted or ITEM in value else value.split()
+            if not quoted and not assigns and value[:1].isspace() and made:
+                done.append("".join(made))
+                made.clear()
+            for number, piece in enumerate(pieces):
+                if number:
+                    done.append("".join(made))
+                    made.clear()
+                made.append(piece)
+
         while not self.ended:
             here = self.text[self.at]
             if here in " \t\n;&|()<>":
                 break
             self.at += 1
+            if self.text.startswith('"$@"', self.at - 1):  # what the script is called with: nothing, here
+                self.at += 3
+                continue
+            seen = seen or here not in "$`"
             if here == "'":
                 made.append(self._until("'"))
             elif here == '"':
-                made.append(self._double_quoted())
+                expand(self._double_quoted(), quoted=True)
             elif here == "\\":
                 if self.text[self.at : self.at + 1] != "\n":
                     made.append(self.text[self.at : self.at + 1])
                 self.at += 1
             elif here in "$`":
                 self.at -= 1
-                made.append(self._expansion())
+                expand(self._expansion(), quoted=False)
             else:
                 made.append(here)
-        return "".join(made)
+        last = "".join(made)
+        return [*done, last] if last or seen or done else []
 
     def _until(self, mark: str) -> str:
         end = self.text.find(mark, self.at)
@@ -234,6 +284,8 @@ class _Reader:
         return self._value(name)
 
     def _value(self, name: str) -> str:
+        if name in ("@", "*"):  # what the script itself is called with: nothing, here
+            return ""
         value = self.lookup(name)
         return f"{UNKNOWN}${name}" if value is None else value
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
+from vramplan.errors import ConfigError
 from vramplan.frameworks.reading import (
     Cards,
     Reading,
@@ -185,6 +186,9 @@ def _ranks(keys: Keys, cards: Cards) -> int:
     several = started(keys, cards)
     if several is not None:
         return several
+    if "NPROC_PER_NODE" in keys.source.lost:
+        place = keys.source.lost["NPROC_PER_NODE"].place
+        raise ConfigError(f"{place} is set but not exported: ms-swift does not see it; write export NPROC_PER_NODE=...")
     seen = visible_cards(keys, cards)
     if seen > 1:
         keys.note(

@@ -9,7 +9,7 @@ from vramplan.errors import UnsupportedError
 from vramplan.frameworks import deepspeed
 from vramplan.frameworks.known import refuse_unmodelled
 from vramplan.frameworks.reading import Cards, Reading, Words, allocator, at_least, settle, tell_sharing, visible_cards
-from vramplan.frameworks.source import Keys
+from vramplan.frameworks.source import TRUE, Keys
 
 PACKAGE, NEWEST = "transformers", "5.23.0"
 DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16", "float32": "fp32"}
@@ -33,6 +33,8 @@ def arguments(
 ) -> dict[str, Any]:
     """The fields of a job that all of the family say alike; dtypes, checkpointing, length are each one's own."""
     refuse_unmodelled(keys)
+    if all(keys.text(name, default="false") in TRUE for name in ("bf16", "fp16")):
+        raise keys.wrong(("fp16",), "false beside bf16: transformers takes one of both")
     job: dict[str, Any] = {
         "loop": "trainer",
         "micro_batch_size": keys.count(*size, default=micro_batch_size),
@@ -90,7 +92,11 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     stored = dtype_of(keys, "dtype", "torch_dtype")
     if stored is None:
         stored = "bf16" if at_least(known, "5.0") else "fp32"
-        keys.note("default", "dtype", f"not set: transformers {known} loads {stored} weights")
+        text = f"not set: transformers {known} loads "
+        text += (
+            "the checkpoint's own dtype, taken as bf16; fp32 would take twice as much" if stored == "bf16" else "fp32"
+        )
+        keys.note("warning", "dtype", text)
     half = "bf16" if keys.flag("bf16", default=False) else "fp16" if keys.flag("fp16", default=False) else "none"
     launched = keys.variable("ACCELERATE_MIXED_PRECISION")
     if half == "none" and launched in ("bf16", "fp16"):

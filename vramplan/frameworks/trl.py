@@ -37,7 +37,7 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     job |= attention(keys, "attn_implementation")
     job |= _loss(keys, version)
     if not keys.is_null("max_length"):
-        job["sequence_length"] = keys.count("max_length", "max_seq_length", default=1024)
+        job["sequence_length"] = keys.count("max_seq_length", "max_length", default=1024)
     if not keys.has("max_length", "max_seq_length") and not keys.is_null("max_length"):
         keys.note("default", "max_length", "not set: 1024")
     if keys.flag("packing", default=False) or keys.flag("padding_free", default=False):
@@ -114,7 +114,7 @@ def _quantized(keys: Keys, version: str, dtype: str) -> dict[str, Any]:
 def _loss(keys: Keys, version: str) -> dict[str, Any]:
     """Full logits up to 1.6; after that never (chunked_nll)."""
     if keys.flag("use_liger_kernel", "use_liger", default=False):
-        return {"loss": "liger"} if not at_least(version, "1.16") else {}
+        return {"loss": "chunked" if at_least(version, "1.16") else "liger"}  # 1.16 leaves its fused head in place
     kind = keys.text("loss_type", default="")
     if kind not in ("", "nll", "chunked_nll", "dft"):
         raise keys.refuse("loss_type")

@@ -166,7 +166,13 @@ def trl(model: str, job: Job) -> Written:
 
 
 def transformers(model: str, job: Job) -> Written:
-    """Flags for a script around transformers' Trainer."""
+    """Flags for a script around transformers' Trainer.
+
+    Raises:
+        UnsupportedError: for what only the script's own code can say.
+    """
+    if job.quantize != "none" or job.lora_targets is not None:
+        raise UnsupportedError("--for transformers: quantized bases and LoRA targets are said in the script's own code")
     pairs = _trainer(model, job)
     if job.method != "full":
         pairs |= {"use_peft": True, "lora_r": job.lora_rank, "lora_dropout": job.lora_dropout}
@@ -192,8 +198,8 @@ PACKAGES = {"swift": "ms-swift"}
 """Their packages, where those are called otherwise."""
 COMPARED = (
     "method", "lora_rank", "lora_targets", "lora_dropout", "lora_dtype", "dtype", "autocast", "quantize", "optimizer",
-    "sequence_length", "micro_batch_size", "gradient_accumulation_steps", "checkpointing", "attention", "loss",
-    "num_gpus",
+    "vision", "projector", "max_pixels", "max_tiles", "images", "sequence_length", "micro_batch_size",
+    "gradient_accumulation_steps", "checkpointing", "attention", "loss", "num_gpus",
 )  # fmt: skip
 """Fields that must come back when what was written is read again."""
 
@@ -201,7 +207,8 @@ COMPARED = (
 def unsaid(job: Job, again: Job) -> list[str]:
     """Fields that the framework, reading what was written for it, takes otherwise."""
     skipped = {"lora_rank", "lora_targets", "lora_dropout", "lora_dtype"} if job.method == "full" else set()
-    return [name for name in COMPARED if name not in skipped and getattr(job, name) != getattr(again, name)]
+    found = [name for name in COMPARED if name not in skipped and getattr(job, name) != getattr(again, name)]
+    return [*found, "batches"] if (job.batches == "packed") != (again.batches == "packed") else found
 
 
 def write(framework: str, model: str, job: Job) -> Written:
