@@ -244,3 +244,18 @@ def test_the_action_and_the_hook_run_the_command(tmp_path: Path) -> None:
     assert both.returncode == 0, both.stderr
     assert both.stdout.count("FITS") == 2
     assert cli("check", "--gpu", "rtx3060", *files).returncode == 1
+
+
+def test_advice_says_all_that_it_takes() -> None:
+    """A change that fits only at a smaller micro-batch says so: pasted as it stands, it fits."""
+    words = ["swift", "sft", "--model", "Qwen2.5-7B-Instruct", "--tuner_type", "lora", "--torch_dtype", "bfloat16"]
+    words += ["--max_length", "4096"]
+    batch = ["--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "4"]
+    done = cli("check", "--gpu", "rtx4090", "--", *words, *batch)
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("--use_liger_kernel true"))
+    assert "yes" in lines[first]
+    said = [line.split("  ")[0].strip() for line in lines[first : first + 3]]
+    changes = [word for one in said if one.startswith(("--use", "--per", "--grad")) for word in one.split()]
+    assert verdict.check([*words, *batch, *changes], "rtx4090").fits

@@ -10,6 +10,7 @@ from vramplan import api
 from vramplan.card import Card
 from vramplan.defaults import complete_job, image_size
 from vramplan.errors import ConfigError, UnknownNameError
+from vramplan.feeds import FEEDS
 from vramplan.images import EYES, PROCESSORS, Limits, Picture, Size, count, picture_of
 from vramplan.job import MAX_COUNT
 from vramplan.learned import CONFIDENCE
@@ -219,6 +220,10 @@ def _resolve(model: str | ModelSpec, gpu: str | Card, sees: bool = True) -> tupl
 
 
 def _check_sees(spec: ModelSpec) -> None:
+    if spec.model_type in FEEDS and FEEDS[spec.model_type].sees is not None:
+        raise ConfigError(
+            f"{spec.name}: images that go into a text are shown here; `estimate --image-size` knows its own"
+        )
     if spec.model_type not in PROCESSORS:
         raise ConfigError(f"{spec.name} takes text alone; models that see are of type {', '.join(sorted(PROCESSORS))}")
 

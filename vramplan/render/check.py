@@ -46,6 +46,8 @@ def _headline(one: Verdict) -> Text:
         f" {job.global_batch_size}, {job.sequence_length:,} tokens a sample",
         style="not bold default",
     )
+    if not one.fits and not estimate.fits and estimate.fits_without_margin:
+        said.append("; it fits only without the margin", style="not bold default")
     if not one.fits and estimate.fits and one.free_bytes >= 0:
         why = "evaluation" if (one.evaluation_bytes or 0) > estimate.device_total_bytes else "the free space asked for"
         said.append(f"; what is missing is room for {why}", style="not bold default")
@@ -54,7 +56,7 @@ def _headline(one: Verdict) -> Text:
 
 def _way_out(one: Verdict) -> list[RenderableType]:
     """The fewest changes at the same global batch, in the framework's own words."""
-    reading, search = one.reading, one.search
+    reading, search, job = one.reading, one.search, one.estimate.job
     if search is None:
         return []
     plan = search.recommended
@@ -73,7 +75,11 @@ def _way_out(one: Verdict) -> list[RenderableType]:
     for name in ("change", "then GiB", "fits", "costs"):
         table.add_column(name, justify="right" if name == "then GiB" else "left")
     for advice in search.advice:
-        change = "  ".join(reading.say(advice.update)) or advice.change
+        smaller: dict[str, int] = {}
+        if advice.micro_batch_size != job.micro_batch_size:
+            steps = max(1, job.global_batch_size // (advice.micro_batch_size * job.num_gpus))
+            smaller = {"micro_batch_size": advice.micro_batch_size, "gradient_accumulation_steps": steps}
+        change = "\n".join([*(reading.say(advice.update) or [advice.change]), *reading.say(smaller)])
         fits = Text("yes", style="green") if advice.fits else Text("no", style="red")
         table.add_row(change, gib(advice.device_total_bytes), fits, Text(advice.cost, style="dim"))
     return [*shown, table]
