@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-from transformers import TrainerCallback, TrainingArguments
-
-from vramplan.errors import ConfigError, UnsupportedError, VramplanError
+from vramplan.errors import ConfigError, MissingDependencyError, UnsupportedError, VramplanError
 from vramplan.frameworks import Keys, Note, Reading, Setting, Source
 from vramplan.frameworks.known import refuse_unmodelled
 from vramplan.frameworks.trainer import NAMES, arguments
 from vramplan.images import EYES
-from vramplan.measure.dtypes import DTYPES
-from vramplan.measure.models import bare, part_of
 from vramplan.spec import ModelSpec
 from vramplan.units import format_bytes
 from vramplan.verdict import Verdict, judge
+
+try:
+    from transformers import TrainerCallback
+except ImportError:  # the names are there all the same, and say what is missing
+    TrainerCallback = object
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import TrainingArguments
 
 SAMPLES = 2000
 """Looked at for the longest, where the length is not said."""
@@ -46,6 +50,10 @@ def preflight(trainer_or_args: Any, model: nn.Module | None = None, gpu: str = "
     Raises:
         VramplanError: for what is not modelled, or a length that nothing tells.
     """
+    try:
+        from transformers import TrainingArguments
+    except ImportError as error:
+        raise MissingDependencyError('preflight needs transformers: pip install "vramplan[probe]"') from error
     args = getattr(trainer_or_args, "args", trainer_or_args)
     model = model if model is not None else getattr(trainer_or_args, "model", None)
     if not isinstance(args, TrainingArguments) or model is None:
@@ -140,6 +148,9 @@ def read(args: TrainingArguments, model: nn.Module) -> Reading:
 
 
 def _of_model(model: nn.Module) -> dict[str, Any]:
+    from vramplan.measure.dtypes import DTYPES
+    from vramplan.measure.models import bare, part_of
+
     names = {dtype: name for name, dtype in DTYPES.items()}
     inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
     weights = dict(model.named_parameters())

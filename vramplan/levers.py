@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vramplan.analytic.architecture import is_described
 from vramplan.card import Card
 from vramplan.catalog import find_card
 from vramplan.job import Job
@@ -53,6 +54,8 @@ def levers(spec: ModelSpec, job: Job, card: Card, need_bytes: int) -> list[Lever
             method="lora",
             **({"dtype": half, "autocast": half} if job.dtype != "fp32" or _is_fallback(job, card) else {}),
         )
+    if job.method == "lora" and job.quantize == "none" and is_described(spec):
+        lever("--quantize nf4", "frozen linear layers in four bits", "accuracy, time", quantize="nf4")
     if job.sequence_length >= 1024:
         shorter = job.sequence_length // 2
         lever(

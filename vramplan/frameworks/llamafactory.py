@@ -73,6 +73,7 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
         "attention": {"sdpa": "flash_attn sdpa", "flash": "flash_attn fa2"},
         "loss": {"liger": "enable_liger_kernel true"},
         "method": {"lora": "finetuning_type lora"},
+        "quantize": {"nf4": "quantization_bit 4"},
     }
     model = keys.name("model_name_or_path") or ""
     reading = Reading("llamafactory", f"{version} ({where})", model, job, names, keys.notes)

@@ -12,7 +12,7 @@ from vramplan.errors import ConfigError
 from vramplan.frameworks.source import Keys, Note
 
 Words = str | Mapping[Any, str]
-"""A key whose value is the job's own; or, for each value of the job, ``key value``."""
+"""A key whose value is the job's own; or, for each value of the job, ``key value; key value``."""
 
 
 @dataclass(slots=True)
@@ -41,8 +41,8 @@ class Reading:
         for field_, value in update.items():
             words = self.names.get(field_)
             pair = f"{words} {value}" if isinstance(words, str) else (words or {}).get(value)
-            if pair is not None:
-                key, _, rest = pair.partition(" ")
+            for one in pair.split("; ") if pair is not None else ():
+                key, _, rest = one.partition(" ")
                 said.append(f"--{key} {rest}" if self.as_flags else f"{key}: {rest}")
         return said
 

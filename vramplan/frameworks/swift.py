@@ -76,6 +76,7 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     names = NAMES | {
         "sequence_length": "max_length",
         "attention": {"sdpa": "attn_impl sdpa", "flash": "attn_impl flash_attn"},
+        "quantize": {"nf4": "quant_method bnb; quant_bits 4"},
         "method": {"lora": f"{'tuner_type' if at_least(version, '4.0') else 'train_type'} lora"},
     }
     reading = Reading(

@@ -50,6 +50,7 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     names = NAMES | {
         "sequence_length": "max_length",
         "method": {"lora": "use_peft true"},
+        "quantize": {"nf4": "load_in_4bit true"},
         "dtype": {"bf16": "dtype bfloat16"},
     }
     reading = Reading("trl", f"{version} ({where})", keys.name("model_name_or_path") or "", job, names, keys.notes)
