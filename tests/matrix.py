@@ -326,8 +326,9 @@ def traced(name: str) -> list[Any]:
     return row_of(case, tracing().estimate(spec_for(case.family), case.job, card_of(case.card)))
 
 
+@cache
 def analytic(name: str) -> list[Any]:
-    """The same by the analytic estimator."""
+    """The same by the analytic estimator; several tests ask for it."""
     case = case_of(name)
     return row_of(case, estimator.estimate(spec_for(case.family), case.job, card_of(case.card)))
 
