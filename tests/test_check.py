@@ -18,7 +18,7 @@ from tests.helpers import ROOT, cli
 from tests.test_frameworks import FOLDER, REFERENCED
 from vramplan import verdict
 from vramplan.errors import ConfigError, VramplanError
-from vramplan.frameworks import FRAMEWORKS, Cards, Setting, Source
+from vramplan.frameworks import FRAMEWORKS, Setting, Source
 from vramplan.frameworks.arguments import split
 from vramplan.frameworks.files import load_yaml, read_mapping
 from vramplan.frameworks.find import Found, from_path, from_words
@@ -127,7 +127,7 @@ def test_a_model_that_lies_elsewhere() -> None:
 def test_files_that_are_broken(tmp_path: Path, name: str, raw: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(raw)
     with pytest.raises(VramplanError) as error:
-        verdict.read(from_path(tmp_path / name, None, {}), Cards(1))
+        verdict.read(from_path(tmp_path / name, None, {}), 1)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -147,7 +147,7 @@ def test_nothing_is_executed(tmp_path: Path) -> None:
     assert command.words[-1] == "8"
     (tmp_path / "a.yaml").write_text(f"base_model: !!python/object/apply:os.system ['touch {touched}']\n")
     with pytest.raises(VramplanError):
-        verdict.read(from_path(tmp_path / "a.yaml", None, {}), Cards(1))
+        verdict.read(from_path(tmp_path / "a.yaml", None, {}), 1)
     assert not touched.exists()
 
 
@@ -212,7 +212,7 @@ def test_any_subset_in_any_order_reads(name: str, data: st.DataObject) -> None:
     source = Source({key: Setting(value, f"line of {key}") for key, value in values.items()})
     said = ""
     try:
-        reading = verdict.read(Found(name, FRAMEWORKS[name], source), Cards(1))
+        reading = verdict.read(Found(name, FRAMEWORKS[name], source), 1)
     except VramplanError as error:
         said = str(error)
     else:

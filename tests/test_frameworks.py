@@ -12,7 +12,6 @@ from unittest.mock import patch
 import pytest
 
 from vramplan.errors import VramplanError
-from vramplan.frameworks import Cards
 from vramplan.frameworks import reading as reading_module
 from vramplan.frameworks.find import from_path
 from vramplan.verdict import read
@@ -29,7 +28,7 @@ def come_to(name: str) -> dict[str, Any]:
     try:
         found = from_path(FOLDER / name, None, {})
         with patch.object(reading_module, "version", side_effect=PackageNotFoundError):  # whatever is installed here
-            reading = read(found, Cards(1))
+            reading = read(found, 1)
     except VramplanError as error:
         return {"error": str(error).replace(f"{FOLDER}/", "")}
     return {

@@ -11,7 +11,6 @@ from tests.helpers import card_of, cli, spec_of
 from vramplan import verdict
 from vramplan.defaults import complete_job
 from vramplan.errors import UnsupportedError
-from vramplan.frameworks import Cards
 from vramplan.frameworks.find import from_path, from_words
 from vramplan.frameworks.shell import commands
 from vramplan.frameworks.writing import WRITERS, write
@@ -67,7 +66,7 @@ def test_the_text_itself_is_read(framework: str, tmp_path: Path) -> None:
         (command,) = commands(str(written), "pasted", {})
         words = [f"{name}={value}" for name, value in command.environment.items()] + command.words
         found = from_words(words, None, {})
-    reading = verdict.read(found, Cards(1))
+    reading = verdict.read(found, 1)
     assert reading.model == QWEN
     assert reading.job["lora_rank"] == 16
     assert reading.job["micro_batch_size"] * reading.job["gradient_accumulation_steps"] == 8

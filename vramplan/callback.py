@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vramplan.errors import ConfigError, MissingDependencyError, UnsupportedError, VramplanError
 from vramplan.frameworks import Keys, Note, Reading, Setting, Source
-from vramplan.frameworks.known import refuse_unmodelled
-from vramplan.frameworks.trainer import NAMES, arguments
+from vramplan.frameworks.trainer import ATTENTION, NAMES, arguments
 from vramplan.images import EYES
 from vramplan.spec import ModelSpec
 from vramplan.units import format_bytes
@@ -135,7 +134,6 @@ def read(args: TrainingArguments, model: nn.Module) -> Reading:
         Source({name: Setting(value, f"TrainingArguments({name}=...)") for name, value in values.items()}),
         "transformers",
     )
-    refuse_unmodelled(keys)
     job = arguments(keys) | _of_model(model)
     job["num_gpus"] = args.world_size
     job["autocast"] = "bf16" if args.bf16 else "fp16" if args.fp16 else "none"
@@ -159,9 +157,8 @@ def _of_model(model: nn.Module) -> dict[str, Any]:
     if getattr(model, "is_loaded_in_8bit", False):
         raise UnsupportedError("this model is loaded in 8 bits, which is not modelled yet")
     job: dict[str, Any] = {"method": "lora" if adapters else "full", "dtype": names[own[0].dtype]}
-    job["attention"] = {"flash_attention_2": "flash"}.get(
-        inner.config._attn_implementation, inner.config._attn_implementation
-    )
+    attention = inner.config._attn_implementation
+    job["attention"] = ATTENTION.get(attention, attention)
     if getattr(model, "is_loaded_in_4bit", False):
         job["quantize"] = "nf4"
     if adapters:

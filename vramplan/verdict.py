@@ -12,12 +12,13 @@ from typing import Any
 from vramplan import api
 from vramplan.card import Card
 from vramplan.catalog import find_model
-from vramplan.defaults import image_size
+from vramplan.defaults import POSITIONS, image_size
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, VramplanError, nearest_names
 from vramplan.feeds import FEEDS
-from vramplan.frameworks import FRAMEWORKS, Cards, Keys, Note, Reading, Setting, Source, writing
+from vramplan.frameworks import FRAMEWORKS, Keys, Note, Reading, Setting, Source, writing
 from vramplan.frameworks.find import VARIABLES, Found, from_path, from_words
 from vramplan.frameworks.known import known_keys
+from vramplan.frameworks.reading import allocator, tell_sharing
 from vramplan.images import EYES, Limits, Size, count
 from vramplan.job import Job
 from vramplan.learned import CONFIDENCE, with_margin
@@ -32,7 +33,6 @@ TILED = ("internvl",)
 """Models whose processor cuts an image into at most so many tiles."""
 LIKENESS = 0.75
 """difflib's ratio from which a variable's name is taken for another's: MAX_PIXEL, IMAGAE_MAX_PIXELS."""
-LONGEST_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def check(
         VramplanError: for what cannot be read, or is not modelled.
     """
     found = from_path(Path(target), framework) if isinstance(target, (str, Path)) else from_words(target, framework)
-    reading = read(found, Cards(num_gpus), framework_version)
+    reading = read(found, num_gpus, framework_version)
     spec = _model(model if model is not None else reading.model, reading, found)
     return judge(reading, spec, gpu, min_headroom=min_headroom, confidence=confidence, progress=progress, **given)
 
@@ -119,7 +119,7 @@ def judge(
     verdict = Verdict(reading, with_margin(card, confidence), estimate, evaluation, None, min_headroom)
     if verdict.fits:
         return verdict
-    batch = job["micro_batch_size"] * job.get("gradient_accumulation_steps", 1) * job["num_gpus"]
+    batch = estimate.job.global_batch_size
     free = {
         name: value for name, value in job.items() if name not in ("micro_batch_size", "gradient_accumulation_steps")
     }
@@ -127,14 +127,16 @@ def judge(
     return replace(verdict, search=search)
 
 
-def read(found: Found, cards: Cards, version: str | None = None) -> Reading:
-    """What a configuration comes to, with a note for all that a reader should know.
+def read(found: Found, cards: int, version: str | None = None) -> Reading:
+    """What a configuration comes to on a box with so many cards, with a note for all that a reader should know.
 
     Raises:
         VramplanError: for a value that cannot be, or a setting that is not modelled.
     """
     keys = Keys(found.source, found.name)
     reading = found.framework.read(keys, cards, version)
+    reading.job |= allocator(keys, reading.expandable)
+    tell_sharing(keys, reading.job)
     _under_deepspeed(reading.job)
     reading.as_flags = bool(found.source.command)
     keys.finish(known_keys(found.name))
@@ -198,21 +200,19 @@ def _model(name: str | ModelSpec, reading: Reading, found: Found) -> ModelSpec:
 
 def _settled(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str, Any]:
     """What only the model decides: its longest sample, its images."""
-    job = dict(job)
     sees = spec.model_type in EYES
-    if not sees:
-        for name in ("vision", "projector", "max_pixels", "min_pixels", "max_tiles"):
-            job.pop(name, None)
+    dropped = set() if sees else {"vision", "projector", "max_pixels", "min_pixels", "max_tiles"}
+    if job["method"] == "full":
+        dropped |= {name for name in job if name.startswith("lora_")}
+    job = {name: value for name, value in job.items() if name not in dropped}
     if "sequence_length" not in job:
         text = spec.config.get("text_config") or spec.config
-        longest = next((text[key] for key in LONGEST_KEYS if isinstance(text.get(key), int)), 2048)
+        longest = next((text[key] for key in POSITIONS if isinstance(text.get(key), int)), 2048)
         job["sequence_length"] = longest
         name = str(reading.names.get("sequence_length", ""))
         reading.notes.insert(
             0, Note("warning", name, f"is not set: a sample may have {longest:,} tokens, which decides")
         )
-    if job["method"] == "full":
-        job = {name: value for name, value in job.items() if not name.startswith("lora_")}
     if sees:
         job |= _sizes(spec, reading, job)
     return {name: value for name, value in job.items() if value is not None}
@@ -296,12 +296,11 @@ def pasted(framework: str, model: str, job: Job) -> tuple[str, list[str]]:
     written = writing.write(framework, spec.name, job)
     package = writing.PACKAGES.get(framework, framework)
     settings = {key: Setting(value, f"--{key}") for key, value in written.pairs.items()}
-    launched = "num_processes" if "--num_processes" in written.command else "nproc_per_node"
-    if launched.replace("_", "") in written.command.replace("_", ""):
-        settings[launched] = Setting(job.num_gpus, launched)
+    if written.launcher:
+        settings[written.launcher] = Setting(job.num_gpus, f"--{written.launcher}")
     environment = {key: Setting(value, key) for key, value in written.variables.items()}
     found = Found(package, FRAMEWORKS[package], Source(settings, environment))
-    reading = read(found, Cards(job.num_gpus))
+    reading = read(found, job.num_gpus)
     again = Job(**_settled(spec, reading, reading.job))
     return str(written), [
         f"{package} takes {field} as {getattr(again, field)}, not {getattr(job, field)}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from vramplan.analytic import ops
+from vramplan.analytic.ops.products import FOUR_BIT_BLOCK
 from vramplan.analytic.tape import Parameter, Resident, Stored, Tape, Tensor, leaf
 from vramplan.units import ceil_div
 
@@ -33,13 +34,13 @@ class Training:
     """transformers' enable_input_require_grads: the embedding's output is made a leaf that needs a gradient."""
 
 
-BLOCK, BLOCK_OF_BLOCKS = 64, 256
-"""Weights that share a scale, and scales that share one (bitsandbytes 0.50, functional.py: quantize_4bit)."""
+BLOCK_OF_BLOCKS = 256
+"""Scales that share one (bitsandbytes 0.50, functional.py: quantize_4bit)."""
 
 
 def four_bits(count: int, quantize: str) -> Stored:
     """What `count` weights in four bits are stored as; no table is shared between layers."""
-    scales = ceil_div(count, BLOCK)
+    scales = ceil_div(count, FOUR_BIT_BLOCK)
     packed = ("", ceil_div(count, 2), f"{count:,} / 2 bytes")
     levels = ("16 levels", 64, "16 fp32")
     if quantize == "nf4":

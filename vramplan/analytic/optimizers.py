@@ -16,7 +16,12 @@ from vramplan.card import Card
 from vramplan.errors import UnknownNameError, UnsupportedError
 from vramplan.roofline import BANDWIDTH_EFFICIENCY, LAUNCH_SECONDS
 from vramplan.timeline import Storage
-from vramplan.units import DTYPE_BYTES
+from vramplan.units import DTYPE_BYTES, ceil_div
+
+
+def is_embedding(name: str) -> bool:
+    """Whether a weight of this name is an embedding's."""
+    return "emb" in name or ".wte" in name or ".wpe" in name
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class Weight:
     @property
     def is_embedding(self) -> bool:
         """Whether it is an embedding's."""
-        return "emb" in self.name or ".wte" in self.name or ".wpe" in self.name
+        return is_embedding(self.name)
 
     @property
     def decays(self) -> bool:
@@ -169,7 +174,7 @@ def bitsandbytes(states: Sequence[int], bits: int, paged: bool = False) -> Step:
                 if not outside:
                     record.allocate(_state(f"state{number}", (times * count,), "fp32" if small else "uint8"))
             if not small:
-                blocks = -(-count // EIGHT_BIT_BLOCK)
+                blocks = ceil_div(count, EIGHT_BIT_BLOCK)
                 for number, times in enumerate(states, 1):
                     record.allocate(_state(f"scales of state{number}", (times * blocks,), "fp32"))
         if bits == 8:

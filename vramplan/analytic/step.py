@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 
-from vramplan.analytic.optimizers import Weight, optimizer_of
+from vramplan.analytic.optimizers import Weight, is_embedding, optimizer_of
 from vramplan.analytic.play import Setting, declare, play, play_evaluation
 from vramplan.analytic.record import Recorder
-from vramplan.analytic.tape import Parameter, StorageInfo, Stored, Tape
+from vramplan.analytic.tape import Parameter, StorageInfo, Tape
 from vramplan.analytic.unfold import Plan, Unfolded, unfold
 from vramplan.analytic.vision import PARTS, TOWER
 from vramplan.card import Card
@@ -45,15 +45,21 @@ class Placed:
     layer: int | None
 
 
+def _by_layer(tape: Tape) -> dict[int | None, list[Parameter]]:
+    """The played parameters, by layer, in order of use."""
+    found: dict[int | None, list[Parameter]] = {}
+    for parameter in tape.parameters.values():
+        found.setdefault(parameter.layer, []).append(parameter)
+    return found
+
+
 def weights_of(tape: Tape, plan: Plan) -> list[Placed]:
     """All parameters of the whole model, in order of use; adapters last, as PEFT adds them to a loaded model."""
-    by_layer: dict[int | None, list[Parameter]] = {}
-    for parameter in tape.parameters.values():
-        by_layer.setdefault(parameter.layer, []).append(parameter)
+    by_layer = _by_layer(tape)
     placed: list[Placed] = []
     for stack in plan.stacks:
         outside = [p for p in by_layer.get(None, []) if (p.name.partition(".")[0] in PARTS) == (stack.base >= TOWER)]
-        embeddings = [p for p in outside if "emb" in p.name or ".wte" in p.name or ".wpe" in p.name]
+        embeddings = [p for p in outside if is_embedding(p.name)]
         placed += [Placed(parameter, None) for parameter in embeddings]
         for layer, played in enumerate(stack.layers(), stack.base):
             placed += [Placed(parameter, layer) for parameter in by_layer.get(played, [])]
@@ -63,9 +69,7 @@ def weights_of(tape: Tape, plan: Plan) -> list[Placed]:
 
 def in_order(tape: Tape, plan: Plan, loads: tuple[str | int, ...]) -> list[Placed]:
     """The same in an order that is given: beginnings of names, numbers of stacks."""
-    by_layer: dict[int | None, list[Parameter]] = {}
-    for parameter in tape.parameters.values():
-        by_layer.setdefault(parameter.layer, []).append(parameter)
+    by_layer = _by_layer(tape)
     outside, placed = by_layer.get(None, []), []
     for part in (*loads, ""):
         if isinstance(part, int):
@@ -168,11 +172,10 @@ class Step:
         for one in self.placed:
             parameter = one.parameter
             if id(parameter) not in shown:
-                stored: Stored = parameter.stored
                 whole = ("", parameter.num_bytes, f"{' x '.join(map(str, parameter.shape))} {parameter.dtype}")
                 shown[id(parameter)] = [
                     Storage(size, "parameter", label(parameter.name, what, one.layer is not None), formula)
-                    for what, size, formula in stored or (whole,)
+                    for what, size, formula in parameter.stored or (whole,)
                 ]
             for storage in shown[id(parameter)]:
                 record.allocate(storage)

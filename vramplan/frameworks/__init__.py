@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from vramplan.frameworks import axolotl, llamafactory, swift, trainer, trl
-from vramplan.frameworks.reading import Cards, Reading
+from vramplan.frameworks.reading import Reading
 from vramplan.frameworks.source import Keys, Note, Setting, Source
 
 
 class Framework(NamedTuple):
     """One training framework."""
 
-    read: Callable[[Keys, Cards, str | None], Reading]
+    read: Callable[[Keys, int, str | None], Reading]
     """(settings, cards, version asked for) -> what they come to."""
     commands: tuple[tuple[str, ...], ...]
     """First words of its commands; scripts by their last part."""
@@ -54,4 +54,4 @@ FRAMEWORKS: dict[str, Framework] = {
 }
 """By package, the ones whose words say most about themselves first; what none of them claims is the Trainer's."""
 
-__all__ = ["FRAMEWORKS", "Cards", "Framework", "Keys", "Note", "Reading", "Setting", "Source"]
+__all__ = ["FRAMEWORKS", "Framework", "Keys", "Note", "Reading", "Setting", "Source"]

@@ -8,9 +8,8 @@ from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.files import beside, read_mapping
-from vramplan.frameworks.source import FALSE, TRUE, UNSET, Setting
+from vramplan.frameworks.source import TRUE, UNSET, Setting
 
-ONE_PROCESS = ("NO",)
 SEVERAL = ("NO", "MULTI_GPU", "DEEPSPEED")
 """Kinds of distribution that are read; the others are refused by name."""
 
@@ -34,7 +33,7 @@ def launched(told: Mapping[str, Setting], folder: Path) -> tuple[dict[str, Setti
     if named not in SEVERAL:
         raise UnsupportedError(f"{kind.place}: distributed_type: {named} is not modelled yet")
     settings: dict[str, Setting] = {}
-    if named in ONE_PROCESS and "num_processes" not in told:
+    if named == "NO" and "num_processes" not in told:
         settings["num_processes"] = Setting(1, kind.place)
     elif "num_processes" in found:
         settings["num_processes"] = found["num_processes"]
@@ -49,11 +48,7 @@ def launched(told: Mapping[str, Setting], folder: Path) -> tuple[dict[str, Setti
 
 
 def _is_on(found: Setting | None) -> bool:
-    return (
-        found is not None
-        and str(found.value).lower() not in FALSE
-        and (found.value is True or str(found.value).lower() in (*TRUE, ""))
-    )
+    return found is not None and str(found.value).lower() in (*TRUE, "")  # a flag stands without a value
 
 
 def _deepspeed(found: Mapping[str, Setting], wanted: bool) -> Setting | None:
@@ -66,8 +61,7 @@ def _deepspeed(found: Mapping[str, Setting], wanted: bool) -> Setting | None:
     if file not in UNSET:
         return Setting(file, part.place)
     stage = found.get("zero_stage", Setting(inner.get("zero_stage", 2), part.place))
-    zero: dict[str, Any] = {"stage": stage.value}
-    for name in ("offload_optimizer", "offload_param"):
-        device = inner.get(f"{name}_device", "none")
-        zero[name] = {"device": device}
-    return Setting({"zero_optimization": zero}, stage.place)
+    offloads = {
+        name: {"device": inner.get(f"{name}_device", "none")} for name in ("offload_optimizer", "offload_param")
+    }
+    return Setting({"zero_optimization": {"stage": stage.value, **offloads}}, stage.place)

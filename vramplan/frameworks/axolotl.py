@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from vramplan.frameworks.reading import Cards, Reading, Words, allocator, settle, tell_sharing, visible_cards
+from vramplan.frameworks.reading import Reading, Words, settle
 from vramplan.frameworks.source import Keys
-from vramplan.frameworks.trainer import arguments, attention, ranks, targets
+from vramplan.frameworks.trainer import adapters, arguments, attention, checkpointing, launched, targets
 
 PACKAGE, NEWEST = "axolotl", "0.19.0"
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 
 
-def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
+def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     """The job of an axolotl configuration."""
     version, where = settle(PACKAGE, asked, NEWEST)
     method = keys.text("adapter", default="full")
@@ -60,7 +60,7 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     size = keys.names("image_size")
     if size and all(one.isdigit() for one in size):
         job["image_size"] = (int(size[0]), int(size[-1]))
-    job["num_gpus"] = ranks(keys, cards) if _is_launched(keys) else visible_cards(keys, cards)
+    job["num_gpus"] = launched(keys, cards)
     names: dict[str, Words] = {
         "micro_batch_size": "micro_batch_size",
         "gradient_accumulation_steps": "gradient_accumulation_steps",
@@ -75,13 +75,8 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     reading = Reading("axolotl", f"{version} ({where})", keys.name("base_model") or "", job, names, keys.notes)
     if keys.number("val_set_size", default=0.0) > 0 or keys.has("test_datasets"):
         reading.eval_batch_size = keys.count("eval_batch_size", default=job["micro_batch_size"])
-    job |= allocator(keys, expandable=True)
-    tell_sharing(keys, reading)
+    reading.expandable = True
     return reading
-
-
-def _is_launched(keys: Keys) -> bool:
-    return "num_processes" in keys.source.settings or "nproc_per_node" in keys.source.settings
 
 
 def _dtypes(keys: Keys) -> dict[str, str]:
@@ -98,10 +93,7 @@ def _checkpointing(keys: Keys) -> str:
     given = keys.text("gradient_checkpointing", "activation_checkpointing", default="false")
     if given in ("offload", "offload_disk", "unsloth"):
         raise keys.refuse("gradient_checkpointing")
-    on = keys.flag("gradient_checkpointing", "activation_checkpointing", default=False)
-    if not on:
-        keys.note("default", "gradient_checkpointing", "not set: every layer keeps its activations")
-    return "full" if on else "none"
+    return checkpointing(keys)
 
 
 def _adapters(keys: Keys) -> dict[str, Any]:
@@ -116,10 +108,7 @@ def _adapters(keys: Keys) -> dict[str, Any]:
             "lora_mlp_kernel",
             "axolotl may switch its fused adapter kernels on by itself: then it needs less",
         )
-    job: dict[str, Any] = {
-        "lora_rank": keys.count("lora_r", default=8),
-        "lora_dropout": keys.number("lora_dropout", default=0.0),
-    }
+    job = adapters(keys, "lora_r")
     if not keys.flag("peft_autocast_adapter_dtype", default=True):
         job["lora_dtype"] = "bf16"
     named = targets(keys, "lora_target_modules")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError
-from vramplan.frameworks.files import beside, from_json, from_yaml, read_text
-from vramplan.frameworks.source import UNSET, Keys, Setting, Source
+from vramplan.frameworks.files import beside, from_json, mapping, read_text
+from vramplan.frameworks.source import Keys, Setting, Source
 
-PRESET = re.compile(r"(?:default-)?zero-?([0123])(?:[-_]offload)?")
+PRESET = re.compile(r"(?:default-)?zero-?([0123])([-_]offload)?")
 """ms-swift's names for the configurations that it ships."""
 
 
-def referenced(keys: Keys, folder: Path | None = None) -> dict[str, Any]:
+def referenced(keys: Keys) -> dict[str, Any]:
     """What the key `deepspeed` brings: a preset, a file, or JSON in place.
 
     Raises:
@@ -25,13 +24,12 @@ def referenced(keys: Keys, folder: Path | None = None) -> dict[str, Any]:
     found = keys.setting("deepspeed")
     if found is None:
         return {}
-    inside = _load(found, keys)
-    if isinstance(inside, str):
-        stage, offload = int(inside[0]), inside.endswith("offload")
-        if offload:
+    preset = PRESET.fullmatch(str(found.value).strip())
+    if preset is not None:
+        if preset[2]:
             raise UnsupportedError(f"{found.place}: deepspeed: {found.value}: offloading is not modelled yet")
-        return _stage(stage, found)
-    return fields(Keys(Source(inside, {}, (), str(found.value)), "DeepSpeed"), found)
+        return _stage(int(preset[1]), found)
+    return fields(Keys(Source(_load(found, keys), {}, (), str(found.value)), "DeepSpeed"), found)
 
 
 def fields(own: Keys, found: Setting) -> dict[str, Any]:
@@ -52,27 +50,14 @@ def _stage(stage: int, found: Setting) -> dict[str, Any]:
     return {"strategy": f"zero{stage}"}
 
 
-def _load(found: Setting, keys: Keys) -> dict[str, Setting] | str:
+def _load(found: Setting, keys: Keys) -> dict[str, Setting]:
+    """A mapping in place, JSON in place, or a file's, lines of comments left out as in annotated tutorials."""
     if isinstance(found.value, dict):
         return {name: Setting(value, f"{found.place}: {name}") for name, value in found.value.items()}
     word = str(found.value).strip()
-    if word in UNSET:
-        return "0"
-    preset = PRESET.fullmatch(word)
-    if preset is not None:
-        return preset[1] + ("offload" if "offload" in word else "")
     if word.startswith("{"):
         return from_json(word, found.place)
     path = beside(word, Path(keys.source.where).parent)
     if path is None:
         raise ConfigError(f"{found.place}: deepspeed: no file {' '.join(word.split())[:80]}")
-    text = read_text(path)
-    try:
-        return from_json(text, str(path))
-    except ConfigError:
-        bare = re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE)  # annotated tutorials
-        try:
-            json.loads(bare)
-        except ValueError:
-            return from_yaml(text, str(path)) if not text.lstrip().startswith("{") else from_json(text, str(path))
-        return from_json(bare, str(path))
+    return mapping(re.sub(r"^\s*//.*$", "", read_text(path), flags=re.MULTILINE), str(path))

@@ -60,8 +60,16 @@ def read_mapping(path: Path) -> dict[str, Setting]:
     Raises:
         ConfigError: naming the line of what is broken.
     """
-    text = read_text(path)
-    return from_json(text, str(path)) if text.lstrip().startswith("{") else from_yaml(text, str(path))
+    return mapping(read_text(path), str(path))
+
+
+def mapping(text: str, where: str) -> dict[str, Setting]:
+    """The same of a text, JSON where it looks so.
+
+    Raises:
+        ConfigError: naming the line of what is broken.
+    """
+    return from_json(text, where) if text.lstrip().startswith("{") else from_yaml(text, where)
 
 
 def from_json(text: str, where: str) -> dict[str, Setting]:

@@ -10,21 +10,16 @@ from typing import NamedTuple
 
 from vramplan.errors import ConfigError, UnknownNameError
 from vramplan.frameworks import FRAMEWORKS, Framework, accelerate, arguments, shell
-from vramplan.frameworks.files import beside, read_mapping, read_text
+from vramplan.frameworks.files import beside, mapping, read_mapping, read_text
 from vramplan.frameworks.source import Setting, Source
 
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".txt")
-LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "python3")
-LAUNCHER_FLAGS = {
-    "nproc_per_node", "nnodes", "num_processes", "num_machines", "config_file", "num_gpus", "num_nodes", "node_rank",
-    "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "mixed_precision", "machine_rank",
-    "main_process_port", "main_process_ip", "gpu_ids", "use_deepspeed", "use_fsdp", "multi_gpu", "zero_stage",
-    "include", "hostfile", "max_restarts", "m", "module", "standalone", "dynamo_backend",
-}  # fmt: skip
-"""What torchrun, accelerate launch and deepspeed take before the script."""
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 WRAPPERS = ("srun", "uv", "uvx", "poetry", "sudo", "docker", "conda", "mpirun", "pipenv", "hatch", "xvfb-run")
 PYTHON = re.compile(r"python[\d.]*")
-VALUELESS = {"u", "B", "O", "E", "s", "I", "standalone", "multi_gpu", "use_deepspeed", "use_fsdp", "m", "module"}
+MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
+"""What ``python -m`` starts as a launcher."""
+VALUELESS = {"standalone", "multi_gpu", "use_deepspeed", "use_fsdp"}
 OTHERS: dict[tuple[str, ...], str] = {
     ("swift", "rlhf"): "preference and reinforcement training",
     ("megatron", "sft"): "Megatron-SWIFT",
@@ -53,9 +48,10 @@ def from_path(path: Path, asked: str | None, environment: Mapping[str, str] = os
     text = read_text(path)
     if path.suffix in SCRIPTS or text.startswith("#!"):
         return _from_script(text, path, asked, environment)
-    settings = read_mapping(path)
+    settings = mapping(text, str(path))
     name = asked or _recognised(settings, str(path))
-    return Found(name, _framework(name), Source(settings, _variables(settings, environment), (), str(path)))
+    seen = {key: Setting(environment[key], key) for key in VARIABLES & environment.keys()}
+    return Found(name, _framework(name), Source(settings, _exported(settings, seen), (), str(path)))
 
 
 def from_words(words: Sequence[str], asked: str | None, environment: Mapping[str, str] = os.environ) -> Found:
@@ -69,7 +65,7 @@ def from_words(words: Sequence[str], asked: str | None, environment: Mapping[str
     while rest and "=" in rest[0] and rest[0].partition("=")[0].isidentifier():
         name, _, value = rest.pop(0).partition("=")
         own[name] = value
-    found = _from_command(shell.Command(rest, 1, own), "the command", asked, environment)
+    found = _from_command(shell.Command(rest, 1, own), "the command", Path(), asked, environment)
     if found is None:
         raise ConfigError(f"{' '.join(rest[:3])}: no training command that is known; give --framework")
     return found
@@ -78,7 +74,7 @@ def from_words(words: Sequence[str], asked: str | None, environment: Mapping[str
 def _from_script(text: str, path: Path, asked: str | None, environment: Mapping[str, str]) -> Found:
     found = []
     for command in shell.commands(text, str(path), environment):
-        one = _from_command(command, f"{path}:{command.line}", asked, environment)
+        one = _from_command(command, f"{path}:{command.line}", path.parent, asked, environment)
         if one is not None:
             found.append((command, one))
     if not found:
@@ -90,40 +86,36 @@ def _from_script(text: str, path: Path, asked: str | None, environment: Mapping[
 
 
 def _from_command(
-    command: shell.Command, where: str, asked: str | None, environment: Mapping[str, str]
+    command: shell.Command, where: str, folder: Path, asked: str | None, environment: Mapping[str, str]
 ) -> Found | None:
-    """The command's framework and settings; None where it trains nothing."""
-    given_words = _unwrapped(command.words)
-    words, told = _unlaunched(given_words)
-    folder = Path(where.rpartition(":")[0] or ".").parent
-    launcher, launched = accelerate.launched(told, folder) if "accelerate" in given_words[:1] else (told, {})
+    """The command's framework and settings; None where it trains nothing. Files it names may lie in `folder`."""
+    own = _unwrapped(command.words)
+    words, told = _unlaunched(own)
+    launcher, launched = accelerate.launched(told, folder) if own[:1] == ["accelerate"] else (told, {})
     if tuple(words[:2]) in OTHERS:
         raise ConfigError(f"{where}: {' '.join(words[:2])}: {OTHERS[tuple(words[:2])]} is not read yet")
     name, rest = _claimed(words)
-    if name is None and asked is None:
-        if not launcher and not (words and words[0].endswith(".py")):
-            return None
-        name, rest = "transformers", words[1:]
-        _, settings = arguments.split(rest)
-        if "model_name_or_path" not in settings and "per_device_train_batch_size" not in settings:
-            return None
-    name = asked or name
-    assert name is not None
-    loose, given = arguments.split(rest)
-    settings = dict(given)
-    file = next((Path(one) for one in loose if one.endswith((".yaml", ".yml", ".json"))), None)
-    if file is None and "config" in given and not isinstance(given["config"].value, bool):
-        file = Path(str(settings.pop("config").value))
+    is_script = name is None and asked is None
+    if is_script and not launcher and not (words and words[0].endswith(".py")):
+        return None
+    loose, settings = arguments.split(words[1:] if is_script else rest)
+    if is_script and not {"model_name_or_path", "per_device_train_batch_size"} & settings.keys():
+        return None
+    name = asked or name or "transformers"
+    file = next((one for one in loose if one.endswith((".yaml", ".yml", ".json"))), None)
+    if file is None and "config" in settings and not isinstance(settings["config"].value, bool):
+        file = str(settings.pop("config").value)
     if file is not None:
-        settings = read_mapping(beside(file, folder) or file) | settings
-    seen = {name: value for name, value in environment.items() if name in VARIABLES} | command.environment
-    seen |= {name: str(one.value) for name, one in launched.items()}
-    variables = {name: Setting(value, f"{where}: {name}") for name, value in seen.items()}
-    exported = _variables(settings, variables)
-    lost = {name: Setting(value, f"{where}: {name}") for name, value in command.unexported.items()}
-    return Found(
-        name, _framework(name), Source(launcher | settings, exported, () if file else tuple(words[:2]), where, lost)
+        settings = read_mapping(beside(file, folder) or Path(file)) | settings
+    seen = {key: value for key, value in environment.items() if key in VARIABLES} | command.environment
+    seen |= {key: str(one.value) for key, one in launched.items()}
+    exported, lost = (
+        {key: Setting(value, f"{where}: {key}") for key, value in values.items()}
+        for values in (seen, command.unexported)
     )
+    started_by = () if file else tuple(words[:2])
+    source = Source(launcher | settings, _exported(settings, exported), started_by, where, lost)
+    return Found(name, _framework(name), source)
 
 
 VARIABLES = {
@@ -134,35 +126,34 @@ VARIABLES = {
 """Variables of the environment that change memory."""
 
 
-def _variables(settings: dict[str, Setting], environment: Mapping[str, object]) -> dict[str, Setting]:
-    """The environment, and what a configuration exports itself (ENV:, env:)."""
-    made = {
-        name: value if isinstance(value, Setting) else Setting(value, name)
-        for name, value in environment.items()
-        if isinstance(value, Setting) or name in VARIABLES
-    }
+def _exported(settings: dict[str, Setting], environment: dict[str, Setting]) -> dict[str, Setting]:
+    """The environment, and under it what a configuration exports itself (ENV:, env:), which is no setting then."""
     for key in ("ENV", "env"):
         own = settings.pop(key, None)
         if own is not None and isinstance(own.value, dict):
-            made = {name: Setting(value, f"{own.place}: {name}") for name, value in own.value.items()} | made
-    return made
+            inner = {name: Setting(value, f"{own.place}: {name}") for name, value in own.value.items()}
+            environment = inner | environment
+    return environment
 
 
 def _unwrapped(words: list[str]) -> list[str]:
     """The command that srun, uv run and the like start, with all that stands before it left out."""
     if not words or Path(words[0]).name not in WRAPPERS:
         return words
-    starts = {command[0] for framework in FRAMEWORKS.values() for command in framework.commands} | set(LAUNCHERS)
-    first = next(
-        (n for n, word in enumerate(words) if Path(word).name in starts or PYTHON.fullmatch(Path(word).name)), 0
-    )
-    return words[first:]
+    starts = {command[0] for framework in FRAMEWORKS.values() for command in framework.commands}
+    found = (number for number, word in enumerate(words) if Path(word).name in starts or _launches(word))
+    return words[next(found, 0) :]
+
+
+def _launches(word: str) -> bool:
+    name = Path(word).name
+    return name in LAUNCHERS or PYTHON.fullmatch(name) is not None
 
 
 def _unlaunched(words: list[str]) -> tuple[list[str], dict[str, Setting]]:
     """(the program and its own words, what its launcher was told)."""
     words, told = list(words), dict[str, Setting]()
-    while words and (Path(words[0]).name in LAUNCHERS or PYTHON.fullmatch(Path(words[0]).name)):
+    while words and _launches(words[0]):
         launcher = Path(words.pop(0)).name
         if words[:1] == ["launch"]:
             words.pop(0)
@@ -179,12 +170,7 @@ def _unlaunched(words: list[str]) -> tuple[list[str], dict[str, Setting]]:
             if not mark and name not in VALUELESS and words:
                 value = words.pop(0)
             told[{"num_gpus": "nproc_per_node", "num_nodes": "nnodes"}.get(name, name)] = Setting(value, f"--{name}")
-        if words and words[0] in (
-            "torch.distributed.run",
-            "torch.distributed.launch",
-            "accelerate.commands.launch",
-            "deepspeed",
-        ):
+        if words and words[0] in MODULES:
             words[0] = "torchrun"
     return words, told
 
@@ -193,11 +179,8 @@ def _claimed(words: list[str]) -> tuple[str | None, list[str]]:
     """The framework whose command this is, and the words behind it."""
     for name, framework in FRAMEWORKS.items():
         for start in framework.commands:
-            head = (
-                [Path(words[0]).name, *words[1 : len(start)]] if words and "/" not in start[0] else words[: len(start)]
-            )
-            same = len(start) > 1 and tuple(head) == start
-            if same or (len(start) == 1 and words and (words[0] == start[0] or words[0].endswith(f"/{start[0]}"))):
+            head = words[: len(start)]
+            if len(head) == len(start) and head[1:] == list(start[1:]) and f"/{head[0]}".endswith(f"/{start[0]}"):
                 return name, words[len(start) :]
     return None, words
 

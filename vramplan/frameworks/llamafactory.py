@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from vramplan.frameworks.reading import (
-    Cards,
-    Reading,
-    allocator,
-    at_least,
-    settle,
-    started,
-    tell_sharing,
-    visible_cards,
-)
+from vramplan.frameworks.reading import Reading, at_least, settle, started
 from vramplan.frameworks.source import Keys
-from vramplan.frameworks.trainer import NAMES, arguments, attention, evaluation, ranks
+from vramplan.frameworks.trainer import NAMES, adapters, arguments, attention, evaluation, half_of, launched
 
 PACKAGE, NEWEST = "llamafactory", "0.9.5"
 MAX_PIXELS, MIN_PIXELS = 768 * 768, 32 * 32
 """image_max_pixels and image_min_pixels (model_args.py): every image is resized before any processor sees it."""
-HALF = {"bf16": "bf16", "fp16": "fp16"}
 
 
-def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
+def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     """The job of a LLaMA-Factory configuration."""
     version, where = settle(PACKAGE, asked, NEWEST)
     keys.only("stage", "sft", "pt", why="is not modelled yet; modelled: sft, pt")
@@ -33,15 +23,13 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     job["method"] = method
     job |= _dtypes(keys, method, version, job.get("strategy") == "zero3")
     if method == "lora":
-        job |= {
-            "lora_rank": keys.count("lora_rank", default=8),
-            "lora_dropout": keys.number("lora_dropout", default=0.0),
-        }
+        job |= adapters(keys, "lora_rank")
         targets = keys.names("lora_target")
         if targets and targets != ("all",):
             job["lora_targets"] = targets
-    if keys.count("quantization_bit", default=0, least=0):
-        if keys.count("quantization_bit", default=0, least=0) != 4:
+    bits = keys.count("quantization_bit", default=0, least=0)
+    if bits:
+        if bits != 4:
             raise keys.refuse("quantization_bit")
         if keys.text("quantization_method", default="bnb") not in ("bnb", "bitsandbytes"):
             raise keys.refuse("quantization_method")
@@ -79,17 +67,15 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     reading = Reading("llamafactory", f"{version} ({where})", model, job, names, keys.notes)
     evaluates = keys.number("val_size", default=0.0) > 0 or keys.has("eval_dataset")
     reading.eval_batch_size = evaluation(keys, 8, evaluates)
-    job |= allocator(keys, expandable=job["num_gpus"] > 1)
-    tell_sharing(keys, reading)
+    reading.expandable = job["num_gpus"] > 1
     return reading
 
 
 def _dtypes(keys: Keys, method: str, version: str, is_zero3: bool) -> dict[str, str]:
     """Weights as the checkpoint has them; whatever trains becomes fp32, unless pure_bf16 or ZeRO-3 (adapter.py)."""
-    half = next((HALF[name] for name in HALF if keys.flag(name, default=False)), "none")
-    adapters = method == "lora"
+    half = half_of(keys)
     if keys.flag("pure_bf16", default=False):
-        return {"dtype": "bf16", "autocast": "none"} | ({"lora_dtype": "bf16"} if adapters else {})
+        return {"dtype": "bf16", "autocast": "none"} | ({"lora_dtype": "bf16"} if method == "lora" else {})
     if half == "none":
         keys.note(
             "warning", "bf16", "neither bf16 nor fp16 is set: what trains is fp32, and nothing runs in half precision"
@@ -113,11 +99,9 @@ def _parts(keys: Keys, method: str) -> dict[str, str]:
     return job
 
 
-def _ranks(keys: Keys, cards: Cards) -> int:
+def _ranks(keys: Keys, cards: int) -> int:
     """All visible cards, one process each (launcher.py); NPROC_PER_NODE takes fewer."""
     several = started(keys, cards)
     if several is not None:
         return several
-    if "num_processes" in keys.source.settings or "nproc_per_node" in keys.source.settings:
-        return ranks(keys, cards)
-    return visible_cards(keys, cards)
+    return launched(keys, cards)

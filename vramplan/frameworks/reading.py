@@ -32,6 +32,8 @@ class Reading:
     """Samples in an evaluation's forward; None where none is run."""
     caps_resize: bool = True
     """Whether caps on pixels hold for every model, applied before its processor; else only where that reads them."""
+    expandable: bool = False
+    """Whether the framework switches expandable segments on where the environment says nothing of the allocator."""
     as_flags: bool = False
     """Whether it is a command, whose settings are written ``--key value``."""
 
@@ -45,16 +47,6 @@ class Reading:
                 key, _, rest = one.partition(" ")
                 said.append(f"--{key} {rest}" if self.as_flags else f"{key}: {rest}")
         return said
-
-
-@dataclass(frozen=True, slots=True)
-class Cards:
-    """What the command will find."""
-
-    visible: int
-    """Cards of the box."""
-    given: bool = False
-    """Whether the user said how many."""
 
 
 def settle(package: str, asked: str | None, newest: str) -> tuple[str, str]:
@@ -76,22 +68,22 @@ def _parts(version: str) -> list[int]:
     return [int(one) for one in re.findall(r"\d+", version)[:3]]
 
 
-def allocator(keys: Keys, expandable: bool = False) -> dict[str, bool]:
+def allocator(keys: Keys, expandable: bool) -> dict[str, bool]:
     """Torch's allocator settings: the environment's, or what the framework sets where that is silent."""
     said = keys.variable("PYTORCH_ALLOC_CONF") or keys.variable("PYTORCH_CUDA_ALLOC_CONF")
     on = expandable if said is None else "expandable_segments:true" in said.lower().replace(" ", "")
     return {"expandable_segments": True} if on else {}
 
 
-def visible_cards(keys: Keys, cards: Cards) -> int:
-    """Cards that the command sees: CUDA_VISIBLE_DEVICES, else the box's."""
+def visible_cards(keys: Keys, cards: int) -> int:
+    """Cards that the command sees: CUDA_VISIBLE_DEVICES, else the box's `cards`."""
     said = keys.variable("CUDA_VISIBLE_DEVICES")
     if said is None or "all" in said:
-        return cards.visible
+        return cards
     return max(1, len([one for one in said.split(",") if one.strip()]))
 
 
-def started(keys: Keys, cards: Cards) -> int | None:
+def started(keys: Keys, cards: int) -> int | None:
     """Processes that NPROC_PER_NODE and NNODES start; None where the first is not set.
 
     Raises:
@@ -109,9 +101,8 @@ def started(keys: Keys, cards: Cards) -> int | None:
     return int(said) * int(nodes)
 
 
-def tell_sharing(keys: Keys, reading: Reading) -> None:
+def tell_sharing(keys: Keys, job: dict[str, Any]) -> None:
     """Say what more cards do not do."""
-    job = reading.job
     several, whole = job.get("num_gpus", 1) > 1, job.get("strategy", "ddp") in ("ddp", "zero1", "zero2")
     if several and whole and job["method"] != "full":
         keys.note(

@@ -6,40 +6,32 @@ from math import ceil
 from typing import Any
 
 from vramplan.errors import ConfigError
-from vramplan.frameworks.reading import (
-    Cards,
-    Reading,
-    allocator,
-    at_least,
-    settle,
-    started,
-    tell_sharing,
-    visible_cards,
-)
+from vramplan.frameworks.reading import Reading, at_least, settle, started, visible_cards
 from vramplan.frameworks.source import Keys
-from vramplan.frameworks.trainer import BATCH, NAMES, arguments, attention, dtype_of, evaluation
+from vramplan.frameworks.trainer import BATCH, NAMES, adapters, arguments, attention, dtype_of, evaluation, half_of
 
 PACKAGE, NEWEST = "ms-swift", "4.6.0"
-METHODS = {"lora": "lora", "full": "full"}
+KINDS = ("tuner_type", "train_type", "sft_type")
+"""What versions 4, 3 and 2 call the method."""
 SAMPLES_A_STEP = 16
 """gradient_accumulation_steps, where it is not set, makes this many samples of a step."""
 
 
-def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
+def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     """The job of a ``swift sft`` command."""
     version, where = _version(keys, asked)
-    kind = keys.text("tuner_type", "train_type", "sft_type", default="lora")
-    if kind not in METHODS:
-        raise keys.refuse(next(name for name in ("tuner_type", "train_type", "sft_type") if keys.has(name)))
+    method = keys.text(*KINDS, default="lora")
+    if method not in ("lora", "full"):
+        raise keys.refuse(next(name for name in KINDS if keys.has(name)))
     job = arguments(keys, 1, None, (BATCH, "batch_size"))
-    job["method"] = METHODS[kind]
+    job["method"] = method
     if keys.flag("use_liger", default=False):  # 2.x
         job["loss"] = "liger"
-    job |= _dtypes(keys, job["method"])
+    job |= _dtypes(keys, method)
     job |= _quantized(keys)
-    if job["method"] == "lora":
+    if method == "lora":
         job |= _adapters(keys)
-    job |= _parts(keys, job["method"], frozen=at_least(version, "3.0"))
+    job |= _parts(keys, method, frozen=at_least(version, "3.0"))
     job["checkpointing"] = "full" if keys.flag("gradient_checkpointing", default=True) else "none"
     tower = keys.flag("vit_gradient_checkpointing", "vit_use_gc", default=job["checkpointing"] == "full")
     if tower != (job["checkpointing"] == "full"):
@@ -90,14 +82,12 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     splits = keys.number("split_dataset_ratio", "dataset_test_ratio", default=0.0) > 0 or keys.has("val_dataset")
     reading.eval_batch_size = evaluation(keys, 1, splits)
     reading.caps_resize = keys.has("max_pixels")
-    job |= allocator(keys)
-    tell_sharing(keys, reading)
     return reading
 
 
 def _version(keys: Keys, asked: str | None) -> tuple[str, str]:
     """The version whose words these are, where they tell, else the usual."""
-    said = next((name for name in ("sft_type", "train_type", "tuner_type") if keys.has(name)), None)
+    said = next((name for name in reversed(KINDS) if keys.has(name)), None)
     own = {"sft_type": "2.6.1", "train_type": "3.12.6", "tuner_type": NEWEST}
     if said is not None and asked is None:
         return own[said], f"from its {said}"
@@ -112,7 +102,7 @@ def _dtypes(keys: Keys, method: str) -> dict[str, str]:
         stored = "bf16"
     half = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp16"}[stored]
     if keys.has("bf16", "fp16"):
-        half = "bf16" if keys.flag("bf16", default=False) else "fp16" if keys.flag("fp16", default=False) else "none"
+        half = half_of(keys)
     if stored == "fp32" and half == "fp16":
         keys.note("warning", "torch_dtype", "float32 weights make ms-swift train under fp16 autocast, not bf16")
     if stored == "fp16" and method == "full":
@@ -136,10 +126,7 @@ def _quantized(keys: Keys) -> dict[str, Any]:
 
 
 def _adapters(keys: Keys) -> dict[str, Any]:
-    job: dict[str, Any] = {
-        "lora_rank": keys.count("lora_rank", default=8),
-        "lora_dropout": keys.number("lora_dropout", "lora_dropout_p", default=0.05),
-    }
+    job = adapters(keys, "lora_rank", dropouts=("lora_dropout", "lora_dropout_p"), dropout=0.05)
     targets = [
         one for one in keys.names("target_modules", "lora_target_modules") if one.lower() not in ("all-linear", "all")
     ]
@@ -178,7 +165,7 @@ def _images(keys: Keys) -> dict[str, Any]:
     return job
 
 
-def _ranks(keys: Keys, cards: Cards) -> int:
+def _ranks(keys: Keys, cards: int) -> int:
     """NPROC_PER_NODE x NNODES; without them one process, which spreads the model over all cards that it sees.
 
     Raises:
@@ -192,12 +179,6 @@ def _ranks(keys: Keys, cards: Cards) -> int:
         raise ConfigError(f"{place} is set but not exported: ms-swift does not see it; write export NPROC_PER_NODE=...")
     seen = visible_cards(keys, cards)
     if seen > 1:
-        keys.note(
-            "warning",
-            "NPROC_PER_NODE",
-            f"is not set: one process spreads the layers over all {seen} visible cards (device_map), one works at"
-            f" a time. Set NPROC_PER_NODE={seen} for DDP",
-        )
         raise keys.refuse(
             "NPROC_PER_NODE",
             f"is not set and {seen} cards are visible: a pipeline over cards is not modelled yet;"

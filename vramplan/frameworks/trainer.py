@@ -8,7 +8,7 @@ from typing import Any
 from vramplan.errors import UnsupportedError
 from vramplan.frameworks import deepspeed
 from vramplan.frameworks.known import refuse_unmodelled
-from vramplan.frameworks.reading import Cards, Reading, Words, allocator, at_least, settle, tell_sharing, visible_cards
+from vramplan.frameworks.reading import Reading, Words, at_least, settle, visible_cards
 from vramplan.frameworks.source import TRUE, Keys
 
 PACKAGE, NEWEST = "transformers", "5.23.0"
@@ -17,8 +17,10 @@ DTYPES |= {"fp32": "fp32", "float": "fp32", "torch.bfloat16": "bf16", "torch.flo
 ATTENTION = {"flash_attn": "flash", "flash_attention_2": "flash", "fa2": "flash", "flash_attn_2": "flash"}
 ATTENTION |= {"sdpa": "sdpa", "eager": "eager", "disabled": "eager", "auto": "", "flash_attention": "flash"}
 BATCH = "per_device_train_batch_size"
+LENGTHS = ("block_size", "max_seq_length", "max_length", "model_max_length", "cutoff_len")
+"""What scripts call the length of a sample."""
 NAMES: dict[str, Words] = {
-    "micro_batch_size": "per_device_train_batch_size",
+    "micro_batch_size": BATCH,
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "optimizer": "optim",
     "loss": {"liger": "use_liger_kernel true"},
@@ -57,6 +59,29 @@ def arguments(
     return job
 
 
+def adapters(
+    keys: Keys, *rank: str, usual: int = 8, dropouts: tuple[str, ...] = ("lora_dropout",), dropout: float = 0.0
+) -> dict[str, Any]:
+    """Rank and dropout: what each is called, and what it is where nothing is said."""
+    return {
+        "lora_rank": keys.count(*rank, default=usual),
+        "lora_dropout": keys.number(*dropouts, default=dropout),
+    }
+
+
+def half_of(keys: Keys) -> str:
+    """The half-precision type of autocast."""
+    return next((name for name in ("bf16", "fp16") if keys.flag(name, default=False)), "none")
+
+
+def checkpointing(keys: Keys) -> str:
+    """Off where nothing is said, which is told."""
+    if keys.flag("gradient_checkpointing", "activation_checkpointing", default=False):
+        return "full"
+    keys.note("default", "gradient_checkpointing", "not set: every layer keeps its activations")
+    return "none"
+
+
 def evaluation(keys: Keys, micro_batch_size: int, runs: bool) -> int | None:
     """Samples in an evaluation's forward, where one is run."""
     size = keys.count("per_device_eval_batch_size", default=micro_batch_size)
@@ -84,7 +109,7 @@ def dtype_of(keys: Keys, *names: str) -> str | None:
     return DTYPES[given]
 
 
-def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
+def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     """A script of one's own around the Trainer, or its TrainingArguments as JSON."""
     known, where = settle(PACKAGE, asked, NEWEST)
     model = keys.name("model_name_or_path", "model", "model_id")
@@ -92,33 +117,20 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     stored = dtype_of(keys, "dtype", "torch_dtype")
     if stored is None:
         stored = "bf16" if at_least(known, "5.0") else "fp32"
-        text = f"not set: transformers {known} loads "
-        text += (
-            "the checkpoint's own dtype, taken as bf16; fp32 would take twice as much" if stored == "bf16" else "fp32"
-        )
-        keys.note("warning", "dtype", text)
-    half = "bf16" if keys.flag("bf16", default=False) else "fp16" if keys.flag("fp16", default=False) else "none"
+        loads = {"bf16": "the checkpoint's own dtype, taken as bf16; fp32 would take twice as much", "fp32": "fp32"}
+        keys.note("warning", "dtype", f"not set: transformers {known} loads {loads[stored]}")
+    half = half_of(keys)
     launched = keys.variable("ACCELERATE_MIXED_PRECISION")
     if half == "none" and launched in ("bf16", "fp16"):
         half = launched
     peft = keys.flag("use_peft", "use_lora", default=False)
     job |= {"method": "lora" if peft else "full", "dtype": stored, "autocast": half}
     if peft:
-        job |= {
-            "lora_rank": keys.count("lora_r", "lora_rank", default=8),
-            "lora_dropout": keys.number("lora_dropout", default=0.0),
-        }
-    job["checkpointing"] = (
-        "full" if keys.flag("gradient_checkpointing", "activation_checkpointing", default=False) else "none"
-    )
-    if job["checkpointing"] == "none":
-        keys.note("default", "gradient_checkpointing", "not set: every layer keeps its activations")
+        job |= adapters(keys, "lora_r", "lora_rank")
+    job["checkpointing"] = checkpointing(keys)
     job |= attention(keys, "attn_implementation")
-    length = keys.setting("block_size", "max_seq_length", "max_length", "model_max_length", "cutoff_len")
-    if length is not None:
-        job["sequence_length"] = keys.count(
-            "block_size", "max_seq_length", "max_length", "model_max_length", "cutoff_len", default=1024
-        )
+    if keys.has(*LENGTHS):
+        job["sequence_length"] = keys.count(*LENGTHS, default=1)
     reading = Reading(
         "transformers",
         f"{known} ({where})",
@@ -131,12 +143,10 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     reading.eval_batch_size = evaluation(
         keys, 8, keys.flag("do_eval", default=False) or keys.has("eval_strategy", "evaluation_strategy")
     )
-    job |= allocator(keys)
-    tell_sharing(keys, reading)
     return reading
 
 
-def ranks(keys: Keys, cards: Cards) -> int:
+def ranks(keys: Keys, cards: int) -> int:
     """Processes that a launcher was told to start; one card each."""
     said = keys.source.settings.get("nproc_per_node") or keys.source.settings.get("num_processes")
     keys.asked |= {"nproc_per_node", "num_processes", "nnodes", "num_machines"}
@@ -151,6 +161,12 @@ def ranks(keys: Keys, cards: Cards) -> int:
     if str(said.value) in ("all", "gpu", "auto", "-1"):
         return visible_cards(keys, cards)
     return keys.count("nproc_per_node", "num_processes", default=1) * keys.count("nnodes", default=1)
+
+
+def launched(keys: Keys, cards: int) -> int:
+    """The same of a command that starts a process for each card that it sees, where nothing is said."""
+    said = {"nproc_per_node", "num_processes"} & keys.source.settings.keys()
+    return ranks(keys, cards) if said else visible_cards(keys, cards)
 
 
 LAYERS = ("model.layers.0.", "model.language_model.layers.0.", "language_model.model.layers.0.", "layers.0.")

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from vramplan.frameworks.reading import Cards, Reading, allocator, at_least, settle, tell_sharing, visible_cards
+from vramplan.frameworks.reading import Reading, at_least, settle
 from vramplan.frameworks.source import Keys
-from vramplan.frameworks.trainer import NAMES, arguments, attention, dtype_of, evaluation, ranks, targets
+from vramplan.frameworks.trainer import NAMES, adapters, arguments, attention, dtype_of, evaluation, launched, targets
 
 PACKAGE, NEWEST = "trl", "1.16.0"
 
 
-def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
+def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     """The job of a ``trl sft`` configuration."""
     version, where = settle(PACKAGE, asked, NEWEST)
     if asked is None and keys.has("max_seq_length"):
         version, where = "0.19.1", "from its max_seq_length"
-    job = arguments(keys) | _launched(keys)
+    job = arguments(keys) | _strategy(keys)
     method = "lora" if keys.flag("use_peft", default=False) else "full"
     job["method"] = method
     if method == "lora":
-        job |= {
-            "lora_rank": keys.count("lora_r", default=16),
-            "lora_dropout": keys.number("lora_dropout", default=0.05),
-            "lora_targets": targets(keys, "lora_target_modules")
-            if keys.has("lora_target_modules")
-            else ("q_proj", "v_proj"),
-        }
+        job |= adapters(keys, "lora_r", usual=16, dropout=0.05)
+        named = ("q_proj", "v_proj")  # what PEFT takes for most models
+        job["lora_targets"] = targets(keys, "lora_target_modules") if keys.has("lora_target_modules") else named
         if job["lora_targets"] is None:
             job |= {"vision": "lora", "projector": "lora"}
     elif keys.has("lora_r"):
@@ -46,7 +42,7 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
             keys.note(
                 "warning", "packing", "without attn_implementation: flash_attention_2 samples of a row see each other"
             )
-    job["num_gpus"] = ranks(keys, cards) if "nproc_per_node" in keys.source.settings else _processes(keys, cards)
+    job["num_gpus"] = launched(keys, cards)
     names = NAMES | {
         "sequence_length": "max_length",
         "method": {"lora": "use_peft true"},
@@ -55,12 +51,10 @@ def read(keys: Keys, cards: Cards, asked: str | None) -> Reading:
     }
     reading = Reading("trl", f"{version} ({where})", keys.name("model_name_or_path") or "", job, names, keys.notes)
     reading.eval_batch_size = evaluation(keys, 8, keys.has("eval_strategy"))
-    job |= allocator(keys)
-    tell_sharing(keys, reading)
     return reading
 
 
-def _launched(keys: Keys) -> dict[str, str]:
+def _strategy(keys: Keys) -> dict[str, str]:
     """TRL's own accelerate configurations, by name."""
     given = keys.text("accelerate_config", default="single_gpu")
     if given in ("single_gpu", "multi_gpu"):
@@ -68,13 +62,6 @@ def _launched(keys: Keys) -> dict[str, str]:
     if given not in ("zero1", "zero2", "zero3"):
         raise keys.refuse("accelerate_config")
     return {"strategy": given}
-
-
-def _processes(keys: Keys, cards: Cards) -> int:
-    """``trl sft`` starts accelerate, which takes all cards that it sees."""
-    said = keys.source.settings.get("num_processes")
-    keys.asked.add("num_processes")
-    return visible_cards(keys, cards) if said is None else ranks(keys, cards)
 
 
 def _dtypes(keys: Keys, version: str) -> dict[str, str]:
@@ -117,9 +104,7 @@ def _loss(keys: Keys, version: str) -> dict[str, Any]:
     if keys.flag("use_liger_kernel", "use_liger", default=False):
         return {"loss": "chunked" if at_least(version, "1.16") else "liger"}  # 1.16 leaves its fused head in place
     kind = keys.text("loss_type", default="")
-    if kind not in ("", "nll", "chunked_nll", "dft"):
-        raise keys.refuse("loss_type")
-    if kind == "dft":
+    if kind not in ("", "nll", "chunked_nll"):
         raise keys.refuse("loss_type")
     if at_least(version, "1.16") or kind == "chunked_nll" or (at_least(version, "1.7") and not kind):
         return {"loss": "chunked"}

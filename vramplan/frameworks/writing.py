@@ -24,14 +24,17 @@ class Written(NamedTuple):
     """What starts it; a file's name stands where the configuration goes."""
     is_file: bool
     """Whether the pairs go into a YAML file, not behind the command."""
+    launcher: str = ""
+    """What the command's launcher calls the number of processes, where it is told."""
 
     def __str__(self) -> str:
-        variables = "".join(f"{name}={value} \\\n" for name, value in self.variables.items())
+        end = " " if self.is_file else " \\\n"
+        variables = "".join(f"{name}={value}{end}" for name, value in self.variables.items())
         if not self.is_file:
             flags = "".join(f" \\\n    --{key} {_word(value)}" for key, value in self.pairs.items())
             return f"{variables}{self.command}{flags}\n"
         lines = "".join(f"{key}: {_yaml(value)}\n" for key, value in self.pairs.items())
-        return f"# {variables.replace(chr(92) + chr(10), '')}{self.command}\n{lines}"
+        return f"# {variables}{self.command}\n{lines}"
 
 
 def _word(value: Any) -> str:
@@ -135,8 +138,8 @@ def axolotl(model: str, job: Job) -> Written:
         pairs |= {"plugins": ["axolotl.integrations.liger.LigerPlugin"], "liger_fused_linear_cross_entropy": True}
     if job.batches == "packed":
         pairs["sample_packing"] = True
-    launcher = f"accelerate launch --num_processes {job.num_gpus} -m axolotl.cli.train train.yaml"
-    return Written(pairs, _allocator(job), launcher, is_file=True)
+    command = f"accelerate launch --num_processes {job.num_gpus} -m axolotl.cli.train train.yaml"
+    return Written(pairs, _allocator(job), command, is_file=True, launcher="num_processes")
 
 
 def _trainer(model: str, job: Job) -> Pairs:
@@ -179,7 +182,7 @@ def transformers(model: str, job: Job) -> Written:
     if job.loss == "liger":
         pairs["use_liger_kernel"] = True
     command = f"torchrun --nproc_per_node {job.num_gpus} train.py"
-    return Written(pairs, _allocator(job), command, is_file=False)
+    return Written(pairs, _allocator(job), command, is_file=False, launcher="nproc_per_node")
 
 
 def _allocator(job: Job) -> dict[str, str]:

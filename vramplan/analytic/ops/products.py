@@ -12,6 +12,10 @@ MOST_UNSORTED = 3072
 """Ids whose gradient embedding_dense_backward sums without sorting them first."""
 
 
+FOUR_BIT_BLOCK = 64
+"""Weights in four bits that share a scale (bitsandbytes 0.50, functional.py: quantize_4bit)."""
+
+
 def average(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """``F.avg_pool2d``: keeps its input."""
     tape, like = x.tape, x.like
@@ -99,7 +103,7 @@ def linear_4bit(x: Tensor, weight: Parameter, bias: Tensor | None, double: bool)
     """
     tape, like, given = x.tape, x.like, x
     rows, (out_features, in_features) = prod(x.shape[:-1]), weight.shape
-    flops, scales = 2 * rows * in_features * out_features, ceil_div(weight.num_elements, 64)
+    flops, scales = 2 * rows * in_features * out_features, ceil_div(weight.num_elements, FOUR_BIT_BLOCK)
     moved = weight.num_elements // 2 + 2 * weight.num_bytes
     moved += rows * (in_features + out_features) * DTYPE_BYTES[weight.dtype]
 
