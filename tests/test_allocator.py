@@ -26,11 +26,11 @@ SETTINGS = st.sampled_from(
 
 def check(allocator: CachingAllocator, used: list[Block]) -> None:
     """Blocks tile their segments without overlap, free ones are in their pool, neighbours are never both free."""
-    free = [*allocator.small.blocks.values(), *allocator.large.blocks.values()]
+    pools = [pool for pools in allocator.pools.values() for pool in pools]
+    free = [block for pool in pools for block in pool.blocks.values()]
     assert all(block.free for block in free)
     assert not any(block.free for block in used)
-    assert allocator.small.keys == sorted(allocator.small.blocks)
-    assert allocator.large.keys == sorted(allocator.large.blocks)
+    assert all(pool.keys == sorted(pool.blocks) for pool in pools)
     everything = sorted((*free, *used), key=lambda block: block.address)
     for block, following in pairwise(everything):
         assert block.address + block.size <= following.address
@@ -51,8 +51,9 @@ def test_invariants(data: st.DataObject, chosen: AllocatorSettings) -> None:
         if used and data.draw(st.booleans()):
             allocator.free(used.pop(data.draw(st.integers(0, len(used) - 1))))
         else:
-            size = data.draw(SIZES)
-            used.append(allocator.malloc(size))
+            size, stream = data.draw(SIZES), data.draw(st.integers(0, 1))
+            used.append(allocator.malloc(size, stream))
+            assert used[-1].pool in allocator.pools[stream]
             assert used[-1].size >= size
         check(allocator, used)
     for block in used:
@@ -135,3 +136,9 @@ def test_roundup_power2_divisions() -> None:
     assert allocator.round_size(1200 * 1024) == 1280 * 1024
     assert allocator.round_size(1024 * 1024) == 1024 * 1024
     assert allocator.round_size(100) == 512
+
+
+def test_what_one_stream_freed_does_not_serve_another() -> None:
+    sizes, events = [60 * MiB, 60 * MiB], [0, ~0, 1]
+    assert replay(events, sizes).peak_reserved_bytes == 60 * MiB
+    assert replay(events, sizes, streams=[0, 1]).peak_reserved_bytes == 120 * MiB

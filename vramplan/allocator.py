@@ -1,8 +1,8 @@
 """PyTorch's CUDA caching allocator, simulated: what stays reserved while tensors come and go.
 
 Mirrors c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h of torch 2.13; each constant names the one
-it stands for. One stream. Blocks of a segment form a linked list; free ones wait in their pool, ordered by size, then
-address (BlockComparatorSize).
+it stands for. Blocks of a segment form a linked list; free ones wait in their pool, ordered by size, then address
+(BlockComparatorSize). What was allocated on one stream serves that stream alone, so each has pools of its own.
 """
 
 from __future__ import annotations
@@ -61,25 +61,30 @@ class Action(NamedTuple):
 class Block:
     """A stretch of a segment, free or in use."""
 
-    __slots__ = ("address", "after", "before", "free", "size", "small")
+    __slots__ = ("address", "after", "before", "free", "pool", "size")
 
-    def __init__(self, address: int, size: int, small: bool, before: Block | None = None) -> None:
+    def __init__(self, address: int, size: int, pool: Pool, before: Block | None = None) -> None:
         self.address = address
         self.size = size
-        self.small = small
+        self.pool = pool
         self.free = False
         self.before = before
         self.after: Block | None = None
 
 
 class Pool:
-    """The free blocks of one size class, in the allocator's order: by size, then address (BlockComparatorSize)."""
+    """The free blocks of one size class and stream, in the allocator's order."""
 
-    __slots__ = ("blocks", "keys")
+    __slots__ = ("blocks", "first_address", "growing", "keys", "small")
 
-    def __init__(self) -> None:
+    def __init__(self, small: bool, number: int) -> None:
+        self.small = small
         self.keys: list[int] = []  # size << 64 | address, sorted
         self.blocks: dict[int, Block] = {}
+        self.growing: Block | None = None
+        """Last block of the segment that grows, where segments are expandable."""
+        self.first_address = (1 << 50) * (number + 1)
+        """Where that segment begins."""
 
     def remove(self, block: Block) -> None:
         """Take a block out."""
@@ -110,13 +115,12 @@ class CachingAllocator:
         self.peak_allocated = 0
         self.peak_reserved = 0
         self.num_retries = 0
-        self.small, self.large = Pool(), Pool()
+        self.pools: dict[int, tuple[Pool, Pool]] = {}  # by stream: small, large
         self._takes_any = self.settings.max_split_size == _NEVER or self.settings.expandable_segments
         self._next_address = 0
-        self._expandable: dict[bool, Block | None] = {True: None, False: None}  # last block of each growing segment
 
-    def malloc(self, num_bytes: int) -> Block:
-        """Serve a request.
+    def malloc(self, num_bytes: int, stream: int = 0) -> Block:
+        """Serve a request on a stream.
 
         Raises:
             OutOfMemory: when the device has no room, even with the cache emptied.
@@ -126,29 +130,32 @@ class CachingAllocator:
         if size < MIN_BLOCK:
             size = MIN_BLOCK
         small = size <= SMALL_SIZE
-        pool = self.small if small else self.large
+        pools = self.pools.get(stream)
+        if pools is None:
+            pools = self.pools[stream] = (Pool(True, 2 * stream), Pool(False, 2 * stream + 1))
+        pool = pools[not small]
         keys = pool.keys
         index = bisect_left(keys, size << 64)
         if index < len(keys) and (self._takes_any or self._may_take(size, keys[index] >> 64)):
             block = pool.blocks.pop(keys.pop(index))
             block.free = False
         elif settings.expandable_segments:
-            block = self._grow(size, small, pool)
+            block = self._grow(size, pool)
         else:
-            block = self._new_segment(size, small)
+            block = self._new_segment(size, pool)
         remaining = block.size - size
         if remaining and (
             remaining >= MIN_BLOCK
             if small or settings.expandable_segments
             else remaining > SMALL_SIZE and size < settings.max_split_size
         ):  # should_split
-            rest = Block(block.address + size, remaining, small, block)
+            rest = Block(block.address + size, remaining, pool, block)
             rest.after = after = block.after
             if after is not None:
                 after.before = rest
             block.after, block.size = rest, size
-            if self._expandable[small] is block:
-                self._expandable[small] = rest
+            if pool.growing is block:
+                pool.growing = rest
             rest.free = True
             key = remaining << 64 | rest.address
             insort(keys, key)
@@ -161,7 +168,7 @@ class CachingAllocator:
     def free(self, block: Block) -> None:
         """Give a block back; it merges with free neighbours of its segment."""
         self.allocated -= block.size
-        pool = self.small if block.small else self.large
+        pool = block.pool
         keys, blocks = pool.keys, pool.blocks
         before, after = block.before, block.after
         if before is not None and before.free:
@@ -171,8 +178,8 @@ class CachingAllocator:
             before.after = after
             if after is not None:
                 after.before = before
-            if self._expandable[block.small] is block:
-                self._expandable[block.small] = before
+            if pool.growing is block:
+                pool.growing = before
             block = before
         if after is not None and after.free:
             key = after.size << 64 | after.address
@@ -181,8 +188,8 @@ class CachingAllocator:
             block.after = beyond = after.after
             if beyond is not None:
                 beyond.before = block
-            if self._expandable[block.small] is after:
-                self._expandable[block.small] = block
+            if pool.growing is after:
+                pool.growing = block
         block.free = True
         key = block.size << 64 | block.address
         insort(keys, key)
@@ -198,10 +205,10 @@ class CachingAllocator:
 
     def empty_cache(self) -> None:
         """Give every wholly free segment back to the device (release_cached_blocks)."""
-        for pool in (self.small, self.large):
+        for pool in [pool for pools in self.pools.values() for pool in pools]:
             for block in [b for b in pool.blocks.values() if b.before is None and b.after is None]:
-                if self._expandable[block.small] is block:
-                    self._expandable[block.small] = None
+                if pool.growing is block:
+                    pool.growing = None
                 pool.remove(block)
                 self.reserved -= block.size
                 self._note("segment_unmap" if self.settings.expandable_segments else "segment_free", block)
@@ -213,8 +220,8 @@ class CachingAllocator:
             return found < limit
         return found < size + self.settings.max_non_split_rounding
 
-    def _new_segment(self, size: int, small: bool) -> Block:
-        if small:
+    def _new_segment(self, size: int, pool: Pool) -> Block:
+        if pool.small:
             segment = SMALL_BUFFER
         elif size < MIN_LARGE_ALLOC:
             segment = LARGE_BUFFER
@@ -222,40 +229,35 @@ class CachingAllocator:
             segment = round_up(size, ROUND_LARGE)
         self._retries(segment)
         self._reserve(segment, size)
-        block = Block(self._next_address, segment, small)
+        block = Block(self._next_address, segment, pool)
         self._next_address += segment + ROUND_LARGE  # segments never touch
         self._note("segment_alloc", block)
         return block
 
-    def _grow(self, size: int, small: bool, pool: Pool) -> Block:
+    def _grow(self, size: int, pool: Pool) -> Block:
         """Map whole pages at the end of the pool's growing segment (try_allocate_expandable_block)."""
-        page = SMALL_BUFFER if small else LARGE_BUFFER
-        mapped = round_up(size - self._waiting(small), page)
+        page = SMALL_BUFFER if pool.small else LARGE_BUFFER
+        mapped = round_up(size - _waiting(pool), page)
         if self._retries(mapped):
-            mapped = round_up(size - self._waiting(small), page)  # what waited may be gone
+            mapped = round_up(size - _waiting(pool), page)  # what waited may be gone
         self._reserve(mapped, size)
-        last = self._expandable[small]
+        last = pool.growing
         if last is not None and last.free:
             pool.remove(last)
-            self._note("segment_map", Block(last.address + last.size, mapped, small))
+            self._note("segment_map", Block(last.address + last.size, mapped, pool))
             last.size += mapped
             return last
-        address = last.address + last.size if last is not None else (1 << 50) * (1 + small)
-        block = Block(address, mapped, small, last)
+        address = last.address + last.size if last is not None else pool.first_address
+        block = Block(address, mapped, pool, last)
         if last is not None:
             last.after = block
-        self._expandable[small] = block
+        pool.growing = block
         self._note("segment_map", block)
         return block
 
     def _note(self, name: str, block: Block) -> None:
         if self.history is not None:
             self.history.append(Action(name, block.address, block.size))
-
-    def _waiting(self, small: bool) -> int:
-        """Free bytes at the end of a growing segment."""
-        last = self._expandable[small]
-        return last.size if last is not None and last.free else 0
 
     def _retries(self, num_bytes: int) -> bool:
         """Empty the cache if the device lacks room for so many bytes more."""
@@ -271,6 +273,12 @@ class CachingAllocator:
         self.reserved += segment
         if self.reserved > self.peak_reserved:
             self.peak_reserved = self.reserved
+
+
+def _waiting(pool: Pool) -> int:
+    """Free bytes at the end of a growing segment."""
+    last = pool.growing
+    return last.size if last is not None and last.free else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,10 +301,11 @@ def replay(
     capacity: int = _NEVER,
     settings: AllocatorSettings | None = None,
     record: bool = False,
+    streams: Sequence[int] | None = None,
 ) -> Replay:
     """Run a timeline's events (see :class:`vramplan.timeline.Timeline`) through the allocator.
 
-    `record` keeps its history.
+    `streams` is the stream of each storage, where there is more than one. `record` keeps its history.
     """
     history: list[Action] | None = [] if record else None
     allocator = CachingAllocator(capacity, settings, history)
@@ -307,7 +316,7 @@ def replay(
     try:
         for event in events:
             if event >= 0:
-                block = blocks[event] = malloc(sizes[event])
+                block = blocks[event] = malloc(sizes[event], streams[event]) if streams else malloc(sizes[event])
                 if history is not None:
                     history.append(Action("alloc", block.address, block.size))
             else:

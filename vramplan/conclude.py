@@ -56,18 +56,18 @@ def conclude(played: Played, model: str, job: Job, card: Card, peak_tensor_bytes
         peak_tensor_bytes = played.peak_tensor_bytes
     outside = outside_terms(job, card)
     outside_bytes = sum(term.num_bytes for term in outside)
-    sizes = timeline.sizes()
+    sizes, streams = timeline.sizes(), timeline.streams()
     settings = AllocatorSettings(expandable_segments=job.expandable_segments)
     verdicts, run = [], None
     for limit in dict.fromkeys((card.plannable_bytes, card.usable_bytes)):
         run = None
         if peak_tensor_bytes <= limit - outside_bytes:
-            run = replay(timeline.events, sizes, limit - outside_bytes, settings)
+            run = replay(timeline.events, sizes, limit - outside_bytes, settings, streams=streams)
         verdicts.append(run is not None and not run.out_of_memory)
         if run is not None and not run.num_retries:  # the limit was never felt: a larger one would not be either
             break
     if run is None or run.out_of_memory:  # what it would need on a card without limit
-        run = replay(timeline.events, sizes, settings=settings)
+        run = replay(timeline.events, sizes, settings=settings, streams=streams)
     peak_index = max(range(len(run.allocated)), key=run.allocated.__getitem__)
     phases = timeline.phase_peaks(run.allocated)
     loaded_end = timeline.marks[1].first_event - 1

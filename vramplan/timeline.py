@@ -37,6 +37,8 @@ class Storage:
     """Shape and dtype, such as ``1 x 2048 x 3584 bf16``."""
     in_kernel: bool = False
     """Taken by a kernel or library itself, not by a tensor of the framework."""
+    stream: int = 0
+    """CUDA stream that it is allocated on: 0 computes, others communicate."""
     rounded_bytes: int = field(init=False)
     """Bytes as the caching allocator counts them."""
 
@@ -65,6 +67,11 @@ class Timeline:
         if with_kernels:
             return [storage.rounded_bytes for storage in self.storages]
         return [0 if storage.in_kernel else storage.rounded_bytes for storage in self.storages]
+
+    def streams(self) -> list[int] | None:
+        """The stream of every storage; None where there is one alone."""
+        found = [storage.stream for storage in self.storages]
+        return found if any(found) else None
 
     def live_bytes(self, with_kernels: bool = True) -> list[int]:
         """Bytes alive after each event."""

@@ -7,6 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from vramplan.errors import UnsupportedError
 from vramplan.frameworks.source import Keys
 
 INHERITS = {"ms-swift": ("transformers",), "llamafactory": ("transformers",), "trl": ("transformers",)}
@@ -28,9 +29,13 @@ def refuse_unmodelled(keys: Keys) -> None:
     """Refuse what changes memory in ways that nothing models, unless it is off or has one of its harmless values.
 
     Raises:
-        UnsupportedError: naming it.
+        UnsupportedError: naming all of it.
     """
     table = _table("refused.json")
-    for name in (keys.framework, *INHERITS.get(keys.framework, ())):
-        for key, harmless in table.get(name, {}).items():
-            keys.only(key, *harmless)
+    refused: dict[str, list[Any]] = {}
+    for name in (*INHERITS.get(keys.framework, ()), keys.framework):
+        refused |= table.get(name, {})
+    given = [key for key in keys.source.settings if key in refused]
+    errors = [str(keys.refuse(key)) for key in given if not keys.is_harmless(key, *refused[key])]
+    if errors:
+        raise UnsupportedError("; ".join(errors))

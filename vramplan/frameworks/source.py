@@ -169,17 +169,20 @@ class Keys:
             return UnsupportedError(f"{self.framework}: {name} {why}")
         return UnsupportedError(f"{_at(found, name)}: {_short(found.value)} {why}")
 
+    def is_harmless(self, name: str, *harmless: Any) -> bool:
+        """Whether `name` is unset, off, or one of these."""
+        found = self.setting(name)
+        if found is None or found.value in ([], {}):
+            return True
+        return str(found.value).lower() in {str(one).lower() for one in (False, 0, 0.0, *harmless)}
+
     def only(self, name: str, *harmless: Any, why: str = "is not modelled yet") -> None:
-        """Refuse `name` unless it is unset or one of these.
+        """Refuse `name` unless it is unset, off, or one of these.
 
         Raises:
             UnsupportedError: naming it.
         """
-        found = self.setting(name)
-        if found is None:
-            return
-        allowed = {str(one).lower() for one in (False, 0, 0.0, *harmless)}
-        if str(found.value).lower() not in allowed and found.value not in ([], {}):
+        if not self.is_harmless(name, *harmless):
             raise self.refuse(name, why)
 
     def note(self, kind: Kind, key: str, text: str) -> None:

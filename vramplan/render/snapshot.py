@@ -35,7 +35,7 @@ def write(one: Estimate, path: Path) -> None:
     settings = AllocatorSettings(expandable_segments=one.job.expandable_segments)
     available = one.capacity_bytes - (one.device_total_bytes - one.peak_reserved_bytes)
     sizes = one.timeline.sizes()
-    run = replay(one.timeline.events, sizes, max(0, available), settings, record=True)
+    run = replay(one.timeline.events, sizes, max(0, available), settings, record=True, streams=one.timeline.streams())
     write_file(path, pickle.dumps(snapshot(one.timeline, run, settings), protocol=PICKLE_PROTOCOL))
 
 
