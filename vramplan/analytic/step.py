@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 
-from vramplan.analytic.optimizers import Weight, is_embedding, optimizer_of
+from vramplan.analytic.optimizers import Weight, is_embedding
 from vramplan.analytic.play import Setting, declare, play, play_evaluation
 from vramplan.analytic.record import Recorder
-from vramplan.analytic.tape import Parameter, StorageInfo, Tape
+from vramplan.analytic.sharing import sharing_of
+from vramplan.analytic.tape import Parameter, StorageInfo, Stored, Tape
 from vramplan.analytic.unfold import Plan, Unfolded, unfold
 from vramplan.analytic.vision import PARTS, TOWER
 from vramplan.card import Card
-from vramplan.overheads import cublas_workspace, ddp_buckets
+from vramplan.overheads import cublas_workspace
 from vramplan.roofline import Kernel
 from vramplan.timeline import Storage, Timeline
 from vramplan.units import DTYPE_BYTES
@@ -43,6 +44,36 @@ class Placed:
 
     parameter: Parameter
     layer: int | None
+
+    def storages(self) -> list[Storage]:
+        """What it is stored as."""
+        one, in_layer = self.parameter, self.layer is not None
+        return _stored(one.name, one.shape, one.dtype, one.stored, in_layer)
+
+
+@lru_cache(maxsize=4096)
+def _stored(name: str, shape: tuple[int, ...], dtype: str, stored: Stored, in_layer: bool) -> list[Storage]:
+    whole = ("", prod(shape) * DTYPE_BYTES[dtype], f"{' x '.join(map(str, shape))} {dtype}")
+    return [
+        Storage(num_bytes, "parameter", label(name, what, in_layer), formula)
+        for what, num_bytes, formula in stored or (whole,)
+    ]
+
+
+def buffers_of(setting: Setting) -> list[Storage]:
+    """What is loaded with the parameters and is none: tables and frequencies."""
+    family, config = setting.family, setting.config
+    found = []
+    rotary = family.rotary(config)
+    if rotary is not None:  # LlamaRotaryEmbedding: inv_freq and original_inv_freq
+        found += [Storage(rotary.dim // 2 * 4, "parameter", "rotary frequencies", "fp32 buffers")] * 2
+    for shape in family.buffers(config):
+        formula = f"{' x '.join(map(str, shape))} fp32"
+        found += [Storage(4 * prod(shape), "parameter", "layers.* table", formula)] * len(family.kinds(config))
+    for table in family.model.tables(config) if family.model is not None else ():
+        formula = f"{' x '.join(map(str, table.shape))} {table.dtype}"
+        found.append(Storage(table.num_elements * DTYPE_BYTES[table.dtype], "parameter", table.name, formula))
+    return found
 
 
 def _by_layer(tape: Tape) -> dict[int | None, list[Parameter]]:
@@ -166,71 +197,32 @@ class Step:
             if one.parameter.grad is not None
         ]
 
-    def _load(self, record: Recorder) -> None:
-        record.enter("loaded")
-        shown: dict[int, list[Storage]] = {}
-        for one in self.placed:
-            parameter = one.parameter
-            if id(parameter) not in shown:
-                whole = ("", parameter.num_bytes, f"{' x '.join(map(str, parameter.shape))} {parameter.dtype}")
-                shown[id(parameter)] = [
-                    Storage(size, "parameter", label(parameter.name, what, one.layer is not None), formula)
-                    for what, size, formula in parameter.stored or (whole,)
-                ]
-            for storage in shown[id(parameter)]:
-                record.allocate(storage)
-        rotary = self.setting.family.rotary(self.setting.config)
-        if rotary is not None:  # LlamaRotaryEmbedding: inv_freq and original_inv_freq
-            for _ in range(2):
-                record.allocate(Storage(rotary.dim // 2 * 4, "parameter", "rotary frequencies", "fp32 buffers"))
-        for shape in self.setting.family.buffers(self.setting.config):
-            formula = f"{' x '.join(map(str, shape))} fp32"
-            buffer = Storage(4 * prod(shape), "parameter", "layers.* table", formula)
-            for _ in self.setting.family.kinds(self.setting.config):
-                record.allocate(buffer)
-        if self.setting.family.model is not None:
-            for table in self.setting.family.model.tables(self.setting.config):
-                num_bytes = table.num_elements * DTYPE_BYTES[table.dtype]
-                formula = f"{' x '.join(map(str, table.shape))} {table.dtype}"
-                record.allocate(Storage(num_bytes, "parameter", table.name, formula))
-        if self.job.num_gpus > 1:
-            for bucket in ddp_buckets([weight.num_bytes for weight in self.trained]):
-                record.allocate(bucket)
-
-    def _optimize(self, record: Recorder, first: bool) -> None:
-        record.enter("optimizer")
-        step = optimizer_of(self.job.optimizer).step
-        weights = self.updated
-        groups = [weights]
-        if self.job.loop == "trainer":  # clip_grad_norm_; two parameter groups: with and without weight decay
-            norms = [record.allocate(Storage(4, "temporary", "gradient norms", "scalar")) for _ in weights]
-            record.free_all(reversed(norms))
-            groups = [[w for w in weights if w.decays], [w for w in weights if not w.decays]]
-        for group in groups:
-            if group:
-                step(record, group, first)
-
     @cached_property
     def timeline(self) -> Timeline:
         """Loading and two optimizer steps, each of at most two micro-steps: without gradients, and on top of them."""
         record = Recorder()
-        self._load(record)
-        marks = self.played.marks
-        micro_steps = [number for number, (phase, _) in enumerate(marks) if phase.startswith("forward")]
+        share = sharing_of(self, record)
+        record.enter("loaded")
+        share.load()
+        for buffer in buffers_of(self.setting):
+            record.allocate(buffer)
+        share.prepare()
+        record.enter("forward")
+        for _ in ("forward", "backward"):  # one for each thread
+            record.allocate(cublas_workspace(self.card))
+        events, pieces = self.played.events, self.played.pieces
+        ends = [piece.first_event for piece in pieces[1:]] + [len(events)]
         for step in range(2):
             offset = record.splice(self.storages)
-            for index in micro_steps:
-                record.enter("forward")
-                if step == 0 and index == 0:  # one for the forward thread, one for the backward thread
-                    record.allocate(cublas_workspace(self.card))
-                    record.allocate(cublas_workspace(self.card))
-                (_, begin), (_, middle), (_, end) = marks[index : index + 3]
-                record.extend(self.played.events[begin:middle], offset)
-                record.enter("backward")
-                record.extend(self.played.events[middle:end], offset)
-            self._optimize(record, first=step == 0)
-            record.free_all([offset + place for place in self.gradients])
-            record.extend(self.played.events[marks[-1][1] :], offset)  # what the loop itself holds
+            for piece, end in zip(pieces, ends, strict=True):
+                if piece.phase == "end":  # what the loop itself holds
+                    record.enter("optimizer")
+                    share.optimize(first=step == 0)
+                    share.drop_gradients(offset)
+                    record.extend(events[piece.first_event : end], offset)
+                    break
+                record.enter(piece.phase.partition(".")[0])
+                share.play(piece, events[piece.first_event : end], offset)
         return record.timeline()
 
     @cached_property

@@ -82,6 +82,14 @@ class Plan(NamedTuple):
         return 1 if layer is None else self.of(layer).copies_of(layer)
 
 
+class Piece(NamedTuple):
+    """A stretch of the unfolded record: one layer's share of one phase."""
+
+    phase: str
+    layer: int | None
+    first_event: int
+
+
 @dataclass(frozen=True, slots=True)
 class Unfolded:
     """A recording for the whole model: events over its own storages, each pointing at the played storage it repeats."""
@@ -93,8 +101,8 @@ class Unfolded:
     """First storage of each layer's section, by phase and layer of the whole model."""
     first_outside: dict[int, int]
     """First storage of each section outside the layers, by the section's number in the record."""
-    marks: list[tuple[str, int]]
-    """Phase and first event, in order."""
+    pieces: list[Piece]
+    """Where each phase and, within it, each layer's share begins, in order."""
     tape: Tape
     section_of: list[int]
     """The section that each played storage was made in."""
@@ -166,8 +174,7 @@ class _Writer:
         following = tape.sections[number + 1] if number + 1 < len(tape.sections) else None
         last_event = following.first_event if following else len(tape.events)
         last_storage = following.first_storage if following else len(tape.storages)
-        if not result.marks or result.marks[-1][0] != section.phase:
-            result.marks.append((section.phase, len(result.events)))
+        result.pieces.append(Piece(section.phase, layer, len(result.events)))
         base = len(result.source)
         if layer is None:
             result.first_outside[number] = base

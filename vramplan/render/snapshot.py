@@ -58,7 +58,7 @@ def snapshot(timeline: Timeline, replayed: Replay, settings: AllocatorSettings |
         while phase + 1 < len(phases) and timeline.marks[phase + 1].first_event <= number:
             phase += 1
         size, address = action.num_bytes, BASE + action.address
-        entry: Entry = {"addr": address, "size": size, "stream": 0, "time_us": number}
+        entry: Entry = {"addr": address, "size": size, "stream": storage.stream, "time_us": number}
         entry["frames"] = frames(storage, phases[phase])
         if action.name == "alloc":
             entry["size"] = storage.num_bytes

@@ -1,0 +1,59 @@
+"""Every card holds the whole model: one card alone, or torch's DistributedDataParallel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vramplan.analytic.optimizers import Weight, optimizer_of
+from vramplan.analytic.record import Recorder
+from vramplan.analytic.unfold import Piece
+from vramplan.overheads import ddp_buckets
+from vramplan.timeline import Storage
+
+if TYPE_CHECKING:
+    from vramplan.analytic.step import Step
+
+
+class Replicated:
+    """What a strategy does, in the order that a run comes to it; others differ from this one."""
+
+    def __init__(self, step: Step, record: Recorder) -> None:
+        self.step, self.record, self.job = step, record, step.job
+
+    def load(self) -> None:
+        """The model is on the card."""
+        for one in self.step.placed:
+            for storage in one.storages():
+                self.record.allocate(storage)
+
+    def prepare(self) -> None:
+        """What goes around the model is made."""
+        if self.job.num_gpus > 1:
+            for bucket in ddp_buckets([weight.num_bytes for weight in self.step.trained]):
+                self.record.allocate(bucket)
+
+    def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+        """One layer's share of a phase, whose storages are numbered from `offset`."""
+        self.record.extend(events, offset)
+
+    def optimize(self, first: bool) -> None:
+        """One optimizer step."""
+        record, weights = self.record, self.step.updated
+        step = optimizer_of(self.job.optimizer).step
+        if self.job.loop == "trainer":  # clip_grad_norm_
+            norms = [record.allocate(Storage(4, "temporary", "gradient norms", "scalar")) for _ in weights]
+            record.free_all(reversed(norms))
+        for group in self.groups(weights):
+            step(record, group, first)
+
+    def groups(self, weights: list[Weight]) -> list[list[Weight]]:
+        """The optimizer's parameter groups; the Trainer makes two, with and without weight decay."""
+        if self.job.loop != "trainer":
+            return [weights] if weights else []
+        both = [w for w in weights if w.decays], [w for w in weights if not w.decays]
+        return [group for group in both if group]
+
+    def drop_gradients(self, offset: int) -> None:
+        """``zero_grad``."""
+        self.record.free_all([offset + place for place in self.step.gradients])
