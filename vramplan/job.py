@@ -22,6 +22,21 @@ MAX_COUNT = 1 << 24
 """Larger batches, lengths or ranks than this are taken for a slip of the hand."""
 
 
+class Settings(BaseModel):
+    """A part of a job."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Fsdp(Settings):
+    """torch's fully sharded data parallel, in the words of accelerate's ``fsdp_config``."""
+
+    version: Literal[1, 2] = 2
+    """1: FullyShardedDataParallel; 2: fully_shard."""
+    reshard_after_forward: bool = True
+    """Whether gathered layers are dropped between forward and backward (FULL_SHARD), or kept (SHARD_GRAD_OP)."""
+
+
 class Job(BaseModel):
     """One training set-up. Field names are the field's own words; see the README for what frameworks call them."""
 
@@ -87,6 +102,8 @@ class Job(BaseModel):
     """Data-parallel degree: cards that each hold the whole model."""
     strategy: Strategy = "ddp"
     """How data-parallel cards share the work; one card alone needs none."""
+    fsdp: Fsdp = Fsdp()
+    """Settings of `strategy` fsdp."""
     expandable_segments: bool = False
     """PYTORCH_ALLOC_CONF=expandable_segments:True."""
 
@@ -99,6 +116,16 @@ class Job(BaseModel):
             for name in sorted(self.model_fields_set)
             if not (unused and name.startswith("lora_"))
         }
+
+    @property
+    def computed_dtype(self) -> str | None:
+        """What FSDP's mixed precision gathers weights in; None where torch.autocast or nothing casts."""
+        return self.autocast if self.strategy == "fsdp" and self.autocast != "none" else None
+
+    @property
+    def casts(self) -> bool:
+        """Whether the forward runs under torch.autocast; accelerate leaves that out around ``fully_shard``."""
+        return self.autocast != "none" and (self.strategy != "fsdp" or self.fsdp.version == 1)
 
     @property
     def global_batch_size(self) -> int:

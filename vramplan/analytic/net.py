@@ -28,6 +28,9 @@ class Training:
     """Module names that get an adapter; None is every linear layer but the output head."""
     lora_dropout: float = 0.0
     adapter_dtype: str = "fp32"
+    adapter_input: str | None = None
+    """Dtype that PEFT casts an adapter's input to, where that is not the one it is computed in (FSDP1: the adapter is
+    not gathered yet)."""
     quantize: str = "none"
     """How frozen linear layers are stored: none, nf4, or nf4-double, whose scales are quantized as well."""
     input_needs_grad: bool = False
@@ -139,7 +142,10 @@ class Net:
         training = self.training
         result_dtype = out.dtype
         down, up = self._adapter(name, x.shape[-1], out.shape[-1])
-        cast = ops.to(x, down.dtype, "input cast to the adapter's dtype")  # `x` itself lives as the module's argument
+        given = ops.to(
+            x, training.adapter_input or down.dtype, "input cast to the adapter's dtype"
+        )  # as `x` itself lives
+        cast = ops.to(given, down.dtype, "input cast to the adapter's dtype")
         delta = ops.scale(
             ops.linear(
                 ops.linear(ops.dropout(cast, training.lora_dropout), down, None, "lora_A output"),

@@ -47,12 +47,13 @@ class Setting:
         job = self.job
         lora = job.method != "full"
         return Training(
-            dtype=job.dtype,
+            dtype=job.computed_dtype or job.dtype,
             full=not lora,
             lora_rank=job.lora_rank if lora else 0,
             lora_targets=job.lora_targets,
             lora_dropout=job.lora_dropout,
-            adapter_dtype=job.lora_dtype,
+            adapter_dtype=job.computed_dtype or job.lora_dtype,
+            adapter_input=job.lora_dtype if job.computed_dtype and job.fsdp.version == 1 else None,
             quantize="nf4-double" if job.quantize == "nf4" and job.double_quant else job.quantize,
             input_needs_grad=job.checkpointing == "full",  # modeling_utils.py: activation_checkpointing_enable
         )
@@ -178,9 +179,9 @@ def image_inputs(tape: Tape, seen: Seen, samples: int, images: int, length: int)
 def run_forward(net: Net, setting: Setting, phase: str, batch: Batch) -> Tensor:
     """``model(input_ids, labels=labels).loss`` under the job's autocast; accelerate converts the outputs to fp32."""
     job = setting.job
-    with net.tape.autocasting(None if job.autocast == "none" else job.autocast):
+    with net.tape.autocasting(job.autocast if job.casts else None):
         loss, given = forward(net, setting, phase, batch)
-    if job.loop == "trainer" and job.autocast != "none":
+    if job.loop == "trainer" and job.casts:
         outputs = given + net.features
         converted = [ops.to(one, "fp32", "outputs converted to fp32 (accelerate)") for one in outputs]
         del given, outputs, converted

@@ -6,7 +6,7 @@ The second step is the one that counts: optimizer states are there by then while
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -225,11 +225,10 @@ class Step:
                 share.play(piece, events[piece.first_event : end], offset)
         return record.timeline()
 
-    @cached_property
-    def gradients(self) -> list[int]:
-        """Where each trained weight's gradient lies among the played step's storages."""
+    def gradients_of(self, placed: Iterable[Placed]) -> list[int]:
+        """Where the gradient of each of these weights lies among the played step's storages."""
         found = []
-        for one in self.placed:
+        for one in placed:
             grad = one.parameter.grad
             if grad is not None:
                 found.append(self.played.place(grad.storage.id, one.layer))  # type: ignore[union-attr]

@@ -234,6 +234,8 @@ class Tape:
         self.events: list[int] = []
         self.storages: list[StorageInfo] = []
         self.kept: set[int] = set()
+        self.added: set[int] = set()
+        """Gradients of weights that are added to earlier ones, and freed."""
         self.kernels: list[Kernel] = []
         self.sections: list[Section] = []
         self.parameters: dict[tuple[int | None, str], Parameter] = {}
@@ -434,6 +436,8 @@ class Tape:
         assert grad is not None
         if node.grad is not None:
             self.work(0, 3 * grad.num_bytes, grad.dtype)
+            if node.name and isinstance(grad.storage, Storage):
+                self.added.add(grad.storage.id)
             return
         if node.name:
             self.module = node.name

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vramplan.analytic.record import Recorder
+from vramplan.analytic.sharing.fsdp1 import Fsdp1
+from vramplan.analytic.sharing.fsdp2 import Fsdp2
 from vramplan.analytic.sharing.replicated import Replicated
 
 if TYPE_CHECKING:
@@ -13,4 +15,5 @@ if TYPE_CHECKING:
 
 def sharing_of(step: Step, record: Recorder) -> Replicated:
     """What the job's strategy makes of a played step."""
-    return Replicated(step, record)
+    kind = {"ddp": Replicated, "fsdp": Fsdp1 if step.job.fsdp.version == 1 else Fsdp2}[step.job.strategy]
+    return kind(step, record)

@@ -39,8 +39,12 @@ class Replicated:
 
     def optimize(self, first: bool) -> None:
         """One optimizer step."""
-        record, weights = self.record, self.step.updated
-        step = optimizer_of(self.job.optimizer).step
+        self.update(self.step.updated, first)
+
+    def update(self, weights: list[Weight], first: bool, optimizer: str | None = None) -> None:
+        """What the job's optimizer, or another, does to these weights."""
+        record = self.record
+        step = optimizer_of(optimizer or self.job.optimizer).step
         if self.job.loop == "trainer":  # clip_grad_norm_
             norms = [record.allocate(Storage(4, "temporary", "gradient norms", "scalar")) for _ in weights]
             record.free_all(reversed(norms))
@@ -56,4 +60,4 @@ class Replicated:
 
     def drop_gradients(self, offset: int) -> None:
         """``zero_grad``."""
-        self.record.free_all([offset + place for place in self.step.gradients])
+        self.record.free_all([offset + place for place in self.step.gradients_of(self.step.placed)])

@@ -1,0 +1,174 @@
+"""torch's ``FullyShardedDataParallel`` (FSDP1) as transformers and accelerate 1.15 set it up: flat weights, in parts.
+
+A unit (a layer; around them the root, with all the rest) is one flat tensor, gathered for its forward and again for its
+backward (torch 2.13, distributed/fsdp: _flat_param.py, _runtime_utils.py). Its gradient is one flat tensor as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vramplan.analytic.optimizers import Weight
+from vramplan.analytic.record import Recorder
+from vramplan.analytic.sharing.fsdp2 import stored_dtype
+from vramplan.analytic.sharing.replicated import Replicated
+from vramplan.analytic.unfold import Piece
+from vramplan.timeline import Storage
+from vramplan.units import DTYPE_BYTES, ceil_div, round_up
+
+if TYPE_CHECKING:
+    from vramplan.analytic.step import Placed, Step
+
+GATHER, REDUCE, CAST = 1, 2, 3
+"""Streams."""
+ALIGNMENT_BYTES = 16
+"""Of each weight within the flat one, where ``use_orig_params`` (_flat_param.py: _get_aligned_numel)."""
+
+
+class Unit:
+    """One flat weight; weights that train and that do not are never in one."""
+
+    def __init__(self, name: str, members: list[Placed], stored: str, cards: int) -> None:
+        self.members = members
+        first = members[0].parameter
+        used, self.trains = first.dtype, first.trains
+        align, count = ALIGNMENT_BYTES // DTYPE_BYTES[used], 0
+        for one in members:
+            count = round_up(count, align) + one.parameter.num_elements
+        own = ceil_div(count, cards)
+        size = DTYPE_BYTES[used]
+        self.cast = Storage(
+            own * size if stored != used else 0, "communication", f"{name}: own part, cast", stream=CAST
+        )
+        self.whole = Storage(own * cards * size, "communication", f"{name}: gathered weights", stream=GATHER)
+        self.flat = Storage(own * cards * size, "gradient", f"{name}: gradients of the whole unit")
+        self.reduced = Storage(own * size, "communication", f"{name}: reduced gradients", stream=REDUCE)
+        self.gradient = Storage(own * DTYPE_BYTES[stored], "gradient", f"{name} gradients", "own part", stream=REDUCE)
+        self.part = Weight(name, (own,), stored)
+
+
+class Fsdp1(Replicated):
+    """One card's part of a run."""
+
+    def __init__(self, step: Step, record: Recorder) -> None:
+        super().__init__(step, record)
+        job, cards = self.job, self.job.num_gpus
+        places: dict[tuple[int | None, bool], list[Placed]] = {}
+        for one in step.placed:
+            places.setdefault((one.layer, one.parameter.is_adapter), []).append(one)
+        self.units: dict[int | None, list[Unit]] = {None: []}
+        for (layer, is_adapter), members in places.items():
+            name = "root" if layer is None else "layers.* adapters" if is_adapter else "layers.*"
+            unit = Unit(name, members, stored_dtype(members[0].parameter, job), cards)
+            self.units.setdefault(layer, []).append(unit)
+        self.whole: dict[Unit, int] = {}
+        """Flat weights that are gathered."""
+        self.flat: dict[Unit, int] = {}
+        """Gradients that wait for the last micro-step."""
+        self.gradients: list[int] = []
+        self.late: list[int] = []
+        """Gradients that wait for their unit's others."""
+        self.waiting: list[Unit] = []
+        """Frozen units, which go when the unit before is there."""
+        self.phase, self.inside = "", False
+
+    @property
+    def all_units(self) -> list[Unit]:
+        """Root first."""
+        return [unit for units in self.units.values() for unit in units]
+
+    def load(self) -> None:
+        """Own part of every unit."""
+        for unit in self.all_units:
+            formula = f"{unit.part.num_elements} {unit.part.dtype}, own part"
+            self.record.allocate(Storage(unit.part.num_bytes, "parameter", unit.part.name, formula))
+
+    def prepare(self) -> None:
+        """No buckets."""
+
+    def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+        """Gather before, drop or reduce behind; the root stays from the beginning to the end."""
+        if piece.phase != self.phase:
+            self.phase, self.inside = piece.phase, False
+            self._gather(self.units[None])
+        backward = piece.phase.startswith("backward")
+        if piece.layer is None:
+            self._extend(events, offset)
+            if backward and self.inside:
+                self._finish(self.units[None], offset)
+                self._drop(self.waiting)
+            return
+        self.inside = True
+        units = self.units[piece.layer]
+        self._gather(units)
+        if backward:
+            self._drop(self.waiting)
+        self._extend(events, offset)
+        if backward:
+            self._finish(units, offset)
+        elif self.job.fsdp.reshard_after_forward:
+            self._drop(units)
+
+    def _extend(self, events: Sequence[int], offset: int) -> None:
+        """All but the end of each weight's gradient, which waits until those of its unit are put together."""
+        added, source = self.step.tape.added, self.step.played.source
+        late = [event for event in events if event < 0 and source[~event] in added] if added else []
+        if late:
+            events = [event for event in events if event >= 0 or source[~event] not in added]
+            self.late += [offset + ~event for event in late]
+        self.record.extend(events, offset)
+
+    def _gather(self, units: list[Unit]) -> None:
+        for unit in units:
+            if unit in self.whole:
+                continue
+            cast = self.record.allocate(unit.cast) if unit.cast.num_bytes else None
+            self.whole[unit] = self.record.allocate(unit.whole)
+            if cast is not None:
+                self.record.free(cast)
+
+    def _drop(self, units: list[Unit]) -> None:
+        for unit in list(units):
+            if unit in self.whole:
+                self.record.free(self.whole.pop(unit))
+        if units is self.waiting:
+            units.clear()
+
+    def _finish(self, units: list[Unit], offset: int) -> None:
+        """One flat gradient from all; in the last micro-step it is reduced, before that it stays (``no_sync``)."""
+        record, last = self.record, self.phase == f"backward.{self.step.micro_steps - 1}"
+        for unit in units:
+            if not unit.trains:
+                self.waiting.append(unit)
+                continue
+            flat = record.allocate(unit.flat)
+            if self.phase == "backward.0":
+                record.free_all(offset + place for place in self.step.gradients_of(unit.members))
+            record.free_all(self.late)
+            self.late.clear()
+            if unit in self.flat:
+                record.free(flat)
+            else:
+                self.flat[unit] = flat
+            if not last:
+                if self.job.fsdp.reshard_after_forward:
+                    self._drop([unit])
+                continue
+            self._drop([unit])
+            reduced = record.allocate(unit.reduced)
+            if unit.gradient.num_bytes == unit.reduced.num_bytes:
+                self.gradients.append(reduced)
+            else:
+                self.gradients.append(record.allocate(unit.gradient))
+                record.free(reduced)
+            record.free(self.flat.pop(unit))
+
+    def optimize(self, first: bool) -> None:
+        """Every card updates its own parts."""
+        self.update([unit.part for unit in self.all_units if unit.trains], first)
+
+    def drop_gradients(self, offset: int) -> None:
+        """``zero_grad``."""
+        self.record.free_all(self.gradients)
+        self.gradients.clear()

@@ -1,0 +1,269 @@
+"""torch's ``fully_shard`` (FSDP2) as accelerate 1.15 sets it up: each card keeps some rows of every weight.
+
+The weights of a group (a layer; the embedding; the final norm and the head) are gathered when they are needed, and
+their gradients are reduced when these are there (torch 2.13, distributed/fsdp/_fully_shard: _fsdp_param_group.py,
+_fsdp_collectives.py). What is allocated on the streams that communicate does not serve the one that computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vramplan.analytic.optimizers import Weight, is_embedding
+from vramplan.analytic.record import Recorder
+from vramplan.analytic.sharing.replicated import Replicated
+from vramplan.analytic.unfold import Piece
+from vramplan.timeline import Storage
+from vramplan.units import DTYPE_BYTES, ceil_div
+
+if TYPE_CHECKING:
+    from vramplan.analytic.step import Placed, Step
+    from vramplan.analytic.tape import Parameter
+    from vramplan.job import Job
+
+COMPUTE, GATHER, REDUCE = 0, 1, 2
+"""Streams."""
+
+
+FOREACH = ("adamw_torch", "adamw_hf")
+"""Optimizers that take all weights at once, but not DTensors (torch/optim/optimizer.py: _foreach_supported_types)."""
+
+
+class Group:
+    """Weights that are gathered and reduced together."""
+
+    def __init__(self, name: str, members: list[Placed], shares: list[Weight], cards: int, keeps: bool) -> None:
+        self.keeps = keeps
+        """Whether it stays gathered between its forward and its backward."""
+        self.members, self.shares = members, shares
+        parts = [(share, one.parameter) for one, share in zip(members, shares, strict=True)]
+        used = [share.num_elements * DTYPE_BYTES[parameter.dtype] for share, parameter in parts]
+        cast = sum(size for size, (share, parameter) in zip(used, parts, strict=True) if share.dtype != parameter.dtype)
+        trained = [(size, share.num_bytes) for size, (share, p) in zip(used, parts, strict=True) if p.trains]
+        gradients, stored = sum(size for size, _ in trained), sum(size for _, size in trained)
+        self.cast = _buffer(cast, f"{name}: own rows, cast", GATHER)
+        self.packet = _buffer(cards * sum(used), f"{name}: all rows, as received", GATHER)
+        self.weights = [
+            Storage(cards * size, "communication", f"{name}: gathered weights", "all rows") for size in used
+        ]
+        self.to_reduce = _buffer(cards * gradients, f"{name}: gradients to reduce", COMPUTE)
+        self.reduced = _buffer(gradients, f"{name}: reduced gradients", REDUCE)
+        self.gradient = Storage(stored, "gradient", f"{name} gradients", "own rows", stream=REDUCE)
+        self.trains = bool(trained)
+
+
+def _buffer(num_bytes: int, label: str, stream: int) -> Storage:
+    return Storage(num_bytes, "communication", label, "", stream=stream)
+
+
+def stored_dtype(parameter: Parameter, job: Job) -> str:
+    """Accelerate keeps what trains in fp32 wherever there is mixed precision; the rest stays as it was loaded."""
+    if parameter.trains and job.autocast != "none":
+        return "fp32"
+    return job.lora_dtype if parameter.is_adapter else job.dtype
+
+
+class Fsdp2(Replicated):
+    """One card's part of a run."""
+
+    def __init__(self, step: Step, record: Recorder) -> None:
+        super().__init__(step, record)
+        self.shares = [self._share(one) for one in step.placed]
+        self.before, self.layers, self.behind = self._groups()
+        self.order = [*self.before, *self.layers.values(), *self.behind]
+        self.weights: dict[Group, list[int]] = {}
+        """Gathered weights that are there."""
+        self.packets: dict[Group, int] = {}
+        """What was received and is not copied out."""
+        self.held: int | None = None
+        """The packet of the group before, which goes when the next is copied out."""
+        self.sent: int | None = None
+        """Gradients on their way."""
+        self.gradients: list[int] = []
+        self.phase, self.inside = "", False
+        self.finished: set[Group] = set()
+        """Groups whose backward is over."""
+        self.embedding_needs_grad = self.job.method == "full" or self.job.checkpointing == "full"
+        """Whether the first layer's input does: else nothing tells when that layer's backward is over."""
+
+    def _share(self, one: Placed) -> Weight:
+        """Rows of the first dimension, as many on every card, padding included."""
+        parameter, job = one.parameter, self.job
+        rows, *others = parameter.shape
+        return Weight(parameter.name, (ceil_div(rows, job.num_gpus), *others), stored_dtype(parameter, job))
+
+    def _groups(self) -> tuple[list[Group], dict[int, Group], list[Group]]:
+        """What comes before the layers, the layers, what comes behind them (accelerate, fsdp_utils.py).
+
+        The last group stays gathered, and so does the root, which has whatever no other group has.
+        """
+        tied = self.step.setting.family.is_tied(self.step.setting.config)
+        by_place: dict[int | str, list[tuple[Placed, Weight]]] = {}
+        for one, share in zip(self.step.placed, self.shares, strict=True):
+            place: int | str = "behind" if one.layer is None else one.layer
+            if (one.layer is None and is_embedding(share.name)) or (one.layer is None and tied):
+                place = "before"
+            elif one.layer is None and self.job.method != "full" and not share.name.startswith("lm_head"):
+                place = "root"
+            by_place.setdefault(place, []).append((one, share))
+        cards, names = self.job.num_gpus, {"before": "embedding", "behind": "norm and head", "root": "norm"}
+
+        def group(place: int | str, keeps: bool) -> Group:
+            members = [one for one, _ in by_place[place]]
+            name = names[place] if isinstance(place, str) else "layers.*"
+            return Group(name, members, [share for _, share in by_place[place]], cards, keeps)
+
+        keeps = not self.job.fsdp.reshard_after_forward
+        layers = {place: group(place, keeps) for place in by_place if isinstance(place, int)}
+        root = [group("root", True)] if "root" in by_place else []
+        behind = [group("behind", True)] if "behind" in by_place else []
+        return [*root, group("before", tied or keeps)], layers, behind
+
+    # -- loading -------------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Own rows of every weight."""
+        for share, one in zip(self.shares, self.step.placed, strict=True):
+            label = f"{'layers.*.' if one.layer is not None else ''}{share.name}"
+            formula = f"{' x '.join(map(str, share.shape))} {share.dtype}, own rows"
+            self.record.allocate(Storage(share.num_bytes, "parameter", label, formula))
+
+    def prepare(self) -> None:
+        """No buckets."""
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+        """Gather before, drop or reduce behind."""
+        if piece.phase != self.phase:
+            self.phase, self.inside = piece.phase, False
+            self._free_held()
+        groups = self.behind if self.inside else self.before
+        if piece.layer is not None:
+            self.inside, groups = True, [self.layers[piece.layer]]
+        if piece.phase.startswith("backward"):
+            self._backward(piece, groups, events, offset)
+        else:
+            self._forward(groups, events, offset)
+
+    def _forward(self, groups: list[Group], events: Sequence[int], offset: int) -> None:
+        for group in groups:
+            if group not in self.weights:
+                self._request(group)
+                packet = self._receive(group)
+                self._free_held()
+                self.held = packet
+        self.record.extend(events, offset)
+        for group in groups:
+            if not group.keeps:
+                self._drop(group)
+
+    def _request(self, group: Group) -> None:
+        """All-gather, unless it is there or on its way."""
+        if group in self.weights or group in self.packets:
+            return
+        cast = self.record.allocate(group.cast) if group.cast.num_bytes else None
+        self.packets[group] = self.record.allocate(group.packet)
+        if cast is not None:
+            self.record.free(cast)
+
+    def _receive(self, group: Group) -> int:
+        """Copy the weights out of what was received."""
+        self.weights[group] = [self.record.allocate(storage) for storage in group.weights]
+        return self.packets.pop(group)
+
+    def _free_held(self) -> None:
+        if self.held is not None:
+            self.record.free(self.held)
+            self.held = None
+
+    def _drop(self, group: Group) -> None:
+        self.record.free_all(self.weights.pop(group, ()))
+
+    def _backward(self, piece: Piece, groups: list[Group], events: Sequence[int], offset: int) -> None:
+        """Groups come back in the opposite order; what is outside the layers comes first and last."""
+        record = self.record
+        if piece.layer is not None:
+            self._prepare_backward(groups[0])
+            record.extend(events, offset)
+            if groups == self.order[len(self.before) : len(self.before) + 1] and not self.embedding_needs_grad:
+                return
+            self._finish_backward(groups[0], offset)
+        elif not self.inside:  # the loss has its gradient before the head asks for weights
+            head = self._first_of_head(events)
+            record.extend(events[:head], offset)
+            self._prepare_backward(self.order[-1])
+            record.extend(events[head:], offset)
+            for group in self.behind:
+                self._finish_backward(group, offset)
+        else:
+            if self.embedding_needs_grad:
+                self._prepare_backward(self.before[-1])
+            record.extend(events, offset)
+            self._end_backward(offset)
+
+    def _end_backward(self, offset: int) -> None:
+        """What is left over: groups that got no call of their own, packets, gradients on their way."""
+        for group in [*self.before, *self.layers.values()]:
+            if group not in self.finished:
+                self._finish_backward(group, offset)
+            if group in self.packets:  # asked for and never used
+                self.record.free(self.packets.pop(group))
+        self.finished.clear()
+        self._arrived()
+
+    def _first_of_head(self, events: Sequence[int]) -> int:
+        """Where the head's own backward begins."""
+        storages, sources = self.step.tape.storages, self.step.played.source
+        for number, event in enumerate(events):
+            if event >= 0 and storages[sources[event]].module == "lm_head":
+                return number
+        return 0
+
+    def _prepare_backward(self, group: Group) -> None:
+        """Have its weights, and ask for those of the group that comes next."""
+        if group not in self.weights:
+            self._request(group)
+            self.record.free(self._receive(group))
+        place = self.order.index(group)
+        if place:
+            self._request(self.order[place - 1])
+
+    def _finish_backward(self, group: Group, offset: int) -> None:
+        """Drop its weights, and in an optimizer step's last micro-step reduce its gradients.
+
+        Until then gradients stay whole (accelerate: set_requires_gradient_sync).
+        """
+        record = self.record
+        self.finished.add(group)
+        self._drop(group)
+        if self.phase != f"backward.{self.step.micro_steps - 1}":
+            return
+        self._arrived()
+        if not group.trains:
+            return
+        self.sent = record.allocate(group.to_reduce)
+        *others, last = self.step.gradients_of(group.members)
+        record.free_all(offset + place for place in others)
+        reduced = record.allocate(group.reduced) if group.gradient.num_bytes != group.reduced.num_bytes else None
+        self.gradients.append(record.allocate(group.gradient))
+        if reduced is not None:
+            record.free(reduced)
+        record.free(offset + last)  # foreach_reduce's loop still names it
+
+    def _arrived(self) -> None:
+        if self.sent is not None:
+            self.record.free(self.sent)
+            self.sent = None
+
+    def optimize(self, first: bool) -> None:
+        """Every card updates its own rows."""
+        pairs = zip(self.shares, self.step.placed, strict=True)
+        name = "adamw_torch_loop" if self.job.optimizer in FOREACH else self.job.optimizer
+        self.update([share for share, one in pairs if one.parameter.grad is not None], first, name)
+
+    def drop_gradients(self, offset: int) -> None:
+        """``zero_grad``."""
+        self.record.free_all(self.gradients)
+        self.gradients.clear()
