@@ -22,7 +22,7 @@ def check_job(job: Job, card: Card) -> None:
             f"--quantize {job.quantize} with --method {job.method}: "
             + ("is not modelled yet; use --method lora" if job.method == "dora" else "quantized weights cannot train")
         )
-    if job.strategy not in ("ddp", "fsdp"):
+    if job.strategy not in ("ddp", "fsdp", "zero1", "zero2"):
         raise UnsupportedError(
             f"--strategy {job.strategy} is not modelled yet; modelled: ddp, where every card holds the whole model"
         )

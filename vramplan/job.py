@@ -16,6 +16,7 @@ Attention = Literal["sdpa", "flash", "eager"]
 Loss = Literal["standard", "sliced", "liger", "chunked"]
 Loop = Literal["trainer", "plain"]
 Part = Literal["frozen", "train", "lora"]
+Offload = Literal["none", "optimizer", "all"]
 Strategy = Literal["ddp", "zero1", "zero2", "zero3", "fsdp"]
 
 MAX_COUNT = 1 << 24
@@ -35,6 +36,16 @@ class Fsdp(Settings):
     """1: FullyShardedDataParallel; 2: fully_shard."""
     reshard_after_forward: bool = True
     """Whether gathered layers are dropped between forward and backward (FULL_SHARD), or kept (SHARD_GRAD_OP)."""
+
+
+class Zero(Settings):
+    """DeepSpeed's ``zero_optimization``; null: what transformers fills in for "auto"."""
+
+    reduce_bucket_size: int | None = Field(default=None, gt=0)
+    """Elements of the bucket that gradients are reduced in; auto: hidden size squared; unset in DeepSpeed's own JSON:
+    500,000,000."""
+    overlap_comm: bool = False
+    """Whether reduction overlaps with the backward, at stage 2 with a second bucket."""
 
 
 class Job(BaseModel):
@@ -102,6 +113,10 @@ class Job(BaseModel):
     """Data-parallel degree: cards that each hold the whole model."""
     strategy: Strategy = "ddp"
     """How data-parallel cards share the work; one card alone needs none."""
+    offload: Offload = "none"
+    """What the host keeps instead of the cards: optimizer (states and their update), all (weights as well)."""
+    zero: Zero = Zero()
+    """Settings of `strategy` zero1 to zero3."""
     fsdp: Fsdp = Fsdp()
     """Settings of `strategy` fsdp."""
     expandable_segments: bool = False

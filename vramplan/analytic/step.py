@@ -6,7 +6,7 @@ The second step is the one that counts: optimizer states are there by then while
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -194,7 +194,7 @@ class Step:
         return [
             Weight(one.parameter.name, one.parameter.shape, one.parameter.dtype)
             for one in self.placed
-            if one.parameter.grad is not None
+            if one.parameter.is_reached
         ]
 
     @cached_property
@@ -224,6 +224,11 @@ class Step:
                 record.enter(piece.phase.partition(".")[0])
                 share.play(piece, events[piece.first_event : end], offset)
         return record.timeline()
+
+    def head_begins(self, events: Sequence[int]) -> int:
+        """Which of these events of a backward is the output head's first."""
+        storages, source = self.tape.storages, self.played.source
+        return next((n for n, e in enumerate(events) if e >= 0 and storages[source[e]].module == "lm_head"), 0)
 
     def gradients_of(self, placed: Iterable[Placed]) -> list[int]:
         """Where the gradient of each of these weights lies among the played step's storages."""

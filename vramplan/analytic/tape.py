@@ -145,13 +145,14 @@ class Tensor:
 class Accumulate(Node):
     """AccumulateGrad: the end of the graph at a leaf, which it keeps. It runs as soon as its gradient is whole."""
 
-    __slots__ = ("grad", "leaf", "name", "reorders")
+    __slots__ = ("grad", "leaf", "name", "reached", "reorders")
 
     def __init__(self, tape: Tape, leaf: Tensor, name: str = "") -> None:
         super().__init__(tape, (), lambda: [])
         self.leaf = leaf.detach()  # not `leaf` itself: the two would keep each other alive
         self.name = name
         self.grad: Tensor | None = None
+        self.reached = False
         self.reorders = False
         self.sequence = 1 << 60  # UINT64_MAX in engine.cpp: first in the queue
 
@@ -192,8 +193,13 @@ class Parameter(Tensor):
         return self.node is not None
 
     @property
+    def is_reached(self) -> bool:
+        """Whether a backward pass has made a gradient for it."""
+        return isinstance(self.node, Accumulate) and self.node.reached
+
+    @property
     def grad(self) -> Tensor | None:
-        """Its gradient, once a backward pass has made one."""
+        """That gradient, where it stays."""
         return self.node.grad if isinstance(self.node, Accumulate) else None
 
 
@@ -235,7 +241,9 @@ class Tape:
         self.storages: list[StorageInfo] = []
         self.kept: set[int] = set()
         self.added: set[int] = set()
-        """Gradients of weights that are added to earlier ones, and freed."""
+        """Gradients of weights that do not stay: added to earlier ones, or taken away (`gives_gradients`)."""
+        self.gives_gradients = False
+        """Whether somebody takes each weight's gradient as it comes."""
         self.kernels: list[Kernel] = []
         self.sections: list[Section] = []
         self.parameters: dict[tuple[int | None, str], Parameter] = {}
@@ -434,6 +442,7 @@ class Tape:
         alone = _holders(grads, 0)[0] == self.alone[0]  # whoever else holds the storage does not matter here
         grad = grads.pop()
         assert grad is not None
+        node.reached = True
         if node.grad is not None:
             self.work(0, 3 * grad.num_bytes, grad.dtype)
             if node.name and isinstance(grad.storage, Storage):
@@ -446,7 +455,10 @@ class Tape:
         if node.name and isinstance(grad.storage, Storage):
             id = grad.storage.id
             self.storages[id] = self.storages[id]._replace(category="gradient", module=node.name, what="gradient")
-        node.grad = grad
+        if node.name and self.gives_gradients and isinstance(grad.storage, Storage):
+            self.added.add(grad.storage.id)
+        else:
+            node.grad = grad
 
     # -- modes -------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from vramplan.analytic.record import Recorder
 from vramplan.analytic.sharing.fsdp1 import Fsdp1
 from vramplan.analytic.sharing.fsdp2 import Fsdp2
 from vramplan.analytic.sharing.replicated import Replicated
+from vramplan.analytic.sharing.zero import Zero
 
 if TYPE_CHECKING:
     from vramplan.analytic.step import Step
@@ -15,5 +16,10 @@ if TYPE_CHECKING:
 
 def sharing_of(step: Step, record: Recorder) -> Replicated:
     """What the job's strategy makes of a played step."""
-    kind = {"ddp": Replicated, "fsdp": Fsdp1 if step.job.fsdp.version == 1 else Fsdp2}[step.job.strategy]
-    return kind(step, record)
+    kinds: dict[str, type[Replicated]] = {
+        "ddp": Replicated,
+        "zero1": Zero,
+        "zero2": Zero,
+        "fsdp": Fsdp1 if step.job.fsdp.version == 1 else Fsdp2,
+    }
+    return kinds[step.job.strategy](step, record)

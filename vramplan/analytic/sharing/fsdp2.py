@@ -191,7 +191,7 @@ class Fsdp2(Replicated):
                 return
             self._finish_backward(groups[0], offset)
         elif not self.inside:  # the loss has its gradient before the head asks for weights
-            head = self._first_of_head(events)
+            head = self.step.head_begins(events)
             record.extend(events[:head], offset)
             self._prepare_backward(self.order[-1])
             record.extend(events[head:], offset)
@@ -212,14 +212,6 @@ class Fsdp2(Replicated):
                 self.record.free(self.packets.pop(group))
         self.finished.clear()
         self._arrived()
-
-    def _first_of_head(self, events: Sequence[int]) -> int:
-        """Where the head's own backward begins."""
-        storages, sources = self.step.tape.storages, self.step.played.source
-        for number, event in enumerate(events):
-            if event >= 0 and storages[sources[event]].module == "lm_head":
-                return number
-        return 0
 
     def _prepare_backward(self, group: Group) -> None:
         """Have its weights, and ask for those of the group that comes next."""
@@ -261,7 +253,7 @@ class Fsdp2(Replicated):
         """Every card updates its own rows."""
         pairs = zip(self.shares, self.step.placed, strict=True)
         name = "adamw_torch_loop" if self.job.optimizer in FOREACH else self.job.optimizer
-        self.update([share for share, one in pairs if one.parameter.grad is not None], first, name)
+        self.update([share for share, one in pairs if one.parameter.is_reached], first, name)
 
     def drop_gradients(self, offset: int) -> None:
         """``zero_grad``."""

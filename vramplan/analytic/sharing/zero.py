@@ -1,0 +1,262 @@
+"""DeepSpeed's ZeRO 1 and 2 as transformers and accelerate set them up: states, and at 2 gradients, are divided.
+
+Mirrors deepspeed 0.19's runtime/zero/stage_1_and_2.py (DeepSpeedZeroOptimizer) on rank 0, which has the embedding:
+the weights of a parameter group are one flat tensor, of which each card updates a part in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from vramplan.analytic.optimizers import Weight, optimizer_of
+from vramplan.analytic.record import Recorder
+from vramplan.analytic.sharing.replicated import Replicated
+from vramplan.analytic.unfold import Piece
+from vramplan.timeline import Storage
+from vramplan.units import DTYPE_BYTES, ceil_div
+
+if TYPE_CHECKING:
+    from vramplan.analytic.step import Placed, Step
+
+ALIGNMENT = 2
+"""Elements that each card's part of a flat tensor is a multiple of (nccl_start_alignment_factor)."""
+NORM_BYTES = 8
+"""Gradient norms are taken in fp64 (runtime/zero/stage_1_and_2.py: get_grad_norm_direct)."""
+
+
+def flat(count: int, dtype: str, category: str, label: str) -> Storage:
+    """A flat tensor."""
+    return Storage(count * DTYPE_BYTES[dtype], category, label, f"{count:,} {dtype}")
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A weight that trains, and where it lies in its group's flat tensor."""
+
+    placed: Placed
+    group: int
+    offset: int
+    count: int
+
+    def owners(self, part: int) -> range:
+        """The cards whose parts it lies in."""
+        return range(self.offset // part, (self.offset + self.count - 1) // part + 1)
+
+    def on_first(self, part: int) -> int:
+        """Elements of it in the first card's part."""
+        return max(0, min(self.count, part - self.offset))
+
+
+class Divided(Replicated):
+    """What all stages have in common: gradients go into a bucket, which is reduced when it is full."""
+
+    def __init__(self, step: Step, record: Recorder) -> None:
+        super().__init__(step, record)
+        self.dtype, self.cards = self.job.dtype, self.job.num_gpus
+        self.trained = self._trained()
+        hidden = step.setting.family.shape(step.setting.config).hidden
+        self.bucket_size = self.job.zero.reduce_bucket_size or hidden**2
+        self.filled: list[Trained] = []
+        """Weights whose gradients wait in the bucket."""
+        self.large: list[int] = []
+        """Gradients beside it, too large for it."""
+        self.phase, self.inside = "", False
+
+    def _trained(self) -> dict[tuple[int | None, str], Trained]:
+        """In order of the groups: the Trainer makes two, with and without weight decay."""
+        found, offsets = {}, [0, 0]
+        for group in (0, 1):
+            for one in self.step.placed:
+                plain = self.job.loop == "trainer" and len(one.parameter.shape) < 2
+                if one.parameter.trains and plain == bool(group):
+                    count = one.parameter.num_elements
+                    found[one.layer, one.parameter.name] = Trained(one, group, offsets[group], count)
+                    offsets[group] += count
+        return found
+
+    @property
+    def group_sizes(self) -> list[int]:
+        """Elements of each group that has any."""
+        groups = groupby(self.trained.values(), key=lambda one: one.group)
+        return [sum(one.count for one in group) for _, group in groups]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the optimizer steps behind this micro-batch."""
+        return self.phase == f"backward.{self.step.micro_steps - 1}"
+
+    def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+        """Gradients go as they come."""
+        if piece.phase != self.phase:
+            self.phase, self.inside = piece.phase, False
+        self.inside = self.inside or piece.layer is not None
+        if not piece.phase.startswith("backward"):
+            self.record.extend(events, offset)
+            return
+        source, tape = self.step.played.source, self.step.tape
+        done = 0
+        for number, event in enumerate(events):
+            if event < 0 and tape.gives_gradients and source[~event] in tape.added:
+                self.record.extend(events[done:number], offset)
+                done = number + 1
+                name = tape.storages[source[~event]].module
+                self.arrived(self.trained[piece.layer, name], offset + ~event)
+        self.record.extend(events[done:], offset)
+        if piece.layer is None and self.inside:
+            self.backward_ends()
+
+    def arrived(self, one: Trained, gradient: int) -> None:
+        """A weight's gradient is there: into the bucket with it, or beside it."""
+        if sum(other.count for other in self.filled) + one.count > self.bucket_size:
+            self.flush()
+        self.filled.append(one)
+        if one.count <= self.bucket_size:
+            self.record.free(gradient)
+        else:
+            self.large.append(gradient)
+
+    def flush(self) -> None:
+        """Reduce what is in the bucket and beside it."""
+        if self.filled:
+            self.reduce(self.filled)
+        self.record.free_all(self.large)
+        self.filled, self.large = [], []
+
+    def passing(self, storage: Storage) -> None:
+        """A temporary of one call."""
+        self.record.free(self.record.allocate(storage))
+
+    def reduce(self, members: list[Trained]) -> None:
+        """What one reduction holds."""
+        raise NotImplementedError
+
+    def backward_ends(self) -> None:
+        """The epilogue of a backward."""
+        raise NotImplementedError
+
+    def drop_gradients(self, offset: int) -> None:
+        """They are gone."""
+
+
+class Zero(Divided):
+    """One card's part of a run at stage 1 or 2."""
+
+    def __init__(self, step: Step, record: Recorder) -> None:
+        super().__init__(step, record)
+        multiple = ALIGNMENT * self.cards
+        self.parts = [ceil_div(size, multiple) * ALIGNMENT for size in self.group_sizes]
+        """Elements of a card's part, by group."""
+        self.own = sum(one.count for one in self.trained.values() if one.offset < self.parts[one.group])
+        self.buckets: list[int] = []
+        self.partitions: list[int] = []
+        """Reduced gradients of weights in the own part; of every micro-batch's, the first's stay."""
+        self.reduced = False
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the host has the states and updates the weights."""
+        return self.job.offload != "none"
+
+    def prepare(self) -> None:
+        """Weights that train move into flat tensors, and the own parts get an fp32 copy (``__init__``)."""
+        record = self.record
+        numbers: dict[int, list[int]] = {group: [] for group in range(len(self.parts))}
+        number = 0
+        for one in self.step.placed:
+            trained = self.trained.get((one.layer, one.parameter.name))
+            if trained is not None:
+                numbers[trained.group].append(number)
+            number += len(one.storages())
+        for group, part in enumerate(self.parts):
+            record.allocate(flat(part * self.cards, self.dtype, "parameter", "flat weights that train"))
+            record.free_all(numbers[group])
+            if not self.offloads:
+                clone = record.allocate(flat(part, self.dtype, "temporary", "own part"))
+                record.allocate(flat(part, "fp32", "optimizer_state", "fp32 copy of the own part"))
+                record.free(clone)
+        if self.offloads:
+            largest = max(one.count for one in self.trained.values())
+            record.allocate(flat(largest, self.dtype, "communication", "gradient on its way to the host"))
+            return
+        zeros = [record.allocate(flat(part, "fp32", "temporary", "zero gradients")) for part in self.parts]
+        record.free_all(zeros)
+
+    def arrived(self, one: Trained, gradient: int) -> None:
+        """The first gradient of a backward brings the bucket."""
+        self._open()
+        super().arrived(one, gradient)
+
+    def _open(self) -> None:
+        if not self.buckets:
+            size = flat(self.bucket_size, self.dtype, "communication", "reduce bucket (reduce_bucket_size)")
+            count = 2 if self.job.zero.overlap_comm else 1
+            self.buckets = [self.record.allocate(size) for _ in range(count)]
+
+    def reduce(self, members: list[Trained]) -> None:
+        """Slices of several owners are put together in a copy (average_tensor); the own ones stay."""
+        record = self.record
+        runs, before = 0, -1
+        for one in members:
+            for owner in one.owners(self.parts[one.group]):
+                runs += owner != before
+                before = owner
+        if runs > 1:
+            self.passing(flat(sum(one.count for one in members), self.dtype, "communication", "bucket, by owner"))
+        mine = any(one.offset < self.parts[one.group] for one in members)
+        if mine and not self.reduced and not self.offloads:
+            self.reduced = True
+            label = "reduced gradients of weights in the own part"
+            self.partitions.append(record.allocate(flat(self.own, self.dtype, "gradient", label)))
+        if self.offloads and self.is_last:
+            for one in members:
+                count = one.on_first(self.parts[one.group])
+                self.passing(Storage(NORM_BYTES * count, "temporary", "gradient in fp64 for its norm"))
+                self.passing(flat(count, "fp32", "temporary", "gradient in fp32, to the host"))
+
+    def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+        """At stage 1 the first gradient brings the bucket, though it waits for the last micro-batch's end."""
+        self.offset = offset
+        if self.job.strategy == "zero1" and piece.phase.startswith("backward") and not self.buckets:
+            first = self.step.head_begins(events) if self.job.method == "full" and piece.layer is None else 0
+            if first or piece.layer is not None:
+                self.record.extend(events[:first], offset)
+                self._open()
+                events = events[first:]
+        super().play(piece, events, offset)
+
+    def backward_ends(self) -> None:
+        """Stage 1 takes all gradients behind the last micro-batch; the bucket goes with the epilogue."""
+        if self.job.strategy == "zero1":
+            if not self.is_last:
+                return
+            for one in self.trained.values():
+                for place in self.step.gradients_of([one.placed]):
+                    self.arrived(one, self.offset + place)
+        self.flush()
+        self.record.free_all(self.buckets)
+        self.record.free_all(self.partitions[1:])
+        self.buckets, self.partitions, self.reduced = [], self.partitions[:1], False
+
+    def optimize(self, first: bool) -> None:
+        """Every card updates its parts: one flat fp32 tensor for each group (step)."""
+        if self.offloads:
+            return
+        record = self.record
+        for one in self.trained.values():
+            count = one.on_first(self.parts[one.group])
+            self.passing(Storage(NORM_BYTES * count, "temporary", "gradient in fp64 for its norm"))
+        for group, part in enumerate(self.parts):
+            joined = record.allocate(flat(part, self.dtype, "temporary", "gradients of the own part"))
+            if self.dtype != "fp32":
+                gradient = record.allocate(flat(part, "fp32", "gradient", "gradients of the own part in fp32"))
+                record.free(joined)
+            else:
+                gradient = joined
+            if group == len(self.parts) - 1:
+                record.free_all(self.partitions)
+                self.partitions = []
+            optimizer_of(self.job.optimizer).step(record, [Weight("own part", (part,), "fp32")], first)
+            record.free(gradient)
