@@ -22,11 +22,33 @@ def check_job(job: Job, card: Card) -> None:
             f"--quantize {job.quantize} with --method {job.method}: "
             + ("is not modelled yet; use --method lora" if job.method == "dora" else "quantized weights cannot train")
         )
-    if job.strategy not in ("ddp", "fsdp", "zero1", "zero2"):
-        raise UnsupportedError(
-            f"--strategy {job.strategy} is not modelled yet; modelled: ddp, where every card holds the whole model"
-        )
+    check_sharing(job)
     check_card(job, card)
+
+
+def check_sharing(job: Job) -> None:
+    """Refuse what a strategy cannot do, or what is not modelled of it.
+
+    Raises:
+        UnsupportedError: for a setting that is known but not modelled.
+        ConfigError: for one that cannot run.
+    """
+    zero = job.strategy.startswith("zero")
+    if job.offload != "none" and not zero:
+        raise UnsupportedError(f"--offload {job.offload} is modelled with DeepSpeed alone: --strategy zero2 or zero3")
+    if job.offload == "all" and job.strategy != "zero3":
+        raise ConfigError("--offload all: DeepSpeed offloads weights at stage 3 alone; give --strategy zero3")
+    if zero and job.autocast != "none":
+        raise ConfigError(
+            f"--autocast {job.autocast}: DeepSpeed keeps weights in --dtype {job.autocast} and fp32 copies in its"
+            " optimizer instead; give --autocast none"
+        )
+    if job.strategy == "zero1" and job.zero.overlap_comm:
+        raise UnsupportedError("zero: overlap_comm at stage 1 is not modelled yet")
+    if job.strategy in ("zero3", "fsdp") and job.quantize != "none":
+        raise UnsupportedError(f"--strategy {job.strategy} --quantize {job.quantize} is not modelled yet; use ddp")
+    if job.strategy == "fsdp" and job.num_gpus == 1:
+        raise ConfigError("--strategy fsdp needs more than one card: --num-gpus")
 
 
 def check_spec(spec: ModelSpec) -> None:

@@ -58,9 +58,10 @@ def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
         job["dtype"] = "fp32" if full and half == "fp16" else half
         if job["dtype"] == "fp32":
             job.setdefault("autocast", half)
-    if str(job.get("strategy")).startswith("zero"):  # DeepSpeed casts the whole model, its optimizer has fp32 copies
+    if str(job.get("strategy")).startswith("zero"):  # DeepSpeed casts the model, its optimizer has fp32 copies
         job.setdefault("autocast", "none")
-        job.setdefault("lora_dtype", job["dtype"])
+        if job["strategy"] != "zero3":  # where adapters come later
+            job.setdefault("lora_dtype", job["dtype"])
     job.setdefault(
         "autocast",
         job["dtype"] if job["dtype"] in ("bf16", "fp16") and not (full and job["dtype"] == "fp16") else "none",

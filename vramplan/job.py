@@ -36,6 +36,8 @@ class Fsdp(Settings):
     """1: FullyShardedDataParallel; 2: fully_shard."""
     reshard_after_forward: bool = True
     """Whether gathered layers are dropped between forward and backward (FULL_SHARD), or kept (SHARD_GRAD_OP)."""
+    backward_prefetch: Literal["none", "pre", "post"] = "none"
+    """When version 1 asks for the next layer: before a layer's backward, or behind it. Version 2 always does before."""
 
 
 class Zero(Settings):
@@ -46,6 +48,16 @@ class Zero(Settings):
     500,000,000."""
     overlap_comm: bool = False
     """Whether reduction overlaps with the backward, at stage 2 with a second bucket."""
+    prefetch_bucket_size: int | None = Field(default=None, ge=0)
+    """Stage 3: elements that are gathered ahead; auto: 0.9 times the hidden size squared; unset: 50,000,000."""
+    param_persistence_threshold: int | None = Field(default=None, ge=0)
+    """Stage 3: weights of up to so many elements stay whole; auto: 10 times the hidden size; unset: 100,000."""
+    max_live_parameters: int = Field(default=1_000_000_000, ge=0)
+    """Stage 3: elements that may be gathered ahead at a time."""
+    max_reuse_distance: int = Field(default=1_000_000_000, ge=0)
+    """Stage 3: weights that are used again within so many elements stay gathered."""
+    sub_group_size: int = Field(default=1_000_000_000, gt=0)
+    """Stage 3: elements of a card's part that the optimizer updates at a time."""
 
 
 class Job(BaseModel):

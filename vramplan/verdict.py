@@ -151,7 +151,7 @@ def _under_deepspeed(job: dict[str, Any]) -> None:
         if job.get("autocast", "none") != "none":
             job["dtype"] = job["autocast"]
         job["autocast"] = "none"
-        if job["method"] != "full":
+        if job["method"] != "full" and job["strategy"] != "zero3":  # zero.Init casts what is there before adapters are
             job["lora_dtype"] = job["dtype"]
 
 

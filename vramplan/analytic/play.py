@@ -82,6 +82,7 @@ def play(setting: Setting, micro_steps: int) -> Net:
     net = new_net(setting)
     tape, job = net.tape, setting.job
     tape.gives_gradients = job.strategy in ("zero2", "zero3")
+    tape.keeps_inputs = job.strategy == "zero3"
     loss: Tensor | None = None
     batch: Batch | None = None
     for number in range(micro_steps):

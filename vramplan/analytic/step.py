@@ -145,7 +145,7 @@ class Step:
         if setting.seen is not None and not setting.looks:  # the tower is loaded all the same
             for key, parameter in declare(setting).tape.parameters.items():
                 self.tape.parameters.setdefault(key, parameter)
-        self.played = unfold(self.tape, plan, brief)
+        self.played = unfold(self.tape, plan, brief and self.job.strategy != "zero3")  # whose modules must all show
         self.storages = self._described(self.tape, self.played)
 
     def _described(self, tape: Tape, played: Unfolded) -> list[Storage]:
@@ -214,7 +214,9 @@ class Step:
         ends = [piece.first_event for piece in pieces[1:]] + [len(events)]
         for step in range(2):
             offset = record.splice(self.storages)
-            for piece, end in zip(pieces, ends, strict=True):
+            for before, piece, end in zip((None, *pieces), pieces, ends, strict=False):
+                if before is not None and before.phase.startswith("backward") and piece.phase != before.phase:
+                    share.backward_ends()
                 if piece.phase == "end":  # what the loop itself holds
                     record.enter("optimizer")
                     share.optimize(first=step == 0)

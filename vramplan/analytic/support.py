@@ -53,6 +53,8 @@ def check_model(spec: ModelSpec, architecture: Architecture, job: Job) -> list[s
         raise UnsupportedError(
             f"--dtype fp16: what {spec.model_type} clamps there is not described; --by trace runs it"
         )
+    if job.strategy in ("zero3", "fsdp") and (architecture.sight is not None or family.model is not None):
+        raise UnsupportedError(f"--strategy {job.strategy}: {spec.model_type} is not modelled yet; use ddp or zero2")
     if job.attention not in family.attention:
         raise ConfigError(
             f"--attention {job.attention}: transformers runs {spec.model_type} only with {', '.join(family.attention)}"

@@ -244,6 +244,8 @@ class Tape:
         """Gradients of weights that do not stay: added to earlier ones, or taken away (`gives_gradients`)."""
         self.gives_gradients = False
         """Whether somebody takes each weight's gradient as it comes."""
+        self.keeps_inputs = False
+        """Whether linear layers keep their input even for a frozen weight (DeepSpeed 0.19, runtime/zero/linear.py)."""
         self.kernels: list[Kernel] = []
         self.sections: list[Section] = []
         self.parameters: dict[tuple[int | None, str], Parameter] = {}

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.frameworks import fsdp
 from vramplan.frameworks.files import beside, read_mapping
 from vramplan.frameworks.source import TRUE, UNSET, Setting
 
-SEVERAL = ("NO", "MULTI_GPU", "DEEPSPEED")
+SEVERAL = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 """Kinds of distribution that are read; the others are refused by name."""
 
 
@@ -19,7 +20,7 @@ def launched(told: Mapping[str, Setting], folder: Path) -> tuple[dict[str, Setti
 
     Raises:
         ConfigError: for a file that is not there.
-        UnsupportedError: for FSDP and whatever else is not modelled.
+        UnsupportedError: for what is not modelled.
     """
     found = dict(told)
     file = found.pop("config_file", None)
@@ -42,6 +43,8 @@ def launched(told: Mapping[str, Setting], folder: Path) -> tuple[dict[str, Setti
     deepspeed = _deepspeed(found, named == "DEEPSPEED" or _is_on(found.get("use_deepspeed")))
     if deepspeed is not None:
         settings["deepspeed"] = deepspeed
+    if named == "FSDP":
+        settings |= fsdp.launched(found)
     half = found.get("mixed_precision")
     environment = {} if half is None else {"ACCELERATE_MIXED_PRECISION": half}
     return settings, environment

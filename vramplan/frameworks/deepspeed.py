@@ -11,7 +11,32 @@ from vramplan.frameworks.files import beside, from_json, mapping, read_text
 from vramplan.frameworks.source import Keys, Setting, Source
 
 PRESET = re.compile(r"(?:default-)?zero-?([0123])([-_]offload)?")
-"""ms-swift's names for the configurations that it ships."""
+"""ms-swift's names for the configurations that it ships (swift/config/zero*.json)."""
+PRESET_BUCKET = 200_000_000
+"""Their reduce_bucket_size at stages 1 and 2; at 3 it is "auto"."""
+SIZES = {
+    "reduce_bucket_size": 500_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_param_persistence_threshold": 100_000,
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
+    "sub_group_size": 1_000_000_000,
+}
+"""Numbers of elements, and what DeepSpeed takes where they are not set (0.19, runtime/zero/config.py)."""
+ONLY: dict[str, tuple[Any, ...]] = {
+    "contiguous_gradients": (True,),
+    "reduce_scatter": (True,),
+    "zero_hpz_partition_size": (1,),
+    "zero_quantized_weights": (),
+    "zero_quantized_gradients": (),
+    "zero_quantized_nontrainable_weights": (),
+    "mics_shard_size": (-1,),
+    "use_all_reduce_for_fetch_params": (),
+    "log_trace_cache_warnings": (True,),
+}
+"""What is modelled with these values alone."""
+OPTIMIZERS = {"adam": "adamw_torch_fused", "adamw": "adamw_torch_fused"}
+"""DeepSpeed's own optimizers: one kernel, fp32 states."""
 
 
 def referenced(keys: Keys) -> dict[str, Any]:
@@ -26,9 +51,9 @@ def referenced(keys: Keys) -> dict[str, Any]:
         return {}
     preset = PRESET.fullmatch(str(found.value).strip())
     if preset is not None:
-        if preset[2]:
-            raise UnsupportedError(f"{found.place}: deepspeed: {found.value}: offloading is not modelled yet")
-        return _stage(int(preset[1]), found)
+        stage, offload = int(preset[1]), "all" if preset[1] == "3" else "optimizer"
+        zero = {} if stage == 3 else {"reduce_bucket_size": PRESET_BUCKET}
+        return _stage(stage, found) | {"zero": zero, "offload": offload if preset[2] else "none"}
     return fields(Keys(Source(_load(found, keys), {}, (), str(found.value)), "DeepSpeed"), found)
 
 
@@ -37,11 +62,50 @@ def fields(own: Keys, found: Setting) -> dict[str, Any]:
     zero = own.part("zero_optimization")
     if zero is None:
         return _stage(0, found)
-    for name in ("offload_optimizer", "offload_param"):
+    stage = zero.count("stage", default=0, least=0)
+    job = _stage(stage, found)
+    for name, harmless in ONLY.items():
+        zero.only(name, *harmless)
+    sizes = {
+        name.removeprefix("stage3_"): _elements(zero, name)
+        for name in SIZES
+        if stage == 3 or name == "reduce_bucket_size"
+    }
+    job["zero"] = {name: size for name, size in sizes.items() if size is not None}
+    job["zero"]["overlap_comm"] = zero.flag("overlap_comm", default=stage == 3)
+    job["offload"] = _offload(zero)
+    types = own.part("data_types")
+    if types is not None:
+        types.only("grad_accum_dtype", "bf16", "fp16")
+    return job | _optimizer(own)
+
+
+def _elements(zero: Keys, name: str) -> int | None:
+    """A number of elements; None for auto, which transformers fills in by the model's width."""
+    return None if zero.text(name, default="") == "auto" else zero.count(name, default=SIZES[name], least=0)
+
+
+def _offload(zero: Keys) -> str:
+    """What the host keeps."""
+    found = "none"
+    for name, what in (("offload_optimizer", "optimizer"), ("offload_param", "all")):
         part = zero.part(name)
-        if part is not None and part.text("device", default="none") != "none":
-            raise UnsupportedError(f"{own.source.where}: zero_optimization.{name}: offloading is not modelled yet")
-    return _stage(zero.count("stage", default=0, least=0), found)
+        device = "none" if part is None else part.text("device", default="none")
+        if device not in ("none", "cpu") and part is not None:
+            raise part.refuse("device")
+        found = what if device == "cpu" else found
+    return found
+
+
+def _optimizer(own: Keys) -> dict[str, Any]:
+    """An optimizer of DeepSpeed's own, which replaces the framework's."""
+    part = own.part("optimizer")
+    if part is None:
+        return {}
+    name = part.text("type", default="adamw")
+    if name not in OPTIMIZERS:
+        raise part.refuse("type")
+    return {"optimizer": OPTIMIZERS[name]}
 
 
 def _stage(stage: int, found: Setting) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from vramplan.errors import UnsupportedError
-from vramplan.frameworks import deepspeed
+from vramplan.frameworks import deepspeed, fsdp
 from vramplan.frameworks.known import refuse_unmodelled
 from vramplan.frameworks.reading import Reading, Words, at_least, settle, visible_cards
 from vramplan.frameworks.source import TRUE, Keys
@@ -55,8 +55,7 @@ def arguments(
         extra = keys.part(name)
         if extra is not None and extra.source.settings.keys() - {"use_reentrant", "preserve_rng_state"}:
             raise keys.refuse(name)
-    job |= deepspeed.referenced(keys)
-    return job
+    return job | deepspeed.referenced(keys) | fsdp.referenced(keys)
 
 
 def adapters(

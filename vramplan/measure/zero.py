@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from vramplan.errors import ConfigError, MissingDependencyError
+from vramplan.checks import check_sharing
+from vramplan.errors import MissingDependencyError, UnsupportedError
 from vramplan.job import Job
 from vramplan.measure.loop import MAX_GRAD_NORM, MOST_MICRO_STEPS, Engine, Steps
 from vramplan.measure.models import Making
@@ -40,20 +41,27 @@ def settings(job: Job, hidden_size: int | None = None) -> dict[str, Any]:
 
     Raises:
         ConfigError: for autocast, which DeepSpeed's mixed precision replaces.
+        UnsupportedError: for what is not probed.
     """
-    if job.autocast != "none":
-        raise ConfigError(
-            f"--autocast {job.autocast}: DeepSpeed keeps weights in --dtype {job.autocast} and fp32 copies in its"
-            " optimizer instead; give --autocast none"
-        )
+    check_sharing(job)
+    if job.offload != "none":
+        raise UnsupportedError(f"--offload {job.offload} is not probed yet")
     stage = STAGES[job.strategy]
-    zero: dict[str, Any] = {"stage": stage}
-    if stage == 3 and hidden_size is not None:  # integrations/deepspeed.py, trainer_config_finalize
-        zero |= {
-            "reduce_bucket_size": hidden_size * hidden_size,
-            "stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
-            "stage3_param_persistence_threshold": 10 * hidden_size,
+    zero: dict[str, Any] = {"stage": stage, "overlap_comm": job.zero.overlap_comm}
+    sizes = {"reduce_bucket_size": (job.zero.reduce_bucket_size, 1.0, 2)}
+    if stage == 3:
+        sizes |= {
+            "stage3_prefetch_bucket_size": (job.zero.prefetch_bucket_size, 0.9, 2),
+            "stage3_param_persistence_threshold": (job.zero.param_persistence_threshold, 10, 1),
         }
+        zero |= {
+            "stage3_max_live_parameters": job.zero.max_live_parameters,
+            "stage3_max_reuse_distance": job.zero.max_reuse_distance,
+            "sub_group_size": job.zero.sub_group_size,
+        }
+    for name, (given, times, power) in sizes.items():  # integrations/deepspeed.py, trainer_config_finalize
+        if given is not None or hidden_size is not None:
+            zero[name] = given if given is not None else int(times * (hidden_size or 0) ** power)
     return {
         "train_micro_batch_size_per_gpu": job.micro_batch_size,
         "gradient_accumulation_steps": min(MOST_MICRO_STEPS, job.gradient_accumulation_steps),

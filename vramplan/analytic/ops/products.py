@@ -87,7 +87,7 @@ def linear(
         return grads
 
     node = tape.node(inputs, backward)
-    if weight.node is not None:
+    if weight.node is not None or tape.keeps_inputs:
         tape.save(node, x)
     if x.node is not None:
         tape.save(node, weight)

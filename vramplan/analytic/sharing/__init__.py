@@ -9,6 +9,7 @@ from vramplan.analytic.sharing.fsdp1 import Fsdp1
 from vramplan.analytic.sharing.fsdp2 import Fsdp2
 from vramplan.analytic.sharing.replicated import Replicated
 from vramplan.analytic.sharing.zero import Zero
+from vramplan.analytic.sharing.zero3 import Zero3
 
 if TYPE_CHECKING:
     from vramplan.analytic.step import Step
@@ -20,6 +21,7 @@ def sharing_of(step: Step, record: Recorder) -> Replicated:
         "ddp": Replicated,
         "zero1": Zero,
         "zero2": Zero,
+        "zero3": Zero3,
         "fsdp": Fsdp1 if step.job.fsdp.version == 1 else Fsdp2,
     }
     return kinds[step.job.strategy](step, record)

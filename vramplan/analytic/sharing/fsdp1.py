@@ -102,9 +102,14 @@ class Fsdp1(Replicated):
         self.inside = True
         units = self.units[piece.layer]
         self._gather(units)
+        following = self.units.get(piece.layer - 1, []) if backward else []
         if backward:
             self._drop(self.waiting)
+        if self.job.fsdp.backward_prefetch == "pre":
+            self._gather(following)
         self._extend(events, offset)
+        if self.job.fsdp.backward_prefetch == "post":
+            self._gather(following)
         if backward:
             self._finish(units, offset)
         elif self.job.fsdp.reshard_after_forward:

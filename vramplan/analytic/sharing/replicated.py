@@ -37,6 +37,9 @@ class Replicated:
         """One layer's share of a phase, whose storages are numbered from `offset`."""
         self.record.extend(events, offset)
 
+    def backward_ends(self) -> None:
+        """The backward of a micro-batch is over."""
+
     def optimize(self, first: bool) -> None:
         """One optimizer step."""
         self.update(self.step.updated, first)

@@ -63,7 +63,7 @@ class Divided(Replicated):
         """Weights whose gradients wait in the bucket."""
         self.large: list[int] = []
         """Gradients beside it, too large for it."""
-        self.phase, self.inside = "", False
+        self.phase = ""
 
     def _trained(self) -> dict[tuple[int | None, str], Trained]:
         """In order of the groups: the Trainer makes two, with and without weight decay."""
@@ -90,23 +90,23 @@ class Divided(Replicated):
 
     def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
         """Gradients go as they come."""
-        if piece.phase != self.phase:
-            self.phase, self.inside = piece.phase, False
-        self.inside = self.inside or piece.layer is not None
-        if not piece.phase.startswith("backward"):
-            self.record.extend(events, offset)
-            return
+        self.phase = piece.phase
+        self.stretch(piece, events, offset)
+
+    def stretch(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+        """Some events of a piece; each gradient that comes among them is taken."""
         source, tape = self.step.played.source, self.step.tape
         done = 0
+        if not tape.gives_gradients or not piece.phase.startswith("backward"):
+            self.record.extend(events, offset)
+            return
         for number, event in enumerate(events):
-            if event < 0 and tape.gives_gradients and source[~event] in tape.added:
+            if event < 0 and source[~event] in tape.added:
                 self.record.extend(events[done:number], offset)
                 done = number + 1
                 name = tape.storages[source[~event]].module
                 self.arrived(self.trained[piece.layer, name], offset + ~event)
         self.record.extend(events[done:], offset)
-        if piece.layer is None and self.inside:
-            self.backward_ends()
 
     def arrived(self, one: Trained, gradient: int) -> None:
         """A weight's gradient is there: into the bucket with it, or beside it."""
@@ -131,10 +131,6 @@ class Divided(Replicated):
 
     def reduce(self, members: list[Trained]) -> None:
         """What one reduction holds."""
-        raise NotImplementedError
-
-    def backward_ends(self) -> None:
-        """The epilogue of a backward."""
         raise NotImplementedError
 
     def drop_gradients(self, offset: int) -> None:

@@ -1,0 +1,119 @@
+"""ZeRO and FSDP against DeepSpeed's and torch's own code (tests/sharing.json).
+
+The cases are runs of transformers' Trainer on the CPU with every storage of one rank watched. Small models, so that
+what the strategies add is a large part of what there is.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vramplan
+from tests.helpers import card_of
+from vramplan.analytic import estimator
+from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.job import Job
+from vramplan.result import Estimate
+from vramplan.spec import ModelSpec
+from vramplan.timeline import Timeline
+
+CASES = json.loads((Path(__file__).parent / "sharing.json").read_text())
+SCALARS = 1024
+"""Bytes of norms, step counters and the like, which the cases count one by one."""
+HELD = 2 * 2 * 16 * 64 * 2 + SCALARS
+"""DeepSpeed's engine holds the embedding's output and its gradient into the step, where nothing else is large."""
+
+
+def estimate(case: dict[str, Any]) -> Estimate:
+    spec = ModelSpec(name="small", model_type="llama", config=case["model"])
+    return estimator.estimate(spec, Job.model_validate(case["job"]), card_of())
+
+
+def last_peaks(timeline: Timeline) -> dict[str, int]:
+    """Bytes as asked for at each phase's last peak."""
+    sizes = [0 if storage.in_kernel else storage.num_bytes for storage in timeline.storages]
+    levels = list(accumulate([sizes[event] if event >= 0 else -sizes[~event] for event in timeline.events]))
+    ends = [mark.first_event for mark in timeline.marks[1:]] + [len(timeline.events)]
+    peaks = {
+        mark.phase: max(levels[max(0, mark.first_event - 1) : end])
+        for mark, end in zip(timeline.marks, ends, strict=True)
+    }
+    return peaks | {"loaded": levels[ends[0] - 1]}
+
+
+@pytest.mark.parametrize("name", CASES["zero"])
+def test_zero(name: str) -> None:
+    case = CASES["zero"][name]
+    timeline = estimate(case).timeline
+    assert timeline is not None
+    found = last_peaks(timeline)
+    assert {phase: found[phase] for phase in case["bytes"]} == {
+        phase: pytest.approx(num_bytes, rel=0.005, abs=SCALARS if phase != "optimizer" else HELD)
+        for phase, num_bytes in case["bytes"].items()
+    }
+
+
+def fsdp_events(timeline: Timeline) -> list[int]:
+    """What FSDP 2 allocates and frees in the second step, in order; the weights of a group in one."""
+    first, last = [mark.first_event for mark in timeline.marks if mark.phase == "optimizer"]
+    found: list[tuple[str, int]] = []
+    for event in timeline.events[first:last]:
+        storage = timeline.storages[event if event >= 0 else ~event]
+        gradient = storage.category == "gradient" and storage.formula == "own rows"
+        if not storage.num_bytes or not (storage.category == "communication" or (gradient and event >= 0)):
+            continue
+        size = storage.num_bytes if event >= 0 else -storage.num_bytes
+        kind = f"{storage.label} {event >= 0}"
+        if found and found[-1][0] == kind and "gathered weights" in kind:
+            found[-1] = (kind, found[-1][1] + size)
+        else:
+            found.append((kind, size))
+    return [size for _, size in found]
+
+
+@pytest.mark.parametrize("name", CASES["fsdp"])
+def test_fsdp(name: str) -> None:
+    case = CASES["fsdp"][name]
+    timeline = estimate(case).timeline
+    assert timeline is not None
+    peak = max(timeline.live_bytes(with_kernels=False))
+    blocks = 0.02 if "lora" in name and case["job"]["fsdp"]["version"] == 1 else 0.01
+    assert peak == pytest.approx(case["peak_bytes"], rel=blocks), "short of it by blocks that hold a few bytes each"
+    if "events" in case:
+        assert fsdp_events(timeline) == case["events"]
+
+
+def test_more_cards_need_less_each() -> None:
+    """Eight cards at stage 3 hold an eighth of weights, gradients and states, and what is gathered at a time."""
+    found = {
+        strategy: vramplan.estimate(
+            "Qwen/Qwen2.5-7B", "a100-80gb", method="full", num_gpus=8, strategy=strategy, sequence_length=1024
+        )
+        for strategy in ("ddp", "zero1", "zero2", "zero3", "fsdp")
+    }
+    needs = {strategy: one.peak_allocated_bytes for strategy, one in found.items()}
+    assert needs["zero2"] < needs["zero1"]
+    assert max(needs["zero3"], needs["fsdp"]) < needs["zero2"]
+    assert found["zero3"].fits
+    assert not found["zero1"].fits or needs["zero1"] > needs["zero3"]
+
+
+def test_what_is_refused() -> None:
+    for job, said in (
+        ({"strategy": "fsdp", "quantize": "nf4"}, "nf4"),
+        ({"strategy": "zero3", "quantize": "nf4"}, "nf4"),
+        ({"strategy": "fsdp", "offload": "all"}, "offload"),
+        ({"offload": "optimizer"}, "offload"),
+        ({"strategy": "zero2", "offload": "all"}, "offload"),
+        ({"strategy": "zero1", "zero": {"overlap_comm": True}}, "overlap_comm"),
+        ({"strategy": "zero2", "autocast": "bf16"}, "autocast"),
+    ):
+        with pytest.raises((UnsupportedError, ConfigError), match=said):
+            vramplan.estimate("Qwen/Qwen2.5-0.5B", "a100-80gb", num_gpus=2, **job)
+    with pytest.raises(UnsupportedError, match="qwen2_5_vl"):
+        vramplan.estimate("Qwen/Qwen2.5-VL-3B-Instruct", "a100-80gb", num_gpus=2, strategy="zero3")

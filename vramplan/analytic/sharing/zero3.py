@@ -1,0 +1,235 @@
+"""DeepSpeed's ZeRO 3 as transformers and accelerate set it up: weights, gradients and states are divided.
+
+Mirrors deepspeed 0.19's runtime/zero/stage3.py and partition_parameters.py. Of a weight's n elements, whatever its
+shape, every card has ceil(n / cards).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from vramplan.analytic.optimizers import Weight, optimizer_of
+from vramplan.analytic.record import Recorder
+from vramplan.analytic.sharing import coordinator
+from vramplan.analytic.sharing.coordinator import Coordinator, Visit
+from vramplan.analytic.sharing.zero import NORM_BYTES, Divided, Trained, flat
+from vramplan.analytic.unfold import Piece
+from vramplan.timeline import Storage
+from vramplan.units import DTYPE_BYTES, ceil_div
+
+if TYPE_CHECKING:
+    from vramplan.analytic.step import Placed, Step
+
+REDUCE = 2
+"""The stream that gradients are reduced on."""
+PREFETCH, PERSISTENCE = 0.9, 10
+"""What transformers makes of "auto", in hidden size squared and hidden sizes (integrations/deepspeed.py)."""
+
+Module = tuple[int | None, str]
+Turn = tuple[str, bool, Module]
+"""Phase, whether checkpointing runs it again, and the module."""
+
+
+def _entered(before: Turn | None, turn: Turn) -> int:
+    """Modules around the next one that were not around the one before: the layer, its attention ..."""
+    around = [str(turn[2][0]), *turn[2][1].split(".")[:-1]]
+    if before is None or before[:2] != turn[:2]:
+        return len(around)
+    last = [str(before[2][0]), *before[2][1].split(".")[:-1]]
+    shared = next(
+        (n for n, (a, b) in enumerate(zip(last, around, strict=False)) if a != b), min(len(last), len(around))
+    )
+    return len(around) - shared
+
+
+class Zero3(Divided):
+    """One card's part of a run."""
+
+    def __init__(self, step: Step, record: Recorder) -> None:
+        super().__init__(step, record)
+        zero, hidden = self.job.zero, step.setting.family.shape(step.setting.config).hidden
+        threshold = zero.param_persistence_threshold
+        self.threshold = PERSISTENCE * hidden if threshold is None else threshold
+        prefetch = zero.prefetch_bucket_size
+        self.weights: list[coordinator.Divided] = []
+        self.modules: dict[Module, list[coordinator.Divided]] = {}
+        self.module_of: dict[Module, Module] = {}
+        for number, one in enumerate(step.placed):
+            name = one.parameter.name
+            module = name.rpartition(".lora_")[0] or name.rpartition(".")[0]
+            weight = self._divided(number, one)
+            self.weights.append(weight)
+            self.modules.setdefault((one.layer, module), []).append(weight)
+            for place in (name, module):  # a gradient is called as its weight
+                self.module_of[one.layer, place] = (one.layer, module)
+        if step.setting.family.is_tied(step.setting.config):
+            self.modules[None, "lm_head"] = next(
+                weights for (layer, module), weights in self.modules.items() if layer is None and "emb" in module
+            )
+            self.module_of[None, "lm_head"] = (None, "lm_head")
+        self.visits = self._visits()
+        self.coordinator = Coordinator(
+            record,
+            self.visits,
+            zero,
+            int(PREFETCH * hidden**2) if prefetch is None else prefetch,
+            from_host=self.job.offload == "all",
+        )
+        self.current: Visit | None = None
+        self.running: Turn | None = None
+
+    def _divided(self, number: int, one: Placed) -> coordinator.Divided:
+        count, size = one.parameter.num_elements, DTYPE_BYTES[one.parameter.dtype]
+        own = ceil_div(count, self.cards) * size
+        whole = own * self.cards if self.cards > 1 or self.job.offload == "all" else 0  # one card's part is the whole
+        return coordinator.Divided(number, one.parameter.name, count, whole, own, count <= self.threshold)
+
+    # -- whose turn it is ----------------------------------------------------------------------------------------------
+
+    def _turns(self, piece: Piece, events: Sequence[int]) -> Iterator[tuple[int, Turn]]:
+        """(event, turn) of each storage that a module with weights makes; recomputing is a turn of its own."""
+        storages, source = self.step.tape.storages, self.step.played.source
+        backward = piece.phase.startswith("backward")
+        for number, event in enumerate(events):
+            if event >= 0:
+                info = storages[source[event]]
+                module = self.module_of.get((piece.layer, info.module))
+                if module is not None and info.category != "workspace":
+                    yield number, (piece.phase, backward and info.category == "activation", module)
+
+    def _visits(self) -> list[Visit]:
+        """Those of the first micro-step, with the modules around them, whose turn asks for weights to come as well."""
+        found: list[Visit] = []
+        running: Turn | None = None
+        for piece, following in pairwise(self.step.played.pieces):
+            if not piece.phase.endswith(".0"):
+                break
+            for _, turn in self._turns(piece, self.step.played.events[piece.first_event : following.first_event]):
+                if turn != running:
+                    *others, last = self._parts(turn)
+                    found += [Visit(None, ())] * _entered(running, turn)
+                    found += [Visit(None, part) for part in others]
+                    found.append(Visit(turn[2], last))
+                    running = turn
+        if self.job.method != "full" and self.job.checkpointing == "full":  # its output is made to need a gradient
+            found.append(Visit(None, tuple(self.modules[next(iter(self.modules))])))
+        return found
+
+    def _parts(self, turn: Turn) -> list[tuple[coordinator.Divided, ...]]:
+        """Modules of their own: PEFT's layer around the layer itself, the dropout, the two matrices."""
+        weights = self.modules[turn[2]]
+        adapters = [(weight,) for weight in weights if ".lora_" in weight.label]
+        own = tuple(weight for weight in weights if ".lora_" not in weight.label)
+        if not adapters:
+            return [own]
+        backward = turn[0].startswith("backward") and not turn[1]
+        return [(), *reversed(adapters), own] if backward else [(), own, (), *adapters]
+
+    # -- loading -------------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """A part of every frozen weight; those that train are one flat tensor, made later."""
+        for one, weights in zip(self.step.placed, self.weights, strict=True):
+            if not one.parameter.trains and self.job.offload != "all":
+                label = f"{'layers.*.' if one.layer is not None else ''}{weights.label}"
+                self.record.allocate(Storage(weights.own_bytes, "parameter", label, "own part"))
+
+    def prepare(self) -> None:
+        """The flat part of what trains, its fp32 copy, room for its gradients, the bucket (``__init__``)."""
+        record, dtype = self.record, self.dtype
+        own = sum(self.parts)
+        stored = self.job.lora_dtype if self.job.method != "full" else dtype
+        if self.job.offload != "all":
+            record.allocate(flat(own, stored, "parameter", "own part of the weights that train"))
+        if self.job.offload == "none":
+            for part in self.parts:
+                record.allocate(flat(part, "fp32", "optimizer_state", "fp32 copy of the own part"))
+            record.allocate(flat(own, dtype, "gradient", "gradients of the own part"))
+        record.allocate(flat(self.bucket_size, dtype, "communication", "reduce bucket (reduce_bucket_size)"))
+
+    @property
+    def parts(self) -> list[int]:
+        """Elements of each sub-group of a card's part."""
+        found: list[int] = []
+        group, size = -1, 0
+        for one in self.trained.values():
+            if one.group != group or size >= self.job.zero.sub_group_size:
+                found.append(0)
+                group, size = one.group, 0
+            size += ceil_div(one.count, self.cards)
+            found[-1] = size
+        return found
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+        """Each micro-step begins anew."""
+        if piece.phase != self.phase:
+            self._leave()
+            if piece.phase.startswith("forward"):
+                self.coordinator.restart()
+        super().play(piece, events, offset)
+
+    def arrived(self, one: Trained, gradient: int) -> None:
+        """Adapters stay fp32 here: their gradients are cast to what is sent."""
+        if one.placed.parameter.dtype != self.dtype:
+            self.passing(flat(one.count, self.dtype, "communication", "gradient, cast"))
+        super().arrived(one, gradient)
+
+    def stretch(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+        """Weights come and go with the modules."""
+        done = 0
+        for number, turn in self._turns(piece, events):
+            if turn == self.running:
+                continue
+            super().stretch(piece, events[done:number], offset)
+            done = number
+            self._leave()
+            self.running = turn
+            while self.current is None or self.current.module is None:
+                if self.current is not None:
+                    self.coordinator.leave(self.current)
+                self.current = self.visits[self.coordinator.step]
+                self.coordinator.enter()
+        super().stretch(piece, events[done:], offset)
+
+    def _leave(self) -> None:
+        if self.current is not None:
+            self.coordinator.leave(self.current)
+            self.current = self.running = None
+
+    def reduce(self, members: list[Trained]) -> None:
+        """Several gradients, or one that does not divide evenly, are put together (reduce_scatter_coalesced)."""
+        own = [ceil_div(one.count, self.cards) for one in members]
+        if len(members) > 1 or members[0].count % self.cards:
+            copy = flat(sum(own) * self.cards, self.dtype, "communication", "gradients, by owner")
+            self.passing(Storage(copy.num_bytes, copy.category, copy.label, copy.formula, stream=REDUCE))
+        if self.job.offload != "none":
+            for count in own:
+                self.passing(Storage(NORM_BYTES * count, "temporary", "gradient in fp64 for its norm"))
+                self.passing(flat(count, "fp32", "temporary", "gradient in fp32, to the host"))
+
+    def backward_ends(self) -> None:
+        """The epilogue."""
+        self._leave()
+        for visit in self.visits[self.coordinator.step :]:
+            self.coordinator.enter()
+            self.coordinator.leave(visit)
+        self.flush()
+
+    def optimize(self, first: bool) -> None:
+        """Every card updates its part, a sub-group at a time; small weights are whole again behind it."""
+        self.coordinator.release_all()
+        if self.job.offload == "none":
+            for one in self.trained.values():
+                count = ceil_div(one.count, self.cards)
+                self.passing(Storage(NORM_BYTES * count, "temporary", "gradient in fp64 for its norm"))
+            for part in self.parts:
+                joined = self.record.allocate(flat(part, self.dtype, "temporary", "gradients of a sub-group"))
+                gradient = self.record.allocate(flat(part, "fp32", "gradient", "gradients of a sub-group in fp32"))
+                self.record.free(joined)
+                optimizer_of(self.job.optimizer).step(self.record, [Weight("own part", (part,), "fp32")], first)
+                self.record.free(gradient)
+        self.coordinator.gather_small(self.weights)

@@ -1,0 +1,93 @@
+"""FSDP: transformers' ``fsdp`` and ``fsdp_config``, accelerate's and axolotl's keys of the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vramplan.errors import ConfigError
+from vramplan.frameworks.files import beside, read_mapping
+from vramplan.frameworks.source import FALSE, TRUE, UNSET, Keys, Setting, Source
+
+SHARDS = {"full_shard": True, "1": True, "true": True, "shard_grad_op": False, "2": False, "false": False}
+"""Whether gathered layers are dropped behind the forward, by the name or number of the strategy."""
+WORDS = {"auto_wrap", "full_shard", "shard_grad_op", *TRUE}
+"""What `fsdp` may say of this."""
+WRAPPED = ("transformer_based_wrap", "transformer_based_wrapper")
+VERSION = 2
+"""What transformers 5 takes where nothing is said (training_args.py); before, and in accelerate's launcher, it is 1."""
+
+
+def referenced(keys: Keys) -> dict[str, Any]:
+    """What `fsdp` and its configuration come to; nothing where neither is there.
+
+    Raises:
+        ConfigError: for a file that is not there.
+        UnsupportedError: for what is not modelled in them.
+    """
+    said = keys.names("fsdp") if keys.has("fsdp") else ()
+    words = {word.lower() for one in said for word in one.split()}
+    config = _config(keys)
+    if words <= set(FALSE) and config is None:
+        return {}
+    if words - WORDS:
+        raise keys.refuse("fsdp")
+    own = config or Keys(Source({}, {}, (), keys.source.where), "FSDP")
+    version = _version(keys, own)
+    strategy = own.text("fsdp_sharding_strategy", "sharding_strategy", default="")
+    strategy = own.text("fsdp_reshard_after_forward", "reshard_after_forward", default=strategy)
+    if not strategy:
+        strategy = "shard_grad_op" if "shard_grad_op" in words else "full_shard"
+    if version == 1 and "shard_grad_op" in words:
+        keys.note("warning", "fsdp", "shard_grad_op has no effect on FSDP 1: accelerate takes FULL_SHARD (1.15)")
+        strategy = "full_shard"
+    if strategy not in SHARDS:
+        raise own.refuse(next(name for name in own.source.settings if name.endswith(("strategy", "forward"))))
+    wrap = own.text("fsdp_auto_wrap_policy", "auto_wrap_policy", default=WRAPPED[0])
+    if wrap not in WRAPPED:
+        raise own.refuse("fsdp_auto_wrap_policy", "is not modelled yet; modelled: TRANSFORMER_BASED_WRAP")
+    for name in ("offload_params", "forward_prefetch", "activation_checkpointing_offload"):
+        for spelt in (name, f"fsdp_{name}"):
+            own.only(spelt)
+    fsdp: dict[str, Any] = {"version": version, "reshard_after_forward": SHARDS[strategy]}
+    if version == 1:
+        prefetch = own.text("fsdp_backward_prefetch", "backward_prefetch", default="no_prefetch")
+        fsdp["backward_prefetch"] = prefetch.removeprefix("backward_").removeprefix("no_prefetch") or "none"
+    job: dict[str, Any] = {"strategy": "fsdp", "fsdp": fsdp}
+    if own.flag("fsdp_activation_checkpointing", "activation_checkpointing", default=False):
+        job["checkpointing"] = "full"
+    return job
+
+
+def _config(keys: Keys) -> Keys | None:
+    """`fsdp_config`: a mapping, or a file's."""
+    found = keys.setting("fsdp_config")
+    if found is None or isinstance(found.value, dict):
+        return keys.part("fsdp_config")
+    path = beside(found.value, Path(keys.source.where).parent)
+    if path is None:
+        raise ConfigError(f"{found.place}: fsdp_config: no file {str(found.value)[:80]}")
+    return Keys(Source(read_mapping(path), {}, (), str(path)), "FSDP")
+
+
+def _version(keys: Keys, own: Keys) -> int:
+    source = keys if keys.has("fsdp_version") else own
+    version = source.count("fsdp_version", "version", default=VERSION)
+    if version not in (1, 2):
+        raise source.refuse("fsdp_version")
+    if not (keys.has("fsdp_version") or own.has("fsdp_version", "version")):
+        keys.note("default", "fsdp", f"version not set: {version}, as in transformers 5; before it was 1")
+    return version
+
+
+def launched(found: dict[str, Setting]) -> dict[str, Setting]:
+    """The launcher's own keys as the Trainer's; its version is 1 where nothing is said (commands/launch.py)."""
+    inner = found.get("fsdp_config", Setting({}, "accelerate"))
+    given: dict[str, Any] = dict(inner.value) if isinstance(inner.value, dict) else {}
+    given |= {name: one.value for name, one in found.items() if name.startswith("fsdp_") and name != "fsdp_config"}
+    given = {name: value for name, value in given.items() if value not in UNSET}
+    wrap = {"fsdp_auto_wrap_policy": "NO_WRAP"}
+    return {
+        "fsdp": Setting(True, inner.place),
+        "fsdp_config": Setting({"fsdp_version": 1} | wrap | given, inner.place),
+    }
