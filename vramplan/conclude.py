@@ -13,6 +13,7 @@ from vramplan.learned import context
 from vramplan.overheads import outside_terms
 from vramplan.result import Estimate, Term
 from vramplan.timeline import Storage, Timeline
+from vramplan.units import DTYPE_BYTES, format_bytes
 
 PHASES = ("loaded", "forward", "backward", "optimizer", "eval")
 
@@ -104,6 +105,29 @@ def conclude(played: Played, model: str, job: Job, card: Card, peak_tensor_bytes
     )
 
 
+STRATEGIES = {
+    "ddp": "DDP: each card holds everything",
+    "zero1": "DeepSpeed ZeRO-1: optimizer states are divided",
+    "zero2": "DeepSpeed ZeRO-2: gradients and optimizer states are divided",
+    "zero3": "DeepSpeed ZeRO-3: weights, gradients and optimizer states are divided",
+    "fsdp": "FSDP: weights, gradients and optimizer states are divided",
+}
+
+
+def _sharing(job: Job, played: Played) -> list[str]:
+    """How cards share the work, and what the host keeps for each of them."""
+    if job.num_gpus == 1 and job.strategy == "ddp":
+        return []
+    said = [STRATEGIES[job.strategy] + (f" (version {job.fsdp.version})" if job.strategy == "fsdp" else "")]
+    if job.offload != "none":
+        size = DTYPE_BYTES[job.dtype]
+        # fp32 weights and gradients, Adam's states, half-precision gradients (deepspeed 0.19, offload_optimizer)
+        host = (4 + 4 + 8 + size) * played.num_trainable_parameters
+        host += size * played.num_parameters if job.offload == "all" else 0
+        said.append(f"the host holds about {format_bytes(host // job.num_gpus)} for each card, pinned")
+    return said
+
+
 def _texts(job: Job) -> str:
     return f"{job.batches} sequences of {job.sequence_length} tokens, all equally long"
 
@@ -182,6 +206,7 @@ def assumptions(job: Job, card: Card, played: Played) -> tuple[str, ...]:
     return (
         method,
         weights,
+        *_sharing(job, played),
         f"{job.optimizer}, {checkpointing}, "
         + ("" if played.own_model else f"{job.attention} attention, {job.loss} loss, ")
         + loop,

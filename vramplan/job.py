@@ -122,9 +122,9 @@ class Job(BaseModel):
     loop: Loop = "trainer"
     """What the loop itself keeps: transformers' Trainer with accelerate, or a plain loop that holds only the loss."""
     num_gpus: int = Field(default=1, gt=0, le=1 << 16)
-    """Data-parallel degree: cards that each hold the whole model."""
+    """Data-parallel degree."""
     strategy: Strategy = "ddp"
-    """How data-parallel cards share the work; one card alone needs none."""
+    """How data-parallel cards share the work: ddp, where each holds the whole model; DeepSpeed's ZeRO; torch's FSDP."""
     offload: Offload = "none"
     """What the host keeps instead of the cards: optimizer (states and their update), all (weights as well)."""
     zero: Zero = Zero()

@@ -56,6 +56,20 @@ def levers(spec: ModelSpec, job: Job, card: Card, need_bytes: int) -> list[Lever
         )
     if job.method == "lora" and job.quantize == "none" and is_described(spec):
         lever("--quantize nf4", "frozen linear layers in four bits", "accuracy, time", quantize="nf4")
+    if job.num_gpus > 1 and job.strategy in ("ddp", "zero1", "zero2") and job.quantize == "none":
+        if job.strategy == "ddp":
+            lever("--strategy fsdp", "each card holds a part of the weights", "communication", strategy="fsdp")
+        stored = job.dtype if job.autocast == "none" else job.autocast
+        lever(
+            "--strategy zero3",
+            "each card holds a part of the weights",
+            "communication",
+            strategy="zero3",
+            dtype=stored,
+            autocast="none",
+        )
+    if job.strategy in ("zero2", "zero3") and job.offload == "none" and job.method == "full":
+        lever("--offload optimizer", "the host keeps states and updates weights", "time, host RAM", offload="optimizer")
     if job.sequence_length >= 1024:
         shorter = job.sequence_length // 2
         lever(

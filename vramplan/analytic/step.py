@@ -246,7 +246,8 @@ class Step:
         tape = play_evaluation(self.setting)
         played = unfold(tape, self.plan, brief=True)
         storages = self._described(tape, played)
-        return max(Timeline(storages, played.events, []).live_bytes())
+        gathered = sharing_of(self, Recorder()).gathered_bytes()
+        return max(Timeline(storages, played.events, []).live_bytes()) + gathered
 
     def kernels(self) -> tuple[list[tuple[Kernel, int]], list[tuple[Kernel, int]]]:
         """Work of the first and of any further micro-step: each kernel with the times it runs."""

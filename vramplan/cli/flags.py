@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.errors import ConfigError
 
 Model = Annotated[
     str,
@@ -47,7 +47,7 @@ class Flag(NamedTuple):
 
 
 JOB_FLAGS = {
-    "num_gpus": Flag(int, "Data-parallel cards that each hold the whole model (1)."),
+    "num_gpus": Flag(int, "Data-parallel cards (1); see --strategy."),
     "method": Flag(str, "full; lora; qlora, which is lora with --quantize nf4; dora, which is traced (lora)."),
     "lora_rank": Flag(int, "Rank of the adapters (8)."),
     "lora_targets": Flag(str, "all-linear, or names of layers: q_proj,v_proj (all-linear)."),
@@ -71,8 +71,8 @@ JOB_FLAGS = {
     "attention": Flag(str, "sdpa, flash or eager (sdpa)."),
     "loss": Flag(str, "standard, sliced (transformers before 4.49), liger or chunked (standard)."),
     "loop": Flag(str, "trainer (transformers' Trainer) or plain (trainer)."),
-    "strategy": Flag(str, "ddp; with `probe` also fsdp, zero1, zero2 and zero3 (ddp)."),
-    "offload": Flag(str, "none; anything else is refused so far (none)."),
+    "strategy": Flag(str, "How cards share the work: ddp, fsdp, zero1, zero2, zero3 (ddp)."),
+    "offload": Flag(str, "What the host keeps under ZeRO: none, optimizer, all (none)."),
     "job": Flag(Path, "A JSON file with more settings of the job."),
 }
 """The flags that `suggest` and `estimate` share; :func:`vramplan.defaults.complete_job` fills in what is not given."""
@@ -105,9 +105,6 @@ def with_job_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 def _given(flags: dict[str, Any]) -> dict[str, Any]:
     """The job as given: the file first, flags over it."""
-    for name in ("offload",):
-        if flags.pop(name) not in (None, "none"):
-            raise UnsupportedError(f"--{name} is not modelled yet")
     given = _job_file(flags.pop("job"))
     return given | {JOB_FLAGS[name].field or name: value for name, value in flags.items() if value is not None}
 

@@ -87,6 +87,11 @@ class Fsdp1(Replicated):
     def prepare(self) -> None:
         """No buckets."""
 
+    def gathered_bytes(self) -> int:
+        """The root, and the largest layer."""
+        sizes = {layer: sum(unit.whole.num_bytes for unit in units) for layer, units in self.units.items()}
+        return sizes.pop(None) + max(sizes.values(), default=0)
+
     def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
         """Gather before, drop or reduce behind; the root stays from the beginning to the end."""
         if piece.phase != self.phase:

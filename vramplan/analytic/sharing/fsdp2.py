@@ -132,6 +132,11 @@ class Fsdp2(Replicated):
     def prepare(self) -> None:
         """No buckets."""
 
+    def gathered_bytes(self) -> int:
+        """What stays, and the largest other group with its packet beside the one before's."""
+        kept = sum(group.packet.num_bytes for group in self.order if group.keeps)
+        return kept + 3 * max((group.packet.num_bytes for group in self.order if not group.keeps), default=0)
+
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:

@@ -61,6 +61,10 @@ class Replicated:
         both = [w for w in weights if w.decays], [w for w in weights if not w.decays]
         return [group for group in both if group]
 
+    def gathered_bytes(self) -> int:
+        """Most weights that are gathered at a time in a forward alone."""
+        return 0
+
     def drop_gradients(self, offset: int) -> None:
         """``zero_grad``."""
         self.record.free_all([offset + place for place in self.step.gradients_of(self.step.placed)])

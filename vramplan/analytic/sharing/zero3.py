@@ -162,6 +162,15 @@ class Zero3(Divided):
             found[-1] = size
         return found
 
+    def gathered_bytes(self) -> int:
+        """An evaluation breaks the known order: small weights, and one module's at a time, in a copy where several."""
+        small = sum(weight.gathered_bytes for weight in self.weights if weight.stays)
+        large = (
+            sum(weight.gathered_bytes for weight in weights if not weight.stays) * (1 + (len(weights) > 1))
+            for weights in self.modules.values()
+        )
+        return small + max(large, default=0)
+
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
