@@ -181,7 +181,7 @@ class Case:
     @property
     def name(self) -> str:
         """What the committed table calls it."""
-        shown = {k: v for k, v in self.job.model_dump(mode="json").items() if v != Job.model_fields[k].default}
+        shown = self.job.model_dump(mode="json", exclude_defaults=True)
         return json.dumps([self.family, self.setting, self.card, shown])
 
 

@@ -120,7 +120,7 @@ def test_lists() -> None:
         (["estimate", "qwen2.5-7b", "--gpu", "h100", "--dtype", "fp8"], "fp8 is not modelled yet"),
         (["estimate", "qwen2.5-7b", "--gpu", "rtx3090", "--dtype", "fp8"], "no fp8 units; run --dtype bf16"),
         (["estimate", "qwen2.5-7b", "--gpu", "h100", "--quantize", "int8"], "not modelled yet"),
-        (["estimate", "qwen2.5-7b", "--gpu", "h100", "--offload", "optimizer"], "not modelled yet"),
+        (["estimate", "qwen2.5-7b", "--gpu", "h100", "--offload", "optimizer"], "DeepSpeed alone"),
         (
             ["estimate", "qwen2.5-7b", "--gpu", "h100", "--method", "full", "--quantize", "nf4"],
             "quantized weights cannot train",

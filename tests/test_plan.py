@@ -205,7 +205,7 @@ def test_targets_however_they_are_given(targets: Any) -> None:
         ({"lora_rank": 0}, "--lora-rank 0"),
         ({"no_such": 1}, "no such setting"),
         ({"quantize": "int8"}, "not modelled yet"),
-        ({"strategy": "zero3"}, "not modelled yet"),
+        ({"strategy": "fsdp"}, "more than one card"),
         ({"dtype": "int3"}, "--dtype 'int3'"),
     ],
 )
