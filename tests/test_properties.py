@@ -25,7 +25,7 @@ JOBS = st.fixed_dictionaries(
         "method": st.sampled_from(["full", "lora"]),
         "checkpointing": st.sampled_from(["none", "full"]),
         "attention": st.sampled_from(["sdpa", "eager", "flash"]),
-        "loss": st.sampled_from(["standard", "liger", "chunked"]),
+        "loss": st.sampled_from(["standard", "sections", "liger", "chunked"]),
         "batches": st.sampled_from(["unpadded", "padded", "packed"]),
         "optimizer": st.sampled_from(["adamw_torch_fused", "adamw_torch", "sgd", "adafactor"]),
         "loop": st.sampled_from(["trainer", "plain"]),

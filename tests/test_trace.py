@@ -82,6 +82,7 @@ REAL = [
     ("mixtral", {"num_local_experts": 4, "num_key_value_heads": 2}, {"method": "full", "autocast": "none"}),
     ("llama", {}, {"loss": "liger", "method": "full", "dtype": "fp32"}),
     ("llama", {}, {"loss": "chunked"}),
+    ("llama", {"num_key_value_heads": 2}, {"loss": "sections", "autocast": "none", "micro_batch_size": 2}),
     ("llama", {}, {"loss": "sliced", "method": "full", "autocast": "none", "optimizer": "sgd_momentum"}),
 ]
 

@@ -16,39 +16,60 @@ from vramplan.frameworks.shell import commands
 from vramplan.frameworks.writing import WRITERS, write
 
 QWEN = "Qwen/Qwen2.5-7B-Instruct"
+BUILT = {"torchtune": "meta-llama/Llama-3.1-8B"}
+"""Models that a framework builds, where that is not Qwen."""
 JOBS: dict[str, dict[str, Any]] = {
     "lora": {"lora_rank": 16, "lora_dropout": 0.05, "micro_batch_size": 2, "gradient_accumulation_steps": 4},
     "targets": {"lora_targets": ("q_proj", "v_proj"), "checkpointing": "none", "sequence_length": 1024, "num_gpus": 2},
     "qlora": {"method": "qlora", "loss": "liger", "expandable_segments": True},
     "full": {"method": "full", "attention": "flash", "optimizer": "adamw_torch", "num_gpus": 4},
     "fp32": {"method": "full", "dtype": "fp32", "autocast": "bf16"},
+    "one": {"lora_dtype": "bf16", "autocast": "none", "loss": "sections", "lora_targets": ("q_proj", "down_proj")},
+    "zero": {"method": "full", "autocast": "none", "strategy": "zero2", "num_gpus": 2, "micro_batch_size": 4},
 }
 OTHERWISE: dict[tuple[str, str], set[str]] = {
-    ("trl", "lora"): {"loss"},
-    ("trl", "targets"): {"loss"},
+    **{("trl", name): {"loss"} for name in JOBS},
+    **{(name, "zero"): {"autocast", "strategy"} for name in ("swift", "axolotl")},
+    **{(name, "one"): {"lora_dtype", "autocast", "loss"} for name in ("swift", "transformers", "accelerate")},
+    ("transformers", "zero"): {"autocast", "strategy"},
     ("trl", "qlora"): {"loss", "lora_dtype"},
-    ("trl", "full"): {"loss"},
-    ("trl", "fp32"): {"loss"},
+    ("trl", "one"): {"loss", "lora_dtype"},
     ("swift", "fp32"): {"autocast"},
     ("axolotl", "fp32"): {"dtype"},
+    ("axolotl", "one"): {"autocast", "loss"},
     ("llamafactory", "full"): {"autocast"},
+    ("llamafactory", "one"): {"lora_dtype", "autocast", "loss"},
+    ("llamafactory", "zero"): {"strategy"},
+    ("torchtune", "lora"): {"lora_dtype", "autocast"},
+    ("torchtune", "fp32"): {"autocast"},
+    ("torchtune", "one"): {"lora_targets"},
+    **{("unsloth", name): {"loss"} for name in ("lora", "targets", "fp32")},
+    ("unsloth", "full"): {"attention", "loss"},
+    ("unsloth", "one"): {"lora_dtype", "autocast", "loss"},
+    ("unsloth", "zero"): {"loss", "strategy"},
 }
 """What a framework cannot be told, and is said: TRL 1.16 never has whole logits, its adapters on nf4 are bf16 ..."""
+OWN_CODE, SINGLE, ZERO = "in the script's own code", "single-device recipes", "give zero1, zero2 or zero3"
+NEVER: dict[tuple[str, str], str] = {
+    ("axolotl", "fp32"): "fp32 embeddings",  # it loads bf16, and sdpa keeps these
+    ("axolotl", "zero"): "fp32 embeddings",
+    **{(name, job): OWN_CODE for name in ("transformers", "accelerate") for job in ("targets", "qlora", "one")},
+    **{("torchtune", job): SINGLE for job in ("targets", "qlora", "full", "zero")},
+    **{("deepspeed", job): ZERO for job in JOBS if job != "zero"},
+}
+"""What it is refused for."""
 
 
 @pytest.mark.parametrize("name", JOBS)
 @pytest.mark.parametrize("framework", WRITERS)
 def test_what_is_written_comes_back(framework: str, name: str) -> None:
-    job = complete_job(spec_of(QWEN), card_of(), JOBS[name])
-    if (framework, name) == ("axolotl", "fp32"):
-        with pytest.raises(UnsupportedError, match="fp32 embeddings"):  # axolotl loads bf16, and sdpa keeps these
-            verdict.pasted(framework, QWEN, job)
+    model = BUILT.get(framework, QWEN)
+    job = complete_job(spec_of(model), card_of(), JOBS[name])
+    if (framework, name) in NEVER:
+        with pytest.raises(UnsupportedError, match=NEVER[framework, name]):
+            verdict.pasted(framework, model, job)
         return
-    if framework == "transformers" and name in ("targets", "qlora"):
-        with pytest.raises(UnsupportedError, match="in the script's own code"):
-            verdict.pasted(framework, QWEN, job)
-        return
-    text, notes = verdict.pasted(framework, QWEN, job)
+    text, notes = verdict.pasted(framework, model, job)
     assert {note.split()[2] for note in notes} == OTHERWISE.get((framework, name), set())
     assert text.endswith("\n")
 
@@ -56,21 +77,23 @@ def test_what_is_written_comes_back(framework: str, name: str) -> None:
 @pytest.mark.parametrize("framework", WRITERS)
 def test_the_text_itself_is_read(framework: str, tmp_path: Path) -> None:
     """The lines as they are pasted, through the readers of files and commands."""
-    job = complete_job(spec_of(QWEN), card_of(), JOBS["lora"])
-    written = write(framework, QWEN, job)
-    if written.is_file:
-        path = tmp_path / "train.yaml"
+    model = BUILT.get(framework, QWEN)
+    job = complete_job(spec_of(model), card_of(), JOBS["zero" if framework == "deepspeed" else "lora"])
+    written = write(framework, model, job)
+    if written.file:
+        path = tmp_path / written.file
         path.write_text(str(written))
         found = from_path(path, None, {})
     else:
         (command,) = commands(str(written), "pasted", {})
         words = [f"{name}={value}" for name, value in command.environment.items()] + command.words
         found = from_words(words, None, {})
-    reading = verdict.read(found, 1)
-    assert reading.model == QWEN
-    assert reading.job["lora_rank"] == 16
-    assert reading.job["micro_batch_size"] * reading.job["gradient_accumulation_steps"] == 8
-    assert not [note for note in reading.notes if note.kind == "unknown" and note.key not in ("lora_r", "use_peft")]
+    reading = verdict.read(found, job.num_gpus)
+    assert reading.model == ("" if framework == "deepspeed" else model)
+    assert reading.job.get("lora_rank") == (None if framework == "deepspeed" else 16)
+    assert reading.job["micro_batch_size"] == job.micro_batch_size
+    assert reading.job["gradient_accumulation_steps"] == job.gradient_accumulation_steps
+    assert not [note for note in reading.notes if note.kind == "unknown"]
 
 
 def test_the_command() -> None:
@@ -79,4 +102,4 @@ def test_the_command() -> None:
     assert "gradient_accumulation_steps: 16" in done.stdout
     done = cli("suggest", QWEN, "--gpu", "rtx4090", "--global-batch", "16", "--for", "megatron")
     assert done.returncode == 2
-    assert "known: swift, llamafactory, axolotl, trl, transformers" in done.stderr
+    assert "known: swift, llamafactory, axolotl, trl, transformers, accelerate, torchtune" in done.stderr

@@ -24,7 +24,7 @@ def levers(spec: ModelSpec, job: Job, card: Card, need_bytes: int) -> list[Lever
             FREE,
             optimizer="adamw_torch_fused",
         )
-    if job.loss in ("standard", "sliced"):
+    if job.loss in ("standard", "sliced", "sections"):
         lever("--loss liger", "logits never exist as a whole, nor in fp32", FREE, loss="liger")
     if job.batches == "padded":
         lever("--batches unpadded", "packing or length grouping needs no mask", FREE, batches="unpadded")

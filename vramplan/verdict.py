@@ -15,7 +15,8 @@ from vramplan.catalog import find_model
 from vramplan.defaults import POSITIONS, image_size
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, VramplanError, nearest_names
 from vramplan.feeds import FEEDS
-from vramplan.frameworks import FRAMEWORKS, Keys, Note, Reading, Setting, Source, writing
+from vramplan.frameworks import FRAMEWORKS, Keys, Note, Reading, Setting, Source, shell, writing
+from vramplan.frameworks.arguments import in_sections
 from vramplan.frameworks.find import VARIABLES, Found, from_path, from_words
 from vramplan.frameworks.known import known_keys
 from vramplan.frameworks.reading import allocator, tell_sharing
@@ -84,7 +85,7 @@ def check(
     """Read a configuration file, a script or the words of a command, and say whether it fits.
 
     `num_gpus` is how many cards the box has; `given` is what the configuration does not know: `sequence_length` of the
-    longest sample, `images`, `image_size`.
+    longest sample, `images`, `image_size`, and `method` and `checkpointing` of what DeepSpeed's JSON is used with.
 
     Raises:
         VramplanError: for what cannot be read, or is not modelled.
@@ -133,12 +134,12 @@ def read(found: Found, cards: int, version: str | None = None) -> Reading:
     Raises:
         VramplanError: for a value that cannot be, or a setting that is not modelled.
     """
-    keys = Keys(found.source, found.name)
+    keys = Keys(in_sections(found.source) if found.framework.in_sections else found.source, found.name)
     reading = found.framework.read(keys, cards, version)
     reading.job |= allocator(keys, reading.expandable)
     tell_sharing(keys, reading.job)
     _under_deepspeed(reading.job)
-    reading.as_flags = bool(found.source.command)
+    reading.spelling = found.source.spelling
     keys.finish(known_keys(found.name))
     _lost(keys)
     reading.notes = sorted(keys.notes, key=lambda note: ("warning", "unknown", "default", "ignored").index(note.kind))
@@ -295,17 +296,25 @@ def pasted(framework: str, model: str, job: Job) -> tuple[str, list[str]]:
         )
     written = writing.write(framework, spec.name, job)
     package = writing.PACKAGES.get(framework, framework)
+    reading = read(_as_written(written, package, job), job.num_gpus)
+    again = Job(**_settled(spec, reading, reading.job))
+    return str(written), [
+        f"{package} takes {field} as {getattr(again, field)}, not {getattr(job, field)}"
+        for field in writing.unsaid(framework, job, again)
+    ]
+
+
+def _as_written(written: writing.Written, package: str, job: Job) -> Found:
+    """What was written, as its reader finds it."""
+    if not written.file:
+        (command,) = shell.commands(str(written), "--for", {})
+        words = [f"{name}={value}" for name, value in command.environment.items()] + command.words
+        return from_words(words, None, {})
     settings = {key: Setting(value, f"--{key}") for key, value in written.pairs.items()}
     if written.launcher:
         settings[written.launcher] = Setting(job.num_gpus, f"--{written.launcher}")
     environment = {key: Setting(value, key) for key, value in written.variables.items()}
-    found = Found(package, FRAMEWORKS[package], Source(settings, environment))
-    reading = read(found, job.num_gpus)
-    again = Job(**_settled(spec, reading, reading.job))
-    return str(written), [
-        f"{package} takes {field} as {getattr(again, field)}, not {getattr(job, field)}"
-        for field in writing.unsaid(job, again)
-    ]
+    return Found(package, FRAMEWORKS[package], Source(settings, environment))
 
 
 __all__ = ["Verdict", "check", "pasted", "read"]

@@ -1,7 +1,8 @@
-"""Losses: transformers' own, and two that never hold all logits."""
+"""Losses: transformers' own, torchtune's in sections, and two that never hold all logits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 from vramplan.analytic import ops
@@ -51,6 +52,41 @@ def sliced_cross_entropy(logits: Tensor) -> Tensor:
         shifted = ops.copy(shifted, "shifted logits copied")
     labels = tape.empty(shape[:2], "int64", "shifted labels")
     return cross_entropy(shifted.view(batch * (length - 1), vocabulary), labels)
+
+
+SECTIONS = 8
+"""num_output_chunks of CEWithChunkedOutputLoss."""
+
+
+def sectioned_cross_entropy(hidden: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
+    """Torchtune's loss (0.6.1, modules/loss/ce_chunked_output_loss.py, modules/transformer.py: chunked_output).
+
+    The head runs on sections of the tokens, then each section's logits go through cross-entropy in fp32: all logits
+    exist in their own dtype, all log-probabilities are kept, but fp32 logits and gradients are one section's.
+    """
+    tape, (batch, length, _) = hidden.tape, hidden.shape
+    lengths = tuple(_sections(length, ceil_div(length, SECTIONS)))
+    parts = ops.split_rows(hidden, lengths)
+    del hidden
+    logits = [head(ops.copy(part, "section of the hidden state") if batch > 1 else part) for part in parts]
+    del parts
+    tape.module = "loss"
+    shifted = tape.empty(labels.shape, "int64", "shifted labels")
+    whole: Tensor | None = None
+    for rows, one in zip(lengths, logits, strict=True):
+        own = tape.empty((batch * rows,), "int64", "labels of a section")
+        loss = cross_entropy(
+            ops.to(one.view(batch * rows, one.shape[-1]), "fp32", "logits of one section in fp32"), own
+        )
+        whole = loss if whole is None else ops.add(whole, loss)
+    assert whole is not None
+    del logits, shifted
+    return whole
+
+
+def _sections(whole: int, size: int) -> list[int]:
+    """``torch.chunk``: pieces of `size`, the last one shorter."""
+    return [min(size, whole - start) for start in range(0, whole, size)]
 
 
 def liger_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:

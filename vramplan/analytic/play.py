@@ -211,6 +211,12 @@ def causal_lm(net: Net, setting: Setting, phase: str, batch: Batch) -> tuple[Ten
     if job.loss in ("liger", "chunked"):
         fused = losses.liger_cross_entropy if job.loss == "liger" else losses.chunked_cross_entropy
         return fused(hidden, net.head_weight(vocabulary, hidden.shape[-1], tied), batch.labels), None
+    if job.loss == "sections":
+
+        def head(part: Tensor) -> Tensor:
+            return family.after_head(net, c, net.head(part, vocabulary, tied, family.head_bias))
+
+        return losses.sectioned_cross_entropy(hidden, batch.labels, head), None
     logits = family.after_head(net, c, net.head(hidden, vocabulary, tied, family.head_bias))
     tape.module = "loss"
     return causal_loss(logits) if job.loss == "standard" else sliced_loss(logits), logits

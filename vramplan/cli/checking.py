@@ -35,6 +35,12 @@ def check(
     seq_len: Annotated[
         int | None, typer.Option(help="Tokens of the longest sample, if that is less than the limit.", min=1)
     ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="full, lora or qlora, where the configuration does not say (DeepSpeed's JSON).")
+    ] = None,
+    checkpointing: Annotated[
+        str | None, typer.Option(help="none or full, where the configuration does not say.")
+    ] = None,
     images: Annotated[int | None, typer.Option(help="Images in each sample.", min=0)] = None,
     image_size: Annotated[str | None, typer.Option(help="Width and height of the largest image in pixels.")] = None,
     min_headroom: Annotated[str | None, typer.Option(help="Share of the card that has to stay free: 5%.")] = None,
@@ -54,6 +60,8 @@ def check(
             framework_version=framework_version,
             min_headroom=_share(min_headroom),
             sequence_length=seq_len,
+            method=method,
+            checkpointing=checkpointing,
             images=images,
             image_size=image_size,
             **sure(confidence),

@@ -69,7 +69,9 @@ JOB_FLAGS = {
     "batches": Flag(str, "unpadded, padded or packed samples (unpadded)."),
     "checkpointing": Flag(str, "Activation checkpointing: full or none (full)."),
     "attention": Flag(str, "sdpa, flash or eager (sdpa)."),
-    "loss": Flag(str, "standard, sliced (transformers before 4.49), liger or chunked (standard)."),
+    "loss": Flag(
+        str, "standard, sliced (transformers before 4.49), sections (torchtune), liger or chunked (standard)."
+    ),
     "loop": Flag(str, "trainer (transformers' Trainer) or plain (trainer)."),
     "strategy": Flag(str, "How cards share the work: ddp, fsdp, zero1, zero2, zero3 (ddp)."),
     "offload": Flag(str, "What the host keeps under ZeRO: none, optimizer, all (none)."),

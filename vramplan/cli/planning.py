@@ -50,7 +50,7 @@ def suggest(
     confidence: Confidence = None,
     for_framework: Annotated[
         str | None,
-        typer.Option("--for", help="Print the plan to paste: swift, llamafactory, axolotl, trl or transformers."),
+        typer.Option("--for", help="Print the plan to paste, for swift, llamafactory, axolotl, trl, torchtune ..."),
     ] = None,
     solve: Annotated[
         str | None, typer.Option(help="Find the largest image-size, max-pixels, max-tiles or seq-len that fits first.")

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from vramplan.frameworks import axolotl, llamafactory, swift, trainer, trl
+from vramplan.frameworks import (
+    alone,
+    arguments,
+    axolotl,
+    llamafactory,
+    megatron,
+    swift,
+    torchtitan,
+    torchtune,
+    trainer,
+    trl,
+    unsloth,
+)
 from vramplan.frameworks.reading import Reading
 from vramplan.frameworks.source import Keys, Note, Setting, Source
 
@@ -19,6 +31,12 @@ class Framework(NamedTuple):
     """First words of its commands; scripts by their last part."""
     marks: frozenset[str]
     """Keys that only its configurations have."""
+    in_sections: bool = False
+    """Whether its settings stand in sections, and are read as section.key."""
+    split: Callable[[Sequence[str]], tuple[list[str], dict[str, Setting]]] = arguments.split
+    """(words behind its command) -> words of no flag, settings."""
+    file_keys: tuple[str, ...] = ("config",)
+    """Flags that name a configuration file."""
 
 
 FRAMEWORKS: dict[str, Framework] = {
@@ -44,6 +62,39 @@ FRAMEWORKS: dict[str, Framework] = {
         (("trl", "sft"), ("trl/scripts/sft.py",), ("scripts/sft.py",), ("sft.py",)),
         frozenset(
             {"use_peft", "dataset_name", "lora_target_modules", "packing_strategy", "max_length", "accelerate_config"}
+        ),
+    ),
+    "unsloth": Framework(
+        unsloth.read,
+        (),
+        frozenset({"load_in_16bit", "full_finetuning", "use_gradient_checkpointing"}),
+    ),
+    "torchtune": Framework(
+        torchtune.read,
+        (("tune", "run"),),
+        frozenset(
+            {"checkpointer", "optimizer_in_bwd", "enable_activation_checkpointing", "tokenizer", "metric_logger"}
+        ),
+        in_sections=True,
+        split=torchtune.split,
+    ),
+    "torchtitan": Framework(
+        torchtitan.read,
+        (("torchtitan.train",), ("torchtitan/train.py",)),
+        frozenset({"training", "parallelism", "activation_checkpoint"}),
+        in_sections=True,
+        file_keys=("job.config_file",),
+    ),
+    "megatron": Framework(
+        megatron.read,
+        (("megatron", "sft"), ("megatron", "pt"), *((f"pretrain_{one}.py",) for one in ("gpt", "bert", "t5", "vlm"))),
+        frozenset({"tensor_model_parallel_size", "recompute_granularity", "global_batch_size"}),
+    ),
+    "deepspeed": Framework(
+        alone.read,
+        (),
+        frozenset(
+            {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "zero_allow_untested_optimizer"}
         ),
     ),
     "transformers": Framework(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from vramplan.errors import ConfigError
 from vramplan.frameworks.shell import UNKNOWN
-from vramplan.frameworks.source import Setting
+from vramplan.frameworks.source import Setting, Source
 
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*(=.*)?", re.DOTALL)
 _PAIR = re.compile(r"\+?([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
@@ -73,4 +74,29 @@ def dotted(settings: dict[str, Setting]) -> dict[str, Setting]:
         if not isinstance(outer.value, dict):
             raise ConfigError(f"{found.place}: {first} is given as a value and as a mapping")
         outer.value[rest] = found.value
+    return made
+
+
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+
+
+def in_sections(source: Source) -> Source:
+    """A source whose settings stand in sections, each as ``section.key``, with what refers to another put in."""
+    settings = flattened(source.settings)
+    for name, found in settings.items():
+        reference = _REFERENCE.fullmatch(str(found.value).strip())
+        if reference is not None and reference[1] in settings:
+            settings[name] = Setting(settings[reference[1]].value, found.place)
+    return replace(source, settings=settings)
+
+
+def flattened(settings: Mapping[str, Setting], before: str = "") -> dict[str, Setting]:
+    """The inverse: what stands in a section, as ``section.key``; what is given dotted goes before it."""
+    made: dict[str, Setting] = {}
+    for name, found in settings.items():
+        if isinstance(found.value, dict):
+            inner = {key: Setting(value, found.place) for key, value in found.value.items()}
+            made = flattened(inner, f"{before}{name}.") | made
+        else:
+            made[f"{before}{name}"] = found
     return made

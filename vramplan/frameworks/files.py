@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,11 +65,13 @@ def read_mapping(path: Path) -> dict[str, Setting]:
 
 
 def mapping(text: str, where: str) -> dict[str, Setting]:
-    """The same of a text, JSON where it looks so.
+    """The same of a text, TOML by its file's name, JSON where it looks so.
 
     Raises:
         ConfigError: naming the line of what is broken.
     """
+    if where.endswith(".toml"):
+        return from_toml(text, where)
     return from_json(text, where) if text.lstrip().startswith("{") else from_yaml(text, where)
 
 
@@ -96,6 +99,39 @@ def from_json(text: str, where: str) -> dict[str, Setting]:
     if not isinstance(raw, dict):
         raise ConfigError(f"{where}: expected settings by name, found a {type(raw).__name__}")
     return {key: Setting(value, where) for key, value in raw.items()}
+
+
+def of_notebook(text: str, where: str) -> str:
+    """The Python in a notebook's cells, one after the other; lines for the shell (``!pip``, ``%cd``) left empty.
+
+    Raises:
+        ConfigError: where it is no notebook.
+    """
+    cells = from_json(text, where).get("cells", Setting([], where)).value
+    code = [cell for cell in cells if isinstance(cell, dict) and cell.get("cell_type") == "code"]
+    if not code:
+        raise ConfigError(f"{where}: no cell with code in it; is this a notebook?")
+    parts = [cell.get("source", "") for cell in code]
+    lines = "\n".join("".join(part) if isinstance(part, list) else str(part) for part in parts).splitlines()
+    return "\n".join("" if line.lstrip().startswith(("!", "%")) else line for line in lines)
+
+
+def from_toml(text: str, where: str) -> dict[str, Setting]:
+    """TOML's tables, without line numbers.
+
+    Raises:
+        ConfigError: where it is broken, or Python is too old to read it.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        raw = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{where}: broken TOML: {str(error).splitlines()[0]}") from error
+    left = [MOST_VALUES]
+    return {key: Setting(_plain(value, where, left), where) for key, value in raw.items()}
 
 
 def from_yaml(text: str, where: str) -> dict[str, Setting]:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vramplan.errors import ConfigError, UnknownNameError
-from vramplan.frameworks import FRAMEWORKS, Framework, accelerate, arguments, shell
-from vramplan.frameworks.files import beside, mapping, read_mapping, read_text
-from vramplan.frameworks.source import Setting, Source
+from vramplan.frameworks import FRAMEWORKS, Framework, accelerate, scripts, shell
+from vramplan.frameworks.files import beside, mapping, of_notebook, read_mapping, read_text
+from vramplan.frameworks.literals import read_script
+from vramplan.frameworks.source import Setting, Source, Spelling
 
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".txt")
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
@@ -22,9 +23,6 @@ MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.comm
 VALUELESS = {"standalone", "multi_gpu", "use_deepspeed", "use_fsdp"}
 OTHERS: dict[tuple[str, ...], str] = {
     ("swift", "rlhf"): "preference and reinforcement training",
-    ("megatron", "sft"): "Megatron-SWIFT",
-    ("megatron", "pt"): "Megatron-SWIFT",
-    ("tune", "run"): "torchtune",
     ("trl", "dpo"): "preference training",
     ("trl", "grpo"): "reinforcement training",
 }
@@ -46,12 +44,19 @@ def from_path(path: Path, asked: str | None, environment: Mapping[str, str] = os
         ConfigError: for a file that cannot be read, or holds no training command, or several.
     """
     text = read_text(path)
-    if path.suffix in SCRIPTS or text.startswith("#!"):
+    is_python = path.suffix in (".py", ".ipynb")
+    if path.suffix in SCRIPTS or (text.startswith("#!") and not is_python):
         return _from_script(text, path, asked, environment)
-    settings = mapping(text, str(path))
-    name = asked or _recognised(settings, str(path))
+    if is_python:
+        text = of_notebook(text, str(path)) if path.suffix == ".ipynb" else text
+        name, settings = scripts.settings_of(read_script(text, str(path)))
+        name = asked or name
+    else:
+        settings = mapping(text, str(path))
+        name = asked or _recognised(settings, str(path))
     seen = {key: Setting(environment[key], key) for key in VARIABLES & environment.keys()}
-    return Found(name, _framework(name), Source(settings, _exported(settings, seen), (), str(path)))
+    source = Source(settings, _exported(settings, seen), (), str(path), spelling="python" if is_python else "yaml")
+    return Found(name, _framework(name), source)
 
 
 def from_words(words: Sequence[str], asked: str | None, environment: Mapping[str, str] = os.environ) -> Found:
@@ -98,15 +103,21 @@ def _from_command(
     is_script = name is None and asked is None
     if is_script and not launcher and not (words and words[0].endswith(".py")):
         return None
-    loose, settings = arguments.split(words[1:] if is_script else rest)
+    spelling: Spelling = "flags"
+    framework = FRAMEWORKS["transformers"] if is_script else _framework(asked or name or "")
+    loose, settings = framework.split(words[1:] if is_script else rest)
     if is_script and not {"model_name_or_path", "per_device_train_batch_size"} & settings.keys():
-        return None
+        own_settings = _of_program(words[0], folder, settings)
+        if own_settings is None:
+            return None
+        (name, settings), spelling = own_settings, "python"
     name = asked or name or "transformers"
     file = next((one for one in loose if one.endswith((".yaml", ".yml", ".json"))), None)
-    if file is None and "config" in settings and not isinstance(settings["config"].value, bool):
-        file = str(settings.pop("config").value)
+    for key in framework.file_keys:
+        if file is None and key in settings and not isinstance(settings[key].value, bool):
+            file = str(settings.pop(key).value)
     if file is not None:
-        settings = read_mapping(beside(file, folder) or Path(file)) | settings
+        settings, spelling = read_mapping(beside(file, folder) or Path(file)) | settings, "yaml"
     seen = {key: value for key, value in environment.items() if key in VARIABLES} | command.environment
     seen |= {key: str(one.value) for key, one in launched.items()}
     exported, lost = (
@@ -114,8 +125,17 @@ def _from_command(
         for values in (seen, command.unexported)
     )
     started_by = () if file else tuple(words[:2])
-    source = Source(launcher | settings, _exported(settings, exported), started_by, where, lost)
+    source = Source(launcher | settings, _exported(settings, exported), started_by, where, lost, spelling)
     return Found(name, _framework(name), source)
+
+
+def _of_program(program: str, folder: Path, flags: Mapping[str, Setting]) -> tuple[str, dict[str, Setting]] | None:
+    """(framework, settings) of the Python file that a command runs; None where it is not here, or trains nothing."""
+    path = beside(program, folder)
+    if path is None:
+        return None
+    script = read_script(read_text(path), str(path), flags)
+    return scripts.settings_of(script) if scripts.is_training(script) else None
 
 
 VARIABLES = {
@@ -186,8 +206,6 @@ def _claimed(words: list[str]) -> tuple[str | None, list[str]]:
 
 
 def _recognised(settings: Mapping[str, Setting], where: str) -> str:
-    if "zero_optimization" in settings:
-        raise ConfigError(f"{where}: a DeepSpeed configuration names no model; check the command that uses it")
     if "distributed_type" in settings or "compute_environment" in settings:
         raise ConfigError(f"{where}: an accelerate configuration names no model; check the command that uses it")
     hits = {name: len(framework.marks & settings.keys()) for name, framework in FRAMEWORKS.items()}

@@ -10,7 +10,12 @@ from typing import Any
 from vramplan.errors import UnsupportedError
 from vramplan.frameworks.source import Keys
 
-INHERITS = {"ms-swift": ("transformers",), "llamafactory": ("transformers",), "trl": ("transformers",)}
+INHERITS: dict[str, tuple[str, ...]] = {
+    "ms-swift": ("transformers",),
+    "llamafactory": ("transformers",),
+    "trl": ("transformers",),
+    "unsloth": ("trl", "transformers"),
+}
 """Frameworks whose arguments extend transformers' TrainingArguments."""
 
 
@@ -22,7 +27,8 @@ def _table(name: str) -> Any:
 def known_keys(framework: str) -> frozenset[str]:
     """Every key that some version of the framework takes."""
     table = _table("known.json")
-    return frozenset(key for name in (framework, *INHERITS.get(framework, ())) for key in table.get(name, ()))
+    names = (framework, *INHERITS.get(framework, ()), *(("scripts",) if framework == "transformers" else ()))
+    return frozenset(key for name in names for key in table.get(name, ()))
 
 
 def refuse_unmodelled(keys: Keys) -> None:

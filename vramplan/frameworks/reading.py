@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from vramplan.errors import ConfigError
-from vramplan.frameworks.source import Keys, Note
+from vramplan.frameworks.source import FALSE, TRUE, Keys, Note, Spelling
 
 Words = str | Mapping[Any, str]
 """A key whose value is the job's own; or, for each value of the job, ``key value; key value``."""
+
+
+def _python(key: str, value: str) -> str:
+    if value.lower() in (*TRUE, *FALSE) and not value.isdigit():
+        value = str(value.lower() in TRUE)
+    plain = value in ("True", "False") or value.replace(".", "", 1).isdigit()
+    return f"{key}={value if plain else json.dumps(value)}"
+
+
+SPELT: Mapping[Spelling, Callable[[str, str], str]] = {
+    "yaml": lambda key, value: f"{key}: {value}",
+    "flags": lambda key, value: f"--{key} {value}",
+    "python": _python,
+}
 
 
 @dataclass(slots=True)
@@ -34,8 +49,8 @@ class Reading:
     """Whether caps on pixels hold for every model, applied before its processor; else only where that reads them."""
     expandable: bool = False
     """Whether the framework switches expandable segments on where the environment says nothing of the allocator."""
-    as_flags: bool = False
-    """Whether it is a command, whose settings are written ``--key value``."""
+    spelling: Spelling = "yaml"
+    """How its settings are written: ``key: value``, ``--key value``, ``key=value``."""
 
     def say(self, update: Mapping[str, Any]) -> list[str]:
         """Changes to the job in the framework's own words; those that it has no word for are left out."""
@@ -45,7 +60,7 @@ class Reading:
             pair = f"{words} {value}" if isinstance(words, str) else (words or {}).get(value)
             for one in pair.split("; ") if pair is not None else ():
                 key, _, rest = one.partition(" ")
-                said.append(f"--{key} {rest}" if self.as_flags else f"{key}: {rest}")
+                said.append(SPELT[self.spelling](key, rest))
         return said
 
 

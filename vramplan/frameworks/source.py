@@ -15,6 +15,10 @@ UNSET = (None, "", "null", "None", "none", "~")
 TRUE = ("true", "1", "yes", "y", "on", "t")
 FALSE = ("false", "0", "no", "n", "off", "f")
 
+STRANGE = {"transformers": "is no argument of transformers' Trainer (the script's own?)"}
+"""What is said of a key that nobody knows, where a script may well have its own."""
+
+Spelling = Literal["yaml", "flags", "python"]
 Kind = Literal["warning", "default", "ignored", "unknown"]
 
 
@@ -50,6 +54,8 @@ class Source:
     """File, or how else to call it."""
     lost: Mapping[str, Setting] = field(default_factory=dict)
     """Variables that were set but do not reach the command."""
+    spelling: Spelling = "yaml"
+    """How its settings are written."""
 
 
 class Keys:
@@ -174,6 +180,8 @@ class Keys:
         found = self.setting(name)
         if found is None or found.value in ([], {}):
             return True
+        if isinstance(found.value, dict) and str(found.value.get("enabled")).lower() in FALSE:
+            return True
         return str(found.value).lower() in {str(one).lower() for one in (False, 0, 0.0, *harmless)}
 
     def only(self, name: str, *harmless: Any, why: str = "is not modelled yet") -> None:
@@ -184,6 +192,11 @@ class Keys:
         """
         if not self.is_harmless(name, *harmless):
             raise self.refuse(name, why)
+
+    def place(self, name: str) -> str:
+        """Where a key stands, or would."""
+        found = self.source.settings.get(name)
+        return self.source.where if found is None else found.place
 
     def note(self, kind: Kind, key: str, text: str) -> None:
         """Tell the reader."""
@@ -199,9 +212,10 @@ class Keys:
             if name in known:
                 self.notes.append(Note("ignored", name, "does not change memory", found.place))
                 continue
-            near = difflib.get_close_matches(name, known | self.asked, 1)
+            near = difflib.get_close_matches(name, known | self.asked, 1, 0.85 if self.framework in STRANGE else 0.6)
             meant = f"; did you mean {near[0]}?" if near else ""
-            self.notes.append(Note("unknown", name, f"{self.framework} does not know this key{meant}", found.place))
+            said = STRANGE.get(self.framework, f"{self.framework} does not know this key")
+            self.notes.append(Note("unknown", name, f"{said}{meant}", found.place))
 
 
 def _at(found: Setting, name: str) -> str:

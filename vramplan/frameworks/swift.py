@@ -7,12 +7,14 @@ from typing import Any
 
 from vramplan.errors import ConfigError
 from vramplan.frameworks.reading import Reading, at_least, settle, started, visible_cards
-from vramplan.frameworks.source import Keys
+from vramplan.frameworks.source import FALSE, TRUE, Keys
 from vramplan.frameworks.trainer import BATCH, NAMES, adapters, arguments, attention, dtype_of, evaluation, half_of
 
 PACKAGE, NEWEST = "ms-swift", "4.6.0"
 KINDS = ("tuner_type", "train_type", "sft_type")
 """What versions 4, 3 and 2 call the method."""
+RANKS = "global_world_size"
+"""In the args.json that a run leaves behind, the processes that it had."""
 SAMPLES_A_STEP = 16
 """gradient_accumulation_steps, where it is not set, makes this many samples of a step."""
 
@@ -36,11 +38,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     tower = keys.flag("vit_gradient_checkpointing", "vit_use_gc", default=job["checkpointing"] == "full")
     if tower != (job["checkpointing"] == "full"):
         raise keys.refuse("vit_gradient_checkpointing", "other than the language model's is not modelled yet")
-    job |= attention(
-        keys,
-        "attn_impl",
-        "use_flash_attn" if keys.text("use_flash_attn", default="") not in ("true", "false") else "attn_implementation",
-    )
+    job |= _attention(keys)
     if keys.flag("packing", default=False) and keys.has("packing_length"):
         job["sequence_length"] = keys.count("packing_length", default=2048)
     elif keys.has("max_length"):
@@ -82,7 +80,16 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     splits = keys.number("split_dataset_ratio", "dataset_test_ratio", default=0.0) > 0 or keys.has("val_dataset")
     reading.eval_batch_size = evaluation(keys, 1, splits)
     reading.caps_resize = keys.has("max_pixels")
+    if keys.has(RANKS):
+        keys.asked |= keys.source.settings.keys()  # written by ms-swift itself: it knows them all
     return reading
+
+
+def _attention(keys: Keys) -> dict[str, str]:
+    """attn_impl; in 2.x use_flash_attn, which false makes eager (2.6.1, swift/llm/utils/model.py)."""
+    if keys.text("use_flash_attn", default="") in (*TRUE, *FALSE):
+        return {"attention": "flash" if keys.flag("use_flash_attn", default=False) else "eager"}
+    return attention(keys, "attn_impl", "use_flash_attn", "attn_implementation")
 
 
 def _version(keys: Keys, asked: str | None) -> tuple[str, str]:
@@ -174,6 +181,8 @@ def _ranks(keys: Keys, cards: int) -> int:
     several = started(keys, cards)
     if several is not None:
         return several
+    if keys.has(RANKS):
+        return max(1, keys.count(RANKS, default=1, least=-1))
     if "NPROC_PER_NODE" in keys.source.lost:
         place = keys.source.lost["NPROC_PER_NODE"].place
         raise ConfigError(f"{place} is set but not exported: ms-swift does not see it; write export NPROC_PER_NODE=...")

@@ -68,6 +68,17 @@ def adapters(
     }
 
 
+def quantized(keys: Keys, dtype: str) -> dict[str, Any]:
+    """Four bits, whose layers have to compute in the dtype of all others; scales twice only where asked for."""
+    if not keys.flag("load_in_4bit", default=False):
+        return {}
+    computed = dtype_of(keys, "bnb_4bit_compute_dtype") or dtype
+    if (dtype, computed) != ("bf16", "bf16"):
+        name = "bnb_4bit_compute_dtype" if computed != "bf16" and keys.has("bnb_4bit_compute_dtype") else "load_in_4bit"
+        raise keys.refuse(name, f"computing in {computed} over {dtype} is not modelled yet; give bfloat16 for both")
+    return {"quantize": "nf4", "double_quant": keys.flag("use_bnb_nested_quant", default=False)}
+
+
 def half_of(keys: Keys) -> str:
     """The half-precision type of autocast."""
     return next((name for name in ("bf16", "fp16") if keys.flag(name, default=False)), "none")
@@ -126,6 +137,9 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     job |= {"method": "lora" if peft else "full", "dtype": stored, "autocast": half}
     if peft:
         job |= adapters(keys, "lora_r", "lora_rank")
+        if keys.has("lora_target_modules"):
+            job["lora_targets"] = targets(keys, "lora_target_modules")
+    job |= quantized(keys, stored)
     job["checkpointing"] = checkpointing(keys)
     job |= attention(keys, "attn_implementation")
     if keys.has(*LENGTHS):

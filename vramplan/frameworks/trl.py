@@ -6,7 +6,17 @@ from typing import Any
 
 from vramplan.frameworks.reading import Reading, at_least, settle
 from vramplan.frameworks.source import Keys
-from vramplan.frameworks.trainer import NAMES, adapters, arguments, attention, dtype_of, evaluation, launched, targets
+from vramplan.frameworks.trainer import (
+    NAMES,
+    adapters,
+    arguments,
+    attention,
+    dtype_of,
+    evaluation,
+    launched,
+    quantized,
+    targets,
+)
 
 PACKAGE, NEWEST = "trl", "1.16.0"
 
@@ -90,13 +100,7 @@ def _quantized(keys: Keys, version: str, dtype: str) -> dict[str, Any]:
         raise keys.refuse(
             "load_in_4bit", f"with TRL {version}, which makes all other weights fp32, is not modelled yet"
         )
-    if dtype != "bf16":
-        raise keys.refuse("load_in_4bit", f"computing in {dtype} is not modelled yet; give dtype: bfloat16")
-    return {
-        "quantize": "nf4",
-        "double_quant": keys.flag("use_bnb_nested_quant", default=False),
-        "lora_dtype": "bf16",
-    }
+    return quantized(keys, dtype) | {"lora_dtype": "bf16"}
 
 
 def _loss(keys: Keys, version: str) -> dict[str, Any]:

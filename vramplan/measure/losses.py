@@ -2,7 +2,7 @@
 
 Liger's (liger-kernel 0.8.5, ops/fused_linear_cross_entropy.py, transformers/functional.py) runs on Triton and TRL's
 (trl 1.16, fused LM head) selects tokens by value, so neither runs on fake tensors as it is; numbers are not computed.
-`sliced` is transformers' own before 4.49.
+`sliced` is transformers' own before 4.49, `sections` torchtune's.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from vramplan.units import ceil_div
 IGNORED = -100
 TRL_TOKENS, TRL_ENTRIES = 4096, 32768
 """Tokens by vocabulary entries of one tile of TRL's loss."""
+SECTIONS = 8
+"""num_output_chunks of torchtune's CEWithChunkedOutputLoss."""
 
 
 # -- transformers before 4.49 ------------------------------------------------------------------------------------------
@@ -34,6 +36,20 @@ def sliced_loss(logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **_
     shift_logits = logits[..., :-1, :].contiguous()
     shift_labels = labels[..., 1:].contiguous()
     return F.cross_entropy(shift_logits.view(-1, vocab_size), shift_labels.view(-1), ignore_index=IGNORED)
+
+
+# -- torchtune ---------------------------------------------------------------------------------------------------------
+
+
+def sections_loss(hidden: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor], labels: torch.Tensor) -> Any:
+    """CEWithChunkedOutputLoss of torchtune 0.6.1 over the chunked_output of its TransformerDecoder."""
+    logits = [head(section) for section in hidden.chunk(SECTIONS, dim=1)]
+    labels = torch.hstack((labels[..., 1:], labels.new_full((len(labels), 1), IGNORED)))
+    targets = [one.reshape(-1) for one in labels.chunk(SECTIONS, dim=1)]
+    return sum(
+        F.cross_entropy(one.reshape(-1, one.shape[-1]).float(), own, ignore_index=IGNORED, reduction="sum")
+        for one, own in zip(logits, targets, strict=True)
+    )
 
 
 # -- Liger -------------------------------------------------------------------------------------------------------------
@@ -181,7 +197,7 @@ def chunked_loss(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tenso
 
 
 def use(module: nn.Module, loss: str, owner: str) -> None:
-    """Put a loss in place of the model's own: sliced, liger or chunked.
+    """Put a loss in place of the model's own: sliced, sections, liger or chunked.
 
     Raises:
         UnsupportedError: for a model that is no causal language model of transformers.
@@ -199,6 +215,8 @@ def use(module: nn.Module, loss: str, owner: str) -> None:
     def forward(self: Any, *args: Any, labels: torch.Tensor, **kwargs: Any) -> Any:
         kwargs.pop("num_items_in_batch", None)
         outputs = self.base_model(*args, **kwargs)
+        if loss == "sections":
+            return CausalLMOutputWithPast(loss=sections_loss(outputs[0], self.get_output_embeddings(), labels))
         return CausalLMOutputWithPast(loss=fused(outputs[0], _head(self), labels))
 
     inner.forward = types.MethodType(forward, inner)

@@ -87,8 +87,8 @@ def pieces(x: Tensor) -> Tensor:
 
 
 def split_rows(x: Tensor, lengths: tuple[int, ...]) -> list[Tensor]:
-    """``torch.split(x, lengths, dim=1)`` of (1, S, ...)."""
-    return views(x, [(1, length, *x.shape[2:]) for length in lengths])
+    """``torch.split(x, lengths, dim=1)``."""
+    return views(x, [(x.shape[0], length, *x.shape[2:]) for length in lengths])
 
 
 def join_rows(parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:

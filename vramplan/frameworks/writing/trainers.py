@@ -1,54 +1,15 @@
-"""A plan in a framework's own words: what to paste, and what it could not say."""
+"""Frameworks around transformers' Trainer: ms-swift, LLaMA-Factory, axolotl, TRL, plain scripts, accelerate."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from vramplan.errors import UnsupportedError
+from vramplan.frameworks.writing.written import FULL_NAMES, Pairs, Written, allocator
 from vramplan.job import Job
 
-Pairs = dict[str, Any]
-"""Keys and values, in the order to be written."""
-FULL_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+WRAPPED = "--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP"
 FLASH = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
-
-
-class Written(NamedTuple):
-    """A configuration to paste."""
-
-    pairs: Pairs
-    variables: dict[str, str]
-    """Of the environment."""
-    command: str
-    """What starts it; a file's name stands where the configuration goes."""
-    is_file: bool
-    """Whether the pairs go into a YAML file, not behind the command."""
-    launcher: str = ""
-    """What the command's launcher calls the number of processes, where it is told."""
-
-    def __str__(self) -> str:
-        end = " " if self.is_file else " \\\n"
-        variables = "".join(f"{name}={value}{end}" for name, value in self.variables.items())
-        if not self.is_file:
-            flags = "".join(f" \\\n    --{key} {_word(value)}" for key, value in self.pairs.items())
-            return f"{variables}{self.command}{flags}\n"
-        lines = "".join(f"{key}: {_yaml(value)}\n" for key, value in self.pairs.items())
-        return f"# {variables}{self.command}\n{lines}"
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return " ".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _yaml(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(str, value))}]"
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _common(job: Job) -> Pairs:
@@ -86,7 +47,7 @@ def swift(model: str, job: Job) -> Written:
     if job.batches == "packed":
         pairs["packing"] = True
     variables = {"NPROC_PER_NODE": str(job.num_gpus)}
-    return Written(pairs, variables | _allocator(job), "swift sft", is_file=False)
+    return Written(pairs, variables | allocator(job), "swift sft")
 
 
 def llamafactory(model: str, job: Job) -> Written:
@@ -112,7 +73,7 @@ def llamafactory(model: str, job: Job) -> Written:
     if job.quantize == "nf4":
         pairs |= {"quantization_bit": 4, "double_quantization": job.double_quant}
     variables = {"NPROC_PER_NODE": str(job.num_gpus)} if job.num_gpus > 1 else {"CUDA_VISIBLE_DEVICES": "0"}
-    return Written(pairs, variables | _allocator(job), "llamafactory-cli train train.yaml", is_file=True)
+    return Written(pairs, variables | allocator(job), "llamafactory-cli train train.yaml", file="train.yaml")
 
 
 def axolotl(model: str, job: Job) -> Written:
@@ -139,7 +100,7 @@ def axolotl(model: str, job: Job) -> Written:
     if job.batches == "packed":
         pairs["sample_packing"] = True
     command = f"accelerate launch --num_processes {job.num_gpus} -m axolotl.cli.train train.yaml"
-    return Written(pairs, _allocator(job), command, is_file=True, launcher="num_processes")
+    return Written(pairs, allocator(job), command, file="train.yaml", launcher="num_processes")
 
 
 def _trainer(model: str, job: Job) -> Pairs:
@@ -151,9 +112,14 @@ def _trainer(model: str, job: Job) -> Pairs:
         "max_length": job.sequence_length,
         "gradient_checkpointing": job.checkpointing == "full",
         "attn_implementation": FLASH[job.attention],
-        "bf16": job.autocast == "bf16",
-        "fp16": job.autocast == "fp16",
+        "bf16": _half(job) == "bf16",
+        "fp16": _half(job) == "fp16",
     }
+
+
+def _half(job: Job) -> str:
+    """The Trainer's half precision: autocast's, or what DeepSpeed casts the model to."""
+    return job.dtype if job.strategy.startswith("zero") else job.autocast
 
 
 def trl(model: str, job: Job) -> Written:
@@ -165,7 +131,9 @@ def trl(model: str, job: Job) -> Written:
         pairs |= {"load_in_4bit": True, "use_bnb_nested_quant": job.double_quant}
     if job.batches == "packed":
         pairs["packing"] = True
-    return Written(pairs, _allocator(job), "trl sft --config train.yaml", is_file=True)
+    if job.strategy.startswith("zero"):
+        pairs["accelerate_config"] = job.strategy
+    return Written(pairs, allocator(job), "trl sft --config train.yaml", file="train.yaml")
 
 
 def transformers(model: str, job: Job) -> Written:
@@ -175,51 +143,30 @@ def transformers(model: str, job: Job) -> Written:
         UnsupportedError: for what only the script's own code can say.
     """
     if job.quantize != "none" or job.lora_targets is not None:
-        raise UnsupportedError("--for transformers: quantized bases and LoRA targets are said in the script's own code")
+        raise UnsupportedError(
+            "--for transformers, accelerate: quantized bases and LoRA targets are said in the script's own code"
+        )
     pairs = _trainer(model, job)
     if job.method != "full":
         pairs |= {"use_peft": True, "lora_r": job.lora_rank, "lora_dropout": job.lora_dropout}
     if job.loss == "liger":
         pairs["use_liger_kernel"] = True
     command = f"torchrun --nproc_per_node {job.num_gpus} train.py"
-    return Written(pairs, _allocator(job), command, is_file=False, launcher="nproc_per_node")
+    return Written(pairs, allocator(job), command, launcher="nproc_per_node")
 
 
-def _allocator(job: Job) -> dict[str, str]:
-    return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if job.expandable_segments else {}
-
-
-WRITERS: Mapping[str, Callable[[str, Job], Written]] = {
-    "swift": swift,
-    "llamafactory": llamafactory,
-    "axolotl": axolotl,
-    "trl": trl,
-    "transformers": transformers,
-}
-"""By the name that `suggest --for` takes."""
-PACKAGES = {"swift": "ms-swift"}
-"""Their packages, where those are called otherwise."""
-COMPARED = (
-    "method", "lora_rank", "lora_targets", "lora_dropout", "lora_dtype", "dtype", "autocast", "quantize", "optimizer",
-    "vision", "projector", "max_pixels", "max_tiles", "images", "sequence_length", "micro_batch_size",
-    "gradient_accumulation_steps", "checkpointing", "attention", "loss", "num_gpus",
-)  # fmt: skip
-"""Fields that must come back when what was written is read again."""
-
-
-def unsaid(job: Job, again: Job) -> list[str]:
-    """Fields that the framework, reading what was written for it, takes otherwise."""
-    skipped = {"lora_rank", "lora_targets", "lora_dropout", "lora_dtype"} if job.method == "full" else set()
-    found = [name for name in COMPARED if name not in skipped and getattr(job, name) != getattr(again, name)]
-    return [*found, "batches"] if (job.batches == "packed") != (again.batches == "packed") else found
-
-
-def write(framework: str, model: str, job: Job) -> Written:
-    """The job in a framework's own words.
+def accelerate(model: str, job: Job) -> Written:
+    """The same flags behind ``accelerate launch``.
 
     Raises:
-        UnsupportedError: for a framework that nothing is written for.
+        UnsupportedError: for what only the script's own code can say.
     """
-    if framework not in WRITERS:
-        raise UnsupportedError(f"--for {framework}: nothing is written for it yet; known: {', '.join(WRITERS)}")
-    return WRITERS[framework](model, job)
+    half = _half(job) if _half(job) in ("bf16", "fp16") else "no"
+    command = f"accelerate launch --num_processes {job.num_gpus} --mixed_precision {half} train.py"
+    shared = {"fsdp": f"--use_fsdp --fsdp_version {job.fsdp.version} {WRAPPED}", "ddp": ""}.get(
+        job.strategy, f"--use_deepspeed --zero_stage {job.strategy[-1]}"
+    )
+    if job.strategy == "fsdp" and not job.fsdp.reshard_after_forward:
+        shared += f" --fsdp_reshard_after_forward {'false' if job.fsdp.version == 2 else 'SHARD_GRAD_OP'}"
+    command = command.replace("launch", f"launch {shared}".rstrip())
+    return transformers(model, job)._replace(command=command, launcher="num_processes")

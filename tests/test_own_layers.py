@@ -1,0 +1,90 @@
+"""torchtune and torchtitan, whose layers are their own: traced peaks of theirs, and torchtune's loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.helpers import card_of, spec_of
+from vramplan.analytic import estimator
+from vramplan.job import Job
+from vramplan.spec import ModelSpec
+
+MIB = 1 << 20
+ONE = {"dtype": "bf16", "autocast": "none", "lora_dtype": "bf16", "loop": "plain", "loss": "sections"}
+TRACED = [
+    ("meta-llama/Llama-3.2-1B", "lora", 6053),
+    ("meta-llama/Llama-3.2-1B", "full", 10750),
+    ("Qwen/Qwen2.5-0.5B", "full", 6975),
+    ("Qwen/Qwen2.5-3B", "full", 24607),
+    ("meta-llama/Llama-2-7b-hf", "lora", 15080),
+    ("meta-llama/Llama-2-7b-hf", "full", 51953),
+    ("mistralai/Mistral-7B-v0.1", "lora", 16422),
+    ("mistralai/Mistral-7B-v0.1", "full", 55952),
+]
+"""MiB that torch allocates at most: builders of torchtune 0.6.1 with CEWithChunkedOutputLoss and its activation
+checkpointing, traced as models of one's own; two samples of 2048 tokens, fused AdamW, LoRA of rank 16 on all layers."""
+
+
+@pytest.mark.parametrize(("model", "method", "mib"), TRACED)
+def test_torchtunes_own_models(model: str, method: str, mib: int) -> None:
+    job = Job(method=method, lora_rank=16, micro_batch_size=2, sequence_length=2048, **ONE)
+    found = estimator.estimate(spec_of(model), job, card_of("h200"))
+    assert abs(found.peak_allocated_bytes / (mib * MIB) - 1) < 0.02
+
+
+TITAN = {
+    "model_type": "llama", "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 8,
+    "num_attention_heads": 16, "max_position_embeddings": 8192, "tie_word_embeddings": False, "hidden_act": "silu",
+}  # fmt: skip
+"""Dimensions of torchtitan's llama3 that were traced, in transformers' words."""
+
+
+@pytest.mark.parametrize(
+    ("heads", "checkpointing", "batch", "length", "mib"),
+    [
+        (4, "full", 4, 1024, 8091),
+        (4, "none", 1, 2048, 8993),
+        (4, "none", 4, 1024, 11481),
+        (16, "full", 1, 2048, 8353),
+        (16, "none", 4, 1024, 12345),
+    ],
+)
+def test_torchtitans_own_layers(heads: int, checkpointing: str, batch: int, length: int, mib: int) -> None:
+    """torchtitan 0.2.2's llama3 on one card: fp32 weights under bf16 autocast, summed cross-entropy."""
+    spec = ModelSpec(name="titan", model_type="llama", config={**TITAN, "num_key_value_heads": heads})
+    job = Job(
+        method="full",
+        dtype="fp32",
+        loop="plain",
+        checkpointing=checkpointing,
+        micro_batch_size=batch,
+        sequence_length=length,
+    )
+    found = estimator.estimate(spec, job, card_of("h200"))
+    assert abs(found.peak_allocated_bytes / (mib * MIB) - 1) < 0.005
+
+
+SMALL = {
+    "model_type": "llama", "vocab_size": 4096, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-5, "hidden_act": "silu",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"micro_batch_size": 3, "sequence_length": 100},
+        {"method": "full", "checkpointing": "none", "micro_batch_size": 2},
+        {"method": "full", "dtype": "fp32", "autocast": "bf16", "loop": "trainer", "micro_batch_size": 2},
+    ],
+)
+def test_the_loss_against_the_trace(given: dict[str, Any]) -> None:
+    trace = pytest.importorskip("vramplan.measure.trace")
+    spec = ModelSpec(name="small", model_type="llama", config=SMALL)
+    job = Job(**{**ONE, "sequence_length": 256, **given})
+    here, there = estimator.estimate(spec, job, card_of()), trace.estimate(spec, job, card_of())
+    assert abs(here.peak_tensor_bytes / there.peak_tensor_bytes - 1) < 0.002

@@ -1,0 +1,153 @@
+"""Python scripts: read as a tree, nothing executed, one line for what cannot be told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.test_frameworks import FOLDER
+from vramplan import verdict
+from vramplan.errors import VramplanError
+from vramplan.frameworks.find import from_path, from_words
+from vramplan.frameworks.literals import read_script
+from vramplan.frameworks.shell import UNKNOWN
+
+HEAD = "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+LOAD = 'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype="bfloat16")\n'
+
+
+def argument(lines: str, expression: str) -> Any:
+    """What an argument comes to behind some lines."""
+    (call,) = read_script(f"{lines}\nf(x={expression})\n", "a.py").named("f")
+    return call.keywords["x"].value
+
+
+@pytest.mark.parametrize(
+    ("lines", "expression", "expected"),
+    [
+        ("", "2 * 4 - 1", 7),
+        ("", "-0.5", -0.5),
+        ("n = 3", "n", 3),
+        ("n = 3\nn = 4", "n", 4),
+        ("a, b = 1, 2", "b", 2),
+        ("c = {'size': 5}", "c['size']", 5),
+        ("c = dict(size=5)", "c['size']", 5),
+        ("import torch", "torch.bfloat16", "bfloat16"),
+        ("", "not is_bfloat16_supported()", False),
+        ("", "8 if torch.cuda.is_bf16_supported() else 4", 8),
+        ("", "TaskType.CAUSAL_LM", "CAUSAL_LM"),
+        ("class Config:\n    size = 6", "[1, 'two', None]", [1, "two", None]),
+        ("p.add_argument('--batch-size', default=2)\nargs = p.parse_args()", "args.batch_size", 2),
+        ("p.add_argument('--full', action='store_true')\nargs = p.parse_args()", "args.full", False),
+    ],
+)
+def test_what_is_literal(lines: str, expression: str, expected: object) -> None:
+    assert argument(lines, expression) == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "expression"),
+    [
+        ("", "n"),
+        ("n = 3\nif x:\n    n = 4", "n"),
+        ("n = 1\nfor n in range(3):\n    pass", "n"),
+        ("n = 1\nn += 1", "n"),
+        ("n = open('a').read()", "n"),
+        ("", "9 ** 9 ** 9"),
+        ("", "1 << 60"),
+        ("", "'x' * 10 ** 9"),
+        ("p.add_argument('--size')\nargs = p.parse_args()", "args.size"),
+    ],
+)
+def test_what_is_not_known(lines: str, expression: str) -> None:
+    assert str(argument(lines, expression)).startswith(UNKNOWN)
+
+
+def test_flags_go_before_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        f"{HEAD}{LOAD}parser.add_argument('--size', type=int, default=2)\nargs = parser.parse_args()\n"
+        "Trainer(model, TrainingArguments('out', per_device_train_batch_size=args.size))\n"
+    )
+    found = verdict.read(from_words(["python", str(path), "--size", "8"], None, {}), 1)
+    assert found.job["micro_batch_size"] == 8
+    found = verdict.read(from_words(["torchrun", "--nproc_per_node", "4", str(path)], None, {}), 4)
+    assert (found.job["micro_batch_size"], found.job["num_gpus"]) == (2, 4)
+    assert found.say({"micro_batch_size": 1, "attention": "sdpa"}) == [
+        "per_device_train_batch_size=1",
+        'attn_implementation="sdpa"',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def f(:\n", "train.py:1: is no Python"),
+        ("print 'hello'\n", "train.py:1: is no Python"),
+        ("x = " + "(" * 5000, "is no Python"),
+        ("import os\n", "no Trainer and no TrainingArguments"),
+        (f"{HEAD}{LOAD}TrainingArguments('a', **given)\n", "train.py:3: TrainingArguments: **given is not known"),
+        (
+            f"{HEAD}{LOAD}TrainingArguments('a', bf16=True)\nTrainingArguments('b', bf16=False)\n",
+            "2 calls of TrainingArguments (lines 3, 4); keep one",
+        ),
+        (
+            f"{HEAD}{LOAD}TrainingArguments('a', per_device_train_batch_size='many')\n",
+            "train.py:3: per_device_train_batch_size: expected a whole number",
+        ),
+        (f"{HEAD}{LOAD}LoraConfig(rank_pattern={{'a': 3}})\nTrainingArguments('a')\n", "LoraConfig(rank_pattern=...)"),
+        (f"{HEAD}{LOAD}VeraConfig(r=8)\nTrainingArguments('a')\n", "VeraConfig is not modelled yet"),
+        (
+            f"{HEAD}m = AutoModelForCausalLM.from_pretrained('a', max_memory={{0: '10GiB'}})\nTrainingArguments('a')\n",
+            "from_pretrained(max_memory=...) is not modelled yet",
+        ),
+        ("from unsloth import FastLanguageModel\nSFTConfig('a')\n", "no FastLanguageModel.from_pretrained is called"),
+    ],
+)
+def test_scripts_that_cannot_be_read(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    with pytest.raises(VramplanError) as error:
+        verdict.read(from_path(path, None, {}), 1)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_is_executed(tmp_path: Path) -> None:
+    touched = tmp_path / "touched"
+    path = tmp_path / "train.py"
+    path.write_text(
+        f"#!/usr/bin/env python\nimport pathlib\npathlib.Path({str(touched)!r}).touch()\n{HEAD}{LOAD}"
+        f"Trainer(model, TrainingArguments('out', seed=__import__('os').system('touch {touched}')))\n"
+    )
+    assert verdict.read(from_path(path, None, {}), 1).job["method"] == "full"
+    assert not touched.exists()
+
+
+LINES = [
+    line
+    for path in sorted(FOLDER.glob("scripts/*.py")) + sorted(FOLDER.glob("unsloth/*.py"))
+    for line in path.read_text().splitlines()
+]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.one_of(st.sampled_from(LINES), st.text(max_size=12)), max_size=12), st.data())
+def test_any_lines_read(tmp_path_factory: pytest.TempPathFactory, lines: list[str], data: st.DataObject) -> None:
+    """A job, or one line that says what is wrong; never a traceback."""
+    whole = data.draw(st.sampled_from(sorted(FOLDER.glob("*/*.py")))).read_text().splitlines()
+    place = data.draw(st.integers(0, len(whole)))
+    path = tmp_path_factory.mktemp("scripts") / "train.py"
+    path.write_text("\n".join([*whole[:place], *lines, *whole[place:]]), encoding="utf-8", errors="replace")
+    said = ""
+    try:
+        reading = verdict.read(from_path(path, None, {}), 1)
+    except VramplanError as error:
+        said = str(error)
+    else:
+        assert reading.job["micro_batch_size"] > 0
+    assert "\n" not in said

@@ -1,0 +1,68 @@
+"""A plan in a framework's own words: what to paste, and what it could not say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from vramplan.errors import UnsupportedError
+from vramplan.frameworks.writing import own, trainers
+from vramplan.frameworks.writing.written import Written
+from vramplan.job import Job
+
+WRITERS: Mapping[str, Callable[[str, Job], Written]] = {
+    "swift": trainers.swift,
+    "llamafactory": trainers.llamafactory,
+    "axolotl": trainers.axolotl,
+    "trl": trainers.trl,
+    "transformers": trainers.transformers,
+    "accelerate": trainers.accelerate,
+    "torchtune": own.torchtune,
+    "unsloth": own.unsloth,
+    "deepspeed": own.deepspeed,
+}
+"""By the name that `suggest --for` takes."""
+PACKAGES = {"swift": "ms-swift", "accelerate": "transformers"}
+"""Their packages, where those are called otherwise."""
+COMPARED = (
+    "method", "lora_rank", "lora_targets", "lora_dropout", "lora_dtype", "dtype", "autocast", "quantize", "optimizer",
+    "vision", "projector", "max_pixels", "max_tiles", "images", "sequence_length", "micro_batch_size",
+    "gradient_accumulation_steps", "checkpointing", "attention", "loss", "num_gpus", "strategy", "offload",
+)  # fmt: skip
+"""Fields that must come back when what was written is read again."""
+
+
+SAYS: Mapping[str, tuple[str, ...]] = {
+    "deepspeed": (
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+        "dtype",
+        "autocast",
+        "optimizer",
+        "num_gpus",
+        "strategy",
+    ),
+}
+"""The fields that such a configuration can say at all, where it is not a whole job."""
+
+
+def unsaid(framework: str, job: Job, again: Job) -> list[str]:
+    """Fields that the framework, reading what was written for it, takes otherwise."""
+    skipped = {"lora_rank", "lora_targets", "lora_dropout", "lora_dtype"} if job.method == "full" else set()
+    fields = [name for name in SAYS.get(framework, COMPARED) if name not in skipped]
+    found = [name for name in fields if getattr(job, name) != getattr(again, name)]
+    whole = framework not in SAYS and (job.batches == "packed") != (again.batches == "packed")
+    return [*found, "batches"] if whole else found
+
+
+def write(framework: str, model: str, job: Job) -> Written:
+    """The job in a framework's own words.
+
+    Raises:
+        UnsupportedError: for a framework that nothing is written for.
+    """
+    if framework not in WRITERS:
+        raise UnsupportedError(f"--for {framework}: nothing is written for it yet; known: {', '.join(WRITERS)}")
+    return WRITERS[framework](model, job)
+
+
+__all__ = ["PACKAGES", "WRITERS", "Written", "unsaid", "write"]
