@@ -70,6 +70,27 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("HuggingFaceTB/SmolLM3-3B", {"num_hidden_layers": 11}),
     "seed_oss": ("ByteDance-Seed/Seed-OSS-36B-Instruct", {"num_hidden_layers": 5}),
 }
+HEADS = {"num_attention_heads": 16, "num_key_value_heads": 16}
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("mistralai/Mixtral-8x7B-v0.1", {"num_hidden_layers": 5, "intermediate_size": 3584}),
+    "qwen2_moe": ("Qwen/Qwen1.5-MoE-A2.7B", {"num_hidden_layers": 5, "num_experts": 12}),
+    "qwen3_moe": ("Qwen/Qwen3-30B-A3B", {"num_hidden_layers": 5, "num_experts": 16}),
+    "olmoe": ("allenai/OLMoE-1B-7B-0924", {"num_hidden_layers": 5, "num_experts": 16}),
+    "deepseek_v2": ("deepseek-ai/DeepSeek-V2-Lite", {"num_hidden_layers": 6, "n_routed_experts": 16}),
+    "deepseek_v2, groups": (
+        "deepseek-ai/DeepSeek-V2",
+        {"num_hidden_layers": 6, "n_routed_experts": 32, "hidden_size": 2048, **HEADS},
+    ),
+    "deepseek_v3": (
+        "deepseek-ai/DeepSeek-V3",
+        {"num_hidden_layers": 8, "n_routed_experts": 32, "hidden_size": 2048, **HEADS},
+    ),
+    "glm4_moe": ("zai-org/GLM-4.5-Air", {"num_hidden_layers": 6, "n_routed_experts": 16, "hidden_size": 2048}),
+    "glm4_moe, qk-norm": ("zai-org/GLM-4.5", {"num_hidden_layers": 8, "n_routed_experts": 16, "hidden_size": 2048}),
+    "gpt_oss": ("openai/gpt-oss-20b", {"num_hidden_layers": 7, "num_local_experts": 8}),
+    "phimoe": ("microsoft/Phi-3.5-MoE-instruct", {"num_hidden_layers": 5, "intermediate_size": 1600}),
+}
+"""Mixtures of experts; few experts or narrow ones, so that their weights do not hide the rest."""
 SEEING: dict[str, tuple[str, dict[str, Any]]] = {
     "internvl": ("OpenGVLab/InternVL2_5-1B", {}),
     "internvl, RMS norm": ("OpenGVLab/InternVL3-1B", {"norm_type": "rms_norm", "use_qk_norm": True}),
@@ -105,7 +126,13 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "whisper": ("openai/whisper-small", {}),
 }
 """Encoders, encoder-decoders, pairs, images alone."""
-EAGER_ONLY = {"gemma2", "bloom", "gptj", "deberta-v2"}  # transformers 5.23 runs them without SDPA, or fails in it
+EAGER_ONLY = {
+    "gemma2",
+    "bloom",
+    "gptj",
+    "deberta-v2",
+    "gpt_oss",
+}  # transformers 5.23 runs them without SDPA, or fails in it
 SETTINGS: dict[str, dict[str, Any]] = {
     "full-bf16": {"method": "full", "dtype": "bf16", "autocast": "none"},
     "full-autocast": {"method": "full", "dtype": "fp32", "autocast": "bf16"},
@@ -127,6 +154,27 @@ OTHER_JOBS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("lora-autocast", {"checkpointing": "none", "loop": "plain", "micro_batch_size": 2}),
     ("lora-autocast", {"checkpointing": "none", "gradient_accumulation_steps": 2, "lora_dropout": 0.05}),
 )
+ROUTED_JOBS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("full-bf16", {"checkpointing": "none", "micro_batch_size": 2, "sequence_length": 256}),
+    ("full-bf16", {"checkpointing": "full", "micro_batch_size": 1, "sequence_length": 1024}),
+    ("full-autocast", {"checkpointing": "none", "micro_batch_size": 1, "sequence_length": 256, "attention": "eager"}),
+    ("lora-bf16", {"checkpointing": "none", "micro_batch_size": 1, "sequence_length": 256}),
+    ("lora-bf16", {"checkpointing": "full", "micro_batch_size": 2, "sequence_length": 1024, "attention": "eager"}),
+    ("lora-autocast", {"checkpointing": "none", "micro_batch_size": 2, "sequence_length": 1024}),
+    ("lora-autocast", {"checkpointing": "full", "micro_batch_size": 1, "sequence_length": 1024}),
+    ("lora-autocast", {"checkpointing": "full", "micro_batch_size": 2, "sequence_length": 256, "batches": "padded"}),
+    (
+        "lora-autocast",
+        {
+            "checkpointing": "none",
+            "sequence_length": 256,
+            "gradient_accumulation_steps": 2,
+            "lora_targets": ("o_proj",),
+        },
+    ),
+    ("lora-fp32", {"checkpointing": "full", "micro_batch_size": 1, "sequence_length": 256}),
+)
+"""For mixtures of experts."""
 PADDED = {"checkpointing": "none", "batches": "padded", "micro_batch_size": 2}
 OTHER_SIZE = {"checkpointing": "full", "image_size": (384, 240), "micro_batch_size": 2}
 """For those that read, and for those that see."""
@@ -200,12 +248,24 @@ def spec_for(family: str) -> ModelSpec:
         return seeing_spec(*SEEING[family])
     if family in OTHERS:
         return other_spec(OTHERS[family][0])
-    name, changes = FAMILIES[family]
+    name, changes = {**FAMILIES, **MIXTURES}[family]
     layers = changes.get("num_hidden_layers", changes.get("n_layer"))
     whole = spec_of(name)
     lists = {key: whole.config[key][:layers] for key in ("layer_types", "no_rope_layers") if whole.config.get(key)}
     tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
     return spec_of(name, **changes, **lists, **tokens, vocab_size=VOCABULARY)
+
+
+def routed_cases() -> Iterator[Case]:
+    """Mixtures: methods, dtypes, checkpointing, lengths; adapters on the experts and beside them."""
+    for family in MIXTURES:
+        for setting, given in ROUTED_JOBS:
+            job = {**SETTINGS[setting], **given}
+            if family in EAGER_ONLY:
+                job["attention"] = "eager"
+            if family == "phimoe" and setting.startswith("lora"):  # PEFT fails on its router
+                job["lora_targets"] = ("o_proj",)
+            yield Case(family, setting, Job(**job))
 
 
 def seeing_spec(name: str, tower: dict[str, Any]) -> ModelSpec:
@@ -296,6 +356,7 @@ def all_cases() -> Iterator[Case]:
     """The whole matrix."""
     yield from seeing_cases()
     yield from other_cases()
+    yield from routed_cases()
     for family in FAMILIES:
         attentions = ("eager",) if family in EAGER_ONLY else ("sdpa", "eager")
         for (setting, given), checkpointing, attention, (batch, length) in product(
@@ -409,6 +470,7 @@ def tables() -> dict[str, str]:
     looks = {what: [c.name for c in cases if c.setting == what] for what in LOOKS}
     everything = {"all": [c.name for c in cases if c.family in FAMILIES]}
     others = {family: [c.name for c in cases if c.family == family] for family in OTHERS}
+    mixtures = {family: [c.name for c in cases if c.family == family] for family in MIXTURES}
     all_seeing = {"all": [c.name for c in cases if c.family in SEEING]}
     return {
         "settings": table("setting", {**settings, **everything}),
@@ -416,6 +478,7 @@ def tables() -> dict[str, str]:
         "images": table("what trains", {**looks, **all_seeing}),
         "seeing": table("model", seeing),
         "others": table("model", others),
+        "mixtures": table("model", mixtures),
     }
 
 
@@ -437,7 +500,7 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="compare what has been traced with the analytic estimate")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    families = set(options.families.split(";")) if options.families else {*FAMILIES, *SEEING, *OTHERS}
+    families = set(options.families.split(";")) if options.families else {*FAMILIES, *MIXTURES, *SEEING, *OTHERS}
     settings = set(options.settings.split(",")) if options.settings else {*SETTINGS, *LOOKS, "rarer"}
     wanted = [case.name for case in all_cases() if case.family in families and case.setting in settings]
     rows = load()
@@ -451,7 +514,7 @@ def main() -> int:
         for number, row in enumerate(pool.map(traced, missing, chunksize=4), 1):
             rows[row[0]] = row
             print(f"\r{number} of {len(missing)}", end="", file=sys.stderr)
-            if number % 200 == 0:
+            if number % 20 == 0:
                 save(rows)
     print(file=sys.stderr)
     save(rows)

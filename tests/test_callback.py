@@ -11,10 +11,11 @@ pytest.importorskip("transformers")
 
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, Trainer, TrainingArguments
 
 import vramplan
 from tests.helpers import spec_of
+from vramplan.callback import _of_adapters
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 
 SMALL = LlamaConfig(
@@ -96,3 +97,24 @@ def test_what_is_refused(tmp_path: Path) -> None:
     noisy = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, neftune_noise_alpha=5)
     with pytest.raises(UnsupportedError, match="neftune_noise_alpha"):
         vramplan.preflight(noisy, LlamaForCausalLM(SMALL), "h100", sequence_length=16)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"target_modules": "all-linear"}, {"gate", "gate_proj", "up_proj", "down_proj", "q_proj"}),
+        ({"target_modules": ["q_proj"]}, {"q_proj"}),
+        ({"target_modules": ["q_proj"], "target_parameters": ["gate_up_proj"]}, None),
+    ],
+)
+def test_adapters_on_experts(given: dict[str, Any], names: set[str] | None) -> None:
+    """PEFT has turned names into parameters by the time anyone looks; other parameters are refused by name."""
+    sizes = {"hidden_size": 32, "moe_intermediate_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = Qwen3MoeConfig(**sizes, num_hidden_layers=1, num_experts=4, vocab_size=64, head_dim=8)
+    adapted = get_peft_model(Qwen3MoeForCausalLM(config), LoraConfig(r=4, task_type="CAUSAL_LM", **given))
+    if names is None:
+        with pytest.raises(UnsupportedError, match="target_parameters gate_up_proj"):
+            _of_adapters(adapted, "fp32")
+    else:
+        assert names <= set(_of_adapters(adapted, "fp32")["lora_targets"])

@@ -25,8 +25,8 @@ def test_the_exact_install_line() -> None:
 @pytest.mark.usefixtures("nothing_installed")
 @pytest.mark.parametrize("ask", [vramplan.estimate, lambda *names: vramplan.suggest(*names, 8)])
 def test_architectures_without_a_block(ask: object) -> None:
-    spec = ModelSpec(name="some/mixture", model_type="mixtral", config={"hidden_size": 64})
+    spec = ModelSpec(name="some/hybrid", model_type="jamba", config={"hidden_size": 64})
     with pytest.raises(UnsupportedError) as caught:
         ask(spec, "h100")  # type: ignore[operator]
-    assert "'mixtral' is not described by any block" in str(caught.value)
+    assert "'jamba' is not described by any block" in str(caught.value)
     assert 'pip install "vramplan[probe]"' in str(caught.value)

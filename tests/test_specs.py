@@ -15,7 +15,14 @@ from vramplan.errors import UnknownNameError
 from vramplan.job import Job
 from vramplan.spec import ModelSpec
 
-TEXT_ONLY_WITHIN = {"qwen2_vl_text", "qwen3_vl_text", "glm4v_text", "mllama_text"}
+TEXT_ONLY_WITHIN = {
+    "qwen2_vl_text",
+    "qwen3_vl_text",
+    "qwen3_vl_moe_text",
+    "glm4v_moe_text",
+    "glm4v_text",
+    "mllama_text",
+}
 """Language models that no one ships by themselves."""
 
 

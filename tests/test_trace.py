@@ -80,6 +80,11 @@ REAL = [
     ),
     ("gemma2", {"head_dim": 16, "num_key_value_heads": 2}, {"method": "full", "dtype": "fp32", "autocast": "none"}),
     ("mixtral", {"num_local_experts": 4, "num_key_value_heads": 2}, {"method": "full", "autocast": "none"}),
+    (
+        "qwen3_moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_key_value_heads": 2},
+        {"dtype": "fp32", "autocast": "none"},
+    ),
     ("llama", {}, {"loss": "liger", "method": "full", "dtype": "fp32"}),
     ("llama", {}, {"loss": "chunked"}),
     ("llama", {"num_key_value_heads": 2}, {"loss": "sections", "autocast": "none", "micro_batch_size": 2}),

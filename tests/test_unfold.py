@@ -23,6 +23,9 @@ MODELS = [
     "CohereLabs/c4ai-command-r7b-12-2024",
     "HuggingFaceTB/SmolLM3-3B",
     "openai-community/gpt2",
+    "Qwen/Qwen3-30B-A3B",
+    "deepseek-ai/DeepSeek-V3",
+    "openai/gpt-oss-20b",
     "OpenGVLab/InternVL2-1B",
     "llava-hf/llava-1.5-7b-hf",
     "Qwen/Qwen2.5-VL-3B-Instruct",
@@ -92,5 +95,12 @@ def test_a_fold_stands_for_every_layer(count: int, period: int) -> None:
 
 
 def test_irregular_layers_are_all_played() -> None:
-    kinds = [Kind(sliding=layer >= 5) for layer in range(12)]
+    kinds = [Kind(sliding=layer in (0, 5, 6)) for layer in range(12)]
     assert fold(kinds) == Fold(tuple(kinds), 12, 0, 1)
+
+
+def test_first_layers_of_their_own_kind_stand_for_themselves() -> None:
+    kinds = [Kind(dense=layer < 3) for layer in range(61)]
+    plan = fold(kinds)
+    assert (plan.first, plan.period, len(plan.played)) == (5, 1, 7)
+    assert [plan.played[min(layer, 5)] for layer in plan.layers()] == kinds

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from vramplan.analytic import stacks
 from vramplan.errors import ConfigError, MissingDependencyError, UnsupportedError, VramplanError
 from vramplan.frameworks import Keys, Note, Reading, Setting, Source
 from vramplan.frameworks.trainer import ATTENTION, NAMES, arguments
@@ -177,7 +178,13 @@ def _of_adapters(model: Any, dtype: str) -> dict[str, Any]:
         raise UnsupportedError("PEFT: one LoRA adapter is modelled, this model has something else")
     if config.modules_to_save or config.bias != "none":
         raise UnsupportedError("PEFT: modules_to_save and trained biases are not modelled yet")
-    targets = [config.target_modules] if isinstance(config.target_modules, str) else config.target_modules
+    targets = [config.target_modules] if isinstance(config.target_modules, str) else list(config.target_modules or ())
+    stacked = set(getattr(config, "target_parameters", None) or ())
+    former = stacks.FORMER[stacks.PATTERNS.get(str(getattr(model.config, "model_type", "")), "")]
+    doubled = any(stacks.DOUBLED in pattern for pattern in config.rank_pattern) == (stacks.DOUBLED in stacked)
+    if not stacked <= set(former.values()) or not doubled:
+        raise UnsupportedError(f"PEFT: target_parameters {', '.join(sorted(stacked))} are not modelled")
+    targets += [name for name, parameter in former.items() if parameter in stacked]
     return {
         "method": "dora" if config.use_dora else "lora",
         "lora_rank": config.r,

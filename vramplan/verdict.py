@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vramplan import api
+from vramplan.analytic.estimator import listed_layers
 from vramplan.card import Card
 from vramplan.catalog import find_model
 from vramplan.defaults import POSITIONS, image_size
@@ -199,6 +200,10 @@ def _model(name: str | ModelSpec, reading: Reading, found: Found) -> ModelSpec:
         return spec
 
 
+LISTING = ("ms-swift", "llamafactory", "axolotl")
+"""What looks for linear layers itself and gives PEFT their names, where all are wanted."""
+
+
 def _settled(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str, Any]:
     """What only the model decides: its longest sample, its images."""
     sees = spec.model_type in EYES
@@ -216,6 +221,8 @@ def _settled(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str
         )
     if sees:
         job |= _sizes(spec, reading, job)
+    if job["method"] != "full" and reading.framework in LISTING and job.get("lora_targets") is None:
+        job["lora_targets"] = listed_layers(spec)
     return {name: value for name, value in job.items() if value is not None}
 
 

@@ -102,6 +102,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, pieces: Pieces | None = Non
 def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, pieces: Pieces | None = None) -> Tensor:
     """PyTorch's memory-efficient kernel on (B, S, heads, D), all heads equal; a boolean mask becomes an additive bias.
 
+    Values may be of another width than q and k.
+
     The bias, (B, 1, S, S) in q's dtype with its last dimension padded to 8, is made in every call and kept
     (aten/src/ATen/native/transformers/attention.cpp: convert_boolean_attn_mask, pad_bias; cuda/attention.cu: the
     log-sum-exp is aligned to 32 rows). Backward keeps an fp32 dq accumulator and row sums.
@@ -110,10 +112,10 @@ def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, pi
     tape = q.tape
     likes = [x.like for x in (q, k, v)]
     batch, length, heads, dim = q.shape
-    q_dtype = q.dtype
-    flops, longest = 4 * batch * heads * length * k.shape[1] * dim, length
+    q_dtype, wide = q.dtype, v.shape[-1]
+    pairs, longest = batch * heads * length * k.shape[1], length
     if pieces is not None:
-        flops, longest = 4 * heads * pieces.squares * dim, pieces.longest
+        pairs, longest = heads * pieces.squares, pieces.longest
 
     def backward(grad: Tensor) -> Grads:
         grads: Grads = [tape.empty(like.shape, like.dtype, "gradient through attention") for like in likes]
@@ -121,14 +123,15 @@ def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, pi
         if q_dtype != "fp32":
             full = (batch, longest, heads, dim)
             workspace.append(tape.empty(full, "fp32", "efficient backward dq in fp32", WORKSPACE))
-        tape.work(5 * flops // 2, 4 * sum(prod(like.shape) for like in likes) * 2, q_dtype, launches=3)
+        flops = 2 * pairs * (3 * dim + 2 * wide)
+        tape.work(flops, 4 * sum(prod(like.shape) for like in likes) * 2, q_dtype, launches=3)
         del workspace
         return grads
 
     node = tape.node((q, k, v), backward)
     bias = None if mask is None else aligned_bias(mask, q_dtype)
-    tape.work(flops, sum(x.num_bytes for x in (q, k, v)) + q.num_bytes, q_dtype)
-    out = ops.output(node, tape, q.shape, q_dtype, "attention output")
+    tape.work(2 * pairs * (dim + wide), sum(x.num_bytes for x in (q, k, v)) + q.num_bytes, q_dtype)
+    out = ops.output(node, tape, (*q.shape[:-1], wide), q_dtype, "attention output")
     log_sum = tape.empty((batch, heads, ceil_div(length, 32) * 32), "fp32", "attention log-sum-exp")
     tape.save(node, out, log_sum, v, q, k, *([] if bias is None else [bias]))
     return out
@@ -202,7 +205,8 @@ def _math_attention(
     del scores
     weights = ops.dropout(weights, dropout_probability)
     copied = ops.to(weights, dtype) if dtype != "fp32" else None  # the second result, dropped by the caller
-    out = ops.matmul(weights, _fold(v, heads), flops, (batch, length, heads, dim), "attention output in fp32")
+    flops, shape = flops // dim * v.shape[-1], (batch, length, heads, v.shape[-1])
+    out = ops.matmul(weights, _fold(v, heads), flops, shape, "attention output in fp32")
     out = ops.to(out, dtype, "attention output")
     del copied
     return ops.copy(out)

@@ -24,6 +24,8 @@ class Kind(NamedTuple):
     rotary: bool = True
     crosses: bool = False
     """Whether it attends to images and not to the text (Llama 3.2 Vision); skipped where there are none."""
+    dense: bool = False
+    """Whether one feed-forward takes all tokens, among layers that are mixtures of experts."""
 
 
 class Crossing(NamedTuple):
@@ -253,7 +255,8 @@ def eager_attention(
         weights = ops.to(scores, v.dtype, "attention probabilities") if options.casts else scores
     del scores
     weights = ops.dropout(weights, dropout)
-    out = ops.matmul(weights, merged(v, repeated), flops, (batch, length, heads, v.shape[-1]), "attention output")
+    flops, shape = flops // dim * v.shape[-1], (batch, length, heads, v.shape[-1])
+    out = ops.matmul(weights, merged(v, repeated), flops, shape, "attention output")
     return ops.copy(out), weights
 
 

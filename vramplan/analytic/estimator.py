@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vramplan.analytic.architecture import architecture_of
+from vramplan.analytic.architecture import architecture_of, is_described
 from vramplan.analytic.blocks import Kind
 from vramplan.analytic.optimizers import optimizer_seconds
-from vramplan.analytic.play import Setting
+from vramplan.analytic.play import Setting, declare
+from vramplan.analytic.stacks import FORMER, PATTERNS
 from vramplan.analytic.step import Step, no_cycle_collection
-from vramplan.analytic.support import check_adapters, check_model, check_modelled
+from vramplan.analytic.support import check_adapters, check_mixture, check_model, check_modelled, mixture_notes
 from vramplan.analytic.unfold import HEAD, TAIL, Plan, fold
 from vramplan.analytic.vision import Seen
 from vramplan.card import Card
 from vramplan.checks import check_job
 from vramplan.conclude import Played, conclude
 from vramplan.feeds import FEEDS, said
-from vramplan.images import picture_of
+from vramplan.images import EYES, picture_of
 from vramplan.job import Job
 from vramplan.overheads import outside_terms
 from vramplan.result import Begun, Estimate
@@ -54,13 +55,15 @@ def lay_out(spec: ModelSpec, job: Job, flash_fits: bool) -> tuple[Setting, Plan]
     deep = sight.deep(whole) if sight else 0
     kinds = family.kinds(config)
     text = fold(kinds, head=max(HEAD, deep + 1), tail=tail_of(kinds))
+    stacked = PATTERNS.get(spec.model_type, "")
     if sight is None:
-        return Setting(family, config, job, text.played, flash_fits), Plan((text,))  # type: ignore[arg-type]
+        return Setting(family, config, job, text.played, flash_fits, stacked=stacked), Plan((text,))  # type: ignore[arg-type]
     picture = picture_of(spec, job)
     assert picture is not None
     tower = fold(sight.kinds(whole.part("vision_config")), stack=1, tail=max(1, -sight.chosen(whole)))
     seen = Seen(sight, whole, tower.played, picture)
-    return Setting(family, config, job, text.played, flash_fits, seen), Plan((tower, text))  # type: ignore[arg-type]
+    setting = Setting(family, config, job, text.played, flash_fits, seen, stacked)  # type: ignore[arg-type]
+    return setting, Plan((tower, text))
 
 
 def tail_of(kinds: list[Kind]) -> int:
@@ -87,7 +90,10 @@ def begin(spec: ModelSpec, job: Job, card: Card) -> Begun:
     with no_cycle_collection():
         setting, plan, notes = prepare(spec, job, card)
         step = Step(setting, plan, card)
-        check_adapters(job, step.widths, linear_names(step))
+        pattern = setting.stacked
+        check_mixture(job, step.routers, card.runs_flash, pattern)
+        check_adapters(job, step.widths, linear_names(step, pattern), pattern)
+        notes += mixture_notes(job, step.routers, pattern)
         peak_tensor_bytes = max(step.timeline.live_bytes(with_kernels=False))
     least_bytes = peak_tensor_bytes + sum(term.num_bytes for term in outside_terms(job, card))
 
@@ -129,13 +135,33 @@ def count_notes(spec: ModelSpec, counted: int) -> list[str]:
     ]
 
 
-def linear_names(step: Step) -> list[str]:
-    """Names of the linear layers that may get an adapter."""
+def listed_layers(spec: ModelSpec) -> tuple[str, ...] | None:
+    """Linear layers by name, for trainers that list them for PEFT; None where that is all-linear to PEFT anyway.
+
+    It is not for a mixture whose experts PEFT adapts by all-linear: those are no linear layers any more.
+    """
+    if spec.model_type not in PATTERNS or not is_described(spec) or spec.model_type in EYES:
+        return None
+    family = architecture_of(spec).family
+    job = Job(method="full").model_copy(update={"attention": family.attention[0]})
+    net = declare(lay_out(spec, job, True)[0])
+    names = {
+        one.name.removesuffix(".weight")
+        for one in net.tape.parameters.values()
+        if one.layer is not None and len(one.shape) == 2 and one.name.endswith(".weight")
+    }
+    return tuple(sorted({name.rpartition(".")[2] for name in names - net.routers}))
+
+
+def linear_names(step: Step, pattern: str) -> list[str]:
+    """Names of the linear layers that may get an adapter, and those that PEFT's `pattern` takes for experts."""
     return sorted(
         {
             one.parameter.name.removesuffix(".weight")
             for one in step.placed
             if len(one.parameter.shape) == 2 and one.layer is not None and not one.parameter.is_adapter
         }
+        - step.routers
+        | set(FORMER[pattern])
         | {"lm_head"}
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import prod
 
-from vramplan.analytic import ops
+from vramplan.analytic import ops, stacks
 from vramplan.analytic.ops.products import FOUR_BIT_BLOCK
 from vramplan.analytic.tape import Parameter, Resident, Stored, Tape, Tensor, leaf
 from vramplan.units import ceil_div
@@ -35,6 +35,8 @@ class Training:
     """How frozen linear layers are stored: none, nf4, or nf4-double, whose scales are quantized as well."""
     input_needs_grad: bool = False
     """transformers' enable_input_require_grads: the embedding's output is made a leaf that needs a gradient."""
+    stacks: str = ""
+    """Pattern by which PEFT adapts weights of all experts in one (:mod:`vramplan.analytic.stacks`)."""
 
 
 BLOCK_OF_BLOCKS = 256
@@ -80,6 +82,8 @@ class Net:
     """Keys and values, which they hold as well."""
     widths: dict[str, int] = field(default_factory=dict)
     """Smaller side of each adapted layer, for the check of the rank."""
+    routers: set[str] = field(default_factory=set)
+    """Modules with a weight like a linear layer's that are none."""
 
     def resident(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         """A buffer, or a part of one: memory that was there before the step."""
@@ -177,7 +181,7 @@ class Net:
     def is_target(self, name: str) -> bool:
         """Whether the layer `name` gets an adapter."""
         targets = self.training.lora_targets
-        if not self.training.lora_rank:
+        if not self.training.lora_rank or stacks.meant(self.training.stacks, name):
             return False
         return targets is None or any(name == target or name.endswith(f".{target}") for target in targets)
 

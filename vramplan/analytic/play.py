@@ -32,6 +32,8 @@ class Setting:
     """Whether the card runs SDPA's flash kernel (compute capability 8.0)."""
     seen: Seen | None = None
     """How it sees, where it does."""
+    stacked: str = ""
+    """How PEFT adapts its experts (:mod:`vramplan.analytic.stacks`)."""
     stacks: tuple[tuple[Hashable, ...], ...] = ()
     """The layers to play of each stack, where it is no causal language model."""
     inputs: tuple[Input, ...] = ()
@@ -55,6 +57,7 @@ class Setting:
             adapter_dtype=job.computed_dtype or job.lora_dtype,
             adapter_input=job.lora_dtype if job.computed_dtype and job.fsdp.version == 1 else None,
             quantize="nf4-double" if job.quantize == "nf4" and job.double_quant else job.quantize,
+            stacks=self.stacked,
             input_needs_grad=job.checkpointing == "full",  # modeling_utils.py: activation_checkpointing_enable
         )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+from vramplan.analytic import stacks
 from vramplan.analytic.architecture import Architecture
 from vramplan.analytic.optimizers import optimizer_of
 from vramplan.checks import check_spec
@@ -16,8 +17,8 @@ MOST_LAYERS = 4096
 """No model comes near; a larger number would only cost time and memory."""
 
 
-HEAD = "classifier"
-"""A layer for few classes is narrow by nature."""
+NARROW = {"classifier", "shared_expert_gate"}
+"""Layers that are narrow by nature: for few classes, or one number for each token."""
 
 
 def check_modelled(job: Job) -> None:
@@ -45,7 +46,9 @@ def check_model(spec: ModelSpec, architecture: Architecture, job: Job) -> list[s
     check_feed(spec, job)
     family, config = architecture.family, architecture.config
     for key, value in family.refuses:
-        if config.get(key) == value:
+        found = config.get(key)
+        if found == value or (value is ... and found):
+            value = found
             raise UnsupportedError(
                 f"{spec.name}: {spec.model_type} with {key} = {value} is not described by any block; --by trace runs it"
             )
@@ -81,21 +84,61 @@ def check_model(spec: ModelSpec, architecture: Architecture, job: Job) -> list[s
     return notes
 
 
-def check_adapters(job: Job, widths: Mapping[str, int], linear_names: list[str]) -> None:
-    """Refuse adapters that go nowhere or are wider than their layer.
+def check_mixture(job: Job, routers: Collection[str], runs_grouped: bool, pattern: str) -> None:
+    """Refuse a mixture of experts on a card that has no grouped products, and adapters that go where none belong.
+
+    Raises:
+        UnsupportedError: for that.
+    """
+    if routers and not runs_grouped:  # transformers 5.23, integrations/moe.py: _can_use_grouped_mm
+        raise UnsupportedError("mixtures of experts are not modelled on cards below compute capability 8.0")
+    if routers and job.strategy in ("zero3", "fsdp"):
+        raise UnsupportedError(f"--strategy {job.strategy}: mixtures of experts are not modelled yet; use ddp or zero2")
+    if pattern and job.method != "full" and "lora" in (job.vision, job.projector):
+        raise UnsupportedError(
+            "--vision lora, --projector lora: PEFT takes all-linear for names here, which convolutions have too;"
+            " --by trace runs it"
+        )
+
+
+def mixture_notes(job: Job, routers: Collection[str], pattern: str) -> list[str]:
+    """What surprises people about adapters and quantization of experts."""
+    if not routers or job.method == "full":
+        return []
+    notes = []
+    if "gate_up_proj" in (found := stacks.adapted(pattern, job.lora_targets)) or "down_proj" in found:
+        notes.append(
+            "PEFT adapts the experts too: a copy of each layer's experts with the adapter in it is made and kept for"
+            f" backward; {stacks.LEAVES_OUT}"
+        )
+    if job.quantize != "none":
+        notes.append(f"the experts stay in {job.dtype}: bitsandbytes replaces linear layers, and they are none")
+    return notes
+
+
+def check_adapters(job: Job, widths: Mapping[str, int], linear_names: list[str], pattern: str = "") -> None:
+    """Refuse adapters that go nowhere or are wider than their layer; `pattern` is PEFT's for stacked experts.
 
     Raises:
         UnknownNameError: for a target that matches no layer.
-        ConfigError: for a rank above a layer's narrow side.
+        ConfigError: for a rank above a layer's narrow side, and what PEFT refuses for experts.
     """
     if job.method == "full":
         return
+    missing = stacks.missing_half(pattern, job.lora_targets or ())
+    if missing is not None:
+        raise ConfigError(f"--lora-targets: PEFT adapts experts by both halves of a pair or by none; add {missing}")
+    if job.lora_dropout and stacks.adapted(pattern, job.lora_targets):
+        raise ConfigError(
+            f"--lora-dropout {job.lora_dropout}: PEFT has none for the experts and routers that these targets adapt;"
+            f" {stacks.LEAVES_OUT}"
+        )
     for target in job.lora_targets or ():
         if not any(name == target or name.endswith(f".{target}") for name in linear_names):
             last = sorted({name.rpartition(".")[2] for name in linear_names})
             raise UnknownNameError("LoRA target", target, last, f"this model has {', '.join(last)}")
-    narrow = min((name for name in widths if name != HEAD), key=lambda name: widths[name], default=HEAD)
-    if narrow != HEAD and job.lora_rank > widths[narrow]:
+    narrow = min((name for name in widths if name not in NARROW), key=lambda name: widths[name], default=None)
+    if narrow is not None and job.lora_rank > widths[narrow]:
         raise ConfigError(
             f"--lora-rank {job.lora_rank}: {narrow} is only {widths[narrow]} wide; a larger rank adds nothing"
         )

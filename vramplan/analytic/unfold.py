@@ -59,13 +59,23 @@ class Fold:
 
 
 def fold(kinds: Sequence[Hashable], stack: int = 0, head: int = HEAD, tail: int = TAIL) -> Fold:
-    """The shortest play of a stack with these layers; `head` first and `tail` last ones stand for themselves alone."""
-    count, base = len(kinds), stack * STACK
+    """The shortest play of a stack with these layers; `head` first and `tail` last ones stand for themselves alone.
+
+    So do first layers of a kind that does not come back (the dense ones of some mixtures of experts).
+    """
+    count, base, lead = len(kinds), stack * STACK, leading(kinds)
+    head += lead
     for period in range(1, (count - head - tail) // 2 + 1):
-        if all(kinds[i] == kinds[i + period] for i in range(count - period)):
+        if all(kinds[i] == kinds[i + period] for i in range(lead, count - period)):
             left_out = (count - head - tail - period) // period
             return Fold(tuple(kinds[: count - left_out * period]), base + head, period, left_out + 1, base)
     return Fold(tuple(kinds), base + count, 0, 1, base)
+
+
+def leading(kinds: Sequence[Hashable]) -> int:
+    """First layers of one kind that no later layer is of; none where all are alike."""
+    alike = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), len(kinds))
+    return alike if alike < len(kinds) and kinds[0] not in kinds[alike:] else 0
 
 
 class Plan(NamedTuple):

@@ -115,6 +115,8 @@ class Fakes:
                 return found
         if not _is_plain(func):
             return self.mode.dispatch(func, types, args, kwargs)
+        if func is torch.ops.aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:
+            return self._grouped(func, args, kwargs)
         try:
             key = (func, _key(args), tuple([(name, _key(value)) for name, value in kwargs.items()]))
             known = self.known.get(key)
@@ -131,6 +133,20 @@ class Fakes:
             if whole and out.fake_device == CPU and not _shares(out, args):
                 self.known[key] = (tuple(out.shape), out.stride(), out.dtype)
         return out
+
+    def _grouped(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> torch.Tensor:
+        """A grouped product in another dtype than bf16, which the kernels take and torch's description does not.
+
+        (torch 2.13, GroupedMMUtils.h: "Expected mat_a to be Float32, BFloat16 or Float16 matrix".)
+        """
+        stand_ins = [
+            torch.empty_strided(one.shape, one.stride(), dtype=torch.bfloat16 if i < 2 else one.dtype, device="meta")
+            for i, one in enumerate(args[:3])
+        ]
+        with in_kernel_invocation_manager(self.mode), no_dispatch():
+            like = func(*stand_ins, *args[3:], **kwargs)
+            empty = torch.empty_strided(like.shape, like.stride(), dtype=args[0].dtype, device="meta")
+        return FakeTensor(self.mode, empty, CPU)
 
     def _known(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> torch.Tensor | None:
         """What a factory makes, by value; None where that is no tensor of few whole numbers."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from vramplan.analytic import ops
 from vramplan.analytic.blocks import Context, Kind, attend, attention, gated_mlp, heads_of, rotary
 from vramplan.analytic.families.family import Family, Rotary, embed_tokens, rms_norm, times
+from vramplan.analytic.latent import latent_attention
 from vramplan.analytic.net import Net
 from vramplan.analytic.tape import Tensor
 from vramplan.spec import Config
@@ -94,33 +95,12 @@ def minicpm3(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor
     """MiniCPM 3: MiniCPM with latent attention."""
     residual = x
     x = net.rms_norm("input_layernorm", x)
-    x, *kept = latent_attention(net, c, x, ctx, kind)
+    x, *kept = latent_attention(net, c, x, ctx, lambda q, k, ctx: rotary(q, k, ctx, kind))
     x = ops.add(residual, ops.scale(x), "residual stream")
     residual = x
     x = net.rms_norm("post_attention_layernorm", x)
     x = gated_mlp(net, c, x, c.text("hidden_act", "silu"))
     return ops.add(residual, ops.scale(x), "residual stream")
-
-
-def latent_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
-    """Multi-head latent attention: q and k/v through narrow projections; one rotary key for all heads."""
-    heads, bias = c.count("num_attention_heads"), c.flag("attention_bias", False)
-    plain, turning, value = c.count("qk_nope_head_dim"), c.count("qk_rope_head_dim"), c.count("v_head_dim")
-    batch, length, width = x.shape
-    q = net.rms_norm("self_attn.q_a_layernorm", net.linear("self_attn.q_a_proj", x, c.count("q_lora_rank"), bias))
-    q = net.linear("self_attn.q_b_proj", q, heads * (plain + turning)).view(batch, length, heads, plain + turning)
-    q_pass, q_turn = ops.split(q, plain, turning)
-    rank = c.count("kv_lora_rank")
-    compressed = net.linear("self_attn.kv_a_proj_with_mqa", x, rank + turning, bias)
-    kv, k_turn = ops.split(compressed, rank, turning)
-    kv = net.rms_norm("self_attn.kv_a_layernorm", kv)
-    q_turn, k_turn = rotary(q_turn, k_turn.view(batch, length, 1, turning), ctx, kind)
-    kv = net.linear("self_attn.kv_b_proj", kv, heads * (plain + value)).view(batch, length, heads, plain + value)
-    k_pass, v = ops.split(kv, plain, value)
-    k = ops.cat(k_pass, k_turn, (batch, length, heads, plain + turning))
-    q = ops.cat(q_pass, q_turn)
-    out, *kept = attend(q, k, v, ctx, kind, contiguous=True)
-    return net.linear("self_attn.o_proj", out, width, bias), *kept
 
 
 def olmo_norm(net: Net, name: str, x: Tensor) -> Tensor:

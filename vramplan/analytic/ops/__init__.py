@@ -35,6 +35,7 @@ from vramplan.analytic.ops.elementwise import (
     sigmoid,
     silu,
     square,
+    subtract,
     tanh,
     total,
 )
@@ -71,6 +72,7 @@ from vramplan.analytic.ops.products import (
     product,
     sampled,
 )
+from vramplan.analytic.ops.routing import chosen, divide_in_place, folded, grouped, reordered, sum_groups, top, written
 from vramplan.analytic.ops.shape import cat, copy, heads_first, part, repeat_heads, sliced, split
 
 __all__ = [
@@ -79,17 +81,21 @@ __all__ = [
     "add_rows",
     "average",
     "cat",
+    "chosen",
     "clamp",
     "copy",
     "cube",
     "cut",
+    "divide_in_place",
     "dropout",
     "embedding",
     "exp",
     "fit",
+    "folded",
     "gather",
     "gathered",
     "gelu",
+    "grouped",
     "heads_first",
     "high",
     "join",
@@ -119,6 +125,7 @@ __all__ = [
     "promote",
     "put_rows",
     "relu",
+    "reordered",
     "repeat",
     "repeat_heads",
     "resize",
@@ -137,9 +144,13 @@ __all__ = [
     "split_first",
     "split_rows",
     "square",
+    "subtract",
+    "sum_groups",
     "sum_middle",
     "tanh",
     "to",
+    "top",
     "total",
     "unbind",
+    "written",
 ]

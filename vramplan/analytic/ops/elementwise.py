@@ -21,6 +21,24 @@ def add(a: Tensor, b: Tensor, what: str = "sum") -> Tensor:
     return out
 
 
+def subtract(a: Tensor, b: Tensor, what: str = "difference") -> Tensor:
+    """``a - b``. Keeps nothing; the second gradient is negated first."""
+    tape = a.tape
+    likes = [x.like if x.node is not None else None for x in (a, b)]
+
+    def backward(grad: Tensor) -> Grads:
+        grads: Grads = [None if likes[0] is None else fit(grad, likes[0]), None]
+        if likes[1] is not None:
+            grads[1] = fit(made(tape, grad.like, "negated gradient", passes=2), likes[1])
+        return grads
+
+    node = tape.node((a, b), backward)
+    shape, dtype = _broadcast(a.shape, b.shape), promote(a.dtype, b.dtype)
+    out = output(node, tape, shape, dtype, what)
+    tape.work(0, a.num_bytes + b.num_bytes + out.num_bytes, dtype)
+    return out
+
+
 def add_in_place(a: Tensor, b: Tensor) -> Tensor:
     """``a += b``: no new storage; both get the incoming gradient."""
     tape = a.tape
@@ -175,12 +193,12 @@ def relu(x: Tensor) -> Tensor:
     return pointwise(x, "relu output", saves_output=True)
 
 
-def clamp(x: Tensor) -> Tensor:
-    """``torch.clamp(x, min, max)``: keeps its input; backward asks of every element whether it lies between."""
+def clamp(x: Tensor, bounds: int = 2) -> Tensor:
+    """``torch.clamp(x, min, max)``: keeps its input; backward asks of every element whether it lies within."""
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
-        within = [tape.empty(like.shape, "bool", "which lie between") for _ in range(2)]
+        within = [tape.empty(like.shape, "bool", "which lie within") for _ in range(bounds)]
         result = made(tape, like, "gradient through a clamp")
         del within
         return [result]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vramplan.analytic import ops
 from vramplan.analytic.blocks import gated
 from vramplan.analytic.families.family import rms_norm
@@ -67,18 +69,17 @@ def project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
     return joined(net, ops.pieces(x))
 
 
-SIGHTS = {
-    "glm4v": Sight(
-        embed,
-        layer,
-        project,
-        qwen.depth,
-        "glm4v_text",
-        place=place,
-        finish=finish,
-        hooked="nothing",
-        token_types=True,
-        returns_features=False,
-        holds_first=False,
-    ),
-}
+GLM = Sight(
+    embed,
+    layer,
+    project,
+    qwen.depth,
+    "glm4v_text",
+    place=place,
+    finish=finish,
+    hooked="nothing",
+    token_types=True,
+    returns_features=False,
+    holds_first=False,
+)
+SIGHTS = {"glm4v": GLM, "glm4v_moe": replace(GLM, text_type="glm4v_moe_text")}

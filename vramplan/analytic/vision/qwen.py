@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 
 from vramplan.analytic import attention as kernels
 from vramplan.analytic import ops
@@ -235,21 +236,23 @@ def deep_layers(c: Config) -> list[int]:
 
 
 QWEN2 = "qwen2_vl_text"
+QWEN3 = Sight(
+    embed,
+    qwen3_layer,
+    qwen3_project,
+    lambda c: [number in deep_layers(c) for number in range(c.count("depth"))],
+    "qwen3_vl_text",
+    place=qwen3_place,
+    between=qwen3_between,
+    deep=lambda whole: len(deep_layers(whole.part("vision_config"))),
+    hooked="nothing",
+    token_types=True,
+    returns_features=False,
+    holds_first=False,
+)
 SIGHTS = {
-    "qwen3_vl": Sight(
-        embed,
-        qwen3_layer,
-        qwen3_project,
-        lambda c: [number in deep_layers(c) for number in range(c.count("depth"))],
-        "qwen3_vl_text",
-        place=qwen3_place,
-        between=qwen3_between,
-        deep=lambda whole: len(deep_layers(whole.part("vision_config"))),
-        hooked="nothing",
-        token_types=True,
-        returns_features=False,
-        holds_first=False,
-    ),
+    "qwen3_vl": QWEN3,
+    "qwen3_vl_moe": replace(QWEN3, text_type="qwen3_vl_moe_text"),
     "qwen2_vl": Sight(
         embed,
         qwen2_layer,

@@ -1,0 +1,91 @@
+"""Phi 3.5's mixture: LayerNorms, experts drawn by SparseMixer (transformers 5.23, modeling_phimoe.py)."""
+
+from __future__ import annotations
+
+from vramplan.analytic import attention as kernels
+from vramplan.analytic import ops
+from vramplan.analytic.blocks import Context, Kind, attention
+from vramplan.analytic.experts import Experts, Routed, routed
+from vramplan.analytic.families.family import Family, layer_norm
+from vramplan.analytic.families.llama import every_layer_slides, plain_window
+from vramplan.analytic.families.mixtures import ROUTED, flat
+from vramplan.analytic.net import Net
+from vramplan.analytic.tape import Grads, Tensor
+from vramplan.errors import ConfigError
+from vramplan.spec import Config
+
+
+def phimoe(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """PhimoeDecoderLayer."""
+    bias, residual = c.flag("attention_bias", False), x
+    x = net.layer_norm("input_layernorm", x)
+    x, *kept = attention(net, c, x, ctx, kind, bias, bias)
+    x = ops.add(residual, x, "residual stream")
+    residual = x
+    x = net.layer_norm("post_attention_layernorm", x)
+    experts = Experts(
+        c.count("num_local_experts", 16),
+        2,  # as many as SparseMixer draws
+        c.count("intermediate_size"),
+        c.text("hidden_act", "silu"),
+    )
+    rows = flat(x)
+    to = router(net, rows, experts)
+    x = routed(net, "mlp.experts", rows, to, experts).view(*x.shape)
+    return ops.add(residual, x, "residual stream")
+
+
+def router(net: Net, x: Tensor, experts: Experts) -> Routed:
+    """PhimoeTopKRouter: a linear layer that returns three tensors, on which PEFT's adapter fails."""
+    name = "mlp.router"
+    if net.is_target(name):
+        raise ConfigError(
+            "PEFT cannot adapt this model's router, which all-linear names too;"
+            " give --lora-targets q_proj,k_proj,v_proj,o_proj"
+        )
+    net.tape.module = name
+    scores = ops.linear(x, net.parameter(f"{name}.weight", experts.number, x.shape[-1]), None, "router logits")
+    first, one, held = drawn(scores, scores)
+    others = ops.scale(scores.detach(), "scores but the largest")
+    second, other, more = drawn(scores, others)
+    shares = ops.cat(first, second)
+    which = net.tape.empty(shape := (x.shape[0], 2), "int64", "experts of each token")
+    del one, other, held, more, shape
+    return shares, which
+
+
+def drawn(scores: Tensor, among: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """One expert of each token, drawn from those near the best, its share, and what sparsemixer keeps to its end."""
+    tape, like, rows = scores.tape, scores.like, (scores.shape[0], 1)
+    nearest = tape.empty(rows, "int64", "best expert")
+    held = [nearest, tape.empty(like.shape, like.dtype, "factor of each score")]
+    mask = tape.empty(like.shape, "bool", "experts far below the best")
+    gates = ops.masked(among, mask)
+    noise = [tape.empty(like.shape, like.dtype, "noise to draw by") for _ in range(2)]
+    del noise
+    which = tape.empty(rows, "int64", "expert drawn")
+    shares = kernels.softmax(gates)
+    del gates
+    own = ops.gather(shares, which, rows)
+    scaled = tape.empty(rows, shares.dtype, "1 or a third")
+
+    def backward(grad: Tensor) -> Grads:
+        return [ops.made(tape, like, "gradient of the scores")]
+
+    node = tape.node((scores,), backward)  # PhimoeMultiplier; the graph behind `own` stays, without a gradient
+    tape.save(node, own, which, shares, mask)
+    out = ops.output(node, tape, rows, shares.dtype, "share of the expert drawn")
+    return out, which, [*held, scaled]
+
+
+FAMILIES = {
+    "phimoe": Family(
+        phimoe,
+        norm=layer_norm,
+        head_bias=True,
+        kinds=every_layer_slides,
+        window=plain_window,
+        defaults={"lm_head_bias": False},
+        refuses=(("lm_head_bias", False), ("input_jitter_noise", ...), *ROUTED),
+    )
+}
