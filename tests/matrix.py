@@ -211,6 +211,23 @@ EXTRAS: tuple[dict[str, Any], ...] = (
     {"method": "full", "autocast": "none", "optimizer": "adamw_torch_loop"},
     {"method": "full", "autocast": "none", "optimizer": "sgd_momentum"},
     {"method": "full", "autocast": "none", "optimizer": "adafactor"},
+    {"checkpointing": "full", "reentrant": True},
+    {"checkpointing": "full", "reentrant": True, "method": "full", "autocast": "none"},
+    {"checkpointing": "full", "reentrant": True, "lora_dropout": 0.05, "autocast": "none", "batches": "padded"},
+    {"checkpointing": "full", "reentrant": True, "attention": "eager", "gradient_accumulation_steps": 2},
+    {"fp32_norms": True},
+    {"method": "dora", "micro_batch_size": 1},
+    {"method": "dora", "autocast": "none"},
+    {"method": "dora", "dtype": "fp32", "checkpointing": "full"},
+    {"method": "dora", "lora_dropout": 0.05},
+    {"method": "dora", "checkpointing": "full", "attention": "eager"},
+    {"method": "dora", "autocast": "none", "lora_dtype": "bf16", "lora_dropout": 0.05, "checkpointing": "full"},
+    {"method": "dora", "optimizer": "adamw_torch"},
+    {"modules_to_save": ["embed_tokens", "lm_head"], "micro_batch_size": 1},
+    {"modules_to_save": ["embed_tokens"], "checkpointing": "full"},
+    {"modules_to_save": ["embed_tokens", "lm_head"], "saved_dtype": "fp32", "attention": "eager"},
+    {"modules_to_save": ["lm_head"], "loss": "liger"},
+    {"modules_to_save": ["lm_head", "norm"], "loss": "chunked", "autocast": "none", "gradient_accumulation_steps": 2},
     {"lora_targets": ["q_proj", "v_proj"]},
     {"method": "full", "dtype": "fp16", "autocast": "none", "loop": "plain", "card": "t4"},
 )
@@ -236,7 +253,7 @@ class Case:
 def case_of(name: str) -> Case:
     """The case that is called `name`."""
     family, setting, card, given = json.loads(name)
-    for key in ("lora_targets", "image_size"):
+    for key in ("lora_targets", "modules_to_save", "image_size"):
         if given.get(key):
             given[key] = tuple(given[key])
     return Case(family, setting, Job(**given), card)
@@ -371,12 +388,13 @@ def all_cases() -> Iterator[Case]:
             )
             yield Case(family, setting, job)
     for extra in EXTRAS:
-        changes = {**SETTINGS["lora-autocast"], "micro_batch_size": 2, **extra}
+        changes = {**SETTINGS["lora-autocast"], "micro_batch_size": 2, "checkpointing": "none", **extra}
         card = changes.pop("card", "h100")
-        if changes.get("lora_targets"):
-            changes["lora_targets"] = tuple(changes["lora_targets"])
+        for key in ("lora_targets", "modules_to_save"):
+            if changes.get(key):
+                changes[key] = tuple(changes[key])
         for family in ("llama", "qwen2") if "lora_targets" not in extra else ("llama",):
-            yield Case(family, "rarer", Job(sequence_length=256, checkpointing="none", **changes), card)
+            yield Case(family, "rarer", Job(sequence_length=256, **changes), card)
 
 
 def traced(name: str) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 import vramplan
 from tests.helpers import spec_of
+from vramplan import callback
 from vramplan.callback import _of_adapters
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 
@@ -70,6 +72,54 @@ def test_what_it_sees(tmp_path: Path) -> None:
     assert (job.dtype, job.autocast, job.optimizer) == ("fp32", "bf16", "adafactor")
     assert (job.checkpointing, job.sequence_length, job.micro_batch_size) == ("full", 24, 8)
     assert found.estimate.num_trainable_parameters == sum(p.numel() for p in one.model.parameters() if p.requires_grad)
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+def test_what_trains_beside_adapters(tmp_path: Path) -> None:
+    model = LlamaForCausalLM(SMALL)
+    config = LoraConfig(r=4, target_modules="all-linear", use_dora=True, modules_to_save=["lm_head"])
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    found = vramplan.preflight(args, get_peft_model(model, config), "h100", sequence_length=16)
+    job = found.estimate.job
+    assert (job.method, job.modules_to_save, job.saved_dtype) == ("dora", ("lm_head",), "fp32")
+    assert not [note for note in found.reading.notes if "parameters of this model train" in note.text]
+
+
+class Linear8bitLt(torch.nn.Linear):
+    """What bitsandbytes' layer looks like from outside."""
+
+    state = SimpleNamespace(threshold=6.0)
+
+
+class Linear4bit(torch.nn.Linear):
+    """The same in four bits."""
+
+    compute_dtype = torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("kind", "upcast", "job"),
+    [
+        (Linear8bitLt, "", {"quantize": "int8", "dtype": "bf16"}),
+        (Linear8bitLt, "model lm_head", {"quantize": "int8", "dtype": "fp32", "kbit": True}),
+        (Linear4bit, "", {"quantize": "nf4", "double_quant": True, "dtype": "bf16"}),
+        (Linear4bit, "model lm_head", {"quantize": "nf4", "double_quant": True, "dtype": "bf16", "kbit": True}),
+        (Linear4bit, "norm", {"quantize": "nf4", "double_quant": True, "dtype": "bf16", "fp32_norms": True}),
+    ],
+)
+def test_quantized_models(tmp_path: Path, kind: type, upcast: str, job: dict[str, Any]) -> None:
+    """Layers are recognised by their class, PEFT's preparation by what it made fp32."""
+    model = LlamaForCausalLM(SMALL).to(torch.bfloat16)
+    for path, one in model.named_modules():
+        if any(word in path for word in upcast.split()):
+            one.float()
+    for path, one in model.named_modules():
+        if isinstance(one, torch.nn.Linear) and "lm_head" not in path:
+            one.__class__ = kind
+            one.weight = torch.nn.Parameter(one.weight.to(torch.int8), requires_grad=False)
+            one.weight.compress_statistics = True  # type: ignore[attr-defined]
+    found = callback.read(TrainingArguments(output_dir=str(tmp_path), use_cpu=True), model).job
+    assert {key: found[key] for key in found if key in {*job, "quantize", "kbit", "fp32_norms"}} == job
 
 
 def test_the_same_as_by_hand(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_targets_however_they_are_given(targets: Any) -> None:
         ({"base_lr": -1.0, "base_batch": 4}, "--base-lr -1"),
         ({"lora_rank": 0}, "--lora-rank 0"),
         ({"no_such": 1}, "no such setting"),
-        ({"quantize": "int8"}, "not modelled yet"),
+        ({"method": "full", "quantize": "int8"}, "cannot train"),
         ({"strategy": "fsdp"}, "more than one card"),
         ({"dtype": "int3"}, "--dtype 'int3'"),
     ],

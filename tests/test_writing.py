@@ -23,6 +23,9 @@ JOBS: dict[str, dict[str, Any]] = {
     "targets": {"lora_targets": ("q_proj", "v_proj"), "checkpointing": "none", "sequence_length": 1024, "num_gpus": 2},
     "qlora": {"method": "qlora", "loss": "liger", "expandable_segments": True},
     "full": {"method": "full", "attention": "flash", "optimizer": "adamw_torch", "num_gpus": 4},
+    "int8": {"quantize": "int8", "modules_to_save": ("embed_tokens", "lm_head"), "reentrant": True},
+    "kept": {"quantize": "int8", "num_gpus": 2},
+    "dora": {"method": "dora"},
     "fp32": {"method": "full", "dtype": "fp32", "autocast": "bf16"},
     "one": {"lora_dtype": "bf16", "autocast": "none", "loss": "sections", "lora_targets": ("q_proj", "down_proj")},
     "zero": {"method": "full", "autocast": "none", "strategy": "zero2", "num_gpus": 2, "micro_batch_size": 4},
@@ -33,7 +36,9 @@ OTHERWISE: dict[tuple[str, str], set[str]] = {
     **{(name, "one"): {"lora_dtype", "autocast", "loss"} for name in ("swift", "transformers", "accelerate")},
     ("transformers", "zero"): {"autocast", "strategy"},
     ("trl", "qlora"): {"loss", "lora_dtype"},
-    ("trl", "one"): {"loss", "lora_dtype"},
+    **{("trl", name): {"loss", "lora_dtype"} for name in ("one", "kept")},
+    ("trl", "int8"): {"loss", "lora_dtype", "saved_dtype"},
+    ("llamafactory", "int8"): {"saved_dtype"},
     ("swift", "fp32"): {"autocast"},
     ("axolotl", "fp32"): {"dtype"},
     ("axolotl", "one"): {"autocast", "loss"},
@@ -49,12 +54,20 @@ OTHERWISE: dict[tuple[str, str], set[str]] = {
     ("unsloth", "zero"): {"loss", "strategy"},
 }
 """What a framework cannot be told, and is said: TRL 1.16 never has whole logits, its adapters on nf4 are bf16 ..."""
-OWN_CODE, SINGLE, ZERO = "in the script's own code", "single-device recipes", "give zero1, zero2 or zero3"
+OWN_CODE, ZERO = "are said in the", "give zero1, zero2 or zero3"
 NEVER: dict[tuple[str, str], str] = {
     ("axolotl", "fp32"): "fp32 embeddings",  # it loads bf16, and sdpa keeps these
     ("axolotl", "zero"): "fp32 embeddings",
-    **{(name, job): OWN_CODE for name in ("transformers", "accelerate") for job in ("targets", "qlora", "one")},
-    **{("torchtune", job): SINGLE for job in ("targets", "qlora", "full", "zero")},
+    **{
+        (name, job): OWN_CODE
+        for name in ("transformers", "accelerate")
+        for job in ("targets", "qlora", "one", "int8", "kept", "dora")
+    },
+    **{("torchtune", job): "only its single-device" for job in ("targets", "kept", "full", "zero")},
+    ("torchtune", "qlora"): "quantized recipes",
+    **{(name, "int8"): "int8 is not modelled there" for name in ("torchtune", "unsloth")},
+    ("unsloth", "kept"): "int8 is not modelled there",
+    **{(name, "dora"): "dora is not modelled there" for name in ("torchtune", "unsloth")},
     **{("deepspeed", job): ZERO for job in JOBS if job != "zero"},
 }
 """What it is refused for."""

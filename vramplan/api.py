@@ -8,12 +8,11 @@ from vramplan import hub, nvml, plan
 from vramplan.analytic import estimator
 from vramplan.analytic.architecture import architecture_of, is_described
 from vramplan.analytic.optimizers import optimizer_of
-from vramplan.analytic.support import check_modelled
 from vramplan.card import Card
 from vramplan.catalog import find_card
 from vramplan.defaults import complete_job
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError
-from vramplan.job import MAX_COUNT, Job
+from vramplan.job import MAX_COUNT
 from vramplan.learned import CONFIDENCE, with_margin
 from vramplan.levers import levers
 from vramplan.progress import Progress, silent
@@ -53,7 +52,7 @@ def estimate(
 ) -> Estimate:
     """What a job needs; keyword arguments are the fields of :class:`vramplan.Job`.
 
-    `by` is analytic or trace; None is analytic, or trace where no block describes the model or method. `progress` is
+    `by` is analytic or trace; None is analytic, or trace where no block describes the model. `progress` is
     told what a trace is doing, and the share that is done. `confidence` sets the safety margin of the verdict; 0 is
     none.
 
@@ -64,7 +63,7 @@ def estimate(
         raise UnknownNameError("estimator", str(by), ("analytic", "trace"), "known: analytic, trace")
     spec, card = _resolve(model, gpu, confidence)
     full = complete_job(spec, card, job)
-    if by == "trace" or (by is None and _needs_trace(spec, full)):
+    if by == "trace" or (by is None and _needs_trace(spec)):
         from vramplan.measure import tracing
 
         progress("loading torch, transformers and peft", 0.0)
@@ -112,7 +111,7 @@ def suggest(
     spec, card = _resolve(model, gpu, confidence)
     full = complete_job(spec, card, job)
     run = plan.Run(samples, epochs, base_lr, base_batch, optimizer_of(full.optimizer).adaptive)
-    if _needs_trace(spec, full):
+    if _needs_trace(spec):
         from vramplan.measure import tracing
 
         progress("loading torch, transformers and peft", 0.0)
@@ -124,20 +123,19 @@ def suggest(
     return plan.search(spec, full, card, global_batch, estimator.begin, run, levers if advice else None)
 
 
-def _needs_trace(spec: ModelSpec, job: Job) -> bool:
-    """Whether no block describes the model or the method, and the libraries to trace it are there.
+def _needs_trace(spec: ModelSpec) -> bool:
+    """Whether no block describes the model, and the libraries to trace it are there.
 
     Raises:
         UnsupportedError: where they are not.
     """
-    if is_described(spec) and job.method != "dora":
+    if is_described(spec):
         return False
     from vramplan.measure import INSTALL, is_installed
 
     if not is_installed():
         try:
             architecture_of(spec)
-            check_modelled(job)
         except UnsupportedError as error:
             raise UnsupportedError(
                 f"{str(error).partition('; the real')[0]}; the real model can be traced with {INSTALL}"

@@ -8,9 +8,11 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from vramplan.analytic import stacks
+from vramplan.analytic.net import is_norm
 from vramplan.errors import ConfigError, MissingDependencyError, UnsupportedError, VramplanError
 from vramplan.frameworks import Keys, Note, Reading, Setting, Source
-from vramplan.frameworks.trainer import ATTENTION, NAMES, arguments
+from vramplan.frameworks.reading import at_least
+from vramplan.frameworks.trainer import ATTENTION, DTYPES, NAMES, arguments, reentrant
 from vramplan.images import EYES
 from vramplan.spec import ModelSpec
 from vramplan.units import format_bytes
@@ -139,7 +141,10 @@ def read(args: TrainingArguments, model: nn.Module) -> Reading:
     job["num_gpus"] = args.world_size
     job["autocast"] = "bf16" if args.bf16 else "fp16" if args.fp16 else "none"
     on = getattr(args, "activation_checkpointing", None) or args.gradient_checkpointing
+    names = ("is_activation_checkpointing", "is_gradient_checkpointing")  # since transformers 5, before
+    on = on or next((getattr(model, name) for name in names if hasattr(model, name)), False)  # PEFT switches it on too
     job["checkpointing"] = "full" if on else "none"
+    job |= reentrant(keys, job, not at_least(version("transformers"), "5.0"))  # modeling_utils.py: its own default
     reading = Reading("transformers", f"{version('transformers')} (installed)", "", job, NAMES, [])
     if str(args.eval_strategy.value) != "no":
         reading.eval_batch_size = args.per_device_eval_batch_size
@@ -147,23 +152,20 @@ def read(args: TrainingArguments, model: nn.Module) -> Reading:
 
 
 def _of_model(model: nn.Module) -> dict[str, Any]:
-    from vramplan.measure.dtypes import DTYPES
-    from vramplan.measure.models import bare, part_of
+    from vramplan.measure.models import SAVED, bare, own_parameters, part_of
 
-    names = {dtype: name for name, dtype in DTYPES.items()}
     inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
     weights = dict(model.named_parameters())
-    own = [one for path, one in weights.items() if "lora_" not in path and one.is_floating_point()]
+    own = {path: _dtype(one) for path, one in own_parameters(model).items() if one.is_floating_point()}
     adapters = [one for path, one in weights.items() if "lora_" in path]
-    if getattr(model, "is_loaded_in_8bit", False):
-        raise UnsupportedError("this model is loaded in 8 bits, which is not modelled yet")
-    job: dict[str, Any] = {"method": "lora" if adapters else "full", "dtype": names[own[0].dtype]}
+    job: dict[str, Any] = {"method": "lora" if adapters else "full", **_dtypes(model, own)}
     attention = inner.config._attn_implementation
     job["attention"] = ATTENTION.get(attention, attention)
-    if getattr(model, "is_loaded_in_4bit", False):
-        job["quantize"] = "nf4"
     if adapters:
-        job |= _of_adapters(model, names[adapters[0].dtype])
+        job |= _of_adapters(model, _one_dtype("adapters", adapters))
+    copies = [one for path, one in weights.items() if SAVED in path]
+    if copies:
+        job["saved_dtype"] = _one_dtype("modules_to_save", copies)
     eyes = EYES.get(inner.config.model_type)
     for path, one in weights.items() if eyes is not None else ():
         part = part_of(bare(path), eyes) if one.requires_grad else None  # type: ignore[arg-type]
@@ -172,12 +174,48 @@ def _of_model(model: nn.Module) -> dict[str, Any]:
     return job
 
 
+def _dtype(tensor: Any) -> str:
+    return DTYPES[str(tensor.dtype)]
+
+
+def _one_dtype(what: str, tensors: list[Any]) -> str:
+    found = {_dtype(one) for one in tensors}
+    if len(found) > 1:
+        raise UnsupportedError(f"PEFT: {what} in {' and '.join(sorted(found))} at once are not modelled yet")
+    return found.pop()
+
+
+def _dtypes(model: Any, stored: dict[str, str]) -> dict[str, Any]:
+    """What the weights that are not quantized are stored in (`stored`, by path), and how the others are.
+
+    Raises:
+        UnsupportedError: for a quantized layer that is not modelled.
+    """
+    norms = {dtype for path, dtype in stored.items() if is_norm(path)}
+    rest = {dtype for path, dtype in stored.items() if not is_norm(path)}
+    first = next(dtype for path, dtype in stored.items() if not is_norm(path))
+    raised = {"fp32_norms": True} if norms == {"fp32"} and rest == {first} != norms else {}
+    layers = [one for one in model.modules() if type(one).__name__ in ("Linear4bit", "Linear8bitLt")]
+    layers = [one for one in layers if not hasattr(one, "base_layer")]  # PEFT's are called the same
+    if not layers:
+        return {"dtype": first, **raised}
+    job: dict[str, Any] = {"kbit": True} if norms | rest == {"fp32"} else {"dtype": first, **raised}
+    if type(layers[0]).__name__ == "Linear8bitLt":
+        if not layers[0].state.threshold:
+            raise UnsupportedError("bitsandbytes: llm_int8_threshold 0 is not modelled yet")
+        return {"dtype": first, **job, "quantize": "int8"}
+    computed = DTYPES[str(layers[0].compute_dtype)]
+    if computed == "fp32":
+        raise UnsupportedError("bitsandbytes: bnb_4bit_compute_dtype torch.float32 is not modelled yet")
+    return {**job, "dtype": computed, "quantize": "nf4", "double_quant": layers[0].weight.compress_statistics}
+
+
 def _of_adapters(model: Any, dtype: str) -> dict[str, Any]:
     (config,) = model.peft_config.values() if len(model.peft_config) == 1 else (None,)
     if config is None or config.peft_type != "LORA":
         raise UnsupportedError("PEFT: one LoRA adapter is modelled, this model has something else")
-    if config.modules_to_save or config.bias != "none":
-        raise UnsupportedError("PEFT: modules_to_save and trained biases are not modelled yet")
+    if config.bias != "none":
+        raise UnsupportedError("PEFT: trained biases are not modelled yet")
     targets = [config.target_modules] if isinstance(config.target_modules, str) else list(config.target_modules or ())
     stacked = set(getattr(config, "target_parameters", None) or ())
     former = stacks.FORMER[stacks.PATTERNS.get(str(getattr(model.config, "model_type", "")), "")]
@@ -185,7 +223,8 @@ def _of_adapters(model: Any, dtype: str) -> dict[str, Any]:
     if not stacked <= set(former.values()) or not doubled:
         raise UnsupportedError(f"PEFT: target_parameters {', '.join(sorted(stacked))} are not modelled")
     targets += [name for name, parameter in former.items() if parameter in stacked]
-    return {
+    saved = {"modules_to_save": tuple(sorted(config.modules_to_save))} if config.modules_to_save else {}
+    return saved | {
         "method": "dora" if config.use_dora else "lora",
         "lora_rank": config.r,
         "lora_dropout": config.lora_dropout,

@@ -15,13 +15,14 @@ def check_job(job: Job, card: Card) -> None:
         UnsupportedError: for a setting that is known but not modelled.
         ConfigError: for one that cannot run.
     """
-    if job.quantize == "int8":
-        raise UnsupportedError("--quantize int8 is not modelled yet; modelled: nf4")
-    if job.quantize != "none" and job.method != "lora":
-        raise (UnsupportedError if job.method == "dora" else ConfigError)(
-            f"--quantize {job.quantize} with --method {job.method}: "
-            + ("is not modelled yet; use --method lora" if job.method == "dora" else "quantized weights cannot train")
-        )
+    if job.quantize != "none" and job.method == "full":
+        raise ConfigError(f"--quantize {job.quantize} with --method full: quantized weights cannot train")
+    if job.modules_to_save and job.method == "full":
+        raise ConfigError("modules_to_save has no meaning with --method full: every weight trains")
+    if job.saved_dtype and not job.modules_to_save:
+        raise ConfigError("saved_dtype is that of modules_to_save, and there are none")
+    if job.kbit and job.quantize == "none":
+        raise ConfigError("kbit goes with --quantize nf4 or int8: it is about what is left unquantized")
     check_sharing(job)
     check_card(job, card)
 
@@ -47,6 +48,10 @@ def check_sharing(job: Job) -> None:
         raise UnsupportedError("zero: overlap_comm at stage 1 is not modelled yet")
     if job.strategy in ("zero3", "fsdp") and job.quantize != "none":
         raise UnsupportedError(f"--strategy {job.strategy} --quantize {job.quantize} is not modelled yet; use ddp")
+    alone = {"--method dora": job.method == "dora", "--quantize int8": job.quantize == "int8"}
+    alone |= {"modules_to_save": bool(job.modules_to_save), "kbit": job.kbit, "fp32_norms": job.fp32_norms}
+    for name in (name for name, is_on in alone.items() if is_on and job.strategy != "ddp"):
+        raise UnsupportedError(f"--strategy {job.strategy} with {name} is not modelled yet")
     if job.strategy == "fsdp" and job.num_gpus == 1:
         raise ConfigError("--strategy fsdp needs more than one card: --num-gpus")
 
@@ -78,7 +83,7 @@ def check_card(job: Job, card: Card) -> None:
             "--dtype fp16 --autocast fp16: the gradient scaler refuses to unscale fp16 gradients;"
             " store trained weights as --dtype fp32"
         )
-    if job.attention == "flash" and not (job.autocast != "none" or job.dtype != "fp32"):
+    if job.attention == "flash" and job.autocast == "none" and (job.dtype == "fp32" or job.kbit):
         raise ConfigError("--attention flash: FlashAttention takes bf16 or fp16 only; add --autocast bf16")
     if job.attention == "flash" and not card.runs_flash:
         raise ConfigError(

@@ -189,6 +189,14 @@ def peak_terms(live: Sequence[Storage], run: Replay) -> list[Term]:
     return terms
 
 
+def _quantized(job: Job) -> str:
+    """How linear layers are stored, where it is not as the rest."""
+    if job.quantize == "int8":
+        return "int8 linear layers (no outliers), other "
+    four = f"nf4 linear layers{' (double quantization)' if job.double_quant else ''}, other "
+    return four if job.quantize == "nf4" else ""
+
+
 def assumptions(job: Job, card: Card, played: Played) -> tuple[str, ...]:
     """What the answer takes for granted, said with every answer."""
     method = "full fine-tuning"
@@ -196,11 +204,14 @@ def assumptions(job: Job, card: Card, played: Played) -> tuple[str, ...]:
         targets = "all linear layers" if job.lora_targets is None else ", ".join(job.lora_targets)
         adapters = f"rank {job.lora_rank} on {targets}, dropout {job.lora_dropout:g}, {job.lora_dtype} adapters"
         method = f"{'DoRA' if job.method == 'dora' else 'LoRA'} {adapters}"
-    four = f"nf4 linear layers{' (double quantization)' if job.double_quant else ''}, other "
-    weights = f"{four if job.quantize == 'nf4' else ''}{job.dtype} weights" + (
-        f" under {job.autocast} autocast" if job.autocast != "none" else ", no autocast"
-    )
-    checkpointing = "full checkpointing" if job.checkpointing == "full" else "no checkpointing"
+        if job.modules_to_save:
+            copies = f"{job.saved_dtype} copies" if job.saved_dtype else "copies"
+            method += f"; {', '.join(job.modules_to_save)} trained whole, in {copies}"
+    weights = f"{_quantized(job)}{'fp32' if job.kbit else job.dtype} weights"
+    weights += " but fp32 norms" if job.fp32_norms else ""
+    weights += f" under {job.autocast} autocast" if job.autocast != "none" else ", no autocast"
+    kind = "reentrant" if job.reentrant else "full"
+    checkpointing = f"{kind} checkpointing" if job.checkpointing == "full" else "no checkpointing"
     source = {"trace": "the model's own code, traced with "}.get(played.by, "") + played.versions
     loop = "transformers Trainer" if job.loop == "trainer" else "plain loop"
     return (

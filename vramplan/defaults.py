@@ -52,8 +52,9 @@ def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
     unused = [name for name in job if name.startswith("lora_")] if full else []
     if unused:
         raise ConfigError(f"--{unused[0].replace('_', '-')} has no meaning with --method full")
-    if "lora_targets" in job:
-        job["lora_targets"] = _targets(job["lora_targets"])
+    for name in ("lora_targets", "modules_to_save"):
+        if name in job:
+            job[name] = _names(job[name])
     if "dtype" not in job:
         job["dtype"] = "fp32" if full and half == "fp16" else half
         if job["dtype"] == "fp32":
@@ -149,7 +150,7 @@ def _length_with_images(spec: ModelSpec, job: Job) -> int:
     return length
 
 
-def _targets(given: Any) -> Any:
+def _names(given: Any) -> Any:
     """Names of layers however they are given: a list, a tuple, or one string with commas; all-linear is None."""
     if isinstance(given, str):
         names = tuple(name.strip() for name in given.split(",") if name.strip())

@@ -77,13 +77,21 @@ class Job(BaseModel):
     """Stored dtype of the adapters; PEFT makes them fp32 on a half-precision model."""
     dtype: Dtype = "bf16"
     """Stored dtype of the model's weights."""
+    modules_to_save: tuple[str, ...] | None = None
+    """Modules that train whole beside the adapters, each in a copy of its own, such as embed_tokens, lm_head."""
+    saved_dtype: Dtype | None = None
+    """Stored dtype of those copies; null: their originals'."""
     quantize: Quantize = "none"
-    """How frozen linear layers are stored, by bitsandbytes: nf4 in blocks of 64, computed in `dtype`; the output head,
-    embeddings and norms keep their dtype."""
+    """How frozen linear layers are stored, by bitsandbytes: nf4 in blocks of 64, or int8, computed in `dtype`; the
+    output head, embeddings and norms keep their dtype."""
+    kbit: bool = False
+    """Whether all that is not quantized is made fp32, hidden states with it: PEFT's prepare_model_for_kbit_training."""
     double_quant: bool = True
     """Whether nf4's scales are quantized as well."""
     quantize_vision: bool = True
     """Whether the vision tower and the projector are quantized too, as transformers does unless told otherwise."""
+    fp32_norms: bool = False
+    """Whether the norms alone are made fp32, and with them what they give."""
     autocast: Autocast = "bf16"
     """Dtype that matmul-like operations run in under torch.autocast; none: the stored dtype."""
     optimizer: str = "adamw_torch_fused"
@@ -113,7 +121,9 @@ class Job(BaseModel):
     gradient_accumulation_steps: int = Field(default=1, gt=0, le=MAX_COUNT)
     """Micro-batches whose gradients are summed before one optimizer step."""
     checkpointing: Checkpointing = "full"
-    """Activation checkpointing: none, or every layer (non-reentrant)."""
+    """Activation checkpointing: none, or every layer."""
+    reentrant: bool = False
+    """Whether checkpointing is of torch's older, reentrant kind, past which int8 layers keep nothing."""
     attention: Attention = "sdpa"
     """Attention implementation."""
     loss: Loss = "standard"

@@ -6,7 +6,7 @@ KiB = 1 << 10
 MiB = 1 << 20
 GiB = 1 << 30
 
-DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "bool": 1, "uint8": 1}
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "bool": 1, "uint8": 1, "int8": 1}
 """Bytes of one element of each dtype that a step touches."""
 
 

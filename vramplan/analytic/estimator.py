@@ -10,7 +10,14 @@ from vramplan.analytic.optimizers import optimizer_seconds
 from vramplan.analytic.play import Setting, declare
 from vramplan.analytic.stacks import FORMER, PATTERNS
 from vramplan.analytic.step import Step, no_cycle_collection
-from vramplan.analytic.support import check_adapters, check_mixture, check_model, check_modelled, mixture_notes
+from vramplan.analytic.support import (
+    check_adapters,
+    check_mixture,
+    check_model,
+    check_modelled,
+    check_saved,
+    mixture_notes,
+)
 from vramplan.analytic.unfold import HEAD, TAIL, Plan, fold
 from vramplan.analytic.vision import Seen
 from vramplan.card import Card
@@ -93,6 +100,7 @@ def begin(spec: ModelSpec, job: Job, card: Card) -> Begun:
         pattern = setting.stacked
         check_mixture(job, step.routers, card.runs_flash, pattern)
         check_adapters(job, step.widths, linear_names(step, pattern), pattern)
+        check_saved(job, step.widths, saved_names(step))
         notes += mixture_notes(job, step.routers, pattern)
         peak_tensor_bytes = max(step.timeline.live_bytes(with_kernels=False))
     least_bytes = peak_tensor_bytes + sum(term.num_bytes for term in outside_terms(job, card))
@@ -165,3 +173,10 @@ def linear_names(step: Step, pattern: str) -> list[str]:
         | set(FORMER[pattern])
         | {"lm_head"}
     )
+
+
+def saved_names(step: Step) -> set[str]:
+    """Names of the modules that may train in a copy: those whose own weights are not quantized."""
+    kept = (one.parameter for one in step.placed if not one.parameter.is_adapter and not one.parameter.stored)
+    tied = {"lm_head"}  # an output head always is one, tied or not
+    return {parameter.name.rpartition(".")[0] for parameter in kept} | tied

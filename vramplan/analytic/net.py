@@ -7,12 +7,10 @@ The first call of a name declares the parameter, so that one description yields 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import prod
 
-from vramplan.analytic import ops, stacks
-from vramplan.analytic.ops.products import FOUR_BIT_BLOCK
-from vramplan.analytic.tape import Parameter, Resident, Stored, Tape, Tensor, leaf
-from vramplan.units import ceil_div
+from vramplan.analytic import adapters, ops, stacks
+from vramplan.analytic.adapters import Adapter
+from vramplan.analytic.tape import SAVED, Parameter, Resident, Tape, Tensor, leaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +19,7 @@ class Training:
 
     dtype: str = "bf16"
     """Stored dtype of the model's own weights."""
+    fp32_norms: bool = False
     full: bool = True
     """Whether the model's own weights train."""
     lora_rank: int = 0
@@ -31,33 +30,23 @@ class Training:
     adapter_input: str | None = None
     """Dtype that PEFT casts an adapter's input to, where that is not the one it is computed in (FSDP1: the adapter is
     not gathered yet)."""
+    dora: bool = False
+    modules_to_save: tuple[str, ...] = ()
+    """Ends of the names of modules that train in a copy of their own."""
+    saved_dtype: str | None = None
     quantize: str = "none"
-    """How frozen linear layers are stored: none, nf4, or nf4-double, whose scales are quantized as well."""
+    """How frozen linear layers are stored: none, int8, nf4, or nf4-double, whose scales are quantized as well."""
+    compute_dtype: str = "bf16"
+    """What quantized layers compute in."""
     input_needs_grad: bool = False
     """transformers' enable_input_require_grads: the embedding's output is made a leaf that needs a gradient."""
     stacks: str = ""
     """Pattern by which PEFT adapts weights of all experts in one (:mod:`vramplan.analytic.stacks`)."""
 
 
-BLOCK_OF_BLOCKS = 256
-"""Scales that share one (bitsandbytes 0.50, functional.py: quantize_4bit)."""
-
-
-def four_bits(count: int, quantize: str) -> Stored:
-    """What `count` weights in four bits are stored as; no table is shared between layers."""
-    scales = ceil_div(count, FOUR_BIT_BLOCK)
-    packed = ("", ceil_div(count, 2), f"{count:,} / 2 bytes")
-    levels = ("16 levels", 64, "16 fp32")
-    if quantize == "nf4":
-        return packed, ("scales", 4 * scales, f"{scales} fp32"), levels
-    return (
-        packed,
-        ("scales", scales, f"{scales} int8"),
-        ("scales of scales", 4 * ceil_div(scales, BLOCK_OF_BLOCKS), "fp32"),
-        ("256 levels of scales", 1024, "256 fp32"),
-        levels,
-        ("mean of scales", 4, "fp32"),
-    )
+def is_norm(name: str) -> bool:
+    """Whether a weight of this name is a norm's."""
+    return "norm" in name or ".ln_" in name or name.startswith("ln_")
 
 
 @dataclass(slots=True)
@@ -68,6 +57,8 @@ class Net:
     training: Training
     embedded: Parameter | None = None
     """The first embedding's weight, which a tied head shares."""
+    embedded_dtype: str = ""
+    """Of what the first embedding gives."""
     held: list[Tensor] = field(default_factory=list)
     """Embeddings that the model's forward keeps as locals to its end, where those are not the first layer's input."""
     outer: list[Tensor] = field(default_factory=list)
@@ -92,76 +83,63 @@ class Net:
     def parameter(
         self, name: str, *shape: int, adapter: bool = False, frozen: bool = False, quantize: str = "none"
     ) -> Parameter:
-        """The weight `name` of the layer being played, declared on first use; `frozen`: it never trains."""
-        tape, training = self.tape, self.training
+        """The weight `name` of the layer being played, declared on first use; `frozen`: it never trains.
+
+        Of a module to save, that is the copy that trains; the frozen original is declared beside it.
+        """
+        training = self.training
+        if adapter:
+            return self._declared(name, shape, training.adapter_dtype, True)
+        if quantize != "none":
+            return self._declared(name, shape, training.compute_dtype, False, quantize)
+        saved = self.is_saved(name.rpartition(".")[0])
+        dtype = "fp32" if training.fp32_norms and is_norm(name) else training.dtype
+        own = self._declared(name, shape, dtype, training.full and not frozen)
+        return self._declared(f"{name}{SAVED}", shape, training.saved_dtype or dtype, True) if saved else own
+
+    def _declared(
+        self, name: str, shape: tuple[int, ...], dtype: str, trains: bool, quantize: str = "none"
+    ) -> Parameter:
+        tape = self.tape
         key = (tape.layer, name)
         known = tape.parameters.get(key)
         if known is None:
-            dtype, trains = (training.adapter_dtype, True) if adapter else (training.dtype, training.full)
-            stored = four_bits(prod(shape), quantize) if quantize != "none" else ()
-            known = tape.parameters[key] = Parameter(tape, name, shape, dtype, trains and not frozen, stored)
+            stored = ops.stored_as(quantize, shape) if quantize != "none" else ()
+            known = tape.parameters[key] = Parameter(tape, name, shape, dtype, trains, stored, quantize)
         return known
 
     def linear(self, name: str, x: Tensor, out_features: int, bias: bool = False, cached: bool = True) -> Tensor:
-        """``nn.Linear``, with a LoRA adapter where the job asks for one (peft/tuners/lora/layer.py, 0.21).
+        """``nn.Linear``, or bitsandbytes' in its place, with an adapter where the job asks for one.
 
         `cached` False: ``x @ weight.T`` (falcon); autocast does not cache the cast of a view.
         """
-        tape, training = self.tape, self.training
-        tape.module = name
-        in_features = x.shape[-1]
-        if training.quantize != "none" and cached:  # a subclass of nn.Linear (falcon's) stays as it is
-            return self._quantized(name, x, out_features, bias)
-        weight = self.parameter(f"{name}.weight", out_features, in_features)
-        shift = self.parameter(f"{name}.bias", out_features) if bias else None
-        if self.is_target(name):
-            return self._adapted(name, x, ops.linear(x, weight, shift, cached=cached))
-        return ops.linear(x, weight, shift, cached=cached)
-
-    def _quantized(self, name: str, x: Tensor, out_features: int, bias: bool) -> Tensor:
-        """Bitsandbytes' Linear4bit, with its adapter (peft/tuners/lora/bnb.py, 0.21)."""
-        tape, training = self.tape, self.training
-        weight = self.parameter(f"{name}.weight", out_features, x.shape[-1], quantize=training.quantize)
-        shift = self.parameter(f"{name}.bias", out_features) if bias else None
-        out = ops.linear_4bit(x, weight, shift, training.quantize == "nf4-double")
+        self.tape.module = name
+        quantize = self.training.quantize if cached else "none"  # a subclass of nn.Linear (falcon's) stays as it is
+        weight = self.parameter(f"{name}.weight", out_features, x.shape[-1], quantize=quantize)
+        shift = self._bias(name, x, weight) if bias else None
         if not self.is_target(name):
-            return out
-        out = ops.copy(out, "base output, cloned")
-        down, up = self._adapter(name, x.shape[-1], out_features)
-        given = x if tape.autocast else ops.to(x, down.dtype, "input cast to the adapter's dtype")
-        delta = ops.linear(ops.dropout(given, training.lora_dropout), down, None, "lora_A output")
-        delta = ops.scale(ops.linear(delta, up, None, "lora_B output"), "scaled lora_B output")
-        delta = ops.to(delta, out.dtype, "scaled lora_B output")
-        return ops.add(out, delta, "output with adapter")
+            return base_output(x, weight, shift, cached)
+        adapter = self._adapter(name, weight, shift)
+        with_adapter = adapters.dense if quantize == "none" else adapters.quantized
+        return with_adapter(x, base_output(x, weight, shift, cached), adapter)  # nobody else holds the output
 
-    def _adapter(self, name: str, in_features: int, out_features: int) -> tuple[Parameter, Parameter]:
-        """The two matrices of a layer's adapter."""
+    def _bias(self, name: str, x: Tensor, weight: Parameter) -> Parameter:
+        """A bias; of a quantized layer it is cast once, for good: to the compute dtype, or in int8 to the input's."""
+        if weight.quantize == "none":
+            return self.parameter(f"{name}.bias", weight.shape[0])
+        dtype = x.dtype if weight.quantize == "int8" else weight.dtype
+        return self._declared(f"{name}.bias", weight.shape[:1], dtype, False)
+
+    def _adapter(self, name: str, weight: Parameter, shift: Parameter | None) -> Adapter:
+        """The adapter on a layer."""
+        training, (out_features, in_features) = self.training, weight.shape
         self.widths[name.rpartition(".")[2]] = min(in_features, out_features)
-        rank = self.training.lora_rank
-        down = self.parameter(f"{name}.lora_A.weight", rank, in_features, adapter=True)
-        return down, self.parameter(f"{name}.lora_B.weight", out_features, rank, adapter=True)
-
-    def _adapted(self, name: str, x: Tensor, out: Tensor) -> Tensor:
-        """A layer's output with its adapter's added: ``out + lora_B(lora_A(dropout(x))) * scaling``."""
-        training = self.training
-        result_dtype = out.dtype
-        down, up = self._adapter(name, x.shape[-1], out.shape[-1])
-        given = ops.to(
-            x, training.adapter_input or down.dtype, "input cast to the adapter's dtype"
-        )  # as `x` itself lives
-        cast = ops.to(given, down.dtype, "input cast to the adapter's dtype")
-        delta = ops.scale(
-            ops.linear(
-                ops.linear(ops.dropout(cast, training.lora_dropout), down, None, "lora_A output"),
-                up,
-                None,
-                "lora_B output",
-            ),
-            "scaled lora_B output",
-        )
-        total = ops.add(out, delta, "output with adapter")
-        del delta, out
-        return ops.to(total, result_dtype, "output with adapter")
+        down = self.parameter(f"{name}.lora_A.weight", training.lora_rank, in_features, adapter=True)
+        up = self.parameter(f"{name}.lora_B.weight", out_features, training.lora_rank, adapter=True)
+        magnitude = None
+        if training.dora:
+            magnitude = self.parameter(f"{name}.lora_magnitude_vector.weight", out_features, adapter=True)
+        return Adapter(down, up, magnitude, training.lora_dropout, weight, shift, training.adapter_input)
 
     def head(self, x: Tensor, vocabulary: int, tied: bool, bias: bool = False) -> Tensor:
         """The output head; a tied one uses the embedding's weight, whatever that is called."""
@@ -169,14 +147,20 @@ class Net:
         weight = self.head_weight(vocabulary, x.shape[-1], tied)
         shift = self.parameter("lm_head.bias", vocabulary) if bias else None
         if self.training.lora_targets is not None and self.is_target("lm_head"):
-            return self._adapted("lm_head", x, ops.linear(x, weight, shift, "logits", "logits"))
+            adapter = self._adapter("lm_head", weight, shift)
+            return adapters.dense(x, ops.linear(x, weight, shift, "logits", "logits"), adapter)
         return ops.linear(x, weight, shift, "logits", "logits")
 
     def head_weight(self, vocabulary: int, width: int, tied: bool) -> Parameter:
         """The output head's weight alone, for losses that multiply by it themselves."""
-        weight = self.embedded if tied else self.parameter("lm_head.weight", vocabulary, width)
-        assert weight is not None
-        return weight
+        if not tied:
+            return self.parameter("lm_head.weight", vocabulary, width)
+        assert self.embedded is not None
+        if self.is_saved("lm_head"):  # its copy is tied to nothing
+            return self._declared(
+                f"lm_head.weight{SAVED}", (vocabulary, width), self.training.saved_dtype or self.training.dtype, True
+            )
+        return self.embedded
 
     def is_target(self, name: str) -> bool:
         """Whether the layer `name` gets an adapter."""
@@ -184,6 +168,10 @@ class Net:
         if not self.training.lora_rank or stacks.meant(self.training.stacks, name):
             return False
         return targets is None or any(name == target or name.endswith(f".{target}") for target in targets)
+
+    def is_saved(self, module: str) -> bool:
+        """Whether the module trains in a copy of its own (peft/utils/other.py, 0.21: _set_trainable)."""
+        return any(module.endswith(end) for end in self.training.modules_to_save)
 
     def rms_norm(self, name: str, x: Tensor, offset: bool = False, cast_last: bool = False) -> Tensor:
         """RMS norm as transformers writes it: fp32 inside, cast back before the weight (llama) or after it.
@@ -216,11 +204,19 @@ class Net:
         """
         self.tape.module = name
         weight = self.parameter(f"{name}.weight", rows, width)
+        original = self.tape.parameters[self.tape.layer, f"{name}.weight"]
         if self.embedded is None:
-            self.embedded = weight
+            self.embedded, self.embedded_dtype = original, weight.dtype
         out = ops.embedding(ids, weight)
         if scaled:
             out = ops.scale(out, "scaled embedding")
-        if self.training.input_needs_grad and weight is self.embedded and out.node is None and self.tape.grad_enabled:
+        if self.training.input_needs_grad and original is self.embedded and out.node is None and self.tape.grad_enabled:
             return leaf(out)
         return out
+
+
+def base_output(x: Tensor, weight: Parameter, bias: Parameter | None, cached: bool) -> Tensor:
+    """A linear layer's own output, however its weight is stored."""
+    if weight.quantize == "none":
+        return ops.linear(x, weight, bias, cached=cached)
+    return ops.linear_8bit(x, weight) if weight.quantize == "int8" else ops.linear_4bit(x, weight, bias)

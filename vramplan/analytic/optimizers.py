@@ -50,7 +50,7 @@ class Weight:
     @property
     def decays(self) -> bool:
         """Whether transformers' Trainer puts it in the group with weight decay (matrices; not norms and biases)."""
-        return len(self.shape) > 1
+        return len(self.shape) > 1 or "lora_magnitude" in self.name
 
 
 @cache

@@ -49,22 +49,29 @@ class Setting:
         job = self.job
         lora = job.method != "full"
         return Training(
-            dtype=job.computed_dtype or job.dtype,
+            dtype="fp32" if job.kbit else job.computed_dtype or job.dtype,
+            fp32_norms=job.fp32_norms,
             full=not lora,
             lora_rank=job.lora_rank if lora else 0,
             lora_targets=job.lora_targets,
             lora_dropout=job.lora_dropout,
             adapter_dtype=job.computed_dtype or job.lora_dtype,
             adapter_input=job.lora_dtype if job.computed_dtype and job.fsdp.version == 1 else None,
+            dora=job.method == "dora",
+            modules_to_save=job.modules_to_save or (),
+            saved_dtype=job.saved_dtype,
             quantize="nf4-double" if job.quantize == "nf4" and job.double_quant else job.quantize,
             stacks=self.stacked,
+            compute_dtype=job.dtype,
             input_needs_grad=job.checkpointing == "full",  # modeling_utils.py: activation_checkpointing_enable
         )
 
 
 def new_net(setting: Setting) -> Net:
     """An empty tape with the setting's layers on it."""
-    return Net(Tape(), setting.training())
+    net = Net(Tape(), setting.training())
+    net.tape.reentrant = setting.job.reentrant
+    return net
 
 
 def declare(setting: Setting) -> Net:
@@ -308,8 +315,7 @@ def context(net: Net, setting: Setting, x: Tensor) -> Context:
     tape, job, family, c = net.tape, setting.job, setting.family, setting.config
     batch, length, _ = x.shape
     tape.module = "inputs"
-    assert net.embedded is not None
-    dtype = net.embedded.dtype
+    dtype = net.embedded_dtype
     ctx = Context(job.attention, setting.flash_fits, padded=job.batches == "padded")
     ctx.attention_dropout = c.number(*family.attention_dropout)
     if (

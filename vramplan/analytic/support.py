@@ -28,10 +28,8 @@ def check_modelled(job: Job) -> None:
         UnsupportedError: for a setting that is known but not modelled.
         UnknownNameError: for an unknown optimizer.
     """
-    if job.method == "dora":
-        raise UnsupportedError("--method dora: DoRA has no formula; the real model can be traced")
     optimizer_of(job.optimizer)
-    if job.method == "lora" and job.loss in ("liger", "chunked") and "lm_head" in (job.lora_targets or ()):
+    if job.method != "full" and job.loss in ("liger", "chunked") and "lm_head" in (job.lora_targets or ()):
         raise UnsupportedError(f"--loss {job.loss} with an adapter on lm_head is not modelled; use --loss standard")
 
 
@@ -58,6 +56,10 @@ def check_model(spec: ModelSpec, architecture: Architecture, job: Job) -> list[s
         )
     if job.strategy in ("zero3", "fsdp") and (architecture.sight is not None or family.model is not None):
         raise UnsupportedError(f"--strategy {job.strategy}: {spec.model_type} is not modelled yet; use ddp or zero2")
+    if family.model is not None and job.reentrant and job.checkpointing == "full":
+        raise UnsupportedError(f"reentrant: {spec.model_type} under reentrant checkpointing is not described yet")
+    if spec.model_type == "siglip" and job.method == "dora":
+        raise UnsupportedError("--method dora: SigLIP's pooling head is not described; --by trace runs it")
     if job.attention not in family.attention:
         raise ConfigError(
             f"--attention {job.attention}: transformers runs {spec.model_type} only with {', '.join(family.attention)}"
@@ -142,3 +144,18 @@ def check_adapters(job: Job, widths: Mapping[str, int], linear_names: list[str],
         raise ConfigError(
             f"--lora-rank {job.lora_rank}: {narrow} is only {widths[narrow]} wide; a larger rank adds nothing"
         )
+
+
+def check_saved(job: Job, widths: Mapping[str, int], modules: set[str]) -> None:
+    """Refuse modules to save that the model does not have, or that get an adapter; `modules` have weights of their own.
+
+    Raises:
+        UnknownNameError: for a name at which none of them ends (PEFT takes modules of modules too).
+        ConfigError: for one that gets an adapter.
+    """
+    for name in job.modules_to_save or ():
+        if any(one.endswith(name) for one in widths):
+            raise ConfigError(f"modules_to_save {name}: it is a LoRA target too; a module takes one of both")
+        if not any(one.endswith(name) for one in modules):
+            last = sorted({one.rpartition(".")[2] for one in modules})
+            raise UnknownNameError("modules_to_save", name, last, f"known here: {', '.join(last)}")

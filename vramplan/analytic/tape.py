@@ -12,11 +12,12 @@ The record is a list of integers: ``i`` allocates storage ``i``, ``~i`` frees it
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from math import prod
 from sys import getrefcount
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from weakref import ReferenceType, ref
 
 from vramplan.roofline import Kernel
 from vramplan.units import DTYPE_BYTES
@@ -76,12 +77,16 @@ class Resident:
 class Node:
     """One backward function: where its gradients go, what it keeps, what it does."""
 
-    __slots__ = ("backward", "edges", "frame", "layer", "module", "num_grads", "saved", "sequence", "slots")
+    __slots__ = (
+        "__weakref__", "attributes", "backward", "edges", "frame", "layer", "module", "num_grads", "saved", "sequence",
+        "slots",
+    )  # fmt: skip
 
     def __init__(self, tape: Tape, inputs: tuple[Tensor, ...], backward: Backward, num_grads: int = 1) -> None:
         self.edges = [None if tensor.node is None else (tensor.node, tensor.index) for tensor in inputs]
         self.backward = backward
         self.saved: list[Storage | Resident] = []
+        self.attributes: list[Storage | Resident] = []
         self.frame: Frame | None = None  # set with the first saved tensor: torch's hooks on those alone hold it
         self.slots: list[int] = []
         tape.sequence += 1
@@ -157,6 +162,8 @@ class Accumulate(Node):
         self.sequence = 1 << 60  # UINT64_MAX in engine.cpp: first in the queue
 
 
+SAVED = ".modules_to_save"
+"""In the name of what trains in a frozen module's place (PEFT's ModulesToSaveWrapper)."""
 Stored = tuple[tuple[str, int, str], ...]
 """(what, bytes, formula) of each tensor that a weight is stored as; none where it is stored as it is."""
 
@@ -164,14 +171,22 @@ Stored = tuple[tuple[str, int, str], ...]
 class Parameter(Tensor):
     """A weight: resident memory, and a gradient where it trains."""
 
-    __slots__ = ("layer", "name", "stored")
+    __slots__ = ("layer", "name", "quantize", "stored")
 
     def __init__(
-        self, tape: Tape, name: str, shape: tuple[int, ...], dtype: str, trains: bool, stored: Stored = ()
+        self,
+        tape: Tape,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: str,
+        trains: bool,
+        stored: Stored = (),
+        quantize: str = "none",
     ) -> None:
         super().__init__(tape, Resident(), shape, dtype)
         self.name = name
         self.stored = stored
+        self.quantize = quantize
         self.layer = tape.layer
         if trains:
             self.node = Accumulate(tape, self, name)
@@ -185,7 +200,7 @@ class Parameter(Tensor):
     @property
     def is_adapter(self) -> bool:
         """Whether it belongs to an adapter, not to the model itself (PEFT's names)."""
-        return ".lora_" in self.name
+        return ".lora_" in self.name or SAVED in self.name
 
     @property
     def trains(self) -> bool:
@@ -204,7 +219,7 @@ class Parameter(Tensor):
 
 
 def leaf(source: Tensor) -> Tensor:
-    """`source` made a leaf that needs a gradient (`enable_input_require_grads`); the graph keeps that gradient."""
+    """`source` made a leaf that needs a gradient, which is kept (`enable_input_require_grads`)."""
     made = source.detach()
     made.node = Accumulate(source.tape, source)
     return made
@@ -220,12 +235,13 @@ class Frame:
     Mirrors torch/utils/checkpoint.py (non-reentrant, early stop on), torch 2.13.
     """
 
-    __slots__ = ("autocast", "function", "inputs", "num_slots", "slots")
+    __slots__ = ("autocast", "function", "inputs", "slots", "waiting")
 
     def __init__(self, function: Callable[..., object], inputs: tuple[Tensor, ...], autocast: str | None) -> None:
         self.function = function
         self.inputs = inputs
-        self.num_slots = 0
+        self.waiting: list[ReferenceType[Node]] = []
+        """For each slot the node that will ask for it, if it lives until then (torch's weak_holders)."""
         self.slots: list[Storage | Resident | None] | None = None
         self.autocast = autocast
 
@@ -255,6 +271,7 @@ class Tape:
         self.module = ""
         self.grad_enabled = True
         self.training = True
+        self.reentrant = False
         self.autocast: str | None = None
         self.autocast_cache: dict[int, Tensor] = {}
         self.frame: Frame | None = None
@@ -320,20 +337,29 @@ class Tape:
             elif self.recomputing is frame:
                 slots = frame.slots
                 assert slots is not None
-                slots.append(tensor.storage)
+                node.saved.append(tensor.storage)
+                slots.append(None if frame.waiting[len(slots)]() is None else tensor.storage)
                 if isinstance(tensor.storage, Storage):
                     self.kept.add(tensor.storage.id)
-                if len(slots) == frame.num_slots:
+                if len(slots) == len(frame.waiting):
                     raise StopRecompute
             else:
                 node.frame = frame
-                node.slots.append(frame.num_slots)
-                frame.num_slots += 1
+                node.slots.append(len(frame.waiting))
+                frame.waiting.append(ref(node))
+
+    def attach(self, node: Node | None, *tensors: Tensor) -> None:
+        """Keep `tensors` on a Python function's ctx: as long as the node lives, and past checkpointing."""
+        if node is not None:
+            node.attributes += [tensor.storage for tensor in tensors]
+            self.keep(*tensors)
 
     def checkpoint(self, function: Callable[..., Output], *inputs: Tensor) -> Output:
         """``function(*inputs)`` keeping only the inputs; backward replays it."""
         if not self.grad_enabled:
             return function(*inputs)
+        if self.reentrant:
+            return self._checkpoint_reentrant(function, inputs)
         frame = Frame(function, inputs, self.autocast)
         for tensor in inputs:
             if isinstance(tensor.storage, Storage):
@@ -343,6 +369,35 @@ class Tape:
             return function(*inputs)
         finally:
             self.frame = outer
+
+    def _checkpoint_reentrant(self, function: Callable[..., Output], inputs: tuple[Tensor, ...]) -> Output:
+        """The older kind (torch's CheckpointFunction): a forward without a graph; backward makes one and walks it."""
+        with self.no_grad():
+            outputs = function(*inputs)
+        given, autocast = [(one.detach(), one.node is not None) for one in inputs], self.autocast
+        made: tuple[Any, ...] = outputs if isinstance(outputs, tuple) else (outputs,)
+        phase, likes = self.phase.replace("forward", "backward"), [one.like for one in made]
+
+        def backward(*grads: Tensor | None) -> Grads:
+            full = [  # a Python function is given zeros for outputs that nobody used (set_materialize_grads)
+                self.empty(like.shape, like.dtype, "zeros for an output") if grad is None else grad
+                for like, grad in zip(likes, grads, strict=True)
+            ]
+            leaves = [leaf(one) if needs else one for one, needs in given]
+            given.clear()  # what is kept is kept by the node
+            self.in_backward = False
+            with self.autocasting(autocast):
+                again = function(*leaves)
+            self.in_backward = True
+            ends: Iterable[tuple[Any, Tensor]] = zip(again if isinstance(again, tuple) else (again,), full, strict=True)
+            self._walk(phase, [(one.node, one.index, grad) for one, grad in ends if one.node is not None])
+            return [one.node.grad if isinstance(one.node, Accumulate) else None for one in leaves]
+
+        node = self.node(inputs, backward, len(made))
+        self.save(node, *inputs)
+        for index, one in enumerate(made):
+            one.node, one.index = node, index
+        return outputs
 
     def _recompute(self, frame: Frame) -> None:
         frame.slots = []
@@ -362,10 +417,22 @@ class Tape:
         if loss.node is None:  # nothing trains, as after adapters that match no layer: who plays this says so
             return
         self.in_backward = True
-        waiting = _count_dependencies(loss.node)
         seed = self.empty((), "fp32", "gradient of the loss")  # Tensor.backward holds it to the end
-        buffers: dict[Node, Grads] = {loss.node: [seed]}
-        ready: list[tuple[int, int, Node]] = [(-loss.node.sequence, 0, loss.node)]
+        self._walk(phase, [(loss.node, 0, seed)])
+        self.enter(phase, None)
+        del seed
+        self.in_backward = False
+
+    def _walk(self, phase: str, roots: list[tuple[Node, int, Tensor]]) -> None:
+        """Run all nodes behind `roots`, each with the gradient of one of its outputs (Engine::execute)."""
+        waiting = _count_dependencies({node for node, _, _ in roots})
+        buffers: dict[Node, Grads] = {}
+        for root, index, seed in roots:
+            buffers.setdefault(root, [None] * root.num_grads)[index] = seed
+        ready: list[tuple[int, int, Node]] = [(-node.sequence, 0, node) for node in buffers if not waiting[node]]
+        heapq.heapify(ready)
+        roots.clear()
+        del root, seed
         tie = 0
         while ready:
             node = heapq.heappop(ready)[2]
@@ -393,9 +460,6 @@ class Tape:
                     tie += 1
                     heapq.heappush(ready, (-target.sequence, tie, target))
             del node, edges, outputs
-        self.enter(phase, None)
-        del seed
-        self.in_backward = False
 
     def _run(self, node: Node, grads: Grads) -> Grads:
         """Engine::call_function: the incoming gradients and the saved tensors go only when the outputs are there."""
@@ -501,10 +565,10 @@ def _detached(tensor: Tensor) -> Tensor:
     return leaf
 
 
-def _count_dependencies(root: Node) -> dict[Node, int]:
+def _count_dependencies(roots: Iterable[Node]) -> dict[Node, int]:
     """How many gradients each node waits for (engine.cpp: compute_dependencies)."""
-    counts: dict[Node, int] = {root: 0}
-    stack = [root]
+    counts = dict.fromkeys(roots, 0)
+    stack = list(counts)
     while stack:
         for edge in stack.pop().edges:
             if edge is None:

@@ -48,14 +48,14 @@ class Flag(NamedTuple):
 
 JOB_FLAGS = {
     "num_gpus": Flag(int, "Data-parallel cards (1); see --strategy."),
-    "method": Flag(str, "full; lora; qlora, which is lora with --quantize nf4; dora, which is traced (lora)."),
+    "method": Flag(str, "full; lora; dora; qlora, which is lora with --quantize nf4 (lora)."),
     "lora_rank": Flag(int, "Rank of the adapters (8)."),
     "lora_targets": Flag(str, "all-linear, or names of layers: q_proj,v_proj (all-linear)."),
     "lora_dropout": Flag(float, "Dropout before each adapter (0)."),
     "lora_dtype": Flag(str, "Stored dtype of adapters: fp32, bf16, fp16 (fp32, as PEFT)."),
     "dtype": Flag(str, "Stored dtype of the weights: bf16, fp16, fp32 (bf16)."),
     "autocast": Flag(str, "torch.autocast: none, bf16, fp16 (as the weights)."),
-    "quantize": Flag(str, "nf4: frozen linear layers in four bits, by bitsandbytes (none)."),
+    "quantize": Flag(str, "nf4, int8: frozen linear layers in four or eight bits, by bitsandbytes (none)."),
     "optimizer": Flag(str, "transformers' optim name (adamw_torch_fused)."),
     "seq_len": Flag(int, "Tokens in each sample (2048).", "sequence_length"),
     "target_len": Flag(int, "Tokens of a T5 decoder's labels (128, or --seq-len if shorter).", "target_length"),

@@ -6,7 +6,16 @@ from typing import Any
 
 from vramplan.frameworks.reading import Reading, Words, settle
 from vramplan.frameworks.source import Keys
-from vramplan.frameworks.trainer import adapters, arguments, attention, checkpointing, launched, targets
+from vramplan.frameworks.trainer import (
+    adapters,
+    arguments,
+    attention,
+    beside,
+    checkpointing,
+    launched,
+    reentrant,
+    targets,
+)
 
 PACKAGE, NEWEST = "axolotl", "0.19.0"
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
@@ -24,6 +33,9 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
             "adapter" if keys.has("adapter") else "load_in_4bit",
             "goes with load_in_4bit: true, and only with adapter: qlora",
         )
+    eight = keys.flag("load_in_8bit", default=False)
+    if eight and method != "lora":
+        raise keys.refuse("load_in_8bit", "goes with adapter: lora alone")
     if keys.part("bnb_config_kwargs") is not None:
         raise keys.refuse("bnb_config_kwargs")
     method = "lora" if method == "qlora" else method
@@ -40,8 +52,9 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     for name, default in (("micro_batch_size", 1), ("sequence_len", 512)):
         if not keys.has(name):
             keys.note("default", name, f"not set: {default}")
-    job |= _dtypes(keys) | ({"quantize": "nf4"} if four else {})
+    job |= _dtypes(keys) | ({"quantize": "nf4"} if four else {"quantize": "int8"} if eight else {})
     job |= _adapters(keys) if method == "lora" else {}
+    job |= reentrant(keys, job, True)  # utils/config/__init__.py: normalize_config
     job |= _attention(keys)
     job |= _loss(keys)
     packed = keys.flag("sample_packing", default=False)
@@ -108,7 +121,7 @@ def _adapters(keys: Keys) -> dict[str, Any]:
             "lora_mlp_kernel",
             "axolotl may switch its fused adapter kernels on by itself: then it needs less",
         )
-    job = adapters(keys, "lora_r")
+    job = adapters(keys, "lora_r") | beside(keys, "peft_use_dora", "lora_modules_to_save")
     if not keys.flag("peft_autocast_adapter_dtype", default=True):
         job["lora_dtype"] = "bf16"
     named = targets(keys, "lora_target_modules")

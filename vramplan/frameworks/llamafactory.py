@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from vramplan.frameworks.reading import Reading, at_least, settle, started
 from vramplan.frameworks.source import Keys
-from vramplan.frameworks.trainer import NAMES, adapters, arguments, attention, evaluation, half_of, launched
+from vramplan.frameworks.trainer import (
+    NAMES,
+    adapters,
+    arguments,
+    attention,
+    beside,
+    evaluation,
+    half_of,
+    launched,
+    reentrant,
+)
 
 PACKAGE, NEWEST = "llamafactory", "0.9.5"
 MAX_PIXELS, MIN_PIXELS = 768 * 768, 32 * 32
@@ -27,15 +37,22 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         targets = keys.names("lora_target")
         if targets and targets != ("all",):
             job["lora_targets"] = targets
+        job |= beside(keys, "use_dora", "additional_target")
+        if "modules_to_save" in job and job.get("lora_dtype") == "fp32":
+            job["saved_dtype"] = "fp32"  # whatever trains (adapter.py: cast_trainable_params_to_fp32)
+    if keys.flag("upcast_layernorm", default=False):
+        job["fp32_norms"] = True
     bits = keys.count("quantization_bit", default=0, least=0)
     if bits:
-        if bits != 4:
+        if bits not in (4, 8):
             raise keys.refuse("quantization_bit")
         if keys.text("quantization_method", default="bnb") not in ("bnb", "bitsandbytes"):
             raise keys.refuse("quantization_method")
-        job |= {"quantize": "nf4", "double_quant": keys.flag("double_quantization", default=True)}
+        double = keys.flag("double_quantization", default=True)
+        job |= {"quantize": "int8"} if bits == 8 else {"quantize": "nf4", "double_quant": double}
     job |= _parts(keys, method)
     job["checkpointing"] = "none" if keys.flag("disable_gradient_checkpointing", default=False) else "full"
+    job |= reentrant(keys, job, keys.flag("use_reentrant_gc", default=True))
     if keys.has("gradient_checkpointing") and not keys.flag("gradient_checkpointing", default=True):
         keys.note(
             "warning", "gradient_checkpointing", "is not what LLaMA-Factory asks: disable_gradient_checkpointing is"
@@ -61,7 +78,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         "attention": {"sdpa": "flash_attn sdpa", "flash": "flash_attn fa2"},
         "loss": {"liger": "enable_liger_kernel true"},
         "method": {"lora": "finetuning_type lora"},
-        "quantize": {"nf4": "quantization_bit 4"},
+        "quantize": {"nf4": "quantization_bit 4", "int8": "quantization_bit 8"},
     }
     model = keys.name("model_name_or_path") or ""
     reading = Reading("llamafactory", f"{version} ({where})", model, job, names, keys.notes)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -147,9 +149,13 @@ class Keys:
         found = self.setting(name)
         if found is None:
             return None
-        if not isinstance(found.value, dict):
+        given = found.value
+        if isinstance(given, str) and given.lstrip().startswith("{"):  # JSON, as on a command line
+            with suppress(ValueError):
+                given = json.loads(given)
+        if not isinstance(given, dict):
             raise self.wrong((name,), "a mapping")
-        inner = {key: Setting(value, f"{found.place}: {key}") for key, value in found.value.items()}
+        inner = {key: Setting(value, f"{found.place}: {key}") for key, value in given.items()}
         return Keys(Source(inner, self.source.environment, (), self.source.where), self.framework)
 
     def variable(self, name: str) -> str | None:

@@ -8,13 +8,26 @@ from typing import Any
 from vramplan.errors import ConfigError
 from vramplan.frameworks.reading import Reading, at_least, settle, started, visible_cards
 from vramplan.frameworks.source import FALSE, TRUE, Keys
-from vramplan.frameworks.trainer import BATCH, NAMES, adapters, arguments, attention, dtype_of, evaluation, half_of
+from vramplan.frameworks.trainer import (
+    BATCH,
+    NAMES,
+    adapters,
+    arguments,
+    attention,
+    beside,
+    dtype_of,
+    evaluation,
+    half_of,
+    reentrant,
+)
 
 PACKAGE, NEWEST = "ms-swift", "4.6.0"
 KINDS = ("tuner_type", "train_type", "sft_type")
 """What versions 4, 3 and 2 call the method."""
 RANKS = "global_world_size"
 """In the args.json that a run leaves behind, the processes that it had."""
+EVERY = {"all-embedding": "embed_tokens", "embedding": "embed_tokens"}
+"""What versions 3 and 2 call all embeddings in `modules_to_save`."""
 SAMPLES_A_STEP = 16
 """gradient_accumulation_steps, where it is not set, makes this many samples of a step."""
 
@@ -32,7 +45,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     job |= _dtypes(keys, method)
     job |= _quantized(keys)
     if method == "lora":
-        job |= _adapters(keys)
+        job |= _adapters(keys) | _saved(keys, job["dtype"])
     job |= _parts(keys, method, frozen=at_least(version, "3.0"))
     job["checkpointing"] = "full" if keys.flag("gradient_checkpointing", default=True) else "none"
     tower = keys.flag("vit_gradient_checkpointing", "vit_use_gc", default=job["checkpointing"] == "full")
@@ -54,6 +67,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     job |= _images(keys)
     ranks = _ranks(keys, cards)
     job["num_gpus"] = ranks
+    job |= reentrant(keys, job, at_least(version, "3.0") and (ranks == 1 or "strategy" in job))  # trainers/mixin.py
     if "gradient_accumulation_steps" not in job:
         fills = at_least(version, "3.3") or not at_least(version, "3.0")
         steps = max(1, ceil(SAMPLES_A_STEP / job["micro_batch_size"] / ranks)) if fills else 1
@@ -66,7 +80,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     names = NAMES | {
         "sequence_length": "max_length",
         "attention": {"sdpa": "attn_impl sdpa", "flash": "attn_impl flash_attn"},
-        "quantize": {"nf4": "quant_method bnb; quant_bits 4"},
+        "quantize": {"nf4": "quant_method bnb; quant_bits 4", "int8": "quant_method bnb; quant_bits 8"},
         "method": {"lora": f"{'tuner_type' if at_least(version, '4.0') else 'train_type'} lora"},
     }
     reading = Reading(
@@ -118,12 +132,14 @@ def _dtypes(keys: Keys, method: str) -> dict[str, str]:
 
 
 def _quantized(keys: Keys) -> dict[str, Any]:
-    """Bitsandbytes in four bits; of a model that sees, tower and projector stay as they are (quant_args.py)."""
+    """Bitsandbytes, four or eight bits; of a model that sees, tower and projector stay as they are (quant_args.py)."""
     bits = keys.count("quant_bits", "quantization_bit", default=0, least=0)
     if not bits:
         return {}
     if keys.text("quant_method", default="bnb") != "bnb":
         raise keys.refuse("quant_method")
+    if bits == 8:
+        return {"quantize": "int8", "quantize_vision": False}
     if bits != 4:
         raise keys.refuse("quant_bits" if keys.has("quant_bits") else "quantization_bit")
     double = keys.flag("bnb_4bit_use_double_quant", default=True)
@@ -143,6 +159,17 @@ def _adapters(keys: Keys) -> dict[str, Any]:
         targets = targets[0].split()
     if targets and targets != ["DEFAULT"]:
         job["lora_targets"] = tuple(targets)
+    return job
+
+
+def _saved(keys: Keys, dtype: str) -> dict[str, Any]:
+    """DoRA, and modules that train whole; what is fp16 and trains becomes fp32 (pipelines/train/tuner.py)."""
+    job = beside(keys, "use_dora", "modules_to_save" if keys.has("modules_to_save") else "lora_modules_to_save")
+    if "modules_to_save" in job:
+        job["modules_to_save"] = tuple(EVERY.get(one.lower(), one) for one in job["modules_to_save"])
+        if {"all-norm", "LN"} & {*job["modules_to_save"]}:
+            raise keys.refuse("modules_to_save")
+        job |= {"saved_dtype": "fp32"} if dtype == "fp16" else {}
     return job
 
 

@@ -71,12 +71,27 @@ def adapters(
 def quantized(keys: Keys, dtype: str) -> dict[str, Any]:
     """Four bits, whose layers have to compute in the dtype of all others; scales twice only where asked for."""
     if not keys.flag("load_in_4bit", default=False):
-        return {}
+        return {"quantize": "int8"} if keys.flag("load_in_8bit", default=False) else {}
     computed = dtype_of(keys, "bnb_4bit_compute_dtype") or dtype
     if (dtype, computed) != ("bf16", "bf16"):
         name = "bnb_4bit_compute_dtype" if computed != "bf16" and keys.has("bnb_4bit_compute_dtype") else "load_in_4bit"
         raise keys.refuse(name, f"computing in {computed} over {dtype} is not modelled yet; give bfloat16 for both")
     return {"quantize": "nf4", "double_quant": keys.flag("use_bnb_nested_quant", default=False)}
+
+
+def beside(keys: Keys, dora: str, saved: str) -> dict[str, Any]:
+    """What goes with an adapter: DoRA's magnitudes, modules that train whole; what each is called."""
+    job: dict[str, Any] = {"method": "dora"} if keys.flag(dora, default=False) else {}
+    named = tuple(word for one in keys.names(saved) for word in one.split())
+    return job | ({"modules_to_save": named} if named else {})
+
+
+def reentrant(keys: Keys, job: dict[str, Any], usual: bool) -> dict[str, bool]:
+    """The kind of checkpointing, where it matters: for int8 layers, whose inputs only the older kind drops."""
+    if job.get("quantize") != "int8" or job["checkpointing"] != "full":
+        return {}
+    said = keys.part("gradient_checkpointing_kwargs")
+    return {"reentrant": usual if said is None else said.flag("use_reentrant", default=usual)}
 
 
 def half_of(keys: Keys) -> str:
@@ -139,8 +154,10 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         job |= adapters(keys, "lora_r", "lora_rank")
         if keys.has("lora_target_modules"):
             job["lora_targets"] = targets(keys, "lora_target_modules")
+        job |= beside(keys, "use_dora", "lora_modules_to_save")
     job |= quantized(keys, stored)
     job["checkpointing"] = checkpointing(keys)
+    job |= reentrant(keys, job, usual=False)
     job |= attention(keys, "attn_implementation")
     if keys.has(*LENGTHS):
         job["sequence_length"] = keys.count(*LENGTHS, default=1)

@@ -11,10 +11,12 @@ from vramplan.frameworks.trainer import (
     adapters,
     arguments,
     attention,
+    beside,
     dtype_of,
     evaluation,
     launched,
     quantized,
+    reentrant,
     targets,
 )
 
@@ -35,11 +37,13 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         job["lora_targets"] = targets(keys, "lora_target_modules") if keys.has("lora_target_modules") else named
         if job["lora_targets"] is None:
             job |= {"vision": "lora", "projector": "lora"}
+        job |= beside(keys, "use_dora", "lora_modules_to_save")
     elif keys.has("lora_r"):
         keys.note("warning", "lora_r", "has no effect without use_peft: every weight trains")
     job |= _dtypes(keys, version)
-    job |= _quantized(keys, version, job["dtype"])
+    job |= _quantized(keys, version, job)
     job["checkpointing"] = "full" if keys.flag("gradient_checkpointing", default=at_least(version, "0.22")) else "none"
+    job |= reentrant(keys, job, not at_least(version, "0.27"))
     job |= attention(keys, "attn_implementation")
     job |= _loss(keys, version)
     if not keys.is_null("max_length"):
@@ -56,7 +60,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     names = NAMES | {
         "sequence_length": "max_length",
         "method": {"lora": "use_peft true"},
-        "quantize": {"nf4": "load_in_4bit true"},
+        "quantize": {"nf4": "load_in_4bit true", "int8": "load_in_8bit true"},
         "dtype": {"bf16": "dtype bfloat16"},
     }
     reading = Reading("trl", f"{version} ({where})", keys.name("model_name_or_path") or "", job, names, keys.notes)
@@ -92,15 +96,26 @@ def _dtypes(keys: Keys, version: str) -> dict[str, str]:
     return {"dtype": stored, "autocast": "bf16" if bf16 else "fp16" if fp16 else "none"}
 
 
-def _quantized(keys: Keys, version: str, dtype: str) -> dict[str, Any]:
-    """Four bits; the scales only where asked for; adapters in bf16 (trainer/sft_trainer.py)."""
-    if not keys.flag("load_in_4bit", default=False):
+def _quantized(keys: Keys, version: str, job: dict[str, Any]) -> dict[str, Any]:
+    """Four or eight bits; the scales only where asked for. What trains is bf16 (trainer/sft_trainer.py).
+
+    Before 0.27, PEFT's preparation makes the rest fp32, of which bf16 runs in four bits keep the norms alone
+    (models/utils.py: prepare_peft_model, peft_module_casting_to_bf16).
+    """
+    four, eight = (keys.flag(name, default=False) for name in ("load_in_4bit", "load_in_8bit"))
+    if not four and not eight:
         return {}
-    if not at_least(version, "0.27"):
-        raise keys.refuse(
-            "load_in_4bit", f"with TRL {version}, which makes all other weights fp32, is not modelled yet"
-        )
-    return quantized(keys, dtype) | {"lora_dtype": "bf16"}
+    if four and eight:
+        raise keys.wrong(("load_in_8bit",), "false beside load_in_4bit: TRL takes one of both")
+    prepares = not at_least(version, "0.27")
+    if four and prepares and dtype_of(keys, "dtype", "torch_dtype") is None:
+        raise keys.refuse("load_in_4bit", "computing in fp32 or fp16 is not modelled yet; give dtype: bfloat16")
+    found = quantized(keys, job["dtype"])
+    if prepares:
+        return found | ({"fp32_norms": True} if four and job["autocast"] == "bf16" else {"kbit": True})
+    if job["method"] == "dora":
+        raise keys.refuse("use_dora", "on a quantized base, whose magnitudes stay fp32, is not modelled yet")
+    return found | {"lora_dtype": "bf16"} | ({"saved_dtype": "bf16"} if "modules_to_save" in job else {})
 
 
 def _loss(keys: Keys, version: str) -> dict[str, Any]:

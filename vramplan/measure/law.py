@@ -58,7 +58,7 @@ class Law:
         """Why no block will do."""
         if spec.model_type == IMPORT_PATH:
             return "a model of your own"
-        return "DoRA has no formula" if job.method == "dora" else f"no block describes {spec.model_type!r}"
+        return f"no block describes {spec.model_type!r}"
 
     def _at(self, spec: ModelSpec, kind: Job, card: Card, batch: int) -> Played:
         job = kind.model_copy(update={"micro_batch_size": batch})

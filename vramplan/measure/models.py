@@ -25,6 +25,9 @@ from vramplan.measure import losses
 from vramplan.measure.dtypes import DTYPES
 from vramplan.spec import IMPORT_PATH, Config, ModelSpec
 
+SAVED = "modules_to_save."
+"""In the path of what PEFT trains in a frozen module's place."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
@@ -143,6 +146,9 @@ def from_config(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool,
         raise SpecError(f"{spec.name}: transformers {transformers.__version__} cannot build it: {first}") from error
     model.tie_weights()
     model.config.use_cache = False
+    for path, one in model.named_modules() if job.fp32_norms else ():
+        if isinstance(one, nn.LayerNorm) or "norm" in path:
+            one.to(torch.float32)
     vocabulary = getattr(model.config.get_text_config(), "vocab_size", None)
     return Subject(model, None, vocabulary, _pictures(spec, job, model.config), _fed(spec, job))
 
@@ -166,6 +172,11 @@ def freeze(module: nn.Module, job: Job, eyes: Eyes) -> None:
         part = part_of(bare(path), eyes)
         if part is not None and getattr(job, part) != "train":
             one.requires_grad_(False)
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The model's own parameters: neither adapters nor the copies that PEFT trains in a module's place."""
+    return {path: one for path, one in module.named_parameters() if "lora_" not in path and SAVED not in path}
 
 
 def bare(path: str) -> str:
@@ -348,6 +359,7 @@ def with_adapters(
         lora_alpha=2 * job.lora_rank,
         target_modules=targets if job.lora_targets is None else list(job.lora_targets),
         lora_dropout=job.lora_dropout,
+        modules_to_save=list(job.modules_to_save or ()) or None,
         exclude_modules=left_alone,
         use_dora=job.method == "dora",
         task_type="CAUSAL_LM" if from_transformers and not fed else None,
@@ -357,9 +369,10 @@ def with_adapters(
             adapted = get_peft_model(module, config, autocast_adapter_dtype=job.lora_dtype == "fp32")
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"PEFT cannot put adapters on this model: {_first_line(error)}") from error
-    for parameter in adapted.parameters():  # on meta PEFT leaves out the move to the base layer's dtype
-        if parameter.requires_grad and parameter.is_floating_point():
-            parameter.data = parameter.data.to(DTYPES[job.lora_dtype])
+    for path, parameter in adapted.named_parameters():  # on meta PEFT leaves out the move to the base layer's dtype
+        dtype = job.lora_dtype if "lora_" in path else job.saved_dtype if SAVED in path else None
+        if dtype is not None:
+            parameter.data = parameter.data.to(DTYPES[dtype])
     return adapted
 
 
@@ -379,7 +392,7 @@ def checkpoint(module: nn.Module, job: Job, keep_rng: bool = False) -> None:
     if switch is None:
         raise ConfigError("this model has no gradient_checkpointing_enable; use --checkpointing none")
     try:
-        switch(gradient_checkpointing_kwargs={"use_reentrant": False, "preserve_rng_state": keep_rng})
+        switch(gradient_checkpointing_kwargs={"use_reentrant": job.reentrant, "preserve_rng_state": keep_rng})
     except ValueError as error:
         raise ConfigError(f"{_first_line(error)}; use --checkpointing none") from error
     if job.method != "full":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from vramplan.measure.models import SAVED
 from vramplan.measure.watch import Watch
 
 
@@ -29,7 +30,7 @@ def place(module: nn.Module, watch: Watch) -> None:
         return known[id(tensor)][1]
 
     modules = list(module.named_modules())
-    modules.sort(key=lambda named: "lora_" in named[0])  # adapters come to a model that is loaded
+    modules.sort(key=lambda named: "lora_" in named[0] or SAVED in named[0])  # these come to a model that is loaded
     for prefix, one in modules:
         for group in (one._parameters, one._buffers):
             for name, tensor in group.items():

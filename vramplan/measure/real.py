@@ -21,7 +21,7 @@ from vramplan.measure import optimizers, ranks, zero
 from vramplan.measure.cuda import as_cuda
 from vramplan.measure.extra import NEEDED
 from vramplan.measure.loop import MOST_MICRO_STEPS, Inputs, Steps
-from vramplan.measure.models import Subject, build, settle
+from vramplan.measure.models import Subject, build, own_parameters, settle
 from vramplan.measure.quiet import quiet
 from vramplan.measured import Environment, Measured, Request, peaks_of
 from vramplan.progress import Progress
@@ -217,8 +217,8 @@ class _Real:
 
 def _counts(module: torch.nn.Module) -> tuple[int, int]:
     """Parameters of the model without adapters, and those that train."""
-    own = {id(p): p for name, p in module.named_parameters() if "lora_" not in name}
-    return sum(p.numel() for p in own.values()), sum(p.numel() for p in module.parameters() if p.requires_grad)
+    own = own_parameters(module).values()
+    return sum(p.numel() for p in own), sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
 def _on_host(example: Any) -> Any:

@@ -20,7 +20,7 @@ from vramplan.measure.cuda import as_cuda
 from vramplan.measure.fake import Fakes, tensors_in_lists
 from vramplan.measure.host import HostReads
 from vramplan.measure.loop import Steps
-from vramplan.measure.models import Subject, bare, build, part_of, settle
+from vramplan.measure.models import Subject, bare, build, own_parameters, part_of, settle
 from vramplan.measure.placing import place
 from vramplan.measure.quiet import quiet
 from vramplan.measure.watch import Record, Watch
@@ -189,9 +189,8 @@ class Run:
     def played(self, versions: str) -> Played:
         """What the run tells."""
         watch, card, upto = self.watch, self.card, self.training_events
-        counted = {id(p): p for name, p in self.subject.module.named_parameters() if "lora_" not in name}
+        counted = own_parameters(self.subject.module)
         eyes = EYES.get(self.spec.model_type)
-        counted_names = [(bare(name), p) for name, p in self.subject.module.named_parameters() if "lora_" not in name]
         levels = watch.timeline(None).live_bytes()
         work = [(kernel, 1) for phase in ("forward", "backward") for kernel in watch.work.get(phase, [])]
         optimizer = [(kernel, 1) for kernel in watch.work.get("optimizer", [])]
@@ -209,7 +208,9 @@ class Run:
             own_model=self.subject.example is not None,
             fed=said(self.spec, self.job),
             picture=picture_of(self.spec, self.job),
-            num_vision_parameters=sum(p.numel() for name, p in counted_names if part_of(name, eyes)) if eyes else 0,
+            num_vision_parameters=sum(p.numel() for name, p in counted.items() if part_of(bare(name), eyes))
+            if eyes
+            else 0,
         )
 
 

@@ -66,12 +66,12 @@ from vramplan.analytic.ops.products import (
     joint_projection,
     layer_norm,
     linear,
-    linear_4bit,
     matmul,
     patches,
     product,
     sampled,
 )
+from vramplan.analytic.ops.quantized import dequantized, linear_4bit, linear_8bit, stored_as
 from vramplan.analytic.ops.routing import chosen, divide_in_place, folded, grouped, reordered, sum_groups, top, written
 from vramplan.analytic.ops.shape import cat, copy, heads_first, part, repeat_heads, sliced, split
 
@@ -86,6 +86,7 @@ __all__ = [
     "copy",
     "cube",
     "cut",
+    "dequantized",
     "divide_in_place",
     "dropout",
     "embedding",
@@ -104,6 +105,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "linear_4bit",
+    "linear_8bit",
     "log_sigmoid",
     "low",
     "made",
@@ -144,6 +146,7 @@ __all__ = [
     "split_first",
     "split_rows",
     "square",
+    "stored_as",
     "subtract",
     "sum_groups",
     "sum_middle",

@@ -5,15 +5,11 @@ from __future__ import annotations
 from math import prod
 
 from vramplan.analytic.ops.base import high, low, made, output, to
-from vramplan.analytic.tape import Grads, Like, Parameter, Tensor
-from vramplan.units import DTYPE_BYTES, ceil_div
+from vramplan.analytic.tape import Grads, Like, Tensor
+from vramplan.units import DTYPE_BYTES
 
 MOST_UNSORTED = 3072
 """Ids whose gradient embedding_dense_backward sums without sorting them first."""
-
-
-FOUR_BIT_BLOCK = 64
-"""Weights in four bits that share a scale (bitsandbytes 0.50, functional.py: quantize_4bit)."""
 
 
 def average(x: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -93,39 +89,6 @@ def linear(
         tape.save(node, weight)
     tape.work(flops, moved, dtype)
     return output(node, tape, (*x.shape[:-1], out_features), dtype, what, category)
-
-
-def linear_4bit(x: Tensor, weight: Parameter, bias: Tensor | None, double: bool) -> Tensor:
-    """Bitsandbytes' MatMul4Bit: a copy of the weight in its compute dtype for the product, forward and backward.
-
-    Nothing is kept but the packed weight. `double`: its scales are decoded first. (bitsandbytes 0.50, autograd/
-    _functions.py, backends/cuda/ops.py: _dequant_linear_fallback, which batches above some 64 rows take.)
-    """
-    tape, like, given = x.tape, x.like, x
-    rows, (out_features, in_features) = prod(x.shape[:-1]), weight.shape
-    flops, scales = 2 * rows * in_features * out_features, ceil_div(weight.num_elements, FOUR_BIT_BLOCK)
-    moved = weight.num_elements // 2 + 2 * weight.num_bytes
-    moved += rows * (in_features + out_features) * DTYPE_BYTES[weight.dtype]
-
-    def backward(grad: Tensor) -> Grads:
-        decoded = tape.empty((scales,), "fp32", "decoded scales", "temporary") if double else None
-        whole = tape.empty(weight.shape, weight.dtype, "dequantized weight", "temporary")
-        del decoded
-        tape.work(flops, moved, weight.dtype)
-        made_of = tape.empty(like.shape, weight.dtype, "gradient of the input")
-        del whole
-        return [made_of]
-
-    x = to(given, weight.dtype, "input in the compute dtype")
-    node = tape.node((given,), backward)
-    if bias is not None:
-        bias = to(bias, weight.dtype)
-    decoded = [tape.empty((scales,), "fp32", "decoded scales", "temporary") for _ in range(2 * double)]
-    whole = tape.empty(weight.shape, weight.dtype, "dequantized weight", "temporary")
-    tape.work(flops, moved, weight.dtype)
-    out = output(node, tape, (*x.shape[:-1], out_features), weight.dtype, "base output")
-    del decoded, whole
-    return to(out, given.dtype, "base output")
 
 
 def joint_projection(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

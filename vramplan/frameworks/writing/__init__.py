@@ -24,7 +24,8 @@ WRITERS: Mapping[str, Callable[[str, Job], Written]] = {
 PACKAGES = {"swift": "ms-swift", "accelerate": "transformers"}
 """Their packages, where those are called otherwise."""
 COMPARED = (
-    "method", "lora_rank", "lora_targets", "lora_dropout", "lora_dtype", "dtype", "autocast", "quantize", "optimizer",
+    "method", "lora_rank", "lora_targets", "lora_dropout", "lora_dtype", "dtype", "autocast", "quantize", "kbit",
+    "fp32_norms", "modules_to_save", "saved_dtype", "optimizer",
     "vision", "projector", "max_pixels", "max_tiles", "images", "sequence_length", "micro_batch_size",
     "gradient_accumulation_steps", "checkpointing", "attention", "loss", "num_gpus", "strategy", "offload",
 )  # fmt: skip
@@ -50,6 +51,8 @@ def unsaid(framework: str, job: Job, again: Job) -> list[str]:
     skipped = {"lora_rank", "lora_targets", "lora_dropout", "lora_dtype"} if job.method == "full" else set()
     fields = [name for name in SAYS.get(framework, COMPARED) if name not in skipped]
     found = [name for name in fields if getattr(job, name) != getattr(again, name)]
+    if job.quantize == "int8" and job.checkpointing == "full" and job.reentrant != again.reentrant:
+        found.append("reentrant")
     whole = framework not in SAYS and (job.batches == "packed") != (again.batches == "packed")
     return [*found, "batches"] if whole else found
 

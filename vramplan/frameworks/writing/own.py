@@ -19,9 +19,11 @@ def torchtune(model: str, job: Job) -> Written:
     Raises:
         UnsupportedError: for a model that it does not build, or a job that its single-device recipes do not run.
     """
-    if job.num_gpus > 1 or job.quantize != "none":
-        what = f"{job.num_gpus} cards" if job.num_gpus > 1 else f"--quantize {job.quantize}"
-        raise UnsupportedError(f"--for torchtune: {what}: only its unquantized single-device recipes are modelled")
+    if job.num_gpus > 1:
+        raise UnsupportedError(f"--for torchtune: {job.num_gpus} cards: only its single-device recipes are modelled")
+    _plain("torchtune", job)
+    if job.quantize != "none":
+        raise UnsupportedError(f"--for torchtune: --quantize {job.quantize}: its quantized recipes are not modelled")
     method = "full" if job.method == "full" else "lora"
     component = {name: path for path, name in tune.OPTIMIZERS.items()}
     component |= {"adamw_torch_fused": "torch.optim.AdamW", "sgd_momentum": "torch.optim.SGD"}
@@ -78,8 +80,24 @@ def _torchtune_adapters(job: Job) -> Pairs:
     }
 
 
+def _plain(framework: str, job: Job) -> None:
+    """Refuse what is modelled of other frameworks alone."""
+    for said, wanted in (
+        ("--quantize int8", job.quantize == "int8"),
+        ("--method dora", job.method == "dora"),
+        ("modules_to_save", bool(job.modules_to_save)),
+    ):
+        if wanted:
+            raise UnsupportedError(f"--for {framework}: {said} is not modelled there")
+
+
 def unsloth(model: str, job: Job) -> Written:
-    """A Python script of unsloth's three calls, but for its data set."""
+    """A Python script of unsloth's three calls, but for its data set.
+
+    Raises:
+        UnsupportedError: for what is not modelled of it.
+    """
+    _plain("unsloth", job)
     whole = job.method == "full"
     load: Pairs = {
         "model_name": model,

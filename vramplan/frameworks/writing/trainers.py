@@ -21,11 +21,17 @@ def _common(job: Job) -> Pairs:
     }
 
 
-def _adapters(job: Job, rank: str, targets: str, everything: Any) -> Pairs:
+def _adapters(job: Job, rank: str, targets: str, everything: Any, dora: str, saved: str) -> Pairs:
     if job.method == "full":
         return {}
     named = everything if job.lora_targets is None else list(job.lora_targets)
-    return {rank: job.lora_rank, "lora_dropout": job.lora_dropout, targets: named}
+    return {rank: job.lora_rank, "lora_dropout": job.lora_dropout, targets: named} | _beside(job, dora, saved)
+
+
+def _beside(job: Job, dora: str, saved: str) -> Pairs:
+    """What goes with an adapter, by the framework's names."""
+    pairs: Pairs = {dora: True} if job.method == "dora" else {}
+    return pairs | ({saved: list(job.modules_to_save)} if job.modules_to_save else {})
 
 
 def swift(model: str, job: Job) -> Written:
@@ -36,12 +42,14 @@ def swift(model: str, job: Job) -> Written:
         "torch_dtype": FULL_NAMES["fp16" if job.autocast == "fp16" and job.method == "full" else job.dtype],
         **_common(job),
         "max_length": job.sequence_length,
-        **_adapters(job, "lora_rank", "target_modules", "all-linear"),
+        **_adapters(job, "lora_rank", "target_modules", "all-linear", "use_dora", "modules_to_save"),
         "gradient_checkpointing": job.checkpointing == "full",
         "attn_impl": "flash_attn" if job.attention == "flash" else job.attention,
     }
     if job.quantize == "nf4":
         pairs |= {"quant_method": "bnb", "quant_bits": 4, "bnb_4bit_use_double_quant": job.double_quant}
+    if job.quantize == "int8":
+        pairs |= {"quant_method": "bnb", "quant_bits": 8} | _kind(job)
     if job.loss == "liger":
         pairs["use_liger_kernel"] = True
     if job.batches == "packed":
@@ -59,11 +67,12 @@ def llamafactory(model: str, job: Job) -> Written:
         "finetuning_type": "full" if job.method == "full" else "lora",
         **_common(job),
         "cutoff_len": job.sequence_length,
-        **_adapters(job, "lora_rank", "lora_target", "all"),
+        **_adapters(job, "lora_rank", "lora_target", "all", "use_dora", "additional_target"),
         "flash_attn": "fa2" if job.attention == "flash" else "disabled" if job.attention == "eager" else "sdpa",
     }
-    if isinstance(pairs.get("lora_target"), list):
-        pairs["lora_target"] = ",".join(pairs["lora_target"])
+    for key in ("lora_target", "additional_target"):
+        if isinstance(pairs.get(key), list):
+            pairs[key] = ",".join(pairs[key])
     pure = job.method == "full" and job.dtype == "bf16"
     pairs["pure_bf16" if pure else "fp16" if job.autocast == "fp16" else "bf16"] = True
     if job.checkpointing == "none":
@@ -72,6 +81,10 @@ def llamafactory(model: str, job: Job) -> Written:
         pairs["enable_liger_kernel"] = True
     if job.quantize == "nf4":
         pairs |= {"quantization_bit": 4, "double_quantization": job.double_quant}
+    if job.quantize == "int8":
+        pairs |= {"quantization_bit": 8, "use_reentrant_gc": job.reentrant}
+    if job.fp32_norms:
+        pairs["upcast_layernorm"] = True
     variables = {"NPROC_PER_NODE": str(job.num_gpus)} if job.num_gpus > 1 else {"CUDA_VISIBLE_DEVICES": "0"}
     return Written(pairs, variables | allocator(job), "llamafactory-cli train train.yaml", file="train.yaml")
 
@@ -82,6 +95,8 @@ def axolotl(model: str, job: Job) -> Written:
     if job.method != "full":
         pairs["adapter"] = "qlora" if job.quantize == "nf4" else "lora"
         pairs |= {"load_in_4bit": True} if job.quantize == "nf4" else {}
+        pairs |= {"load_in_8bit": True} | _kind(job) if job.quantize == "int8" else {}
+        pairs |= _beside(job, "peft_use_dora", "lora_modules_to_save")
         pairs |= {"lora_r": job.lora_rank, "lora_alpha": 2 * job.lora_rank, "lora_dropout": job.lora_dropout}
         everything = {"lora_target_linear": True}
         pairs |= everything if job.lora_targets is None else {"lora_target_modules": list(job.lora_targets)}
@@ -122,13 +137,18 @@ def _half(job: Job) -> str:
     return job.dtype if job.strategy.startswith("zero") else job.autocast
 
 
+TRL_ADAPTERS = ("lora_r", "lora_target_modules", "all-linear", "use_dora", "lora_modules_to_save")
+
+
 def trl(model: str, job: Job) -> Written:
     """TRL's YAML."""
     pairs = _trainer(model, job) | {"num_processes": job.num_gpus}
     if job.method != "full":
-        pairs |= {"use_peft": True, **_adapters(job, "lora_r", "lora_target_modules", "all-linear")}
+        pairs |= {"use_peft": True, **_adapters(job, *TRL_ADAPTERS)}
     if job.quantize == "nf4":
         pairs |= {"load_in_4bit": True, "use_bnb_nested_quant": job.double_quant}
+    if job.quantize == "int8":
+        pairs |= {"load_in_8bit": True} | _kind(job)
     if job.batches == "packed":
         pairs["packing"] = True
     if job.strategy.startswith("zero"):
@@ -142,9 +162,10 @@ def transformers(model: str, job: Job) -> Written:
     Raises:
         UnsupportedError: for what only the script's own code can say.
     """
-    if job.quantize != "none" or job.lora_targets is not None:
+    if job.quantize != "none" or job.method == "dora" or job.lora_targets is not None or job.modules_to_save:
         raise UnsupportedError(
-            "--for transformers, accelerate: quantized bases and LoRA targets are said in the script's own code"
+            "--for transformers, accelerate: quantized bases, DoRA, LoRA targets and modules to save are said in the"
+            " script's own code"
         )
     pairs = _trainer(model, job)
     if job.method != "full":
@@ -153,6 +174,11 @@ def transformers(model: str, job: Job) -> Written:
         pairs["use_liger_kernel"] = True
     command = f"torchrun --nproc_per_node {job.num_gpus} train.py"
     return Written(pairs, allocator(job), command, launcher="nproc_per_node")
+
+
+def _kind(job: Job) -> Pairs:
+    """The kind of checkpointing, which int8 layers make a difference of."""
+    return {"gradient_checkpointing_kwargs": {"use_reentrant": job.reentrant}} if job.checkpointing == "full" else {}
 
 
 def accelerate(model: str, job: Job) -> Written:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, NamedTuple
 
 from vramplan.job import Job
@@ -40,6 +41,8 @@ class Written(NamedTuple):
 def _word(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return " ".join(map(str, value))
+    if isinstance(value, dict):
+        return f"'{json.dumps(value)}'"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
