@@ -103,6 +103,7 @@ SEEING: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("google/gemma-3-4b-it", {}),
     "idefics3": ("HuggingFaceM4/Idefics3-8B-Llama3", {}),
     "smolvlm": ("HuggingFaceTB/SmolVLM-256M-Instruct", {}),
+    "smolvlm2": ("HuggingFaceTB/SmolVLM2-2.2B-Instruct", {}),
     "qwen2_vl": ("Qwen/Qwen2-VL-2B-Instruct", {"depth": 5}),
     "qwen2_5_vl": ("Qwen/Qwen2.5-VL-3B-Instruct", {"depth": 12, "fullatt_block_indexes": [3, 7, 11]}),
     "qwen3_vl": ("Qwen/Qwen3-VL-2B-Instruct", {"depth": 6, "deepstack_visual_indexes": [1, 2, 4]}),
@@ -190,6 +191,18 @@ IMAGES: tuple[dict[str, Any], ...] = (
     {"images": 1, "image_size": (500, 400), "micro_batch_size": 2},
     {"images": 2, "image_size": (900, 600), "micro_batch_size": 1},
 )
+FILMING = ("internvl", "llava_onevision", "smolvlm2", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v")
+"""Models that take videos."""
+VIDEOS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("lora", {"videos": 1, "frames": 8, "image_size": (320, 240), "micro_batch_size": 2, "checkpointing": "full"}),
+    ("lora-tower", {"videos": 2, "frames": 5, "image_size": (500, 280), "checkpointing": "none"}),
+    ("full-tower", {"videos": 1, "frames": 3, "image_size": (240, 500), "checkpointing": "full"}),
+    ("full", {"videos": 1, "frames": 4, "image_size": (320, 240), "checkpointing": "none", "attention": "eager"}),
+    ("lora", {"videos": 1, "frames": 6, "image_size": (320, 240), "checkpointing": "none", "attention": "flash"}),
+)
+"""Videos: what trains, and how; frames that pair up and some that do not."""
+PANNED = {"images": 1, "image_size": (1200, 400), "max_tiles": 4, "micro_batch_size": 2}
+"""Gemma 3's pan and scan."""
 EXTRAS: tuple[dict[str, Any], ...] = (
     {"batches": "padded"},
     {"batches": "packed"},
@@ -288,7 +301,7 @@ def routed_cases() -> Iterator[Case]:
 def seeing_spec(name: str, tower: dict[str, Any]) -> ModelSpec:
     """A model that sees, tower and language model shortened to a few layers."""
     spec = spec_of(name)
-    config = {**spec.config, "image_token_id": 7}
+    config = {**spec.config, "image_token_id": 7, "video_token_id": 8}
     tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
     changes = {"num_hidden_layers": 7, "vocab_size": VOCABULARY, **tokens}
     if "text_config" in config:
@@ -319,6 +332,10 @@ def seeing_cases() -> Iterator[Case]:
             yield Case(family, "lora", seeing_job(family, **flash, **IMAGES[1]))
         yield Case(family, "lora", seeing_job(family, **IMAGES[0], gradient_accumulation_steps=2))
         yield Case(family, "lora-tower", seeing_job(family, vision="lora", images=0))
+    for family, (what, given) in product(FILMING, VIDEOS):
+        yield Case(family, what, seeing_job(family, **LOOKS[what], **given))
+    yield Case("gemma3", "lora-tower", seeing_job("gemma3", **LOOKS["lora-tower"], **PANNED))
+    yield Case("gemma3", "full", seeing_job("gemma3", **LOOKS["full"], **PANNED, checkpointing="full"))
 
 
 def seeing_job(family: str, **given: Any) -> Job:
@@ -326,7 +343,7 @@ def seeing_job(family: str, **given: Any) -> Job:
     job = Job(**given, sequence_length=1 << 20)
     picture = picture_of(spec_for(family), job)
     assert picture is not None
-    return job.model_copy(update={"sequence_length": job.images * picture.all_tokens // 64 * 64 + 192})
+    return job.model_copy(update={"sequence_length": job.pictures * picture.all_tokens // 64 * 64 + 192})
 
 
 def other_spec(name: str) -> ModelSpec:

@@ -227,19 +227,19 @@ FLAGS = {
     "estimate": "--gpu --micro-batch --accumulation --by --explain --plot --snapshot --confidence --trust-remote-code"
     " --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"
-    " --images --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
+    " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --seq-len --target-len"
     " --batches --checkpointing --attention --loss --loop --strategy --offload --job --json --help",
     "images": "--gpu --sizes --plot --confidence --num-gpus --method --lora-rank --lora-targets --lora-dropout"
     " --lora-dtype --dtype --autocast --quantize --optimizer --seq-len --target-len"
     " --batches --checkpointing --attention --loss"
-    " --images --image-size --min-pixels --max-pixels --max-tiles --vision --projector --loop --strategy --offload"
+    " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector --loop --strategy --offload"
     " --job --json --help",
     "probe": "--as-card --micro-batch --accumulation --steps --find-max --max-runs --device --timeout --record"
     " --history --trust-remote-code --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype"
     " --dtype --autocast --quantize --optimizer --seq-len --target-len"
     " --batches --checkpointing --attention --loss --loop"
-    " --images --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
+    " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --strategy --offload --job --json --help",
     "measure": "--out --minutes --only --list --device --as-card --help",
     "accuracy": "--ledger --published --by --markdown --json --help",

@@ -248,6 +248,28 @@ def test_the_image_processor_is_read_too(server: HubServer, tmp_path: Path, name
         assert picture.tokens == 484, "22 x 22 tokens of 28 pixels: what 401,408 pixels allow"
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "tokens"),
+    [
+        ("video_preprocessor_config.json", {"size": {"shortest_edge": 3136, "longest_edge": 50176}}, 64),
+        ("preprocessor_config.json", {"min_pixels": 3136, "max_pixels": 100352}, 121),
+        ("processor_config.json", {"video_processor": {"size": {"shortest_edge": 3136, "longest_edge": 50176}}}, 64),
+    ],
+)
+def test_the_video_processor_is_read_too(
+    server: HubServer, tmp_path: Path, name: str, text: dict[str, Any], tokens: int
+) -> None:
+    """From where transformers takes it: its own file, or the one of all processors, or that of images."""
+    files = {"config.json": QWEN, name: json.dumps(text).encode()}
+    server.repos["someone/watches"] = Repo(files)
+    for file, data in files.items():
+        (tmp_path / file).write_bytes(data)
+    for spec in (resolve_model("someone/watches"), resolve_model(str(tmp_path))):
+        film = picture_of(spec, Job(videos=1, frames=2, image_size=(2000, 2000), sequence_length=4096))
+        assert film is not None
+        assert film.tokens == tokens
+
+
 def test_internvl_in_its_own_words(tmp_path: Path) -> None:
     """As OpenGVLab writes it; the shipped specification of the same model is the outside fact."""
     own = {

@@ -58,6 +58,15 @@ SEEING: dict[str, dict[str, Any]] = {
 """Small ones; Gemma 3n's tower needs the package timm."""
 
 
+def test_a_video_is_seen() -> None:
+    """Gemma 4's frames, each a small image."""
+    spec = ModelSpec(name="gemma4", model_type="gemma4", config=SEEING["gemma4"])
+    jobs = (Job(videos=1, frames=count, image_size=(600, 400), sequence_length=1024) for count in (2, 6))
+    few, many = (trace.estimate(spec, job, card_of()) for job in jobs)
+    assert few.peak_allocated_bytes < many.peak_allocated_bytes
+    assert many.image_tokens_per_sample == 6 * (60 + 2 + 7) - 1
+
+
 @pytest.mark.parametrize("model_type", SEEING)
 def test_images_are_seen(model_type: str) -> None:
     """Two images cost more than one, one more than none; trained or not, the tower is counted."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vramplan.allocator import AllocatorSettings, Replay, replay
 from vramplan.card import Card
-from vramplan.images import USUAL_SIZE, Picture
+from vramplan.images import Picture, shown
 from vramplan.job import Job
 from vramplan.learned import context
 from vramplan.overheads import outside_terms
@@ -37,7 +37,7 @@ class Played:
     """The libraries whose behaviour this is."""
     notes: tuple[str, ...] = ()
     picture: Picture | None = None
-    """What becomes of each image; None for a model that does not see."""
+    """What becomes of each image or video; None for a model that does not see."""
     num_vision_parameters: int = 0
     fed: str | None = None
     """What is trained on what, for a model that is no causal language model."""
@@ -95,7 +95,7 @@ def conclude(played: Played, model: str, job: Job, card: Card, peak_tensor_bytes
         num_trainable_parameters=played.num_trainable_parameters,
         assumptions=assumptions(job, card, played),
         notes=played.notes,
-        image_tokens_per_sample=None if played.picture is None else job.images * played.picture.all_tokens,
+        image_tokens_per_sample=None if played.picture is None else job.pictures * played.picture.all_tokens,
         num_vision_parameters=played.num_vision_parameters,
         micro_step_seconds=played.micro_step_seconds,
         optimizer_seconds=played.optimizer_seconds,
@@ -137,12 +137,14 @@ def _images(job: Job, picture: Picture | None) -> str:
     if picture is None:
         return ""
     parts = " and ".join(f"{name} {state}" for name, state in (("vision", job.vision), ("projector", job.projector)))
-    if not job.images:
+    if not job.pictures:
         return f"no images, {parts}, "
-    size = job.image_size or USUAL_SIZE
-    each = f"{job.images} image{'s' * (job.images > 1)} of {size[0]} x {size[1]} pixels"
-    said = "" if job.image_size else " (not given)"
-    return f"{each}{said} as {picture.said}: {job.images * picture.all_tokens:,} tokens; {parts}; "
+    size, frames = shown(job)
+    each = f"{job.pictures} {'image' if frames is None else 'video'}{'s' * (job.pictures > 1)} of "
+    each += f"{size} pixels" if frames is None else f"{frames} frames of {size} pixels"
+    given = job.image_size and (frames is None or job.frames)
+    said = "" if given else " (not given)"
+    return f"{each}{said} as {picture.said}: {job.pictures * picture.all_tokens:,} tokens; {parts}; "
 
 
 def evaluation_peak(timeline: Timeline, evaluation_bytes: int) -> int:

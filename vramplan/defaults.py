@@ -72,8 +72,10 @@ def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
     if "image_size" in job:
         job["image_size"] = image_size(job["image_size"])
     job = feeds.complete(spec, job)
+    _check_videos(job)
     if spec.model_type in EYES:
-        job.setdefault("images", 1)
+        if not job.get("videos"):
+            job.setdefault("images", 1)
         _check_parts(job)
     elif spec.model_type not in feeds.FEEDS:
         _check_blind(spec, job)
@@ -114,7 +116,7 @@ def image_size(given: Any) -> Any:
     raise ConfigError(f"--image-size {given}: expected WIDTHxHEIGHT in pixels, such as 1344x896")
 
 
-SEEING = ("images", "image_size", "min_pixels", "max_pixels", "max_tiles", "vision", "projector")
+SEEING = ("images", "videos", "frames", "image_size", "min_pixels", "max_pixels", "max_tiles", "vision", "projector")
 """Settings that only models with eyes have."""
 
 
@@ -130,6 +132,14 @@ def _check_blind(spec: ModelSpec, job: dict[str, Any]) -> None:
             raise ConfigError(f"{flag}: {spec.name} takes text alone")
 
 
+def _check_videos(job: dict[str, Any]) -> None:
+    if not job.get("videos"):
+        if "frames" in job:
+            raise ConfigError(f"--frames {job['frames']}: has no meaning without --videos")
+    elif job.get("images"):
+        raise UnsupportedError("--images with --videos: images and videos in one sample are not modelled yet")
+
+
 def _check_parts(job: dict[str, Any]) -> None:
     full = job.get("method") == "full"
     for part in ("vision", "projector"):
@@ -142,10 +152,10 @@ def _check_parts(job: dict[str, Any]) -> None:
 
 
 def _length_with_images(spec: ModelSpec, job: Job) -> int:
-    """The default length, doubled until the images and some text fit."""
+    """The default length, doubled until the images or videos and some text fit."""
     length = job.sequence_length
     found = picture_of(spec, job.model_copy(update={"sequence_length": MAX_COUNT}))
-    while found is not None and length < job.images * found.all_tokens + TEXT_TOKENS:
+    while found is not None and length < job.pictures * found.all_tokens + TEXT_TOKENS:
         length *= 2
     return length
 

@@ -214,7 +214,7 @@ def complete(spec: ModelSpec, given: dict[str, object]) -> dict[str, object]:
             f"--images {given['images']}: {spec.name} takes "
             + ("no images" if feed.sees is None else "one image a sample")
         )
-    for name in ("min_pixels", "max_pixels", "max_tiles", "vision", "projector"):
+    for name in ("videos", "frames", "min_pixels", "max_pixels", "max_tiles", "vision", "projector"):
         if made.get(name) not in (None, Job.model_fields[name].default):
             raise ConfigError(f"--{name.replace('_', '-')}: {spec.name} is no language model that sees")
     if not feed.writes and made.get("target_length") is not None:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from vramplan.catalog import find_model, known_model_names
 from vramplan.dialects import DIALECTS
 from vramplan.errors import HubError, SpecError, UnknownNameError, nearest_names
-from vramplan.images import PROCESSORS
+from vramplan.images import FILMS, PROCESSORS
 from vramplan.spec import IMPORT_PATH, ModelSpec
 
 TIMEOUT_SECONDS = 10.0
@@ -28,6 +28,8 @@ MOST_BYTES = 32_000_000
 """Of one answer: a safetensors header is far below, a server that ignores ranges would send the weights."""
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 """Where an image processor says what it does; the second since transformers 5."""
+VIDEO_FILE = "video_preprocessor_config.json"
+"""The same for videos, where the second does not say it too."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -81,7 +83,7 @@ def from_folder(folder: Path) -> ModelSpec:
 
 
 def from_config_file(path: Path) -> ModelSpec:
-    """A model from its config.json, and what its image processor says in the file beside it.
+    """A model from its config.json, and what its processors say in the files beside it.
 
     Raises:
         SpecError: when a file cannot be read or is no model configuration.
@@ -95,12 +97,18 @@ def from_config_file(path: Path) -> ModelSpec:
         config, processor = DIALECTS[model_type](config, str(path))
         model_type = config["model_type"]
     beside = next((path.parent / name for name in PROCESSOR_FILES if (path.parent / name).is_file()), None)
-    if model_type in PROCESSORS and beside is not None:
-        own = _json_object(beside)
-        processor = {**own.get("image_processor", own), **processor}
+    own = _json_object(beside) if model_type in PROCESSORS and beside is not None else {}
+    video, own_file = own.get("video_processor", {}), path.parent / VIDEO_FILE
+    if model_type in FILMS and not video and own_file.is_file():
+        video = _json_object(own_file)
     try:
         return ModelSpec(
-            name=str(path), model_type=model_type, config=config, processor=processor, sources=(str(path),)
+            name=str(path),
+            model_type=model_type,
+            config=config,
+            processor={**own.get("image_processor", own), **processor},
+            video_processor=video,
+            sources=(str(path),),
         )
     except ValidationError as error:
         raise SpecError(f"{path}: {error.errors()[0]['msg']}") from error
@@ -181,19 +189,25 @@ def from_hub(repo: str) -> ModelSpec:
 
 
 def _fetch_processor(repo: str, config: Path) -> None:
-    """Get the image processor's file beside config.json, for a model that sees; without one, defaults hold."""
+    """Get the processors' files beside config.json, for a model that sees; without them, defaults hold."""
+    model_type = _json_object(config).get("model_type")
+    if model_type in PROCESSORS:
+        next((name for name in PROCESSOR_FILES if _fetch(repo, name)), None)
+    if model_type in FILMS:
+        _fetch(repo, VIDEO_FILE)
+
+
+def _fetch(repo: str, name: str) -> bool:
+    """Get a file that need not be there; whether it was."""
     import huggingface_hub as hub
 
-    if _json_object(config).get("model_type") not in PROCESSORS:
-        return
-    for name in PROCESSOR_FILES:
-        try:
-            hub.hf_hub_download(repo, name)
-        except Exception as error:
-            if not isinstance(error, (OSError, ValueError, *_transport_errors())):
-                raise
-        else:
-            return
+    try:
+        hub.hf_hub_download(repo, name)
+    except Exception as error:
+        if not isinstance(error, (OSError, ValueError, *_transport_errors())):
+            raise
+        return False
+    return True
 
 
 def _count_on_hub(repo: str, snapshot: Path) -> int | None:

@@ -102,12 +102,17 @@ class Job(BaseModel):
     """Tokens of the labels that a decoder beside an encoder writes (T5); null: 128, or `sequence_length` if shorter."""
     images: int = Field(default=0, ge=0, le=MAX_COUNT)
     """Images in each sample; their tokens are part of its `sequence_length`."""
+    videos: int = Field(default=0, ge=0, le=MAX_COUNT)
+    """Videos in each sample, instead of images; their tokens are part of its `sequence_length`."""
+    frames: int | None = Field(default=None, gt=0, le=1 << 16)
+    """Frames of every video that are left when it has been sampled and enter its processor; null: 16."""
     image_size: tuple[int, int] | None = None
-    """Width and height in pixels of every image, before its processor."""
+    """Width and height in pixels of every image, or of every frame of a video, before its processor."""
     min_pixels: int | None = Field(default=None, gt=0)
-    """Least pixels that the processor enlarges an image to; null: as the model ships it."""
+    """Least pixels that the processor enlarges an image to; null: as the model ships it. Of a video they count a frame
+    (Qwen2-VL, Qwen2.5-VL) or all frames (Qwen3-VL, GLM-4.1V), as in its video processor."""
     max_pixels: int | None = Field(default=None, gt=0)
-    """Most pixels that the processor leaves of an image; null: as the model ships it."""
+    """Most pixels that the processor leaves of an image, or of a video as above; null: as the model ships it."""
     max_tiles: int | None = Field(default=None, gt=0, le=1024)
     """Most tiles that the processor cuts an image into; null: as the model ships it."""
     vision: Part = "frozen"
@@ -144,6 +149,11 @@ class Job(BaseModel):
     """Settings of `strategy` fsdp."""
     expandable_segments: bool = False
     """PYTORCH_ALLOC_CONF=expandable_segments:True."""
+
+    @property
+    def pictures(self) -> int:
+        """Images, or videos, in each sample."""
+        return self.images or self.videos
 
     @property
     def settings(self) -> dict[str, Any]:

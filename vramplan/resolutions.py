@@ -101,15 +101,16 @@ def counts(
     min_pixels: int | None = None,
     max_pixels: int | None = None,
     max_tiles: int | None = None,
+    frames: int | None = None,
 ) -> list[tuple[Size, Picture]]:
-    """What the model's processor makes of each size; memory aside.
+    """What the model's processor makes of each size, of an image or of a video of `frames`; memory aside.
 
     Raises:
         ConfigError: for a model that takes no images, a size or a limit that its processor refuses.
     """
     _check_sees(spec)
     limits = Limits(min_pixels, max_pixels, max_tiles)
-    return [(size, count(spec, size, limits)) for size in sizes]
+    return [(size, count(spec, size, limits, frames)) for size in sizes]
 
 
 def fitted(spec: ModelSpec, card: Card, job: dict[str, Any]) -> dict[str, Any]:
@@ -119,7 +120,7 @@ def fitted(spec: ModelSpec, card: Card, job: dict[str, Any]) -> dict[str, Any]:
     longest = complete_job(spec, card, {**job, "sequence_length": MAX_COUNT})
     picture = picture_of(spec, longest)
     assert picture is not None
-    return {**job, "sequence_length": longest.images * picture.all_tokens + TEXT_TOKENS}
+    return {**job, "sequence_length": longest.pictures * picture.all_tokens + TEXT_TOKENS}
 
 
 def solve(
@@ -175,7 +176,7 @@ def _ladder(spec: ModelSpec, card: Card, quantity: str, job: dict[str, Any]) -> 
         job.pop("sequence_length", None)
         full = complete_job(spec, card, {**job, "sequence_length": MAX_COUNT})
         picture = picture_of(spec, full)
-        shortest = full.images * picture.all_tokens if picture is not None else 0
+        shortest = full.pictures * picture.all_tokens if picture is not None else 0
     ladders: dict[str, Callable[[int], Any]] = {
         "image-size": sized,
         "max-pixels": lambda index: ceil_div(_least_pixels(spec, job), STEP * STEP) * STEP * STEP + index * STEP * STEP,

@@ -28,6 +28,8 @@ class ModelSpec(BaseModel):
     """The keys of the Hub's config.json that fix shapes, verbatim."""
     processor: Mapping[str, Any] = Field(default_factory=dict)
     """The keys of preprocessor_config.json that decide what becomes of an image, verbatim."""
+    video_processor: Mapping[str, Any] = Field(default_factory=dict)
+    """The same of video_preprocessor_config.json and videos; where it is absent, transformers reads the other."""
     num_parameters: int | None = Field(default=None, gt=0)
     """Official count of distinct parameters, tied ones once, where one is known."""
     stored_parameters: int | None = Field(default=None, gt=0)

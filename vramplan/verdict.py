@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from math import isqrt, sqrt
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from vramplan.catalog import find_model
 from vramplan.defaults import POSITIONS, image_size
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, VramplanError, nearest_names
 from vramplan.feeds import FEEDS
-from vramplan.frameworks import FRAMEWORKS, Keys, Note, Reading, Setting, Source, shell, writing
+from vramplan.frameworks import FRAMEWORKS, Keys, Note, Reading, Setting, Source, shell, videos, writing
 from vramplan.frameworks.arguments import in_sections
 from vramplan.frameworks.find import VARIABLES, Found, from_path, from_words
 from vramplan.frameworks.known import known_keys
@@ -86,7 +86,8 @@ def check(
     """Read a configuration file, a script or the words of a command, and say whether it fits.
 
     `num_gpus` is how many cards the box has; `given` is what the configuration does not know: `sequence_length` of the
-    longest sample, `images`, `image_size`, and `method` and `checkpointing` of what DeepSpeed's JSON is used with.
+    longest sample, `images`, `videos`, `frames`, `image_size`, and `method` and `checkpointing` of what DeepSpeed's
+    JSON is used with.
 
     Raises:
         VramplanError: for what cannot be read, or is not modelled.
@@ -141,6 +142,8 @@ def read(found: Found, cards: int, version: str | None = None) -> Reading:
     tell_sharing(keys, reading.job)
     _under_deepspeed(reading.job)
     reading.spelling = found.source.spelling
+    for name in reading.sampling.keys:
+        keys.note("ignored", name, "is about videos; --videos says that there are any")
     keys.finish(known_keys(found.name))
     _lost(keys)
     reading.notes = sorted(keys.notes, key=lambda note: ("warning", "unknown", "default", "ignored").index(note.kind))
@@ -219,7 +222,9 @@ def _settled(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str
         reading.notes.insert(
             0, Note("warning", name, f"is not set: a sample may have {longest:,} tokens, which decides")
         )
-    if sees:
+    if job.get("videos"):
+        job |= videos.settled(spec, reading.sampling, job, reading.notes)
+    elif sees:
         job |= _sizes(spec, reading, job)
     if job["method"] != "full" and reading.framework in LISTING and job.get("lora_targets") is None:
         job["lora_targets"] = listed_layers(spec)
@@ -240,7 +245,7 @@ def _sizes(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str, 
         found["max_pixels"] = cap
     if job.get("image_size") is not None:
         size = image_size(job["image_size"])
-        return found | {"image_size": size if reads else _shrunk(size, cap)}
+        return found | {"image_size": size if reads else videos.shrunk(size, cap)}
     if cap is not None:
         side = isqrt(cap)
         size = _fullest(cap, 32 if spec.model_type.startswith("qwen3") else 28) if reads else (side, side)
@@ -266,15 +271,6 @@ def _has_room(spec: ModelSpec, side: int, job: dict[str, Any]) -> bool:
     except ConfigError:
         return False
     return bool((job.get("images") or 1) * one.all_tokens < job["sequence_length"])
-
-
-def _shrunk(size: tuple[int, int], cap: int | None) -> tuple[int, int]:
-    """An image resized to at most `cap` pixels, its shape kept."""
-    pixels = size[0] * size[1]
-    if cap is None or pixels <= cap:
-        return size
-    scale = sqrt(cap / pixels)
-    return max(1, int(size[0] * scale)), max(1, int(size[1] * scale))
 
 
 def _evaluation(

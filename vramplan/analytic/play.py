@@ -41,8 +41,8 @@ class Setting:
 
     @property
     def looks(self) -> bool:
-        """Whether there is an image in the batch."""
-        return self.seen is not None and self.job.images > 0
+        """Whether there is an image or a video in the batch."""
+        return self.seen is not None and self.job.pictures > 0
 
     def training(self) -> Training:
         """Which weights there are and which train."""
@@ -152,14 +152,14 @@ def make_batch(tape: Tape, setting: Setting, phase: str, batch: int, length: int
         names.append("position ids of the samples")
     elif job.batches == "padded" or job.loop == "trainer" or setting.looks:
         names.append("attention mask")
-    if seen is not None and job.images and seen.sight.token_types:
+    if seen is not None and job.pictures and seen.sight.token_types:
         names.append("kinds of tokens")
     held = [tape.empty((batch, length), "int64", name, "activation") for name in names]
-    images = image_inputs(tape, seen, batch, job.images, length) if seen is not None and job.images else []
+    images = image_inputs(tape, seen, batch, job.pictures, length) if seen is not None and job.pictures else []
     if job.loop == "trainer" and steps > 1:
         waiting = ((steps - 1) * batch, length)
         held += [tape.empty(waiting, "int64", f"{name} of the batches to come", "activation") for name in names]
-        held += image_inputs(tape, seen, waiting[0], job.images, length) if images and seen is not None else []
+        held += image_inputs(tape, seen, waiting[0], job.pictures, length) if images and seen is not None else []
     tape.keep(*held, *images)
     return Batch(held[0], held[1], images[0] if images else None, held[2:] + images[1:])
 
@@ -296,11 +296,12 @@ def with_images(net: Net, setting: Setting, phase: str, batch: Batch, x: Tensor)
     assert batch.pixels is not None
     features, seen = see(net, setting.seen, setting.job, setting.flash_fits, phase, batch.pixels)
     net.tape.module = "inputs"
+    features = ops.to(features, x.dtype)
     mask = net.tape.empty((*batch.ids.shape, 1), "bool", "where image tokens are")
     if setting.seen.sight.returns_features:
         net.features.append(features)
     net.outer += [seen, mask, features, *net.deep]
-    x = ops.scatter_rows(x, mask, ops.to(features, x.dtype))
+    x = ops.scatter_rows(x, mask, features)
     net.deep[:] = [ops.copy(ops.pieces(one), "DeepStack features of all images") for one in net.deep]
     return x
 

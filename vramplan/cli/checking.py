@@ -42,7 +42,13 @@ def check(
         str | None, typer.Option(help="none or full, where the configuration does not say.")
     ] = None,
     images: Annotated[int | None, typer.Option(help="Images in each sample.", min=0)] = None,
-    image_size: Annotated[str | None, typer.Option(help="Width and height of the largest image in pixels.")] = None,
+    videos: Annotated[int | None, typer.Option(help="Videos in each sample, instead of images.", min=0)] = None,
+    frames: Annotated[
+        int | None, typer.Option(help="Frames sampled of each, if less than the configuration lets through.", min=1)
+    ] = None,
+    image_size: Annotated[
+        str | None, typer.Option(help="Width and height in pixels of the largest image, or of a video's frames.")
+    ] = None,
     min_headroom: Annotated[str | None, typer.Option(help="Share of the card that has to stay free: 5%.")] = None,
     confidence: Confidence = None,
     as_json: AsJson = False,
@@ -63,6 +69,8 @@ def check(
             method=method,
             checkpointing=checkpointing,
             images=images,
+            videos=videos,
+            frames=frames,
             image_size=image_size,
             **sure(confidence),
         )

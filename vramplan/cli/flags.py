@@ -60,10 +60,21 @@ JOB_FLAGS = {
     "seq_len": Flag(int, "Tokens in each sample (2048).", "sequence_length"),
     "target_len": Flag(int, "Tokens of a T5 decoder's labels (128, or --seq-len if shorter).", "target_length"),
     "images": Flag(int, "Images in each sample (1 where the model sees); their tokens are part of --seq-len."),
-    "image_size": Flag(str, "Width and height of every image in pixels (1024x1024)."),
-    "min_pixels": Flag(int, "Least pixels the processor enlarges an image to (the model's own)."),
-    "max_pixels": Flag(int, "Most pixels the processor leaves of an image (the model's own)."),
-    "max_tiles": Flag(int, "Most tiles the processor cuts an image into (the model's own)."),
+    "videos": Flag(int, "Videos in each sample, instead of images (0)."),
+    "frames": Flag(int, "Frames of each video that enter the processor, after sampling (16)."),
+    "image_size": Flag(
+        str, "Width and height in pixels of every image (1024x1024), or of every frame of a video (640x360)."
+    ),
+    "min_pixels": Flag(
+        int, "Least pixels the processor enlarges an image to; of videos see --max-pixels (the model's own)."
+    ),
+    "max_pixels": Flag(
+        int,
+        "Most pixels the processor leaves of an image, of a frame (Qwen2-VL, 2.5), of all frames (the model's own).",
+    ),
+    "max_tiles": Flag(
+        int, "Most tiles the processor cuts an image into (the model's own); Gemma 3: pan and scan, with so many crops."
+    ),
     "vision": Flag(str, "The vision tower: frozen; train with --method full; lora (frozen)."),
     "projector": Flag(str, "The same of what leads from it to the language model (frozen)."),
     "batches": Flag(str, "unpadded, padded or packed samples (unpadded)."),

@@ -34,7 +34,7 @@ def images(
 
     if given.get("image_size") is not None:
         raise ConfigError("--image-size is what `images` shows many of: use --sizes")
-    if given.get("images") == 0:
+    if given.get("images") == 0 and not given.get("videos"):
         raise ConfigError("--images 0: nothing to see; `estimate` takes samples of text alone")
     wanted = resolutions.SIZES
     if sizes is not None:
@@ -63,6 +63,7 @@ def images(
 def _count(spec: ModelSpec, sizes: Sequence[Size], as_json: bool, given: dict[str, Any], plot: Path | None) -> None:
     """Tokens alone."""
     from vramplan import resolutions
+    from vramplan.images import USUAL_FRAMES
     from vramplan.render import images as shown
     from vramplan.render import json as as_text
     from vramplan.render import text
@@ -70,7 +71,8 @@ def _count(spec: ModelSpec, sizes: Sequence[Size], as_json: bool, given: dict[st
     if plot is not None:
         raise ConfigError(f"--plot: the memory of {spec.model_type} is not described, only its tokens are counted")
     limits = {name: given[name] for name in ("min_pixels", "max_pixels", "max_tiles") if name in given}
-    rows = resolutions.counts(spec, sizes, **limits)
+    frames = given.get("frames", USUAL_FRAMES) if given.get("videos") else None
+    rows = resolutions.counts(spec, sizes, **limits, frames=frames)
     if as_json:
         print(as_text.dumps(as_text.counts(rows)))
     else:

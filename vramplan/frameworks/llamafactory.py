@@ -15,10 +15,13 @@ from vramplan.frameworks.trainer import (
     launched,
     reentrant,
 )
+from vramplan.frameworks.videos import Sampling
 
 PACKAGE, NEWEST = "llamafactory", "0.9.5"
 MAX_PIXELS, MIN_PIXELS = 768 * 768, 32 * 32
 """image_max_pixels and image_min_pixels (model_args.py): every image is resized before any processor sees it."""
+VIDEO_PIXELS = 256 * 256
+"""video_max_pixels."""
 
 
 def read(keys: Keys, cards: int, asked: str | None) -> Reading:
@@ -85,6 +88,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     evaluates = keys.number("val_size", default=0.0) > 0 or keys.has("eval_dataset")
     reading.eval_batch_size = evaluation(keys, 8, evaluates)
     reading.expandable = job["num_gpus"] > 1
+    reading.sampling = _sampling(keys)
     return reading
 
 
@@ -114,6 +118,13 @@ def _parts(keys: Keys, method: str) -> dict[str, str]:
     if not keys.flag("freeze_multi_modal_projector", default=True) and method == "full":
         job["projector"] = "train"  # LoRA's "all" never takes the projector
     return job
+
+
+def _sampling(keys: Keys) -> Sampling:
+    """Frames are resized like images, before the model's own video processor sees them (data/mm_plugin.py)."""
+    said = tuple(name for name in ("video_maxlen", "video_max_pixels") if keys.has(name))
+    frames = keys.count("video_maxlen", default=1) if "video_maxlen" in said else None
+    return Sampling(frames, keys.count("video_max_pixels", default=VIDEO_PIXELS), keys=said)
 
 
 def _ranks(keys: Keys, cards: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from vramplan.errors import ConfigError
 from vramplan.frameworks.source import FALSE, TRUE, Keys, Note, Spelling
+from vramplan.frameworks.videos import Sampling
 
 Words = str | Mapping[Any, str]
 """A key whose value is the job's own; or, for each value of the job, ``key value; key value``."""
@@ -47,6 +48,8 @@ class Reading:
     """Samples in an evaluation's forward; None where none is run."""
     caps_resize: bool = True
     """Whether caps on pixels hold for every model, applied before its processor; else only where that reads them."""
+    sampling: Sampling = Sampling()
+    """What becomes of videos before their processor sees them."""
     expandable: bool = False
     """Whether the framework switches expandable segments on where the environment says nothing of the allocator."""
     spelling: Spelling = "yaml"

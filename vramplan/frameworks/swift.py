@@ -20,6 +20,7 @@ from vramplan.frameworks.trainer import (
     half_of,
     reentrant,
 )
+from vramplan.frameworks.videos import from_environment
 
 PACKAGE, NEWEST = "ms-swift", "4.6.0"
 KINDS = ("tuner_type", "train_type", "sft_type")
@@ -94,6 +95,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     splits = keys.number("split_dataset_ratio", "dataset_test_ratio", default=0.0) > 0 or keys.has("val_dataset")
     reading.eval_batch_size = evaluation(keys, 1, splits)
     reading.caps_resize = keys.has("max_pixels")
+    reading.sampling = from_environment(keys)
     if keys.has(RANKS):
         keys.asked |= keys.source.settings.keys()  # written by ms-swift itself: it knows them all
     return reading

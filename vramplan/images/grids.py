@@ -12,8 +12,18 @@ MOST_RATIO = 200
 """smart_resize refuses longer images."""
 
 
-def smart_resize(size: Size, factor: int, least: int, most: int, frames: int = 1) -> Size:
+def at_least(size: Size, factor: int) -> Size:
+    """Enlarged where a side is below `factor`."""
+    if min(size) >= factor:
+        return size
+    enlarge = max(factor / size.height, factor / size.width)
+    return Size(int(size.width * enlarge), int(size.height * enlarge))
+
+
+def smart_resize(size: Size, factor: int, least: int, most: int, frames: int = 1, step: int = 1) -> Size:
     """Both sides multiples of `factor`, `least` to `most` pixels in all frames, nearly the same shape (smart_resize).
+
+    Frames are counted in multiples of `step`, but measured as they are.
 
     Raises:
         ConfigError: for an image more than 200 times as long as wide.
@@ -25,10 +35,11 @@ def smart_resize(size: Size, factor: int, least: int, most: int, frames: int = 1
             f" the processor takes {MOST_RATIO} at most"
         )
     rounded = [round(side / factor) * factor for side in size]
-    if frames * rounded[0] * rounded[1] > most:
+    counted = round(frames / step) * step
+    if counted * rounded[0] * rounded[1] > most:
         shrink = sqrt((frames * height * width) / most)
         rounded = [max(factor, floor(side / shrink / factor) * factor) for side in size]
-    elif frames * rounded[0] * rounded[1] < least:
+    elif counted * rounded[0] * rounded[1] < least:
         grow = sqrt(least / (frames * height * width))
         rounded = [ceil(side * grow / factor) * factor for side in size]
     return Size(*rounded)
@@ -62,9 +73,8 @@ def grid(
     patch, merge = vision.count("patch_size", patch), vision.count("spatial_merge_size", 2)
     twice, factor = vision.count("temporal_patch_size", 2), patch * merge
     least, most = pixel_range(p, limits, factor, least, most)
-    if counts_frames and min(size) < factor:
-        enlarge = max(factor / size.height, factor / size.width)
-        size = Size(int(size.width * enlarge), int(size.height * enlarge))
+    if counts_frames:
+        size = at_least(size, factor)
     resized = smart_resize(size, factor, least, most, twice if counts_frames else 1)
     rows, columns = resized.height // patch, resized.width // patch
     tensors = (

@@ -1,4 +1,4 @@
-"""What a processor makes of an image: patches for the tower, tokens for the text."""
+"""What a processor makes of an image or a video: patches for the tower, tokens for the text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vramplan.spec import Config
 
 
 class Size(NamedTuple):
-    """Width and height of an image in pixels."""
+    """Width and height of an image, or of a video's frames, in pixels."""
 
     width: int
     height: int
@@ -31,7 +31,7 @@ class Limits:
 
 
 class Tensor(NamedTuple):
-    """An input of the model for one image."""
+    """An input of the model for one image or video."""
 
     name: str
     shape: tuple[int, ...]
@@ -53,14 +53,15 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One image after its processor."""
+    """One image or video after its processor."""
 
     tokens: int
     """Positions in the text that take the image's features, or stand for them where cross-attention reads them."""
     extra_tokens: int
     """Start, end and separators that the processor writes beside them."""
     tiles: int
-    """Equal pieces that go through the tower, thumbnail included; 1 where an image goes in whole."""
+    """Equal pieces that go through the tower, thumbnail included; 1 where an image goes in whole; a video's frames, or
+    pairs of them."""
     rows: int
     """Patches of a tile from top to bottom."""
     columns: int
@@ -69,7 +70,14 @@ class Picture:
     said: str
     """What it became, in a few words."""
     features: tuple[int, int] = (0, 0)
-    """Rows and columns of features that are left of the tiles, where padding is cut off them (LLaVA-NeXT)."""
+    """Rows and columns of features that are left of the tiles, where padding is cut off them (LLaVA-NeXT), or of each
+    frame, where frames are shrunk (LLaVA-OneVision)."""
+    frames: int = 0
+    """Frames of a video; 0 for an image."""
+    runs: int = 1
+    """Pieces, of equally many tokens, in which they stand in the text: with a time between them, for example."""
+    token: str = "image_token_id"
+    """What the configuration calls the token that stands for its features."""
 
     @property
     def patches(self) -> int:
@@ -82,6 +90,13 @@ class Picture:
         return self.tokens + self.extra_tokens
 
     @property
+    def kinds(self) -> list[int]:
+        """For each of these what stands there: 0 for text, 1 for an image's features, 2 for a video's."""
+        kind, each = 2 if self.frames else 1, self.tokens // self.runs
+        more, rest = divmod(self.extra_tokens, self.runs)
+        return [one for run in range(self.runs) for one in [kind] * each + [0] * (more + (run < rest))]
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of its tensors on the device; of one that grows with the text, those for one token."""
         return sum(prod(one.shape) * {"fp32": 4, "int64": 8}[one.dtype] for one in self.tensors)
@@ -89,6 +104,8 @@ class Picture:
 
 Processor = Callable[[Config, Config, Size, Limits], Picture]
 """(the model's configuration, its preprocessor_config.json, image, limits)"""
+Film = Callable[[Config, Config, Size, int, Limits], Picture]
+"""(the model's configuration, its video_preprocessor_config.json, one frame, number of frames, limits)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +119,8 @@ class Eyes:
     """Paths of what leads from it to the language model; within the tower for Qwen."""
     token_types: str = ""
     """The input in which the processor marks image tokens for the model, where it does."""
+    film: Film | None = None
+    """What it makes of a video, where it takes any."""
 
 
 def refuse(limits: Limits, model_type: str, *names: str) -> None:

@@ -97,7 +97,7 @@ def kimi_vl(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
     return counted(rows * columns, 4, 1, f"{28 * columns} x {28 * rows}")
 
 
-def minicpmv(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+def minicpmv(c: Config, p: Config, size: Size, limits: Limits, numbered: bool | None = None) -> Picture:
     """MiniCPM-V 2.5 to 4.5: up to 9 slices and an overview, 96 or 64 tokens each (image_processing_minicpmv.py).
 
     Marks around each, the image's number (from 2.6 on), and a newline between rows of slices stand beside them.
@@ -107,7 +107,7 @@ def minicpmv(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
     most = limits.max_tiles or p.count("max_slice_nums", slices.count("max_slice_nums", 9))
     scale = p.count("scale_resolution", slices.count("scale_resolution", 448))
     each = c.count("query_num", 64)
-    numbered = p.flag("use_image_id", each != 96)
+    numbered = p.flag("use_image_id", each != 96) if numbered is None else numbered
     columns, rows = _slices(size, scale, most)
     cut = columns * rows > 1
     extra = 2 + 3 * numbered + (2 * columns * rows + rows - 1 if cut else 0) + (2 if cut and not numbered else 0)

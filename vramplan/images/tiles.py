@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from math import inf, sqrt
+from math import floor, inf, sqrt
 
 from vramplan.images.picture import Limits, Picture, Processor, Size, Tensor, refuse
 from vramplan.spec import Config
@@ -97,8 +98,41 @@ paligemma = squeezed("paligemma", lambda c, across: across * across, 0)
 """PaliGemma: a token for each patch; <bos> and a line's end belong to the text."""
 gemma3n = squeezed("gemma3n", lambda c, across: c.count("vision_soft_tokens_per_image", 256), 4, 768, 48)
 """Gemma 3n: 256 tokens between two marks and two empty lines; 48 pixels a feature of its convolutions."""
-gemma3 = squeezed("gemma3", lambda c, across: c.count("mm_tokens_per_image", 256), 4)
+one_view = squeezed("gemma3", lambda c, across: c.count("mm_tokens_per_image", 256), 4)
 """Gemma 3 without pan and scan: 256 tokens between two marks and two empty lines."""
+AROUND_CROPS = 16
+"""``Here is the original image ... and here are some crops to help you see better ...``; a space before each crop."""
+
+
+def gemma3(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+    """Gemma 3; with --max-tiles pan and scan: a long image in parts as well, each like the whole, behind some words.
+
+    Only a call switches that on: what preprocessor_config.json says is overruled (processing_gemma3.py:
+    images_kwargs), so that nothing of it is read.
+    """
+    whole = one_view(c, p, size, replace(limits, max_tiles=None))
+    crops = panned(size, limits.max_tiles) if limits.max_tiles else 0
+    if not crops:
+        return whole
+    views, pixels = 1 + crops, whole.tensors[0]
+    return replace(
+        whole,
+        tokens=views * whole.tokens,
+        extra_tokens=views * whole.extra_tokens + AROUND_CROPS + crops,
+        tiles=views,
+        tensors=(pixels._replace(shape=(views, *pixels.shape[1:])),),
+        said=f"{whole.said}, and {crops} crops",
+        runs=views,
+    )
+
+
+def panned(size: Size, most: int, least: int = 256, ratio: float = 1.2) -> int:
+    """Crops along the longer side (pan_and_scan_batched); 0 for an image that is not long, or too small for two."""
+    long, short = max(size), min(size)
+    if long / short < ratio:
+        return 0
+    crops = min(max(2, min(long // least, floor(long / short + 0.5))), most)
+    return 0 if min(ceil_div(long, crops), short) < least else crops
 
 
 def arrangements(most: int) -> list[tuple[int, int]]:

@@ -24,6 +24,8 @@ FACTORIES = {
 """Operations that make numbers out of nothing."""
 MASKS = {torch.ops.aten.expand.default, torch.ops.aten.index.Tensor}
 """What picks elements by a mask."""
+PLACING_FRAMES = ("_vl.py", "_vl_moe.py", "_qwen3_5.py", "_qwen3_5_moe.py", "_glm4v.py", "_glm4v_moe.py")
+"""Files of transformers that give a video's frames positions in time."""
 MOST_KNOWN = 1 << 20
 """Whole numbers of one tensor that are worked out, not only counted."""
 Metadata = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -84,7 +86,7 @@ class Mode(FakeTensorMode):
         if t.device.type != "cpu":
             return super().may_turn_const(t)
         whole = not (t.is_floating_point() or t.is_complex())
-        return (whole and t.numel() <= MOST_KNOWN) or super().may_turn_const(t) or _counts_patches()
+        return (whole and t.numel() <= MOST_KNOWN) or super().may_turn_const(t) or _in_fractions()
 
 
 class Fakes:
@@ -184,9 +186,12 @@ def _asks_for_empty_images() -> bool:
     return _within(("modeling_idefics3.py", "modeling_smolvlm.py")) == "get_image_features"
 
 
-def _counts_patches() -> bool:
-    """Whether Gemma 4 works out which of its pooled places hold an image, and in fractions."""
-    return _within(("modeling_gemma4.py",)) == "_avg_pool_by_positions"
+def _in_fractions() -> bool:
+    """Whether whole numbers go through fractions: Gemma 4's pooled places with an image, Qwen's and GLM's frames."""
+    return (
+        _within(("modeling_gemma4.py",)) == "_avg_pool_by_positions"
+        or _within(PLACING_FRAMES) == "get_vision_position_ids"
+    )
 
 
 def _counts_features() -> bool:

@@ -86,14 +86,13 @@ def make_inputs(subject: Subject, job: Job, device: str, times: int = 1) -> Inpu
 
 
 def with_pictures(pictures: Pictures, shape: tuple[int, int], device: str) -> dict[str, torch.Tensor]:
-    """The images of a batch of texts, and the texts that speak of them; models look at these numbers."""
+    """The images or videos of a batch of texts, and the texts that speak of them; models look at these numbers."""
     samples, length = shape
     one = pictures.one
-    is_image = ([1] * one.tokens + [0] * one.extra_tokens) * pictures.per_sample
-    is_image += [0] * (length - len(is_image))
-    row = torch.tensor(is_image, dtype=torch.int64)
+    kinds = one.kinds * pictures.per_sample
+    row = torch.tensor(kinds + [0] * (length - len(kinds)), dtype=torch.int64)
     texts = {
-        "input_ids": (row * pictures.token_id).repeat(samples, 1),
+        "input_ids": ((row > 0) * pictures.token_id).repeat(samples, 1),
         "attention_mask": torch.ones(shape, dtype=torch.int64),
     }
     if pictures.token_types:

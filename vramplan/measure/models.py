@@ -31,12 +31,12 @@ SAVED = "modules_to_save."
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """The images of every sample, and how the model is told of them."""
+    """The images or videos of every sample, and how the model is told of them."""
 
     one: Picture
     per_sample: int
     token_id: int
-    """What stands in the ids where an image's feature goes."""
+    """What stands in the ids where a feature of them goes."""
     token_types: str
     """The input that tells the model which ids those are, if any does."""
 
@@ -160,10 +160,10 @@ def _fed(spec: ModelSpec, job: Job) -> Fed | None:
 
 def _pictures(spec: ModelSpec, job: Job, config: Any) -> Pictures | None:
     one = picture_of(spec, job)
-    if one is None or not job.images:
+    if one is None or not job.pictures:
         return None
-    token = getattr(config, "image_token_id", None) or config.vision_config.image_token_id
-    return Pictures(one, job.images, token, EYES[spec.model_type].token_types)
+    token = getattr(config, one.token, None) or getattr(config.vision_config, one.token)
+    return Pictures(one, job.pictures, token, EYES[spec.model_type].token_types)
 
 
 def freeze(module: nn.Module, job: Job, eyes: Eyes) -> None:

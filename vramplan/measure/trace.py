@@ -54,7 +54,7 @@ def trace(
     Raises:
         VramplanError: for whatever cannot run or cannot be traced.
     """
-    return run(spec, job, card, Fakes(values=job.images > 0), progress, trust_remote_code).played(extra.versions())
+    return run(spec, job, card, Fakes(values=job.pictures > 0), progress, trust_remote_code).played(extra.versions())
 
 
 def run(

@@ -45,9 +45,10 @@ def table(rows: Sequence[Row], card: Card) -> RenderableType:
             Text(str(fits), style="bold green") if fits else Text("does not fit", style="red"),
         )
     job = first.job
+    kind = "video" if job.videos else "image"
     each = (
-        f"{job.images} image{'s' * (job.images > 1)} in each sample; tokens are those of one image; GiB and bar are at"
-        " micro-batch 1, `largest` is the largest micro-batch that fits."
+        f"{job.pictures} {kind}{'s' * (job.pictures > 1)} in each sample; tokens are those of one {kind}; GiB and bar"
+        " are at micro-batch 1, `largest` is the largest micro-batch that fits."
     )
     return Group(heading(first, card, job.num_gpus), Text(""), shown, Text(""), Text(each), Text(""), *footer(first))
 

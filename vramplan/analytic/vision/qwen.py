@@ -84,9 +84,9 @@ def turned(q: Tensor, k: Tensor, look: Look, dtype: str) -> tuple[Tensor, Tensor
 
 
 def whole_images(look: Look) -> Pieces:
-    """One piece for each image."""
+    """One piece for each image, or pair of frames."""
     size = look.picture.rows * look.picture.columns
-    return Pieces((size,) * look.images)
+    return Pieces((size,) * look.picture.tiles * look.images)
 
 
 # -- Qwen2-VL ----------------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def windows(c: Config, look: Look) -> Pieces:
         whole, rest = divmod(across, side)
         sizes.append([side] * whole + [rest] * bool(rest))
     areas = [rows * columns * merge**2 for rows in sizes[0] for columns in sizes[1]]
-    return Pieces(tuple(areas) * look.images)
+    return Pieces(tuple(areas) * look.picture.tiles * look.images)
 
 
 def windowed(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:

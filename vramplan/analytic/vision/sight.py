@@ -134,6 +134,8 @@ def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Te
     images = prod(pixels.shape) // prod(seen.picture.tensors[0].shape)
     if len(pixels.shape) == 6:
         pixels = pixels.view(prod(pixels.shape[:3]), *pixels.shape[3:])
+    elif len(pixels.shape) == 5 and seen.picture.tensors[0].name == "pixel_values_videos":
+        pixels = pixels.view(pixels.shape[0] * pixels.shape[1], *pixels.shape[2:])
     elif len(pixels.shape) == 5:
         pixels = in_one_row(pixels, given.dtype if sight.drops_empty else None)
     if sight.drops_empty:  # and the mask of pixels as well

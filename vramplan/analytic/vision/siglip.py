@@ -62,6 +62,12 @@ def gemma3_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tens
     return ops.product(x, weight)
 
 
+def onevision_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+    """As LLaVA-NeXT; the model's forward keeps all that the tower returns, with the state that was chosen."""
+    net.outer.append(x)
+    return anyres_project(net, whole, picture, x)
+
+
 def idefics_place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
     """A learned position for each patch of each tile, looked up one by one."""
     tiles, patches, width = x.shape
@@ -105,7 +111,7 @@ SIGHTS = {
     "llava_onevision": Sight(
         embed,
         layer,
-        anyres_project,
+        onevision_project,
         all_alike,
         place=place,
         finish=finish,

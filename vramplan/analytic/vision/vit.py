@@ -211,8 +211,23 @@ def llava_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tenso
 
 
 def anyres_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
-    """Two layers, tiles put together."""
-    return packed(net, picture, two_layers(net, whole, picture, x))
+    """Two layers, tiles put together; a video's frames are shrunk instead."""
+    x = two_layers(net, whole, picture, x)
+    return pooled(net, picture, x) if picture.frames else packed(net, picture, x)
+
+
+def pooled(net: Net, picture: Picture, x: Tensor) -> Tensor:
+    """Each frame's features halved both ways, all frames in one row, an end behind them (apply_pooling)."""
+    net.tape.module = "video features"
+    (frames, _, width), each = x.shape, picture.features[0] * picture.features[1]
+    videos = frames // picture.frames
+    x = ops.copy(x, "features of frames, channels first")
+    x = ops.resize(x, (frames, each, width))
+    x = ops.copy(x, "features of all frames")
+    newline = net.parameter("image_newline", width)
+    x = ops.join(newline, x.view(videos, picture.frames * each, width), (videos, picture.tokens, width))
+    net.outer.append(x)
+    return x.view(videos * picture.tokens, width)
 
 
 def packed(net: Net, picture: Picture, x: Tensor) -> Tensor:
