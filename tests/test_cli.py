@@ -221,7 +221,8 @@ FLAGS = {
     "suggest": "--gpu --global-batch --for --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype"
     " --dtype --autocast --quantize --optimizer --seq-len --target-len"
     " --batches --checkpointing --attention --loss --loop"
-    " --strategy --images --image-size --min-pixels --max-pixels --max-tiles --vision --projector --solve"
+    " --strategy --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles"
+    " --vision --projector --solve"
     " --offload --job --samples --epochs --base-lr --base-batch"
     " --probe --device --max-runs --timeout --record --confidence --trust-remote-code --json --help",
     "estimate": "--gpu --micro-batch --accumulation --by --explain --plot --snapshot --confidence --trust-remote-code"
@@ -230,10 +231,14 @@ FLAGS = {
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --seq-len --target-len"
     " --batches --checkpointing --attention --loss --loop --strategy --offload --job --json --help",
+    "check": "--gpu --num-gpus --model --framework --framework-version --seq-len --method"
+    " --checkpointing --images --videos --frames --image-size --dataset"
+    " --tokenizer --min-headroom --confidence --fix --write --json --help",
     "images": "--gpu --sizes --plot --confidence --num-gpus --method --lora-rank --lora-targets --lora-dropout"
     " --lora-dtype --dtype --autocast --quantize --optimizer --seq-len --target-len"
     " --batches --checkpointing --attention --loss"
-    " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector --loop --strategy --offload"
+    " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector --loop"
+    " --strategy --offload"
     " --job --json --help",
     "probe": "--as-card --micro-batch --accumulation --steps --find-max --max-runs --device --timeout --record"
     " --history --trust-remote-code --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vramplan.callback import DoesNotFit, Preflight, preflight
     from vramplan.card import Card
     from vramplan.errors import VramplanError
+    from vramplan.fixing import Fix, fix
     from vramplan.job import Job
     from vramplan.measured import Measured
     from vramplan.plan import Plan, Search
@@ -29,6 +30,8 @@ _HOME = {
     "estimate": "api",
     "suggest": "api",
     "check": "verdict",
+    "fix": "fixing",
+    "Fix": "fixing",
     "DoesNotFit": "callback",
     "Preflight": "callback",
     "preflight": "callback",
@@ -53,6 +56,7 @@ __all__ = [
     "Card",
     "DoesNotFit",
     "Estimate",
+    "Fix",
     "Job",
     "Measured",
     "ModelSpec",
@@ -66,6 +70,7 @@ __all__ = [
     "check",
     "estimate",
     "find_max",
+    "fix",
     "load_card",
     "load_model",
     "preflight",

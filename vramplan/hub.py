@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from vramplan.catalog import find_model, known_model_names
 from vramplan.dialects import DIALECTS
-from vramplan.errors import HubError, SpecError, UnknownNameError, nearest_names
+from vramplan.errors import ConfigError, HubError, SpecError, UnknownNameError, nearest_names
 from vramplan.images import FILMS, PROCESSORS
 from vramplan.spec import IMPORT_PATH, ModelSpec
 
@@ -30,6 +30,7 @@ PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 """Where an image processor says what it does; the second since transformers 5."""
 VIDEO_FILE = "video_preprocessor_config.json"
 """The same for videos, where the second does not say it too."""
+TOKENIZER = "tokenizer.json"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -152,6 +153,29 @@ def _elements(header: Mapping[str, Any]) -> int:
                 size *= length
             total += size
     return total
+
+
+def tokenizer_file(name: str, needed: bool = False) -> Path | None:
+    """The tokenizer.json of a folder, beside a config.json, or in the Hub client's cache; nothing is downloaded.
+
+    Raises:
+        ConfigError: where there is none and one is `needed`; then a file is the tokenizer itself.
+    """
+    path = Path(name).expanduser()
+    if needed and path.is_file():
+        return path
+    found = (path.parent if path.is_file() else path) / TOKENIZER
+    if found.is_file():
+        return found
+    if _HUB_ID.fullmatch(name):
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(name, TOKENIZER)
+        if isinstance(cached, str):
+            return Path(cached)
+    if needed:
+        raise ConfigError(f"{name}: no {TOKENIZER} there, nor in the Hub client's cache")
+    return None
 
 
 # -- from the Hub ------------------------------------------------------------------------------------------------------

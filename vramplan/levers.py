@@ -9,6 +9,9 @@ from vramplan.job import Job
 from vramplan.plan import FREE, Lever
 from vramplan.spec import ModelSpec
 
+ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_torch_loop")
+"""Optimizers that bitsandbytes' 8-bit AdamW can stand in for."""
+
 
 def levers(spec: ModelSpec, job: Job, card: Card, need_bytes: int) -> list[Lever]:
     """Every change that applies to a job that needs `need_bytes`, ordered by what it costs."""
@@ -17,7 +20,7 @@ def levers(spec: ModelSpec, job: Job, card: Card, need_bytes: int) -> list[Lever
     def lever(change: str, why: str, cost: str, **update: object) -> None:
         found.append(Lever(change, why, cost, update))
 
-    if job.optimizer in ("adamw_torch", "adamw_torch_loop"):
+    if job.optimizer in ADAMW and job.optimizer != "adamw_torch_fused":
         lever(
             "--optimizer adamw_torch_fused",
             "the fused kernel needs no temporary copy of the weights",
@@ -44,7 +47,9 @@ def levers(spec: ModelSpec, job: Job, card: Card, need_bytes: int) -> list[Lever
         lever("--checkpointing full", "layers keep their input only", "about a third more time", checkpointing="full")
     half = "bf16" if card.supports("bf16") else "fp16"
     if job.method == "full":
-        for optimizer, why in (("adafactor", "states of a row and a column"), ("sgd", "no optimizer states")):
+        smaller = (("adafactor", "states of a row and a column"), ("sgd", "no optimizer states"))
+        eight = (("adamw_8bit", "states of one byte instead of the weights' dtype"),)
+        for optimizer, why in (*(eight if job.optimizer in ADAMW else ()), *smaller):
             if job.optimizer != optimizer:
                 lever(f"--optimizer {optimizer}", why, "convergence", optimizer=optimizer)
         lever(

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from functools import cache
 from math import isqrt
 from pathlib import Path
 from typing import Any
 
-from vramplan import api
+from vramplan import api, longest
 from vramplan.analytic.estimator import listed_layers
 from vramplan.card import Card
 from vramplan.catalog import find_model
+from vramplan.dataset import Lengths
 from vramplan.defaults import POSITIONS, image_size
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, VramplanError, nearest_names
 from vramplan.feeds import FEEDS
@@ -51,6 +53,8 @@ class Verdict:
     """Plans for the same global batch, where this one does not fit."""
     min_headroom: float
     """Share of the card that has to stay free, if that is more than the margin."""
+    data: longest.Data | None = None
+    """The data set that it trains on, where one was given."""
 
     @property
     def need_bytes(self) -> int:
@@ -86,16 +90,42 @@ def check(
     """Read a configuration file, a script or the words of a command, and say whether it fits.
 
     `num_gpus` is how many cards the box has; `given` is what the configuration does not know: `sequence_length` of the
-    longest sample, `images`, `videos`, `frames`, `image_size`, and `method` and `checkpointing` of what DeepSpeed's
-    JSON is used with.
+    longest sample, `images`, `videos`, `frames`, `image_size`, or `dataset`, a file of samples, with a `tokenizer`; and
+    `method` and `checkpointing` of what DeepSpeed's JSON is used with.
 
     Raises:
         VramplanError: for what cannot be read, or is not modelled.
     """
     found = from_path(Path(target), framework) if isinstance(target, (str, Path)) else from_words(target, framework)
+    return examine(
+        found,
+        gpu,
+        num_gpus=num_gpus,
+        model=model,
+        framework_version=framework_version,
+        min_headroom=min_headroom,
+        confidence=confidence,
+        progress=progress,
+        **given,
+    )
+
+
+def examine(
+    found: Found,
+    gpu: str | Card,
+    *,
+    num_gpus: int = 1,
+    model: str | ModelSpec | None = None,
+    framework_version: str | None = None,
+    **given: Any,
+) -> Verdict:
+    """The same of what was found in a file or a command; `given` as :func:`judge` takes it.
+
+    Raises:
+        VramplanError: for what cannot be read, or is not modelled.
+    """
     reading = read(found, num_gpus, framework_version)
-    spec = _model(model if model is not None else reading.model, reading, found)
-    return judge(reading, spec, gpu, min_headroom=min_headroom, confidence=confidence, progress=progress, **given)
+    return judge(reading, _model(model if model is not None else reading.model, reading, found), gpu, **given)
 
 
 def judge(
@@ -106,23 +136,46 @@ def judge(
     min_headroom: float = 0.0,
     confidence: float = CONFIDENCE,
     progress: Progress = silent,
+    look_further: bool = True,
+    dataset: str | Path | Lengths | None = None,
+    tokenizer: str | None = None,
+    sequence_length: int | None = None,
     **given: Any,
 ) -> Verdict:
-    """Whether what a configuration comes to fits; where not, plans for the same global batch.
+    """Whether what a configuration comes to fits; where not, plans for the same global batch, if they are wanted.
 
     Raises:
         VramplanError: for what cannot run, or is not modelled.
     """
     card = api.load_card(gpu)
-    job = _settled(
-        spec, reading, {**reading.job, **{name: value for name, value in given.items() if value is not None}}
-    )
-    estimate = api.estimate(spec, card, confidence=confidence, progress=progress, **job)
-    evaluation = _evaluation(spec, card, estimate, reading, job, confidence)
-    verdict = Verdict(reading, with_margin(card, confidence), estimate, evaluation, None, min_headroom)
-    if verdict.fits:
+    job = {**reading.job, **{name: value for name, value in given.items() if value is not None}}
+    if dataset is not None:
+        job.setdefault("sequence_length", _most_positions(spec))
+    if sequence_length is not None:
+        job["sequence_length"] = min(sequence_length, job.get("sequence_length", sequence_length))
+    job, data = _settled(spec, reading, job), None
+    if dataset is not None:
+        lengths = longest.lengths_of(dataset, spec, tokenizer, progress)
+        data, job = longest.applied(lengths, spec, card, reading, job, given)
+
+    @cache
+    def at(length: int) -> Verdict:
+        sized = {**job, "sequence_length": length}
+        estimate = api.estimate(spec, card, confidence=confidence, progress=progress, **sized)
+        evaluation = _evaluation(spec, card, estimate, reading, sized, confidence)
+        return Verdict(reading, with_margin(card, confidence), estimate, evaluation, None, min_headroom, data)
+
+    verdict = at(job["sequence_length"])
+    if data is not None and look_further:
+
+        def need(length: int) -> tuple[int, bool]:
+            progress(f"samples of {length:,} tokens", 0.5)
+            return at(length).need_bytes, at(length).fits
+
+        verdict = replace(verdict, data=longest.compared(data, job, need))
+    if verdict.fits or not look_further:
         return verdict
-    batch = estimate.job.global_batch_size
+    batch = verdict.estimate.job.global_batch_size
     free = {
         name: value for name, value in job.items() if name not in ("micro_batch_size", "gradient_accumulation_steps")
     }
@@ -138,6 +191,8 @@ def read(found: Found, cards: int, version: str | None = None) -> Reading:
     """
     keys = Keys(in_sections(found.source) if found.framework.in_sections else found.source, found.name)
     reading = found.framework.read(keys, cards, version)
+    reading.synonyms = keys.synonyms
+    _agree(keys, reading.job)
     reading.job |= allocator(keys, reading.expandable)
     tell_sharing(keys, reading.job)
     _under_deepspeed(reading.job)
@@ -148,6 +203,15 @@ def read(found: Found, cards: int, version: str | None = None) -> Reading:
     _lost(keys)
     reading.notes = sorted(keys.notes, key=lambda note: ("warning", "unknown", "default", "ignored").index(note.kind))
     return reading
+
+
+def _agree(keys: Keys, job: dict[str, Any]) -> None:
+    for field, said in keys.pinned.items():
+        value = job.get(field, Job.model_fields[field].default)
+        if said.value != value:
+            raise ConfigError(
+                f"{said.place} is {said.value}, and {value} elsewhere: training stops at that; write auto"
+            )
 
 
 def _under_deepspeed(job: dict[str, Any]) -> None:
@@ -215,13 +279,9 @@ def _settled(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str
         dropped |= {name for name in job if name.startswith("lora_")}
     job = {name: value for name, value in job.items() if name not in dropped}
     if "sequence_length" not in job:
-        text = spec.config.get("text_config") or spec.config
-        longest = next((text[key] for key in POSITIONS if isinstance(text.get(key), int)), 2048)
-        job["sequence_length"] = longest
+        job["sequence_length"] = most = _most_positions(spec)
         name = str(reading.names.get("sequence_length", ""))
-        reading.notes.insert(
-            0, Note("warning", name, f"is not set: a sample may have {longest:,} tokens, which decides")
-        )
+        reading.notes.insert(0, Note("warning", name, f"is not set: a sample may have {most:,} tokens, which decides"))
     if job.get("videos"):
         job |= videos.settled(spec, reading.sampling, job, reading.notes)
     elif sees:
@@ -229,6 +289,11 @@ def _settled(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str
     if job["method"] != "full" and reading.framework in LISTING and job.get("lora_targets") is None:
         job["lora_targets"] = listed_layers(spec)
     return {name: value for name, value in job.items() if value is not None}
+
+
+def _most_positions(spec: ModelSpec) -> int:
+    text = spec.config.get("text_config") or spec.config
+    return int(next((text[key] for key in POSITIONS if isinstance(text.get(key), int)), 2048))
 
 
 def _sizes(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str, Any]:

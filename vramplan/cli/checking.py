@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,31 +50,46 @@ def check(
     image_size: Annotated[
         str | None, typer.Option(help="Width and height in pixels of the largest image, or of a video's frames.")
     ] = None,
+    dataset: Annotated[
+        Path | None, typer.Option(help="The samples (.jsonl, .json, .csv, .tsv, .txt): their lengths decide.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="Folder with the tokenizer.json that counts them (the model's, where it is here)."),
+    ] = None,
     min_headroom: Annotated[str | None, typer.Option(help="Share of the card that has to stay free: 5%.")] = None,
     confidence: Confidence = None,
+    fix: Annotated[bool, typer.Option("--fix", help="Print it with the fewest changes that make it fit.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="With --fix: change the file itself.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say before launch whether a configuration fits, why not, and what to change."""
     several = len(target) > 1 and all(Path(one).is_file() for one in target)
+    targets: list[str | list[str]] = [*target] if several or len(target) == 1 else [target]
+    given = {
+        "num_gpus": num_gpus,
+        "model": model,
+        "framework": framework,
+        "framework_version": framework_version,
+        "min_headroom": _share(min_headroom),
+        "sequence_length": seq_len,
+        "method": method,
+        "checkpointing": checkpointing,
+        "images": images,
+        "videos": videos,
+        "frames": frames,
+        "image_size": image_size,
+        "dataset": dataset,
+        "tokenizer": tokenizer,
+        **sure(confidence),
+    }
+    if write and not fix:
+        raise ConfigError("--write goes with --fix")
+    if fix:
+        raise typer.Exit(_fixed(targets, gpu, write, as_json, given))
     codes = []
-    for one in target if several or len(target) == 1 else [target]:
-        found = _judged(
-            one,
-            gpu,
-            num_gpus=num_gpus,
-            model=model,
-            framework=framework,
-            framework_version=framework_version,
-            min_headroom=_share(min_headroom),
-            sequence_length=seq_len,
-            method=method,
-            checkpointing=checkpointing,
-            images=images,
-            videos=videos,
-            frames=frames,
-            image_size=image_size,
-            **sure(confidence),
-        )
+    for one in targets:
+        found = _judged(one, gpu, **given)
         if as_json:
             from vramplan.render import json as as_text
 
@@ -92,6 +108,32 @@ def _judged(target: str | list[str], gpu: str, **given: Any) -> Verdict:
 
     with progress() as tell:
         return verdict.check(target, gpu, progress=tell, **given)
+
+
+def _fixed(targets: list[str | list[str]], gpu: str, write: bool, as_json: bool, given: dict[str, Any]) -> int:
+    """Fix them, and say on standard error what was changed; the exit code."""
+    from vramplan import files, fixing
+    from vramplan.render import fix as shown
+    from vramplan.render import json as as_text
+
+    if len(targets) > 1 and not write:
+        raise ConfigError("--fix prints one file; give one, or add --write")
+    codes = []
+    for target in targets:
+        if write and not isinstance(target, str):
+            raise ConfigError("--write changes a file; without it, the command is printed")
+        with progress() as tell:
+            found = fixing.fix(target, gpu, progress=tell, **given)
+        if as_json:
+            print(as_text.dumps(as_text.fix(found)))
+        elif found.after.fits and not write:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(found.text.encode())
+        if write and found.changes:
+            files.write(Path(str(target)), found.text.encode())
+        print(shown.said(str(target) if isinstance(target, str) else "the command", found), file=sys.stderr)
+        codes.append(0 if found.after.fits else 1)
+    return max(codes)
 
 
 def _share(given: str | None) -> float:

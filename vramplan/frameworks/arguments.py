@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from vramplan.errors import ConfigError
 from vramplan.frameworks.shell import UNKNOWN
@@ -14,21 +15,24 @@ _FLAG = re.compile(r"--?[A-Za-z][\w.-]*(=.*)?", re.DOTALL)
 _PAIR = re.compile(r"\+?([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 
 
-def split(words: Sequence[str]) -> tuple[list[str], dict[str, Setting]]:
-    """(words that belong to no flag, settings).
+class Piece(NamedTuple):
+    """What some of a command's words say."""
 
-    A flag's name is taken with underscores. What is given twice counts the second time, as argparse has it.
-    """
-    loose: list[str] = []
-    settings: dict[str, Setting] = {}
-    for before, word in zip(["", *words], words, strict=False):
-        if word.startswith(UNKNOWN) and not _is_flag(before):  # may be anything, flags too
-            raise ConfigError(
-                f"{word.replace(UNKNOWN, '')}: is not known without running the script; set it in the call"
-            )
+    name: str
+    """With underscores; empty for a word that belongs to no setting."""
+    value: object
+    shown: str
+    """As it was spelt."""
+    first: int
+    last: int
+    """Of its words."""
+
+
+def pieces(words: Sequence[str]) -> Iterator[Piece]:
+    """The words of a command, put together to settings."""
     index = 0
     while index < len(words):
-        word = words[index]
+        first, word = index, words[index]
         index += 1
         if _is_flag(word):
             name, _, given = word.lstrip("-").partition("=")
@@ -38,14 +42,29 @@ def split(words: Sequence[str]) -> tuple[list[str], dict[str, Setting]]:
                 index += 1
             name = name.replace("-", "_")
             if not values and name.startswith("no_") and name != "no_cuda":  # HfArgumentParser's --no_x
-                settings[name[3:]] = Setting(False, word)
+                yield Piece(name[3:], False, word, first, first)
             else:
-                settings[name] = Setting(_value(values), word.partition("=")[0])
+                yield Piece(name, _value(values), word.partition("=")[0], first, index - 1)
         elif (pair := _PAIR.fullmatch(word)) is not None:
-            settings[pair[1]] = Setting(pair[2], word)
+            yield Piece(pair[1], pair[2], word, first, first)
         else:
-            loose.append(word)
-    return loose, settings
+            yield Piece("", word, word, first, first)
+
+
+def split(words: Sequence[str]) -> tuple[list[str], dict[str, Setting]]:
+    """(words that belong to no flag, settings).
+
+    A flag's name is taken with underscores. What is given twice counts the second time, as argparse has it.
+    """
+    for before, word in zip(["", *words], words, strict=False):
+        if word.startswith(UNKNOWN) and not _is_flag(before):  # may be anything, flags too
+            raise ConfigError(
+                f"{word.replace(UNKNOWN, '')}: is not known without running the script; set it in the call"
+            )
+    found = list(pieces(words))
+    return [one.shown for one in found if not one.name], {
+        one.name: Setting(one.value, one.shown) for one in found if one.name
+    }
 
 
 def _is_flag(word: str) -> bool:

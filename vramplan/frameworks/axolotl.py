@@ -18,6 +18,7 @@ from vramplan.frameworks.trainer import (
 )
 
 PACKAGE, NEWEST = "axolotl", "0.19.0"
+LIGER = "axolotl.integrations.liger.LigerPlugin"
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 
 
@@ -59,7 +60,8 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     job |= _loss(keys)
     packed = keys.flag("sample_packing", default=False)
     job["batches"] = "packed" if packed else "padded" if job["micro_batch_size"] > 1 else "unpadded"
-    if keys.flag("pad_to_sequence_len", default=packed) and not packed:
+    pads = keys.flag("pad_to_sequence_len", default=packed) and not packed
+    if pads:
         job["batches"] = "padded"
     upcast = job["dtype"] != "fp32" and not keys.flag("embeddings_skip_upcast", default=False)
     if method == "full" and job.get("attention") != "flash" and upcast:
@@ -77,18 +79,23 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     names: dict[str, Words] = {
         "micro_batch_size": "micro_batch_size",
         "gradient_accumulation_steps": "gradient_accumulation_steps",
+        "eval_batch_size": "eval_batch_size",
         "optimizer": "optimizer",
         "sequence_length": "sequence_len",
         "checkpointing": {"full": "gradient_checkpointing true"},
         "attention": {"sdpa": "attn_implementation sdpa", "flash": "attn_implementation flash_attention_2"},
-        "loss": {"liger": "liger_fused_linear_cross_entropy true"},
-        "method": {"lora": "adapter lora"},
+        "loss": {"liger": f"plugins [{LIGER}]; liger_fused_linear_cross_entropy true"},
+        "dtype": {"bf16": "bf16 true"},
+        "method": {"lora": "adapter lora; lora_r 8; lora_alpha 16; lora_target_linear true"},
+        "quantize": {"nf4": "adapter qlora; load_in_4bit true"},
         "lora_dropout": "lora_dropout",
     }
     reading = Reading("axolotl", f"{version} ({where})", keys.name("base_model") or "", job, names, keys.notes)
     if keys.number("val_set_size", default=0.0) > 0 or keys.has("test_datasets"):
         reading.eval_batch_size = keys.count("eval_batch_size", default=job["micro_batch_size"])
     reading.expandable = True
+    reading.rows = "packed" if packed else "padded" if pads else "samples"
+    reading.drops_longer = keys.text("excess_length_strategy", default="drop") == "drop"
     return reading
 
 

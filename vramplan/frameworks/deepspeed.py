@@ -37,6 +37,11 @@ ONLY: dict[str, tuple[Any, ...]] = {
 """What is modelled with these values alone."""
 OPTIMIZERS = {"adam": "adamw_torch_fused", "adamw": "adamw_torch_fused"}
 """DeepSpeed's own optimizers: one kernel, fp32 states."""
+BATCH = {
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+}
+"""Numbers that transformers wants to be its own, or auto (integrations/deepspeed.py: fill_match)."""
 
 
 def referenced(keys: Keys) -> dict[str, Any]:
@@ -54,7 +59,11 @@ def referenced(keys: Keys) -> dict[str, Any]:
         stage, offload = int(preset[1]), "all" if preset[1] == "3" else "optimizer"
         zero = {} if stage == 3 else {"reduce_bucket_size": PRESET_BUCKET}
         return _stage(stage, found) | {"zero": zero, "offload": offload if preset[2] else "none"}
-    return fields(Keys(Source(_load(found, keys), {}, (), str(found.value)), "DeepSpeed"), found)
+    own = Keys(Source(_load(found, keys), {}, (), str(found.value)), "DeepSpeed")
+    for name, field in BATCH.items():
+        if own.text(name, default="auto") != "auto":
+            keys.pinned[field] = Setting(own.count(name, default=1), f"{found.value}: {name}")
+    return fields(own, found)
 
 
 def fields(own: Keys, found: Setting) -> dict[str, Any]:

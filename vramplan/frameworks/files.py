@@ -163,16 +163,32 @@ def load_yaml(text: str, where: str) -> Any:
     Raises:
         ConfigError: naming the line of what is broken.
     """
+    return _parsed(text, where, "rt", "load")
+
+
+def nodes_of(text: str, where: str) -> Any:
+    """The document's mapping as nodes that know where they begin and end.
+
+    Raises:
+        ConfigError: naming the line of what is broken.
+    """
+    root = _parsed(text, where, "safe", "compose")
+    if not isinstance(getattr(root, "value", None), list) or not root.value:
+        raise ConfigError(f"{where}: expected settings by name")
+    return root
+
+
+def _parsed(text: str, where: str, kind: str, method: str) -> Any:
     from ruamel.yaml import YAML
     from ruamel.yaml.constructor import DuplicateKeyError
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-    reader = YAML(typ="rt", pure=True)
+    reader = YAML(typ=kind, pure=True)
     reader.version = (1, 1)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # 1e-4 without a dot: coerced where it is read
-            return reader.load(text)
+            return getattr(reader, method)(text)
     except DuplicateKeyError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{where}:{line}: a key stands twice: {str(error.problem).splitlines()[0]}") from error

@@ -29,12 +29,22 @@ OTHERS: dict[tuple[str, ...], str] = {
 """Commands that are known and not read yet."""
 
 
+class Origin(NamedTuple):
+    """The command that settings were read from."""
+
+    command: shell.Command
+    own: int
+    """How many of its last words are the framework's own."""
+
+
 class Found(NamedTuple):
     """What is to be checked."""
 
     name: str
     framework: Framework
     source: Source
+    origin: Origin | None = None
+    """None where a file of settings was given."""
 
 
 def from_path(path: Path, asked: str | None, environment: Mapping[str, str] = os.environ) -> Found:
@@ -43,7 +53,15 @@ def from_path(path: Path, asked: str | None, environment: Mapping[str, str] = os
     Raises:
         ConfigError: for a file that cannot be read, or holds no training command, or several.
     """
-    text = read_text(path)
+    return from_text(read_text(path), path, asked, environment)
+
+
+def from_text(text: str, path: Path, asked: str | None, environment: Mapping[str, str] = os.environ) -> Found:
+    """The same of a text that stands, or might stand, in that file.
+
+    Raises:
+        ConfigError: for a text that is broken, or holds no training command, or several.
+    """
     is_python = path.suffix in (".py", ".ipynb")
     if path.suffix in SCRIPTS or (text.startswith("#!") and not is_python):
         return _from_script(text, path, asked, environment)
@@ -65,14 +83,19 @@ def from_words(words: Sequence[str], asked: str | None, environment: Mapping[str
     Raises:
         ConfigError: where it is no training command.
     """
-    own: dict[str, str] = {}
-    rest = list(words)
-    while rest and "=" in rest[0] and rest[0].partition("=")[0].isidentifier():
-        name, _, value = rest.pop(0).partition("=")
-        own[name] = value
-    found = _from_command(shell.Command(rest, 1, own), "the command", Path(), asked, environment)
-    if found is None:
-        raise ConfigError(f"{' '.join(rest[:3])}: no training command that is known; give --framework")
+    return from_line(shell.typed(words), asked, environment)
+
+
+def from_line(line: str, asked: str | None, environment: Mapping[str, str] = os.environ) -> Found:
+    """The same in one line.
+
+    Raises:
+        ConfigError: where it is no training command.
+    """
+    command = next(iter(shell.commands(line, "the command", {})), None)
+    found = command and _from_command(command, "the command", Path(), asked, environment)
+    if not found:
+        raise ConfigError(f"{' '.join(line.split()[:3])}: no training command that is known; give --framework")
     return found
 
 
@@ -105,7 +128,8 @@ def _from_command(
         return None
     spelling: Spelling = "flags"
     framework = FRAMEWORKS["transformers"] if is_script else _framework(asked or name or "")
-    loose, settings = framework.split(words[1:] if is_script else rest)
+    own_words = words[1:] if is_script else rest
+    loose, settings = framework.split(own_words)
     if is_script and not {"model_name_or_path", "per_device_train_batch_size"} & settings.keys():
         own_settings = _of_program(words[0], folder, settings)
         if own_settings is None:
@@ -126,7 +150,7 @@ def _from_command(
     )
     started_by = () if file else tuple(words[:2])
     source = Source(launcher | settings, _exported(settings, exported), started_by, where, lost, spelling)
-    return Found(name, _framework(name), source)
+    return Found(name, _framework(name), source, Origin(command, len(own_words)))
 
 
 def _of_program(program: str, folder: Path, flags: Mapping[str, Setting]) -> tuple[str, dict[str, Setting]] | None:
@@ -226,4 +250,4 @@ def _framework(name: str) -> Framework:
     return FRAMEWORKS[name]
 
 
-__all__ = ["Found", "from_path", "from_words"]
+__all__ = ["Found", "Origin", "from_line", "from_path", "from_text", "from_words"]

@@ -66,7 +66,8 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     job["sequence_length"] = keys.count("cutoff_len", default=2048)
     if not keys.has("cutoff_len"):
         keys.note("default", "cutoff_len", "not set: 2048")
-    if keys.flag("packing", default=keys.text("stage", default="sft") == "pt"):
+    packs = keys.flag("packing", default=keys.text("stage", default="sft") == "pt")
+    if packs:
         job["batches"] = "unpadded"  # rows of cutoff_len tokens, full to the end
     job |= {
         "max_pixels": keys.count("image_max_pixels", default=MAX_PIXELS),
@@ -81,10 +82,12 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         "attention": {"sdpa": "flash_attn sdpa", "flash": "flash_attn fa2"},
         "loss": {"liger": "enable_liger_kernel true"},
         "method": {"lora": "finetuning_type lora"},
+        "dtype": {"bf16": "pure_bf16 true; bf16 false"},
         "quantize": {"nf4": "quantization_bit 4", "int8": "quantization_bit 8"},
     }
     model = keys.name("model_name_or_path") or ""
     reading = Reading("llamafactory", f"{version} ({where})", model, job, names, keys.notes)
+    reading.rows = "packed" if packs else "samples"
     evaluates = keys.number("val_size", default=0.0) > 0 or keys.has("eval_dataset")
     reading.eval_batch_size = evaluation(keys, 8, evaluates)
     reading.expandable = job["num_gpus"] > 1

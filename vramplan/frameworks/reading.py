@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Literal
 
 from vramplan.errors import ConfigError
 from vramplan.frameworks.source import FALSE, TRUE, Keys, Note, Spelling
@@ -55,16 +55,27 @@ class Reading:
     spelling: Spelling = "yaml"
     """How its settings are written: ``key: value``, ``--key value``, ``key=value``."""
 
-    def say(self, update: Mapping[str, Any]) -> list[str]:
-        """Changes to the job in the framework's own words; those that it has no word for are left out."""
-        said = []
+    rows: Literal["samples", "padded", "packed"] = "samples"
+    """What a batch is made of: samples as long as they are; each padded to the limit; rows packed full of them."""
+    drops_longer: bool = False
+    """Whether samples over the limit are left out, not cut."""
+    synonyms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Keys that are read for one another: what another version calls the same."""
+
+    def words(self, update: Mapping[str, Any]) -> dict[str, str]:
+        """Changes to the job as the framework's keys and values; those that it has no word for are left out."""
+        said: dict[str, str] = {}
         for field_, value in update.items():
             words = self.names.get(field_)
             pair = f"{words} {value}" if isinstance(words, str) else (words or {}).get(value)
             for one in pair.split("; ") if pair is not None else ():
                 key, _, rest = one.partition(" ")
-                said.append(SPELT[self.spelling](key, rest))
+                said[key] = rest
         return said
+
+    def say(self, update: Mapping[str, Any]) -> list[str]:
+        """The same as lines."""
+        return [SPELT[self.spelling](key, value) for key, value in self.words(update).items()]
 
 
 def settle(package: str, asked: str | None, newest: str) -> tuple[str, str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping
+import shlex
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import add, floordiv, mod, mul, sub
 
@@ -30,6 +32,8 @@ _OPERATIONS = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: floordiv, ast
 
 Lookup = Callable[[str], "str | None"]
 """A variable's value, if it has one."""
+Span = tuple[int, int]
+"""Begin and end in a text, in characters."""
 
 
 @dataclass(slots=True)
@@ -42,6 +46,21 @@ class Command:
     """What is exported to it."""
     unexported: dict[str, str] = field(default_factory=dict)
     """Variables of the shell that it does not see."""
+    spans: list[Span] = field(default_factory=list)
+    """Where in the text each word stands; words that one expansion makes share theirs."""
+
+
+def typed(words: Sequence[str]) -> str:
+    """The words of a command as a line that a shell takes apart into them.
+
+    >>> typed(["A=x y", "swift", "sft", "--system", "be kind"]).rstrip()
+    "A='x y' swift sft --system 'be kind'"
+    """
+    own, said = list(words), []
+    while own and _ASSIGNMENT.fullmatch(own[0]):
+        name, _, value = own.pop(0).partition("=")
+        said.append(f"{name}={shlex.quote(value)}")
+    return " ".join([*said, *map(shlex.quote, own)]) + "\n"
 
 
 def commands(text: str, where: str, environment: Mapping[str, str]) -> list[Command]:
@@ -51,7 +70,7 @@ def commands(text: str, where: str, environment: Mapping[str, str]) -> list[Comm
         ConfigError: for a quote that never ends.
     """
     exported, own, found = dict(environment), dict[str, str](), []
-    for line, words in _split(text, where, lambda name: own.get(name, exported.get(name))):
+    for line, words, spans in _split(text, where, lambda name: own.get(name, exported.get(name))):
         assigned: dict[str, str] = {}
         while words and (words[0] in PREFIXES or _ASSIGNMENT.fullmatch(words[0])):
             pair = _ASSIGNMENT.fullmatch(words.pop(0))
@@ -73,23 +92,28 @@ def commands(text: str, where: str, environment: Mapping[str, str]) -> list[Comm
                 own.pop(name, None)
         else:
             new = {name: value for name, value in exported.items() if environment.get(name) != value}
-            found.append(Command(words, line, new | assigned, dict(own)))
+            found.append(Command(words, line, new | assigned, dict(own), spans[-len(words) :]))
     return found
 
 
-def _split(text: str, where: str, lookup: Lookup) -> Iterator[tuple[int, list[str]]]:
-    """(line, words) of each command; comments, redirections and heredocs left out."""
+def _split(text: str, where: str, lookup: Lookup) -> Iterator[tuple[int, list[str], list[Span]]]:
+    """(line, words, their places) of each command; comments, redirections and heredocs left out."""
     reader = _Reader(text, where, lookup)
     while not reader.ended:
-        line, words = reader.command()
-        if words:
-            yield line, words
+        line, placed = reader.command()
+        if placed:
+            yield line, [word for word, _ in placed], [(reader.given(at), reader.given(end)) for _, (at, end) in placed]
 
 
 class _Reader:
     def __init__(self, text: str, where: str, lookup: Lookup) -> None:
         self.text, self.where, self.lookup = text.replace("\r\n", "\n"), where, lookup
         self.at = 0
+        self.returns = [found.start() - number for number, found in enumerate(re.finditer("\r\n", text))]
+
+    def given(self, at: int) -> int:
+        """A place in the text as it was given, where lines may end in two characters."""
+        return at + bisect_left(self.returns, at)
 
     @property
     def ended(self) -> bool:
@@ -99,9 +123,9 @@ class _Reader:
     def line(self) -> int:
         return self.text.count("\n", 0, self.at) + 1
 
-    def command(self) -> tuple[int, list[str]]:
-        """The next command's words."""
-        words: list[str] = []
+    def command(self) -> tuple[int, list[tuple[str, Span]]]:
+        """The next command's words, each with its place."""
+        words: list[tuple[str, Span]] = []
         self._skip_blanks()
         line = self.line
         while not self.ended:
@@ -124,13 +148,15 @@ class _Reader:
                 self._redirection()
                 continue
             if _ARRAY.fullmatch(self.text[self.at : self.at + 80].partition("(")[0] + "("):
-                words.append(self._array())
+                start = self.at
+                words.append((self._array(), (start, self.at)))
                 continue
+            start = self.at
             several = self._words()
             word = several[0] if len(several) == 1 else ""
             if word.isdigit() and self.text[self.at : self.at + 1] in ("<", ">") and self.text[self.at - 1].isdigit():
                 continue  # 2> file
-            words += several
+            words += [(one, (start, self.at)) for one in several]
         return line, words
 
     def _array(self) -> str:

@@ -66,13 +66,17 @@ class Keys:
     def __init__(self, source: Source, framework: str) -> None:
         self.source, self.framework = source, framework
         self.asked: set[str] = set()
+        self.synonyms: dict[str, tuple[str, ...]] = {}
         self.notes: list[Note] = []
+        self.pinned: dict[str, Setting] = {}
+        """Fields of the job that another file says as well, and must say alike."""
 
     # -- values --------------------------------------------------------------------------------------------------------
 
     def setting(self, *names: str) -> Setting | None:
         """The first of these that is set."""
         self.asked.update(names)
+        self.synonyms |= {name: names for name in names if len(names) > len(self.synonyms.get(name, ()))}
         for name in names:
             found = self.source.settings.get(name)
             if found is not None and isinstance(found.value, str) and UNKNOWN in found.value:
@@ -229,5 +233,5 @@ def _at(found: Setting, name: str) -> str:
 
 
 def _short(value: Any) -> str:
-    said = str(value)
+    said = " ".join(str(value).split())
     return said if len(said) < 40 else f"{said[:37]}..."

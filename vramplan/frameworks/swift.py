@@ -44,7 +44,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     if keys.flag("use_liger", default=False):  # 2.x
         job["loss"] = "liger"
     job |= _dtypes(keys, method)
-    job |= _quantized(keys)
+    job |= _quantized(keys, by_method=at_least(version, "3.0"))
     if method == "lora":
         job |= _adapters(keys) | _saved(keys, job["dtype"])
     job |= _parts(keys, method, frozen=at_least(version, "3.0"))
@@ -81,6 +81,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     names = NAMES | {
         "sequence_length": "max_length",
         "attention": {"sdpa": "attn_impl sdpa", "flash": "attn_impl flash_attn"},
+        "dtype": {"bf16": "torch_dtype bfloat16"},
         "quantize": {"nf4": "quant_method bnb; quant_bits 4", "int8": "quant_method bnb; quant_bits 8"},
         "method": {"lora": f"{'tuner_type' if at_least(version, '4.0') else 'train_type'} lora"},
     }
@@ -94,6 +95,8 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     )
     splits = keys.number("split_dataset_ratio", "dataset_test_ratio", default=0.0) > 0 or keys.has("val_dataset")
     reading.eval_batch_size = evaluation(keys, 1, splits)
+    reading.rows = "packed" if keys.flag("packing", default=False) else "samples"
+    reading.drops_longer = keys.text("truncation_strategy", default="delete") == "delete"
     reading.caps_resize = keys.has("max_pixels")
     reading.sampling = from_environment(keys)
     if keys.has(RANKS):
@@ -133,9 +136,15 @@ def _dtypes(keys: Keys, method: str) -> dict[str, str]:
     return {"dtype": stored, "autocast": half}
 
 
-def _quantized(keys: Keys) -> dict[str, Any]:
-    """Bitsandbytes, four or eight bits; of a model that sees, tower and projector stay as they are (quant_args.py)."""
+def _quantized(keys: Keys, by_method: bool) -> dict[str, Any]:
+    """Bitsandbytes, four or eight bits; of a model that sees, tower and projector stay as they are (quant_args.py).
+
+    Since version 3 nothing is quantized where no quant_method is named.
+    """
     bits = keys.count("quant_bits", "quantization_bit", default=0, least=0)
+    if bits and by_method and not keys.has("quant_method"):
+        keys.note("warning", "quant_bits", "has no effect without quant_method: nothing is quantized")
+        return {}
     if not bits:
         return {}
     if keys.text("quant_method", default="bnb") != "bnb":

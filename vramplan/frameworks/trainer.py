@@ -21,11 +21,13 @@ LENGTHS = ("block_size", "max_seq_length", "max_length", "model_max_length", "cu
 """What scripts call the length of a sample."""
 NAMES: dict[str, Words] = {
     "micro_batch_size": BATCH,
+    "eval_batch_size": "per_device_eval_batch_size",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "optimizer": "optim",
     "loss": {"liger": "use_liger_kernel true"},
     "checkpointing": {"full": "gradient_checkpointing true"},
     "attention": {"sdpa": "attn_implementation sdpa", "flash": "attn_implementation flash_attention_2"},
+    "dtype": {"bf16": "dtype bfloat16"},
     "lora_dropout": "lora_dropout",
 }
 
@@ -169,6 +171,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         NAMES | {"sequence_length": "block_size"},
         keys.notes,
     )
+    reading.rows = "packed" if keys.has("block_size") else "samples"  # run_clm.py joins all texts, and cuts blocks
     job["num_gpus"] = ranks(keys, cards)
     reading.eval_batch_size = evaluation(
         keys, 8, keys.flag("do_eval", default=False) or keys.has("eval_strategy", "evaluation_strategy")

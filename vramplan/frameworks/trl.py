@@ -64,6 +64,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         "dtype": {"bf16": "dtype bfloat16"},
     }
     reading = Reading("trl", f"{version} ({where})", keys.name("model_name_or_path") or "", job, names, keys.notes)
+    reading.rows = "packed" if keys.flag("packing", default=False) else "samples"
     reading.eval_batch_size = evaluation(keys, 8, keys.has("eval_strategy"))
     return reading
 

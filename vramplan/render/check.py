@@ -21,6 +21,7 @@ def verdict(one: Verdict) -> RenderableType:
         heading(estimate, one.card, estimate.job.num_gpus),
         Text(""),
         _headline(one),
+        *([Text(""), data_set(one)] if one.data is not None else []),
         Text(""),
         breakdown(estimate),
         Text(""),
@@ -30,7 +31,8 @@ def verdict(one: Verdict) -> RenderableType:
         size = reading.eval_batch_size
         shown.append(Text(f"Evaluation with {size} samples at once: {gib(one.evaluation_bytes)} GiB on the card"))
     if not one.fits:
-        shown += [Text(""), *_way_out(one)]
+        hint = Text("--fix prints it with the fewest changes that make it fit.", style="dim")
+        shown += [Text(""), *_way_out(one), hint]
     shown += [Text(""), notes(reading.notes)]
     return Group(*shown, *footer(estimate))
 
@@ -52,6 +54,55 @@ def _headline(one: Verdict) -> Text:
         why = "evaluation" if (one.evaluation_bytes or 0) > estimate.device_total_bytes else "the free space asked for"
         said.append(f"; what is missing is room for {why}", style="not bold default")
     return said
+
+
+QUANTILES = {"P50": 0.5, "P95": 0.95, "P99": 0.99}
+
+
+def data_set(one: Verdict) -> RenderableType:
+    """How long the samples are, and what that makes of the batches."""
+    data = one.data
+    assert data is not None
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="bold", pad_edge=False)
+    figures = {name: data.spread.quantile(share) for name, share in QUANTILES.items()}
+    for name, length in {**figures, "longest": data.spread.longest, "limit": data.limit}.items():
+        table.add_column(name, footer=f"{length:,}", justify="right")
+    table.add_row(*(str(column.footer) for column in table.columns))
+    longer = data.spread.longer(data.limit)
+    said = [f"{data.lengths.path.name}: {data.spread.samples:,} samples, their tokens {data.lengths.source}"]
+    if longer:
+        what = "dropped" if data.drops else "cut"
+        said.append(f"{percent(longer / data.spread.samples)} are longer than the limit ({longer:,}): {what}")
+    rows = {"samples": "", "padded": ", every row padded to the limit", "packed": ", rows packed full"}[data.rows]
+    said.append(f"Longest row of a batch: {data.worst_length:,} tokens{rows}")
+    said.append(f"An epoch over all of them: {data.steps_per_epoch:,} steps")
+    if data.padding_share:
+        said.append(
+            f"A batch of {data.micro_batch_size} is padded to {data.padded_to:,.0f} tokens on average,"
+            f" {percent(data.padding_share)} of which is padding"
+        )
+    if data.near_share is not None:
+        said.append(f"{percent(data.near_share)} of all batches need 95% or more of what the longest needs")
+    if data.fitting_length:
+        over = data.spread.longer(data.fitting_length) / data.spread.samples
+        words = "  ".join(one.reading.say({"sequence_length": data.fitting_length}))
+        said.append(
+            f"Up to {data.fitting_length:,} tokens would fit ({words}): {percent(over)} of the samples are longer"
+        )
+    elif data.fitting_length == 0:
+        said.append("No length would fit at this micro-batch")
+    return Group(Text(said[0]), table, *(Text(line) for line in said[1:]))
+
+
+def percent(share: float) -> str:
+    """A share that is never rounded to none or all.
+
+    >>> percent(0.00003), percent(0.5)
+    ('under 0.1%', '50.0%')
+    """
+    if 0 < share < 0.001:
+        return "under 0.1%"
+    return "over 99.9%" if 0.999 < share < 1 else f"{share:.1%}"
 
 
 def _way_out(one: Verdict) -> list[RenderableType]:

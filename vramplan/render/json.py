@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from vramplan.card import Card
+from vramplan.fixing import Fix
 from vramplan.images import Picture, Size
+from vramplan.longest import Data
 from vramplan.plan import Plan, Run, Search
 from vramplan.resolutions import Row, Solved
 from vramplan.result import Estimate
@@ -199,5 +201,51 @@ def verdict(one: Verdict) -> dict[str, Any]:
             }
             for advice in (one.search.advice if one.search else ())
         ],
+        "dataset": one.data and data_set(one.data),
         "estimate": estimate(one.estimate),
+    }
+
+
+def data_set(one: Data) -> dict[str, Any]:
+    """The data set of `vramplan check --dataset`."""
+    longer = one.spread.longer(one.limit)
+    return {
+        "path": str(one.lengths.path),
+        "tokens_by": one.lengths.source,
+        "exact": one.lengths.exact,
+        "samples": one.spread.samples,
+        "tokens": {
+            "p50": one.spread.quantile(0.5),
+            "p95": one.spread.quantile(0.95),
+            "p99": one.spread.quantile(0.99),
+            "longest": one.spread.longest,
+            "sum": one.spread.tokens,
+        },
+        "images": one.spread.images,
+        "limit": one.limit,
+        "longer": longer,
+        "longer_share": longer / one.spread.samples,
+        "longer_are": "dropped" if one.drops else "cut",
+        "rows": one.rows,
+        "worst_length": one.worst_length,
+        "padded_to": one.padded_to,
+        "padding_share": one.padding_share,
+        "near_length": one.near_length,
+        "near_share": one.near_share,
+        "steps_per_epoch": one.steps_per_epoch,
+        "fitting_length": one.fitting_length,
+        "fitting_longer_share": None
+        if one.fitting_length is None
+        else one.spread.longer(one.fitting_length) / one.spread.samples,
+    }
+
+
+def fix(one: Fix) -> dict[str, Any]:
+    """`vramplan check --fix --json`: the verdict on the changed text, that text, and what was changed."""
+    return {
+        **verdict(one.after),
+        "fitted_before": one.before.fits,
+        "changes": [change._asdict() for change in one.changes],
+        "text": one.text,
+        "least_bytes": one.least_bytes,
     }

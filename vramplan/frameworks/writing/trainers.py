@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vramplan.errors import UnsupportedError
+from vramplan.frameworks.axolotl import LIGER
 from vramplan.frameworks.writing.written import FULL_NAMES, Pairs, Written, allocator
 from vramplan.job import Job
 
@@ -111,7 +112,7 @@ def axolotl(model: str, job: Job) -> Written:
         "bf16" if job.autocast != "fp16" else "fp16": job.dtype != "fp32" or job.autocast != "none",
     }
     if job.loss == "liger":
-        pairs |= {"plugins": ["axolotl.integrations.liger.LigerPlugin"], "liger_fused_linear_cross_entropy": True}
+        pairs |= {"plugins": [LIGER], "liger_fused_linear_cross_entropy": True}
     if job.batches == "packed":
         pairs["sample_packing"] = True
     command = f"accelerate launch --num_processes {job.num_gpus} -m axolotl.cli.train train.yaml"
