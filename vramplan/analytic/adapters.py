@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from vramplan.analytic import ops
-from vramplan.analytic.tape import Parameter, Tensor
+from vramplan.analytic.tensors import Parameter, Tensor
 
 
 class Adapter(NamedTuple):

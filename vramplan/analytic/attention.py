@@ -9,7 +9,8 @@ from math import prod
 from typing import NamedTuple
 
 from vramplan.analytic import ops
-from vramplan.analytic.tape import Grads, Tape, Tensor
+from vramplan.analytic.tape import Tape
+from vramplan.analytic.tensors import Grads, Tensor
 from vramplan.units import ceil_div
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from vramplan.analytic import ops
 from vramplan.analytic.attention import WORKSPACE, softmax
 from vramplan.analytic.blocks import Context, merged
-from vramplan.analytic.tape import Grads, Like, Tensor
+from vramplan.analytic.tensors import Grads, Like, Tensor
 from vramplan.errors import UnsupportedError
 from vramplan.units import ceil_div
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from vramplan.analytic import attention as kernels
 from vramplan.analytic import ops
 from vramplan.analytic.net import Net
-from vramplan.analytic.tape import Tensor
+from vramplan.analytic.tensors import Tensor
 from vramplan.errors import SpecError, UnknownNameError
 from vramplan.spec import Config
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from vramplan.analytic import attention, ops, stacks
 from vramplan.analytic.blocks import activation
 from vramplan.analytic.net import Net
-from vramplan.analytic.tape import Tensor
+from vramplan.analytic.tensors import Tensor
 
 
 class Experts(NamedTuple):

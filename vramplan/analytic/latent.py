@@ -10,7 +10,7 @@ from collections.abc import Callable
 from vramplan.analytic import ops
 from vramplan.analytic.blocks import Context, attend
 from vramplan.analytic.net import Net
-from vramplan.analytic.tape import Tensor
+from vramplan.analytic.tensors import Tensor
 from vramplan.spec import Config
 
 Turn = Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor]]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import prod
 
 from vramplan.analytic import ops
-from vramplan.analytic.tape import Grads, Tensor
+from vramplan.analytic.tensors import Grads, Tensor
 from vramplan.units import DTYPE_BYTES, ceil_div
 
 

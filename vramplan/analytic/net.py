@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from vramplan.analytic import adapters, ops, stacks
 from vramplan.analytic.adapters import Adapter
-from vramplan.analytic.tape import SAVED, Parameter, Resident, Tape, Tensor, leaf
+from vramplan.analytic.tape import Tape
+from vramplan.analytic.tensors import SAVED, Parameter, Resident, Tensor, leaf
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from vramplan.analytic.blocks import Context, Crossing, Kind
 from vramplan.analytic.families import Family
 from vramplan.analytic.net import Net, Training
 from vramplan.analytic.scene import Scene
-from vramplan.analytic.tape import Section, Tape, Tensor
+from vramplan.analytic.tape import Tape
+from vramplan.analytic.tensors import Section, Tensor
 from vramplan.analytic.vision import Seen, see
 from vramplan.feeds import Input
 from vramplan.job import Job

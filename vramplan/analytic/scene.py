@@ -9,7 +9,8 @@ from typing import NamedTuple
 from vramplan.analytic.attention import causal_mask
 from vramplan.analytic.blocks import Context
 from vramplan.analytic.net import Net
-from vramplan.analytic.tape import Tape, Tensor
+from vramplan.analytic.tape import Tape
+from vramplan.analytic.tensors import Tensor
 from vramplan.analytic.unfold import STACK
 from vramplan.feeds import Input
 from vramplan.job import Job

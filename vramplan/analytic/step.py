@@ -16,7 +16,8 @@ from vramplan.analytic.optimizers import Weight, is_embedding
 from vramplan.analytic.play import Setting, declare, play, play_evaluation
 from vramplan.analytic.record import Recorder
 from vramplan.analytic.sharing import sharing_of
-from vramplan.analytic.tape import Parameter, StorageInfo, Stored, Tape
+from vramplan.analytic.tape import Tape
+from vramplan.analytic.tensors import Parameter, StorageInfo, Stored
 from vramplan.analytic.unfold import Plan, Unfolded, unfold
 from vramplan.analytic.vision import PARTS, TOWER
 from vramplan.card import Card

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vramplan.allocator import SMALL_SIZE
-from vramplan.analytic.tape import Section, Tape
+from vramplan.analytic.tape import Tape
+from vramplan.analytic.tensors import Section
 
 HEAD, TAIL = 2, 1
 """Layers played before and after the repeated period: the first may differ, the next is an ordinary neighbour."""

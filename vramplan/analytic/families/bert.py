@@ -10,7 +10,7 @@ from vramplan.analytic.blocks import Context, Softcap, activation, attend
 from vramplan.analytic.families.family import Family, Shape
 from vramplan.analytic.net import Net
 from vramplan.analytic.scene import Model, Outcome, Scene, alike
-from vramplan.analytic.tape import Tensor
+from vramplan.analytic.tensors import Tensor
 from vramplan.feeds import Input
 from vramplan.spec import Config
 

@@ -8,7 +8,7 @@ from vramplan.analytic.blocks import Context, Kind, attend, merged, plain_mlp, r
 from vramplan.analytic.families.family import Family, Shape, full_rotary, layer_norm
 from vramplan.analytic.families.gpt import by_layer_count
 from vramplan.analytic.net import Net
-from vramplan.analytic.tape import Grads, Tensor
+from vramplan.analytic.tensors import Grads, Tensor
 from vramplan.spec import Config
 
 # -- BLOOM -------------------------------------------------------------------------------------------------------------

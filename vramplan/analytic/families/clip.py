@@ -7,7 +7,7 @@ from vramplan.analytic.families.family import Family, Shape
 from vramplan.analytic.families.vit import interpolated
 from vramplan.analytic.net import Net
 from vramplan.analytic.scene import Model, Outcome, Scene, alike
-from vramplan.analytic.tape import Tensor
+from vramplan.analytic.tensors import Tensor
 from vramplan.analytic.vision.sight import given_a_gradient
 from vramplan.analytic.vision.vit import clip_block, patches, table_of, with_class
 from vramplan.feeds import Input, grid, interpolates

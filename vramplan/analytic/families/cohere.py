@@ -7,7 +7,7 @@ from vramplan.analytic.blocks import Context, Kind, attend, gated_mlp, heads_of,
 from vramplan.analytic.families.family import Family, times
 from vramplan.analytic.families.llama import patterned, window_or
 from vramplan.analytic.net import Net
-from vramplan.analytic.tape import Tensor
+from vramplan.analytic.tensors import Tensor
 from vramplan.spec import Config
 
 

@@ -12,7 +12,8 @@ from vramplan.analytic.families.bert import add_and_norm, shape, word_loss, word
 from vramplan.analytic.families.family import Family
 from vramplan.analytic.net import Net
 from vramplan.analytic.scene import Model, Outcome, Scene, alike
-from vramplan.analytic.tape import Tape, Tensor
+from vramplan.analytic.tape import Tape
+from vramplan.analytic.tensors import Tensor
 from vramplan.errors import UnsupportedError
 from vramplan.feeds import Input
 from vramplan.spec import Config

@@ -15,7 +15,7 @@ from vramplan.analytic.families.mixtures import ROUTED, flat, layer
 from vramplan.analytic.families.phi import partial
 from vramplan.analytic.latent import as_complex, interleaved, latent_attention
 from vramplan.analytic.net import Net
-from vramplan.analytic.tape import Tensor
+from vramplan.analytic.tensors import Tensor
 from vramplan.spec import Config
 
 Router = Callable[[Net, Config, Tensor, Experts], Routed]

@@ -10,7 +10,7 @@ from vramplan.analytic import ops
 from vramplan.analytic.blocks import Context, Kind, heads_of
 from vramplan.analytic.net import Net
 from vramplan.analytic.scene import Model
-from vramplan.analytic.tape import Tensor
+from vramplan.analytic.tensors import Tensor
 from vramplan.spec import Config
 
 

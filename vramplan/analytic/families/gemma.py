@@ -7,7 +7,7 @@ from vramplan.analytic.blocks import Context, Kind, attention, gated_mlp, heads_
 from vramplan.analytic.families.family import Family, Rotary
 from vramplan.analytic.families.llama import patterned, window_or
 from vramplan.analytic.net import Net
-from vramplan.analytic.tape import Tensor
+from vramplan.analytic.tensors import Tensor
 from vramplan.spec import Config
 
 

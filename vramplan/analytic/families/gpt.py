@@ -20,7 +20,7 @@ from vramplan.analytic.blocks import (
 from vramplan.analytic.families.family import Family, Rotary, Shape, embed_tokens, layer_norm
 from vramplan.analytic.families.llama import every_layer_slides, plain_window
 from vramplan.analytic.net import Net
-from vramplan.analytic.tape import Tensor
+from vramplan.analytic.tensors import Tensor
 from vramplan.spec import Config
 
 # -- GPT-2 -------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from vramplan.analytic.families.family import Family, Rotary
 from vramplan.analytic.families.llama import olmo_norm, patterned, window_or
 from vramplan.analytic.families.mixtures import ROUTED, flat
 from vramplan.analytic.net import Net
-from vramplan.analytic.tape import Grads, Tensor
+from vramplan.analytic.tensors import Grads, Tensor
 from vramplan.spec import Config
 
 

@@ -9,7 +9,7 @@ from vramplan.analytic.blocks import Context, Kind, attend, attention, gated_mlp
 from vramplan.analytic.families.family import Family, Rotary, embed_tokens, rms_norm, times
 from vramplan.analytic.latent import latent_attention
 from vramplan.analytic.net import Net
-from vramplan.analytic.tape import Tensor
+from vramplan.analytic.tensors import Tensor
 from vramplan.spec import Config
 
 

@@ -10,7 +10,7 @@ from vramplan.analytic.experts import Experts, routed, softmax_router
 from vramplan.analytic.families.family import Family, Rotary, rms_norm
 from vramplan.analytic.families.llama import every_layer_slides, plain_window, qwen_window
 from vramplan.analytic.net import Net
-from vramplan.analytic.tape import Tensor
+from vramplan.analytic.tensors import Tensor
 from vramplan.spec import Config
 
 Attention = Callable[[Net, Config, Tensor, Context, Kind], tuple[Tensor, ...]]

@@ -9,7 +9,7 @@ from vramplan.analytic.blocks import Context, Kind, attend, fused_gated_mlp, hea
 from vramplan.analytic.families.family import Family, Rotary, layer_norm
 from vramplan.analytic.families.llama import every_layer_slides, plain_window
 from vramplan.analytic.net import Net
-from vramplan.analytic.tape import Tensor
+from vramplan.analytic.tensors import Tensor
 from vramplan.spec import Config
 
 

@@ -10,7 +10,7 @@ from vramplan.analytic.families.family import Family, layer_norm
 from vramplan.analytic.families.llama import every_layer_slides, plain_window
 from vramplan.analytic.families.mixtures import ROUTED, flat
 from vramplan.analytic.net import Net
-from vramplan.analytic.tape import Grads, Tensor
+from vramplan.analytic.tensors import Grads, Tensor
 from vramplan.errors import ConfigError
 from vramplan.spec import Config
 

@@ -9,7 +9,7 @@ from vramplan.analytic.families.clip import LOADS, TEXT, VISION, embed_text, ima
 from vramplan.analytic.families.family import Family, Shape
 from vramplan.analytic.net import Net
 from vramplan.analytic.scene import Model, Outcome, Scene
-from vramplan.analytic.tape import Tensor
+from vramplan.analytic.tensors import Tensor
 from vramplan.analytic.vision.vit import clip_block, table_of
 from vramplan.feeds import Input, grid, interpolates
 from vramplan.spec import Config

@@ -10,7 +10,7 @@ from vramplan.analytic.blocks import Context, activation
 from vramplan.analytic.families.family import Family, Shape
 from vramplan.analytic.net import Net
 from vramplan.analytic.scene import Model, Outcome, Scene, alike
-from vramplan.analytic.tape import Tensor, leaf
+from vramplan.analytic.tensors import Tensor, leaf
 from vramplan.spec import Config
 
 ENCODER, DECODER = 0, 1

@@ -7,7 +7,7 @@ from vramplan.analytic.blocks import Context, Softcap, activation, eager_attenti
 from vramplan.analytic.families.family import Family, Shape
 from vramplan.analytic.net import Net
 from vramplan.analytic.scene import Model, Outcome, Scene, alike
-from vramplan.analytic.tape import Tensor
+from vramplan.analytic.tensors import Tensor
 from vramplan.analytic.vision.sight import given_a_gradient
 from vramplan.spec import Config
 

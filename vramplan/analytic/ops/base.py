@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from vramplan.analytic.tape import Grads, Like, Node, Parameter, Tape, Tensor
+from vramplan.analytic.tape import Tape
+from vramplan.analytic.tensors import Grads, Like, Node, Parameter, Tensor
 from vramplan.units import DTYPE_BYTES
 
 _RANK = {"bool": 0, "int64": 0, "fp16": 1, "bf16": 1, "fp32": 2}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramplan.analytic.ops.base import _broadcast, fit, high, made, output, pointwise, promote
-from vramplan.analytic.tape import Grads, Tensor
+from vramplan.analytic.tensors import Grads, Tensor
 
 
 def add(a: Tensor, b: Tensor, what: str = "sum") -> Tensor:

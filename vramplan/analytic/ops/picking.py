@@ -7,7 +7,7 @@ from math import prod
 from vramplan.analytic.ops.base import high, made, output, promote
 from vramplan.analytic.ops.elementwise import add
 from vramplan.analytic.ops.shape import copy, sliced, views
-from vramplan.analytic.tape import Grads, Tensor
+from vramplan.analytic.tensors import Grads, Tensor
 from vramplan.units import DTYPE_BYTES
 
 

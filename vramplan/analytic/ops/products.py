@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from vramplan.analytic.ops.base import high, low, made, output, to
-from vramplan.analytic.tape import Grads, Like, Tensor
+from vramplan.analytic.tensors import Grads, Like, Tensor
 from vramplan.units import DTYPE_BYTES
 
 MOST_UNSORTED = 3072

@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import prod
 
 from vramplan.analytic.ops.base import output, to
-from vramplan.analytic.tape import Grads, Parameter, Stored, Tape, Tensor
+from vramplan.analytic.tape import Tape
+from vramplan.analytic.tensors import Grads, Parameter, Stored, Tensor
 from vramplan.errors import UnsupportedError
 from vramplan.units import DTYPE_BYTES, ceil_div
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramplan.analytic.ops.base import fit, made, output, to
-from vramplan.analytic.tape import Grads, Like, Tensor
+from vramplan.analytic.tensors import Grads, Like, Tensor
 from vramplan.units import DTYPE_BYTES
 
 

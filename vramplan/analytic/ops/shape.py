@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from vramplan.analytic.ops.base import fit, made, output, promote
 from vramplan.analytic.ops.elementwise import shift
-from vramplan.analytic.tape import Grads, Tensor
+from vramplan.analytic.tensors import Grads, Tensor
 
 
 def copy(x: Tensor, what: str = "contiguous copy") -> Tensor:

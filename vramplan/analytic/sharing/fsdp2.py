@@ -19,7 +19,7 @@ from vramplan.units import DTYPE_BYTES, ceil_div
 
 if TYPE_CHECKING:
     from vramplan.analytic.step import Placed, Step
-    from vramplan.analytic.tape import Parameter
+    from vramplan.analytic.tensors import Parameter
     from vramplan.job import Job
 
 COMPUTE, GATHER, REDUCE = 0, 1, 2

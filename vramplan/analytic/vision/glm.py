@@ -8,7 +8,7 @@ from vramplan.analytic import ops
 from vramplan.analytic.blocks import gated
 from vramplan.analytic.families.family import rms_norm
 from vramplan.analytic.net import Net
-from vramplan.analytic.tape import Tensor
+from vramplan.analytic.tensors import Tensor
 from vramplan.analytic.vision import qwen
 from vramplan.analytic.vision.sight import Look, Sight, joined
 from vramplan.images import Picture

@@ -13,7 +13,7 @@ from vramplan.analytic import ops
 from vramplan.analytic.blocks import Crossing, plain_mlp
 from vramplan.analytic.families.mllama import gate
 from vramplan.analytic.net import Net
-from vramplan.analytic.tape import Tensor
+from vramplan.analytic.tensors import Tensor
 from vramplan.analytic.vision.sight import Look, Sight
 from vramplan.analytic.vision.vit import clip_embed, tower_attention, with_class
 from vramplan.images import Picture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vramplan.analytic import ops
 from vramplan.analytic.blocks import activation, attend, gated_mlp, rotate
 from vramplan.analytic.net import Net
-from vramplan.analytic.tape import Tensor
+from vramplan.analytic.tensors import Tensor
 from vramplan.analytic.vision.sight import Look, Sight, joined
 from vramplan.analytic.vision.vit import all_alike, chosen_layer, llava_project, patch_tokens
 from vramplan.images import Picture

@@ -11,7 +11,7 @@ from vramplan.analytic.attention import Pieces
 from vramplan.analytic.blocks import eager_pieces, gated_mlp, plain_mlp, rotate
 from vramplan.analytic.families.family import NormFunction, layer_norm, rms_norm
 from vramplan.analytic.net import Net
-from vramplan.analytic.tape import Tensor
+from vramplan.analytic.tensors import Tensor
 from vramplan.analytic.vision.sight import Look, Sight, joined
 from vramplan.images import Picture
 from vramplan.spec import Config

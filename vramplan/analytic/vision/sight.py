@@ -9,7 +9,7 @@ from math import prod
 from vramplan.analytic import ops
 from vramplan.analytic.blocks import Context, Crossing
 from vramplan.analytic.net import Net, Training
-from vramplan.analytic.tape import Tensor, leaf
+from vramplan.analytic.tensors import Tensor, leaf
 from vramplan.analytic.unfold import STACK
 from vramplan.images import Picture
 from vramplan.job import Job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vramplan.analytic import ops
 from vramplan.analytic.net import Net
-from vramplan.analytic.tape import Tensor
+from vramplan.analytic.tensors import Tensor
 from vramplan.analytic.vision.sight import Look, Sight, joined
 from vramplan.analytic.vision.vit import (
     all_alike,

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from vramplan.analytic import ops
 from vramplan.analytic.blocks import Context, Softcap, activation, attend, plain_mlp
 from vramplan.analytic.net import Net
-from vramplan.analytic.tape import Resident, Tensor
+from vramplan.analytic.tensors import Resident, Tensor
 from vramplan.analytic.vision.sight import Look, Sight
 from vramplan.errors import UnsupportedError
 from vramplan.images import Picture
