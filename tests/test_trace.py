@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="the trace needs the extra vramplan[
 
 from tests import matrix  # noqa: E402
 from tests.helpers import card_of, spec_of  # noqa: E402
+from tests.matrix_cases import all_cases, spec_for  # noqa: E402
 from vramplan.analytic import estimator  # noqa: E402
 from vramplan.conclude import conclude  # noqa: E402
 from vramplan.job import Job  # noqa: E402
@@ -291,7 +292,7 @@ def test_the_real_trainer(
 
 def test_committed_traces_are_what_a_trace_finds() -> None:
     rows = matrix.load()
-    names = [case.name for case in matrix.all_cases()][::61]
+    names = [case.name for case in all_cases()][::61]
     assert len(names) > 40
     reserved = matrix.COLUMNS.index("reserved")
     for name in names:
@@ -305,7 +306,7 @@ def test_terms_agree_with_the_analytic_estimate() -> None:
     """Every category of memory at the peak, not only the sum."""
     for given in ({}, {"method": "full", "autocast": "none"}, {"checkpointing": "none", "attention": "sdpa"}):
         job, card = Job(micro_batch_size=2, sequence_length=512, **given), card_of("h100")
-        spec = matrix.spec_for("qwen2")
+        spec = spec_for("qwen2")
         ours, theirs = estimator.estimate(spec, job, card), trace.estimate(spec, job, card)
         assert ours.peak_phase == theirs.peak_phase
         mine, found = ours.by_category(), theirs.by_category()

@@ -7,6 +7,7 @@ from statistics import median
 import pytest
 
 from tests import matrix
+from tests.matrix_cases import FAMILIES, MIXTURES, OTHERS, SEEING, all_cases, case_of
 
 ROWS = matrix.rows_by_name()
 WORST_TENSORS = 0.002
@@ -15,18 +16,18 @@ WORST_ALLOCATED = 0.016
 """Of any phase's peak as torch counts it: ends of blocks included, up to 1 MiB each, which depend on the order."""
 WORST_RESERVED = 0.1
 """Of what the allocator reserves: one large block that finds no place moves it."""
-SEEING = {"tensors": 0.01, "allocated": 0.02, "reserved": 0.15, "median": 2e-3, "flops": 0.015}
+WORST_SEEING = {"tensors": 0.01, "allocated": 0.02, "reserved": 0.15, "median": 2e-3, "flops": 0.015}
 """The same where there are images."""
 
 
 def test_the_whole_matrix_has_been_traced() -> None:
-    assert {case.name for case in matrix.all_cases()} == set(ROWS)
+    assert {case.name for case in all_cases()} == set(ROWS)
 
 
-@pytest.mark.parametrize("family", [*matrix.FAMILIES, *matrix.MIXTURES, *matrix.SEEING, *matrix.OTHERS])
+@pytest.mark.parametrize("family", [*FAMILIES, *MIXTURES, *SEEING, *OTHERS])
 def test_peaks(family: str) -> None:
     """Every phase's peak, the card's memory and the operations counted."""
-    names = [case.name for case in matrix.all_cases() if case.family == family]
+    names = [case.name for case in all_cases() if case.family == family]
     found = {name: matrix.errors(name) for name in names}
     worst = {
         "tensors": WORST_TENSORS,
@@ -35,26 +36,32 @@ def test_peaks(family: str) -> None:
         "median": 5e-4,
         "flops": 1e-3,
     }
-    worst = SEEING if family in matrix.SEEING else worst
-    if family in {**matrix.OTHERS, **matrix.MIXTURES}:  # few cases, in whose middle the ends of blocks already count
+    worst = WORST_SEEING if family in SEEING else worst
+    if family in {
+        **OTHERS,
+        **MIXTURES,
+    }:  # few cases, in whose middle the ends of blocks already count
         worst["median"] = 3e-3
     for name, error in found.items():
         assert abs(error["tensors"]) <= worst["tensors"], (name, error)
         assert all(abs(error[column]) <= worst["allocated"] for column in ("allocated", *matrix.PHASES)), (name, error)
-        if matrix.case_of(name).job.loss not in ("liger", "chunked"):  # theirs mix dtypes as no operation traced can
+        if case_of(name).job.loss not in (
+            "liger",
+            "chunked",
+        ):  # theirs mix dtypes as no operation traced can
             assert abs(error["flops"]) <= worst["flops"], (name, error)
         assert abs(error["reserved"]) <= worst["reserved"], (name, error)
     assert median(abs(error["allocated"]) for error in found.values()) <= worst["median"]
 
 
-@pytest.mark.parametrize("family", [*matrix.FAMILIES, *matrix.MIXTURES, *matrix.SEEING, *matrix.OTHERS])
+@pytest.mark.parametrize("family", [*FAMILIES, *MIXTURES, *SEEING, *OTHERS])
 def test_parameters(family: str) -> None:
     """Distinct parameters, and those that train."""
-    for case in matrix.all_cases():
+    for case in all_cases():
         if (
             case.family == family
             and case.job.micro_batch_size == 1
-            and (family in matrix.OTHERS or case.job.pictures or case.job.sequence_length == 256)
+            and (family in OTHERS or case.job.pictures or case.job.sequence_length == 256)
         ):
             mine, row = matrix.analytic(case.name), ROWS[case.name]
             assert mine[8:10] == row[8:10], case.name
