@@ -121,8 +121,8 @@ def test_what_is_refused() -> None:
 
 PUBLISHED = [(2, "none", 2, 33.738), (2, "none", 4, 33.738), (2, "bf16", 8, 67.461), (4, "bf16", 4, 33.738)]
 """Cards, autocast, micro-batch and max_memory_allocated in GiB of Mistral 7B trained whole by FSDP 1 on A100s, 4096
-tokens, adamw_torch (foundation-model-stack/fms-acceleration, scripts/benchmarks/refs/a100_80gb*.csv): the optimizer's step
-is the peak, so that weights, gradients, states and the roots of a whole part are what is measured."""
+tokens, adamw_torch (foundation-model-stack/fms-acceleration, scripts/benchmarks/refs/a100_80gb*.csv): the optimizer's
+step is the peak, so that weights, gradients, states and the roots of a whole part are what is measured."""
 
 
 @pytest.mark.parametrize(("cards", "autocast", "micro", "measured"), PUBLISHED)

@@ -82,6 +82,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         "sequence_length": "max_length",
         "attention": {"sdpa": "attn_impl sdpa", "flash": "attn_impl flash_attn"},
         "dtype": {"bf16": "torch_dtype bfloat16"},
+        "strategy": {"zero2": "deepspeed zero2", "zero3": "deepspeed zero3"},
         "quantize": {"nf4": "quant_method bnb; quant_bits 4", "int8": "quant_method bnb; quant_bits 8"},
         "method": {"lora": f"{'tuner_type' if at_least(version, '4.0') else 'train_type'} lora"},
     }

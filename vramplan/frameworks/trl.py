@@ -62,6 +62,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         "method": {"lora": "use_peft true"},
         "quantize": {"nf4": "load_in_4bit true", "int8": "load_in_8bit true"},
         "dtype": {"bf16": "dtype bfloat16"},
+        "strategy": {"zero2": "accelerate_config zero2", "zero3": "accelerate_config zero3"},
     }
     reading = Reading("trl", f"{version} ({where})", keys.name("model_name_or_path") or "", job, names, keys.notes)
     reading.rows = "packed" if keys.flag("packing", default=False) else "samples"
