@@ -32,9 +32,7 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 OTHERWISE: dict[tuple[str, str], set[str]] = {
     **{("trl", name): {"loss"} for name in JOBS},
-    **{(name, "zero"): {"autocast", "strategy"} for name in ("swift", "axolotl")},
     **{(name, "one"): {"lora_dtype", "autocast", "loss"} for name in ("swift", "transformers", "accelerate")},
-    ("transformers", "zero"): {"autocast", "strategy"},
     ("trl", "qlora"): {"loss", "lora_dtype"},
     **{("trl", name): {"loss", "lora_dtype"} for name in ("one", "kept")},
     ("trl", "int8"): {"loss", "lora_dtype", "saved_dtype"},
@@ -44,26 +42,27 @@ OTHERWISE: dict[tuple[str, str], set[str]] = {
     ("axolotl", "one"): {"autocast", "loss"},
     ("llamafactory", "full"): {"autocast"},
     ("llamafactory", "one"): {"lora_dtype", "autocast", "loss"},
-    ("llamafactory", "zero"): {"strategy"},
     ("torchtune", "lora"): {"lora_dtype", "autocast"},
     ("torchtune", "fp32"): {"autocast"},
     ("torchtune", "one"): {"lora_targets"},
     **{("unsloth", name): {"loss"} for name in ("lora", "targets", "fp32")},
     ("unsloth", "full"): {"attention", "loss"},
     ("unsloth", "one"): {"lora_dtype", "autocast", "loss"},
-    ("unsloth", "zero"): {"loss", "strategy"},
 }
 """What a framework cannot be told, and is said: TRL 1.16 never has whole logits, its adapters on nf4 are bf16 ..."""
 OWN_CODE, ZERO = "are said in the", "give zero1, zero2 or zero3"
 NEVER: dict[tuple[str, str], str] = {
     ("axolotl", "fp32"): "fp32 embeddings",  # it loads bf16, and sdpa keeps these
-    ("axolotl", "zero"): "fp32 embeddings",
+    **{
+        (name, "zero"): "--for deepspeed writes it"
+        for name in ("llamafactory", "axolotl", "transformers", "torchtune", "unsloth")
+    },
     **{
         (name, job): OWN_CODE
         for name in ("transformers", "accelerate")
         for job in ("targets", "qlora", "one", "int8", "kept", "dora")
     },
-    **{("torchtune", job): "only its single-device" for job in ("targets", "kept", "full", "zero")},
+    **{("torchtune", job): "only its single-device" for job in ("targets", "kept", "full")},
     ("torchtune", "qlora"): "quantized recipes",
     **{(name, "int8"): "int8 is not modelled there" for name in ("torchtune", "unsloth")},
     ("unsloth", "kept"): "int8 is not modelled there",

@@ -65,7 +65,7 @@ def conclude(played: Played, model: str, job: Job, card: Card, peak_tensor_bytes
         if peak_tensor_bytes <= limit - outside_bytes:
             run = replay(timeline.events, sizes, limit - outside_bytes, settings, streams=streams)
         verdicts.append(run is not None and not run.out_of_memory)
-        if run is not None and not run.num_retries:  # the limit was never felt: a larger one would not be either
+        if verdicts[-1]:  # what fits under this limit fits under a larger one
             break
     if run is None or run.out_of_memory:  # what it would need on a card without limit
         run = replay(timeline.events, sizes, settings=settings, streams=streams)

@@ -281,6 +281,8 @@ def _ladders(base: Verdict) -> list[Option]:
     job, size = base.estimate.job, base.reading.eval_batch_size
     a_card = job.global_batch_size // job.num_gpus
     smaller = [micro for micro in reversed(divisors(a_card)) if micro < job.micro_batch_size]
+    if job.strategy == "fsdp" and job.gradient_accumulation_steps > 1:  # whole gradients wait while it accumulates
+        smaller = [a_card]
     batches = ({"micro_batch_size": micro, "gradient_accumulation_steps": a_card // micro} for micro in smaller)
     found = [Option(tuple(batches), SAME, True)]
     spare = base.estimate.capacity_bytes - base.estimate.margin_bytes

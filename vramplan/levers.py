@@ -57,7 +57,7 @@ def levers(spec: ModelSpec, job: Job, card: Card, need_bytes: int) -> list[Lever
             "gradients and states for adapters only",
             "adapters instead of all weights",
             method="lora",
-            **({"dtype": half, "autocast": half} if job.dtype != "fp32" or _is_fallback(job, card) else {}),
+            **({"dtype": half, "autocast": half} if _halves(job, card, half) else {}),
         )
     if job.method == "lora" and job.quantize == "none" and is_described(spec):
         lever("--quantize nf4", "frozen linear layers in four bits", "accuracy, time", quantize="nf4")
@@ -90,6 +90,12 @@ def levers(spec: ModelSpec, job: Job, card: Card, need_bytes: int) -> list[Lever
 USUAL = ("rtx3090", "rtx4090", "rtx5090", "rtxa6000", "rtx6000-ada", "l40s", "rtxpro-6000-blackwell")
 DATACENTER = ("a100-40gb-sxm", "a100-80gb-sxm", "h100-sxm", "h200-sxm", "b200", "b300", "mi300x", "mi325x")
 """Cards that people can buy or rent; the others of the catalogue are not proposed."""
+
+
+def _halves(job: Job, card: Card, half: str) -> bool:
+    """Whether adapters want other dtypes than the whole model has."""
+    stays = job.strategy.startswith("zero") or (job.dtype == "fp32" and not _is_fallback(job, card))
+    return not stays and (job.dtype, job.autocast) != (half, half)
 
 
 def _is_fallback(job: Job, card: Card) -> bool:

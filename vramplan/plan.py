@@ -207,15 +207,14 @@ def search(
     """
     wanted = pairs(global_batch_size, job.num_gpus)
     tried = _Tried(spec, job, card, estimator)
-    fitting = _largest_fitting(wanted, tried)
-    kept = [(micro, steps, tried(micro, steps)) for micro, steps in wanted[: fitting + 1]]
-    plans = _ranked(kept, job.num_gpus, run)
-    rejected = _rejected(wanted[fitting + 1 :], tried)
-    largest = _largest_micro_batch(wanted, fitting, tried)
+    good, bad = _sorted_out(wanted, tried)
+    plans = _ranked([(micro, steps, tried(micro, steps)) for micro, steps in good], job.num_gpus, run)
+    rejected = _rejected(bad, tried)
+    largest = _largest_micro_batch(good, bad, tried)
     recommended = _recommend(plans)
     warnings = _warnings(recommended)
-    smallest = tried(*wanted[0])
-    following = wanted[fitting + 1] if fitting + 1 < len(wanted) else None
+    smallest = min((tried(*wanted[0]), tried(*wanted[-1])), key=lambda one: one.device_total_bytes)
+    following = bad[0] if bad else None
     largest_plan = max(plans, key=lambda plan: plan.micro_batch_size, default=None)
     advice = _advise(
         tried, largest_plan, following, smallest, levers(spec, job, card, smallest.device_total_bytes) if levers else []
@@ -237,7 +236,22 @@ def search(
     )
 
 
-def _largest_fitting(wanted: list[tuple[int, int]], tried: _Tried) -> int:
+Pair = tuple[int, int]
+
+
+def _sorted_out(wanted: list[Pair], tried: _Tried) -> tuple[list[Pair], list[Pair]]:
+    """The pairs that fit, and those that do not.
+
+    The last accumulates nothing: its forward runs without gradients in memory, so it may fit where smaller ones do not
+    (FSDP's whole gradients wait for the last micro-batch).
+    """
+    *accumulating, whole = wanted
+    fitting = _largest_fitting(accumulating, tried) + 1
+    good, bad = accumulating[:fitting], accumulating[fitting:]
+    return ([*good, whole], bad) if tried.fits(*whole) else (good, [*bad, whole])
+
+
+def _largest_fitting(wanted: list[Pair], tried: _Tried) -> int:
     """Index of the largest pair that fits, -1 for none; memory never falls as the micro-batch grows."""
     low, high = -1, len(wanted)
     probe = 0
@@ -251,17 +265,17 @@ def _largest_fitting(wanted: list[tuple[int, int]], tried: _Tried) -> int:
     return low
 
 
-def _largest_micro_batch(wanted: list[tuple[int, int]], fitting: int, tried: _Tried) -> int:
+def _largest_micro_batch(good: list[Pair], bad: list[Pair], tried: _Tried) -> int:
     """The largest micro-batch that fits at all, whether or not it divides the target.
 
     Guesses lie on a straight line through what is known, at twice the last stride at least: near the limit the line
     says that nothing is left, while torch would only give back its cache. Once one is too large, every other guess
     halves what is left.
     """
-    if fitting < 0:
+    if not good:
         return 0
-    low, steps = wanted[fitting]
-    high = wanted[fitting + 1][0] if fitting + 1 < len(wanted) else None
+    low, steps = good[-1]
+    high = next((micro for micro, _ in bad if micro > low), None)
     stride, halves = 1, False
     while high is None or high - low > 1:
         guess = low + max(stride, _room(low, steps, tried))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from vramplan.errors import ConfigError, UnsupportedError
@@ -22,6 +23,11 @@ OTHER_TUNERS = (
     "LoHaConfig", "LoKrConfig", "AdaLoraConfig", "IA3Config", "PromptTuningConfig", "PrefixTuningConfig", "VeraConfig",
     "OFTConfig", "BOFTConfig", "TrainableTokensConfig", "LNTuningConfig", "FourierFTConfig", "RandLoraConfig",
 )  # fmt: skip
+READ = (
+    "ForCausalLM", "ForConditionalGeneration", "ForImageTextToText", "ForVision2Seq", "ForMaskedLM", "ForSeq2SeqLM",
+)  # fmt: skip
+"""Ends of the names of classes that a model's name stands for."""
+_HEAD = re.compile(r"For[A-Z]\w*$")
 NO_MODELS = ("Tokenizer", "TokenizerFast", "Processor", "FeatureExtractor", "Config", "PeftModel", "Dataset")
 """Ends of the names of classes whose from_pretrained makes no model."""
 MODEL: Mapping[str, str | None] = {
@@ -81,15 +87,13 @@ def settings_of(script: Script) -> tuple[str, Settings]:
     own = dict(_only(script, *CONFIGS).keywords) | _trainer(script)
     if "unsloth" in script.imports:
         return "unsloth", own | _unsloth(script)
-    kbit = script.named("prepare_model_for_kbit_training")
-    if kbit:
-        raise UnsupportedError(
-            f"{kbit[0].place}: prepare_model_for_kbit_training makes embeddings, head and norms fp32, which is not"
-            " modelled yet"
-        )
     is_trl = bool(script.named("SFTTrainer", "SFTConfig"))
     found = own | _model(script, own, is_trl) | _quantized(script) | _adapters(script)
     found.pop("model_init_kwargs", None)
+    for kbit in script.named("prepare_model_for_kbit_training"):
+        found["kbit"] = Setting(True, kbit.place)
+        said = kbit.keywords.get("use_gradient_checkpointing", Setting(True, kbit.place))
+        found.setdefault("gradient_checkpointing", said)
     for switch in script.named("gradient_checkpointing_enable"):
         found.setdefault("gradient_checkpointing", Setting(True, switch.place))
     if not is_trl and "max_length" not in found:
@@ -148,6 +152,9 @@ def _model(script: Script, own: Settings, is_trl: bool) -> Settings:
     if not loads:
         return _named_model(script, own)
     load = loads[0]  # a later one reloads what was trained
+    kind = load.name.split(".")[-2]
+    if kind == "AutoModel" or (_HEAD.search(kind) and not kind.endswith(READ)):
+        raise UnsupportedError(f"{load.place}: {kind}: is not read yet; read: {', '.join(f'...{one}' for one in READ)}")
     found = _translated(load.keywords, MODEL, "from_pretrained")
     if load.positional:
         found["model_name_or_path"] = Setting(load.positional[0], load.place)

@@ -229,6 +229,8 @@ class Keys:
 
 
 def _at(found: Setting, name: str) -> str:
+    if found.place.endswith(f": {name}"):  # a nested mapping's
+        return found.place
     return found.place if found.place.lstrip("-").replace("-", "_") == name else f"{found.place}: {name}"
 
 

@@ -53,6 +53,8 @@ def arguments(
         fused = config is None or config.flag("fused_linear_cross_entropy", default=True)
         job["loss"] = "liger" if fused else "standard"
     job["batches"] = "padded" if job["micro_batch_size"] > 1 else "unpadded"
+    if keys.source.spelling == "python" and keys.flag("kbit", default=False):
+        job["kbit"] = True
     for name in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
         extra = keys.part(name)
         if extra is not None and extra.source.settings.keys() - {"use_reentrant", "preserve_rng_state"}:

@@ -32,6 +32,12 @@ COMPARED = (
 """Fields that must come back when what was written is read again."""
 
 
+SHARES: Mapping[str, tuple[str, ...]] = {
+    "swift": ("ddp", "zero2", "zero3"),
+    "trl": ("ddp", "zero1", "zero2", "zero3"),
+    "accelerate": ("ddp", "zero1", "zero2", "zero3", "fsdp"),
+}
+"""Strategies that a framework is told without another file."""
 SAYS: Mapping[str, tuple[str, ...]] = {
     "deepspeed": (
         "micro_batch_size",
@@ -65,6 +71,13 @@ def write(framework: str, model: str, job: Job) -> Written:
     """
     if framework not in WRITERS:
         raise UnsupportedError(f"--for {framework}: nothing is written for it yet; known: {', '.join(WRITERS)}")
+    offloads = f" --offload {job.offload}" if job.offload != "none" else ""
+    if framework != "deepspeed" and (offloads or job.strategy not in SHARES.get(framework, ("ddp",))):
+        by = "accelerate" if job.strategy == "fsdp" else "deepspeed"
+        raise UnsupportedError(
+            f"--for {framework}: --strategy {job.strategy}{offloads} stands in a file of its own there;"
+            f" --for {by} writes it"
+        )
     return WRITERS[framework](model, job)
 
 
