@@ -268,3 +268,30 @@ def test_advice_says_all_that_it_takes() -> None:
     said = [line.split("  ")[0].strip() for line in lines[first : first + 3]]
     changes = [word for one in said if one.startswith(("--use", "--per", "--grad")) for word in one.split()]
     assert verdict.check([*words, *batch, *changes], "rtx4090").fits
+
+
+def test_what_branches_of_a_script_set_differently(tmp_path: Path) -> None:
+    """Which branch runs is not known; a variable that only one sets is."""
+    script = tmp_path / "run.sh"
+    train = "swift sft --model Qwen/Qwen2.5-0.5B --per_device_train_batch_size $SIZE --max_length 512\n"
+    script.write_text('if [ "$1" = big ]; then SIZE=8; else SIZE=1; fi\n' + train)
+    with pytest.raises(ConfigError, match=r"\$SIZE is not known"):
+        verdict.check(str(script), "rtx4090")
+    script.write_text('if [ -z "$SIZE" ]; then SIZE=2; fi\n' + train)
+    assert verdict.check(str(script), "rtx4090").estimate.micro_batch_size == 2
+
+
+def test_processes_and_visible_cards() -> None:
+    command = ["NPROC_PER_NODE=8", "CUDA_VISIBLE_DEVICES=0,1", "swift", "sft", "--model", "Qwen/Qwen2.5-0.5B"]
+    with pytest.raises(ConfigError, match="NPROC_PER_NODE=8 starts more processes"):
+        verdict.check(command, "rtx4090")
+
+
+def test_deepspeed_that_contradicts_its_trainer(tmp_path: Path) -> None:
+    settings = {"zero_optimization": {"stage": 2, "reduce_buckett_size": 1}, "bf16": {"enabled": True}}
+    (tmp_path / "ds.json").write_text(json.dumps(settings))
+    command = ["swift", "sft", "--model", "Qwen/Qwen2.5-0.5B", "--deepspeed", str(tmp_path / "ds.json")]
+    with pytest.raises(ConfigError, match=r"bf16\.enabled is true, and the trainer's bf16 is false"):
+        verdict.check([*command, "--fp16", "true"], "rtx4090")
+    notes = verdict.check([*command, "--bf16", "true"], "rtx4090").reading.notes
+    assert any(note.kind == "unknown" and "did you mean reduce_bucket_size" in note.text for note in notes)

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from vramplan.verdict import Verdict
 
 
+SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".sh", ".py", ".ipynb")
+"""Words that end so are files, also where they are missing."""
+
+
 def check(
     target: Annotated[
         list[str],
@@ -64,7 +68,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Say before launch whether a configuration fits, why not, and what to change."""
-    several = len(target) > 1 and all(Path(one).is_file() for one in target)
+    several = len(target) > 1 and all(Path(one).suffix in SUFFIXES or Path(one).is_file() for one in target)
     targets: list[str | list[str]] = [*target] if several or len(target) == 1 else [target]
     given = {
         "num_gpus": num_gpus,
@@ -87,19 +91,23 @@ def check(
         raise ConfigError("--write goes with --fix")
     if fix:
         raise typer.Exit(_fixed(targets, gpu, write, as_json, given))
-    codes = []
+    codes, answers = [], []
     for one in targets:
         found = _judged(one, gpu, **given)
         if as_json:
             from vramplan.render import json as as_text
 
-            print(as_text.dumps(as_text.verdict(found)))
+            answers.append(as_text.verdict(found))
         else:
             from vramplan.render import check as shown
             from vramplan.render import text
 
             text.print_all(*([str(one)] if several else []), shown.verdict(found))
         codes.append(0 if found.fits else 1)
+    if answers:
+        from vramplan.render import json as as_text
+
+        print(as_text.dumps(answers if several else answers[0]))
     raise typer.Exit(max(codes))
 
 

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.errors import ConfigError, UnsupportedError, nearest_names
 from vramplan.frameworks.files import beside, from_json, mapping, read_text
-from vramplan.frameworks.source import Keys, Setting, Source
+from vramplan.frameworks.source import TRUE, Keys, Note, Setting, Source
 
 PRESET = re.compile(r"(?:default-)?zero-?([0123])([-_]offload)?")
 """ms-swift's names for the configurations that it ships (swift/config/zero*.json)."""
@@ -32,9 +32,27 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "zero_quantized_nontrainable_weights": (),
     "mics_shard_size": (-1,),
     "use_all_reduce_for_fetch_params": (),
-    "log_trace_cache_warnings": (True,),
+    "cpu_offload": (),
+    "cpu_offload_param": (),
+    "memory_efficient_linear": (True,),
+    "parameter_alignment": (),
+    "zenflow": (),
+    "zeropp_loco_param": (),
 }
 """What is modelled with these values alone."""
+KNOWN = {*SIZES, *ONLY} | set(
+    """
+    stage overlap_comm offload_optimizer offload_param allgather_bucket_size allgather_partitions allgather_sequential
+    compute_grad_norm cpu_offload_use_pin_memory elastic_checkpoint enable_sanity_checks ignore_unused_parameters
+    leaf_module legacy_stage1 load_from_fp32_weights log_trace_cache_warnings mics_hierarchical_params_gather
+    override_module_apply pipeline_loading_checkpoint round_robin_gradients save_muon_momentum_buffer_in_memory
+    gather_16bit_weights_on_model_save stage3_gather_16bit_weights_on_model_save
+    stage3_gather_fp16_weights_on_model_save
+    stage3_allgather_sequential stage3_model_persistence_threshold stage3_module_granularity_threshold
+    stage3_use_all_reduce_for_fetch_params use_multi_rank_bucket_allreduce
+    """.split()  # noqa: SIM905
+)
+"""Every key of zero_optimization that DeepSpeed 0.19 takes."""
 OPTIMIZERS = {"adam": "adamw_torch_fused", "adamw": "adamw_torch_fused"}
 """DeepSpeed's own optimizers: one kernel, fp32 states."""
 BATCH = {
@@ -63,7 +81,23 @@ def referenced(keys: Keys) -> dict[str, Any]:
     for name, field in BATCH.items():
         if own.text(name, default="auto") != "auto":
             keys.pinned[field] = Setting(own.count(name, default=1), f"{found.value}: {name}")
-    return fields(own, found)
+    _half(own, keys)
+    job = fields(own, found)
+    keys.notes += own.notes
+    return job
+
+
+def _half(own: Keys, keys: Keys) -> None:
+    """Refuse a half-precision type that is fixed and not the trainer's: transformers stops there (fill_match)."""
+    for name in ("bf16", "fp16"):
+        part = own.part(name)
+        said = "auto" if part is None else part.text("enabled", default="false")
+        wanted = keys.flag(name, default=False)
+        if part is not None and said != "auto" and (said in TRUE) != wanted:
+            raise ConfigError(
+                f"{own.source.where}: {name}.enabled is {said}, and the trainer's {name} is"
+                f" {str(wanted).lower()}: training stops at that; write auto"
+            )
 
 
 def fields(own: Keys, found: Setting) -> dict[str, Any]:
@@ -83,6 +117,12 @@ def fields(own: Keys, found: Setting) -> dict[str, Any]:
     job["zero"] = {name: size for name, size in sizes.items() if size is not None}
     job["zero"]["overlap_comm"] = zero.flag("overlap_comm", default=stage == 3)
     job["offload"] = _offload(zero)
+    for name, one in zero.source.settings.items():
+        if name not in KNOWN:
+            near = nearest_names(name, KNOWN, 1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            said = f"DeepSpeed's zero_optimization does not know this key{meant}"
+            own.notes.append(Note("unknown", name, said, one.place))
     types = own.part("data_types")
     if types is not None:
         types.only("grad_accum_dtype", "bf16", "fp16")

@@ -127,6 +127,9 @@ def started(keys: Keys, cards: int) -> int | None:
     for name, value in (("NPROC_PER_NODE", said), ("NNODES", nodes)):
         if not value.isdigit() or int(value) < 1:
             raise ConfigError(f"{name}={value}: expected a whole number of at least 1")
+    if nodes == "1" and keys.variable("CUDA_VISIBLE_DEVICES") and int(said) > visible_cards(keys, int(said)):
+        seen = keys.variable("CUDA_VISIBLE_DEVICES")
+        raise ConfigError(f"NPROC_PER_NODE={said} starts more processes than CUDA_VISIBLE_DEVICES={seen} shows cards")
     return int(said) * int(nodes)
 
 

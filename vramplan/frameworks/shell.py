@@ -70,7 +70,9 @@ def commands(text: str, where: str, environment: Mapping[str, str]) -> list[Comm
         ConfigError: for a quote that never ends.
     """
     exported, own, found = dict(environment), dict[str, str](), []
+    depth = 0
     for line, words, spans in _split(text, where, lambda name: own.get(name, exported.get(name))):
+        depth += (words[0] in ("if", "case")) - (words[0] in ("fi", "esac"))
         assigned: dict[str, str] = {}
         while words and (words[0] in PREFIXES or _ASSIGNMENT.fullmatch(words[0])):
             pair = _ASSIGNMENT.fullmatch(words.pop(0))
@@ -78,6 +80,8 @@ def commands(text: str, where: str, environment: Mapping[str, str]) -> list[Comm
                 assigned[pair[1]] = pair[2]
         if not words:
             for name, value in assigned.items():
+                if depth > 0 and own.get(name, exported.get(name, value)) != value:
+                    value = f"{UNKNOWN}${name}"  # another branch, or the line before, says otherwise
                 (exported if name in exported else own)[name] = value
         elif words[0] in ("export", "declare", "set", "setenv"):
             for word in words[1:]:
