@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -190,6 +191,18 @@ def test_a_terminal_without_block_characters() -> None:
     done = cli("estimate", "qwen2.5-0.5b", "--gpu", "h100", PYTHONIOENCODING="ascii")
     assert done.returncode == 0
     assert "total" in done.stdout
+    assert "|" in done.stdout
+    assert "##" in done.stdout
+    assert "?" not in done.stdout
+
+
+def test_bars_are_stacked_in_colour_and_whole_without() -> None:
+    coloured = {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    first, plain = cli(*MAIN, **coloured, NO_COLOR="").stdout, cli(*MAIN).stdout
+    row = next(line for line in first.splitlines() if ">" in line)
+    assert len(set(re.findall(r"\x1b\[([\d;]+)m█", row))) > 2
+    assert cli(*MAIN, **coloured, NO_COLOR="1").stdout.count("█") == plain.count("█") == first.count("█")
+    assert "\x1b" not in plain
 
 
 def test_a_reader_that_goes_away() -> None:
@@ -226,6 +239,19 @@ FLAGS = {
     " --offload --job --samples --epochs --base-lr --base-batch"
     " --probe --device --max-runs --timeout --record --confidence --trust-remote-code --json --help",
     "estimate": "--gpu --micro-batch --accumulation --by --explain --plot --snapshot --confidence --trust-remote-code"
+    " --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
+    " --optimizer"
+    " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
+    " --seq-len --target-len"
+    " --batches --checkpointing --attention --loss --loop --strategy --offload --job --json --help",
+    "report": "--gpu --out --micro-batch --accumulation --global-batch --cards --seq-lens --lora-ranks --image-sizes"
+    " --confidence --trust-remote-code"
+    " --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
+    " --optimizer"
+    " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
+    " --seq-len --target-len"
+    " --batches --checkpointing --attention --loss --loop --strategy --offload --job --json --help",
+    "compare": "--gpu --micro-batch --accumulation --confidence --trust-remote-code"
     " --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"

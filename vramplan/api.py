@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from vramplan import hub, nvml, plan
@@ -12,7 +13,7 @@ from vramplan.card import Card
 from vramplan.catalog import find_card
 from vramplan.defaults import complete_job
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError
-from vramplan.job import MAX_COUNT
+from vramplan.job import MAX_COUNT, Job
 from vramplan.learned import CONFIDENCE, with_margin
 from vramplan.levers import levers
 from vramplan.progress import Progress, silent
@@ -111,16 +112,26 @@ def suggest(
     spec, card = _resolve(model, gpu, confidence)
     full = complete_job(spec, card, job)
     run = plan.Run(samples, epochs, base_lr, base_batch, optimizer_of(full.optimizer).adaptive)
-    if _needs_trace(spec):
-        from vramplan.measure import tracing
+    begin, settle, described = source(spec, progress, trust_remote_code)
+    advised = levers if advice and described else None  # where it is traced, advice would be traces for each lever
+    return plan.search(spec, settle(spec, full), card, global_batch, begin, run, advised)
 
-        progress("loading torch, transformers and peft", 0.0)
-        trace = tracing()
-        law = trace.Law(progress, trust_remote_code)
-        return plan.search(
-            spec, trace.settle(spec, full), card, global_batch, law.begin, run
-        )  # advice would be traces for each lever
-    return plan.search(spec, full, card, global_batch, estimator.begin, run, levers if advice else None)
+
+def source(
+    spec: ModelSpec, progress: Progress = silent, trust_remote_code: bool = False
+) -> tuple[plan.Estimator, Callable[[ModelSpec, Job], Job], bool]:
+    """Where estimates of a model come from at any batch, how a job is settled for it, and whether a block describes it.
+
+    Raises:
+        UnsupportedError: where none does, and the libraries to trace it are not there.
+    """
+    if not _needs_trace(spec):
+        return estimator.begin, lambda _, job: job, True
+    from vramplan.measure import tracing
+
+    progress("loading torch, transformers and peft", 0.0)
+    trace = tracing()
+    return trace.Law(progress, trust_remote_code).begin, trace.settle, False
 
 
 def _needs_trace(spec: ModelSpec) -> bool:

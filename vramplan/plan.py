@@ -391,6 +391,16 @@ class Lever:
     card: Card | None = None
 
 
+def pull(spec: ModelSpec, job: Job, card: Card, estimator: Estimator, levers: Sequence[Lever]) -> list[Advice]:
+    """What each lever saves of a job as it is, and whether it fits then.
+
+    Raises:
+        VramplanError: whatever the estimator raises of the job itself.
+    """
+    tried = _Tried(spec, job, card, estimator)
+    return _advise(tried, None, None, tried(job.micro_batch_size, job.gradient_accumulation_steps), levers)
+
+
 def _advise(
     tried: _Tried,
     largest: Plan | None,

@@ -78,6 +78,22 @@ class Timeline:
         sizes = self.sizes(with_kernels)
         return list(accumulate([sizes[event] if event >= 0 else -sizes[~event] for event in self.events]))
 
+    def by_category(self, events: Sequence[int], with_kernels: bool = True) -> dict[str, list[int]]:
+        """Bytes of each category alive after each of these events, which ascend."""
+        sizes = self.sizes(with_kernels)
+        now = dict.fromkeys(CATEGORIES, 0)
+        found: dict[str, list[int]] = {name: [] for name in now}
+        wanted = iter([*events, -1])
+        following = next(wanted)
+        for index, event in enumerate(self.events):
+            number = event if event >= 0 else ~event
+            now[self.storages[number].category] += sizes[number] if event >= 0 else -sizes[number]
+            if index == following:
+                for name, size in now.items():
+                    found[name].append(size)
+                following = next(wanted)
+        return found
+
     def phase_peaks(self, levels: Sequence[int]) -> dict[str, int]:
         """The highest of `levels` (one per event) within each phase; a phase that comes twice counts once."""
         peaks: dict[str, int] = {}

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from vramplan.cli import checking, lists, measuring, planning, seeing
+from vramplan.cli import checking, lists, measuring, planning, seeing, showing
 from vramplan.errors import VramplanError
 
 app = typer.Typer(
@@ -29,6 +29,8 @@ for command in (
     planning.estimate,
     checking.check,
     seeing.images,
+    showing.report,
+    showing.compare,
     measuring.probe,
     measuring.measure,
     measuring.accuracy,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -145,6 +146,20 @@ def batch_of(micro_batch: int | None, accumulation: int | None) -> dict[str, int
 def sure(confidence: float | None) -> dict[str, Any]:
     """The confidence, where one was given."""
     return {} if confidence is None else {"confidence": confidence}
+
+
+def check_file(flag: str, path: Path | None, kinds: tuple[str, ...]) -> None:
+    """Refuse a file that could not be written before anything is worked out.
+
+    Raises:
+        ConfigError: naming the flag and the file.
+    """
+    if path is None:
+        return
+    if path.suffix.lower() not in kinds:
+        raise ConfigError(f"{flag} {path}: the name must end in {', '.join(kinds)}")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{flag} {path}: cannot be written there")
 
 
 @contextmanager

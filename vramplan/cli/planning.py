@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +22,7 @@ from vramplan.cli.flags import (
     Timeout,
     Trust,
     batch_of,
+    check_file,
     progress,
     sure,
     with_job_flags,
@@ -164,8 +164,8 @@ def estimate(
     """Say what one job needs, byte by byte."""
     from vramplan import api
 
-    _check_file("--plot", plot, (".svg", ".png", ".html"))
-    _check_file("--snapshot", snapshot, (".pickle", ".pkl"))
+    check_file("--plot", plot, (".svg", ".png", ".html"))
+    check_file("--snapshot", snapshot, (".pickle", ".pkl"))
     card = api.load_card(gpu)
     given |= batch_of(micro_batch, accumulation)
     with progress() as tell:
@@ -189,17 +189,3 @@ def estimate(
 
         text.print_all(text.estimate(found, card, found.job.num_gpus, explain))
     raise typer.Exit(0 if found.fits else 1)
-
-
-def _check_file(flag: str, path: Path | None, kinds: tuple[str, ...]) -> None:
-    """Refuse a file that could not be written before anything is worked out.
-
-    Raises:
-        ConfigError: naming the flag and the file.
-    """
-    if path is None:
-        return
-    if path.suffix.lower() not in kinds:
-        raise ConfigError(f"{flag} {path}: the name must end in {', '.join(kinds)}")
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"{flag} {path}: cannot be written there")

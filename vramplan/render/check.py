@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from vramplan.frameworks import Note
-from vramplan.render.text import bar, breakdown, footer, free_gib, gib, heading, phases
+from vramplan.render.bars import fullness
+from vramplan.render.text import breakdown, footer, free_gib, gib, heading, phases
 from vramplan.verdict import Verdict
 
 STYLES = {"warning": "bold yellow", "unknown": "bold red", "default": "cyan", "ignored": "dim"}
@@ -37,23 +38,22 @@ def verdict(one: Verdict) -> RenderableType:
     return Group(*shown, *footer(estimate))
 
 
-def _headline(one: Verdict) -> Text:
+def _headline(one: Verdict) -> RenderableType:
     job, estimate = one.estimate.job, one.estimate
     said = Text("FITS", style="bold green") if one.fits else Text("DOES NOT FIT", style="bold red")
     need, capacity = one.need_bytes, estimate.capacity_bytes
-    said.append(f"  {gib(need)} of {free_gib(capacity)} GiB  ", style="not bold default")
-    said.append_text(bar(need, capacity, 20))
-    said.append(
-        f"\n{job.num_gpus} x {job.micro_batch_size} x {job.gradient_accumulation_steps} = global batch"
-        f" {job.global_batch_size}, {job.sequence_length:,} tokens a sample",
-        style="not bold default",
+    line = Table.grid(padding=(0, 2))
+    line.add_row(said, f"{gib(need)} of {free_gib(capacity)} GiB", fullness(need, capacity, 20))
+    rest = Text(
+        f"{job.num_gpus} x {job.micro_batch_size} x {job.gradient_accumulation_steps} = global batch"
+        f" {job.global_batch_size}, {job.sequence_length:,} tokens a sample"
     )
     if not one.fits and not estimate.fits and estimate.fits_without_margin:
-        said.append("; it fits only without the margin", style="not bold default")
+        rest.append("; it fits only without the margin")
     if not one.fits and estimate.fits and one.free_bytes >= 0:
         why = "evaluation" if (one.evaluation_bytes or 0) > estimate.device_total_bytes else "the free space asked for"
-        said.append(f"; what is missing is room for {why}", style="not bold default")
-    return said
+        rest.append(f"; what is missing is room for {why}")
+    return Group(line, rest)
 
 
 QUANTILES = {"P50": 0.5, "P95": 0.95, "P99": 0.99}

@@ -41,7 +41,7 @@ def table(rows: Sequence[Row], card: Card) -> RenderableType:
             row.picture.said,
             f"{row.picture.all_tokens:,}",
             gib(one.device_total_bytes if one.fits_without_margin else one.least_bytes),
-            bar(one.device_total_bytes, one.capacity_bytes, 14),
+            bar(one, 14),
             Text(str(fits), style="bold green") if fits else Text("does not fit", style="red"),
         )
     job = first.job

@@ -50,18 +50,8 @@ def levels(timeline: Timeline, columns: int = COLUMNS) -> tuple[list[int], dict[
     count = len(totals)
     step = max(1, count // columns)
     shown = [max(range(i, min(i + step, count)), key=totals.__getitem__) for i in range(0, count, step)]
-    now = dict.fromkeys((name for name in COLOURS if name != "context"), 0)
-    found: dict[str, list[int]] = {name: [] for name in now}
-    wanted = iter([*shown, -1])
-    following = next(wanted)
-    for index, event in enumerate(timeline.events):
-        storage = timeline.storages[event if event >= 0 else ~event]
-        now[storage.category] += storage.rounded_bytes if event >= 0 else -storage.rounded_bytes
-        if index == following:
-            for name, size in now.items():
-                found[name].append(size)
-            following = next(wanted)
-    return shown, found
+    found = timeline.by_category(shown)
+    return shown, {name: found[name] for name in COLOURS if name != "context"}
 
 
 def picture(one: Estimate, kind: str) -> bytes:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from vramplan.card import Card
 from vramplan.plan import FRAGMENTED, WITHOUT_MARGIN, Advice, Plan, Run, Search
+from vramplan.render.bars import Bar, plain, stacked
 from vramplan.result import Estimate, Term
 from vramplan.spec import ModelSpec
 from vramplan.units import GiB, format_bytes, format_count
@@ -45,12 +46,11 @@ def free_gib(num_bytes: int) -> str:
     return f"{num_bytes * 10 // GiB / 10:.1f}"
 
 
-def bar(used: int, capacity: int, width: int = BAR) -> Text:
-    """How full a card is."""
-    share = used / capacity
-    filled = min(width, round(share * width))
-    colour = "red" if share > 1 else "yellow" if share > 0.92 else "green"
-    return Text("█" * filled, style=colour) + Text("░" * (width - filled), style="bright_black")
+def bar(one: Estimate, width: int = BAR) -> Bar:
+    """How full a card is, and of what."""
+    totals = one.by_category()
+    sizes = [(totals.get(category, 0), colour) for category, (_, colour) in CATEGORIES.items()]
+    return stacked(sizes, one.capacity_bytes, width)
 
 
 def _grid(*justify: str) -> Table:
@@ -118,7 +118,7 @@ def plan_table(one: Search, width: int = WIDTH) -> Table:
         table.add_row(
             ">" if best else "",
             *(str(cell) for cell in cells),
-            bar(need, plan.estimate.capacity_bytes, max(2, min(BAR, width - 56))),
+            bar(plan.estimate, max(2, min(BAR, width - 56))),
             gib(need),
             free_gib(room),
             f"{plan.relative_step_time:.2f} x",
@@ -234,7 +234,7 @@ def breakdown(one: Estimate) -> Group:
     for category, (name, colour) in CATEGORIES.items():
         size = totals.get(category, 0)
         if size:
-            table.add_row(name, f"{size / GiB:.2f}", Text("█" * round(size / scale * 48) or "▏", style=colour))
+            table.add_row(name, f"{size / GiB:.2f}", plain(size, scale, 48, colour))
     table.add_row(Text("total", style="bold"), Text(f"{one.device_total_bytes / GiB:.2f}", style="bold"), "")
     when = f"Where it goes, GiB (micro-batch {one.micro_batch_size}, peak in {one.peak_phase})"
     return Group(Text(when, style="bold"), table)
