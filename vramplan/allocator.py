@@ -26,7 +26,8 @@ MIN_LARGE_ALLOC = 10 * MiB
 """kMinLargeAlloc: from here on a segment is the request itself, rounded to ROUND_LARGE."""
 ROUND_LARGE = 2 * MiB
 """kRoundLarge."""
-_NEVER = 1 << 62
+UNLIMITED = 1 << 62
+"""A size that nothing reaches."""
 
 
 class OutOfMemory(Exception):
@@ -43,7 +44,7 @@ class AllocatorSettings:
     """PYTORCH_ALLOC_CONF. Sizes are bytes."""
 
     expandable_segments: bool = False
-    max_split_size: int = _NEVER
+    max_split_size: int = UNLIMITED
     max_non_split_rounding: int = 20 * MiB
     roundup_power2_divisions: int = 0
 
@@ -103,7 +104,7 @@ class CachingAllocator:
 
     def __init__(
         self,
-        capacity: int = _NEVER,
+        capacity: int = UNLIMITED,
         settings: AllocatorSettings | None = None,
         history: list[Action] | None = None,
     ) -> None:
@@ -115,8 +116,9 @@ class CachingAllocator:
         self.peak_allocated = 0
         self.peak_reserved = 0
         self.num_retries = 0
+        self.refused = UNLIMITED
         self.pools: dict[int, tuple[Pool, Pool]] = {}  # by stream: small, large
-        self._takes_any = self.settings.max_split_size == _NEVER or self.settings.expandable_segments
+        self._takes_any = self.settings.max_split_size == UNLIMITED or self.settings.expandable_segments
         self._next_address = 0
 
     def malloc(self, num_bytes: int, stream: int = 0) -> Block:
@@ -264,11 +266,13 @@ class CachingAllocator:
         lacking = self.reserved + num_bytes > self.capacity
         if lacking:
             self.num_retries += 1
+            self.refused = min(self.refused, self.reserved + num_bytes)
             self.empty_cache()
         return lacking
 
     def _reserve(self, segment: int, size: int) -> None:
         if self.reserved + segment > self.capacity:
+            self.refused = min(self.refused, self.reserved + segment)
             raise OutOfMemory(size, self.reserved)
         self.reserved += segment
         if self.reserved > self.peak_reserved:
@@ -291,6 +295,9 @@ class Replay:
     peak_reserved_bytes: int
     num_retries: int
     out_of_memory: bool
+    refused_bytes: int = UNLIMITED
+    """The least total that was asked for in vain: every capacity from the reserved peak up to, not including, this one
+    has the same replay, since the allocator looks at its capacity nowhere else."""
     history: Sequence[Action] = ()
     """All it did, where asked for: what each event did, preceded by what that took of segments."""
 
@@ -298,7 +305,7 @@ class Replay:
 def replay(
     events: Sequence[int],
     sizes: Sequence[int],
-    capacity: int = _NEVER,
+    capacity: int = UNLIMITED,
     settings: AllocatorSettings | None = None,
     record: bool = False,
     streams: Sequence[int] | None = None,
@@ -335,5 +342,6 @@ def replay(
         allocator.peak_reserved,
         allocator.num_retries,
         failed,
+        allocator.refused,
         history or (),
     )

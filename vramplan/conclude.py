@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from vramplan.allocator import AllocatorSettings, Replay, replay
+from vramplan.allocator import UNLIMITED, AllocatorSettings, Replay, replay
 from vramplan.card import Card
 from vramplan.images import Picture, shown
 from vramplan.job import Job
@@ -57,18 +57,8 @@ def conclude(played: Played, model: str, job: Job, card: Card, peak_tensor_bytes
         peak_tensor_bytes = played.peak_tensor_bytes
     outside = outside_terms(job, card)
     outside_bytes = sum(term.num_bytes for term in outside)
-    sizes, streams = timeline.sizes(), timeline.streams()
-    settings = AllocatorSettings(expandable_segments=job.expandable_segments)
-    verdicts, run = [], None
-    for limit in dict.fromkeys((card.plannable_bytes, card.usable_bytes)):
-        run = None
-        if peak_tensor_bytes <= limit - outside_bytes:
-            run = replay(timeline.events, sizes, limit - outside_bytes, settings, streams=streams)
-        verdicts.append(run is not None and not run.out_of_memory)
-        if verdicts[-1]:  # what fits under this limit fits under a larger one
-            break
-    if run is None or run.out_of_memory:  # what it would need on a card without limit
-        run = replay(timeline.events, sizes, settings=settings, streams=streams)
+    limits = (card.plannable_bytes - outside_bytes, card.usable_bytes - outside_bytes)
+    run, fits, fits_without_margin = settle(peak_tensor_bytes, limits, replayer(timeline, job))
     peak_index = max(range(len(run.allocated)), key=run.allocated.__getitem__)
     phases = timeline.phase_peaks(run.allocated)
     loaded_end = timeline.marks[1].first_event - 1
@@ -86,8 +76,8 @@ def conclude(played: Played, model: str, job: Job, card: Card, peak_tensor_bytes
         device_total_bytes=run.peak_reserved_bytes + sum(term.num_bytes for term in outside),
         capacity_bytes=card.usable_bytes,
         margin_bytes=card.margin_bytes,
-        fits=verdicts[0],
-        fits_without_margin=verdicts[-1],
+        fits=fits,
+        fits_without_margin=fits_without_margin,
         phases={name: phases[name] for name in PHASES},
         peak_phase=phase_at(timeline, peak_index),
         terms=(*peak_terms(timeline.live_at(peak_index), run), *outside),
@@ -105,6 +95,28 @@ def conclude(played: Played, model: str, job: Job, card: Card, peak_tensor_bytes
     )
 
 
+def replayer(timeline: Timeline, job: Job) -> Callable[[int], Replay]:
+    """The allocator's replay of a timeline under the job's settings, by what torch may reserve."""
+    sizes, streams = timeline.sizes(), timeline.streams()
+    settings = AllocatorSettings(expandable_segments=job.expandable_segments)
+    return lambda limit: replay(timeline.events, sizes, limit, settings, streams=streams)
+
+
+def settle(
+    peak_tensor_bytes: int, limits: tuple[int, int], replayed: Callable[[int], Replay]
+) -> tuple[Replay, bool, bool]:
+    """(the replay that counts, whether it fits, whether it does without the margin); limits with it and without."""
+    verdicts, run = [], None
+    for limit in dict.fromkeys(limits):
+        run = replayed(limit) if peak_tensor_bytes <= limit else None
+        verdicts.append(run is not None and not run.out_of_memory)
+        if verdicts[-1]:  # what fits under this limit fits under a larger one
+            break
+    if run is None or run.out_of_memory:  # what it would need on a card without limit
+        run = replayed(UNLIMITED)
+    return run, verdicts[0], verdicts[-1]
+
+
 STRATEGIES = {
     "ddp": "DDP: each card holds everything",
     "zero1": "DeepSpeed ZeRO-1: optimizer states are divided",
@@ -114,11 +126,16 @@ STRATEGIES = {
 }
 
 
-def _sharing(job: Job, played: Played) -> list[str]:
-    """How cards share the work, and what the host keeps for each of them."""
+def said_sharing(job: Job) -> str:
+    """How cards share the work; nothing where there is one."""
     if job.num_gpus == 1 and job.strategy == "ddp":
-        return []
-    said = [STRATEGIES[job.strategy] + (f" (version {job.fsdp.version})" if job.strategy == "fsdp" else "")]
+        return ""
+    return STRATEGIES[job.strategy] + (f" (version {job.fsdp.version})" if job.strategy == "fsdp" else "")
+
+
+def _sharing(job: Job, played: Played) -> list[str]:
+    """The same, and what the host keeps for each of them."""
+    said = [one for one in (said_sharing(job),) if one]
     if job.offload != "none":
         size = DTYPE_BYTES[job.dtype]
         # fp32 weights and gradients, Adam's states, half-precision gradients (deepspeed 0.19, offload_optimizer)
@@ -199,30 +216,43 @@ def _quantized(job: Job) -> str:
     return four if job.quantize == "nf4" else ""
 
 
-def assumptions(job: Job, card: Card, played: Played) -> tuple[str, ...]:
-    """What the answer takes for granted, said with every answer."""
-    method = "full fine-tuning"
-    if job.method != "full":
-        targets = "all linear layers" if job.lora_targets is None else ", ".join(job.lora_targets)
-        adapters = f"rank {job.lora_rank} on {targets}, dropout {job.lora_dropout:g}, {job.lora_dtype} adapters"
-        method = f"{'DoRA' if job.method == 'dora' else 'LoRA'} {adapters}"
-        if job.modules_to_save:
-            copies = f"{job.saved_dtype} copies" if job.saved_dtype else "copies"
-            method += f"; {', '.join(job.modules_to_save)} trained whole, in {copies}"
+def said_method(job: Job) -> str:
+    """What trains."""
+    if job.method == "full":
+        return "full fine-tuning"
+    targets = "all linear layers" if job.lora_targets is None else ", ".join(job.lora_targets)
+    adapters = f"rank {job.lora_rank} on {targets}, dropout {job.lora_dropout:g}, {job.lora_dtype} adapters"
+    method = f"{'DoRA' if job.method == 'dora' else 'LoRA'} {adapters}"
+    if job.modules_to_save:
+        copies = f"{job.saved_dtype} copies" if job.saved_dtype else "copies"
+        method += f"; {', '.join(job.modules_to_save)} trained whole, in {copies}"
+    return method
+
+
+def said_weights(job: Job) -> str:
+    """How weights are stored, and what is computed in."""
     weights = f"{_quantized(job)}{'fp32' if job.kbit else job.dtype} weights"
     weights += " but fp32 norms" if job.fp32_norms else ""
-    weights += f" under {job.autocast} autocast" if job.autocast != "none" else ", no autocast"
+    return weights + (f" under {job.autocast} autocast" if job.autocast != "none" else ", no autocast")
+
+
+def said_engine(job: Job, own_model: bool = False) -> str:
+    """Optimizer, checkpointing, kernels and loop."""
     kind = "reentrant" if job.reentrant else "full"
     checkpointing = f"{kind} checkpointing" if job.checkpointing == "full" else "no checkpointing"
-    source = {"trace": "the model's own code, traced with "}.get(played.by, "") + played.versions
+    kernels = "" if own_model else f"{job.attention} attention, {job.loss} loss, "
     loop = "transformers Trainer" if job.loop == "trainer" else "plain loop"
+    return f"{job.optimizer}, {checkpointing}, {kernels}{loop}"
+
+
+def assumptions(job: Job, card: Card, played: Played) -> tuple[str, ...]:
+    """What the answer takes for granted, said with every answer."""
+    source = {"trace": "the model's own code, traced with "}.get(played.by, "") + played.versions
     return (
-        method,
-        weights,
+        said_method(job),
+        said_weights(job),
         *_sharing(job, played),
-        f"{job.optimizer}, {checkpointing}, "
-        + ("" if played.own_model else f"{job.attention} attention, {job.loss} loss, ")
-        + loop,
+        said_engine(job, played.own_model),
         "the example's own inputs"
         if played.own_model
         else (played.fed or _images(job, played.picture) + _texts(job))

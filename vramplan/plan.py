@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, isqrt
 from typing import Any
 
+from vramplan.batches import largest_batch, most_by_tensors
 from vramplan.card import Card
 from vramplan.errors import ConfigError, VramplanError
 from vramplan.job import Job
@@ -266,36 +267,14 @@ def _largest_fitting(wanted: list[Pair], tried: _Tried) -> int:
 
 
 def _largest_micro_batch(good: list[Pair], bad: list[Pair], tried: _Tried) -> int:
-    """The largest micro-batch that fits at all, whether or not it divides the target.
-
-    Guesses lie on a straight line through what is known, at twice the last stride at least: near the limit the line
-    says that nothing is left, while torch would only give back its cache. Once one is too large, every other guess
-    halves what is left.
-    """
+    """The largest micro-batch that fits at all, whether or not it divides the target."""
     if not good:
         return 0
     low, steps = good[-1]
     high = next((micro for micro, _ in bad if micro > low), None)
-    stride, halves = 1, False
-    while high is None or high - low > 1:
-        guess = low + max(stride, _room(low, steps, tried))
-        if high is not None:
-            guess = (low + high) // 2 if halves else min(guess, high - 1)
-            halves = not halves
-        if guess > 1 << 20:
-            return low
-        if tried.fits(guess, steps):
-            low, stride = guess, 2 * stride
-        else:
-            high, stride = guess, 1
-    return low
-
-
-def _room(low: int, steps: int, tried: _Tried) -> int:
-    """Samples more that fit by what the last ones took."""
-    half = max(1, low // 2)
-    slope = (tried.need(low, steps) - tried.need(half, steps)) / (low - half) if low > half else 0.0
-    return max(0, int(tried(low, steps).spare_bytes / slope)) if slope > 0 else low
+    room = tried.card.plannable_bytes
+    top = most_by_tensors(low, high, lambda micro: tried.begin(micro, steps).least_bytes, room)
+    return largest_batch(low, top, lambda micro: tried.fits(micro, steps))
 
 
 def _ranked(kept: list[tuple[int, int, Estimate]], devices: int, run: Run) -> list[Plan]:

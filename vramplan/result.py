@@ -108,3 +108,5 @@ class Begun:
     least_bytes: int
     """Bytes on the card that the job cannot do without."""
     finish: Callable[[], Estimate]
+    timeline: Timeline | None = field(default=None, repr=False)
+    """Loading and two steps, where the bound came from them."""

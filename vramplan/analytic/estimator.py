@@ -111,7 +111,7 @@ def begin(spec: ModelSpec, job: Job, card: Card) -> Begun:
             played = replace(played, fed=said(spec, job))
             return conclude(played, spec.name, job, card, peak_tensor_bytes)
 
-    return Begun(least_bytes, finish)
+    return Begun(least_bytes, finish, step.timeline)
 
 
 def whole(step: Step, notes: tuple[str, ...]) -> Played:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from vramplan.cli import checking, lists, measuring, planning, seeing, showing
+from vramplan.cli import checking, lists, measuring, planning, seeing, showing, tabling
 from vramplan.errors import VramplanError
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ for command in (
     seeing.images,
     showing.report,
     showing.compare,
+    tabling.table,
     measuring.probe,
     measuring.measure,
     measuring.accuracy,

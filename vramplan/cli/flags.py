@@ -92,8 +92,8 @@ JOB_FLAGS = {
 """The flags that `suggest` and `estimate` share; :func:`vramplan.defaults.complete_job` fills in what is not given."""
 
 
-def with_job_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` with the job's flags added; it gets them as one dictionary, `given`."""
+def with_job_flags(command: Callable[..., None], without: tuple[str, ...] = ()) -> Callable[..., None]:
+    """`command` with the job's flags added but those `without`; it gets them as one dictionary, `given`."""
     own = inspect.signature(command, eval_str=True).parameters
     shared = [
         inspect.Parameter(
@@ -103,11 +103,12 @@ def with_job_flags(command: Callable[..., None]) -> Callable[..., None]:
             annotation=Annotated[flag.type | None, typer.Option(help=flag.help, show_default=False)],
         )
         for name, flag in JOB_FLAGS.items()
+        if name not in without
     ]
     mine = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, p in own.items() if name != "given"]
 
     def run(**values: Any) -> None:
-        flags = {name: values.pop(name) for name in JOB_FLAGS}
+        flags = {name: values.pop(name) for name in JOB_FLAGS if name not in without}
         command(**values, given=_given(flags))
 
     parameters = [*mine[:-1], *shared, mine[-1]]  # --json comes last

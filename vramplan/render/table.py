@@ -1,0 +1,139 @@
+"""A filled table as Markdown, CSV, JSON, HTML or LaTeX; the same bytes for the same numbers."""
+
+from __future__ import annotations
+
+import csv as csv_writer
+import io
+import json as json_writer
+from collections.abc import Callable, Iterator
+from html import escape
+from typing import Any
+
+from vramplan.render.text import gib
+from vramplan.tables import Cell, Table
+from vramplan.tables.cells import Row, title
+
+NOT_RUN = "-"
+
+
+def grid(one: Table) -> tuple[list[str], list[list[str]]]:
+    """(head, rows): models downward, cards across; a method or length that is the only one is no column."""
+    sheet = one.sheet
+    head = ["model", *["method"] * (len(sheet.methods) > 1), *["tokens"] * (len(sheet.lengths) > 1)]
+    across = [title(sheet)] if sheet.show == "card" else [card.title for card in sheet.cards]
+    rows = []
+    for model, method, length, row in _rows(one):
+        names = [model, *[method] * (len(sheet.methods) > 1), *[f"{length:,}"] * (len(sheet.lengths) > 1)]
+        rows.append(names + [_said(cell, sheet.show) for cell in row.cells])
+    return head + across, rows
+
+
+def _rows(one: Table) -> Iterator[tuple[str, str, int, Row]]:
+    sheet = one.sheet
+    for place, row in one.rows.items():
+        yield sheet.models[place.model].name, sheet.methods[place.method], sheet.lengths[place.length], row
+
+
+def _said(cell: Cell, show: str) -> str:
+    if show == "card":
+        return cell.card or NOT_RUN
+    if cell.value is None:
+        return NOT_RUN
+    if show == "max-batch":
+        return str(cell.value)
+    return gib(cell.value) + ("" if cell.fits else "*")
+
+
+def note(one: Table) -> str:
+    """The line under a table: what it shows, then version, estimator and assumptions."""
+    sheet = one.sheet
+    shown = title(sheet)
+    fixed = [sheet.methods[0]] * (len(sheet.methods) == 1) + [f"{sheet.lengths[0]:,} tokens"] * (
+        len(sheet.lengths) == 1
+    )
+    marks = {"max-batch": "0: does not fit; ", "memory": "*: does not fit; ", "card": "-: none does; "}[sheet.show]
+    refused = any(cell.refused for row in one.rows.values() for cell in row.cells) and sheet.show != "card"
+    return f"{', '.join([shown[0].upper() + shown[1:], *fixed])}; {marks}{'-: cannot run; ' * refused}{one.note}."
+
+
+def markdown(one: Table) -> str:
+    """For a README."""
+    head, rows = grid(one)
+    names = len(head) - len(one.rows and next(iter(one.rows.values())).cells)
+    right = "---" if one.sheet.show == "card" else "---:"
+    lines = [head, ["---"] * names + [right] * (len(head) - names), *rows]
+    table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return f"{table}\n\n{note(one).replace('*', chr(92) + '*')}\n"
+
+
+def html(one: Table) -> str:
+    """A table element and a paragraph."""
+    head, rows = grid(one)
+    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
+    return f"<table>\n<thead><tr>{top}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n<p>{escape(note(one))}</p>\n"
+
+
+SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
+    mark: "\\" + mark for mark in "&%$#_{}"
+}
+
+
+def latex(one: Table) -> str:
+    """A tabular and a line of small print."""
+    head, rows = grid(one)
+    names = len(head) - len(next(iter(one.rows.values())).cells)
+    columns = "l" * names + ("l" if one.sheet.show == "card" else "r") * (len(head) - names)
+    body = "".join(" & ".join(_tex(cell) for cell in row) + " \\\\\n" for row in rows)
+    top = " & ".join(_tex(cell) for cell in head)
+    tabular = f"\\begin{{tabular}}{{{columns}}}\n\\hline\n{top} \\\\\n\\hline\n{body}\\hline\n\\end{{tabular}}\n"
+    return f"{tabular}\n{{\\footnotesize {_tex(note(one))}}}\n"
+
+
+def _tex(text: str) -> str:
+    return "".join(SPECIAL.get(mark, mark) for mark in text)
+
+
+def records(one: Table) -> list[dict[str, Any]]:
+    """A record for each cell; sizes are bytes."""
+    value = {"max-batch": "max_micro_batch_size", "memory": "device_total_bytes", "card": "device_total_bytes"}
+    return [
+        {
+            "model": model,
+            "method": method,
+            "sequence_length": length,
+            "gpu": cell.card or None,
+            value[one.sheet.show]: cell.value,
+            "fits": cell.fits,
+            "refused": cell.refused or None,
+        }
+        for model, method, length, row in _rows(one)
+        for cell in row.cells
+    ]
+
+
+def json(one: Table) -> str:
+    """The records with what they are."""
+    shown: dict[str, Any] = {"show": one.sheet.show, "note": note(one), "cells": records(one)}
+    if one.sheet.show != "max-batch":
+        shown["micro_batch_size"] = one.sheet.micro_batch_size
+    return json_writer.dumps(shown, indent=2, ensure_ascii=False) + "\n"
+
+
+def csv(one: Table) -> str:
+    """The records, a line for each, and the note as a comment."""
+    found = records(one)
+    text = io.StringIO()
+    writer = csv_writer.DictWriter(text, list(found[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found)
+    return f"{text.getvalue()}# {note(one)}\n"
+
+
+FORMATS: dict[str, Callable[[Table], str]] = {
+    "markdown": markdown,
+    "csv": csv,
+    "json": json,
+    "html": html,
+    "latex": latex,
+}
