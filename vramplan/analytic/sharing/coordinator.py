@@ -11,11 +11,9 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from vramplan.analytic.record import Recorder
+from vramplan.analytic.sharing.sharded import GATHER
 from vramplan.job import Zero
 from vramplan.timeline import Storage
-
-GATHER = 1
-"""The stream that gathered weights are allocated on."""
 
 
 class Divided(NamedTuple):

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from vramplan.analytic.optimizers import Weight
 from vramplan.analytic.record import Recorder
-from vramplan.analytic.sharing.fsdp2 import stored_dtype
-from vramplan.analytic.sharing.replicated import Replicated
+from vramplan.analytic.sharing.sharded import CAST, GATHER, REDUCE, Sharded, stored_dtype
 from vramplan.analytic.unfold import Piece
 from vramplan.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div, round_up
@@ -20,8 +19,6 @@ from vramplan.units import DTYPE_BYTES, ceil_div, round_up
 if TYPE_CHECKING:
     from vramplan.analytic.step import Placed, Step
 
-GATHER, REDUCE, CAST = 1, 2, 3
-"""Streams."""
 ALIGNMENT_BYTES = 16
 """Of each weight within the flat one, where ``use_orig_params`` (_flat_param.py: _get_aligned_numel)."""
 
@@ -48,7 +45,7 @@ class Unit:
         self.part = Weight(name, (own,), stored)
 
 
-class Fsdp1(Replicated):
+class Fsdp1(Sharded):
     """One card's part of a run."""
 
     def __init__(self, step: Step, record: Recorder) -> None:
@@ -66,12 +63,10 @@ class Fsdp1(Replicated):
         """Flat weights that are gathered."""
         self.flat: dict[Unit, int] = {}
         """Gradients that wait for the last micro-step."""
-        self.gradients: list[int] = []
         self.late: list[int] = []
         """Gradients that wait for their unit's others."""
         self.waiting: list[Unit] = []
         """Frozen units, which go when the unit before is there."""
-        self.phase, self.inside = "", False
 
     @property
     def all_units(self) -> list[Unit]:
@@ -83,9 +78,6 @@ class Fsdp1(Replicated):
         for unit in self.all_units:
             formula = f"{unit.part.num_elements} {unit.part.dtype}, own part"
             self.record.allocate(Storage(unit.part.num_bytes, "parameter", unit.part.name, formula))
-
-    def prepare(self) -> None:
-        """No buckets."""
 
     def gathered_bytes(self) -> int:
         """The root, and the largest layer."""
@@ -147,7 +139,7 @@ class Fsdp1(Replicated):
 
     def _finish(self, units: list[Unit], offset: int) -> None:
         """One flat gradient from all; in the last micro-step it is reduced, before that it stays (``no_sync``)."""
-        record, last = self.record, self.phase == f"backward.{self.step.micro_steps - 1}"
+        record = self.record
         for unit in units:
             if not unit.trains:
                 self.waiting.append(unit)
@@ -161,7 +153,7 @@ class Fsdp1(Replicated):
                 record.free(flat)
             else:
                 self.flat[unit] = flat
-            if not last:
+            if not self.is_last:
                 if self.job.fsdp.reshard_after_forward:
                     self._drop([unit])
                 continue
@@ -177,8 +169,3 @@ class Fsdp1(Replicated):
     def optimize(self, first: bool) -> None:
         """Every card updates its own parts."""
         self.update([unit.part for unit in self.all_units if unit.trains], first)
-
-    def drop_gradients(self, offset: int) -> None:
-        """``zero_grad``."""
-        self.record.free_all(self.gradients)
-        self.gradients.clear()

@@ -12,18 +12,13 @@ from typing import TYPE_CHECKING
 
 from vramplan.analytic.optimizers import Weight, is_embedding
 from vramplan.analytic.record import Recorder
-from vramplan.analytic.sharing.replicated import Replicated
+from vramplan.analytic.sharing.sharded import COMPUTE, GATHER, REDUCE, Sharded, stored_dtype
 from vramplan.analytic.unfold import Piece
 from vramplan.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div
 
 if TYPE_CHECKING:
     from vramplan.analytic.step import Placed, Step
-    from vramplan.analytic.tensors import Parameter
-    from vramplan.job import Job
-
-COMPUTE, GATHER, REDUCE = 0, 1, 2
-"""Streams."""
 
 
 FOREACH = ("adamw_torch", "adamw_hf")
@@ -57,14 +52,7 @@ def _buffer(num_bytes: int, label: str, stream: int) -> Storage:
     return Storage(num_bytes, "communication", label, "", stream=stream)
 
 
-def stored_dtype(parameter: Parameter, job: Job) -> str:
-    """Accelerate keeps what trains in fp32 wherever there is mixed precision; the rest stays as it was loaded."""
-    if parameter.trains and job.autocast != "none":
-        return "fp32"
-    return job.lora_dtype if parameter.is_adapter else job.dtype
-
-
-class Fsdp2(Replicated):
+class Fsdp2(Sharded):
     """One card's part of a run."""
 
     def __init__(self, step: Step, record: Recorder) -> None:
@@ -80,8 +68,6 @@ class Fsdp2(Replicated):
         """The packet of the group before, which goes when the next is copied out."""
         self.sent: int | None = None
         """Gradients on their way."""
-        self.gradients: list[int] = []
-        self.phase, self.inside = "", False
         self.finished: set[Group] = set()
         """Groups whose backward is over."""
         self.embedding_needs_grad = self.job.method == "full" or self.job.checkpointing == "full"
@@ -128,9 +114,6 @@ class Fsdp2(Replicated):
             label = f"{'layers.*.' if one.layer is not None else ''}{share.name}"
             formula = f"{' x '.join(map(str, share.shape))} {share.dtype}, own rows"
             self.record.allocate(Storage(share.num_bytes, "parameter", label, formula))
-
-    def prepare(self) -> None:
-        """No buckets."""
 
     def gathered_bytes(self) -> int:
         """What stays, and the largest other group with its packet beside the one before's."""
@@ -235,7 +218,7 @@ class Fsdp2(Replicated):
         record = self.record
         self.finished.add(group)
         self._drop(group)
-        if self.phase != f"backward.{self.step.micro_steps - 1}":
+        if not self.is_last:
             return
         self._arrived()
         if not group.trains:
@@ -259,8 +242,3 @@ class Fsdp2(Replicated):
         pairs = zip(self.shares, self.step.placed, strict=True)
         name = "adamw_torch_loop" if self.job.optimizer in FOREACH else self.job.optimizer
         self.update([share for share, one in pairs if one.parameter.is_reached], first, name)
-
-    def drop_gradients(self, offset: int) -> None:
-        """``zero_grad``."""
-        self.record.free_all(self.gradients)
-        self.gradients.clear()

@@ -14,6 +14,7 @@ from vramplan.analytic.optimizers import Weight, optimizer_of
 from vramplan.analytic.record import Recorder
 from vramplan.analytic.sharing import coordinator
 from vramplan.analytic.sharing.coordinator import Coordinator, Visit
+from vramplan.analytic.sharing.sharded import REDUCE
 from vramplan.analytic.sharing.zero import NORM_BYTES, Divided, Trained, flat
 from vramplan.analytic.unfold import Piece
 from vramplan.timeline import Storage
@@ -22,8 +23,6 @@ from vramplan.units import DTYPE_BYTES, ceil_div
 if TYPE_CHECKING:
     from vramplan.analytic.step import Placed, Step
 
-REDUCE = 2
-"""The stream that gradients are reduced on."""
 PREFETCH, PERSISTENCE = 0.9, 10
 """What transformers makes of "auto", in hidden size squared and hidden sizes (integrations/deepspeed.py)."""
 
