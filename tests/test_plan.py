@@ -212,3 +212,13 @@ def test_targets_however_they_are_given(targets: Any) -> None:
 def test_bad_settings(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(vramplan.VramplanError, match=said):
         suggest(**settings)
+
+
+def test_a_plan_without_accumulation_may_fit_alone() -> None:
+    """FSDP keeps whole gradients while it accumulates: 4 samples at once need less than 4 one by one."""
+    found = suggest(
+        "Qwen/Qwen2.5-7B", "a100-40gb-sxm", 16, method="full", num_gpus=4, strategy="fsdp", sequence_length=512
+    )
+    assert [(plan.micro_batch_size, plan.gradient_accumulation_steps) for plan in found.plans] == [(4, 1)]
+    assert [(one.micro_batch_size, one.gradient_accumulation_steps) for one in found.rejected] == [(1, 4), (2, 2)]
+    assert found.max_micro_batch_size >= 4

@@ -142,7 +142,9 @@ def plan_table(one: Search, width: int = WIDTH) -> Table:
     if len(one.rejected) > 1:
         rest = ", ".join(str(rejected.micro_batch_size) for rejected in one.rejected[1:6])
         more = ", ..." if len(one.rejected) > 6 else ""
-        table.caption = f"Larger micro-batches that meet the target do not fit either: {rest}{more}"
+        planned = max((plan.micro_batch_size for plan in one.plans), default=0)
+        which = "Larger" if one.rejected[1].micro_batch_size > planned else "Other"
+        table.caption = f"{which} micro-batches that meet the target do not fit either: {rest}{more}"
         table.caption_justify = "left"
     return table
 
