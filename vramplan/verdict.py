@@ -15,7 +15,7 @@ from vramplan.analytic.estimator import listed_layers
 from vramplan.card import Card
 from vramplan.catalog import find_model
 from vramplan.dataset import Lengths
-from vramplan.defaults import POSITIONS, image_size
+from vramplan.defaults import FLAGS, POSITIONS, image_size
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, VramplanError, nearest_names
 from vramplan.feeds import FEEDS
 from vramplan.frameworks import FRAMEWORKS, Keys, Note, Reading, Setting, Source, shell, videos, writing
@@ -124,8 +124,24 @@ def examine(
     Raises:
         VramplanError: for what cannot be read, or is not modelled.
     """
+    card = api.load_card(gpu)
     reading = read(found, num_gpus, framework_version)
-    return judge(reading, _model(model if model is not None else reading.model, reading, found), gpu, **given)
+    spec = _model(model if model is not None else reading.model, reading, found)
+    try:
+        return judge(reading, spec, card, **given)
+    except (ConfigError, UnknownNameError, UnsupportedError) as error:
+        said = _in_its_words(str(error), reading)
+        error.args = (said if found.source.where in said else f"{found.source.where}: {said}",)
+        raise
+
+
+def _in_its_words(said: str, reading: Reading) -> str:
+    """An error's flags as the keys that the configuration has."""
+    for field, flag in FLAGS.items():
+        key = reading.names.get(field)
+        if isinstance(key, str):
+            said = said.replace(f"{flag} ", f"{key} ")
+    return said
 
 
 def judge(
