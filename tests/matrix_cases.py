@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -371,7 +372,13 @@ def other_job(family: str, given: dict[str, Any]) -> Job:
     return complete_job(spec, card_of(), given)
 
 
-def all_cases() -> Iterator[Case]:
+@cache
+def all_cases() -> tuple[Case, ...]:
+    """The matrix; making it takes a second."""
+    return tuple(_cases())
+
+
+def _cases() -> Iterator[Case]:
     """The whole matrix."""
     yield from seeing_cases()
     yield from other_cases()

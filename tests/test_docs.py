@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from importlib.util import find_spec
 
 import pytest
 
@@ -66,6 +67,7 @@ def test_the_repository_speaks_of_the_project_alone() -> None:
         assert not re.search(r"/work/|/tmp/|/root/|https?://[^ )]*(pypi|simple)", path.read_text()), path
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="the same as with torch, and long")
 def test_the_tables_of_agreement_are_what_the_traces_say() -> None:
     """``python -m tests.matrix`` writes them."""
     text = README.read_text()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from statistics import median
 
 import pytest
 
 from tests import matrix
-from tests.matrix_cases import FAMILIES, MIXTURES, OTHERS, SEEING, all_cases, case_of
+from tests.matrix_cases import FAMILIES, MIXTURES, OTHERS, SEEING, Case, all_cases, case_of
 
 ROWS = matrix.rows_by_name()
 WORST_TENSORS = 0.002
@@ -20,6 +21,17 @@ WORST_SEEING = {"tensors": 0.01, "allocated": 0.02, "reserved": 0.15, "median": 
 """The same where there are images."""
 
 
+EVERY = 1 if find_spec("torch") else 8
+"""All cases; without torch, where they would be worked out just the same, some of each family."""
+MIXING = ("liger", "chunked")
+"""Losses that mix dtypes as no traced operation can."""
+
+
+def cases(family: str) -> list[Case]:
+    """Those of one family."""
+    return [case for case in all_cases() if case.family == family][::EVERY]
+
+
 def test_the_whole_matrix_has_been_traced() -> None:
     assert {case.name for case in all_cases()} == set(ROWS)
 
@@ -27,7 +39,7 @@ def test_the_whole_matrix_has_been_traced() -> None:
 @pytest.mark.parametrize("family", [*FAMILIES, *MIXTURES, *SEEING, *OTHERS])
 def test_peaks(family: str) -> None:
     """Every phase's peak, the card's memory and the operations counted."""
-    names = [case.name for case in all_cases() if case.family == family]
+    names = [case.name for case in cases(family)]
     found = {name: matrix.errors(name) for name in names}
     worst = {
         "tensors": WORST_TENSORS,
@@ -37,18 +49,12 @@ def test_peaks(family: str) -> None:
         "flops": 1e-3,
     }
     worst = WORST_SEEING if family in SEEING else worst
-    if family in {
-        **OTHERS,
-        **MIXTURES,
-    }:  # few cases, in whose middle the ends of blocks already count
+    if family in {**OTHERS, **MIXTURES}:  # few cases, in whose middle the ends of blocks already count
         worst["median"] = 3e-3
     for name, error in found.items():
         assert abs(error["tensors"]) <= worst["tensors"], (name, error)
         assert all(abs(error[column]) <= worst["allocated"] for column in ("allocated", *matrix.PHASES)), (name, error)
-        if case_of(name).job.loss not in (
-            "liger",
-            "chunked",
-        ):  # theirs mix dtypes as no operation traced can
+        if case_of(name).job.loss not in MIXING:
             assert abs(error["flops"]) <= worst["flops"], (name, error)
         assert abs(error["reserved"]) <= worst["reserved"], (name, error)
     assert median(abs(error["allocated"]) for error in found.values()) <= worst["median"]
@@ -57,11 +63,8 @@ def test_peaks(family: str) -> None:
 @pytest.mark.parametrize("family", [*FAMILIES, *MIXTURES, *SEEING, *OTHERS])
 def test_parameters(family: str) -> None:
     """Distinct parameters, and those that train."""
-    for case in all_cases():
-        if (
-            case.family == family
-            and case.job.micro_batch_size == 1
-            and (family in OTHERS or case.job.pictures or case.job.sequence_length == 256)
-        ):
+    for case in cases(family):
+        short = family in OTHERS or case.job.pictures or case.job.sequence_length == 256
+        if case.job.micro_batch_size == 1 and short:
             mine, row = matrix.analytic(case.name), ROWS[case.name]
             assert mine[8:10] == row[8:10], case.name
