@@ -59,6 +59,15 @@ class Zero(Settings):
     sub_group_size: int = Field(default=1_000_000_000, gt=0)
     """Stage 3: elements of a card's part that the optimizer updates at a time."""
 
+    def of_width(self, hidden_size: int) -> Zero:
+        """With what transformers makes of "auto" (integrations/deepspeed.py: trainer_config_finalize)."""
+        auto = {
+            "reduce_bucket_size": hidden_size**2,
+            "prefetch_bucket_size": int(0.9 * hidden_size**2),
+            "param_persistence_threshold": 10 * hidden_size,
+        }
+        return self.model_copy(update={name: size for name, size in auto.items() if getattr(self, name) is None})
+
 
 class Job(BaseModel):
     """One training set-up. Field names are the field's own words; see the README for what frameworks call them."""

@@ -214,7 +214,7 @@ def search(
     largest = _largest_micro_batch(good, bad, tried)
     recommended = _recommend(plans)
     warnings = _warnings(recommended)
-    smallest = min((tried(*wanted[0]), tried(*wanted[-1])), key=lambda one: one.device_total_bytes)
+    smallest = _smallest(wanted, tried)
     following = bad[0] if bad else None
     largest_plan = max(plans, key=lambda plan: plan.micro_batch_size, default=None)
     advice = _advise(
@@ -238,6 +238,14 @@ def search(
 
 
 Pair = tuple[int, int]
+
+
+def _smallest(wanted: list[Pair], tried: _Tried) -> Estimate:
+    """The pair that needs least: micro-batch 1, or the one that accumulates nothing, finished only where it may."""
+    first, last = tried(*wanted[0]), wanted[-1]
+    if tried.begin(*last).least_bytes >= first.device_total_bytes:
+        return first
+    return min(first, tried(*last), key=lambda one: one.device_total_bytes)
 
 
 def _sorted_out(wanted: list[Pair], tried: _Tried) -> tuple[list[Pair], list[Pair]]:

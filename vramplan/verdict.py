@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import cache
-from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,15 @@ from vramplan.analytic.estimator import listed_layers
 from vramplan.card import Card
 from vramplan.catalog import find_model
 from vramplan.dataset import Lengths
-from vramplan.defaults import FLAGS, POSITIONS, image_size
+from vramplan.defaults import FLAGS, POSITIONS
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, VramplanError, nearest_names
 from vramplan.feeds import FEEDS
-from vramplan.frameworks import FRAMEWORKS, Keys, Note, Reading, Setting, Source, shell, videos, writing
+from vramplan.frameworks import FRAMEWORKS, Keys, Note, Reading, Setting, Source, images, shell, videos, writing
 from vramplan.frameworks.arguments import in_sections
 from vramplan.frameworks.find import VARIABLES, Found, from_path, from_words
 from vramplan.frameworks.known import known_keys
 from vramplan.frameworks.reading import allocator, tell_sharing
-from vramplan.images import EYES, Limits, Size, count
+from vramplan.images import EYES
 from vramplan.job import Job
 from vramplan.learned import CONFIDENCE, with_margin
 from vramplan.plan import Search
@@ -31,10 +30,6 @@ from vramplan.progress import Progress, silent
 from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
 
-ASSUMED = (1024, 672, 448, 336, 224)
-"""Sides of the image that is assumed where nothing is said: the first that leaves room for text."""
-TILED = ("internvl",)
-"""Models whose processor cuts an image into at most so many tiles."""
 LIKENESS = 0.75
 """difflib's ratio from which a variable's name is taken for another's: MAX_PIXEL, IMAGAE_MAX_PIXELS."""
 
@@ -301,7 +296,7 @@ def _settled(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str
     if job.get("videos"):
         job |= videos.settled(spec, reading.sampling, job, reading.notes)
     elif sees:
-        job |= _sizes(spec, reading, job)
+        job |= images.settled(spec, reading, job)
     if job["method"] != "full" and reading.framework in LISTING and job.get("lora_targets") is None:
         job["lora_targets"] = listed_layers(spec)
     return {name: value for name, value in job.items() if value is not None}
@@ -310,48 +305,6 @@ def _settled(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str
 def _most_positions(spec: ModelSpec) -> int:
     text = spec.config.get("text_config") or spec.config
     return int(next((text[key] for key in POSITIONS if isinstance(text.get(key), int)), 2048))
-
-
-def _sizes(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str, Any]:
-    """The largest image that the caps let through; a cap that the model's processor does not read changes nothing."""
-    found: dict[str, Any] = {"min_pixels": None, "max_pixels": None}
-    if spec.model_type not in TILED:
-        found["max_tiles"] = None
-    cap = job.get("max_pixels")
-    if cap is not None and not reading.caps_resize and not spec.model_type.startswith("qwen"):
-        reading.notes.insert(0, Note("warning", "MAX_PIXELS", f"is not read for {spec.model_type}: no cap is applied"))
-        cap = None
-    reads = cap is not None and not reading.caps_resize  # the processor itself keeps to it
-    if reads:
-        found["max_pixels"] = cap
-    if job.get("image_size") is not None:
-        size = image_size(job["image_size"])
-        return found | {"image_size": size if reads else videos.shrunk(size, cap)}
-    if cap is not None:
-        side = isqrt(cap)
-        size = _fullest(cap, 32 if spec.model_type.startswith("qwen3") else 28) if reads else (side, side)
-        reading.notes.append(
-            Note("default", "image size", f"not known: {size[0]} x {size[1]}, the most the cap allows")
-        )
-        return found | {"image_size": size}
-    side = next((side for side in ASSUMED if _has_room(spec, side, job)), ASSUMED[-1])
-    reading.notes.append(Note("warning", "image size", f"not known: {side} x {side} assumed; give --image-size"))
-    return found | {"image_size": (side, side)}
-
-
-def _fullest(cap: int, patch: int) -> tuple[int, int]:
-    """The image of at most `cap` pixels with the most tokens of `patch` pixels a side, no flatter than 1 to 4."""
-    most = cap // (patch * patch)
-    rows = max(range(max(1, isqrt(most) // 2), isqrt(most) + 1), key=lambda rows: (rows * (most // rows), rows))
-    return most // rows * patch, rows * patch
-
-
-def _has_room(spec: ModelSpec, side: int, job: dict[str, Any]) -> bool:
-    try:
-        one = count(spec, Size(side, side), Limits())
-    except ConfigError:
-        return False
-    return bool((job.get("images") or 1) * one.all_tokens < job["sequence_length"])
 
 
 def _evaluation(

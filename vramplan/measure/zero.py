@@ -48,20 +48,17 @@ def settings(job: Job, hidden_size: int | None = None) -> dict[str, Any]:
         raise UnsupportedError(f"--offload {job.offload} is not probed yet")
     stage = STAGES[job.strategy]
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": job.zero.overlap_comm}
-    sizes = {"reduce_bucket_size": (job.zero.reduce_bucket_size, 1.0, 2)}
+    sizes = job.zero if hidden_size is None else job.zero.of_width(hidden_size)
+    zero["reduce_bucket_size"] = sizes.reduce_bucket_size
     if stage == 3:
-        sizes |= {
-            "stage3_prefetch_bucket_size": (job.zero.prefetch_bucket_size, 0.9, 2),
-            "stage3_param_persistence_threshold": (job.zero.param_persistence_threshold, 10, 1),
-        }
         zero |= {
-            "stage3_max_live_parameters": job.zero.max_live_parameters,
-            "stage3_max_reuse_distance": job.zero.max_reuse_distance,
-            "sub_group_size": job.zero.sub_group_size,
+            "stage3_prefetch_bucket_size": sizes.prefetch_bucket_size,
+            "stage3_param_persistence_threshold": sizes.param_persistence_threshold,
+            "stage3_max_live_parameters": sizes.max_live_parameters,
+            "stage3_max_reuse_distance": sizes.max_reuse_distance,
+            "sub_group_size": sizes.sub_group_size,
         }
-    for name, (given, times, power) in sizes.items():  # integrations/deepspeed.py, trainer_config_finalize
-        if given is not None or hidden_size is not None:
-            zero[name] = given if given is not None else int(times * (hidden_size or 0) ** power)
+    zero = {name: value for name, value in zero.items() if value is not None}
     return {
         "train_micro_batch_size_per_gpu": job.micro_batch_size,
         "gradient_accumulation_steps": min(MOST_MICRO_STEPS, job.gradient_accumulation_steps),

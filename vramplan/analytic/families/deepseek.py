@@ -10,10 +10,10 @@ from collections.abc import Callable
 from vramplan.analytic import ops
 from vramplan.analytic.blocks import Context, Kind, attend, gated, heads_of, partial_rotary
 from vramplan.analytic.experts import Experts, Groups, Routed, routed, scored_router, wide_router
-from vramplan.analytic.families.family import Family, Rotary, rms_norm
+from vramplan.analytic.families.family import Family, Layer, Rotary, rms_norm
 from vramplan.analytic.families.mixtures import ROUTED, flat, layer
 from vramplan.analytic.families.phi import partial
-from vramplan.analytic.latent import as_complex, interleaved, latent_attention
+from vramplan.analytic.latent import Turn, as_complex, interleaved, latent_attention
 from vramplan.analytic.net import Net
 from vramplan.analytic.tensors import Tensor
 from vramplan.spec import Config
@@ -48,16 +48,16 @@ def shared_and_routed(net: Net, c: Config, x: Tensor, kind: Kind, router: Router
 # -- layers ------------------------------------------------------------------------------------------------------------
 
 
-def deepseek_v2(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
-    """DeepSeek V2: rotation in complex numbers, a softmax over experts."""
-    return layer(
+def latent(turn: Turn, router: Router) -> Layer:
+    """Latent attention in front of shared and routed experts."""
+    return lambda net, c, x, ctx, kind: layer(
         net,
         c,
         x,
         ctx,
         kind,
-        lambda net, c, x, ctx, kind: latent_attention(net, c, x, ctx, as_complex),
-        lambda net, c, x, kind: shared_and_routed(net, c, x, kind, v2_router),
+        lambda net, c, x, ctx, kind: latent_attention(net, c, x, ctx, turn),
+        lambda net, c, x, kind: shared_and_routed(net, c, x, kind, router),
     )
 
 
@@ -66,19 +66,6 @@ def v2_router(net: Net, c: Config, x: Tensor, experts: Experts) -> Routed:
     limited = c.text("topk_method", "greedy") == "group_limited_greedy"
     groups = Groups(c.count("n_group"), c.count("topk_group")) if limited else None
     return wide_router(net, "mlp.gate", x, experts, groups)
-
-
-def deepseek_v3(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
-    """DeepSeek V3, R1, Kimi K2, Moonlight: a sigmoid for each expert, the best of the best groups."""
-    return layer(
-        net,
-        c,
-        x,
-        ctx,
-        kind,
-        lambda net, c, x, ctx, kind: latent_attention(net, c, x, ctx, interleaved),
-        lambda net, c, x, kind: shared_and_routed(net, c, x, kind, v3_router),
-    )
 
 
 def v3_router(net: Net, c: Config, x: Tensor, experts: Experts) -> Routed:
@@ -123,15 +110,15 @@ def glm4_router(net: Net, c: Config, x: Tensor, experts: Experts) -> Routed:
 
 
 FAMILIES = {
-    "deepseek_v2": Family(
-        deepseek_v2,
+    "deepseek_v2": Family(  # rotation in complex numbers, a softmax over experts
+        latent(as_complex, v2_router),
         kinds=first_dense(0),
         rotary=lambda c: Rotary(c.count("qk_rope_head_dim") // 2, fp32=True),
         attention=("sdpa", "eager"),
         refuses=ROUTED,
     ),
-    "deepseek_v3": Family(
-        deepseek_v3,
+    "deepseek_v3": Family(  # R1, Kimi K2, Moonlight: a sigmoid for each expert, the best of the best groups
+        latent(interleaved, v3_router),
         kinds=first_dense(3),
         rotary=lambda c: Rotary(c.count("qk_rope_head_dim")),
         attention=("sdpa", "eager"),

@@ -85,6 +85,11 @@ def olmoe_experts(net: Net, c: Config, x: Tensor, kind: Kind) -> Tensor:
         c.count("intermediate_size"),
         c.text("hidden_act", "silu"),
     )
+    return by_softmax(net, c, x, experts)
+
+
+def by_softmax(net: Net, c: Config, x: Tensor, experts: Experts) -> Tensor:
+    """Each token through the best of a softmax."""
     rows = flat(x)
     to = softmax_router(net, "mlp.gate", rows, experts, c.flag("norm_topk_prob", False))
     return routed(net, "mlp.experts", rows, to, experts).view(*x.shape)
@@ -132,9 +137,7 @@ def qwen_experts(net: Net, c: Config, x: Tensor, kind: Kind) -> Tensor:
     if kind.dense:
         return gated(net, "mlp", x, c.count("intermediate_size"), act)
     experts = Experts(c.count("num_experts"), c.count("num_experts_per_tok"), c.count("moe_intermediate_size"), act)
-    rows = flat(x)
-    to = softmax_router(net, "mlp.gate", rows, experts, c.flag("norm_topk_prob", False))
-    return routed(net, "mlp.experts", rows, to, experts).view(*x.shape)
+    return by_softmax(net, c, x, experts)
 
 
 def qwen3_moe(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:

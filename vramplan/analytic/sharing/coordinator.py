@@ -50,8 +50,8 @@ class Gathering:
 class Coordinator:
     """Gathers and releases along the visits of a micro-step, which are always the same."""
 
-    def __init__(self, record: Recorder, visits: Sequence[Visit], zero: Zero, prefetch: int, from_host: bool) -> None:
-        self.record, self.visits, self.zero, self.prefetch = record, visits, zero, prefetch
+    def __init__(self, record: Recorder, visits: Sequence[Visit], zero: Zero, from_host: bool) -> None:
+        self.record, self.visits, self.zero = record, visits, zero
         self.from_host = from_host
         """Whether a card's part comes from the host each time."""
         self.order = [
@@ -86,7 +86,7 @@ class Coordinator:
             weight, at = self.queue.popleft()
             self.fetched[weight.number] = at
             waiting.discard(weight.number)
-        room = min(self.zero.max_live_parameters - self.live, self.prefetch)
+        room = min(self.zero.max_live_parameters - self.live, self.zero.prefetch_bucket_size or 0)
         ahead: dict[int, Divided] = {}
         count = 0
         while self.queue and count < room:

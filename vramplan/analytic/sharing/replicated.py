@@ -20,6 +20,12 @@ class Replicated:
 
     def __init__(self, step: Step, record: Recorder) -> None:
         self.step, self.record, self.job = step, record, step.job
+        self.phase = ""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the optimizer steps behind this micro-batch."""
+        return self.phase == f"backward.{self.step.micro_steps - 1}"
 
     def load(self) -> None:
         """The model is on the card."""

@@ -30,13 +30,8 @@ class Sharded(Replicated):
         super().__init__(step, record)
         self.gradients: list[int] = []
         """Reduced ones, of the own part."""
-        self.phase, self.inside = "", False
-        """Where the run is, and whether it has come to the layers there."""
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the optimizer steps behind this micro-batch; until then gradients stay whole."""
-        return self.phase == f"backward.{self.step.micro_steps - 1}"
+        self.inside = False
+        """Whether the phase has come to the layers."""
 
     def prepare(self) -> None:
         """No buckets."""

@@ -58,12 +58,12 @@ class Divided(Replicated):
         self.dtype, self.cards = self.job.dtype, self.job.num_gpus
         self.trained = self._trained()
         hidden = step.setting.family.shape(step.setting.config).hidden
-        self.bucket_size = self.job.zero.reduce_bucket_size or hidden**2
+        self.zero = self.job.zero.of_width(hidden)
+        self.bucket_size = self.zero.reduce_bucket_size or 0
         self.filled: list[Trained] = []
         """Weights whose gradients wait in the bucket."""
         self.large: list[int] = []
         """Gradients beside it, too large for it."""
-        self.phase = ""
 
     def _trained(self) -> dict[tuple[int | None, str], Trained]:
         """In order of the groups: the Trainer makes two, with and without weight decay."""
@@ -82,11 +82,6 @@ class Divided(Replicated):
         """Elements of each group that has any."""
         groups = groupby(self.trained.values(), key=lambda one: one.group)
         return [sum(one.count for one in group) for _, group in groups]
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the optimizer steps behind this micro-batch."""
-        return self.phase == f"backward.{self.step.micro_steps - 1}"
 
     def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
         """Gradients go as they come."""
@@ -128,6 +123,15 @@ class Divided(Replicated):
     def passing(self, storage: Storage) -> None:
         """A temporary of one call."""
         self.record.free(self.record.allocate(storage))
+
+    def norm(self, count: int) -> None:
+        """What the norm of so many elements of a gradient takes."""
+        self.passing(Storage(NORM_BYTES * count, "temporary", "gradient in fp64 for its norm"))
+
+    def to_host(self, count: int) -> None:
+        """What it takes to send them there."""
+        self.norm(count)
+        self.passing(flat(count, "fp32", "temporary", "gradient in fp32, to the host"))
 
     def reduce(self, members: list[Trained]) -> None:
         """What one reduction holds."""
@@ -208,9 +212,7 @@ class Zero(Divided):
             self.partitions.append(record.allocate(flat(self.own, self.dtype, "gradient", label)))
         if self.offloads and self.is_last:
             for one in members:
-                count = one.on_first(self.parts[one.group])
-                self.passing(Storage(NORM_BYTES * count, "temporary", "gradient in fp64 for its norm"))
-                self.passing(flat(count, "fp32", "temporary", "gradient in fp32, to the host"))
+                self.to_host(one.on_first(self.parts[one.group]))
 
     def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
         """At stage 1 the first gradient brings the bucket, though it waits for the last micro-batch's end."""
@@ -242,8 +244,7 @@ class Zero(Divided):
             return
         record = self.record
         for one in self.trained.values():
-            count = one.on_first(self.parts[one.group])
-            self.passing(Storage(NORM_BYTES * count, "temporary", "gradient in fp64 for its norm"))
+            self.norm(one.on_first(self.parts[one.group]))
         for group, part in enumerate(self.parts):
             joined = record.allocate(flat(part, self.dtype, "temporary", "gradients of the own part"))
             if self.dtype != "fp32":

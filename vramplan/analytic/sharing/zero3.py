@@ -15,16 +15,13 @@ from vramplan.analytic.record import Recorder
 from vramplan.analytic.sharing import coordinator
 from vramplan.analytic.sharing.coordinator import Coordinator, Visit
 from vramplan.analytic.sharing.sharded import REDUCE
-from vramplan.analytic.sharing.zero import NORM_BYTES, Divided, Trained, flat
+from vramplan.analytic.sharing.zero import Divided, Trained, flat
 from vramplan.analytic.unfold import Piece
 from vramplan.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div
 
 if TYPE_CHECKING:
     from vramplan.analytic.step import Placed, Step
-
-PREFETCH, PERSISTENCE = 0.9, 10
-"""What transformers makes of "auto", in hidden size squared and hidden sizes (integrations/deepspeed.py)."""
 
 Module = tuple[int | None, str]
 Turn = tuple[str, bool, Module]
@@ -48,10 +45,6 @@ class Zero3(Divided):
 
     def __init__(self, step: Step, record: Recorder) -> None:
         super().__init__(step, record)
-        zero, hidden = self.job.zero, step.setting.family.shape(step.setting.config).hidden
-        threshold = zero.param_persistence_threshold
-        self.threshold = PERSISTENCE * hidden if threshold is None else threshold
-        prefetch = zero.prefetch_bucket_size
         self.weights: list[coordinator.Divided] = []
         self.modules: dict[Module, list[coordinator.Divided]] = {}
         self.module_of: dict[Module, Module] = {}
@@ -69,21 +62,16 @@ class Zero3(Divided):
             )
             self.module_of[None, "lm_head"] = (None, "lm_head")
         self.visits = self._visits()
-        self.coordinator = Coordinator(
-            record,
-            self.visits,
-            zero,
-            int(PREFETCH * hidden**2) if prefetch is None else prefetch,
-            from_host=self.job.offload == "all",
-        )
+        self.coordinator = Coordinator(record, self.visits, self.zero, from_host=self.job.offload == "all")
         self.current: Visit | None = None
         self.running: Turn | None = None
 
     def _divided(self, number: int, one: Placed) -> coordinator.Divided:
         count, size = one.parameter.num_elements, DTYPE_BYTES[one.parameter.dtype]
+        threshold = self.zero.param_persistence_threshold or 0
         own = ceil_div(count, self.cards) * size
         whole = own * self.cards if self.cards > 1 or self.job.offload == "all" else 0  # one card's part is the whole
-        return coordinator.Divided(number, one.parameter.name, count, whole, own, count <= self.threshold)
+        return coordinator.Divided(number, one.parameter.name, count, whole, own, count <= threshold)
 
     # -- whose turn it is ----------------------------------------------------------------------------------------------
 
@@ -216,8 +204,7 @@ class Zero3(Divided):
             self.passing(Storage(copy.num_bytes, copy.category, copy.label, copy.formula, stream=REDUCE))
         if self.job.offload != "none":
             for count in own:
-                self.passing(Storage(NORM_BYTES * count, "temporary", "gradient in fp64 for its norm"))
-                self.passing(flat(count, "fp32", "temporary", "gradient in fp32, to the host"))
+                self.to_host(count)
 
     def backward_ends(self) -> None:
         """The epilogue."""
@@ -232,8 +219,7 @@ class Zero3(Divided):
         self.coordinator.release_all()
         if self.job.offload == "none":
             for one in self.trained.values():
-                count = ceil_div(one.count, self.cards)
-                self.passing(Storage(NORM_BYTES * count, "temporary", "gradient in fp64 for its norm"))
+                self.norm(ceil_div(one.count, self.cards))
             for part in self.parts:
                 joined = self.record.allocate(flat(part, self.dtype, "temporary", "gradients of a sub-group"))
                 gradient = self.record.allocate(flat(part, "fp32", "gradient", "gradients of a sub-group in fp32"))

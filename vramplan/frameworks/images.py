@@ -1,0 +1,61 @@
+"""Images that a configuration trains on: how large the largest is, by the caps that reach the processor."""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import Any
+
+from vramplan.defaults import image_size
+from vramplan.errors import ConfigError
+from vramplan.frameworks.reading import Reading
+from vramplan.frameworks.source import Note
+from vramplan.frameworks.videos import shrunk
+from vramplan.images import Limits, Size, count
+from vramplan.spec import ModelSpec
+
+ASSUMED = (1024, 672, 448, 336, 224)
+"""Sides of the image that is assumed where nothing is said: the first that leaves room for text."""
+TILED = ("internvl",)
+"""Models whose processor cuts an image into at most so many tiles."""
+
+
+def settled(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str, Any]:
+    """The largest image that the caps let through; a cap that the model's processor does not read changes nothing."""
+    found: dict[str, Any] = {"min_pixels": None, "max_pixels": None}
+    if spec.model_type not in TILED:
+        found["max_tiles"] = None
+    cap = job.get("max_pixels")
+    if cap is not None and not reading.caps_resize and not spec.model_type.startswith("qwen"):
+        reading.notes.insert(0, Note("warning", "MAX_PIXELS", f"is not read for {spec.model_type}: no cap is applied"))
+        cap = None
+    reads = cap is not None and not reading.caps_resize  # the processor itself keeps to it
+    if reads:
+        found["max_pixels"] = cap
+    if job.get("image_size") is not None:
+        size = image_size(job["image_size"])
+        return found | {"image_size": size if reads else shrunk(size, cap)}
+    if cap is not None:
+        side = isqrt(cap)
+        size = _fullest(cap, 32 if spec.model_type.startswith("qwen3") else 28) if reads else (side, side)
+        reading.notes.append(
+            Note("default", "image size", f"not known: {size[0]} x {size[1]}, the most the cap allows")
+        )
+        return found | {"image_size": size}
+    side = next((side for side in ASSUMED if _has_room(spec, side, job)), ASSUMED[-1])
+    reading.notes.append(Note("warning", "image size", f"not known: {side} x {side} assumed; give --image-size"))
+    return found | {"image_size": (side, side)}
+
+
+def _fullest(cap: int, patch: int) -> tuple[int, int]:
+    """The image of at most `cap` pixels with the most tokens of `patch` pixels a side, no flatter than 1 to 4."""
+    most = cap // (patch * patch)
+    rows = max(range(max(1, isqrt(most) // 2), isqrt(most) + 1), key=lambda rows: (rows * (most // rows), rows))
+    return most // rows * patch, rows * patch
+
+
+def _has_room(spec: ModelSpec, side: int, job: dict[str, Any]) -> bool:
+    try:
+        one = count(spec, Size(side, side), Limits())
+    except ConfigError:
+        return False
+    return bool((job.get("images") or 1) * one.all_tokens < job["sequence_length"])
