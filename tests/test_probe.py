@@ -194,7 +194,12 @@ def test_strategies_train(strategy: str) -> None:
         )
         for rank in range(2)
     ]
-    said = [one.communicate(timeout=120) for one in ranks]
+    try:
+        said = [one.communicate(timeout=120) for one in ranks]
+    finally:
+        for one in ranks:
+            one.kill()
+            one.communicate()
     assert [one.returncode for one in ranks] == [0, 0], said
     norms = [json.loads(one[0].splitlines()[-1]) for one in said]
     assert norms[0] == norms[1]

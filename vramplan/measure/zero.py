@@ -33,6 +33,9 @@ def load(device: torch.device) -> Any:
         raise MissingDependencyError(
             '--strategy zero1, zero2, zero3: DeepSpeed is missing: pip install "deepspeed"'
         ) from (error)
+    # Between processors it would compile a reduction of its own, through memory that all runs of a user share under one
+    # name: two runs at once wait for each other for ever. Cards never use it.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
 
