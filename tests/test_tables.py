@@ -69,6 +69,18 @@ def test_cells_are_what_suggest_says(models: list[str], methods: list[str], leng
     assert len(seen) > 2
 
 
+def test_speed_is_what_the_largest_batch_takes() -> None:
+    one = filled(["qwen2.5-0.5b"], ["t4", "h100"], show="speed", methods=["full"])
+    assert "roofline" in one.note
+    for asked, cell in each(one):
+        largest = vramplan.suggest(**asked, global_batch=1, advice=False).max_micro_batch_size
+        at = vramplan.estimate(**asked, micro_batch_size=largest)
+        seconds = at.micro_step_seconds + at.optimizer_seconds
+        assert cell.value == round(largest * at.job.sequence_length / seconds)
+    t4, h100 = (cell.value or 0 for _, cell in each(one))
+    assert h100 > 5 * t4 > 0
+
+
 @pytest.mark.parametrize("micro", [1, 8])
 def test_memory_is_what_estimate_says(micro: int) -> None:
     one = filled(["qwen2.5-0.5b"], GPUS, show="memory", micro_batch=micro)

@@ -110,3 +110,5 @@ class Begun:
     finish: Callable[[], Estimate]
     timeline: Timeline | None = field(default=None, repr=False)
     """Loading and two steps, where the bound came from them."""
+    seconds: Callable[[Card], tuple[float, float]] | None = None
+    """Roofline time of a micro-step and of the optimizer's step on a card, without the rest."""

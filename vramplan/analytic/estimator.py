@@ -111,26 +111,33 @@ def begin(spec: ModelSpec, job: Job, card: Card) -> Begun:
             played = replace(played, fed=said(spec, job))
             return conclude(played, spec.name, job, card, peak_tensor_bytes)
 
-    return Begun(least_bytes, finish, step.timeline)
+    return Begun(least_bytes, finish, step.timeline, lambda on: step_seconds(step, on))
 
 
 def whole(step: Step, notes: tuple[str, ...]) -> Played:
     """Everything that a played step tells."""
-    first, further = step.kernels()
+    first, _ = step.kernels()
+    micro_step_seconds, update_seconds = step_seconds(step, step.card)
     return Played(
         by="analytic",
         timeline=step.timeline,
         evaluation_bytes=step.evaluation_bytes(),
         num_parameters=step.num_parameters,
         num_trainable_parameters=sum(weight.num_elements for weight in step.trained),
-        micro_step_seconds=seconds(further or first, step.card),
-        optimizer_seconds=optimizer_seconds(step.job.optimizer, step.trained, step.card),
+        micro_step_seconds=micro_step_seconds,
+        optimizer_seconds=update_seconds,
         flops_per_micro_step=flops(first),
         versions=VERSIONS,
         notes=notes,
         picture=None if step.setting.seen is None else step.setting.seen.picture,
         num_vision_parameters=step.num_vision_parameters,
     )
+
+
+def step_seconds(step: Step, card: Card) -> tuple[float, float]:
+    """Roofline time of a micro-step and of the optimizer's step on a card; a further micro-step where there is one."""
+    first, further = step.kernels()
+    return seconds(further or first, card), optimizer_seconds(step.job.optimizer, step.trained, card)
 
 
 def count_notes(spec: ModelSpec, counted: int) -> list[str]:

@@ -27,7 +27,10 @@ def table(
     seq_lens: Annotated[str | None, typer.Option(help="Tokens in each sample: 2048,8192 (2048).")] = None,
     show: Annotated[
         str | None,
-        typer.Option(help="max-batch; memory, GiB at --micro-batch; card, the smallest that fits it (max-batch)."),
+        typer.Option(
+            help="max-batch; speed: tokens/s at that; memory: GiB at one micro-batch; card: the smallest that fits it"
+            " (max-batch)."
+        ),
     ] = None,
     micro_batch: MicroBatch = None,
     format: Annotated[str | None, typer.Option(help="markdown, csv, json, html, latex (markdown).")] = None,

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from vramplan.render.text import gib
-from vramplan.tables import Cell, Table
+from vramplan.tables import SHOWN, Cell, Table
 from vramplan.tables.cells import Row, title
 
 NOT_RUN = "-"
@@ -39,7 +39,7 @@ def _said(cell: Cell, show: str) -> str:
         return cell.card or NOT_RUN
     if cell.value is None:
         return NOT_RUN
-    if show == "max-batch":
+    if not SHOWN[show].takes_batch:
         return str(cell.value)
     return gib(cell.value) + ("" if cell.fits else "*")
 
@@ -51,9 +51,8 @@ def note(one: Table) -> str:
     fixed = [sheet.methods[0]] * (len(sheet.methods) == 1) + [f"{sheet.lengths[0]:,} tokens"] * (
         len(sheet.lengths) == 1
     )
-    marks = {"max-batch": "0: does not fit; ", "memory": "*: does not fit; ", "card": "-: none does; "}[sheet.show]
     refused = any(cell.refused for row in one.rows.values() for cell in row.cells) and sheet.show != "card"
-    return f"{', '.join([shown[0].upper() + shown[1:], *fixed])}; {marks}{'-: cannot run; ' * refused}{one.note}."
+    return f"{', '.join([shown[0].upper() + shown[1:], *fixed])}; {SHOWN[sheet.show].mark}; {'-: cannot run; ' * refused}{one.note}."
 
 
 def markdown(one: Table) -> str:
@@ -96,14 +95,14 @@ def _tex(text: str) -> str:
 
 def records(one: Table) -> list[dict[str, Any]]:
     """A record for each cell; sizes are bytes."""
-    value = {"max-batch": "max_micro_batch_size", "memory": "device_total_bytes", "card": "device_total_bytes"}
+    field = SHOWN[one.sheet.show].field
     return [
         {
             "model": model,
             "method": method,
             "sequence_length": length,
             "gpu": cell.card or None,
-            value[one.sheet.show]: cell.value,
+            field: cell.value,
             "fits": cell.fits,
             "refused": cell.refused or None,
         }
@@ -115,7 +114,7 @@ def records(one: Table) -> list[dict[str, Any]]:
 def json(one: Table) -> str:
     """The records with what they are."""
     shown: dict[str, Any] = {"show": one.sheet.show, "note": note(one), "cells": records(one)}
-    if one.sheet.show != "max-batch":
+    if SHOWN[one.sheet.show].takes_batch:
         shown["micro_batch_size"] = one.sheet.micro_batch_size
     return json_writer.dumps(shown, indent=2, ensure_ascii=False) + "\n"
 

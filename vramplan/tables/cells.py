@@ -17,9 +17,17 @@ from vramplan.defaults import complete_job
 from vramplan.errors import ConfigError, VramplanError
 from vramplan.job import Job
 from vramplan.progress import Progress, silent
+from vramplan.roofline import BANDWIDTH_EFFICIENCY, LAUNCH_SECONDS, MATMUL_EFFICIENCY
 from vramplan.spec import ModelSpec
 from vramplan.tables.shared import Shared, traits
 from vramplan.tables.sheet import SHOWN, Sheet
+
+
+SPEED = (
+    f"a roofline, not measured: {MATMUL_EFFICIENCY:.0%} of the dense peak, {BANDWIDTH_EFFICIENCY:.0%} of the bandwidth,"
+    f" {LAUNCH_SECONDS * 1e6:g} us a kernel launch; communication, loading of data and saving are left out"
+)
+"""What a speed takes for granted."""
 
 
 class Place(NamedTuple):
@@ -37,7 +45,7 @@ class Cell:
     card: str
     """Short name; for `card` the one that fits, or nothing."""
     value: int | None
-    """A micro-batch, or bytes; None where the job cannot run there."""
+    """A micro-batch, tokens a second, or bytes; None where the job cannot run there."""
     fits: bool
     refused: str = ""
     """Why it cannot run."""
@@ -73,6 +81,8 @@ class Table:
         parts += [f"{method}: {' or '.join(weights)}" for method, weights in stored.items()]
         parts += rest
         parts.append("one micro-batch to an optimizer step")
+        if sheet.show == "speed":
+            parts.append(SPEED)
         parts.append(next((card.margin_source for card in sheet.cards), "") or "no safety margin")
         if sheet.left_out:
             parts.append(f"not described and left out: {', '.join(sheet.left_out)}")
@@ -149,8 +159,8 @@ def work_out(sheet: Sheet, place: Place) -> Row:
 
 
 def _cell(sheet: Sheet, shared: Shared, card: Card) -> Cell:
-    if sheet.show == "max-batch":
-        largest = shared.max_batch(card)
+    if not SHOWN[sheet.show].takes_batch:
+        largest = shared.max_batch(card) if sheet.show == "max-batch" else shared.tokens_per_second(card)
         return Cell(card.name, largest, largest > 0)
     num_bytes, fits = shared.need(sheet.micro_batch_size, card)
     return Cell(card.name, num_bytes, fits)
@@ -198,5 +208,5 @@ def _said(job: Job) -> tuple[str, ...]:
 
 def title(sheet: Sheet) -> str:
     """What the cells are."""
-    at = "" if sheet.show == "max-batch" else f" at micro-batch {sheet.micro_batch_size}"
-    return SHOWN[sheet.show] + at
+    shown = SHOWN[sheet.show]
+    return shown.title + (f" at micro-batch {sheet.micro_batch_size}" if shown.takes_batch else "")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from vramplan.allocator import Replay
 from vramplan.analytic import estimator
@@ -30,6 +31,15 @@ def traits(card: Card) -> tuple[bool, int]:
     return card.runs_flash, cublas_workspace(card).num_bytes
 
 
+class Ready(NamedTuple):
+    """A played step, ready for any card of its traits."""
+
+    replay: Callable[[int], Replay]
+    """By what torch may reserve."""
+    seconds: Callable[[Card], tuple[float, float]]
+    """Of a micro-step and of the optimizer's step."""
+
+
 class Shared:
     """What cards of the same traits share; steps are played on `card`, one of them."""
 
@@ -39,7 +49,7 @@ class Shared:
         self.tensors: dict[int, int] = {}
         """Peak tensor bytes by micro-batch."""
         self.replays: dict[int, list[Replay]] = {}
-        self.ready: OrderedDict[int, Callable[[int], Replay]] = OrderedDict()
+        self.ready: OrderedDict[int, Ready] = OrderedDict()
         self.largest: dict[int, int] = {}
         """The answer by limit."""
 
@@ -49,15 +59,16 @@ class Shared:
             self._play(micro)
         return self.tensors[micro]
 
-    def _play(self, micro: int) -> Callable[[int], Replay]:
+    def _play(self, micro: int) -> Ready:
         if micro in self.ready:
             self.ready.move_to_end(micro)
             return self.ready[micro]
         job = self.job.model_copy(update={"micro_batch_size": micro})
         begun = estimator.begin(self.spec, job, self.card)
         assert begun.timeline is not None
+        assert begun.seconds is not None
         self.tensors[micro] = begun.least_bytes - self.outside_bytes
-        self.ready[micro] = replayer(begun.timeline, job)
+        self.ready[micro] = Ready(replayer(begun.timeline, job), begun.seconds)
         if len(self.ready) > KEPT:
             self.ready.popitem(last=False)
         return self.ready[micro]
@@ -68,7 +79,7 @@ class Shared:
         for one in known:
             if one.peak_reserved_bytes <= limit < one.refused_bytes:
                 return one
-        known.append(replace(self._play(micro)(limit), allocated=()))
+        known.append(replace(self._play(micro).replay(limit), allocated=()))
         return known[-1]
 
     def fits(self, micro: int, limit: int) -> bool:
@@ -88,6 +99,13 @@ class Shared:
         if limit not in self.largest:
             self.largest[limit] = self._max_batch(limit)
         return self.largest[limit]
+
+    def tokens_per_second(self, card: Card) -> int:
+        """What one card gets through at the largest micro-batch that fits, as the roofline says; 0 where none does."""
+        micro = self.max_batch(card)
+        if not micro:
+            return 0
+        return round(micro * self.job.sequence_length / sum(self._play(micro).seconds(card)))
 
     def _max_batch(self, limit: int) -> int:
         if not self.fits(1, limit):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from vramplan import api
 from vramplan.analytic.architecture import is_described
@@ -17,12 +17,28 @@ from vramplan.learned import CONFIDENCE, with_margin
 from vramplan.spec import ModelSpec
 
 METHODS = ("full", "lora", "qlora", "dora")
+
+
+class Shown(NamedTuple):
+    """Something that cells can say."""
+
+    title: str
+    mark: str
+    """What stands where nothing fits, and that it does."""
+    field: str
+    """What a record calls the number."""
+    takes_batch: bool
+    """Whether the micro-batch is given, not looked for."""
+
+
 SHOWN = {
-    "max-batch": "the largest micro-batch that fits",
-    "memory": "GiB on the card",
-    "card": "the smallest of these cards that fits",
+    "max-batch": Shown("the largest micro-batch that fits", "0: does not fit", "max_micro_batch_size", False),
+    "speed": Shown(
+        "tokens/s of one card at the largest micro-batch that fits", "0: does not fit", "tokens_per_second", False
+    ),
+    "memory": Shown("GiB on the card", "*: does not fit", "device_total_bytes", True),
+    "card": Shown("the smallest of these cards that fits", "-: none does", "device_total_bytes", True),
 }
-"""What a cell can say, and how it is called."""
 OWN = ("method", "sequence_length", "micro_batch_size", "gradient_accumulation_steps")
 """Fields of the job that the table itself sets; a cell is one micro-batch to an optimizer step."""
 
@@ -67,8 +83,8 @@ def sheet(
         if field in job:
             flags = {"method": "--methods", "sequence_length": "--seq-lens", "micro_batch_size": "--micro-batch"}
             raise ConfigError(f"{field}: in a table {f'give {flags[field]}' if field in flags else 'it is 1'}")
-    if micro_batch is not None and show == "max-batch":
-        raise ConfigError("--micro-batch is what --show max-batch looks for; it goes with memory and card")
+    if micro_batch is not None and not SHOWN[show].takes_batch:
+        raise ConfigError(f"--micro-batch is what --show {show} looks for; it goes with memory and card")
     found = [one for name in models for one in models_called(name)]
     described = [one for one in found if is_described(one)]
     cards = [one for name in gpus for one in cards_called(name)]
