@@ -12,7 +12,7 @@ from vramplan.analytic.net import is_norm
 from vramplan.errors import ConfigError, MissingDependencyError, UnsupportedError, VramplanError
 from vramplan.frameworks import Keys, Note, Reading, Setting, Source
 from vramplan.frameworks.reading import at_least
-from vramplan.frameworks.trainer import ATTENTION, DTYPES, NAMES, arguments, reentrant
+from vramplan.frameworks.trainer import ATTENTION, DTYPES, NAMES, arguments, checkpoints_outside, reentrant
 from vramplan.images import EYES
 from vramplan.spec import ModelSpec
 from vramplan.units import format_bytes
@@ -144,7 +144,10 @@ def read(args: TrainingArguments, model: nn.Module) -> Reading:
     names = ("is_activation_checkpointing", "is_gradient_checkpointing")  # since transformers 5, before
     on = on or next((getattr(model, name) for name in names if hasattr(model, name)), False)  # PEFT switches it on too
     job["checkpointing"] = "full" if on else "none"
-    job |= reentrant(keys, job, not at_least(version("transformers"), "5.0"))  # modeling_utils.py: its own default
+    own = version("transformers")
+    job |= reentrant(
+        keys, job, not at_least(own, "5.0"), checkpoints_outside(own)
+    )  # modeling_utils.py: its own default
     reading = Reading("transformers", f"{version('transformers')} (installed)", "", job, NAMES, [])
     if str(args.eval_strategy.value) != "no":
         reading.eval_batch_size = args.per_device_eval_batch_size

@@ -238,8 +238,9 @@ def said_weights(job: Job) -> str:
 
 def said_engine(job: Job, own_model: bool = False) -> str:
     """Optimizer, checkpointing, kernels and loop."""
-    kind = "reentrant" if job.reentrant else "full"
-    checkpointing = f"{kind} checkpointing" if job.checkpointing == "full" else "no checkpointing"
+    kind = ("reentrant" if job.reentrant else "full") + " checkpointing"
+    kind += " around FSDP's layers" if job.strategy == "fsdp" and job.fsdp.checkpoint_outside else ""
+    checkpointing = kind if job.checkpointing == "full" else "no checkpointing"
     kernels = "" if own_model else f"{job.attention} attention, {job.loss} loss, "
     loop = "transformers Trainer" if job.loop == "trainer" else "plain loop"
     return f"{job.optimizer}, {checkpointing}, {kernels}{loop}"

@@ -38,6 +38,10 @@ class Fsdp(Settings):
     """Whether gathered layers are dropped between forward and backward (FULL_SHARD), or kept (SHARD_GRAD_OP)."""
     backward_prefetch: Literal["none", "pre", "post"] = "none"
     """When version 1 asks for the next layer: before a layer's backward, or behind it. Version 2 always does before."""
+    checkpoint_outside: bool = False
+    """Whether reentrant checkpointing goes around the sharded layer (transformers before 4.52), not within it. Under
+    version 1 no layer is then asked for early, and a frozen layer's hook holds the layer's input and the gradient of
+    that until backward ends."""
 
 
 class Zero(Settings):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from vramplan.card import Card
 from vramplan.job import Job
 from vramplan.timeline import Timeline
 

@@ -71,7 +71,9 @@ class Setting:
 def new_net(setting: Setting) -> Net:
     """An empty tape with the setting's layers on it."""
     net = Net(Tape(), setting.training())
-    net.tape.reentrant = setting.job.reentrant
+    job = setting.job
+    net.tape.reentrant = job.reentrant
+    net.tape.holds_leaves = job.strategy == "fsdp" and job.fsdp.checkpoint_outside and job.method != "full"
     return net
 
 

@@ -65,6 +65,9 @@ class Tape:
         self.grad_enabled = True
         self.training = True
         self.reentrant = False
+        self.holds_leaves = False
+        """Whether what reentrant checkpointing starts from again, and its gradient, is held until backward ends."""
+        self.leaves: list[Tensor] = []
         self.autocast: str | None = None
         self.autocast_cache: dict[int, Tensor] = {}
         self.frame: Frame | None = None
@@ -178,6 +181,7 @@ class Tape:
             ]
             leaves = [leaf(one) if needs else one for one, needs in given]
             given.clear()  # what is kept is kept by the node
+            self.leaves += leaves if self.holds_leaves else []
             self.in_backward = False
             with self.autocasting(autocast):
                 again = function(*leaves)
@@ -213,6 +217,7 @@ class Tape:
         seed = self.empty((), "fp32", "gradient of the loss")  # Tensor.backward holds it to the end
         self._walk(phase, [(loss.node, 0, seed)])
         self.enter(phase, None)
+        self.leaves.clear()
         del seed
         self.in_backward = False
 

@@ -90,12 +90,26 @@ def beside(keys: Keys, dora: str, saved: str) -> dict[str, Any]:
     return job | ({"modules_to_save": named} if named else {})
 
 
-def reentrant(keys: Keys, job: dict[str, Any], usual: bool) -> dict[str, bool]:
-    """The kind of checkpointing, where it matters: for int8 layers, whose inputs only the older kind drops."""
-    if job.get("quantize") != "int8" or job["checkpointing"] != "full":
+def reentrant(keys: Keys, job: dict[str, Any], usual: bool, outside: bool = False) -> dict[str, Any]:
+    """The kind of checkpointing, where it matters.
+
+    It does for int8 layers, whose inputs only the older kind drops, and under FSDP 1 where checkpointing goes around
+    the layers (`outside`).
+    """
+    if job["checkpointing"] != "full":
+        return {}
+    fsdp = job.get("fsdp", {})
+    outside &= fsdp.get("version") == 1
+    if job.get("quantize") != "int8" and not outside:
         return {}
     said = keys.part("gradient_checkpointing_kwargs")
-    return {"reentrant": usual if said is None else said.flag("use_reentrant", default=usual)}
+    older = usual if said is None else said.flag("use_reentrant", default=usual)
+    return {"reentrant": older} | ({"fsdp": fsdp | {"checkpoint_outside": True}} if outside and older else {})
+
+
+def checkpoints_outside(transformers: str) -> bool:
+    """Whether this version checkpoints a layer from outside; since 4.52 the layer does (GradientCheckpointingLayer)."""
+    return not at_least(transformers, "4.52")
 
 
 def half_of(keys: Keys) -> str:
@@ -160,8 +174,10 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
             job["lora_targets"] = targets(keys, "lora_target_modules")
         job |= beside(keys, "use_dora", "lora_modules_to_save")
     job |= quantized(keys, stored)
+    if not at_least(known, "4.49") and job.get("loss", "standard") == "standard":
+        job["loss"] = "sliced"
     job["checkpointing"] = checkpointing(keys)
-    job |= reentrant(keys, job, usual=False)
+    job |= reentrant(keys, job, not at_least(known, "5.0"), checkpoints_outside(known))
     job |= attention(keys, "attn_implementation")
     if keys.has(*LENGTHS):
         job["sequence_length"] = keys.count(*LENGTHS, default=1)

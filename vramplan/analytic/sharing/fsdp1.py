@@ -59,6 +59,9 @@ class Fsdp1(Sharded):
             name = "root" if layer is None else "layers.* adapters" if is_adapter else "layers.*"
             unit = Unit(name, members, stored_dtype(members[0].parameter, job), cards)
             self.units.setdefault(layer, []).append(unit)
+        # _runtime_utils.py, _get_handle_to_prefetch: a unit whose forward ran without gradients is not asked for
+        around = job.reentrant and job.fsdp.checkpoint_outside
+        self.prefetch = "none" if around else job.fsdp.backward_prefetch
         self.whole: dict[Unit, int] = {}
         """Flat weights that are gathered."""
         self.flat: dict[Unit, int] = {}
@@ -102,10 +105,10 @@ class Fsdp1(Sharded):
         following = self.units.get(piece.layer - 1, []) if backward else []
         if backward:
             self._drop(self.waiting)
-        if self.job.fsdp.backward_prefetch == "pre":
+        if self.prefetch == "pre":
             self._gather(following)
         self._extend(events, offset)
-        if self.job.fsdp.backward_prefetch == "post":
+        if self.prefetch == "post":
             self._gather(following)
         if backward:
             self._finish(units, offset)
