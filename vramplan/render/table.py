@@ -52,7 +52,8 @@ def note(one: Table) -> str:
         len(sheet.lengths) == 1
     )
     refused = any(cell.refused for row in one.rows.values() for cell in row.cells) and sheet.show != "card"
-    return f"{', '.join([shown[0].upper() + shown[1:], *fixed])}; {SHOWN[sheet.show].mark}; {'-: cannot run; ' * refused}{one.note}."
+    marks = SHOWN[sheet.show].mark + "; -: cannot run" * refused
+    return f"{', '.join([shown[0].upper() + shown[1:], *fixed])}; {marks}; {one.note}."
 
 
 def markdown(one: Table) -> str:

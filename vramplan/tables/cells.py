@@ -22,7 +22,6 @@ from vramplan.spec import ModelSpec
 from vramplan.tables.shared import Shared, traits
 from vramplan.tables.sheet import SHOWN, Sheet
 
-
 SPEED = (
     f"a roofline, not measured: {MATMUL_EFFICIENCY:.0%} of the dense peak, {BANDWIDTH_EFFICIENCY:.0%} of the bandwidth,"
     f" {LAUNCH_SECONDS * 1e6:g} us a kernel launch; communication, loading of data and saving are left out"
