@@ -23,7 +23,7 @@ WORST_SEEING = {"tensors": 0.01, "allocated": 0.02, "reserved": 0.15, "median": 
 
 EVERY = 1 if find_spec("torch") else 8
 """All cases; without torch, where they would be worked out just the same, some of each family."""
-MIXING = ("liger", "chunked")
+MIXING = ("liger", "cut", "chunked")
 """Losses that mix dtypes as no traced operation can."""
 
 

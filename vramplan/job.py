@@ -13,7 +13,7 @@ Autocast = Literal["none", "bf16", "fp16"]
 Batches = Literal["unpadded", "padded", "packed"]
 Checkpointing = Literal["none", "full"]
 Attention = Literal["sdpa", "flash", "eager"]
-Loss = Literal["standard", "sliced", "sections", "liger", "chunked"]
+Loss = Literal["standard", "sliced", "sections", "liger", "cut", "chunked"]
 Loop = Literal["trainer", "plain"]
 Part = Literal["frozen", "train", "lora"]
 Offload = Literal["none", "optimizer", "all"]
@@ -146,8 +146,8 @@ class Job(BaseModel):
     """Attention implementation."""
     loss: Loss = "standard"
     """standard: transformers' fp32 cross-entropy; sliced: the same before transformers 4.49, which copies the shifted
-    logits; sections: torchtune's, fp32 for an eighth of the tokens at a time; liger: fused with the head; chunked:
-    TRL's."""
+    logits; sections: torchtune's, fp32 for an eighth of the tokens at a time; liger: fused with the head; cut:
+    Apple's cut cross-entropy, which axolotl's plugin puts in; chunked: TRL's."""
     loop: Loop = "trainer"
     """What the loop itself keeps: transformers' Trainer with accelerate, or a plain loop that holds only the loss."""
     num_gpus: int = Field(default=1, gt=0, le=1 << 16)

@@ -1,4 +1,4 @@
-"""Losses: transformers' own, torchtune's in sections, and two that never hold all logits."""
+"""Losses: transformers' own, torchtune's in sections, and three that never hold all logits."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from math import prod
 
 from vramplan.analytic import ops
 from vramplan.analytic.tensors import Grads, Tensor
+from vramplan.errors import UnsupportedError
 from vramplan.units import DTYPE_BYTES, ceil_div
 
 
@@ -159,6 +160,49 @@ def _liger_chunk(
     del logits
 
 
+def cut_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Cut cross-entropy (cut_cross_entropy 25.1.1: cce.py, cce_lse_forward.py, cce_backward.py): no logits at all.
+
+    Its kernels make logits in registers, in both passes. Every label is taken to count.
+
+    Raises:
+        UnsupportedError: for fp32 hidden states, which its kernels do not take.
+    """
+    tape, dtype = hidden.tape, hidden.dtype
+    (batch, length, width), vocabulary = hidden.shape, weight.shape[0]
+    if dtype == "fp32":
+        raise UnsupportedError("--loss cut takes bf16 or fp16 hidden states; give --dtype bf16, without fp32 norms")
+    likes, counted = [x.like for x in (hidden, weight)], (batch * (length - 1),)
+    needs, weight_dtype = [x.node is not None for x in (hidden, weight)], weight.dtype
+    product = 2 * counted[0] * width * vocabulary
+    moved = (hidden.num_bytes + weight.num_bytes) * ceil_div(counted[0], CUT_ROWS)
+
+    def backward(grad: Tensor) -> Grads:
+        order = tape.empty((vocabulary,), "int32", "order of the vocabulary")
+        first = tape.empty(likes[0].shape, dtype, "gradient of the hidden state")
+        second = tape.empty(likes[1].shape, dtype, "gradient of the head's weight") if needs[1] else None
+        tape.work((1 + sum(needs)) * product, 3 * moved, dtype, launches=8)
+        del order
+        return [first if needs[0] else None, None if second is None else ops.fit(second, likes[1])]
+
+    node = tape.node((hidden, weight), backward)
+    mask = tape.empty(counted, "bool", "which labels count")
+    places = tape.empty((*counted, 2), "int64", "places of the labels that count")
+    places = tape.empty((*counted, 2), "int32", "places of the labels that count")
+    valid = tape.empty(counted, "int64", "places of the labels that count")
+    del mask, places
+    sums = tape.empty(counted, "fp32", "log-sum-exp per token")
+    means = tape.empty((vocabulary,), "fp32", "mean logit of each entry")
+    dots = tape.empty(counted, "fp32", "loss per token")
+    tape.save(node, hidden, weight, sums, labels, valid, means)
+    tape.work(product, moved, dtype, launches=8)
+    out = ops.output(node, tape, (), "fp32", "loss")
+    del dots
+    return out
+
+
+CUT_ROWS = 128
+"""Tokens of one block of its kernels: the weight is read once for each."""
 TRL_TILE = (4096, 32768)
 """Tokens by vocabulary entries of one tile of TRL's chunked loss (trl 1.16, ChunkedLogProbFunction)."""
 
@@ -257,3 +301,7 @@ def _rows_that_count(x: Tensor) -> tuple[Tensor, Tensor]:
     out = ops.output(node, tape, (batch * (length - 1), width), x.dtype, "hidden states of the tokens that count")
     del places
     return out, mask
+
+
+FUSED = {"liger": liger_cross_entropy, "cut": cut_cross_entropy, "chunked": chunked_cross_entropy}
+"""Those that take the hidden states and the head's weight, and give no logits."""

@@ -221,8 +221,8 @@ def causal_lm(net: Net, setting: Setting, phase: str, batch: Batch) -> tuple[Ten
     family = setting.family
     hidden = family.before_head(net, c, model(net, setting, phase, batch))
     vocabulary, tied = family.shape(c).vocabulary, family.is_tied(c)
-    if job.loss in ("liger", "chunked"):
-        fused = losses.liger_cross_entropy if job.loss == "liger" else losses.chunked_cross_entropy
+    fused = losses.FUSED.get(job.loss)
+    if fused is not None:
         return fused(hidden, net.head_weight(vocabulary, hidden.shape[-1], tied), batch.labels), None
     if job.loss == "sections":
 

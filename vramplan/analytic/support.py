@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 from vramplan.analytic import stacks
 from vramplan.analytic.architecture import Architecture
+from vramplan.analytic.losses import FUSED
 from vramplan.analytic.optimizers import optimizer_of
 from vramplan.checks import check_spec
 from vramplan.errors import ConfigError, SpecError, UnknownNameError, UnsupportedError
@@ -29,7 +30,7 @@ def check_modelled(job: Job) -> None:
         UnknownNameError: for an unknown optimizer.
     """
     optimizer_of(job.optimizer)
-    if job.method != "full" and job.loss in ("liger", "chunked") and "lm_head" in (job.lora_targets or ()):
+    if job.method != "full" and job.loss in FUSED and "lm_head" in (job.lora_targets or ()):
         raise UnsupportedError(f"--loss {job.loss} with an adapter on lm_head is not modelled; use --loss standard")
 
 

@@ -82,7 +82,7 @@ JOB_FLAGS = {
     "checkpointing": Flag(str, "Activation checkpointing: full or none (full)."),
     "attention": Flag(str, "sdpa, flash or eager (sdpa)."),
     "loss": Flag(
-        str, "standard, sliced (transformers before 4.49), sections (torchtune), liger or chunked (standard)."
+        str, "standard, sliced (transformers before 4.49), sections (torchtune), liger, cut or chunked (standard)."
     ),
     "loop": Flag(str, "trainer (transformers' Trainer) or plain (trainer)."),
     "strategy": Flag(str, "How cards share the work: ddp, fsdp, zero1, zero2, zero3 (ddp)."),

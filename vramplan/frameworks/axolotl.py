@@ -18,6 +18,7 @@ from vramplan.frameworks.trainer import (
 )
 
 PACKAGE, NEWEST = "axolotl", "0.19.0"
+CUT = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 LIGER = "axolotl.integrations.liger.LigerPlugin"
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 
@@ -84,7 +85,10 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         "sequence_length": "sequence_len",
         "checkpointing": {"full": "gradient_checkpointing true"},
         "attention": {"sdpa": "attn_implementation sdpa", "flash": "attn_implementation flash_attention_2"},
-        "loss": {"liger": f"plugins [{LIGER}]; liger_fused_linear_cross_entropy true"},
+        "loss": {
+            "liger": f"plugins [{LIGER}]; liger_fused_linear_cross_entropy true",
+            "cut": f"plugins [{CUT}]",
+        },
         "dtype": {"bf16": "bf16 true"},
         "method": {"lora": "adapter lora; lora_r 8; lora_alpha 16; lora_target_linear true"},
         "quantize": {"nf4": "adapter qlora; load_in_4bit true"},
@@ -153,10 +157,11 @@ def _attention(keys: Keys) -> dict[str, str]:
 
 def _loss(keys: Keys) -> dict[str, str]:
     plugins = " ".join(keys.names("plugins"))
-    if "CutCrossEntropy" in plugins and keys.flag("cut_cross_entropy", default=True):
-        raise keys.refuse("plugins", "with cut cross-entropy is not modelled yet")
+    cut = "CutCrossEntropy" in plugins and keys.flag("cut_cross_entropy", default=True)
     fused = keys.flag("liger_fused_linear_cross_entropy", default=False)
     for name in ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_layer_norm", "liger_swiglu"):
         if keys.flag(name, default=False):
             keys.note("warning", name, "Liger's own kernels keep less than is counted here: the answer errs upward")
+    if cut:
+        return {"loss": "cut"}
     return {"loss": "liger"} if fused and "iger" in plugins else {}

@@ -1,7 +1,8 @@
 """Losses other than transformers' own, as far as memory goes: they allocate, keep and free what the real ones do.
 
-Liger's (liger-kernel 0.8.5, ops/fused_linear_cross_entropy.py, transformers/functional.py) runs on Triton and TRL's
-(trl 1.16, fused LM head) selects tokens by value, so neither runs on fake tensors as it is; numbers are not computed.
+Liger's (liger-kernel 0.8.5, ops/fused_linear_cross_entropy.py, transformers/functional.py) and Apple's (cut_cross_entropy
+25.1.1) run on Triton and TRL's (trl 1.16, fused LM head) selects tokens by value, so none runs on fake tensors as it is;
+numbers are not computed.
 `sliced` is transformers' own before 4.49, `sections` torchtune's.
 """
 
@@ -113,6 +114,42 @@ def liger_loss(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor)
     return Liger.apply(hidden.view(-1, hidden.shape[-1]), weight, shifted.view(-1))
 
 
+# -- Apple's, as axolotl's plugin puts it in -------------------------------------------------------------------------
+
+
+class Cut(torch.autograd.Function):
+    """LinearCrossEntropyFunction of cut_cross_entropy 25.1.1: its kernels hold no logits; `valid` are token numbers."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor
+    ) -> torch.Tensor:
+        """`hidden` (tokens, width), `weight` (vocabulary, width)."""
+        sums = torch.full((len(valid),), -torch.inf, dtype=torch.float32, device=hidden.device)
+        means = torch.zeros(len(weight), dtype=torch.float32, device=hidden.device)
+        dots = torch.zeros(len(valid), dtype=torch.float32, device=hidden.device)
+        ctx.save_for_backward(hidden, weight, sums, labels, valid, means)
+        return dots.add_(sums).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Both gradients in the hidden states' dtype; the weight's is cast to its own."""
+        hidden, weight, _sums, _labels, _valid, means = ctx.saved_tensors
+        order = torch.argsort(means).to(torch.int32)  # noqa: F841
+        first = torch.zeros_like(hidden)
+        second = torch.zeros_like(weight, dtype=hidden.dtype) if ctx.needs_input_grad[1] else None
+        return first, None if second is None else second.to(weight.dtype), None, None
+
+
+def cut_loss(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """linear_cross_entropy(..., shift=True): every label counts but the first of each sample; (batch, length, width)."""
+    mask = labels[..., 1:] != IGNORED
+    places = torch.empty((mask.numel(), mask.dim()), dtype=torch.int64, device=mask.device).to(torch.int32)
+    valid = places.sum(1)
+    del mask, places
+    return Cut.apply(hidden.flatten(0, -2), weight, labels.flatten(), valid) / labels.numel()
+
+
 # -- TRL ---------------------------------------------------------------------------------------------------------------
 
 
@@ -196,10 +233,11 @@ def chunked_loss(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tenso
 # -- into a model ------------------------------------------------------------------------------------------------------
 
 
-def use(module: nn.Module, loss: str, owner: str) -> None:
-    """Put a loss in place of the model's own: sliced, sections, liger or chunked.
+def use(module: nn.Module, loss: str, owner: str, on_card: bool = False) -> None:
+    """Put a loss in place of the model's own: sliced, sections, liger, cut or chunked; on a card `cut` is the real one.
 
     Raises:
+        MissingDependencyError: where that is not installed.
         UnsupportedError: for a model that is no causal language model of transformers.
     """
     inner: Any = module.get_base_model() if hasattr(module, "get_base_model") else module
@@ -208,7 +246,7 @@ def use(module: nn.Module, loss: str, owner: str) -> None:
     if loss == "sliced":
         inner.loss_function = sliced_loss
         return
-    fused: Callable[..., torch.Tensor] = liger_loss if loss == "liger" else chunked_loss
+    fused: Callable[..., torch.Tensor] = real_cut(owner) if on_card and loss == "cut" else FUSED.get(loss, liger_loss)
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
     @functools.wraps(type(inner).forward)
@@ -220,6 +258,24 @@ def use(module: nn.Module, loss: str, owner: str) -> None:
         return CausalLMOutputWithPast(loss=fused(outputs[0], _head(self), labels))
 
     inner.forward = types.MethodType(forward, inner)
+
+
+FUSED = {"liger": liger_loss, "cut": cut_loss, "chunked": chunked_loss}
+
+
+def real_cut(owner: str) -> Callable[..., torch.Tensor]:
+    """Apple's own kernels.
+
+    Raises:
+        MissingDependencyError: where cut-cross-entropy is not installed.
+    """
+    try:
+        from cut_cross_entropy import linear_cross_entropy
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{owner}: --loss cut on a card needs cut-cross-entropy: pip install cut-cross-entropy"
+        ) from (error)
+    return functools.partial(linear_cross_entropy, shift=True)
 
 
 def use_liger(module: nn.Module, owner: str) -> None:

@@ -96,7 +96,7 @@ def build(
     if job.loss == "liger" and device.startswith("cuda"):
         losses.use_liger(module, spec.name)
     elif job.loss != "standard":
-        losses.use(module, job.loss, spec.name)
+        losses.use(module, job.loss, spec.name, device.startswith("cuda"))
     return replace(subject, module=module.train())
 
 

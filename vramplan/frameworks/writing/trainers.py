@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vramplan.errors import UnsupportedError
-from vramplan.frameworks.axolotl import LIGER
+from vramplan.frameworks.axolotl import CUT, LIGER
 from vramplan.frameworks.writing.written import FULL_NAMES, Pairs, Written, allocator
 from vramplan.job import Job
 
@@ -117,6 +117,8 @@ def axolotl(model: str, job: Job) -> Written:
     }
     if job.loss == "liger":
         pairs |= {"plugins": [LIGER], "liger_fused_linear_cross_entropy": True}
+    if job.loss == "cut":
+        pairs["plugins"] = [CUT]
     if job.batches == "packed":
         pairs["sample_packing"] = True
     command = f"accelerate launch --num_processes {job.num_gpus} -m axolotl.cli.train train.yaml"
