@@ -27,7 +27,7 @@ def main() -> None:
     for model in MODELS:
         for method in METHODS:
             start = time.perf_counter()
-            fill(sheet([model], cards, methods=[method]), vramplan.__version__)
+            fill(sheet([model], cards, methods=[method]))
             middle = time.perf_counter()
             for card in cards[::SAMPLED]:
                 try:

@@ -26,8 +26,7 @@ GPUS = ("t4", "rtx3060-12gb", "rtx4090", "a100-40gb", "h100")
 """Three kinds of card (without bf16, with, with Hopper's workspace), from 12 to 80 GiB."""
 
 
-def filled(*args: Any, **kwargs: Any) -> Table:
-    return fill(sheet(*args, **kwargs), vramplan.__version__)
+filled = vramplan.table
 
 
 def each(one: Table) -> list[tuple[dict[str, Any], Any]]:
@@ -286,7 +285,7 @@ def test_what_no_block_describes_is_left_out_and_named(monkeypatch: pytest.Monke
         sheet([spec], ["t4"])
     one = Sheet(sheet(["smollm2-135m"], ["t4"]).models, sheet(["smollm2-135m"], ["t4"]).cards, ("lora",), (64,),
                 "memory", 1, {}, ("a/b",))  # fmt: skip
-    assert "not described and left out: a/b" in fill(one, "1").note
+    assert "not described and left out: a/b" in fill(one).note
 
 
 @pytest.mark.parametrize(

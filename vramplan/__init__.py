@@ -14,19 +14,22 @@ if TYPE_CHECKING:
     from vramplan.api import estimate, load_card, load_model, suggest
     from vramplan.callback import DoesNotFit, Preflight, preflight
     from vramplan.card import Card
+    from vramplan.comparing import Comparison, compare
     from vramplan.errors import VramplanError
     from vramplan.fixing import Fix, fix
     from vramplan.job import Job
     from vramplan.measured import Measured
     from vramplan.plan import Plan, Search
     from vramplan.probing import find_max, probe, prove
+    from vramplan.render.report import report
     from vramplan.result import Estimate, Term
     from vramplan.spec import ModelSpec
+    from vramplan.tables import Table, table
     from vramplan.verdict import Verdict, check
-
-__version__ = "0.1.0"
+    from vramplan.version import __version__
 
 _HOME = {
+    "__version__": "version",
     "estimate": "api",
     "suggest": "api",
     "check": "verdict",
@@ -35,6 +38,11 @@ _HOME = {
     "DoesNotFit": "callback",
     "Preflight": "callback",
     "preflight": "callback",
+    "Comparison": "comparing",
+    "compare": "comparing",
+    "report": "render.report",
+    "Table": "tables",
+    "table": "tables",
     "Verdict": "verdict",
     "probe": "probing",
     "find_max": "probing",
@@ -54,6 +62,7 @@ _HOME = {
 
 __all__ = [
     "Card",
+    "Comparison",
     "DoesNotFit",
     "Estimate",
     "Fix",
@@ -63,11 +72,13 @@ __all__ = [
     "Plan",
     "Preflight",
     "Search",
+    "Table",
     "Term",
     "Verdict",
     "VramplanError",
     "__version__",
     "check",
+    "compare",
     "estimate",
     "find_max",
     "fix",
@@ -76,7 +87,9 @@ __all__ = [
     "preflight",
     "probe",
     "prove",
+    "report",
     "suggest",
+    "table",
 ]
 
 

@@ -43,7 +43,7 @@ for command in (
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from vramplan import __version__
+        from vramplan.version import __version__
 
         print(f"vramplan {__version__}")
         raise typer.Exit

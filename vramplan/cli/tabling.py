@@ -105,7 +105,6 @@ def table(
 
 def _made(wanted: dict[str, Wanted], format: str | None, jobs: int | None) -> dict[str, str]:
     """Each table as text, a share of the progress for each."""
-    from vramplan import __version__
     from vramplan.render.table import FORMATS
     from vramplan.tables import fill, sheet
 
@@ -117,7 +116,7 @@ def _made(wanted: dict[str, Wanted], format: str | None, jobs: int | None) -> di
             def told(what: str, share: float, number: int = number) -> None:
                 tell(what, (number + share) / len(sheets))
 
-            filled = fill(one, __version__, jobs=jobs or os.cpu_count() or 1, progress=told)
+            filled = fill(one, jobs=jobs or os.cpu_count() or 1, progress=told)
             texts[name] = FORMATS[format or wanted[name].format](filled)
     return texts
 

@@ -1,8 +1,8 @@
 """Losses other than transformers' own, as far as memory goes: they allocate, keep and free what the real ones do.
 
-Liger's (liger-kernel 0.8.5, ops/fused_linear_cross_entropy.py, transformers/functional.py) and Apple's (cut_cross_entropy
-25.1.1) run on Triton and TRL's (trl 1.16, fused LM head) selects tokens by value, so none runs on fake tensors as it is;
-numbers are not computed.
+Liger's (liger-kernel 0.8.5, ops/fused_linear_cross_entropy.py, transformers/functional.py) and Apple's
+(cut_cross_entropy 25.1.1) run on Triton and TRL's (trl 1.16, fused LM head) selects tokens by value, so none runs on
+fake tensors as it is; numbers are not computed.
 `sliced` is transformers' own before 4.49, `sections` torchtune's.
 """
 
@@ -142,7 +142,7 @@ class Cut(torch.autograd.Function):
 
 
 def cut_loss(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """linear_cross_entropy(..., shift=True): every label counts but the first of each sample; (batch, length, width)."""
+    """linear_cross_entropy(..., shift=True): all labels but the first of each sample; (batch, length, width)."""
     mask = labels[..., 1:] != IGNORED
     places = torch.empty((mask.numel(), mask.dim()), dtype=torch.int64, device=mask.device).to(torch.int32)
     valid = places.sum(1)

@@ -9,11 +9,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from vramplan.grid import Choice, Column, Grid
+from vramplan.card import Card
+from vramplan.grid import Choice, Column, Grid, build
 from vramplan.lines import Segment
 from vramplan.render.plot import COLOURS
 from vramplan.render.text import CATEGORIES
 from vramplan.result import Estimate
+from vramplan.spec import ModelSpec
 from vramplan.timeline import BLOCK_BYTES
 
 PAGE = Path(__file__).with_name("page")
@@ -26,6 +28,15 @@ FLAGS = {
     "image_size": ("image size", "--image-size"),
 }
 """How each axis is called, and the flag that sets it."""
+
+
+def report(model: str | ModelSpec, gpu: str | Card, **choices: Any) -> bytes:
+    """One page about a job, as HTML; keyword arguments are those of :func:`vramplan.grid.build`.
+
+    Raises:
+        VramplanError: for whatever cannot run or is not modelled.
+    """
+    return page(build(model, gpu, **choices))
 
 
 def page(grid: Grid, words: Sequence[str] = ()) -> bytes:

@@ -21,6 +21,7 @@ from vramplan.roofline import BANDWIDTH_EFFICIENCY, LAUNCH_SECONDS, MATMUL_EFFIC
 from vramplan.spec import ModelSpec
 from vramplan.tables.shared import Shared, traits
 from vramplan.tables.sheet import SHOWN, Sheet
+from vramplan.version import __version__
 
 SPEED = (
     f"a roofline, not measured: {MATMUL_EFFICIENCY:.0%} of the dense peak, {BANDWIDTH_EFFICIENCY:.0%} of the bandwidth,"
@@ -64,14 +65,12 @@ class Table:
 
     sheet: Sheet
     rows: dict[Place, Row]
-    version: str
-    """vramplan's own."""
 
     @property
     def note(self) -> str:
         """Version, estimator and assumptions, in one line."""
         sheet = self.sheet
-        parts = [f"vramplan {self.version}, analytic estimator ({VERSIONS})"]
+        parts = [f"vramplan {__version__}, analytic estimator ({VERSIONS})"]
         stored: dict[str, dict[str, None]] = {}
         rest: dict[str, None] = {}
         for method, weights, *others in (one for row in self.rows.values() for one in row.said):
@@ -88,7 +87,7 @@ class Table:
         return "; ".join(filter(None, parts))
 
 
-def fill(sheet: Sheet, version: str, *, jobs: int = 1, progress: Progress = silent) -> Table:
+def fill(sheet: Sheet, *, jobs: int = 1, progress: Progress = silent) -> Table:
     """Work every cell out, on `jobs` processes.
 
     Raises:
@@ -107,7 +106,7 @@ def fill(sheet: Sheet, version: str, *, jobs: int = 1, progress: Progress = sile
     refused = [cell.refused for row in found.values() for cell in row.cells]
     if all(refused):
         raise ConfigError(f"no cell of the table can run: {found[places[0]].cells[0].refused}")
-    return Table(sheet, {place: found[place] for place in places}, version)
+    return Table(sheet, {place: found[place] for place in places})
 
 
 def _worked_out(sheet: Sheet, places: list[Place], jobs: int) -> Iterator[tuple[Place, Row]]:

@@ -1,0 +1,3 @@
+"""What is running."""
+
+__version__ = "0.1.0"
