@@ -61,7 +61,7 @@ def suggest(
     given: dict[str, Any],
 ) -> None:
     """Find batch x accumulation for a global batch; with --probe, prove it."""
-    from vramplan import api, plan, stepping
+    from vramplan import api, plan
 
     for flag, value in (("--device", device), ("--max-runs", max_runs), ("--timeout", timeout), ("--record", record)):
         if value is not None and not probe:
@@ -98,10 +98,11 @@ def suggest(
             **given,
         )
         verified = None
-        if on is not None and stepping.can_be_proved(found):
-            from vramplan import probing
+        if on is not None:
+            from vramplan import probing, stepping
 
-            verified = probing.prove(model, found, on=on, most_runs=runs)
+            if stepping.can_be_proved(found):
+                verified = probing.prove(model, found, on=on, most_runs=runs)
     run = plan.Run(samples, epochs)
     if for_framework is not None and found.recommended is not None:
         _paste(for_framework, model, (verified.plan if verified is not None else None) or found.recommended)
