@@ -46,14 +46,76 @@ def check_sharing(job: Job) -> None:
         )
     if job.strategy == "zero1" and job.zero.overlap_comm:
         raise UnsupportedError("zero: overlap_comm at stage 1 is not modelled yet")
-    if job.strategy in ("zero3", "fsdp") and job.quantize != "none":
-        raise UnsupportedError(f"--strategy {job.strategy} --quantize {job.quantize} is not modelled yet; use ddp")
-    alone = {"--method dora": job.method == "dora", "--quantize int8": job.quantize == "int8"}
-    alone |= {"modules_to_save": bool(job.modules_to_save), "kbit": job.kbit, "fp32_norms": job.fp32_norms}
-    for name in (name for name, is_on in alone.items() if is_on and job.strategy != "ddp"):
-        raise UnsupportedError(f"--strategy {job.strategy} with {name} is not modelled yet")
+    if job.strategy == "zero3":
+        _check_zero3(job)
+    if job.strategy == "fsdp":
+        _check_fsdp(job)
     if job.strategy == "fsdp" and job.num_gpus == 1:
         raise ConfigError("--strategy fsdp needs more than one card: --num-gpus")
+
+
+def _check_zero3(job: Job) -> None:
+    """What DeepSpeed 0.19 cannot divide, or divides to no avail."""
+    if job.quantize == "int8":
+        raise UnsupportedError(
+            "--strategy zero3 --quantize int8: bitsandbytes keeps every weight whole beside its part, which is not"
+            " modelled; use --quantize nf4, or zero2"
+        )
+    if job.quantize == "nf4" and job.quant_storage not in (None, "uint8", job.dtype):
+        raise ConfigError(
+            f"--strategy zero3 with quant_storage {job.quant_storage}: DeepSpeed would cast four-bit weights that are"
+            f" packed in it to {job.dtype}, as if they were numbers; give {job.dtype} (bnb_4bit_quant_storage)"
+        )
+    if job.modules_to_save and not job.engine_casts and job.lora_dtype != (job.saved_dtype or job.dtype):
+        raise ConfigError(
+            f"--strategy zero3 with modules_to_save: DeepSpeed puts all that trains in one tensor, and PEFT's adapters"
+            f" are {job.lora_dtype}, the copies {job.saved_dtype or job.dtype}; give --lora-dtype {job.dtype}"
+            " (autocast_adapter_dtype=False)"
+        )
+
+
+def _check_fsdp(job: Job) -> None:
+    """What torch 2.13's FSDP stops at, as accelerate 1.15 wraps what PEFT 0.21 and bitsandbytes 0.50 made."""
+    first = job.fsdp.version == 1
+    if job.quantize == "int8":
+        why = "FSDP 1 flattens no whole numbers" if first else "FSDP 2 makes plain parameters of bitsandbytes' weights"
+        raise ConfigError(f"--strategy fsdp --quantize int8: {why}; use --quantize nf4, or --strategy zero2")
+    packed = job.quant_storage or job.dtype
+    if job.quantize == "nf4" and first and packed == "uint8":
+        raise ConfigError(
+            "--strategy fsdp with quant_storage uint8: FSDP 1 flattens no whole numbers; set bnb_4bit_quant_storage to"
+            f" the dtype of the rest, {job.dtype}"
+        )
+    if job.quantize == "nf4" and packed not in ("uint8", job.dtype):
+        raise ConfigError(
+            f"--strategy fsdp with quant_storage {packed}: four-bit weights packed in it are not gathered with"
+            f" {job.dtype} ones; set bnb_4bit_quant_storage to {job.dtype}"
+        )
+    if not first:
+        return
+    raised = "kbit" if job.kbit else "fp32_norms" if job.fp32_norms and job.dtype != "fp32" else ""
+    if raised:
+        raise ConfigError(
+            f"--strategy fsdp with {raised}: FSDP 1 flattens weights of one dtype alone, and norms are fp32 beside"
+            f" {job.dtype}; leave them, or take version 2"
+        )
+    if job.method == "dora":
+        raise ConfigError(
+            "--strategy fsdp --method dora: under FSDP 1 PEFT finds no shape of a matrix that is not gathered; take"
+            " version 2"
+        )
+    if job.modules_to_save:
+        raise UnsupportedError("--strategy fsdp with modules_to_save: modelled of FSDP 2 alone; take version 2")
+    if job.quantize == "nf4" and job.autocast == "none":
+        raise ConfigError(
+            "--strategy fsdp --quantize nf4 --autocast none: under FSDP 1 inputs and adapters differ in dtype; give"
+            f" --autocast {job.dtype}, or take version 2"
+        )
+    if job.quantize == "nf4" and not job.fsdp.reshard_after_forward and job.fsdp.use_orig_params:
+        raise ConfigError(
+            "--strategy fsdp --quantize nf4 with SHARD_GRAD_OP: bitsandbytes sets gathered weights anew, which FSDP 1"
+            " takes for a change between forward and backward; take FULL_SHARD, use_orig_params: false or version 2"
+        )
 
 
 def check_spec(spec: ModelSpec) -> None:
@@ -83,7 +145,11 @@ def check_card(job: Job, card: Card) -> None:
             "--dtype fp16 --autocast fp16: the gradient scaler refuses to unscale fp16 gradients;"
             " store trained weights as --dtype fp32"
         )
-    if job.attention == "flash" and job.autocast == "none" and (job.dtype == "fp32" or job.kbit):
+    if (
+        job.attention == "flash"
+        and job.autocast == "none"
+        and (job.dtype == "fp32" or (job.kbit and not job.engine_casts))
+    ):
         raise ConfigError("--attention flash: FlashAttention takes bf16 or fp16 only; add --autocast bf16")
     if job.attention == "flash" and not card.runs_flash:
         raise ConfigError(

@@ -12,7 +12,7 @@ from vramplan.analytic.architecture import architecture_of, is_described
 from vramplan.card import Card
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.images import COUNTED, EYES, picture_of
-from vramplan.job import MAX_COUNT, Job
+from vramplan.job import MAX_COUNT, Job, engine_casts
 from vramplan.spec import ModelSpec
 
 FLAGS = {
@@ -61,7 +61,7 @@ def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
             job.setdefault("autocast", half)
     if str(job.get("strategy")).startswith("zero"):  # DeepSpeed casts the model, its optimizer has fp32 copies
         job.setdefault("autocast", "none")
-        if job["strategy"] != "zero3":  # where adapters come later
+        if engine_casts(job["strategy"], job.get("quantize", "none")):
             job.setdefault("lora_dtype", job["dtype"])
     job.setdefault(
         "autocast",

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Method = Literal["full", "lora", "dora"]
 Quantize = Literal["none", "nf4", "int8"]
 Dtype = Literal["bf16", "fp16", "fp32"]
+QuantStorage = Literal["uint8", "bf16", "fp16", "fp32"]
 Autocast = Literal["none", "bf16", "fp16"]
 Batches = Literal["unpadded", "padded", "packed"]
 Checkpointing = Literal["none", "full"]
@@ -36,6 +37,10 @@ class Fsdp(Settings):
     """1: FullyShardedDataParallel; 2: fully_shard."""
     reshard_after_forward: bool = True
     """Whether gathered layers are dropped between forward and backward (FULL_SHARD), or kept (SHARD_GRAD_OP)."""
+    use_orig_params: bool = True
+    """Version 1: whether weights stay parameters of their own (transformers' default; accelerate's launcher says)."""
+    loads_on_card: bool = True
+    """Whether a quantized model comes to every card whole before it is divided, as in transformers, or to the host."""
     backward_prefetch: Literal["none", "pre", "post"] = "none"
     """When version 1 asks for the next layer: before a layer's backward, or behind it. Version 2 always does before."""
     checkpoint_outside: bool = False
@@ -73,6 +78,15 @@ class Zero(Settings):
         return self.model_copy(update={name: size for name, size in auto.items() if getattr(self, name) is None})
 
 
+def engine_casts(strategy: object, quantize: object = "none") -> bool:
+    """Whether DeepSpeed's engine casts the whole model (0.19, runtime/engine.py: _cast_module_mixed_precision).
+
+    At stage 3 it leaves a model alone that was divided as it was loaded; transformers loads a quantized one whole
+    (modeling_utils.py: get_init_context), and that is cast.
+    """
+    return strategy in ("zero1", "zero2") or (strategy == "zero3" and quantize != "none")
+
+
 class Job(BaseModel):
     """One training set-up. Field names are the field's own words; see the README for what frameworks call them."""
 
@@ -101,6 +115,9 @@ class Job(BaseModel):
     """Whether all that is not quantized is made fp32, hidden states with it: PEFT's prepare_model_for_kbit_training."""
     double_quant: bool = True
     """Whether nf4's scales are quantized as well."""
+    quant_storage: QuantStorage | None = None
+    """Dtype that four-bit weights are packed in (bnb_4bit_quant_storage), which decides whether FSDP can divide them;
+    null: `dtype` under fsdp and zero3, elsewhere uint8, where it changes nothing."""
     quantize_vision: bool = True
     """Whether the vision tower and the projector are quantized too, as transformers does unless told otherwise."""
     fp32_norms: bool = False
@@ -182,6 +199,11 @@ class Job(BaseModel):
     def computed_dtype(self) -> str | None:
         """What FSDP's mixed precision gathers weights in; None where torch.autocast or nothing casts."""
         return self.autocast if self.strategy == "fsdp" and self.autocast != "none" else None
+
+    @property
+    def engine_casts(self) -> bool:
+        """Whether DeepSpeed makes every weight `dtype` that is of another floating one, adapters too."""
+        return engine_casts(self.strategy, self.quantize)
 
     @property
     def casts(self) -> bool:

@@ -23,7 +23,7 @@ from vramplan.frameworks.find import VARIABLES, Found, from_path, from_words
 from vramplan.frameworks.known import known_keys
 from vramplan.frameworks.reading import allocator, tell_sharing
 from vramplan.images import EYES
-from vramplan.job import Job
+from vramplan.job import Job, engine_casts
 from vramplan.learned import CONFIDENCE, with_margin
 from vramplan.plan import Search
 from vramplan.progress import Progress, silent
@@ -231,7 +231,7 @@ def _under_deepspeed(job: dict[str, Any]) -> None:
         if job.get("autocast", "none") != "none":
             job["dtype"] = job["autocast"]
         job["autocast"] = "none"
-        if job["method"] != "full" and job["strategy"] != "zero3":  # zero.Init casts what is there before adapters are
+        if job["method"] != "full" and engine_casts(job["strategy"], job.get("quantize", "none")):
             job["lora_dtype"] = job["dtype"]
 
 

@@ -49,18 +49,20 @@ class Setting:
         """Which weights there are and which train."""
         job = self.job
         lora = job.method != "full"
+        used = job.dtype if job.engine_casts else job.computed_dtype
+        # what all weights are used in, however they are stored
         return Training(
-            dtype="fp32" if job.kbit else job.computed_dtype or job.dtype,
-            fp32_norms=job.fp32_norms,
+            dtype=used or ("fp32" if job.kbit else job.dtype),
+            fp32_norms=job.fp32_norms and used is None and job.strategy != "zero3",  # there it reaches no part of them
             full=not lora,
             lora_rank=job.lora_rank if lora else 0,
             lora_targets=job.lora_targets,
             lora_dropout=job.lora_dropout,
-            adapter_dtype=job.computed_dtype or job.lora_dtype,
+            adapter_dtype=used or job.lora_dtype,
             adapter_input=job.lora_dtype if job.computed_dtype and job.fsdp.version == 1 else None,
             dora=job.method == "dora",
             modules_to_save=job.modules_to_save or (),
-            saved_dtype=job.saved_dtype,
+            saved_dtype=used or job.saved_dtype,
             quantize="nf4-double" if job.quantize == "nf4" and job.double_quant else job.quantize,
             stacks=self.stacked,
             compute_dtype=job.dtype,
@@ -91,6 +93,7 @@ def play(setting: Setting, micro_steps: int) -> Net:
 
     Phases are named ``forward.N`` and ``backward.N``; gradients stay on the parameters from one to the next. What the
     loop itself drops last (the batch; in a plain loop the loss and the graph behind it) goes in the section ``end``.
+    So does the graph where DeepSpeed steps: inside of backward (accelerate 1.15, utils/deepspeed.py).
     """
     net = new_net(setting)
     tape, job = net.tape, setting.job
@@ -107,7 +110,8 @@ def play(setting: Setting, micro_steps: int) -> Net:
             )
         loss = run_forward(net, setting, phase, batch)
         tape.backward(f"backward.{number}", loss)
-        if job.loop == "trainer":  # training_step returns loss.detach(): the graph goes at once
+        steps_inside = job.strategy.startswith("zero") and number == micro_steps - 1
+        if job.loop == "trainer" and not steps_inside:  # training_step returns loss.detach(): the graph goes at once
             loss = None
     tape.enter("end", None)
     del loss, batch

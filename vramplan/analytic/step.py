@@ -46,10 +46,14 @@ class Placed:
     parameter: Parameter
     layer: int | None
 
-    def storages(self) -> list[Storage]:
-        """What it is stored as."""
+    def storages(self, dtype: str | None = None) -> list[Storage]:
+        """What it is stored as; in a dtype that is given, where it is not quantized."""
         one, in_layer = self.parameter, self.layer is not None
-        return _stored(one.name, one.shape, one.dtype, one.stored, in_layer)
+        return _stored(one.name, one.shape, dtype or one.dtype, one.stored, in_layer)
+
+    def beside(self) -> list[Storage]:
+        """What hangs on a quantized one and is not divided with it: its scales."""
+        return self.storages()[1:] if self.parameter.stored else []
 
 
 @lru_cache(maxsize=4096)

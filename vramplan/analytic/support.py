@@ -57,6 +57,11 @@ def check_model(spec: ModelSpec, architecture: Architecture, job: Job) -> list[s
         )
     if job.strategy in ("zero3", "fsdp") and (architecture.sight is not None or family.model is not None):
         raise UnsupportedError(f"--strategy {job.strategy}: {spec.model_type} is not modelled yet; use ddp or zero2")
+    if job.strategy in ("zero3", "fsdp") and job.modules_to_save and family.is_tied(config):
+        raise UnsupportedError(
+            f"--strategy {job.strategy} with modules_to_save: {spec.name} ties its head to its embedding, which is not"
+            " modelled yet; use zero2"
+        )
     if family.model is not None and job.reentrant and job.checkpointing == "full":
         raise UnsupportedError(f"reentrant: {spec.model_type} under reentrant checkpointing is not described yet")
     if spec.model_type == "siglip" and job.method == "dora":

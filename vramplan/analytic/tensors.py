@@ -164,7 +164,7 @@ Stored = tuple[tuple[str, int, str], ...]
 class Parameter(Tensor):
     """A weight: resident memory, and a gradient where it trains."""
 
-    __slots__ = ("layer", "name", "quantize", "stored")
+    __slots__ = ("held", "layer", "name", "quantize", "stored")
 
     def __init__(
         self,
@@ -180,6 +180,8 @@ class Parameter(Tensor):
         self.name = name
         self.stored = stored
         self.quantize = quantize
+        self.held = False
+        """Whether a graph keeps the very memory that it is in, until it is dropped (``ctx.tensors``)."""
         self.layer = tape.layer
         if trains:
             self.node = Accumulate(tape, self, name)

@@ -71,7 +71,7 @@ from vramplan.analytic.ops.products import (
     product,
     sampled,
 )
-from vramplan.analytic.ops.quantized import dequantized, linear_4bit, linear_8bit, stored_as
+from vramplan.analytic.ops.quantized import dequantized, linear_4bit, linear_8bit, packed_as, stored_as
 from vramplan.analytic.ops.routing import chosen, divide_in_place, folded, grouped, reordered, sum_groups, top, written
 from vramplan.analytic.ops.shape import cat, copy, heads_first, part, repeat_heads, sliced, split
 
@@ -116,6 +116,7 @@ __all__ = [
     "neg",
     "norm",
     "output",
+    "packed_as",
     "pad_rows",
     "part",
     "patches",

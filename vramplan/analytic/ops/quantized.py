@@ -36,6 +36,13 @@ def stored_as(quantize: str, shape: tuple[int, ...]) -> Stored:
     )
 
 
+def packed_as(quantize: str, shape: tuple[int, ...], storage: str) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of the first of these, which is the parameter itself (functional.py: quantize_4bit)."""
+    if quantize == "int8":
+        return shape, "int8"
+    return ((prod(shape) + 1) // (2 * DTYPE_BYTES[storage]), 1), storage
+
+
 def dequantized(weight: Parameter) -> Tensor:
     """PEFT's dequantize_module_weight: a copy in the compute dtype, of int8 in fp32; a dense weight itself."""
     tape = weight.tape
@@ -56,8 +63,9 @@ def dequantized(weight: Parameter) -> Tensor:
 def linear_4bit(x: Tensor, weight: Parameter, bias: Tensor | None) -> Tensor:
     """MatMul4Bit: a copy of the weight in its compute dtype for the product, forward and backward.
 
-    Nothing is kept but the packed weight. Where scales are quantized too, they are decoded first. (autograd/
-    _functions.py, backends/cuda/ops.py: _dequant_linear_fallback, which batches above some 64 rows take.)
+    Nothing is kept but the packed weight, as an attribute of ctx. Where scales are quantized too, they are decoded
+    first. (autograd/_functions.py, backends/cuda/ops.py: _dequant_linear_fallback, which batches above some 64 rows
+    take.)
     """
     given, dtype = x, weight.dtype
     x = to(given, dtype, "input in the compute dtype")
@@ -74,6 +82,7 @@ def linear_4bit(x: Tensor, weight: Parameter, bias: Tensor | None) -> Tensor:
         return [made_of]
 
     node = tape.node((x,), backward)
+    weight.held |= node is not None
     if bias is not None:
         bias = to(bias, dtype)
     decoded = _decoded(tape, scales, 2)

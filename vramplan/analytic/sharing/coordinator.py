@@ -27,6 +27,8 @@ class Divided(NamedTuple):
     own_bytes: int
     stays: bool
     """Whether it stays whole, being small (stage3_param_persistence_threshold)."""
+    held: bool = False
+    """Whether the graph holds what was gathered, until that is dropped: DeepSpeed only lets go of it."""
 
 
 class Visit(NamedTuple):
@@ -66,6 +68,8 @@ class Coordinator:
         self.in_use: dict[int, int] = {}
         self.kept: dict[tuple[int, int], bool] = {}
         self.live = 0
+        self.held: dict[int, int] = {}
+        """Weights that were released and are held."""
         self.restart()
 
     def restart(self) -> None:
@@ -108,8 +112,17 @@ class Coordinator:
     def release(self, weight: Divided) -> None:
         """Drop a weight that is there and not in use."""
         if weight.number in self.whole and not self.in_use.get(weight.number):
-            self.record.free(self.whole.pop(weight.number))
+            whole = self.whole.pop(weight.number)
             self.live -= weight.num_elements
+            if weight.held and weight.number not in self.held:  # what is gathered again for a recomputation is not
+                self.held[weight.number] = whole
+            else:
+                self.record.free(whole)
+
+    def drop_held(self) -> None:
+        """The graph is gone."""
+        self.record.free_all(self.held.values())
+        self.held.clear()
 
     def release_all(self) -> None:
         """The optimizer changes the parts: nothing stays whole."""

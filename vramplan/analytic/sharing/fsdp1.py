@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vramplan.analytic.optimizers import Weight
 from vramplan.analytic.record import Recorder
-from vramplan.analytic.sharing.sharded import CAST, GATHER, REDUCE, Sharded, stored_dtype
+from vramplan.analytic.sharing.sharded import CAST, GATHER, REDUCE, Sharded, gathered_dtype, stored
 from vramplan.analytic.unfold import Piece
 from vramplan.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div, round_up
@@ -26,13 +26,13 @@ ALIGNMENT_BYTES = 16
 class Unit:
     """One flat weight; weights that train and that do not are never in one."""
 
-    def __init__(self, name: str, members: list[Placed], stored: str, cards: int) -> None:
+    def __init__(self, name: str, members: list[Placed], weights: list[Weight], cards: int) -> None:
         self.members = members
-        first = members[0].parameter
-        used, self.trains = first.dtype, first.trains
+        first, stored = members[0].parameter, weights[0].dtype
+        used, self.trains = gathered_dtype(first, weights[0]), first.trains
         align, count = ALIGNMENT_BYTES // DTYPE_BYTES[used], 0
-        for one in members:
-            count = round_up(count, align) + one.parameter.num_elements
+        for weight in weights:
+            count = round_up(count, align) + weight.num_elements
         own = ceil_div(count, cards)
         size = DTYPE_BYTES[used]
         self.cast = Storage(
@@ -57,7 +57,7 @@ class Fsdp1(Sharded):
         self.units: dict[int | None, list[Unit]] = {None: []}
         for (layer, is_adapter), members in places.items():
             name = "root" if layer is None else "layers.* adapters" if is_adapter else "layers.*"
-            unit = Unit(name, members, stored_dtype(members[0].parameter, job), cards)
+            unit = Unit(name, members, [stored(one.parameter, job) for one in members], cards)
             self.units.setdefault(layer, []).append(unit)
         # _runtime_utils.py, _get_handle_to_prefetch: a unit whose forward ran without gradients is not asked for
         around = job.reentrant and job.fsdp.checkpoint_outside
@@ -78,9 +78,14 @@ class Fsdp1(Sharded):
 
     def load(self) -> None:
         """Own part of every unit."""
+        super().load()
         for unit in self.all_units:
+            flat = self.record.allocate(unit.whole) if self.loaded else None
             formula = f"{unit.part.num_elements} {unit.part.dtype}, own part"
             self.record.allocate(Storage(unit.part.num_bytes, "parameter", unit.part.name, formula))
+            if flat is not None:
+                self.record.free(flat)
+            self.leave(unit.members)
 
     def gathered_bytes(self) -> int:
         """The root, and the largest layer."""
@@ -105,10 +110,11 @@ class Fsdp1(Sharded):
         following = self.units.get(piece.layer - 1, []) if backward else []
         if backward:
             self._drop(self.waiting)
-        if self.prefetch == "pre":
+        nested = len(units) > 1  # the turn of the layer's last adapter asks for the next layer
+        if self.prefetch == "pre" and not nested:
             self._gather(following)
         self._extend(events, offset)
-        if self.prefetch == "post":
+        if self.prefetch == "post" or (self.prefetch == "pre" and nested):
             self._gather(following)
         if backward:
             self._finish(units, offset)

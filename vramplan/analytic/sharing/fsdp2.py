@@ -8,21 +8,29 @@ _fsdp_collectives.py). What is allocated on the streams that communicate does no
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vramplan.analytic.optimizers import Weight, is_embedding
 from vramplan.analytic.record import Recorder
-from vramplan.analytic.sharing.sharded import COMPUTE, GATHER, REDUCE, Sharded, stored_dtype
+from vramplan.analytic.sharing.sharded import COMPUTE, GATHER, REDUCE, Sharded, gathered_dtype, stored
 from vramplan.analytic.unfold import Piece
 from vramplan.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div
 
 if TYPE_CHECKING:
     from vramplan.analytic.step import Placed, Step
+    from vramplan.analytic.tensors import Parameter
+    from vramplan.job import Job
 
 
 FOREACH = ("adamw_torch", "adamw_hf")
 """Optimizers that take all weights at once, but not DTensors (torch/optim/optimizer.py: _foreach_supported_types)."""
+
+
+def is_ignored(parameter: Parameter, job: Job) -> bool:
+    """Whether accelerate leaves it out: four bits in whole numbers (utils/fsdp_utils.py: fsdp2_prepare_model)."""
+    return parameter.quantize != "none" and job.quant_storage == "uint8"
 
 
 class Group:
@@ -33,8 +41,9 @@ class Group:
         """Whether it stays gathered between its forward and its backward."""
         self.members, self.shares = members, shares
         parts = [(share, one.parameter) for one, share in zip(members, shares, strict=True)]
-        used = [share.num_elements * DTYPE_BYTES[parameter.dtype] for share, parameter in parts]
-        cast = sum(size for size, (share, parameter) in zip(used, parts, strict=True) if share.dtype != parameter.dtype)
+        dtypes = [gathered_dtype(parameter, share) for share, parameter in parts]
+        used = [share.num_elements * DTYPE_BYTES[dtype] for (share, _), dtype in zip(parts, dtypes, strict=True)]
+        cast = sum(size for size, (share, _), dtype in zip(used, parts, dtypes, strict=True) if share.dtype != dtype)
         trained = [(size, share.num_bytes) for size, (share, p) in zip(used, parts, strict=True) if p.trains]
         gradients, stored = sum(size for size, _ in trained), sum(size for _, size in trained)
         self.cast = _buffer(cast, f"{name}: own rows, cast", GATHER)
@@ -57,7 +66,10 @@ class Fsdp2(Sharded):
 
     def __init__(self, step: Step, record: Recorder) -> None:
         super().__init__(step, record)
-        self.shares = [self._share(one) for one in step.placed]
+        self.ignored = [one for one in step.placed if is_ignored(one.parameter, self.job)]
+        """Weights that stay whole on every card."""
+        self.divided = [one for one in step.placed if not is_ignored(one.parameter, self.job)]
+        self.shares = [self._share(one) for one in self.divided]
         self.before, self.layers, self.behind = self._groups()
         self.order = [*self.before, *self.layers.values(), *self.behind]
         self.weights: dict[Group, list[int]] = {}
@@ -70,14 +82,14 @@ class Fsdp2(Sharded):
         """Gradients on their way."""
         self.finished: set[Group] = set()
         """Groups whose backward is over."""
-        self.embedding_needs_grad = self.job.method == "full" or self.job.checkpointing == "full"
+        self.embedding_needs_grad = self.job.checkpointing == "full" or self.before[-1].trains
         """Whether the first layer's input does: else nothing tells when that layer's backward is over."""
 
     def _share(self, one: Placed) -> Weight:
         """Rows of the first dimension, as many on every card, padding included."""
-        parameter, job = one.parameter, self.job
-        rows, *others = parameter.shape
-        return Weight(parameter.name, (ceil_div(rows, job.num_gpus), *others), stored_dtype(parameter, job))
+        weight = stored(one.parameter, self.job)
+        rows, *others = weight.shape
+        return replace(weight, shape=(ceil_div(rows, self.job.num_gpus), *others))
 
     def _groups(self) -> tuple[list[Group], dict[int, Group], list[Group]]:
         """What comes before the layers, the layers, what comes behind them (accelerate, fsdp_utils.py).
@@ -86,12 +98,14 @@ class Fsdp2(Sharded):
         """
         tied = self.step.setting.family.is_tied(self.step.setting.config)
         by_place: dict[int | str, list[tuple[Placed, Weight]]] = {}
-        for one, share in zip(self.step.placed, self.shares, strict=True):
+        for one, share in zip(self.divided, self.shares, strict=True):
             place: int | str = "behind" if one.layer is None else one.layer
-            if (one.layer is None and is_embedding(share.name)) or (one.layer is None and tied):
+            if one.layer is None and is_embedding(share.name):
                 place = "before"
             elif one.layer is None and self.job.method != "full" and not share.name.startswith("lm_head"):
                 place = "root"
+            elif one.layer is None and tied:
+                place = "before"
             by_place.setdefault(place, []).append((one, share))
         cards, names = self.job.num_gpus, {"before": "embedding", "behind": "norm and head", "root": "norm"}
 
@@ -110,10 +124,15 @@ class Fsdp2(Sharded):
 
     def load(self) -> None:
         """Own rows of every weight."""
-        for share, one in zip(self.shares, self.step.placed, strict=True):
+        super().load()
+        for share, one in zip(self.shares, self.divided, strict=True):
             label = f"{'layers.*.' if one.layer is not None else ''}{share.name}"
             formula = f"{' x '.join(map(str, share.shape))} {share.dtype}, own rows"
             self.record.allocate(Storage(share.num_bytes, "parameter", label, formula))
+        self.leave(self.divided)  # until then a state dict has them (utils/fsdp_utils.py: fsdp2_prepare_model)
+        for one in self.ignored:
+            for storage in one.storages() if one not in self.loaded else ():
+                self.record.allocate(storage)
 
     def gathered_bytes(self) -> int:
         """What stays, and the largest other group with its packet beside the one before's."""
@@ -239,6 +258,6 @@ class Fsdp2(Sharded):
 
     def optimize(self, first: bool) -> None:
         """Every card updates its own rows."""
-        pairs = zip(self.shares, self.step.placed, strict=True)
+        pairs = zip(self.shares, self.divided, strict=True)
         name = "adamw_torch_loop" if self.job.optimizer in FOREACH else self.job.optimizer
         self.update([share for share, one in pairs if one.parameter.is_reached], first, name)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from vramplan.analytic.optimizers import Weight
 from vramplan.analytic.record import Recorder
 from vramplan.analytic.sharing.replicated import Replicated
+from vramplan.analytic.sharing.stored import divided, loaded_dtype
 
 if TYPE_CHECKING:
-    from vramplan.analytic.step import Step
+    from vramplan.analytic.step import Placed, Step
     from vramplan.analytic.tensors import Parameter
     from vramplan.job import Job
 
@@ -16,11 +20,19 @@ COMPUTE, GATHER, REDUCE, CAST = 0, 1, 2, 3
 """Streams: what is allocated on one that communicates does not serve the one that computes."""
 
 
-def stored_dtype(parameter: Parameter, job: Job) -> str:
-    """What trains is fp32 wherever there is mixed precision; the rest stays as it was loaded (accelerate 1.15)."""
-    if parameter.trains and job.autocast != "none":
-        return "fp32"
-    return job.lora_dtype if parameter.is_adapter else job.dtype
+def stored(parameter: Parameter, job: Job) -> Weight:
+    """What trains is fp32 wherever there is mixed precision; the rest stays as it was loaded (accelerate 1.15).
+
+    Version 2 leaves that out where anything is in four bits (utils/fsdp_utils.py: fsdp2_prepare_model).
+    """
+    weight = divided(parameter, job)
+    upcasts = job.autocast != "none" and (job.quantize == "none" or job.fsdp.version == 1)
+    return replace(weight, dtype="fp32") if parameter.trains and upcasts else weight
+
+
+def gathered_dtype(parameter: Parameter, weight: Weight) -> str:
+    """What it is gathered in: mixed precision's dtype, or the one that four bits are packed in."""
+    return parameter.dtype if parameter.quantize == "none" else weight.dtype
 
 
 class Sharded(Replicated):
@@ -32,6 +44,24 @@ class Sharded(Replicated):
         """Reduced ones, of the own part."""
         self.inside = False
         """Whether the phase has come to the layers."""
+        self.loaded: dict[Placed, list[int]] = {}
+        """Weights that were loaded whole, and are to be divided."""
+
+    def load(self) -> None:
+        """A quantized model comes to every card whole (transformers 5.23, quantizers/quantizer_bnb_4bit.py)."""
+        if self.job.quantize != "none" and self.job.fsdp.loads_on_card:
+            for one in self.step.placed:
+                storages = one.storages(loaded_dtype(one.parameter, self.job))
+                self.loaded[one] = [self.record.allocate(storage) for storage in storages]
+
+    def leave(self, divided: Iterable[Placed]) -> None:
+        """Of weights that are divided now the scales stay."""
+        for one in divided:
+            if one in self.loaded:
+                self.record.free(self.loaded[one][0])
+            else:
+                for storage in one.beside():
+                    self.record.allocate(storage)
 
     def prepare(self) -> None:
         """No buckets."""

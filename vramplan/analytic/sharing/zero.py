@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from vramplan.analytic.optimizers import Weight, optimizer_of
 from vramplan.analytic.record import Recorder
 from vramplan.analytic.sharing.replicated import Replicated
+from vramplan.analytic.sharing.stored import loaded_dtype
 from vramplan.analytic.unfold import Piece
 from vramplan.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div
@@ -60,6 +61,8 @@ class Divided(Replicated):
         hidden = step.setting.family.shape(step.setting.config).hidden
         self.zero = self.job.zero.of_width(hidden)
         self.bucket_size = self.zero.reduce_bucket_size or 0
+        self.loaded: dict[tuple[int | None, str], list[int]] = {}
+        """Weights as they were loaded."""
         self.filled: list[Trained] = []
         """Weights whose gradients wait in the bucket."""
         self.large: list[int] = []
@@ -70,12 +73,33 @@ class Divided(Replicated):
         found, offsets = {}, [0, 0]
         for group in (0, 1):
             for one in self.step.placed:
-                plain = self.job.loop == "trainer" and len(one.parameter.shape) < 2
+                name, shape, dtype = one.parameter.name, one.parameter.shape, one.parameter.dtype
+                plain = self.job.loop == "trainer" and not Weight(name, shape, dtype).decays
                 if one.parameter.trains and plain == bool(group):
                     count = one.parameter.num_elements
-                    found[one.layer, one.parameter.name] = Trained(one, group, offsets[group], count)
+                    found[one.layer, name] = Trained(one, group, offsets[group], count)
                     offsets[group] += count
         return found
+
+    def load(self) -> None:
+        """Every weight whole, in the dtype that it was loaded in."""
+        for one in self.step.placed:
+            storages = one.storages(self.loaded_dtype(one))
+            self.loaded[one.layer, one.parameter.name] = [self.record.allocate(storage) for storage in storages]
+
+    def loaded_dtype(self, one: Placed) -> str | None:
+        """Where it is another one than the weight is used in."""
+        loaded = loaded_dtype(one.parameter, self.job)
+        is_cast = one.parameter.quantize == "none" and one.parameter.dtype == self.dtype != loaded
+        return loaded if is_cast and self.job.engine_casts else None
+
+    def cast(self) -> None:
+        """The engine makes all of them one dtype, one after another (engine.py: _cast_module_mixed_precision)."""
+        for one in self.step.placed:
+            if self.loaded_dtype(one) is not None:
+                key = one.layer, one.parameter.name
+                before, self.loaded[key] = self.loaded[key], [self.record.allocate(s) for s in one.storages()]
+                self.record.free_all(before)
 
     @property
     def group_sizes(self) -> list[int]:
@@ -163,16 +187,12 @@ class Zero(Divided):
     def prepare(self) -> None:
         """Weights that train move into flat tensors, and the own parts get an fp32 copy (``__init__``)."""
         record = self.record
-        numbers: dict[int, list[int]] = {group: [] for group in range(len(self.parts))}
-        number = 0
-        for one in self.step.placed:
-            trained = self.trained.get((one.layer, one.parameter.name))
-            if trained is not None:
-                numbers[trained.group].append(number)
-            number += len(one.storages())
+        self.cast()
         for group, part in enumerate(self.parts):
             record.allocate(flat(part * self.cards, self.dtype, "parameter", "flat weights that train"))
-            record.free_all(numbers[group])
+            for key, one in self.trained.items():
+                if one.group == group:
+                    record.free_all(self.loaded[key])
             if not self.offloads:
                 clone = record.allocate(flat(part, self.dtype, "temporary", "own part"))
                 record.allocate(flat(part, "fp32", "optimizer_state", "fp32 copy of the own part"))
@@ -218,7 +238,8 @@ class Zero(Divided):
         """At stage 1 the first gradient brings the bucket, though it waits for the last micro-batch's end."""
         self.offset = offset
         if self.job.strategy == "zero1" and piece.phase.startswith("backward") and not self.buckets:
-            first = self.step.head_begins(events) if self.job.method == "full" and piece.layer is None else 0
+            head = self.job.method == "full" or any(name.startswith("lm_head") for _, name in self.trained)
+            first = self.step.head_begins(events) if head and piece.layer is None else 0
             if first or piece.layer is not None:
                 self.record.extend(events[:first], offset)
                 self._open()

@@ -15,7 +15,9 @@ from vramplan.analytic.record import Recorder
 from vramplan.analytic.sharing import coordinator
 from vramplan.analytic.sharing.coordinator import Coordinator, Visit
 from vramplan.analytic.sharing.sharded import REDUCE
+from vramplan.analytic.sharing.stored import divided
 from vramplan.analytic.sharing.zero import Divided, Trained, flat
+from vramplan.analytic.tensors import SAVED
 from vramplan.analytic.unfold import Piece
 from vramplan.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div
@@ -48,12 +50,14 @@ class Zero3(Divided):
         self.weights: list[coordinator.Divided] = []
         self.modules: dict[Module, list[coordinator.Divided]] = {}
         self.module_of: dict[Module, Module] = {}
+        copied = {one.parameter.name.removesuffix(SAVED) for one in step.placed if SAVED in one.parameter.name}
         for number, one in enumerate(step.placed):
             name = one.parameter.name
-            module = name.rpartition(".lora_")[0] or name.rpartition(".")[0]
+            module = name.rpartition(".lora_")[0] or name.removesuffix(SAVED).rpartition(".")[0]
             weight = self._divided(number, one)
             self.weights.append(weight)
-            self.modules.setdefault((one.layer, module), []).append(weight)
+            if name not in copied:  # the original of a module to save never runs
+                self.modules.setdefault((one.layer, module), []).append(weight)
             for place in (name, module):  # a gradient is called as its weight
                 self.module_of[one.layer, place] = (one.layer, module)
         if step.setting.family.is_tied(step.setting.config):
@@ -67,11 +71,15 @@ class Zero3(Divided):
         self.running: Turn | None = None
 
     def _divided(self, number: int, one: Placed) -> coordinator.Divided:
-        count, size = one.parameter.num_elements, DTYPE_BYTES[one.parameter.dtype]
+        parameter = one.parameter
+        weight = divided(parameter, self.job)
+        dtype = parameter.dtype if parameter.quantize == "none" else weight.dtype
+        count, size = weight.num_elements, DTYPE_BYTES[dtype]
         threshold = self.zero.param_persistence_threshold or 0
         own = ceil_div(count, self.cards) * size
         whole = own * self.cards if self.cards > 1 or self.job.offload == "all" else 0  # one card's part is the whole
-        return coordinator.Divided(number, one.parameter.name, count, whole, own, count <= threshold)
+        held = parameter.held and not (self.job.reentrant and self.job.checkpointing == "full")
+        return coordinator.Divided(number, parameter.name, count, whole, own, count <= threshold, held)
 
     # -- whose turn it is ----------------------------------------------------------------------------------------------
 
@@ -117,17 +125,29 @@ class Zero3(Divided):
     # -- loading -------------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
+        """Parts of the weights as they come; a quantized model is loaded whole, and divided by the engine."""
+        if self.job.engine_casts:
+            super().load()
+        else:
+            self._divide()
+
+    def _divide(self) -> None:
         """A part of every frozen weight; those that train are one flat tensor, made later."""
         for one, weights in zip(self.step.placed, self.weights, strict=True):
+            whole = self.loaded.get((one.layer, one.parameter.name), [])
             if not one.parameter.trains and self.job.offload != "all":
                 label = f"{'layers.*.' if one.layer is not None else ''}{weights.label}"
                 self.record.allocate(Storage(weights.own_bytes, "parameter", label, "own part"))
+            self.record.free_all(whole[:1])  # scales stay
 
     def prepare(self) -> None:
         """The flat part of what trains, its fp32 copy, room for its gradients, the bucket (``__init__``)."""
         record, dtype = self.record, self.dtype
+        if self.job.engine_casts:
+            self.cast()
+            self._divide()
         own = sum(self.parts)
-        stored = self.job.lora_dtype if self.job.method != "full" else dtype
+        stored = dtype if self.job.engine_casts or self.job.method == "full" else self.job.lora_dtype
         if self.job.offload != "all":
             record.allocate(flat(own, stored, "parameter", "own part of the weights that train"))
         if self.job.offload == "none":
@@ -213,6 +233,12 @@ class Zero3(Divided):
             self.coordinator.enter()
             self.coordinator.leave(visit)
         self.flush()
+        if not self.is_last:
+            self.coordinator.drop_held()
+
+    def drop_gradients(self, offset: int) -> None:
+        """The step is over, and with it the last graph."""
+        self.coordinator.drop_held()
 
     def optimize(self, first: bool) -> None:
         """Every card updates its part, a sub-group at a time; small weights are whole again behind it."""
