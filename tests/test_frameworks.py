@@ -18,7 +18,7 @@ from vramplan.frameworks.find import from_path
 from vramplan.verdict import read
 
 FOLDER = Path(__file__).parent / "configs"
-REFERENCED = ("ds_z3.json", "zero.json", "accelerate_ds.yaml")
+REFERENCED = ("ds_z3.json", "zero.json", "accelerate_ds.yaml", "fsdp_accelerate.yaml")
 """Files that others name."""
 REFUSED = ("torchtitan", "megatron", "deepspeed")
 """Frameworks of which most is refused."""

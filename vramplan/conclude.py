@@ -135,7 +135,7 @@ def said_sharing(job: Job) -> str:
 
 def _sharing(job: Job, played: Played) -> list[str]:
     """The same, and what the host keeps for each of them."""
-    said = [one for one in (said_sharing(job),) if one]
+    said = [one for one in (said_sharing(job), _four_bits_shared(job)) if one]
     if job.offload != "none":
         size = DTYPE_BYTES[job.dtype]
         # fp32 weights and gradients, Adam's states, half-precision gradients (deepspeed 0.19, offload_optimizer)
@@ -143,6 +143,23 @@ def _sharing(job: Job, played: Played) -> list[str]:
         host += size * played.num_parameters if job.offload == "all" else 0
         said.append(f"the host holds about {format_bytes(host // job.num_gpus)} for each card, pinned")
     return said
+
+
+def _four_bits_shared(job: Job) -> str:
+    """What becomes of a base in four bits where weights are divided."""
+    if job.quantize == "none" or job.strategy not in ("fsdp", "zero3"):
+        return ""
+    if job.strategy == "zero3":
+        return (
+            "the base is loaded whole on every card, then divided; what is gathered of it bitsandbytes holds until the"
+            " step is over"
+        )
+    if job.quant_storage == "uint8":
+        return (
+            "four-bit weights, packed in uint8, stay whole on every card; bnb_4bit_quant_storage: bfloat16 divides them"
+        )
+    where = "every card, as by transformers 5 (4 does on the host)" if job.fsdp.loads_on_card else "the host"
+    return f"the base is loaded whole on {where}, then divided"
 
 
 def _texts(job: Job) -> str:
@@ -231,6 +248,8 @@ def said_method(job: Job) -> str:
 
 def said_weights(job: Job) -> str:
     """How weights are stored, and what is computed in."""
+    if job.engine_casts and (job.kbit or job.fp32_norms):
+        return f"{_quantized(job)}{job.dtype} weights, which DeepSpeed makes of fp32 ones, no autocast"
     weights = f"{_quantized(job)}{'fp32' if job.kbit else job.dtype} weights"
     weights += " but fp32 norms" if job.fp32_norms else ""
     return weights + (f" under {job.autocast} autocast" if job.autocast != "none" else ", no autocast")

@@ -41,6 +41,9 @@ class Fsdp(Settings):
     """Version 1: whether weights stay parameters of their own (transformers' default; accelerate's launcher says)."""
     loads_on_card: bool = True
     """Whether a quantized model comes to every card whole before it is divided, as in transformers, or to the host."""
+    carves: bool = True
+    """Version 2: whether embedding and head are gathered on their own, as by accelerate 1.15, or by the whole model's
+    group, from its forward to its backward's end (axolotl)."""
     backward_prefetch: Literal["none", "pre", "post"] = "none"
     """When version 1 asks for the next layer: before a layer's backward, or behind it. Version 2 always does before."""
     checkpoint_outside: bool = False

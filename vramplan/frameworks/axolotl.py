@@ -20,6 +20,8 @@ from vramplan.frameworks.trainer import (
 PACKAGE, NEWEST = "axolotl", "0.19.0"
 CUT = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 LIGER = "axolotl.integrations.liger.LigerPlugin"
+FSDP_VERSION = 1
+"""Where nothing is said (utils/schemas/validation.py: check_fsdp_version_in_fsdp_config)."""
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 
 
@@ -41,8 +43,8 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     if keys.part("bnb_config_kwargs") is not None:
         raise keys.refuse("bnb_config_kwargs")
     method = "lora" if method == "qlora" else method
-    job = arguments(keys)
-    keys.notes.clear()  # the Trainer's names are not axolotl's
+    job = arguments(keys, fsdp_version=FSDP_VERSION)
+    keys.notes = [note for note in keys.notes if note.key == "fsdp"]  # the Trainer's names are not axolotl's
     job |= {
         "method": method,
         "micro_batch_size": keys.count("micro_batch_size", default=1),
@@ -56,6 +58,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
             keys.note("default", name, f"not set: {default}")
     job |= _dtypes(keys) | ({"quantize": "nf4"} if four else {"quantize": "int8"} if eight else {})
     job |= _adapters(keys) if method == "lora" else {}
+    job |= _divided(keys, job)
     job |= reentrant(keys, job, True)  # utils/config/__init__.py: normalize_config
     job |= _attention(keys)
     job |= _loss(keys)
@@ -111,6 +114,18 @@ def _dtypes(keys: Keys) -> dict[str, str]:
     if said in ("auto", "full") or keys.flag("bf16", "bfloat16", default=False):
         return {"dtype": "bf16", "autocast": "bf16"}
     return {"dtype": "fp32", "autocast": "none"}
+
+
+def _divided(keys: Keys, job: dict[str, Any]) -> dict[str, Any]:
+    """Four bits are packed in bf16 (loaders/model.py); version 2 is wrapped in its own way (monkeypatch/accelerate)."""
+    found: dict[str, Any] = {}
+    if job.get("quantize") == "nf4" and job.get("strategy") in ("fsdp", "zero3"):
+        found["quant_storage"] = "bf16"
+    config = keys.part("fsdp_config")
+    if job.get("strategy") == "fsdp" and job["fsdp"]["version"] == 2 and config is not None:
+        names = ("fsdp_cpu_ram_efficient_loading", "cpu_ram_efficient_loading")
+        found["fsdp"] = job["fsdp"] | {"carves": False, "loads_on_card": not config.flag(*names, default=False)}
+    return found
 
 
 def _checkpointing(keys: Keys) -> str:

@@ -18,8 +18,8 @@ VERSION = 2
 """What transformers 5 takes where nothing is said (training_args.py); before, and in accelerate's launcher, it is 1."""
 
 
-def referenced(keys: Keys) -> dict[str, Any]:
-    """What `fsdp` and its configuration come to; nothing where neither is there.
+def referenced(keys: Keys, usual: int = VERSION) -> dict[str, Any]:
+    """What `fsdp` and its configuration come to; nothing where neither is there. `usual`: the version unless said.
 
     Raises:
         ConfigError: for a file that is not there.
@@ -33,7 +33,7 @@ def referenced(keys: Keys) -> dict[str, Any]:
     if words - WORDS:
         raise keys.refuse("fsdp")
     own = config or Keys(Source({}, {}, (), keys.source.where), "FSDP")
-    version = _version(keys, own)
+    version = _version(keys, own, usual)
     strategy = own.text("fsdp_sharding_strategy", "sharding_strategy", default="")
     strategy = own.text("fsdp_reshard_after_forward", "reshard_after_forward", default=strategy)
     if not strategy:
@@ -52,6 +52,8 @@ def referenced(keys: Keys) -> dict[str, Any]:
     fsdp: dict[str, Any] = {"version": version, "reshard_after_forward": SHARDS[strategy]}
     if version == 1:
         prefetch = own.text("fsdp_backward_prefetch", "backward_prefetch", default="no_prefetch")
+        if not own.flag("fsdp_use_orig_params", "use_orig_params", default=True):
+            fsdp["use_orig_params"] = False
         fsdp["backward_prefetch"] = prefetch.removeprefix("backward_").removeprefix("no_prefetch") or "none"
     job: dict[str, Any] = {"strategy": "fsdp", "fsdp": fsdp}
     if own.flag("fsdp_activation_checkpointing", "activation_checkpointing", default=False):
@@ -70,13 +72,14 @@ def _config(keys: Keys) -> Keys | None:
     return Keys(Source(read_mapping(path), {}, (), str(path)), "FSDP")
 
 
-def _version(keys: Keys, own: Keys) -> int:
+def _version(keys: Keys, own: Keys, usual: int) -> int:
     source = keys if keys.has("fsdp_version") else own
-    version = source.count("fsdp_version", "version", default=VERSION)
+    version = source.count("fsdp_version", "version", default=usual)
     if version not in (1, 2):
         raise source.refuse("fsdp_version")
     if not (keys.has("fsdp_version") or own.has("fsdp_version", "version")):
-        keys.note("default", "fsdp", f"version not set: {version}, as in transformers 5; before it was 1")
+        since = ", as in transformers 5; before it was 1" if usual == VERSION else ""
+        keys.note("default", "fsdp", f"version not set: {version}{since}")
     return version
 
 

@@ -143,5 +143,11 @@ def tell_sharing(keys: Keys, job: dict[str, Any]) -> None:
             f"{job['num_gpus']} cards each hold the whole base model: more cards do not shrink it, only ZeRO-3 and FSDP"
             " do",
         )
+    elif several and job.get("quant_storage") == "uint8" and job["strategy"] == "fsdp":
+        keys.note(
+            "warning",
+            "bnb_4bit_quant_storage",
+            "not set, or uint8: accelerate leaves four-bit weights whole on every card; bfloat16 lets FSDP divide them",
+        )
     elif several and job.get("strategy", "ddp") == "ddp":
         keys.note("warning", "", f"{job['num_gpus']} cards each hold the whole model, gradients and optimizer: DDP")

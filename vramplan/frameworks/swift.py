@@ -19,6 +19,7 @@ from vramplan.frameworks.trainer import (
     evaluation,
     half_of,
     reentrant,
+    storage,
 )
 from vramplan.frameworks.videos import from_environment
 
@@ -44,7 +45,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     if keys.flag("use_liger", default=False):  # 2.x
         job["loss"] = "liger"
     job |= _dtypes(keys, method)
-    job |= _quantized(keys, by_method=at_least(version, "3.0"))
+    job |= _quantized(keys, by_method=at_least(version, "3.0"), job=job)
     if method == "lora":
         job |= _adapters(keys) | _saved(keys, job["dtype"])
     job |= _parts(keys, method, frozen=at_least(version, "3.0"))
@@ -137,7 +138,7 @@ def _dtypes(keys: Keys, method: str) -> dict[str, str]:
     return {"dtype": stored, "autocast": half}
 
 
-def _quantized(keys: Keys, by_method: bool) -> dict[str, Any]:
+def _quantized(keys: Keys, by_method: bool, job: dict[str, Any]) -> dict[str, Any]:
     """Bitsandbytes, four or eight bits; of a model that sees, tower and projector stay as they are (quant_args.py).
 
     Since version 3 nothing is quantized where no quant_method is named.
@@ -157,7 +158,7 @@ def _quantized(keys: Keys, by_method: bool) -> dict[str, Any]:
     double = keys.flag("bnb_4bit_use_double_quant", default=True)
     if dtype_of(keys, "bnb_4bit_compute_dtype") not in (None, "bf16"):
         raise keys.refuse("bnb_4bit_compute_dtype")
-    return {"quantize": "nf4", "double_quant": double, "quantize_vision": False}
+    return {"quantize": "nf4", "double_quant": double, "quantize_vision": False} | storage(keys, job)
 
 
 def _adapters(keys: Keys) -> dict[str, Any]:

@@ -33,7 +33,11 @@ NAMES: dict[str, Words] = {
 
 
 def arguments(
-    keys: Keys, micro_batch_size: int = 8, accumulation: int | None = 1, size: tuple[str, ...] = (BATCH,)
+    keys: Keys,
+    micro_batch_size: int = 8,
+    accumulation: int | None = 1,
+    size: tuple[str, ...] = (BATCH,),
+    fsdp_version: int = fsdp.VERSION,
 ) -> dict[str, Any]:
     """The fields of a job that all of the family say alike; dtypes, checkpointing, length are each one's own."""
     refuse_unmodelled(keys)
@@ -59,7 +63,7 @@ def arguments(
         extra = keys.part(name)
         if extra is not None and extra.source.settings.keys() - {"use_reentrant", "preserve_rng_state"}:
             raise keys.refuse(name)
-    return job | deepspeed.referenced(keys) | fsdp.referenced(keys)
+    return job | deepspeed.referenced(keys) | fsdp.referenced(keys, fsdp_version)
 
 
 def adapters(
@@ -72,7 +76,7 @@ def adapters(
     }
 
 
-def quantized(keys: Keys, dtype: str) -> dict[str, Any]:
+def quantized(keys: Keys, dtype: str, job: dict[str, Any]) -> dict[str, Any]:
     """Four bits, whose layers have to compute in the dtype of all others; scales twice only where asked for."""
     if not keys.flag("load_in_4bit", default=False):
         return {"quantize": "int8"} if keys.flag("load_in_8bit", default=False) else {}
@@ -80,7 +84,15 @@ def quantized(keys: Keys, dtype: str) -> dict[str, Any]:
     if (dtype, computed) != ("bf16", "bf16"):
         name = "bnb_4bit_compute_dtype" if computed != "bf16" and keys.has("bnb_4bit_compute_dtype") else "load_in_4bit"
         raise keys.refuse(name, f"computing in {computed} over {dtype} is not modelled yet; give bfloat16 for both")
-    return {"quantize": "nf4", "double_quant": keys.flag("use_bnb_nested_quant", default=False)}
+    return {"quantize": "nf4", "double_quant": keys.flag("use_bnb_nested_quant", default=False)} | storage(keys, job)
+
+
+def storage(keys: Keys, job: dict[str, Any]) -> dict[str, str]:
+    """What four bits are packed in, where that decides who can divide them; transformers takes uint8."""
+    given = keys.text("bnb_4bit_quant_storage", default="uint8")
+    if given not in (*DTYPES, "uint8"):
+        raise keys.refuse("bnb_4bit_quant_storage")
+    return {"quant_storage": DTYPES.get(given, given)} if job.get("strategy") in ("fsdp", "zero3") else {}
 
 
 def beside(keys: Keys, dora: str, saved: str) -> dict[str, Any]:
@@ -173,7 +185,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         if keys.has("lora_target_modules"):
             job["lora_targets"] = targets(keys, "lora_target_modules")
         job |= beside(keys, "use_dora", "lora_modules_to_save")
-    job |= quantized(keys, stored)
+    job |= quantized(keys, stored, job)
     if not at_least(known, "4.49") and job.get("loss", "standard") == "standard":
         job["loss"] = "sliced"
     job["checkpointing"] = checkpointing(keys)

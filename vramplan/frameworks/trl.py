@@ -112,7 +112,7 @@ def _quantized(keys: Keys, version: str, job: dict[str, Any]) -> dict[str, Any]:
     prepares = not at_least(version, "0.27")
     if four and prepares and dtype_of(keys, "dtype", "torch_dtype") is None:
         raise keys.refuse("load_in_4bit", "computing in fp32 or fp16 is not modelled yet; give dtype: bfloat16")
-    found = quantized(keys, job["dtype"])
+    found = quantized(keys, job["dtype"], job)
     if prepares:
         return found | ({"fp32_norms": True} if four and job["autocast"] == "bf16" else {"kbit": True})
     if job["method"] == "dora":

@@ -100,14 +100,16 @@ class Fsdp2(Sharded):
         by_place: dict[int | str, list[tuple[Placed, Weight]]] = {}
         for one, share in zip(self.divided, self.shares, strict=True):
             place: int | str = "behind" if one.layer is None else one.layer
-            if one.layer is None and is_embedding(share.name):
+            if one.layer is None and not self.job.fsdp.carves:
+                place = "root"
+            elif one.layer is None and is_embedding(share.name):
                 place = "before"
             elif one.layer is None and self.job.method != "full" and not share.name.startswith("lm_head"):
                 place = "root"
             elif one.layer is None and tied:
                 place = "before"
             by_place.setdefault(place, []).append((one, share))
-        cards, names = self.job.num_gpus, {"before": "embedding", "behind": "norm and head", "root": "norm"}
+        cards, names = self.job.num_gpus, {"before": "embedding", "behind": "norm and head", "root": "root"}
 
         def group(place: int | str, keeps: bool) -> Group:
             members = [one for one, _ in by_place[place]]
@@ -118,7 +120,8 @@ class Fsdp2(Sharded):
         layers = {place: group(place, keeps) for place in by_place if isinstance(place, int)}
         root = [group("root", True)] if "root" in by_place else []
         behind = [group("behind", True)] if "behind" in by_place else []
-        return [*root, group("before", tied or keeps)], layers, behind
+        before = [group("before", tied or keeps)] if "before" in by_place else []
+        return [*root, *before], layers, behind
 
     # -- loading -------------------------------------------------------------------------------------------------------
 
@@ -197,6 +200,9 @@ class Fsdp2(Sharded):
             if groups == self.order[len(self.before) : len(self.before) + 1] and not self.embedding_needs_grad:
                 return
             self._finish_backward(groups[0], offset)
+        elif not self.inside and not self.job.fsdp.carves:  # the root is there, and asks for the last layer at once
+            self._request(self.order[-1])
+            record.extend(events, offset)
         elif not self.inside:  # the loss has its gradient before the head asks for weights
             head = self.step.head_begins(events)
             record.extend(events[:head], offset)

@@ -1,0 +1,13 @@
+NPROC_PER_NODE=2 CUDA_VISIBLE_DEVICES=0,1 swift sft \
+    --model Qwen/Qwen2.5-7B-Instruct \
+    --tuner_type lora \
+    --quant_method bnb \
+    --quant_bits 4 \
+    --bnb_4bit_compute_dtype bfloat16 \
+    --torch_dtype bfloat16 \
+    --target_modules all-linear \
+    --modules_to_save embed_tokens lm_head \
+    --per_device_train_batch_size 1 \
+    --gradient_accumulation_steps 8 \
+    --max_length 2048 \
+    --deepspeed zero2
