@@ -186,6 +186,8 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
             job["lora_targets"] = targets(keys, "lora_target_modules")
         job |= beside(keys, "use_dora", "lora_modules_to_save")
     job |= quantized(keys, stored, job)
+    if "quantize" in job and job.get("strategy") == "fsdp" and not at_least(known, "5.0"):
+        job["fsdp"] |= {"loads_on_card": False}  # modeling_utils.py: _load_state_dict_into_meta_model
     if not at_least(known, "4.49") and job.get("loss", "standard") == "standard":
         job["loss"] = "sliced"
     job["checkpointing"] = checkpointing(keys)
