@@ -99,3 +99,27 @@ def test_lora_on_mistral_under_fsdp(micro_batch_size: int, measured_gib: float) 
     )
     assert found.peak_phase == "backward"
     assert found.peak_allocated_bytes / GiB == pytest.approx(measured_gib, rel=2e-4)
+
+
+@pytest.mark.parametrize(("micro_batch_size", "measured_gib"), [(2, 8.777), (4, 14.873)])
+def test_qlora_on_mistral_under_fsdp(micro_batch_size: int, measured_gib: float) -> None:
+    """The same file's rows 59 and 61 (and 79, 81), two cards: four bits packed in bf16, loaded on the host."""
+    found = vramplan.estimate(
+        "mistralai/Mistral-7B-v0.1",
+        "a100-80gb",
+        method="qlora",
+        lora_rank=16,
+        lora_dropout=0.1,
+        lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"),
+        optimizer="adamw_torch",
+        sequence_length=4096,
+        attention="flash",
+        loss="sliced",
+        micro_batch_size=micro_batch_size,
+        num_gpus=2,
+        strategy="fsdp",
+        reentrant=True,
+        fsdp={"version": 1, "backward_prefetch": "pre", "checkpoint_outside": True, "loads_on_card": False},
+    )
+    assert found.peak_phase == "backward"
+    assert found.peak_allocated_bytes / GiB == pytest.approx(measured_gib, rel=2e-4)
