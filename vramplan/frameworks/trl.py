@@ -70,14 +70,20 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     return reading
 
 
-def _strategy(keys: Keys) -> dict[str, str]:
-    """TRL's own accelerate configurations, by name."""
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "single_gpu": {},
+    "multi_gpu": {},
+    **{stage: {"strategy": stage} for stage in ("zero1", "zero2", "zero3")},
+    "fsdp2": {"strategy": "fsdp", "fsdp": {"version": 2, "reshard_after_forward": True}},
+}
+"""TRL's own accelerate configurations, by name (accelerate_configs/*.yaml)."""
+
+
+def _strategy(keys: Keys) -> dict[str, Any]:
     given = keys.text("accelerate_config", default="single_gpu")
-    if given in ("single_gpu", "multi_gpu"):
-        return {}
-    if given not in ("zero1", "zero2", "zero3"):
+    if given not in CONFIGURATIONS:
         raise keys.refuse("accelerate_config")
-    return {"strategy": given}
+    return CONFIGURATIONS[given]
 
 
 def _dtypes(keys: Keys, version: str) -> dict[str, str]:
@@ -102,14 +108,17 @@ def _quantized(keys: Keys, version: str, job: dict[str, Any]) -> dict[str, Any]:
     """Four or eight bits; the scales only where asked for. What trains is bf16 (trainer/sft_trainer.py).
 
     Before 0.27, PEFT's preparation makes the rest fp32, of which bf16 runs in four bits keep the norms alone
-    (models/utils.py: prepare_peft_model, peft_module_casting_to_bf16).
+    (models/utils.py: prepare_peft_model, peft_module_casting_to_bf16); not where FSDP has the base on the host.
     """
     four, eight = (keys.flag(name, default=False) for name in ("load_in_4bit", "load_in_8bit"))
     if not four and not eight:
         return {}
     if four and eight:
         raise keys.wrong(("load_in_8bit",), "false beside load_in_4bit: TRL takes one of both")
-    prepares = not at_least(version, "0.27")
+    on_host = four and job.get("strategy") == "fsdp" and not at_least(version, "0.27")
+    if on_host:
+        job["fsdp"] = job["fsdp"] | {"loads_on_card": False}
+    prepares = not at_least(version, "0.27") and not on_host
     if four and prepares and dtype_of(keys, "dtype", "torch_dtype") is None:
         raise keys.refuse("load_in_4bit", "computing in fp32 or fp16 is not modelled yet; give dtype: bfloat16")
     found = quantized(keys, job["dtype"], job)
