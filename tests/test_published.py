@@ -123,3 +123,24 @@ def test_qlora_on_mistral_under_fsdp(micro_batch_size: int, measured_gib: float)
     )
     assert found.peak_phase == "backward"
     assert found.peak_allocated_bytes / GiB == pytest.approx(measured_gib, rel=2e-4)
+
+
+@pytest.mark.parametrize(("offload", "measured_gb"), [("none", 35.6), ("all", 19.6)])
+def test_qlora_on_llama_70b_under_fsdp(offload: str, measured_gb: float) -> None:
+    """What PEFT's documentation says of a card (docs/source/accelerate/fsdp.md), without naming the statistic."""
+    found = vramplan.estimate(
+        "meta-llama/Llama-2-70b-hf",
+        "a100-80gb",
+        method="qlora",
+        optimizer="adamw_torch",
+        attention="flash",
+        loss="sliced",
+        micro_batch_size=2,
+        gradient_accumulation_steps=2,
+        num_gpus=2,
+        strategy="fsdp",
+        offload=offload,
+        reentrant=True,
+        fsdp={"version": 1, "backward_prefetch": "pre", "checkpoint_outside": True, "loads_on_card": False},
+    )
+    assert found.device_total_bytes / 1e9 == pytest.approx(measured_gb, rel=0.05)

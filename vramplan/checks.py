@@ -35,10 +35,14 @@ def check_sharing(job: Job) -> None:
         ConfigError: for one that cannot run.
     """
     zero = job.strategy.startswith("zero")
-    if job.offload != "none" and not zero:
-        raise UnsupportedError(f"--offload {job.offload} is modelled with DeepSpeed alone: --strategy zero2 or zero3")
-    if job.offload == "all" and job.strategy != "zero3":
+    if job.offload != "none" and job.strategy == "ddp":
+        raise ConfigError(f"--offload {job.offload} is DeepSpeed's and FSDP's: --strategy zero2, zero3 or fsdp")
+    if job.offload == "all" and job.strategy in ("zero1", "zero2"):
         raise ConfigError("--offload all: DeepSpeed offloads weights at stage 3 alone; give --strategy zero3")
+    if job.offload == "optimizer" and job.strategy == "fsdp":
+        raise ConfigError(
+            "--offload optimizer: FSDP offloads weights, gradients and states together; give --offload all"
+        )
     if zero and job.autocast != "none":
         raise ConfigError(
             f"--autocast {job.autocast}: DeepSpeed keeps weights in --dtype {job.autocast} and fp32 copies in its"

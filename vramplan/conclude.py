@@ -138,9 +138,10 @@ def _sharing(job: Job, played: Played) -> list[str]:
     said = [one for one in (said_sharing(job), _four_bits_shared(job)) if one]
     if job.offload != "none":
         size = DTYPE_BYTES[job.dtype]
-        # fp32 weights and gradients, Adam's states, half-precision gradients (deepspeed 0.19, offload_optimizer)
-        host = (4 + 4 + 8 + size) * played.num_trainable_parameters
-        host += size * played.num_parameters if job.offload == "all" else 0
+        # fp32 weights and gradients, Adam's states, DeepSpeed's half-precision gradients (0.19, offload_optimizer)
+        host = (4 + 4 + 8 + (size if job.strategy != "fsdp" else 0)) * played.num_trainable_parameters
+        base = played.num_parameters * size // (4 if job.quantize == "nf4" else 1)
+        host += base if job.offload == "all" and (job.strategy != "fsdp" or job.method != "full") else 0
         said.append(f"the host holds about {format_bytes(host // job.num_gpus)} for each card, pinned")
     return said
 

@@ -175,7 +175,7 @@ class Job(BaseModel):
     strategy: Strategy = "ddp"
     """How data-parallel cards share the work: ddp, where each holds the whole model; DeepSpeed's ZeRO; torch's FSDP."""
     offload: Offload = "none"
-    """What the host keeps instead of the cards: optimizer (states and their update), all (weights as well)."""
+    """What the host keeps instead of the cards: optimizer (states and their update), all (weights as well; FSDP's)."""
     zero: Zero = Zero()
     """Settings of `strategy` zero1 to zero3."""
     fsdp: Fsdp = Fsdp()

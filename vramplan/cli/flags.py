@@ -86,7 +86,7 @@ JOB_FLAGS = {
     ),
     "loop": Flag(str, "trainer (transformers' Trainer) or plain (trainer)."),
     "strategy": Flag(str, "How cards share the work: ddp, fsdp, zero1, zero2, zero3 (ddp)."),
-    "offload": Flag(str, "What the host keeps under ZeRO: none, optimizer, all (none)."),
+    "offload": Flag(str, "What the host keeps under ZeRO and FSDP: none, optimizer, all (none)."),
     "job": Flag(Path, "A JSON file with more settings of the job."),
 }
 """The flags that `suggest` and `estimate` share; :func:`vramplan.defaults.complete_job` fills in what is not given."""

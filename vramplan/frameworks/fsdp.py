@@ -46,7 +46,7 @@ def referenced(keys: Keys, usual: int = VERSION) -> dict[str, Any]:
     wrap = own.text("fsdp_auto_wrap_policy", "auto_wrap_policy", default=WRAPPED[0])
     if wrap not in WRAPPED:
         raise own.refuse("fsdp_auto_wrap_policy", "is not modelled yet; modelled: TRANSFORMER_BASED_WRAP")
-    for name in ("offload_params", "forward_prefetch", "activation_checkpointing_offload"):
+    for name in ("forward_prefetch", "activation_checkpointing_offload"):
         for spelt in (name, f"fsdp_{name}"):
             own.only(spelt)
     fsdp: dict[str, Any] = {"version": version, "reshard_after_forward": SHARDS[strategy]}
@@ -56,6 +56,8 @@ def referenced(keys: Keys, usual: int = VERSION) -> dict[str, Any]:
             fsdp["use_orig_params"] = False
         fsdp["backward_prefetch"] = prefetch.removeprefix("backward_").removeprefix("no_prefetch") or "none"
     job: dict[str, Any] = {"strategy": "fsdp", "fsdp": fsdp}
+    if own.flag("fsdp_offload_params", "offload_params", "cpu_offload", default=False):
+        job["offload"] = "all"
     if own.flag("fsdp_activation_checkpointing", "activation_checkpointing", default=False):
         job["checkpointing"] = "full"
     return job

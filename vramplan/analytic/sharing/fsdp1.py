@@ -43,6 +43,7 @@ class Unit:
         self.reduced = Storage(own * size, "communication", f"{name}: reduced gradients", stream=REDUCE)
         self.gradient = Storage(own * DTYPE_BYTES[stored], "gradient", f"{name} gradients", "own part", stream=REDUCE)
         self.part = Weight(name, (own,), stored)
+        self.from_host = Storage(self.part.num_bytes, "communication", f"{name}: own part from the host", stream=CAST)
 
 
 class Fsdp1(Sharded):
@@ -82,9 +83,11 @@ class Fsdp1(Sharded):
         for unit in self.all_units:
             flat = self.record.allocate(unit.whole) if self.loaded else None
             formula = f"{unit.part.num_elements} {unit.part.dtype}, own part"
-            self.record.allocate(Storage(unit.part.num_bytes, "parameter", unit.part.name, formula))
+            part = self.record.allocate(Storage(unit.part.num_bytes, "parameter", unit.part.name, formula))
             if flat is not None:
                 self.record.free(flat)
+            if self.offloads:
+                self.record.free(part)
             self.leave(unit.members)
 
     def gathered_bytes(self) -> int:
@@ -134,10 +137,15 @@ class Fsdp1(Sharded):
         for unit in units:
             if unit in self.whole:
                 continue
-            cast = self.record.allocate(unit.cast) if unit.cast.num_bytes else None
+            passing = [self.record.allocate(unit.cast)] if unit.cast.num_bytes else []
+            if self.offloads:  # _flat_param.py: _use_low_precision_shard, which casts a copy, or flat_param_to
+                copy = self.record.allocate(unit.from_host)
+                if passing:
+                    self.record.free(copy)
+                else:
+                    passing = [copy]
             self.whole[unit] = self.record.allocate(unit.whole)
-            if cast is not None:
-                self.record.free(cast)
+            self.record.free_all(passing)
 
     def _drop(self, units: list[Unit]) -> None:
         for unit in list(units):
@@ -167,14 +175,16 @@ class Fsdp1(Sharded):
                     self._drop([unit])
                 continue
             self._drop([unit])
-            reduced = record.allocate(unit.reduced)
             if unit.gradient.num_bytes == unit.reduced.num_bytes:
-                self.gradients.append(reduced)
+                self.keep(unit.reduced)
             else:
-                self.gradients.append(record.allocate(unit.gradient))
+                reduced = record.allocate(unit.reduced)
+                self.keep(unit.gradient)
                 record.free(reduced)
             record.free(self.flat.pop(unit))
 
     def optimize(self, first: bool) -> None:
         """Every card updates its own parts."""
+        if self.offloads:
+            return
         self.update([unit.part for unit in self.all_units if unit.trains], first)

@@ -47,6 +47,9 @@ class Group:
         trained = [(size, share.num_bytes) for size, (share, p) in zip(used, parts, strict=True) if p.trains]
         gradients, stored = sum(size for size, _ in trained), sum(size for _, size in trained)
         self.cast = _buffer(cast, f"{name}: own rows, cast", GATHER)
+        self.copied = _buffer(sum(used), f"{name}: own rows from the host", GATHER)
+        before = [share.num_bytes for (share, _), dtype in zip(parts, dtypes, strict=True) if share.dtype != dtype]
+        self.largest = _buffer(max(before, default=0), f"{name}: own rows from the host, to be cast", GATHER)
         self.packet = _buffer(cards * sum(used), f"{name}: all rows, as received", GATHER)
         self.weights = [
             Storage(cards * size, "communication", f"{name}: gathered weights", "all rows") for size in used
@@ -131,7 +134,9 @@ class Fsdp2(Sharded):
         for share, one in zip(self.shares, self.divided, strict=True):
             label = f"{'layers.*.' if one.layer is not None else ''}{share.name}"
             formula = f"{' x '.join(map(str, share.shape))} {share.dtype}, own rows"
-            self.record.allocate(Storage(share.num_bytes, "parameter", label, formula))
+            number = self.record.allocate(Storage(share.num_bytes, "parameter", label, formula))
+            if self.offloads:
+                self.record.free(number)
         self.leave(self.divided)  # until then a state dict has them (utils/fsdp_utils.py: fsdp2_prepare_model)
         for one in self.ignored:
             for storage in one.storages() if one not in self.loaded else ():
@@ -173,10 +178,21 @@ class Fsdp2(Sharded):
         """All-gather, unless it is there or on its way."""
         if group in self.weights or group in self.packets:
             return
-        cast = self.record.allocate(group.cast) if group.cast.num_bytes else None
+        cast = self._own_rows(group)
         self.packets[group] = self.record.allocate(group.packet)
         if cast is not None:
             self.record.free(cast)
+
+    def _own_rows(self, group: Group) -> int | None:
+        """What is gathered, where that is not the own rows themselves: a copy of the host's, or a cast.
+
+        Those of the host come and are cast one after another (_fsdp_param.py: all_gather_inputs).
+        """
+        if not self.offloads:
+            return self.record.allocate(group.cast) if group.cast.num_bytes else None
+        copied = self.record.allocate(group.copied)
+        self.record.free(self.record.allocate(group.largest))
+        return copied
 
     def _receive(self, group: Group) -> int:
         """Copy the weights out of what was received."""
@@ -252,7 +268,7 @@ class Fsdp2(Sharded):
         *others, last = self.step.gradients_of(group.members)
         record.free_all(offset + place for place in others)
         reduced = record.allocate(group.reduced) if group.gradient.num_bytes != group.reduced.num_bytes else None
-        self.gradients.append(record.allocate(group.gradient))
+        self.keep(group.gradient)
         if reduced is not None:
             record.free(reduced)
         record.free(offset + last)  # foreach_reduce's loop still names it
@@ -264,6 +280,8 @@ class Fsdp2(Sharded):
 
     def optimize(self, first: bool) -> None:
         """Every card updates its own rows."""
+        if self.offloads:
+            return
         pairs = zip(self.shares, self.divided, strict=True)
         name = "adamw_torch_loop" if self.job.optimizer in FOREACH else self.job.optimizer
         self.update([share for share, one in pairs if one.parameter.is_reached], first, name)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vramplan.analytic.step import Placed, Step
     from vramplan.analytic.tensors import Parameter
     from vramplan.job import Job
+    from vramplan.timeline import Storage
 
 COMPUTE, GATHER, REDUCE, CAST = 0, 1, 2, 3
 """Streams: what is allocated on one that communicates does not serve the one that computes."""
@@ -42,6 +43,8 @@ class Sharded(Replicated):
         super().__init__(step, record)
         self.gradients: list[int] = []
         """Reduced ones, of the own part."""
+        self.offloads = self.job.offload == "all"
+        """Whether the host has the own part of everything (``cpu_offload``), and updates it."""
         self.inside = False
         """Whether the phase has come to the layers."""
         self.loaded: dict[Placed, list[int]] = {}
@@ -62,6 +65,14 @@ class Sharded(Replicated):
             else:
                 for storage in one.beside():
                     self.record.allocate(storage)
+
+    def keep(self, gradient: Storage) -> None:
+        """A reduced gradient stays to the optimizer's step, or goes to the host."""
+        number = self.record.allocate(gradient)
+        if self.offloads:
+            self.record.free(number)
+        else:
+            self.gradients.append(number)
 
     def prepare(self) -> None:
         """No buckets."""
