@@ -87,7 +87,7 @@ def test_fsdp(name: str) -> None:
     timeline = estimate(case).timeline
     assert timeline is not None
     peak = max(timeline.live_bytes(with_kernels=False))
-    blocks = 0.02 if "lora" in name and case["job"]["fsdp"]["version"] == 1 else 0.01
+    blocks = 0.025 if "lora" in name and case["job"]["fsdp"]["version"] == 1 else 0.01
     assert peak == pytest.approx(case["peak_bytes"], rel=blocks), "short of it by blocks that hold a few bytes each"
     if "events" in case:
         assert fsdp_events(timeline) == case["events"]
