@@ -53,7 +53,7 @@ def test_what_trainers_list(name: str, names: set[str] | None) -> None:
         ("openai/gpt-oss-20b", {"lora_targets": "router"}, "unknown LoRA target"),
         ("microsoft/Phi-3.5-MoE-instruct", {}, "cannot adapt this model's router"),
         ("mistralai/Mixtral-8x7B-v0.1", {"gpu": "t4"}, "below compute capability 8.0"),
-        (QWEN3, {"strategy": "fsdp", "num_gpus": 8}, "mixtures of experts are not modelled yet"),
+        (QWEN3, {"strategy": "fsdp", "num_gpus": 8}, "adapters on stacked experts"),
         ("openai/gpt-oss-20b", {"attention": "sdpa"}, "only with eager"),
     ],
 )

@@ -70,6 +70,9 @@ class Zero(Settings):
     """Stage 3: weights that are used again within so many elements stay gathered."""
     sub_group_size: int = Field(default=1_000_000_000, gt=0)
     """Stage 3: elements of a card's part that the optimizer updates at a time."""
+    leaf_mixtures: bool = False
+    """Stage 3: whether every mixture of experts is gathered as one module (set_z3_leaf_modules in ms-swift and
+    LLaMA-Factory); DeepSpeed itself does so for Mixtral and Qwen 1.5 to 3."""
 
     def of_width(self, hidden_size: int) -> Zero:
         """With what transformers makes of "auto" (integrations/deepspeed.py: trainer_config_finalize)."""

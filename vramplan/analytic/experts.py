@@ -27,6 +27,10 @@ class Experts(NamedTuple):
     """Of their inner layer."""
     act: str = "silu"
     biased: bool = False
+    transposed: bool = False
+    """Whether their weights lie as the product takes them, (experts, in, out); else it is given views of these."""
+    first: bool = False
+    """Whether the class makes them before the router."""
 
 
 Routed = tuple[Tensor, Tensor]
@@ -141,6 +145,13 @@ def gated(both: Tensor, experts: Experts) -> Tensor:
     return ops.mul(activation(experts.act)(gate), up)
 
 
+def declare(net: Net, name: str, width: int, experts: Experts) -> None:
+    """The weights of all experts in the order of the module."""
+    for last, rows, columns in (("gate_up_proj", 2 * experts.width, width), ("down_proj", width, experts.width)):
+        weight = net.parameter(f"{name}.{last}", experts.number, rows, columns)
+        weight.viewed = not experts.transposed
+
+
 def routed(
     net: Net, name: str, x: Tensor, to: Routed, experts: Experts, gate: Callable[[Tensor, Experts], Tensor] = gated
 ) -> Tensor:
@@ -148,6 +159,7 @@ def routed(
     tape, (tokens, width), (shares, _) = net.tape, x.shape, to
     rows = tokens * experts.top
     tape.module = name
+    declare(net, name, width, experts)
     # the wrapper of what was declared last is the outer one, whose factors are made first
     second = stacked(net, f"{name}.down_proj", (experts.number, width, experts.width))
     first = stacked(net, f"{name}.gate_up_proj", (experts.number, 2 * experts.width, width))

@@ -74,8 +74,18 @@ class Net:
     """Keys and values, which they hold as well."""
     widths: dict[str, int] = field(default_factory=dict)
     """Smaller side of each adapted layer, for the check of the rank."""
+    unfed: set[int] = field(default_factory=set)
+    """Layers whose input needs no gradient."""
+    idle: set[tuple[int | None, str]] = field(default_factory=set)
+    """Frozen linear layers whose input needs none either: nothing of them runs in backward."""
     routers: set[str] = field(default_factory=set)
     """Modules with a weight like a linear layer's that are none."""
+
+    def enter_layer(self, phase: str, number: int, x: Tensor) -> None:
+        """The layer `number` begins, with `x`."""
+        self.tape.enter(phase, number)
+        if x.node is None:
+            self.unfed.add(number)
 
     def resident(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         """A buffer, or a part of one: memory that was there before the step."""
@@ -118,6 +128,9 @@ class Net:
         quantize = self.training.quantize if cached else "none"  # a subclass of nn.Linear (falcon's) stays as it is
         weight = self.parameter(f"{name}.weight", out_features, x.shape[-1], quantize=quantize)
         shift = self._bias(name, x, weight) if bias else None
+        passes = x.node is not None or self.training.dora  # DoRA's own product needs the weight's gradient path
+        if not passes and not weight.trains and self.tape.grad_enabled:
+            self.idle.add((self.tape.layer, name))
         if not self.is_target(name):
             return base_output(x, weight, shift, cached)
         adapter = self._adapter(name, weight, shift)

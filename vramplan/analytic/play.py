@@ -198,6 +198,7 @@ def image_inputs(tape: Tape, seen: Seen, samples: int, images: int, length: int)
 def run_forward(net: Net, setting: Setting, phase: str, batch: Batch) -> Tensor:
     """``model(input_ids, labels=labels).loss`` under the job's autocast; accelerate converts the outputs to fp32."""
     job = setting.job
+    batch = as_handed(net.tape, job, batch)
     with net.tape.autocasting(job.autocast if job.casts else None):
         loss, given = forward(net, setting, phase, batch)
     if job.loop == "trainer" and job.casts:
@@ -207,6 +208,21 @@ def run_forward(net: Net, setting: Setting, phase: str, batch: Batch) -> Tensor:
     net.features.clear()
     net.cache.clear()
     return loss
+
+
+def as_handed(tape: Tape, job: Job, batch: Batch) -> Batch:
+    """A copy of pixels and sounds in the model's dtype: under DeepSpeed the Trainer's (_prepare_input), or FSDP's."""
+    dtype = job.dtype if job.loop == "trainer" and job.strategy.startswith("zero") else job.computed_dtype
+    if dtype is None:
+        return batch
+    tape.module = "inputs"
+
+    def cast(one: Tensor) -> Tensor:
+        return ops.to(one, dtype, "inputs in the model's dtype") if one.dtype == "fp32" else one
+
+    pixels = None if batch.pixels is None else cast(batch.pixels)
+    named = None if batch.named is None else {name: cast(one) for name, one in batch.named.items()}
+    return batch._replace(pixels=pixels, named=named)
 
 
 def forward(net: Net, setting: Setting, phase: str, batch: Batch) -> tuple[Tensor, list[Tensor]]:
@@ -267,7 +283,7 @@ def model(net: Net, setting: Setting, phase: str, batch: Batch) -> Tensor:
     for number, kind in enumerate(setting.kinds):
         if kind.crosses and crossing is None:
             continue
-        tape.enter(phase, number)
+        net.enter_layer(phase, number, x)
 
         def layer(x: Tensor, own: Context = ctx.of(kind), kind: Kind = kind) -> Tensor | tuple[Tensor, ...]:
             return family.layer(net, c, x, own, kind)

@@ -59,7 +59,7 @@ class Scene:
         """
         more: tuple[Tensor, ...] = ()
         for number in range(len(self.kinds[stack])):
-            self.tape.enter(self.phase, stack * STACK + number)
+            self.net.enter_layer(self.phase, stack * STACK + number, x)
             checkpointed = self.job.checkpointing == "full"
             outputs = self.tape.checkpoint(layer, x, *more) if checkpointed else layer(x, *more)
             if isinstance(outputs, tuple):

@@ -147,6 +147,7 @@ class Step:
         self.micro_steps = min(2, self.job.gradient_accumulation_steps)
         net = play(setting, self.micro_steps)
         self.tape, self.widths, self.routers = net.tape, net.widths, net.routers
+        self.embedded, self.unfed, self.idle = net.embedded, net.unfed, net.idle
         if setting.seen is not None and not setting.looks:  # the tower is loaded all the same
             for key, parameter in declare(setting).tape.parameters.items():
                 self.tape.parameters.setdefault(key, parameter)

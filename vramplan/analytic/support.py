@@ -18,6 +18,11 @@ MOST_LAYERS = 4096
 """No model comes near; a larger number would only cost time and memory."""
 
 
+STOPPED = {
+    "clip": "DeepSpeed 0.19 stops at logit_scale, which has no dimension (partition_parameters.py: _zero_init_param)",
+    "whisper": "transformers 5.23 stops where it makes positions for weights that are divided already (_init_weights)",
+}
+"""What does not load under ZeRO-3."""
 NARROW = {"classifier", "shared_expert_gate"}
 """Layers that are narrow by nature: for few classes, or one number for each token."""
 
@@ -55,13 +60,7 @@ def check_model(spec: ModelSpec, architecture: Architecture, job: Job) -> list[s
         raise UnsupportedError(
             f"--dtype fp16: what {spec.model_type} clamps there is not described; --by trace runs it"
         )
-    if job.strategy in ("zero3", "fsdp") and (architecture.sight is not None or family.model is not None):
-        raise UnsupportedError(f"--strategy {job.strategy}: {spec.model_type} is not modelled yet; use ddp or zero2")
-    if job.strategy in ("zero3", "fsdp") and job.modules_to_save and family.is_tied(config):
-        raise UnsupportedError(
-            f"--strategy {job.strategy} with modules_to_save: {spec.name} ties its head to its embedding, which is not"
-            " modelled yet; use zero2"
-        )
+    check_shared(spec, architecture, job)
     if family.model is not None and job.reentrant and job.checkpointing == "full":
         raise UnsupportedError(f"reentrant: {spec.model_type} under reentrant checkpointing is not described yet")
     if spec.model_type == "siglip" and job.method == "dora":
@@ -92,6 +91,34 @@ def check_model(spec: ModelSpec, architecture: Architecture, job: Job) -> list[s
     return notes
 
 
+def check_shared(spec: ModelSpec, architecture: Architecture, job: Job) -> None:
+    """Refuse a strategy that divides the weights where this architecture's own are not modelled, or stop it.
+
+    Raises:
+        UnsupportedError: for that.
+    """
+    if job.strategy not in ("zero3", "fsdp"):
+        return
+    where, (family, config, sight, _) = f"--strategy {job.strategy}: {spec.model_type}", architecture
+    if job.modules_to_save and family.is_tied(config):
+        raise UnsupportedError(f"{where} with modules_to_save: its head is its embedding, not modelled yet; use zero2")
+    if job.quantize != "none" and (sight is not None or family.model is not None):
+        raise UnsupportedError(f"{where} with --quantize {job.quantize} is not modelled yet; use ddp or zero2")
+    if job.strategy == "zero3" and spec.model_type in STOPPED:
+        raise UnsupportedError(f"{where}: {STOPPED[spec.model_type]}; use ddp or zero2")
+    if job.strategy == "fsdp" and family.model is not None:
+        raise UnsupportedError(f"{where} is not modelled yet; use ddp or zero2")
+    if sight is None or job.strategy == "zero3":
+        return
+    if sight.wrapped:
+        raise UnsupportedError(f"{where}: {sight.wrapped}; use zero3")
+    if job.fsdp.version == 1 and job.method == "full" and {job.vision, job.projector} != {"train"}:
+        raise UnsupportedError(
+            f"{where} with FSDP version 1: weights that train and frozen ones would be one flat weight outside of the"
+            ' layers, which is not modelled; give --job {"fsdp": {"version": 2}}, or zero3'
+        )
+
+
 def check_mixture(job: Job, routers: Collection[str], runs_grouped: bool, pattern: str) -> None:
     """Refuse a mixture of experts on a card that has no grouped products, and adapters that go where none belong.
 
@@ -100,8 +127,10 @@ def check_mixture(job: Job, routers: Collection[str], runs_grouped: bool, patter
     """
     if routers and not runs_grouped:  # transformers 5.23, integrations/moe.py: _can_use_grouped_mm
         raise UnsupportedError("mixtures of experts are not modelled on cards below compute capability 8.0")
-    if routers and job.strategy in ("zero3", "fsdp"):
-        raise UnsupportedError(f"--strategy {job.strategy}: mixtures of experts are not modelled yet; use ddp or zero2")
+    if job.method != "full" and job.strategy in ("zero3", "fsdp") and stacks.adapted(pattern, job.lora_targets):
+        raise UnsupportedError(
+            f"--strategy {job.strategy}: adapters on stacked experts are not modelled yet; {stacks.LEAVES_OUT}"
+        )
     if pattern and job.method != "full" and "lora" in (job.vision, job.projector):
         raise UnsupportedError(
             "--vision lora, --projector lora: PEFT takes all-linear for names here, which convolutions have too;"

@@ -164,7 +164,7 @@ Stored = tuple[tuple[str, int, str], ...]
 class Parameter(Tensor):
     """A weight: resident memory, and a gradient where it trains."""
 
-    __slots__ = ("held", "layer", "name", "quantize", "stored")
+    __slots__ = ("held", "layer", "name", "quantize", "stored", "viewed")
 
     def __init__(
         self,
@@ -183,6 +183,8 @@ class Parameter(Tensor):
         self.held = False
         """Whether a graph keeps the very memory that it is in, until it is dropped (``ctx.tensors``)."""
         self.layer = tape.layer
+        self.viewed = False
+        """Whether backward keeps a view of it, which ZeRO-3 cannot empty as it does the weight."""
         if trains:
             self.node = Accumulate(tape, self, name)
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 from vramplan.allocator import SMALL_SIZE
@@ -101,7 +103,7 @@ class Piece(NamedTuple):
     first_event: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Unfolded:
     """A recording for the whole model: events over its own storages, each pointing at the played storage it repeats."""
 
@@ -117,6 +119,11 @@ class Unfolded:
     tape: Tape
     section_of: list[int]
     """The section that each played storage was made in."""
+
+    @cached_property
+    def ends(self) -> frozenset[Piece]:
+        """The last piece of each phase."""
+        return frozenset(one for one, following in pairwise(self.pieces) if one.phase != following.phase)
 
     def place(self, storage: int, layer: int | None) -> int:
         """Where the played `storage` lies in the whole model; for a layer's own storage, in that of `layer`."""

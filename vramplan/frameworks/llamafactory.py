@@ -13,6 +13,7 @@ from vramplan.frameworks.trainer import (
     evaluation,
     half_of,
     launched,
+    leaves,
     reentrant,
 )
 from vramplan.frameworks.videos import Sampling
@@ -34,6 +35,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         raise keys.refuse("finetuning_type")
     job = arguments(keys)
     job["method"] = method
+    job |= leaves(job)
     job |= _dtypes(keys, method, version, job.get("strategy") == "zero3")
     if method == "lora":
         job |= adapters(keys, "lora_rank")

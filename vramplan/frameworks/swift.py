@@ -18,6 +18,7 @@ from vramplan.frameworks.trainer import (
     dtype_of,
     evaluation,
     half_of,
+    leaves,
     reentrant,
     storage,
 )
@@ -69,6 +70,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     job |= _images(keys)
     ranks = _ranks(keys, cards)
     job["num_gpus"] = ranks
+    job |= leaves(job)
     job |= reentrant(keys, job, at_least(version, "3.0") and (ranks == 1 or "strategy" in job))  # trainers/mixin.py
     if "gradient_accumulation_steps" not in job:
         fills = at_least(version, "3.3") or not at_least(version, "3.0")

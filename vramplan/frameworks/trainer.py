@@ -124,6 +124,11 @@ def checkpoints_outside(transformers: str) -> bool:
     return not at_least(transformers, "4.52")
 
 
+def leaves(job: dict[str, Any]) -> dict[str, Any]:
+    """ms-swift and LLaMA-Factory make every mixture of experts one module to ZeRO-3 (set_z3_leaf_modules)."""
+    return {"zero": {**job.get("zero", {}), "leaf_mixtures": True}} if job.get("strategy") == "zero3" else {}
+
+
 def half_of(keys: Keys) -> str:
     """The half-precision type of autocast."""
     return next((name for name in ("bf16", "fp16") if keys.flag(name, default=False)), "none")

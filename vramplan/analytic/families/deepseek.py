@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from vramplan.analytic import ops
 from vramplan.analytic.blocks import Context, Kind, attend, gated, heads_of, partial_rotary
-from vramplan.analytic.experts import Experts, Groups, Routed, routed, scored_router, wide_router
+from vramplan.analytic.experts import Experts, Groups, Routed, declare, routed, scored_router, wide_router
 from vramplan.analytic.families.family import Family, Layer, Rotary, rms_norm
 from vramplan.analytic.families.mixtures import ROUTED, flat, layer
 from vramplan.analytic.families.phi import partial
@@ -39,6 +39,7 @@ def shared_and_routed(net: Net, c: Config, x: Tensor, kind: Kind, router: Router
     width = c.count("moe_intermediate_size")
     experts = Experts(c.count("n_routed_experts"), c.count("num_experts_per_tok"), width, act)
     rows = flat(x)
+    declare(net, "mlp.experts", x.shape[-1], experts)  # before the router
     to = router(net, c, rows, experts)
     out = routed(net, "mlp.experts", rows, to, experts).view(*x.shape)
     shared = gated(net, "mlp.shared_experts", x, width * c.count("n_shared_experts"), act, bias)

@@ -121,6 +121,8 @@ class Family:
     """transformers' own values of keys that decide memory, where a configuration leaves them out."""
     refuses: tuple[tuple[str, object], ...] = ()
     """Configuration values whose variant of the architecture is not described."""
+    leaf: bool = False
+    """Whether DeepSpeed takes a mixture, router and all, for one module (0.19, zero/leaf_module_config.py)."""
     remote_code: bool = False
     """Whether the published model brings its own code, which may keep more than this description of it."""
     model: Model | None = None

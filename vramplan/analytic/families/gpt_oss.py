@@ -23,7 +23,11 @@ def gpt_oss(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
     residual = x
     x = olmo_norm(net, "post_attention_layernorm", x)
     experts = Experts(
-        c.count("num_local_experts", 128), c.count("num_experts_per_tok", 4), c.count("intermediate_size"), biased=True
+        c.count("num_local_experts", 128),
+        c.count("num_experts_per_tok", 4),
+        c.count("intermediate_size"),
+        biased=True,
+        transposed=True,
     )
     rows = flat(x)
     to = router(net, rows, experts)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from vramplan.analytic import ops
 from vramplan.analytic.blocks import Context, Kind, attend, attention, gated, heads_of, rotary
-from vramplan.analytic.experts import Experts, routed, softmax_router
+from vramplan.analytic.experts import Experts, declare, routed, softmax_router
 from vramplan.analytic.families.family import Family, Rotary, rms_norm
 from vramplan.analytic.families.llama import every_layer_slides, plain_window, qwen_window
 from vramplan.analytic.net import Net
@@ -91,6 +91,8 @@ def olmoe_experts(net: Net, c: Config, x: Tensor, kind: Kind) -> Tensor:
 def by_softmax(net: Net, c: Config, x: Tensor, experts: Experts) -> Tensor:
     """Each token through the best of a softmax."""
     rows = flat(x)
+    if experts.first:
+        declare(net, "mlp.experts", x.shape[-1], experts)
     to = softmax_router(net, "mlp.gate", rows, experts, c.flag("norm_topk_prob", False))
     return routed(net, "mlp.experts", rows, to, experts).view(*x.shape)
 
@@ -136,7 +138,13 @@ def qwen_experts(net: Net, c: Config, x: Tensor, kind: Kind) -> Tensor:
     act = c.text("hidden_act", "silu")
     if kind.dense:
         return gated(net, "mlp", x, c.count("intermediate_size"), act)
-    experts = Experts(c.count("num_experts"), c.count("num_experts_per_tok"), c.count("moe_intermediate_size"), act)
+    experts = Experts(
+        c.count("num_experts"),
+        c.count("num_experts_per_tok"),
+        c.count("moe_intermediate_size"),
+        act,
+        first=not c.has("shared_expert_intermediate_size"),  # Qwen 3
+    )
     return by_softmax(net, c, x, experts)
 
 
@@ -170,10 +178,11 @@ FAMILIES = {
         kinds=every_layer_slides,
         window=plain_window,
         refuses=(*ROUTED, ("router_jitter_noise", ...)),
+        leaf=True,
     ),
     "olmoe": Family(olmoe, refuses=(*ROUTED, ("clip_qkv", ...))),
-    "qwen2_moe": Family(qwen2_moe, kinds=qwen2_moe_kinds, window=qwen_window, refuses=ROUTED),
-    "qwen3_moe": Family(qwen3_moe, kinds=qwen3_moe_kinds, window=qwen_window, refuses=ROUTED),
+    "qwen2_moe": Family(qwen2_moe, kinds=qwen2_moe_kinds, window=qwen_window, refuses=ROUTED, leaf=True),
+    "qwen3_moe": Family(qwen3_moe, kinds=qwen3_moe_kinds, window=qwen_window, refuses=ROUTED, leaf=True),
     "qwen3_vl_moe_text": Family(
         qwen3_moe,
         kinds=qwen3_moe_kinds,

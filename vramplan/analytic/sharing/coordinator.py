@@ -27,6 +27,8 @@ class Divided(NamedTuple):
     own_bytes: int
     stays: bool
     """Whether it stays whole, being small (stage3_param_persistence_threshold)."""
+    viewed: bool = False
+    """Whether backward keeps a view of it: its memory outlives its release to the end of that."""
     held: bool = False
     """Whether the graph holds what was gathered, until that is dropped: DeepSpeed only lets go of it."""
 
@@ -67,6 +69,8 @@ class Coordinator:
         """Weights on their way: alone, or several in one buffer."""
         self.in_use: dict[int, int] = {}
         self.kept: dict[tuple[int, int], bool] = {}
+        self.outlived: dict[int, int] = {}
+        """Memory of released weights that waits for their backward."""
         self.live = 0
         self.held: dict[int, int] = {}
         """Weights that were released and are held."""
@@ -102,19 +106,23 @@ class Coordinator:
         self._gather(list(ahead.values()))
         self.step += 1
 
-    def leave(self, visit: Visit) -> None:
-        """A module is done: drop what nobody needs soon."""
+    def leave(self, visit: Visit, saves: bool = False) -> None:
+        """A module is done: drop what nobody needs soon; `saves`: its forward has saved what backward needs."""
         for weight in visit.weights:
             self.in_use[weight.number] -= 1
+            if weight.number in self.outlived and not saves:
+                self.record.free(self.outlived.pop(weight.number))
             if not self._stays(weight):
-                self.release(weight)
+                self.release(weight, saves)
 
-    def release(self, weight: Divided) -> None:
+    def release(self, weight: Divided, saves: bool = False) -> None:
         """Drop a weight that is there and not in use."""
         if weight.number in self.whole and not self.in_use.get(weight.number):
             whole = self.whole.pop(weight.number)
             self.live -= weight.num_elements
-            if weight.held and weight.number not in self.held:  # what is gathered again for a recomputation is not
+            if saves and weight.viewed:
+                self.outlived[weight.number] = whole
+            elif weight.held and weight.number not in self.held:  # what is gathered again for a recomputation is not
                 self.held[weight.number] = whole
             else:
                 self.record.free(whole)

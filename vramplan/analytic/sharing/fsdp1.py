@@ -7,12 +7,14 @@ backward (torch 2.13, distributed/fsdp: _flat_param.py, _runtime_utils.py). Its 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from vramplan.analytic.optimizers import Weight
 from vramplan.analytic.record import Recorder
 from vramplan.analytic.sharing.sharded import CAST, GATHER, REDUCE, Sharded, gathered_dtype, stored
 from vramplan.analytic.unfold import Piece
+from vramplan.analytic.vision import TOWER
 from vramplan.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div, round_up
 
@@ -63,6 +65,9 @@ class Fsdp1(Sharded):
         # _runtime_utils.py, _get_handle_to_prefetch: a unit whose forward ran without gradients is not asked for
         around = job.reentrant and job.fsdp.checkpoint_outside
         self.prefetch = "none" if around else job.fsdp.backward_prefetch
+        layers = [layer for layer in self.units if layer is not None and (layer < TOWER or step.setting.looks)]
+        self.before = {layer: self.units[one] for one, layer in pairwise(layers)}
+        """For each layer the units of the one that runs before it."""
         self.whole: dict[Unit, int] = {}
         """Flat weights that are gathered."""
         self.flat: dict[Unit, int] = {}
@@ -98,19 +103,18 @@ class Fsdp1(Sharded):
     def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
         """Gather before, drop or reduce behind; the root stays from the beginning to the end."""
         if piece.phase != self.phase:
-            self.phase, self.inside = piece.phase, False
+            self.phase = piece.phase
             self._gather(self.units[None])
         backward = piece.phase.startswith("backward")
         if piece.layer is None:
             self._extend(events, offset)
-            if backward and self.inside:
+            if backward and piece in self.step.played.ends:
                 self._finish(self.units[None], offset)
                 self._drop(self.waiting)
             return
-        self.inside = True
         units = self.units[piece.layer]
         self._gather(units)
-        following = self.units.get(piece.layer - 1, []) if backward else []
+        following = self.before.get(piece.layer, []) if backward else []
         if backward:
             self._drop(self.waiting)
         nested = len(units) > 1  # the turn of the layer's last adapter asks for the next layer

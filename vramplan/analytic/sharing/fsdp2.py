@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vramplan.analytic.optimizers import Weight, is_embedding
+from vramplan.analytic.optimizers import Weight
 from vramplan.analytic.record import Recorder
 from vramplan.analytic.sharing.sharded import COMPUTE, GATHER, REDUCE, Sharded, gathered_dtype, stored
 from vramplan.analytic.unfold import Piece
+from vramplan.analytic.vision import TOWER
 from vramplan.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div
 
@@ -57,7 +58,6 @@ class Group:
         self.to_reduce = _buffer(cards * gradients, f"{name}: gradients to reduce", COMPUTE)
         self.reduced = _buffer(gradients, f"{name}: reduced gradients", REDUCE)
         self.gradient = Storage(stored, "gradient", f"{name} gradients", "own rows", stream=REDUCE)
-        self.trains = bool(trained)
 
 
 def _buffer(num_bytes: int, label: str, stream: int) -> Storage:
@@ -74,7 +74,8 @@ class Fsdp2(Sharded):
         self.divided = [one for one in step.placed if not is_ignored(one.parameter, self.job)]
         self.shares = [self._share(one) for one in self.divided]
         self.before, self.layers, self.behind = self._groups()
-        self.order = [*self.before, *self.layers.values(), *self.behind]
+        ran = [group for layer, group in self.layers.items() if layer < TOWER or step.setting.looks]
+        self.order = [*self.before, *ran, *self.behind]
         self.weights: dict[Group, list[int]] = {}
         """Gathered weights that are there."""
         self.packets: dict[Group, int] = {}
@@ -85,8 +86,11 @@ class Fsdp2(Sharded):
         """Gradients on their way."""
         self.finished: set[Group] = set()
         """Groups whose backward is over."""
-        self.embedding_needs_grad = self.job.checkpointing == "full" or self.before[-1].trains
-        """Whether the first layer's input does: else nothing tells when that layer's backward is over."""
+        self.inside = False
+        """Whether the phase has come to the layers."""
+        self.embedding_needs_grad = self.job.checkpointing == "full" or any(
+            one.parameter.trains for one in self.before[-1].members
+        )
 
     def _share(self, one: Placed) -> Weight:
         """Rows of the first dimension, as many on every card, padding included."""
@@ -102,15 +106,7 @@ class Fsdp2(Sharded):
         tied = self.step.setting.family.is_tied(self.step.setting.config)
         by_place: dict[int | str, list[tuple[Placed, Weight]]] = {}
         for one, share in zip(self.divided, self.shares, strict=True):
-            place: int | str = "behind" if one.layer is None else one.layer
-            if one.layer is None and not self.job.fsdp.carves:
-                place = "root"
-            elif one.layer is None and is_embedding(share.name):
-                place = "before"
-            elif one.layer is None and self.job.method != "full" and not share.name.startswith("lm_head"):
-                place = "root"
-            elif one.layer is None and tied:
-                place = "before"
+            place = self._place(share.name, tied) if one.layer is None else one.layer
             by_place.setdefault(place, []).append((one, share))
         cards, names = self.job.num_gpus, {"before": "embedding", "behind": "norm and head", "root": "root"}
 
@@ -125,6 +121,21 @@ class Fsdp2(Sharded):
         behind = [group("behind", True)] if "behind" in by_place else []
         before = [group("before", tied or keeps)] if "before" in by_place else []
         return [*root, *before], layers, behind
+
+    def _place(self, name: str, tied: bool) -> str:
+        """Where a weight outside of the layers goes: with the embedding, with the head, or to the root.
+
+        The final norm goes with the head where accelerate finds it: right below the base model, and not below PEFT's.
+        """
+        if not self.job.fsdp.carves:
+            return "root"
+        setting, embedded = self.step.setting, self.step.embedded
+        norm = setting.family.norm_name
+        found = self.job.method == "full" and setting.seen is None and norm.count(".") == 1 and name.startswith(norm)
+        if found or name.startswith("lm_head"):
+            return "before" if tied else "behind"
+        assert embedded is not None
+        return "before" if name.startswith(embedded.name) else "root"
 
     # -- loading -------------------------------------------------------------------------------------------------------
 
@@ -154,9 +165,12 @@ class Fsdp2(Sharded):
         if piece.phase != self.phase:
             self.phase, self.inside = piece.phase, False
             self._free_held()
-        groups = self.behind if self.inside else self.before
         if piece.layer is not None:
             self.inside, groups = True, [self.layers[piece.layer]]
+        elif not self.inside:
+            groups = self.before
+        else:
+            groups = self.behind if piece in self.step.played.ends else []
         if piece.phase.startswith("backward"):
             self._backward(piece, groups, events, offset)
         else:
@@ -213,19 +227,23 @@ class Fsdp2(Sharded):
         if piece.layer is not None:
             self._prepare_backward(groups[0])
             record.extend(events, offset)
-            if groups == self.order[len(self.before) : len(self.before) + 1] and not self.embedding_needs_grad:
-                return
-            self._finish_backward(groups[0], offset)
+            if piece.layer not in self.step.unfed:  # else nothing tells when its backward is over
+                self._finish_backward(groups[0], offset)
         elif not self.inside and not self.job.fsdp.carves:  # the root is there, and asks for the last layer at once
             self._request(self.order[-1])
             record.extend(events, offset)
         elif not self.inside:  # the loss has its gradient before the head asks for weights
             head = self.step.head_begins(events)
             record.extend(events[:head], offset)
-            self._prepare_backward(self.order[-1])
+            if self.behind:
+                self._prepare_backward(self.behind[-1])
+            else:  # the head is the embedding
+                self._request(self.order[-1])
             record.extend(events[head:], offset)
             for group in self.behind:
                 self._finish_backward(group, offset)
+        elif piece not in self.step.played.ends:
+            record.extend(events, offset)
         else:
             if self.embedding_needs_grad:
                 self._prepare_backward(self.before[-1])
@@ -233,8 +251,13 @@ class Fsdp2(Sharded):
             self._end_backward(offset)
 
     def _end_backward(self, offset: int) -> None:
-        """What is left over: groups that got no call of their own, packets, gradients on their way."""
-        for group in [*self.before, *self.layers.values()]:
+        """What is left over: groups that got no call of their own, packets, gradients on their way.
+
+        In the order of the modules: the root, a tower's layers, the embedding, the language model's.
+        """
+        tower = [group for layer, group in self.layers.items() if layer >= TOWER]
+        text = [group for layer, group in self.layers.items() if layer < TOWER]
+        for group in [*self.before[:-1], *tower, self.before[-1], *text]:
             if group not in self.finished:
                 self._finish_backward(group, offset)
             if group in self.packets:  # asked for and never used
@@ -262,10 +285,11 @@ class Fsdp2(Sharded):
         if not self.is_last:
             return
         self._arrived()
-        if not group.trains:
+        gradients = self.step.gradients_of(group.members)
+        if not gradients:
             return
         self.sent = record.allocate(group.to_reduce)
-        *others, last = self.step.gradients_of(group.members)
+        *others, last = gradients
         record.free_all(offset + place for place in others)
         reduced = record.allocate(group.reduced) if group.gradient.num_bytes != group.reduced.num_bytes else None
         self.keep(group.gradient)

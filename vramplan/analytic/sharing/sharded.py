@@ -45,8 +45,6 @@ class Sharded(Replicated):
         """Reduced ones, of the own part."""
         self.offloads = self.job.offload == "all"
         """Whether the host has the own part of everything (``cpu_offload``), and updates it."""
-        self.inside = False
-        """Whether the phase has come to the layers."""
         self.loaded: dict[Placed, list[int]] = {}
         """Weights that were loaded whole, and are to be divided."""
 

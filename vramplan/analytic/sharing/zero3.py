@@ -25,6 +25,8 @@ from vramplan.units import DTYPE_BYTES, ceil_div
 if TYPE_CHECKING:
     from vramplan.analytic.step import Placed, Step
 
+MIXTURE = "mlp"
+"""What transformers calls a mixture of experts."""
 Module = tuple[int | None, str]
 Turn = tuple[str, bool, Module]
 """Phase, whether checkpointing runs it again, and the module."""
@@ -50,23 +52,31 @@ class Zero3(Divided):
         self.weights: list[coordinator.Divided] = []
         self.modules: dict[Module, list[coordinator.Divided]] = {}
         self.module_of: dict[Module, Module] = {}
+        mixtures = {one.layer for one in step.placed if one.parameter.name.startswith(f"{MIXTURE}.experts.")}
+        self.leaves = mixtures if step.setting.family.leaf or self.zero.leaf_mixtures else set()
+        """Layers whose mixture is one module to DeepSpeed."""
+        self.late: list[tuple[Trained, int]] = []
+        """Gradients of such a module, which are taken when its backward is over."""
         copied = {one.parameter.name.removesuffix(SAVED) for one in step.placed if SAVED in one.parameter.name}
         for number, one in enumerate(step.placed):
             name = one.parameter.name
-            module = name.rpartition(".lora_")[0] or name.removesuffix(SAVED).rpartition(".")[0]
+            own = module = name.rpartition(".lora_")[0] or name.removesuffix(SAVED).rpartition(".")[0]
+            if one.layer in self.leaves and module.startswith(f"{MIXTURE}."):
+                module = MIXTURE
             weight = self._divided(number, one)
             self.weights.append(weight)
             if name not in copied:  # the original of a module to save never runs
                 self.modules.setdefault((one.layer, module), []).append(weight)
-            for place in (name, module):  # a gradient is called as its weight
+            for place in (name, own):  # a gradient is called as its weight
                 self.module_of[one.layer, place] = (one.layer, module)
+        pairs = zip(step.placed, self.weights, strict=True)
+        self.embedding = [weight for one, weight in pairs if one.parameter is step.embedded]
         if step.setting.family.is_tied(step.setting.config):
-            self.modules[None, "lm_head"] = next(
-                weights for (layer, module), weights in self.modules.items() if layer is None and "emb" in module
-            )
+            self.modules[None, "lm_head"] = self.embedding
             self.module_of[None, "lm_head"] = (None, "lm_head")
         self.visits = self._visits()
         self.coordinator = Coordinator(record, self.visits, self.zero, from_host=self.job.offload == "all")
+        self.recomputes = self.job.checkpointing == "full"
         self.current: Visit | None = None
         self.running: Turn | None = None
 
@@ -79,7 +89,8 @@ class Zero3(Divided):
         own = ceil_div(count, self.cards) * size
         whole = own * self.cards if self.cards > 1 or self.job.offload == "all" else 0  # one card's part is the whole
         held = parameter.held and not (self.job.reentrant and self.job.checkpointing == "full")
-        return coordinator.Divided(number, parameter.name, count, whole, own, count <= threshold, held)
+        stays = count <= threshold
+        return coordinator.Divided(number, parameter.name, count, whole, own, stays, parameter.viewed, held)
 
     # -- whose turn it is ----------------------------------------------------------------------------------------------
 
@@ -108,19 +119,34 @@ class Zero3(Divided):
                     found += [Visit(None, part) for part in others]
                     found.append(Visit(turn[2], last))
                     running = turn
-        if self.job.method != "full" and self.job.checkpointing == "full":  # its output is made to need a gradient
-            found.append(Visit(None, tuple(self.modules[next(iter(self.modules))])))
-        return found
+        return found + [Visit(None, (weight,)) for weight in self._hooked()]
+
+    def _hooked(self) -> list[coordinator.Divided]:
+        """Frozen weights behind which transformers' hook makes a gradient begin: their modules are fetched once more.
+
+        The patches' weight is read for its dtype before the convolution runs, which makes it the outer module's as well
+        (an external parameter).
+        """
+        step, found = self.step, []
+        if self.job.checkpointing != "full":
+            return []
+        if step.setting.seen is not None and step.setting.looks and step.setting.seen.sight.hooked != "nothing":
+            pairs = zip(step.placed, self.weights, strict=True)
+            found = [weight for one, weight in pairs if len(one.parameter.shape) > 3 and not one.parameter.trains]
+        return found + (self.embedding if self.job.method != "full" else [])
 
     def _parts(self, turn: Turn) -> list[tuple[coordinator.Divided, ...]]:
         """Modules of their own: PEFT's layer around the layer itself, the dropout, the two matrices."""
         weights = self.modules[turn[2]]
+        if turn[2][0] in self.leaves and turn[2][1] == MIXTURE:
+            return [tuple(weights)]
         adapters = [(weight,) for weight in weights if ".lora_" in weight.label]
         own = tuple(weight for weight in weights if ".lora_" not in weight.label)
         if not adapters:
             return [own]
-        backward = turn[0].startswith("backward") and not turn[1]
-        return [(), *reversed(adapters), own] if backward else [(), own, (), *adapters]
+        if not turn[0].startswith("backward") or turn[1]:
+            return [(), own, (), *adapters]
+        return [(), *reversed(adapters), *([] if turn[2] in self.step.idle else [own])]
 
     # -- loading -------------------------------------------------------------------------------------------------------
 
@@ -190,6 +216,12 @@ class Zero3(Divided):
 
     def arrived(self, one: Trained, gradient: int) -> None:
         """Adapters stay fp32 here: their gradients are cast to what is sent."""
+        if one.placed.layer in self.leaves and one.placed.parameter.name.startswith(f"{MIXTURE}."):
+            self.late.append((one, gradient))
+            return
+        self._take(one, gradient)
+
+    def _take(self, one: Trained, gradient: int) -> None:
         if one.placed.parameter.dtype != self.dtype:
             self.passing(flat(one.count, self.dtype, "communication", "gradient, cast"))
         super().arrived(one, gradient)
@@ -213,8 +245,12 @@ class Zero3(Divided):
 
     def _leave(self) -> None:
         if self.current is not None:
-            self.coordinator.leave(self.current)
+            saves = self.running is not None and self.running[0].startswith("forward") and not self.recomputes
+            self.coordinator.leave(self.current, saves)
             self.current = self.running = None
+        for one, gradient in self.late:
+            self._take(one, gradient)
+        self.late.clear()
 
     def reduce(self, members: list[Trained]) -> None:
         """Several gradients, or one that does not divide evenly, are put together (reduce_scatter_coalesced)."""

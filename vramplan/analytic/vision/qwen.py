@@ -77,8 +77,9 @@ def turned(q: Tensor, k: Tensor, look: Look, dtype: str) -> tuple[Tensor, Tensor
     assert look.cos is not None
     assert look.sin is not None
     q, k = ops.to(q, "fp32"), ops.to(k, "fp32")
-    q_turned = rotate(q, look.cos, look.sin)
-    k_turned = rotate(k, look.cos, look.sin)
+    cos, sin = ops.to(look.cos, "fp32"), ops.to(look.sin, "fp32")
+    q_turned = rotate(q, cos, sin)
+    k_turned = rotate(k, cos, sin)
     q_turned = ops.to(q_turned, dtype, "rotated")
     return q_turned, ops.to(k_turned, dtype, "rotated")
 

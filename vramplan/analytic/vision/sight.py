@@ -15,6 +15,10 @@ from vramplan.images import Picture
 from vramplan.job import Job
 from vramplan.spec import Config
 
+NO_TEXT_TOWER = (
+    "accelerate stops: it looks for {}TextEmbeddings, which transformers names for the tower and is not in it"
+)
+"""`_no_split_modules` of a pair's towers, of which only the one that sees is there."""
 TOWER = STACK
 """Layers of the tower are numbered from here."""
 PARTS = ("vision_tower", "visual", "multi_modal_projector", "image_newline")
@@ -68,6 +72,8 @@ class Sight:
     """Whether the pixels in the model's dtype live until the features are there."""
     checkpoints: bool = True
     """Whether checkpointing reaches the tower's layers."""
+    wrapped: str = ""
+    """What of FSDP is not one group for each layer (accelerate 1.15 wraps the classes in `_no_split_modules`)."""
     across: Callable[[Net, Job, tuple[int, ...], Tensor], Crossing] | None = None
     """From the shape of the ids and the features to what cross-attention takes, where features do not go into the
     text (Llama 3.2 Vision)."""
@@ -126,6 +132,16 @@ def given_a_gradient(x: Tensor, wanted: bool) -> Tensor:
     return leaf(x) if wanted and x.node is None and x.tape.grad_enabled else x
 
 
+def own_look(look: Look, kind: Hashable, job: Job) -> Look:
+    """What a layer is handed; FSDP2 casts the tables for each group (MixedPrecisionPolicy: cast_forward_inputs)."""
+    own = replace(look, kind=kind)
+    if job.computed_dtype is not None and job.fsdp.version == 2 and own.cos is not None and own.sin is not None:
+        own.cos, own.sin = (
+            ops.to(one, job.computed_dtype, "tables in the group's dtype") for one in (own.cos, own.sin)
+        )
+    return own
+
+
 def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Tensor) -> tuple[Tensor, Tensor]:
     """``get_image_features(pixel_values)``: one row for each image token of the batch, and the tower's own output."""
     tape, sight, whole = net.tape, seen.sight, seen.config
@@ -154,11 +170,11 @@ def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Te
     if sight.holds_first:
         net.inner.append(x)
     for number, kind in enumerate(seen.kinds):
-        tape.enter(phase, TOWER + number)
+        net.enter_layer(phase, TOWER + number, x)
         if index and number == len(seen.kinds) + index + 1:
             chosen = x
 
-        def layer(x: Tensor, own: Look = replace(look, kind=kind)) -> Tensor:
+        def layer(x: Tensor, own: Look = own_look(look, kind, job)) -> Tensor:
             return sight.layer(net, c, x, own)
 
         x = tape.checkpoint(layer, x) if job.checkpointing == "full" and sight.checkpoints else layer(x)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vramplan.analytic import ops
 from vramplan.analytic.net import Net
 from vramplan.analytic.tensors import Tensor
-from vramplan.analytic.vision.sight import Look, Sight, joined
+from vramplan.analytic.vision.sight import NO_TEXT_TOWER, Look, Sight, joined
 from vramplan.analytic.vision.vit import (
     all_alike,
     anyres_project,
@@ -98,16 +100,24 @@ IDEFICS = Sight(
     holds_cast=False,
     drops_empty=True,
     hooked="placed",
+    wrapped="transformers names the attention of the tower's layers for a group each, which is not modelled",
+)
+GEMMAS = Sight(
+    embed,
+    layer,
+    gemma3_project,
+    all_alike,
+    place=place,
+    finish=finish,
+    holds_cast=False,
+    masks_text=True,
+    wrapped=NO_TEXT_TOWER.format("Siglip"),
 )
 SIGHTS = {
     "idefics3": IDEFICS,
     "smolvlm": IDEFICS,
-    "paligemma": Sight(
-        embed, layer, paligemma_project, all_alike, place=place, finish=finish, holds_cast=False, masks_text=True
-    ),
-    "gemma3": Sight(
-        embed, layer, gemma3_project, all_alike, place=place, finish=finish, holds_cast=False, masks_text=True
-    ),
+    "paligemma": replace(GEMMAS, project=paligemma_project),
+    "gemma3": GEMMAS,
     "llava_onevision": Sight(
         embed,
         layer,
@@ -119,5 +129,6 @@ SIGHTS = {
         fills_cache=False,
         holds_cast=False,
         tower_type="siglip_vision_model",
+        wrapped=NO_TEXT_TOWER.format("Siglip"),
     ),
 }

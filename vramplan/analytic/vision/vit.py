@@ -8,7 +8,7 @@ from vramplan.analytic import ops
 from vramplan.analytic.blocks import Context, Softcap, activation, attend, plain_mlp
 from vramplan.analytic.net import Net
 from vramplan.analytic.tensors import Resident, Tensor
-from vramplan.analytic.vision.sight import Look, Sight
+from vramplan.analytic.vision.sight import NO_TEXT_TOWER, Look, Sight
 from vramplan.errors import UnsupportedError
 from vramplan.images import Picture
 from vramplan.spec import Config
@@ -264,6 +264,7 @@ SIGHTS = {
         chosen=chosen_layer,
         holds_cast=False,
         tower_type="clip_vision_model",
+        wrapped=NO_TEXT_TOWER.format("CLIP"),
     ),
     "llava_next": Sight(
         clip_embed,
@@ -276,5 +277,6 @@ SIGHTS = {
         fills_cache=False,
         holds_cast=False,
         tower_type="clip_vision_model",
+        wrapped=NO_TEXT_TOWER.format("CLIP"),
     ),
 }
