@@ -137,6 +137,10 @@ def read(args: TrainingArguments, model: nn.Module) -> Reading:
         Source({name: Setting(value, f"TrainingArguments({name}=...)") for name, value in values.items()}),
         "transformers",
     )
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    spread = {one for one in getattr(inner, "hf_device_map", {}).values() if one not in ("cpu", "disk")}
+    if len(spread) > 1:
+        raise UnsupportedError(f"hf_device_map: a model spread over {len(spread)} cards is not looked at yet")
     job = arguments(keys) | _of_model(model)
     job["num_gpus"] = args.world_size
     job["autocast"] = "bf16" if args.bf16 else "fp16" if args.fp16 else "none"

@@ -122,6 +122,7 @@ STRATEGIES = {
     "zero1": "DeepSpeed ZeRO-1: optimizer states are divided",
     "zero2": "DeepSpeed ZeRO-2: gradients and optimizer states are divided",
     "zero3": "DeepSpeed ZeRO-3: weights, gradients and optimizer states are divided",
+    "pipeline": "device_map auto: one process, the layers spread over the cards, which work one after another",
     "fsdp": "FSDP: weights, gradients and optimizer states are divided",
 }
 

@@ -279,7 +279,7 @@ def _harshest(options: Sequence[Option]) -> list[Mapping[str, Any]]:
 def _ladders(base: Verdict) -> list[Option]:
     """Smaller batches: of training, and of an evaluation that does not fit."""
     job, size = base.estimate.job, base.reading.eval_batch_size
-    a_card = job.global_batch_size // job.num_gpus
+    a_card = job.global_batch_size // job.data_parallel
     smaller = [micro for micro in reversed(divisors(a_card)) if micro < job.micro_batch_size]
     if job.strategy == "fsdp" and job.gradient_accumulation_steps > 1:  # whole gradients wait while it accumulates
         smaller = [a_card]

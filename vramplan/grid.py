@@ -10,7 +10,7 @@ from typing import Any
 from vramplan import api, plan
 from vramplan.card import Card
 from vramplan.defaults import complete_job, image_size
-from vramplan.errors import ConfigError, VramplanError
+from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 from vramplan.images import EYES, shown
 from vramplan.job import Job
 from vramplan.learned import CONFIDENCE, with_margin
@@ -129,13 +129,15 @@ def build(
         name: job.pop(name) for name in ("micro_batch_size", "gradient_accumulation_steps") if job.get(name) is not None
     }
     first = complete_job(spec, card, {**job, **batch})
+    if first.strategy == "pipeline":
+        raise UnsupportedError("--strategy pipeline: a report is about one card; estimate and suggest show them all")
     if (
         first.pictures and spec.model_type in EYES and first.image_size is None
     ):  # what is assumed can be changed as well
         size, _ = shown(first)
         job["image_size"] = (size.width, size.height)
         first = complete_job(spec, card, {**job, **batch})
-    wanted = global_batch or (first.global_batch_size if batch else GLOBAL_BATCH * first.num_gpus)
+    wanted = global_batch or (first.global_batch_size if batch else GLOBAL_BATCH * first.data_parallel)
     others = [with_margin(api.load_card(name), confidence) for name in (cards if cards is not None else CARDS)]
     _axes(first, described, lengths, ranks, image_sizes)  # what cannot be chosen is refused before any work
     found = api.suggest(

@@ -18,7 +18,7 @@ Loss = Literal["standard", "sliced", "sections", "liger", "cut", "chunked"]
 Loop = Literal["trainer", "plain"]
 Part = Literal["frozen", "train", "lora"]
 Offload = Literal["none", "optimizer", "all"]
-Strategy = Literal["ddp", "zero1", "zero2", "zero3", "fsdp"]
+Strategy = Literal["ddp", "zero1", "zero2", "zero3", "fsdp", "pipeline"]
 
 MAX_COUNT = 1 << 24
 """Larger batches, lengths or ranks than this are taken for a slip of the hand."""
@@ -174,9 +174,10 @@ class Job(BaseModel):
     loop: Loop = "trainer"
     """What the loop itself keeps: transformers' Trainer with accelerate, or a plain loop that holds only the loss."""
     num_gpus: int = Field(default=1, gt=0, le=1 << 16)
-    """Data-parallel degree."""
+    """Cards: so many copies of the run, but for `strategy` pipeline, which spreads one over them."""
     strategy: Strategy = "ddp"
-    """How data-parallel cards share the work: ddp, where each holds the whole model; DeepSpeed's ZeRO; torch's FSDP."""
+    """How cards share the work: ddp, where each holds the whole model; DeepSpeed's ZeRO; torch's FSDP; pipeline, where
+    ``device_map="auto"`` spreads the layers over the cards of one process."""
     offload: Offload = "none"
     """What the host keeps instead of the cards: optimizer (states and their update), all (weights as well; FSDP's)."""
     zero: Zero = Zero()
@@ -217,6 +218,11 @@ class Job(BaseModel):
         return self.autocast != "none" and (self.strategy != "fsdp" or self.fsdp.version == 1)
 
     @property
+    def data_parallel(self) -> int:
+        """Cards, or groups of cards, that take a micro-batch each."""
+        return 1 if self.strategy == "pipeline" else self.num_gpus
+
+    @property
     def global_batch_size(self) -> int:
         """Samples behind one optimizer step."""
-        return self.num_gpus * self.micro_batch_size * self.gradient_accumulation_steps
+        return self.data_parallel * self.micro_batch_size * self.gradient_accumulation_steps

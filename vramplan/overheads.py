@@ -57,6 +57,6 @@ def outside_terms(job: Job, card: Card) -> list[Term]:
     """Memory that torch's allocator does not see: as measured on such a card, else a prior."""
     size, said = context(card) or (CUDA_CONTEXT_BYTES, "a prior")
     terms = [Term("context", "CUDA context and kernels", size, formula=said, source="see overheads.py")]
-    if job.num_gpus > 1:
+    if job.data_parallel > 1:
         terms.append(Term("context", "NCCL buffers", NCCL_BYTES, formula="a prior", source="see overheads.py"))
     return terms

@@ -206,10 +206,10 @@ def search(
         ConfigError: where the target cannot be met with these cards.
         VramplanError: whatever the estimator raises.
     """
-    wanted = pairs(global_batch_size, job.num_gpus)
+    wanted = pairs(global_batch_size, job.data_parallel)
     tried = _Tried(spec, job, card, estimator)
     good, bad = _sorted_out(wanted, tried)
-    plans = _ranked([(micro, steps, tried(micro, steps)) for micro, steps in good], job.num_gpus, run)
+    plans = _ranked([(micro, steps, tried(micro, steps)) for micro, steps in good], job.data_parallel, run)
     rejected = _rejected(bad, tried)
     largest = _largest_micro_batch(good, bad, tried)
     recommended = _recommend(plans)

@@ -24,6 +24,22 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
+class CardShare:
+    """What one of several cards needs that a model is spread over."""
+
+    number: int
+    holds: str
+    """Its modules, in words."""
+    parameter_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_total_bytes: int
+    evaluation_bytes: int
+    """Allocated peak of an evaluation at the same batch."""
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """What a job needs, per GPU. All sizes are bytes.
 
@@ -73,6 +89,8 @@ class Estimate:
     flops_per_micro_step: int = 0
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
     """Loading and two steps, event by event."""
+    cards: tuple[CardShare, ...] = ()
+    """All cards that the model is spread over, where this is the one of them that needs most."""
 
     def __post_init__(self) -> None:
         total = sum(term.num_bytes for term in self.terms)
@@ -83,6 +101,16 @@ class Estimate:
     def least_bytes(self) -> int:
         """Bytes on the card without what torch caches: what it cannot do without where it does not fit."""
         return self.peak_allocated_bytes + self.device_total_bytes - self.peak_reserved_bytes
+
+    @property
+    def fullest_card(self) -> int:
+        """Number of the card that this is about, of those that the model is spread over."""
+        return next((one.number for one in self.cards if one.device_total_bytes == self.device_total_bytes), 0)
+
+    @property
+    def evaluation_bytes(self) -> int:
+        """Allocated peak of an evaluation at the same batch, on the card where it is highest."""
+        return max((one.evaluation_bytes for one in self.cards), default=self.phases["eval"])
 
     @property
     def headroom_bytes(self) -> int:

@@ -317,7 +317,7 @@ def _evaluation(
     one = trained
     if size != job["micro_batch_size"]:
         one = api.estimate(spec, card, confidence=confidence, **{**job, "micro_batch_size": size})
-    return one.phases["eval"] + trained.device_total_bytes - trained.peak_reserved_bytes
+    return one.evaluation_bytes + trained.device_total_bytes - trained.peak_reserved_bytes
 
 
 def pasted(framework: str, model: str, job: Job) -> tuple[str, list[str]]:

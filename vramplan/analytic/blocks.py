@@ -70,6 +70,20 @@ class Context:
             masks={key: one for key, one in self.masks.items() if key in own},
         )
 
+    def on(self, card: int) -> Context:
+        """The same on a layer's card: every layer is handed copies of its own of what lies elsewhere (accelerate)."""
+
+        def moved(one: Tensor | None) -> Tensor | None:
+            return None if one is None else ops.move(one, card)
+
+        return replace(
+            self,
+            cos={key: ops.move(one, card) for key, one in self.cos.items()},
+            sin={key: ops.move(one, card) for key, one in self.sin.items()},
+            masks={key: moved(one) for key, one in self.masks.items()},
+            positions=moved(self.positions),
+        )
+
 
 class Heads(NamedTuple):
     """Query heads, key/value heads, width of each."""

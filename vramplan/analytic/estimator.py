@@ -8,6 +8,7 @@ from vramplan.analytic.architecture import architecture_of, is_described
 from vramplan.analytic.blocks import Kind
 from vramplan.analytic.optimizers import optimizer_seconds
 from vramplan.analytic.play import Setting, declare
+from vramplan.analytic.spreading import contents, fullest, spread_out
 from vramplan.analytic.stacks import FORMER, PATTERNS
 from vramplan.analytic.step import Step, no_cycle_collection
 from vramplan.analytic.support import (
@@ -45,6 +46,8 @@ def prepare(spec: ModelSpec, job: Job, card: Card) -> tuple[Setting, Plan, list[
     check_modelled(job)
     notes = check_model(spec, architecture_of(spec), job)
     setting, plan = lay_out(spec, job, card.runs_flash)
+    if job.strategy == "pipeline":
+        setting, plan = spread_out(setting, plan, card, spec.name)
     return setting, plan, notes
 
 
@@ -102,26 +105,28 @@ def begin(spec: ModelSpec, job: Job, card: Card) -> Begun:
         check_adapters(job, step.widths, linear_names(step, pattern), pattern)
         check_saved(job, step.widths, saved_names(step))
         notes += mixture_notes(job, step.routers, pattern)
-        peak_tensor_bytes = max(step.timeline.live_bytes(with_kernels=False))
-    least_bytes = peak_tensor_bytes + sum(term.num_bytes for term in outside_terms(job, card))
+        peaks = {one: max(timeline.live_bytes(with_kernels=False)) for one, timeline in step.timelines.items()}
+    least_bytes = max(peaks.values()) + sum(term.num_bytes for term in outside_terms(job, card))
 
     def finish() -> Estimate:
         with no_cycle_collection():
-            played = whole(step, (*notes, *count_notes(spec, step.num_parameters)))
-            played = replace(played, fed=said(spec, job))
-            return conclude(played, spec.name, job, card, peak_tensor_bytes)
+            found = {}
+            for one, peak in peaks.items():
+                played = whole(step, (*notes, *count_notes(spec, step.num_parameters)), one)
+                found[one] = conclude(replace(played, fed=said(spec, job)), spec.name, job, card, peak)
+            return found[0] if setting.spread_over is None else fullest(found, contents(setting, plan))
 
-    return Begun(least_bytes, finish, step.timeline, lambda on: step_seconds(step, on))
+    return Begun(least_bytes, finish, step.timeline if len(peaks) == 1 else None, lambda on: step_seconds(step, on))
 
 
-def whole(step: Step, notes: tuple[str, ...]) -> Played:
-    """Everything that a played step tells."""
+def whole(step: Step, notes: tuple[str, ...], card: int = 0) -> Played:
+    """Everything that a played step tells of a card."""
     first, _ = step.kernels()
     micro_step_seconds, update_seconds = step_seconds(step, step.card)
     return Played(
         by="analytic",
-        timeline=step.timeline,
-        evaluation_bytes=step.evaluation_bytes(),
+        timeline=step.timelines[card],
+        evaluation_bytes=step.evaluation_bytes(card),
         num_parameters=step.num_parameters,
         num_trainable_parameters=sum(weight.num_elements for weight in step.trained),
         micro_step_seconds=micro_step_seconds,

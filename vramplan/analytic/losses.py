@@ -6,9 +6,23 @@ from collections.abc import Callable
 from math import prod
 
 from vramplan.analytic import ops
+from vramplan.analytic.tape import Tape
 from vramplan.analytic.tensors import Grads, Tensor
 from vramplan.errors import UnsupportedError
 from vramplan.units import DTYPE_BYTES, ceil_div
+
+
+def shifted_labels(tape: Tape, batch: int, length: int) -> list[Tensor]:
+    """Labels padded and shifted on the card that they came to, the first, then where the loss is made; last comes best.
+
+    (loss/loss_utils.py: ForCausalLMLoss; liger_kernel/transformers/model/loss_utils.py.)
+    """
+    with tape.on(0):
+        padded = tape.empty((batch, length + 1), "int64", "padded labels")
+        shifted = padded.view(batch, length)  # one row is contiguous
+        if batch > 1:
+            shifted = tape.empty((batch, length), "int64", "shifted labels")
+    return [padded, shifted, ops.move(shifted, tape.card, "labels on the card of the loss")]
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -104,8 +118,7 @@ def liger_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tenso
     chunk = min(tokens, 1 << (rows - 1).bit_length())
     chunks = ceil_div(tokens, chunk)
     batch, length = labels.shape
-    padded = tape.empty((batch, length + 1), "int64", "padded labels")
-    shifted = tape.empty((batch, length), "int64", "shifted labels") if batch > 1 else None  # one row is contiguous
+    shifted = shifted_labels(tape, batch, length)
     made: list[Tensor | None] = []
 
     def backward(grad: Tensor) -> Grads:
@@ -137,7 +150,7 @@ def liger_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tenso
         made.extend([first if needs[0] else None, second])
     del first, second
     out = ops.output(node, tape, (), "fp32", "loss")
-    del per_token, padded, shifted
+    del per_token, shifted
     return out
 
 
@@ -214,7 +227,7 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Ten
     given back is in the stored dtype.
     """
     tape = hidden.tape
-    valid, mask = _rows_that_count(hidden)
+    valid, *locals_ = _rows_that_count(hidden, labels)
     tokens, (vocabulary, width) = valid.shape[0], weight.shape
     dtype, low = hidden.dtype, tape.autocast or hidden.dtype
     likes, weight_dtype = [valid.like, weight.like], weight.dtype
@@ -270,7 +283,7 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Ten
     del held, tile, vectors, valid
     spread = [tape.empty((tokens,), kind, "spread per token") for kind in ("fp32", "fp32", "bool")]
     out = ops.output(node, tape, (), "fp32", "loss")
-    del spread, mask
+    del spread, locals_
     return out
 
 
@@ -280,14 +293,20 @@ def _ends(whole: int, size: int) -> list[int]:
     return [size] * min(count - 1, 2) + [whole - (count - 1) * size]
 
 
-def _rows_that_count(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``x[:, :-1][mask]``, a copy of the rows with a label; backward puts it into zeros twice."""
+def _rows_that_count(x: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    """``x[:, :-1][mask]``, a copy of the rows with a label, on the card of the head; backward puts it into zeros twice.
+
+    Beside it what the forward keeps as locals: the mask, hidden states and labels there.
+    """
     tape, (batch, length, width), like = x.tape, x.shape, x.like
 
     def sliced(grad: Tensor) -> Grads:
         return [ops.made(tape, like, "gradient of a slice")]
 
-    view = Tensor(tape, x.storage, (batch, length - 1, width), x.dtype, tape.node((x,), sliced))
+    with tape.on(tape.card_of(x)):
+        view = Tensor(tape, x.storage, (batch, length - 1, width), x.dtype, tape.node((x,), sliced))
+    view = ops.move(view, tape.card)
+    own = ops.move(Tensor(tape, labels.storage, (batch, length - 1), labels.dtype), tape.card)
     inner = view.like
 
     def picked(grad: Tensor) -> Grads:
@@ -300,7 +319,7 @@ def _rows_that_count(x: Tensor) -> tuple[Tensor, Tensor]:
     tape.work(0, 2 * prod(view.shape) * DTYPE_BYTES[x.dtype], x.dtype)
     out = ops.output(node, tape, (batch * (length - 1), width), x.dtype, "hidden states of the tokens that count")
     del places
-    return out, mask
+    return out, mask, view, own
 
 
 FUSED = {"liger": liger_cross_entropy, "cut": cut_cross_entropy, "chunked": chunked_cross_entropy}

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from vramplan.analytic import losses, ops
 from vramplan.analytic.attention import causal_mask
 from vramplan.analytic.blocks import Context, Crossing, Kind
+from vramplan.analytic.device_map import Spread
 from vramplan.analytic.families import Family
 from vramplan.analytic.net import Net, Training
 from vramplan.analytic.scene import Scene
@@ -39,6 +40,13 @@ class Setting:
     """The layers to play of each stack, where it is no causal language model."""
     inputs: tuple[Input, ...] = ()
     """And what it takes."""
+    spread_over: Spread | None = None
+    """The cards that it is spread over, where these are several."""
+
+    @property
+    def spread(self) -> Spread:
+        """Where everything lies: on one card, but for a model that is spread over several."""
+        return self.spread_over or Spread(tuple((number, 0) for number in range(len(self.kinds))))
 
     @property
     def looks(self) -> bool:
@@ -196,11 +204,15 @@ def image_inputs(tape: Tape, seen: Seen, samples: int, images: int, length: int)
 
 
 def run_forward(net: Net, setting: Setting, phase: str, batch: Batch) -> Tensor:
-    """``model(input_ids, labels=labels).loss`` under the job's autocast; accelerate converts the outputs to fp32."""
+    """``model(input_ids, labels=labels).loss`` under the job's autocast; accelerate converts the outputs to fp32.
+
+    They come back to the card that the inputs lie on (accelerate's AlignDevicesHook: io_same_device).
+    """
     job = setting.job
     batch = as_handed(net.tape, job, batch)
     with net.tape.autocasting(job.autocast if job.casts else None):
         loss, given = forward(net, setting, phase, batch)
+        loss, given = ops.move(loss, 0), [ops.move(one, 0, "logits on the first card") for one in given]
     if job.loop == "trainer" and job.casts:
         outputs = given + net.features
         converted = [ops.to(one, "fp32", "outputs converted to fp32 (accelerate)") for one in outputs]
@@ -238,30 +250,32 @@ def forward(net: Net, setting: Setting, phase: str, batch: Batch) -> tuple[Tenso
 def causal_lm(net: Net, setting: Setting, phase: str, batch: Batch) -> tuple[Tensor, Tensor | None]:
     """LlamaForCausalLM.forward: the model, the head, the loss; the logits are among the outputs."""
     tape, job, c = net.tape, setting.job, setting.config
-    family = setting.family
-    hidden = family.before_head(net, c, model(net, setting, phase, batch))
+    family, spread = setting.family, setting.spread
+    with tape.on(spread.norm):
+        hidden = family.before_head(net, c, model(net, setting, phase, batch))
     vocabulary, tied = family.shape(c).vocabulary, family.is_tied(c)
     fused = losses.FUSED.get(job.loss)
     if fused is not None:
-        return fused(hidden, net.head_weight(vocabulary, hidden.shape[-1], tied), batch.labels), None
+        with tape.on(spread.head):
+            return fused(hidden, net.head_weight(vocabulary, hidden.shape[-1], tied), batch.labels), None
     if job.loss == "sections":
 
         def head(part: Tensor) -> Tensor:
             return family.after_head(net, c, net.head(part, vocabulary, tied, family.head_bias))
 
         return losses.sectioned_cross_entropy(hidden, batch.labels, head), None
-    logits = family.after_head(net, c, net.head(hidden, vocabulary, tied, family.head_bias))
-    tape.module = "loss"
-    return causal_loss(logits) if job.loss == "standard" else sliced_loss(logits), logits
+    with tape.on(spread.head):
+        logits = family.after_head(net, c, net.head(ops.move(hidden, spread.head), vocabulary, tied, family.head_bias))
+        tape.module = "loss"
+        return causal_loss(logits) if job.loss == "standard" else sliced_loss(logits), logits
 
 
 def causal_loss(logits: Tensor) -> Tensor:
     """ForCausalLMLoss: logits in fp32, labels shifted, all rows through cross-entropy (loss/loss_utils.py)."""
     tape, (batch, length, vocabulary) = logits.tape, logits.shape
     logits = ops.to(logits, "fp32", "logits in fp32").view(batch * length, vocabulary)
-    padded = tape.empty((batch, length + 1), "int64", "padded labels")
-    shifted = tape.empty((batch, length), "int64", "shifted labels") if batch > 1 else padded  # one row is contiguous
-    return losses.cross_entropy(logits, shifted)
+    labels = losses.shifted_labels(tape, batch, length)
+    return losses.cross_entropy(logits, labels[-1])
 
 
 def sliced_loss(logits: Tensor) -> Tensor:
@@ -272,30 +286,36 @@ def sliced_loss(logits: Tensor) -> Tensor:
 def model(net: Net, setting: Setting, phase: str, batch: Batch) -> Tensor:
     """LlamaModel.forward: embedding, layers, final norm. The embeddings live to the end of the function."""
     tape, family, c = net.tape, setting.family, setting.config
+    spread = setting.spread
     crossing = across_images(net, setting, phase, batch)
-    x = family.embed(net, c, batch.ids)
+    with tape.on(spread.embed):
+        x = family.embed(net, c, ops.move(batch.ids, spread.embed))
     if setting.looks and crossing is None:
         x = with_images(net, setting, phase, batch, x)
     held, net.held = net.held or [x], []
-    ctx = context(net, setting, x)
+    with tape.on(spread.embed):
+        ctx = context(net, setting, x, batch)
     ctx.crossing = crossing
     checkpointed = setting.job.checkpointing == "full"
-    for number, kind in enumerate(setting.kinds):
+    for (number, card), kind in zip(spread.layers, setting.kinds, strict=True):
         if kind.crosses and crossing is None:
             continue
         net.enter_layer(phase, number, x)
+        own, given = ctx.of(kind).on(card), ops.move(x, card, "hidden state on the next card")
 
-        def layer(x: Tensor, own: Context = ctx.of(kind), kind: Kind = kind) -> Tensor | tuple[Tensor, ...]:
+        def layer(x: Tensor, own: Context = own, kind: Kind = kind) -> Tensor | tuple[Tensor, ...]:
             return family.layer(net, c, x, own, kind)
 
-        outputs = tape.checkpoint(layer, x) if checkpointed else layer(x)
+        with tape.on(card):
+            outputs = tape.checkpoint(layer, given) if checkpointed else layer(given)
+        del layer, own, given
         x = outputs[0] if isinstance(outputs, tuple) else outputs  # a tuple lives until the next layer's is there
         if number < len(net.deep):
             x = ops.add_rows(x, net.deep[number])
-    del layer
     tape.enter(phase, None)
     if family.norm is not None and not skips_final_norm(c):
-        x = family.norm(net, family.norm_name, x)
+        with tape.on(spread.norm):
+            x = family.norm(net, family.norm_name, ops.move(x, spread.norm))
     del held
     net.outer.clear()
     net.deep.clear()
@@ -334,7 +354,7 @@ def skips_final_norm(c: Config) -> bool:
     return c.get("do_layer_norm_before") is False
 
 
-def context(net: Net, setting: Setting, x: Tensor) -> Context:
+def context(net: Net, setting: Setting, x: Tensor, given: Batch) -> Context:
     """Rotary tables and masks, which all layers share; masks are in the dtype of the token embeddings."""
     tape, job, family, c = net.tape, setting.job, setting.family, setting.config
     batch, length, _ = x.shape
@@ -348,21 +368,25 @@ def context(net: Net, setting: Setting, x: Tensor) -> Context:
         and not (tape.training and job.checkpointing == "full")
     ):
         ctx.cache = net.cache  # the Trainer switches use_cache off in the outer configuration alone
-    if job.batches != "packed":  # those of a packed batch come with it
-        ctx.positions = tape.empty((1, length), "int64", "position ids")
+    packed = job.batches == "packed"
+    ctx.positions = given.others[0] if packed else tape.empty((1, length), "int64", "position ids")
     slides = sorted({kind.sliding for kind in setting.kinds})
     rotary = family.rotary(c)
     if rotary is not None:
+        card = setting.spread.rotary
+        taken = ops.move(x, card), None if ctx.positions is None else ops.move(ctx.positions, card)
         rows = batch if job.batches == "packed" or rotary.per_row else 1
         for sliding in slides:
             if ctx.cos and not rotary.per_kind:
                 ctx.cos[sliding], ctx.sin[sliding] = next(iter(ctx.cos.values())), next(iter(ctx.sin.values()))
                 continue
-            tables = [
-                tape.empty((rows, length, 1, rotary.dim), "fp32" if rotary.fp32 else x.dtype, f"rotary {name}")
-                for name in ("cos", "sin")
-            ]
+            with tape.on(card):
+                tables = [
+                    tape.empty((rows, length, 1, rotary.dim), "fp32" if rotary.fp32 else x.dtype, f"rotary {name}")
+                    for name in ("cos", "sin")
+                ]
             ctx.cos[sliding], ctx.sin[sliding] = tables
+        del taken
     for sliding in slides:
         ctx.masks[sliding] = mask(tape, setting, x, sliding, dtype)
     return ctx
@@ -378,6 +402,8 @@ def mask(tape: Tape, setting: Setting, x: Tensor, sliding: bool, dtype: str) -> 
     window = setting.family.window(setting.config) if sliding else None
     if job.batches != "unpadded" or (setting.looks and setting.seen and setting.seen.sight.masks_text):
         return causal_mask(tape, batch, length, "bool")
+    if window is not None and length >= window and job.loop == "trainer":
+        return causal_mask(tape, batch, length, "bool")  # the collator's mask of ones is in it
     if setting.family.always_masked or (window is not None and length >= window):
         shared = tape.empty((1, 1, length, length), "bool", "causal mask")
         return Tensor(tape, shared.storage, (batch, 1, length, length), "bool")

@@ -46,6 +46,11 @@ class Placed:
     parameter: Parameter
     layer: int | None
 
+    @property
+    def weight(self) -> Weight:
+        """As the optimizer sees it."""
+        return Weight(self.parameter.name, self.parameter.shape, self.parameter.dtype)
+
     def storages(self, dtype: str | None = None) -> list[Storage]:
         """What it is stored as; in a dtype that is given, where it is not quantized."""
         one, in_layer = self.parameter, self.layer is not None
@@ -169,6 +174,8 @@ class Step:
         model = self.setting.family.model
         if model is not None and model.loads:
             return in_order(self.tape, self.plan, model.loads)
+        if self.setting.spread_over is not None:
+            return in_order(self.tape, self.plan, ("model.embed_tokens", *range(len(self.plan.stacks))))
         return weights_of(self.tape, self.plan)
 
     @cached_property
@@ -179,38 +186,39 @@ class Step:
     @cached_property
     def num_vision_parameters(self) -> int:
         """Those of the tower and of what leads from it to the language model."""
-        seeing = [one.parameter for one in self.placed if one.parameter.name.partition(".")[0] in PARTS]
-        if self.setting.family.model is not None:
+        if self.setting.seen is None:
             return 0
+        seeing = [one.parameter for one in self.placed if one.parameter.name.partition(".")[0] in PARTS]
         inside = [one.parameter for one in self.placed if one.layer is not None and one.layer >= TOWER]
         return sum(parameter.num_elements for parameter in (*seeing, *inside) if not parameter.is_adapter)
 
     @cached_property
     def trained(self) -> list[Weight]:
         """The weights that the optimizer updates."""
-        return [
-            Weight(one.parameter.name, one.parameter.shape, one.parameter.dtype)
-            for one in self.placed
-            if one.parameter.trains
-        ]
+        return [one.weight for one in self.placed if one.parameter.trains]
 
     @cached_property
     def updated(self) -> list[Weight]:
         """Those that got a gradient: a batch without images leaves the tower out."""
-        return [
-            Weight(one.parameter.name, one.parameter.shape, one.parameter.dtype)
-            for one in self.placed
-            if one.parameter.is_reached
-        ]
+        return [one.weight for one in self.placed if one.parameter.is_reached]
+
+    @property
+    def timeline(self) -> Timeline:
+        """The first card's; where all do the same, that of each."""
+        return self.timelines[0]
 
     @cached_property
-    def timeline(self) -> Timeline:
+    def timelines(self) -> dict[int, Timeline]:
+        """Each card's own; one alone where all do the same."""
+        return {card: self._timeline(card) for card in self.setting.spread.cards}
+
+    def _timeline(self, card: int) -> Timeline:
         """Loading and two optimizer steps, each of at most two micro-steps: without gradients, and on top of them."""
         record = Recorder()
-        share = sharing_of(self, record)
+        share = sharing_of(self, record, card)
         record.enter("loaded")
         share.load()
-        for buffer in buffers_of(self.setting):
+        for buffer in buffers_of(self.setting) if card == self.setting.spread.rotary else ():
             record.allocate(buffer)
         share.prepare()
         record.enter("forward")
@@ -227,7 +235,7 @@ class Step:
                     record.enter("optimizer")
                     share.optimize(first=step == 0)
                     share.drop_gradients(offset)
-                    record.extend(events[piece.first_event : end], offset)
+                    record.extend(share.on_this_card(events[piece.first_event : end]), offset)
                     break
                 record.enter(piece.phase.partition(".")[0])
                 share.play(piece, events[piece.first_event : end], offset)
@@ -247,13 +255,22 @@ class Step:
                 found.append(self.played.place(grad.storage.id, one.layer))  # type: ignore[union-attr]
         return found
 
-    def evaluation_bytes(self) -> int:
+    def evaluation_bytes(self, card: int = 0) -> int:
         """Highest sum of live tensors in a forward without gradients at the same batch, model and states left out."""
+        return self._evaluations[card]
+
+    @cached_property
+    def _evaluations(self) -> dict[int, int]:
+        """That of each card."""
         tape = play_evaluation(self.setting)
         played = unfold(tape, self.plan, brief=True)
         storages = self._described(tape, played)
         gathered = sharing_of(self, Recorder()).gathered_bytes()
-        return max(Timeline(storages, played.events, []).live_bytes()) + gathered
+        found = {}
+        for card in self.setting.spread.cards:
+            events = played.on_card(card, played.events)
+            found[card] = max(Timeline(storages, events, []).live_bytes(), default=0) + gathered
+        return found
 
     def kernels(self) -> tuple[list[tuple[Kernel, int]], list[tuple[Kernel, int]]]:
         """Work of the first and of any further micro-step: each kernel with the times it runs."""

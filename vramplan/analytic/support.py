@@ -92,11 +92,13 @@ def check_model(spec: ModelSpec, architecture: Architecture, job: Job) -> list[s
 
 
 def check_shared(spec: ModelSpec, architecture: Architecture, job: Job) -> None:
-    """Refuse a strategy that divides the weights where this architecture's own are not modelled, or stop it.
+    """Refuse a strategy that divides the model where this architecture's parts are not modelled, or stop it.
 
     Raises:
         UnsupportedError: for that.
     """
+    if job.strategy == "pipeline" and (architecture.sight is not None or architecture.family.model is not None):
+        raise UnsupportedError(f"--strategy pipeline: {spec.model_type} is not modelled yet; use ddp or zero2")
     if job.strategy not in ("zero3", "fsdp"):
         return
     where, (family, config, sight, _) = f"--strategy {job.strategy}: {spec.model_type}", architecture

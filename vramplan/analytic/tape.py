@@ -60,6 +60,8 @@ class Tape:
         self.parameters: dict[tuple[int | None, str], Parameter] = {}
         self.sequence = 0
         self.layer: int | None = None
+        self.card = 0
+        """Where ops put what they make."""
         self.phase = ""
         self.module = ""
         self.grad_enabled = True
@@ -91,7 +93,9 @@ class Tape:
         id = len(storages)
         if not category:
             category = "temporary" if self.in_backward else "activation"
-        storages.append(StorageInfo(prod(shape) * DTYPE_BYTES[dtype], category, self.module, what, shape, dtype))
+        storages.append(
+            StorageInfo(prod(shape) * DTYPE_BYTES[dtype], category, self.module, what, shape, dtype, self.card)
+        )
         self.events.append(id)
         return Storage(id, self.events.append)
 
@@ -219,7 +223,7 @@ class Tape:
         self.enter(phase, None)
         self.leaves.clear()
         del seed
-        self.in_backward = False
+        self.in_backward, self.card = False, 0
 
     def _walk(self, phase: str, roots: list[tuple[Node, int, Tensor]]) -> None:
         """Run all nodes behind `roots`, each with the gradient of one of its outputs (Engine::execute)."""
@@ -261,7 +265,7 @@ class Tape:
 
     def _run(self, node: Node, grads: Grads) -> Grads:
         """Engine::call_function: the incoming gradients and the saved tensors go only when the outputs are there."""
-        self.module = node.module
+        self.module, self.card = node.module, node.card
         frame = node.frame
         if frame is not None and node.slots:
             if frame.slots is None:
@@ -334,6 +338,19 @@ class Tape:
             yield
         finally:
             self.grad_enabled = outer
+
+    @contextmanager
+    def on(self, card: int) -> Iterator[None]:
+        """Ops inside run on `card`."""
+        outer, self.card = self.card, card
+        try:
+            yield
+        finally:
+            self.card = outer
+
+    def card_of(self, tensor: Tensor) -> int:
+        """The card that a tensor lies on; a weight lies where it is used."""
+        return self.storages[tensor.storage.id].card if isinstance(tensor.storage, Storage) else self.card
 
     @contextmanager
     def autocasting(self, dtype: str | None) -> Iterator[None]:

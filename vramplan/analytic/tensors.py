@@ -29,6 +29,8 @@ class StorageInfo(NamedTuple):
     what: str
     shape: tuple[int, ...]
     dtype: str
+    card: int = 0
+    """Which of several cards it lies on."""
 
 
 class Like(NamedTuple):
@@ -71,8 +73,8 @@ class Node:
     """One backward function: where its gradients go, what it keeps, what it does."""
 
     __slots__ = (
-        "__weakref__", "attributes", "backward", "edges", "frame", "layer", "module", "num_grads", "saved", "sequence",
-        "slots",
+        "__weakref__", "attributes", "backward", "card", "edges", "frame", "layer", "module", "num_grads", "saved",
+        "sequence", "slots",
     )  # fmt: skip
 
     def __init__(self, tape: Tape, inputs: tuple[Tensor, ...], backward: Backward, num_grads: int = 1) -> None:
@@ -85,6 +87,7 @@ class Node:
         tape.sequence += 1
         self.sequence = tape.sequence
         self.layer = tape.layer
+        self.card = tape.card
         self.module = tape.module
         self.num_grads = num_grads
 
@@ -164,7 +167,7 @@ Stored = tuple[tuple[str, int, str], ...]
 class Parameter(Tensor):
     """A weight: resident memory, and a gradient where it trains."""
 
-    __slots__ = ("held", "layer", "name", "quantize", "stored", "viewed")
+    __slots__ = ("card", "held", "layer", "name", "quantize", "stored", "viewed")
 
     def __init__(
         self,
@@ -182,7 +185,7 @@ class Parameter(Tensor):
         self.quantize = quantize
         self.held = False
         """Whether a graph keeps the very memory that it is in, until it is dropped (``ctx.tensors``)."""
-        self.layer = tape.layer
+        self.layer, self.card = tape.layer, tape.card
         self.viewed = False
         """Whether backward keeps a view of it, which ZeRO-3 cannot empty as it does the weight."""
         if trains:

@@ -134,6 +134,11 @@ class Unfolded:
         assert layer is not None
         return self.first_of[home.phase, layer] + storage - home.first_storage
 
+    def on_card(self, card: int, events: Sequence[int]) -> list[int]:
+        """Those of these events that happen on a card."""
+        storages, source = self.tape.storages, self.source
+        return [event for event in events if storages[source[event if event >= 0 else ~event]].card == card]
+
 
 def unfold(tape: Tape, plan: Plan, brief: bool = False) -> Unfolded:
     """Write the played record out for all layers.

@@ -48,7 +48,7 @@ class Flag(NamedTuple):
 
 
 JOB_FLAGS = {
-    "num_gpus": Flag(int, "Data-parallel cards (1); see --strategy."),
+    "num_gpus": Flag(int, "Cards (1); see --strategy."),
     "method": Flag(str, "full; lora; dora; qlora, which is lora with --quantize nf4 (lora)."),
     "lora_rank": Flag(int, "Rank of the adapters (8)."),
     "lora_targets": Flag(str, "all-linear, or names of layers: q_proj,v_proj (all-linear)."),
@@ -85,7 +85,7 @@ JOB_FLAGS = {
         str, "standard, sliced (transformers before 4.49), sections (torchtune), liger, cut or chunked (standard)."
     ),
     "loop": Flag(str, "trainer (transformers' Trainer) or plain (trainer)."),
-    "strategy": Flag(str, "How cards share the work: ddp, fsdp, zero1, zero2, zero3 (ddp)."),
+    "strategy": Flag(str, "How cards share the work: ddp, fsdp, zero1, zero2, zero3, pipeline (ddp)."),
     "offload": Flag(str, "What the host keeps under ZeRO and FSDP: none, optimizer, all (none)."),
     "job": Flag(Path, "A JSON file with more settings of the job."),
 }

@@ -71,7 +71,8 @@ def suggest(
         if solve is not None:
             from vramplan import resolutions
 
-            accumulation = max(1, global_batch // given.get("num_gpus", 1))  # the smallest micro-batch leaves most room
+            cards = 1 if given.get("strategy") == "pipeline" else given.get("num_gpus", 1)
+            accumulation = max(1, global_batch // cards)  # the smallest micro-batch leaves most room
             solved = resolutions.solve(
                 model,
                 gpu,

@@ -135,6 +135,13 @@ def started(keys: Keys, cards: int) -> int | None:
 
 def tell_sharing(keys: Keys, job: dict[str, Any]) -> None:
     """Say what more cards do not do."""
+    if job.get("strategy") == "pipeline":
+        keys.note(
+            "warning",
+            "",
+            f"one process spreads the layers over {job['num_gpus']} cards (device_map), which work one after another: a"
+            " step takes no more samples than on one card; a process for each card does, and holds the whole model",
+        )
     several, whole = job.get("num_gpus", 1) > 1, job.get("strategy", "ddp") in ("ddp", "zero1", "zero2")
     if several and whole and job["method"] != "full":
         keys.note(

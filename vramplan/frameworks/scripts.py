@@ -39,8 +39,9 @@ MODEL: Mapping[str, str | None] = {
     "load_in_4bit": "load_in_4bit",
     "load_in_8bit": "load_in_8bit",
     "use_flash_attention_2": "use_flash_attention_2",
+    "device_map": "device_map",
     **dict.fromkeys((
-        "device_map", "quantization_config", "trust_remote_code", "token", "use_auth_token", "cache_dir", "revision",
+        "quantization_config", "trust_remote_code", "token", "use_auth_token", "cache_dir", "revision",
         "use_cache", "low_cpu_mem_usage", "local_files_only", "use_safetensors", "force_download", "config", "variant",
         "ignore_mismatched_sizes", "num_labels", "id2label", "label2id", "code_revision", "subfolder",
     )),

@@ -68,8 +68,9 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         if job.get("attention") != "flash":
             keys.note("warning", "packing", "needs --attn_impl flash_attn, ms-swift stops without it")
     job |= _images(keys)
-    ranks = _ranks(keys, cards)
-    job["num_gpus"] = ranks
+    spread = _spread(keys, cards, job, at_least(version, "3.0"))
+    ranks = 1 if spread else _ranks(keys, cards)
+    job |= spread or {"num_gpus": ranks}
     job |= leaves(job)
     job |= reentrant(keys, job, at_least(version, "3.0") and (ranks == 1 or "strategy" in job))  # trainers/mixin.py
     if "gradient_accumulation_steps" not in job:
@@ -215,24 +216,40 @@ def _images(keys: Keys) -> dict[str, Any]:
 
 
 def _ranks(keys: Keys, cards: int) -> int:
-    """NPROC_PER_NODE x NNODES; without them one process, which spreads the model over all cards that it sees.
+    """NPROC_PER_NODE x NNODES; without them one process."""
+    several = started(keys, cards)
+    if several is None and keys.has(RANKS):
+        return max(1, keys.count(RANKS, default=1, least=-1))
+    return several or 1
+
+
+def _spread(keys: Keys, cards: int, job: dict[str, Any], counts: bool) -> dict[str, Any]:
+    """A process that sees several cards spreads the model over them: device_map auto (swift/utils/env.py: is_mp).
+
+    `counts`: since version 3 also where NPROC_PER_NODE starts fewer processes than there are cards; before, one process
+    alone does (2.6.1, llm/sft.py: get_default_device_map).
 
     Raises:
-        UnsupportedError: for that.
+        ConfigError: where that cannot be, or is not meant.
+        UnsupportedError: for several such processes.
     """
-    several = started(keys, cards)
-    if several is not None:
-        return several
-    if keys.has(RANKS):
-        return max(1, keys.count(RANKS, default=1, least=-1))
+    if keys.has(RANKS) or keys.variable("SWIFT_SINGLE_DEVICE_MODE") == "1":
+        return {}
+    seen, processes = visible_cards(keys, cards), started(keys, cards)
+    if seen < 2 * (processes or 1) or not (processes is None or counts):
+        return {}
     if "NPROC_PER_NODE" in keys.source.lost:
         place = keys.source.lost["NPROC_PER_NODE"].place
         raise ConfigError(f"{place} is set but not exported: ms-swift does not see it; write export NPROC_PER_NODE=...")
-    seen = visible_cards(keys, cards)
-    if seen > 1:
+    if processes is not None and processes > 1:
         raise keys.refuse(
             "NPROC_PER_NODE",
-            f"is not set and {seen} cards are visible: a pipeline over cards is not modelled yet;"
-            f" set NPROC_PER_NODE={seen}, or CUDA_VISIBLE_DEVICES=0",
+            f"is {processes} and {seen} cards are visible: {processes} pipelines over cards each are not modelled yet;"
+            f" set NPROC_PER_NODE={seen}",
         )
-    return 1
+    if "strategy" in job:
+        raise ConfigError(
+            f"{keys.source.where}: {seen} cards are visible to one process: ms-swift refuses DeepSpeed and FSDP beside"
+            f" its device_map; set NPROC_PER_NODE={seen}"
+        )
+    return {"strategy": "pipeline", "num_gpus": seen}

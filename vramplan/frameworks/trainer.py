@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
-from vramplan.errors import UnsupportedError
+from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks import deepspeed, fsdp
 from vramplan.frameworks.known import refuse_unmodelled
 from vramplan.frameworks.reading import Reading, Words, at_least, settle, visible_cards
@@ -209,11 +210,37 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         keys.notes,
     )
     reading.rows = "packed" if keys.has("block_size") else "samples"  # run_clm.py joins all texts, and cuts blocks
-    job["num_gpus"] = ranks(keys, cards)
+    job |= sharing(keys, cards, ranks)
     reading.eval_batch_size = evaluation(
         keys, 8, keys.flag("do_eval", default=False) or keys.has("eval_strategy", "evaluation_strategy")
     )
     return reading
+
+
+def sharing(keys: Keys, cards: int, count: Callable[[Keys, int], int]) -> dict[str, Any]:
+    """How many cards there are, by `count`, and whether a ``device_map`` spreads the model over them.
+
+    Raises:
+        ConfigError: for a device_map over several cards in several processes.
+        UnsupportedError: for another one than auto over several cards.
+    """
+    keys.asked.add("device_map")
+    found = keys.source.settings.get("device_map")  # what only a run would tell is one card
+    placed = found.value if found is not None else None
+    said = {"nproc_per_node", "num_processes"} & keys.source.settings.keys()
+    if placed not in ("auto", "balanced", "balanced_low_0", "sequential"):
+        return {"num_gpus": count(keys, cards)}
+    several = count(keys, cards) if said else visible_cards(keys, cards)
+    if several == 1:
+        return {"num_gpus": 1}
+    if said:
+        raise ConfigError(
+            f"{keys.place('device_map')}: device_map {placed} in {several} processes: accelerate refuses to train what"
+            " is spread over cards there; leave device_map out"
+        )
+    if placed not in ("auto", "balanced"):
+        raise keys.refuse("device_map", f"{placed} over {several} cards is not modelled yet; modelled: auto")
+    return {"strategy": "pipeline", "num_gpus": several}
 
 
 def ranks(keys: Keys, cards: int) -> int:

@@ -17,6 +17,7 @@ from vramplan.frameworks.trainer import (
     launched,
     quantized,
     reentrant,
+    sharing,
     targets,
 )
 
@@ -56,7 +57,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
             keys.note(
                 "warning", "packing", "without attn_implementation: flash_attention_2 samples of a row see each other"
             )
-    job["num_gpus"] = launched(keys, cards)
+    job |= sharing(keys, cards, launched)
     names = NAMES | {
         "sequence_length": "max_length",
         "method": {"lora": "use_peft true"},

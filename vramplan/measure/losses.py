@@ -223,7 +223,11 @@ class Chunked(torch.autograd.Function):
 
 def chunked_loss(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The patched forward's loss: the last position has no label; every other counts."""
-    hidden, labels = hidden[:, :-1], labels[:, 1:]
+    return loss_of_rows(hidden[:, :-1], weight, labels[:, 1:])
+
+
+def loss_of_rows(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The same of hidden states and labels that belong together."""
     mask = labels != IGNORED
     values = Chunked.apply(Pick.apply(hidden, mask), weight, Pick.apply(labels, mask))
     spread = [one.new_zeros(mask.shape).masked_scatter(mask, one) for one in values]

@@ -75,6 +75,8 @@ def run(
         raise UnsupportedError(
             f"--quantize {job.quantize}: quantized layers are not traced; --by analytic describes them"
         )
+    if job.strategy == "pipeline":
+        raise UnsupportedError("--strategy pipeline: several cards are not traced; --by analytic describes them")
     progress(f"building {spec.name}", 0.0)
     with quiet(), as_cuda(card):
         recipe = optimizers.recipe(job)

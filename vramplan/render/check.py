@@ -8,7 +8,7 @@ from rich.text import Text
 
 from vramplan.frameworks import Note
 from vramplan.render.bars import fullness
-from vramplan.render.text import breakdown, footer, free_gib, gib, heading, phases
+from vramplan.render.text import breakdown, footer, free_gib, gib, heading, phases, spread
 from vramplan.verdict import Verdict
 
 STYLES = {"warning": "bold yellow", "unknown": "bold red", "default": "cyan", "ignored": "dim"}
@@ -26,6 +26,7 @@ def verdict(one: Verdict) -> RenderableType:
         Text(""),
         breakdown(estimate),
         Text(""),
+        *spread(estimate),
         phases(estimate),
     ]
     if one.evaluation_bytes is not None:
@@ -45,7 +46,7 @@ def _headline(one: Verdict) -> RenderableType:
     line = Table.grid(padding=(0, 2))
     line.add_row(said, f"{gib(need)} of {free_gib(capacity)} GiB", fullness(need, capacity, 20))
     rest = Text(
-        f"{job.num_gpus} x {job.micro_batch_size} x {job.gradient_accumulation_steps} = global batch"
+        f"{job.data_parallel} x {job.micro_batch_size} x {job.gradient_accumulation_steps} = global batch"
         f" {job.global_batch_size}, {job.sequence_length:,} tokens a sample"
     )
     if not one.fits and not estimate.fits and estimate.fits_without_margin:
@@ -128,7 +129,7 @@ def _way_out(one: Verdict) -> list[RenderableType]:
     for advice in search.advice:
         smaller: dict[str, int] = {}
         if advice.micro_batch_size != job.micro_batch_size:
-            steps = max(1, job.global_batch_size // (advice.micro_batch_size * job.num_gpus))
+            steps = max(1, job.global_batch_size // (advice.micro_batch_size * job.data_parallel))
             smaller = {"micro_batch_size": advice.micro_batch_size, "gradient_accumulation_steps": steps}
         change = "\n".join([*(reading.say(advice.update) or [advice.change]), *reading.say(smaller)])
         fits = Text("yes", style="green") if advice.fits else Text("no", style="red")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from vramplan.card import Card
@@ -52,6 +53,7 @@ def estimate(one: Estimate) -> dict[str, Any]:
             }
             for term in one.terms
         ],
+        "cards": [asdict(each) for each in one.cards],
         "num_parameters": one.num_parameters,
         "num_trainable_parameters": one.num_trainable_parameters,
         "num_vision_parameters": one.num_vision_parameters,

@@ -69,7 +69,7 @@ def search(one: Search, run: Run, width: int = WIDTH) -> RenderableType:
     if one.plans:
         shown += [plan_table(one, width), Text(""), recommendation(one), Text("")]
         assert one.recommended is not None
-        shown += [breakdown(one.recommended.estimate), Text("")]
+        shown += [breakdown(one.recommended.estimate), Text(""), *spread(one.recommended.estimate)]
     else:
         shown += [
             Text("Nothing fits: ", style="bold red")
@@ -80,6 +80,7 @@ def search(one: Search, run: Run, width: int = WIDTH) -> RenderableType:
             Text(""),
             breakdown(one.smallest),
             Text(""),
+            *spread(one.smallest),
         ]
     if run.samples is not None and one.recommended is not None:
         shown += [schedule(one.recommended, run), Text("")]
@@ -108,13 +109,14 @@ def plan_table(one: Search, width: int = WIDTH) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
     for name in ("", "micro", "accum.", "cards"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("memory on each card" if width >= 78 else "", no_wrap=True)
+    where = "memory on the fullest card" if one.smallest.cards else "memory on each card"
+    table.add_column(where if width >= 78 else "", no_wrap=True)
     for name in ("GiB", "free", "step time"):
         table.add_column(name, justify="right", no_wrap=True)
     for plan in one.plans:
         best = plan is one.recommended
         need, room = plan.estimate.device_total_bytes, plan.estimate.headroom_bytes
-        cells = (plan.micro_batch_size, plan.gradient_accumulation_steps, plan.data_parallel)
+        cells = (plan.micro_batch_size, plan.gradient_accumulation_steps, one.job.num_gpus)
         table.add_row(
             ">" if best else "",
             *(str(cell) for cell in cells),
@@ -219,7 +221,7 @@ def estimate(one: Estimate, card: Card, num_gpus: int, explain: bool = False) ->
     totals.add_row("reserved", gib(one.peak_reserved_bytes), Text("torch.cuda.max_memory_reserved", style="dim"))
     totals.add_row("on the card", gib(one.device_total_bytes), Text("nvidia-smi, this process", style="dim"))
     shown: list[RenderableType] = [heading(one, card, num_gpus), Text(""), batch, Text("")]
-    shown += [totals, Text(""), breakdown(one), Text(""), phases(one), Text("")]
+    shown += [totals, Text(""), breakdown(one), Text(""), *spread(one), phases(one), Text("")]
     if explain:
         shown += [terms(one.terms), Text("")]
     return Group(*shown, *footer(one))
@@ -238,8 +240,30 @@ def breakdown(one: Estimate) -> Group:
         if size:
             table.add_row(name, f"{size / GiB:.2f}", plain(size, scale, 48, colour))
     table.add_row(Text("total", style="bold"), Text(f"{one.device_total_bytes / GiB:.2f}", style="bold"), "")
-    when = f"Where it goes, GiB (micro-batch {one.micro_batch_size}, peak in {one.peak_phase})"
+    on = f"card {one.fullest_card}, " if one.cards else ""
+    when = f"Where it goes, GiB ({on}micro-batch {one.micro_batch_size}, peak in {one.peak_phase})"
     return Group(Text(when, style="bold"), table)
+
+
+def spread(one: Estimate) -> list[RenderableType]:
+    """What each of the cards holds and needs that a model is spread over; nothing where it is not."""
+    if not one.cards:
+        return []
+    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
+    table.add_column("card", justify="right", no_wrap=True)
+    table.add_column("holds", overflow="fold")
+    for name in ("weights", "allocated", "on the card", "free"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in one.cards:
+        sizes = (each.parameter_bytes, each.peak_allocated_bytes, each.device_total_bytes)
+        table.add_row(
+            str(each.number),
+            each.holds,
+            *(gib(size) for size in sizes),
+            free_gib(one.capacity_bytes - each.device_total_bytes) if each.fits else Text("no", style="red"),
+            style="bold" if each.number == one.fullest_card else "",
+        )
+    return [Group(Text("Each card, GiB", style="bold"), table), Text("")]
 
 
 def phases(one: Estimate) -> Text:

@@ -14,7 +14,7 @@ from vramplan.card import Card
 from vramplan.checks import check_job
 from vramplan.conclude import said_engine, said_method, said_sharing, said_weights
 from vramplan.defaults import complete_job
-from vramplan.errors import ConfigError, VramplanError
+from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 from vramplan.job import Job
 from vramplan.progress import Progress, silent
 from vramplan.roofline import BANDWIDTH_EFFICIENCY, LAUNCH_SECONDS, MATMUL_EFFICIENCY
@@ -182,6 +182,8 @@ def _shared(
     """
     job = complete_job(spec, card, given)
     check_job(job, card)
+    if job.strategy == "pipeline":  # where layers go depends on the card
+        raise UnsupportedError("--strategy pipeline is not tabled yet")
     key = (job, *traits(card))
     if key not in known:
         shared = Shared(spec, job, card)

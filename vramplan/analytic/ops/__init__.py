@@ -11,7 +11,7 @@ A backward closure must hold shapes only (:class:`Like`), never a tensor: it wou
 
 from __future__ import annotations
 
-from vramplan.analytic.ops.base import fit, high, low, made, output, pointwise, promote, to
+from vramplan.analytic.ops.base import fit, high, low, made, move, output, pointwise, promote, to
 from vramplan.analytic.ops.elementwise import (
     add,
     add_in_place,
@@ -112,6 +112,7 @@ __all__ = [
     "masked",
     "matmul",
     "mean",
+    "move",
     "mul",
     "neg",
     "norm",

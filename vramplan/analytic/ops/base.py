@@ -85,6 +85,22 @@ def to(x: Tensor, dtype: str, what: str = "") -> Tensor:
     return output(node, tape, x.shape, dtype, what or f"{dtype} copy")
 
 
+def move(x: Tensor, card: int, what: str = "copy on its card") -> Tensor:
+    """``x.to(card)``: a copy there, or `x` itself; its gradient goes back the same way (ToCopyBackward)."""
+    tape, like, home = x.tape, x.like, x.tape.card_of(x)
+    if home == card:
+        return x
+
+    def backward(grad: Tensor) -> Grads:
+        tape.card = home  # what it meets there is summed there
+        return [made(tape, like, "gradient on its way back", passes=2)]
+
+    with tape.on(card):
+        node = tape.node((x,), backward)
+        tape.work(0, 2 * x.num_bytes, x.dtype)
+        return output(node, tape, x.shape, x.dtype, what)
+
+
 def low(x: Tensor) -> Tensor:
     """`x` as a matmul-like op takes it under autocast; an fp32 leaf that trains is cast once and cached."""
     tape = x.tape

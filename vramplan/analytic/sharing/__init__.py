@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from vramplan.analytic.record import Recorder
 from vramplan.analytic.sharing.fsdp1 import Fsdp1
 from vramplan.analytic.sharing.fsdp2 import Fsdp2
+from vramplan.analytic.sharing.pipeline import Pipeline
 from vramplan.analytic.sharing.replicated import Replicated
 from vramplan.analytic.sharing.zero import Zero
 from vramplan.analytic.sharing.zero3 import Zero3
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
     from vramplan.analytic.step import Step
 
 
-def sharing_of(step: Step, record: Recorder) -> Replicated:
-    """What the job's strategy makes of a played step."""
+def sharing_of(step: Step, record: Recorder, card: int = 0) -> Replicated:
+    """What the job's strategy makes of a played step, on one of the cards."""
+    if step.job.strategy == "pipeline":
+        return Pipeline(step, record, card)
     kinds: dict[str, type[Replicated]] = {
         "ddp": Replicated,
         "zero1": Zero,

@@ -35,9 +35,13 @@ class Replicated:
 
     def prepare(self) -> None:
         """What goes around the model is made."""
-        if self.job.num_gpus > 1:
+        if self.job.data_parallel > 1:
             for bucket in ddp_buckets([weight.num_bytes for weight in self.step.trained]):
                 self.record.allocate(bucket)
+
+    def on_this_card(self, events: Sequence[int]) -> Sequence[int]:
+        """Those of the played step's events that happen on this card."""
+        return events
 
     def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
         """One layer's share of a phase, whose storages are numbered from `offset`."""
@@ -55,10 +59,15 @@ class Replicated:
         record = self.record
         step = optimizer_of(optimizer or self.job.optimizer).step
         if self.job.loop == "trainer":  # clip_grad_norm_
-            norms = [record.allocate(Storage(4, "temporary", "gradient norms", "scalar")) for _ in weights]
+            norm = Storage(4, "temporary", "gradient norms", "scalar")
+            norms = [record.allocate(norm) for _ in range(len(weights) + self.norms_from_elsewhere())]
             record.free_all(reversed(norms))
         for group in self.groups(weights):
             step(record, group, first)
+
+    def norms_from_elsewhere(self) -> int:
+        """Norms of other cards' gradients that come to this one."""
+        return 0
 
     def groups(self, weights: list[Weight]) -> list[list[Weight]]:
         """The optimizer's parameter groups; the Trainer makes two, with and without weight decay."""

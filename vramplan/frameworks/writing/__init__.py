@@ -33,7 +33,7 @@ COMPARED = (
 
 
 SHARES: Mapping[str, tuple[str, ...]] = {
-    "swift": ("ddp", "zero2", "zero3"),
+    "swift": ("ddp", "zero2", "zero3", "pipeline"),
     "trl": ("ddp", "zero1", "zero2", "zero3"),
     "accelerate": ("ddp", "zero1", "zero2", "zero3", "fsdp"),
 }
@@ -72,6 +72,8 @@ def write(framework: str, model: str, job: Job) -> Written:
     if framework not in WRITERS:
         raise UnsupportedError(f"--for {framework}: nothing is written for it yet; known: {', '.join(WRITERS)}")
     offloads = f" --offload {job.offload}" if job.offload != "none" else ""
+    if job.strategy == "pipeline" and framework not in ("swift", "deepspeed"):
+        raise UnsupportedError(f"--for {framework}: device_map stands in a script of one's own; --for swift writes it")
     if framework != "deepspeed" and (offloads or job.strategy not in SHARES.get(framework, ("ddp",))):
         by = "accelerate" if job.strategy == "fsdp" else "deepspeed"
         raise UnsupportedError(

@@ -55,9 +55,11 @@ def swift(model: str, job: Job) -> Written:
         pairs["use_liger_kernel"] = True
     if job.batches == "packed":
         pairs["packing"] = True
-    if job.strategy != "ddp":
-        pairs["deepspeed"] = job.strategy
     variables = {"NPROC_PER_NODE": str(job.num_gpus)}
+    if job.strategy == "pipeline":  # one process that sees all cards
+        variables = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(job.num_gpus)))}
+    elif job.strategy != "ddp":
+        pairs["deepspeed"] = job.strategy
     if job.max_pixels is not None:
         variables["MAX_PIXELS"] = str(job.max_pixels)
     return Written(pairs, variables | allocator(job), "swift sft")

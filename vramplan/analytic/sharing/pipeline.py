@@ -1,0 +1,54 @@
+"""A model spread over cards by ``device_map``: one process, each layer on one of them, one card at work at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vramplan.analytic.device_map import loaded_bytes
+from vramplan.analytic.record import Recorder
+from vramplan.analytic.sharing.replicated import Replicated
+from vramplan.analytic.unfold import Piece
+from vramplan.timeline import Storage
+
+if TYPE_CHECKING:
+    from vramplan.analytic.step import Step
+
+
+class Pipeline(Replicated):
+    """What one of the cards sees: its own weights with their gradients and states, and what is made on it."""
+
+    def __init__(self, step: Step, record: Recorder, card: int) -> None:
+        super().__init__(step, record)
+        self.card = card
+        self.weights = [one for one in step.placed if one.parameter.card == card]
+
+    def load(self) -> None:
+        """The card's share of the model, asked for in one piece first (modeling_utils.py: caching_allocator_warmup)."""
+        model = [one.parameter for one in self.weights if not one.parameter.is_adapter]
+        size = sum(loaded_bytes(weight, self.job.dtype) for weight in model)
+        self.record.free(self.record.allocate(Storage(size, "temporary", "warm-up of the allocator")))
+        for one in self.weights:
+            for storage in one.storages():
+                self.record.allocate(storage)
+
+    def on_this_card(self, events: Sequence[int]) -> Sequence[int]:
+        """What happens on this card."""
+        return self.step.played.on_card(self.card, events)
+
+    def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+        """What happens on this card."""
+        self.record.extend(self.on_this_card(events), offset)
+
+    def optimize(self, first: bool) -> None:
+        """Optimizers of torch treat each card's weights apart (_group_tensors_by_device_and_dtype)."""
+        self.update([one.weight for one in self.weights if one.parameter.is_reached], first)
+
+    def norms_from_elsewhere(self) -> int:
+        """The whole norm is that of all norms, on the card of the first (utils/clip_grad.py: _get_total_norm)."""
+        cards = [one.parameter.card for one in self.step.placed if one.parameter.is_reached]
+        return len(cards) - cards.count(self.card) if cards and cards[0] == self.card else 0
+
+    def drop_gradients(self, offset: int) -> None:
+        """``zero_grad``."""
+        self.record.free_all([offset + place for place in self.step.gradients_of(self.weights)])
