@@ -22,6 +22,7 @@ from vramplan.frameworks import FRAMEWORKS, Setting, Source
 from vramplan.frameworks.arguments import split
 from vramplan.frameworks.files import load_yaml, read_mapping
 from vramplan.frameworks.find import Found, from_path, from_words
+from vramplan.frameworks.known import known_keys
 from vramplan.frameworks.shell import commands
 
 PUBLISHED = [
@@ -265,9 +266,76 @@ def test_advice_says_all_that_it_takes() -> None:
     lines = done.stdout.splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("--use_liger_kernel true"))
     assert "yes" in lines[first]
-    said = [line.split("  ")[0].strip() for line in lines[first : first + 3]]
-    changes = [word for one in said if one.startswith(("--use", "--per", "--grad")) for word in one.split()]
+    (each,) = [line for line in lines[:first] if line.startswith("(each with ")]
+    changes = [*lines[first].split()[:2], *each[len("(each with ") : -1].replace(",", "").split()]
     assert verdict.check([*words, *batch, *changes], "rtx4090").fits
+
+
+FULL = {
+    "llamafactory": "llamafactory/full.yaml",
+    "axolotl": "axolotl/full.yaml",
+    "trl": "trl/full.sh",
+    "torchtune": "torchtune/full.yaml",
+    "ms-swift": "ms-swift/full.sh",
+    "transformers": "transformers/zero2.sh",
+    "script": "scripts/full_hf.py",
+    "unsloth": "unsloth/full.py",
+    "deepspeed": "deepspeed/zero2.json",
+}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_advice_is_in_the_frameworks_words(name: str) -> None:
+    """No row says what only our own command line knows."""
+    cards = 1 if name == "script" else 2
+    found = verdict.check(
+        FOLDER / FULL[name], "rtx3060", num_gpus=cards, model="Qwen/Qwen2.5-14B", sequence_length=4096
+    )
+    known = known_keys(found.reading.framework) | {"offload_optimizer", "zero_optimization", "model", "load_in_4bit"}
+    rows = [line for one in found.advice for line in one.settings]
+    keys = {re.split("[ :=]", row)[0].lstrip("-").partition(".")[0] for row in rows}
+    assert keys
+    assert keys <= known | found.reading.synonyms.keys()
+    assert all(one.settings or one.card for one in found.advice)
+
+
+def test_advice_of_a_length() -> None:
+    """The largest that fits, also where half of it does not."""
+    words = ["swift", "sft", "--model", "Qwen2.5-7B-Instruct", "--torch_dtype", "bfloat16", "--max_length", "16384"]
+    (length,) = [one for one in verdict.check(words, "rtx4090").advice if one.change.startswith("--seq-len")]
+    said = int(length.settings[0].split()[1])
+    assert length.fits
+    assert said < 8192
+    for tokens, fits in ((said, True), (said + 64, False)):
+        assert verdict.check([*words[:-1], str(tokens)], "rtx4090").fits == fits
+
+
+def test_advice_leaves_what_was_asked_for_free(tmp_path: Path) -> None:
+    config = tmp_path / "train.yaml"
+    text = "model_name_or_path: Qwen/Qwen2.5-3B\nstage: sft\nfinetuning_type: lora\nlora_target: all\nfp16: true\n"
+    config.write_text(text + "per_device_train_batch_size: 1\n")
+    assert verdict.check(config, "t4").fits
+    found = verdict.check(config, "t4", min_headroom=0.3)
+    assert not found.fits
+    changes = [one.settings for one in found.advice if one.fits and one.settings]
+    assert changes
+    for change in changes:
+        (tmp_path / "changed.yaml").write_text("\n".join([config.read_text(), *change]))
+        assert verdict.check(tmp_path / "changed.yaml", "t4", min_headroom=0.3).fits
+
+
+def test_an_evaluation_that_is_too_large(tmp_path: Path) -> None:
+    config = tmp_path / "train.yaml"
+    text = "model_name_or_path: Qwen/Qwen2.5-1.5B\nstage: sft\nfinetuning_type: lora\nbf16: true\nval_size: 0.1\n"
+    config.write_text(text + "per_device_train_batch_size: 1\nper_device_eval_batch_size: 16\neval_strategy: steps\n")
+    found = verdict.check(config, "rtx4090")
+    assert (found.trains, found.fits, found.plan, found.advice) == (True, False, None, ())
+    size = found.eval_batch_size
+    assert size
+    for samples, fits in ((size, True), (size + 1, False)):
+        config.write_text(config.read_text().replace("eval_batch_size: 16", f"eval_batch_size: {samples}"))
+        assert verdict.check(config, "rtx4090").fits == fits
+        config.write_text(config.read_text().replace(f"eval_batch_size: {samples}", "eval_batch_size: 16"))
 
 
 def test_what_branches_of_a_script_set_differently(tmp_path: Path) -> None:
@@ -295,3 +363,25 @@ def test_deepspeed_that_contradicts_its_trainer(tmp_path: Path) -> None:
         verdict.check([*command, "--fp16", "true"], "rtx4090")
     notes = verdict.check([*command, "--bf16", "true"], "rtx4090").reading.notes
     assert any(note.kind == "unknown" and "did you mean reduce_bucket_size" in note.text for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("llamafactory/lora.yaml", "bf16: false, fp16: true"),
+        ("axolotl/full.yaml", "bf16: false, fp16: true"),
+        ("trl/qlora.yaml", "dtype: float16, bf16: false, fp16: true"),
+        ("ms-swift/lora.sh", "--torch_dtype float16"),
+        ("torchtune/lora.yaml", "dtype: fp32"),
+        ("transformers/zero2.sh", "--dtype float16, --bf16 false, --fp16 true"),
+    ],
+)
+def test_cards_without_bf16(name: str, written: str) -> None:
+    """What to write stands in the configuration's own words; unsloth looks at the card itself."""
+    with pytest.raises(ConfigError, match=f"T4 has no bf16 units .*; write {written}$"):
+        verdict.check(FOLDER / name, "t4")
+
+
+def test_unsloth_without_bf16() -> None:
+    job = verdict.check(FOLDER / "unsloth/qlora.py", "t4").estimate.job
+    assert (job.dtype, job.autocast, job.quantize) == ("fp16", "fp16", "nf4")

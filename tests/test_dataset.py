@@ -179,6 +179,35 @@ def test_the_longest_sample_decides(tmp_path: Path) -> None:
     assert verdict.check(path, "rtx4090", sequence_length=99_999).estimate.job.sequence_length == 16_384
 
 
+@pytest.mark.parametrize(
+    ("more", "samples"),
+    [
+        ("max_samples: 40\n", 40),
+        ("val_size: 0.1\n", 90),
+        ("val_size: 25\n", 75),
+        ("max_samples: 30\nval_size: 0.5\n", 15),
+    ],
+)
+def test_samples_that_are_left_out(tmp_path: Path, more: str, samples: int) -> None:
+    path = config(tmp_path, f"per_device_train_batch_size: 4\n{more}")
+    found = verdict.check(path, "rtx4090", dataset=write(tmp_path / "a.jsonl", *[chat(100)] * 100)).data
+    assert (found.trained_samples, found.steps_per_epoch) == (samples, -(-samples // 4))
+
+
+@pytest.mark.parametrize(
+    ("more", "samples"),
+    [
+        ("--split_dataset_ratio 0.015", 99),
+        ("--dataset a.jsonl#60", 60),
+        ("--dataset a.jsonl#400 --split_dataset_ratio 0.1", 360),
+    ],
+)
+def test_samples_that_ms_swift_leaves_out(tmp_path: Path, more: str, samples: int) -> None:
+    words = ["swift", "sft", "--model", "Qwen2.5-7B-Instruct", "--tuner_type", "lora", "--max_length", "2048"]
+    data = write(tmp_path / "a.jsonl", *[chat(100)] * 100)
+    assert verdict.check([*words, *more.split()], "rtx4090", dataset=data).data.trained_samples == samples
+
+
 def test_what_becomes_of_longer_samples(tmp_path: Path) -> None:
     """ms-swift and axolotl leave them out, LLaMA-Factory and TRL cut; packed rows are as long as the limit."""
     data = write(tmp_path / "a.jsonl", chat(100), chat(100), chat(300), chat(5000))

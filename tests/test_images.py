@@ -9,7 +9,7 @@ import pytest
 
 import vramplan
 from tests.helpers import card_of, cli, cli_json, spec_of
-from vramplan import resolutions
+from vramplan import resolutions, verdict
 from vramplan.defaults import complete_job, image_size
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 from vramplan.images import EYES, Picture, Size, picture_of
@@ -233,3 +233,37 @@ def test_counted_models_say_what_is_missing(tmp_path: Path) -> None:
     done = cli("estimate", str(tmp_path), "--gpu", "h100", "--images", "1")
     assert done.returncode == 2
     assert "`vramplan images` counts its tokens" in done.stderr
+
+
+PROCESSED = (
+    "from transformers import AutoModelForImageTextToText, AutoProcessor\nfrom trl import SFTConfig, SFTTrainer\n"
+    'model = AutoModelForImageTextToText.from_pretrained("Qwen/Qwen2.5-VL-3B-Instruct", dtype="bfloat16")\n'
+    'processor = AutoProcessor.from_pretrained("Qwen/Qwen2.5-VL-3B-Instruct", {})\n'
+    'SFTTrainer(model=model, args=SFTConfig("out", max_length=None), processing_class=processor)\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "given", "tokens"),
+    [
+        ("max_pixels=512 * 28 * 28", {}, 512),
+        ("max_pixels=512 * 28 * 28", {"image_size": "4000x3000"}, 494),
+        ('size={"shortest_edge": 3136, "longest_edge": 200704}', {"image_size": "4000x3000"}, 234),
+        ("min_pixels=256 * 28 * 28", {"image_size": "56x56"}, 256),
+    ],
+)
+def test_a_scripts_processor(tmp_path: Path, said: str, given: dict[str, Any], tokens: int) -> None:
+    """Tokens by smart_resize (transformers, image_processing_qwen2_vl.py)."""
+    script = tmp_path / "train.py"
+    script.write_text(PROCESSED.format(said))
+    estimate = verdict.check(script, "h100", images=1, **given).estimate
+    picture = picture_of(spec_of("Qwen/Qwen2.5-VL-3B-Instruct"), estimate.job)
+    assert picture is not None
+    assert picture.tokens == tokens
+
+
+def test_what_a_processor_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PROCESSED.format("do_image_splitting=False"))
+    with pytest.raises(VramplanError, match=r"train.py:4: AutoProcessor.from_pretrained\(do_image_splitting"):
+        verdict.check(script, "h100")

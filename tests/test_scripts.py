@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.test_frameworks import FOLDER
 from vramplan import verdict
+from vramplan.catalog import find_card
 from vramplan.errors import VramplanError
 from vramplan.frameworks.find import from_path, from_words
 from vramplan.frameworks.literals import read_script
@@ -39,6 +40,11 @@ def argument(lines: str, expression: str) -> Any:
         ("import torch", "torch.bfloat16", "bfloat16"),
         ("", "not is_bfloat16_supported()", False),
         ("", "8 if torch.cuda.is_bf16_supported() else 4", 8),
+        ("n = 1\nif 2 > 1:\n    n = 2\nelse:\n    n = 3", "n", 2),
+        ("h = torch.bfloat16", "h == torch.bfloat16", True),
+        ("", "torch.cuda.is_available() and is_bfloat16_supported()", True),
+        ("", "False and unknown()", False),
+        ("a = [3, 4]\nb, c = a", "c", 4),
         ("", "TaskType.CAUSAL_LM", "CAUSAL_LM"),
         ("class Config:\n    size = 6", "[1, 'two', None]", [1, "two", None]),
         ("p.add_argument('--batch-size', default=2)\nargs = p.parse_args()", "args.batch_size", 2),
@@ -49,6 +55,23 @@ def test_what_is_literal(lines: str, expression: str, expected: object) -> None:
     assert argument(lines, expression) == expected
 
 
+@pytest.mark.parametrize(("card", "knows"), [("t4", False), ("v100-16gb-pcie", False), ("rtx4090", True)])
+def test_what_is_asked_of_the_card(card: str, knows: bool) -> None:
+    text = (
+        "a = 'sdpa'\nmajor, minor = torch.cuda.get_device_capability()\nif major >= 8:\n    a = 'flash_attention_2'\n"
+        "f(bf16=is_bfloat16_supported(), fp16=not is_bfloat16_supported(), attention=a,\n"
+        "  emulated=torch.cuda.is_bf16_supported(), own=torch.cuda.is_bf16_supported(including_emulation=False))\n"
+    )
+    found = read_script(text, "a.py", card=find_card(card)).named("f")[0].keywords
+    assert {name: one.value for name, one in found.items()} == {
+        "bf16": knows,
+        "fp16": not knows,
+        "attention": "flash_attention_2" if knows else "sdpa",
+        "emulated": True,
+        "own": knows,
+    }
+
+
 @pytest.mark.parametrize(
     ("lines", "expression"),
     [
@@ -57,6 +80,8 @@ def test_what_is_literal(lines: str, expression: str, expected: object) -> None:
         ("n = 1\nfor n in range(3):\n    pass", "n"),
         ("n = 1\nn += 1", "n"),
         ("n = open('a').read()", "n"),
+        ("n, m = g()", "m"),
+        ("", "unknown() and True"),
         ("", "9 ** 9 ** 9"),
         ("", "1 << 60"),
         ("", "'x' * 10 ** 9"),

@@ -237,6 +237,8 @@ def test_llamafactorys_keys(tmp_path: Path) -> None:
     config.write_text(text + "video_maxlen: 24\n")
     found = vramplan.check(config, "h100", videos=1, image_size="1280x720").estimate.job
     assert (found.frames, found.image_size) == (24, (341, 192))
+    with pytest.raises(VramplanError, match="--images with --videos"):
+        vramplan.check(config, "h100", images=1, videos=1)
     assert "--videos says that there are any" in " ".join(
         note.text for note in vramplan.check(config, "h100").reading.notes if note.key == "video_maxlen"
     )

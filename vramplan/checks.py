@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramplan.card import Card
-from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.errors import CannotRunError, ConfigError, UnsupportedError
 from vramplan.job import Job
 from vramplan.spec import ModelSpec
 
@@ -39,6 +39,8 @@ def check_sharing(job: Job) -> None:
         raise ConfigError(f"--offload {job.offload} is DeepSpeed's and FSDP's: --strategy zero2, zero3 or fsdp")
     if job.offload == "all" and job.strategy in ("zero1", "zero2"):
         raise ConfigError("--offload all: DeepSpeed offloads weights at stage 3 alone; give --strategy zero3")
+    if job.offload != "none" and job.strategy == "zero0":
+        raise ConfigError(f"--offload {job.offload}: DeepSpeed offloads from stage 1 on; give --strategy zero2")
     if job.offload == "optimizer" and job.strategy == "fsdp":
         raise ConfigError(
             "--offload optimizer: FSDP offloads weights, gradients and states together; give --offload all"
@@ -50,6 +52,14 @@ def check_sharing(job: Job) -> None:
         )
     if job.strategy == "zero1" and job.zero.overlap_comm:
         raise UnsupportedError("zero: overlap_comm at stage 1 is not modelled yet")
+    alone = {f"--quantize {job.quantize}": job.quantize != "none", "--method dora": job.method == "dora"}
+    alone |= {"modules_to_save": bool(job.modules_to_save), "kbit": job.kbit, "fp32_norms": job.fp32_norms}
+    for name in (name for name, is_on in alone.items() if is_on and job.strategy == "zero0"):
+        raise UnsupportedError(f"--strategy zero0 with {name} is not modelled yet; use zero2")
+    if job.fsdp.replicas > 1 and (job.fsdp.version != 1 or job.num_gpus % job.fsdp.replicas):
+        raise ConfigError(
+            f"fsdp: replicas {job.fsdp.replicas}: hybrid sharding is version 1's, over cards that divide into them"
+        )
     if job.strategy == "zero3":
         _check_zero3(job)
     if job.strategy == "fsdp":
@@ -57,7 +67,8 @@ def check_sharing(job: Job) -> None:
     if job.strategy == "pipeline" and job.loss in ("sliced", "sections", "cut"):
         raise UnsupportedError(f"--strategy pipeline with --loss {job.loss} is not modelled yet; use --loss standard")
     if job.strategy in ("fsdp", "pipeline") and job.num_gpus == 1:
-        raise ConfigError(f"--strategy {job.strategy} needs more than one card: --num-gpus")
+        name = {"fsdp": "FSDP"}.get(job.strategy, "a pipeline")
+        raise ConfigError(f"{name} needs more than one card: --num-gpus")
 
 
 def _check_zero3(job: Job) -> None:
@@ -138,18 +149,26 @@ def check_card(job: Job, card: Card) -> None:
     """Refuse what the card cannot run.
 
     Raises:
-        ConfigError: naming the setting, and what runs instead.
+        CannotRunError: naming the setting, and what runs instead.
+        ConfigError: for what runs on no card.
     """
-    for flag, dtype in (("--dtype", job.dtype), ("--autocast", job.autocast)):
+    casts = job.autocast == "fp16"  # products of bf16 weights are fp16's then
+    for flag, dtype in (("--dtype", "none" if casts else job.dtype), ("--autocast", job.autocast)):
         if dtype == "bf16" and not card.supports("bf16"):
-            raise ConfigError(
-                f"{flag} bf16: {card.title} has no bf16 units (compute capability {card.compute_capability});"
-                f" run {'--dtype fp16 --autocast fp16' if job.method != 'full' else '--dtype fp32 --autocast fp16'}"
+            zero = job.strategy.startswith("zero")
+            update = {"dtype": "fp32" if job.method == "full" and not zero else "fp16", "autocast": "fp16"}
+            raise CannotRunError(
+                f"{flag} bf16",
+                f"{card.title} has no bf16 units (compute capability {card.compute_capability})",
+                f"--dtype {update['dtype']} --autocast {'none' if zero else 'fp16'}",
+                {name: value for name, value in update.items() if getattr(job, name) != value},
             )
     if job.loop == "trainer" and job.autocast == "fp16" and job.method == "full" and job.dtype == "fp16":
-        raise ConfigError(
-            "--dtype fp16 --autocast fp16: the gradient scaler refuses to unscale fp16 gradients;"
-            " store trained weights as --dtype fp32"
+        raise CannotRunError(
+            "--dtype fp16 --autocast fp16",
+            "the gradient scaler refuses to unscale fp16 gradients of weights that are stored so",
+            "--dtype fp32 --autocast fp16",
+            {"dtype": "fp32"},
         )
     if (
         job.attention == "flash"
@@ -158,7 +177,9 @@ def check_card(job: Job, card: Card) -> None:
     ):
         raise ConfigError("--attention flash: FlashAttention takes bf16 or fp16 only; add --autocast bf16")
     if job.attention == "flash" and not card.runs_flash:
-        raise ConfigError(
-            f"--attention flash: FlashAttention-2 needs compute capability 8.0; {card.title} has"
-            f" {card.compute_capability}; use --attention sdpa"
+        raise CannotRunError(
+            "--attention flash",
+            f"FlashAttention-2 needs compute capability 8.0; {card.title} has {card.compute_capability}",
+            "--attention sdpa",
+            {"attention": "sdpa"},
         )

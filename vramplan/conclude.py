@@ -119,6 +119,7 @@ def settle(
 
 STRATEGIES = {
     "ddp": "DDP: each card holds everything",
+    "zero0": "DeepSpeed without ZeRO: each card holds everything, fp32 copies of what trains beside it",
     "zero1": "DeepSpeed ZeRO-1: optimizer states are divided",
     "zero2": "DeepSpeed ZeRO-2: gradients and optimizer states are divided",
     "zero3": "DeepSpeed ZeRO-3: weights, gradients and optimizer states are divided",
@@ -131,7 +132,10 @@ def said_sharing(job: Job) -> str:
     """How cards share the work; nothing where there is one."""
     if job.num_gpus == 1 and job.strategy == "ddp":
         return ""
-    return STRATEGIES[job.strategy] + (f" (version {job.fsdp.version})" if job.strategy == "fsdp" else "")
+    if job.strategy != "fsdp":
+        return STRATEGIES[job.strategy]
+    whole = f", in {job.fsdp.replicas} replicas of the whole" if job.fsdp.replicas > 1 else ""
+    return f"{STRATEGIES['fsdp']} (version {job.fsdp.version}{whole})"
 
 
 def _sharing(job: Job, played: Played) -> list[str]:

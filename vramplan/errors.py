@@ -4,6 +4,7 @@
     ├── SpecError                 a model description is broken or lacks a key
     ├── UnknownNameError          no such model, card, optimizer ...; carries the nearest names
     ├── ConfigError               a setting is impossible or contradicts another
+    │   └── CannotRunError        torch or the card cannot run it; carries what runs instead
     ├── UnsupportedError          a known setting that is not modelled: refused, never guessed
     ├── HubError                  the model hub could not answer
     ├── ProbeError                a probe's process crashed, hung or was killed
@@ -15,7 +16,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class VramplanError(Exception):
@@ -28,6 +30,15 @@ class SpecError(VramplanError):
 
 class ConfigError(VramplanError):
     """A setting is impossible, out of range, or contradicts another."""
+
+
+class CannotRunError(ConfigError):
+    """Torch or the card cannot run a setting."""
+
+    def __init__(self, setting: str, why: str, flags: str, update: Mapping[str, Any]) -> None:
+        self.why, self.update = why, update
+        """Without the names of flags, which only the command line has; the fields of the job that would run."""
+        super().__init__(f"{setting}: {why}; run {flags}")
 
 
 class UnsupportedError(VramplanError):

@@ -88,13 +88,13 @@ def fix(
     """
     text: str
     find: Callable[[str], Found]
+    card = with_margin(load_card(gpu), confidence)
     if isinstance(target, (str, Path)):
         path = Path(target)
-        text, find = read_text(path), lambda one: from_text(one, path, framework)
+        text, find = read_text(path), lambda one: from_text(one, path, framework, card=card)
         mark = "\ufeff" if path.read_bytes().startswith(BOM_UTF8) else ""
     else:
-        text, find, mark = typed(target), lambda one: from_line(one, framework), ""
-    card = with_margin(load_card(gpu), confidence)
+        text, find, mark = typed(target), lambda one: from_line(one, framework, card=card), ""
     found = _Tries(text, find, card, {**given, "confidence": confidence}, progress).fixed()
     return replace(found, text=mark + found.text)
 

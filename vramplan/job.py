@@ -18,7 +18,7 @@ Loss = Literal["standard", "sliced", "sections", "liger", "cut", "chunked"]
 Loop = Literal["trainer", "plain"]
 Part = Literal["frozen", "train", "lora"]
 Offload = Literal["none", "optimizer", "all"]
-Strategy = Literal["ddp", "zero1", "zero2", "zero3", "fsdp", "pipeline"]
+Strategy = Literal["ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "pipeline"]
 
 MAX_COUNT = 1 << 24
 """Larger batches, lengths or ranks than this are taken for a slip of the hand."""
@@ -50,6 +50,8 @@ class Fsdp(Settings):
     """Whether reentrant checkpointing goes around the sharded layer (transformers before 4.52), not within it. Under
     version 1 no layer is then asked for early, and a frozen layer's hook holds the layer's input and the gradient of
     that until backward ends."""
+    replicas: int = Field(default=1, gt=0)
+    """Version 1, HYBRID_SHARD: groups of cards, nodes as a rule, that each have all parts among them."""
 
 
 class Zero(Settings):
@@ -90,7 +92,7 @@ def engine_casts(strategy: object, quantize: object = "none") -> bool:
     At stage 3 it leaves a model alone that was divided as it was loaded; transformers loads a quantized one whole
     (modeling_utils.py: get_init_context), and that is cast.
     """
-    return strategy in ("zero1", "zero2") or (strategy == "zero3" and quantize != "none")
+    return strategy in ("zero0", "zero1", "zero2") or (strategy == "zero3" and quantize != "none")
 
 
 class Job(BaseModel):

@@ -61,7 +61,7 @@ def levers(spec: ModelSpec, job: Job, card: Card, need_bytes: int) -> list[Lever
         )
     if job.method == "lora" and job.quantize == "none" and is_described(spec):
         lever("--quantize nf4", "frozen linear layers in four bits", "accuracy, time", quantize="nf4")
-    if job.num_gpus > 1 and job.strategy in ("ddp", "zero1", "zero2") and job.quantize == "none":
+    if job.num_gpus > 1 and job.strategy in ("ddp", "zero0", "zero1", "zero2") and job.quantize == "none":
         if job.strategy == "ddp":
             lever("--strategy fsdp", "each card holds a part of the weights", "communication", strategy="fsdp")
         stored = job.dtype if job.autocast == "none" else job.autocast

@@ -41,6 +41,8 @@ class Data:
     micro_batch_size: int
     global_batch_size: int
     image_tokens: int
+    trained_samples: int
+    """Samples of an epoch: those kept, less what the configuration leaves out or holds back."""
     near_length: int | None = None
     """Shortest longest sample of a batch near the limit; None where all batches are equally long."""
     fitting_length: int | None = None
@@ -69,7 +71,9 @@ class Data:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps."""
-        rows = ceil_div(self.kept.tokens, self.limit) if self.rows == "packed" else self.kept.samples
+        rows, kept = self.trained_samples, self.kept
+        if self.rows == "packed":
+            rows = ceil_div(kept.tokens * self.trained_samples, kept.samples * self.limit)
         return ceil_div(rows, self.global_batch_size)
 
 
@@ -114,6 +118,7 @@ def applied(
         full.micro_batch_size,
         full.global_batch_size,
         per_image,
+        reading.taken(kept.samples),
     )
     update: dict[str, Any] = {"sequence_length": found.worst_length}
     if sees and given.get("images") is None:

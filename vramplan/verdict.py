@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 from functools import cache
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +13,42 @@ from vramplan import api, longest
 from vramplan.analytic.estimator import listed_layers
 from vramplan.card import Card
 from vramplan.catalog import find_model
+from vramplan.counsel import MOST_TRIES, Counsel, counsels, roomy
 from vramplan.dataset import Lengths
 from vramplan.defaults import FLAGS, POSITIONS
-from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, VramplanError, nearest_names
+from vramplan.errors import (
+    CannotRunError,
+    ConfigError,
+    UnknownNameError,
+    UnsupportedError,
+    VramplanError,
+)
 from vramplan.feeds import FEEDS
-from vramplan.frameworks import FRAMEWORKS, Keys, Note, Reading, Setting, Source, images, shell, videos, writing
+from vramplan.frameworks import (
+    FRAMEWORKS,
+    Keys,
+    Note,
+    Reading,
+    Setting,
+    Source,
+    deepspeed,
+    images,
+    shell,
+    videos,
+    writing,
+)
 from vramplan.frameworks.arguments import in_sections
-from vramplan.frameworks.find import VARIABLES, Found, from_path, from_words
+from vramplan.frameworks.find import Found, from_path, from_words, tell_lost
 from vramplan.frameworks.known import known_keys
 from vramplan.frameworks.reading import allocator, tell_sharing
-from vramplan.images import EYES
-from vramplan.job import Job, engine_casts
+from vramplan.images import EYES, picture_of
+from vramplan.job import Job
 from vramplan.learned import CONFIDENCE, with_margin
-from vramplan.plan import Search
+from vramplan.plan import Plan, Search
 from vramplan.progress import Progress, silent
 from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
-
-LIKENESS = 0.75
-"""difflib's ratio from which a variable's name is taken for another's: MAX_PIXEL, IMAGAE_MAX_PIXELS."""
+from vramplan.stepping import largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +67,12 @@ class Verdict:
     """Share of the card that has to stay free, if that is more than the margin."""
     data: longest.Data | None = None
     """The data set that it trains on, where one was given."""
+    plan: Plan | None = None
+    """Another micro-batch at the same global batch that fits, where this one does not."""
+    advice: tuple[Counsel, ...] = ()
+    """Where no micro-batch does: changes of something else."""
+    eval_batch_size: int | None = None
+    """A smaller batch of an evaluation that fits, where this one does not; 0 where none does."""
 
     @property
     def need_bytes(self) -> int:
@@ -62,11 +85,19 @@ class Verdict:
         return self.estimate.capacity_bytes - self.need_bytes
 
     @property
+    def spare_bytes(self) -> int:
+        """What has to stay free: the margin, or more that was asked for."""
+        return max(self.estimate.margin_bytes, ceil(self.min_headroom * self.estimate.capacity_bytes))
+
+    @property
+    def trains(self) -> bool:
+        """Whether training fits, whatever an evaluation needs."""
+        return self.estimate.fits and self.estimate.headroom_bytes >= self.spare_bytes
+
+    @property
     def fits(self) -> bool:
         """Whether the worst moment fits, with the margin and what was asked for left free."""
-        one = self.estimate
-        spared = self.evaluation_bytes is None or self.evaluation_bytes <= one.capacity_bytes - one.margin_bytes
-        return one.fits and spared and self.free_bytes >= self.min_headroom * one.capacity_bytes
+        return self.trains and self.free_bytes >= self.spare_bytes
 
 
 def check(
@@ -91,10 +122,14 @@ def check(
     Raises:
         VramplanError: for what cannot be read, or is not modelled.
     """
-    found = from_path(Path(target), framework) if isinstance(target, (str, Path)) else from_words(target, framework)
+    card = api.load_card(gpu)
+    if isinstance(target, (str, Path)):
+        found = from_path(Path(target), framework, card=card)
+    else:
+        found = from_words(target, framework, card=card)
     return examine(
         found,
-        gpu,
+        card,
         num_gpus=num_gpus,
         model=model,
         framework_version=framework_version,
@@ -126,6 +161,8 @@ def examine(
         return judge(reading, spec, card, **given)
     except (ConfigError, UnknownNameError, UnsupportedError) as error:
         said = _in_its_words(str(error), reading)
+        if isinstance(error, CannotRunError) and reading.say(error.update):
+            said = f"{error.why}; write {', '.join(reading.say(error.update))}"
         error.args = (said if found.source.where in said else f"{found.source.where}: {said}",)
         raise
 
@@ -169,11 +206,20 @@ def judge(
         lengths = longest.lengths_of(dataset, spec, tokenizer, progress)
         data, job = longest.applied(lengths, spec, card, reading, job, given)
 
+    def evaluated(trained: Estimate, sized: dict[str, Any], size: int | None) -> int | None:
+        """Bytes on the card in an evaluation's forward: no checkpointing helps there, logits are whole."""
+        if size is None:
+            return None
+        one = trained
+        if size != sized["micro_batch_size"]:
+            one = api.estimate(spec, card, confidence=confidence, **{**sized, "micro_batch_size": size})
+        return one.evaluation_bytes + trained.device_total_bytes - trained.peak_reserved_bytes
+
     @cache
     def at(length: int) -> Verdict:
         sized = {**job, "sequence_length": length}
         estimate = api.estimate(spec, card, confidence=confidence, progress=progress, **sized)
-        evaluation = _evaluation(spec, card, estimate, reading, sized, confidence)
+        evaluation = evaluated(estimate, sized, reading.eval_batch_size)
         return Verdict(reading, with_margin(card, confidence), estimate, evaluation, None, min_headroom, data)
 
     verdict = at(job["sequence_length"])
@@ -186,12 +232,34 @@ def judge(
         verdict = replace(verdict, data=longest.compared(data, job, need))
     if verdict.fits or not look_further:
         return verdict
-    batch = verdict.estimate.job.global_batch_size
+    one, size = verdict.estimate, reading.eval_batch_size or 0
+    most = one.capacity_bytes - verdict.spare_bytes
+    if (verdict.evaluation_bytes or 0) > most:
+
+        def spared(fewer: int) -> bool:
+            return (evaluated(one, job, fewer) or 0) <= most
+
+        smaller, _ = largest(max(1, size // 2), spared, MOST_TRIES, size - 1) if size > 1 else (0, True)
+        verdict = replace(verdict, eval_batch_size=smaller)
+        if verdict.trains and smaller:
+            return verdict
     free = {
         name: value for name, value in job.items() if name not in ("micro_batch_size", "gradient_accumulation_steps")
     }
-    search = api.suggest(spec, card, batch, confidence=confidence, progress=progress, **free)
-    return replace(verdict, search=search)
+    room = roomy(card, one, verdict.spare_bytes)
+    search = api.suggest(spec, room, one.job.global_batch_size, confidence=confidence, progress=progress, **free)
+    plan = search.recommended
+    if plan is not None:  # where it is the same: what torch would give back on a fuller card
+        other = plan if plan.micro_batch_size != one.micro_batch_size else None
+        return replace(verdict, search=search, plan=other)
+    picture = picture_of(spec, one.job) if spec.model_type in EYES else None
+    shortest = one.job.pictures * picture.all_tokens if picture is not None else 0
+
+    def changed(update: dict[str, Any]) -> Estimate:
+        return api.estimate(spec, card, confidence=confidence, progress=progress, **{**job, **update})
+
+    advice = counsels(reading, search, changed, shortest, verdict.spare_bytes)
+    return replace(verdict, search=search, advice=tuple(advice))
 
 
 def read(found: Found, cards: int, version: str | None = None) -> Reading:
@@ -206,12 +274,12 @@ def read(found: Found, cards: int, version: str | None = None) -> Reading:
     _agree(keys, reading.job)
     reading.job |= allocator(keys, reading.expandable)
     tell_sharing(keys, reading.job)
-    _under_deepspeed(reading.job)
+    deepspeed.cast(reading.job)
     reading.spelling = found.source.spelling
     for name in reading.sampling.keys:
         keys.note("ignored", name, "is about videos; --videos says that there are any")
     keys.finish(known_keys(found.name))
-    _lost(keys)
+    tell_lost(keys)
     reading.notes = sorted(keys.notes, key=lambda note: ("warning", "unknown", "default", "ignored").index(note.kind))
     return reading
 
@@ -223,35 +291,6 @@ def _agree(keys: Keys, job: dict[str, Any]) -> None:
             raise ConfigError(
                 f"{said.place} is {said.value}, and {value} elsewhere: training stops at that; write auto"
             )
-
-
-def _under_deepspeed(job: dict[str, Any]) -> None:
-    """DeepSpeed casts the whole model to the half-precision type and keeps fp32 copies itself; nothing is autocast."""
-    if str(job.get("strategy")).startswith("zero"):
-        if job.get("autocast", "none") != "none":
-            job["dtype"] = job["autocast"]
-        job["autocast"] = "none"
-        if job["method"] != "full" and engine_casts(job["strategy"], job.get("quantize", "none")):
-            job["lora_dtype"] = job["dtype"]
-
-
-def _lost(keys: Keys) -> None:
-    """Variables that do not reach the command, or that nothing reads."""
-    for name, found in keys.source.lost.items():
-        if name in VARIABLES or _meant(name):
-            keys.notes.append(
-                Note("warning", name, "is set but not exported: the command does not see it", found.place)
-            )
-    for name, found in keys.source.environment.items():
-        meant = "" if name in VARIABLES else _meant(name)
-        if meant:
-            keys.notes.append(Note("unknown", name, f"no framework reads this; did you mean {meant}?", found.place))
-
-
-def _meant(name: str) -> str:
-    """The variable that a name looks like a slip for."""
-    near = nearest_names(name, VARIABLES, 1)
-    return near[0] if near and SequenceMatcher(None, name, near[0]).ratio() > LIKENESS else ""
 
 
 def _model(name: str | ModelSpec, reading: Reading, found: Found) -> ModelSpec:
@@ -305,19 +344,6 @@ def _settled(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str
 def _most_positions(spec: ModelSpec) -> int:
     text = spec.config.get("text_config") or spec.config
     return int(next((text[key] for key in POSITIONS if isinstance(text.get(key), int)), 2048))
-
-
-def _evaluation(
-    spec: ModelSpec, card: Card, trained: Estimate, reading: Reading, job: dict[str, Any], confidence: float
-) -> int | None:
-    """Bytes on the card in an evaluation's forward: no checkpointing helps there, logits are whole."""
-    size = reading.eval_batch_size
-    if size is None:
-        return None
-    one = trained
-    if size != job["micro_batch_size"]:
-        one = api.estimate(spec, card, confidence=confidence, **{**job, "micro_batch_size": size})
-    return one.evaluation_bytes + trained.device_total_bytes - trained.peak_reserved_bytes
 
 
 def pasted(framework: str, model: str, job: Job) -> tuple[str, list[str]]:

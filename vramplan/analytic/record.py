@@ -35,6 +35,11 @@ class Recorder:
         """Free several, in order."""
         self.events.extend(~number for number in numbers)
 
+    def live_bytes(self) -> int:
+        """What is there now."""
+        sizes = [storage.num_bytes for storage in self.storages]
+        return sum(sizes[event] if event >= 0 else -sizes[~event] for event in self.events)
+
     def splice(self, storages: Sequence[Storage]) -> int:
         """Take in the storages of a recorded stretch, which numbers them from 0; returns what its 0 became."""
         self.storages.extend(storages)

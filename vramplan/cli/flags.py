@@ -85,7 +85,7 @@ JOB_FLAGS = {
         str, "standard, sliced (transformers before 4.49), sections (torchtune), liger, cut or chunked (standard)."
     ),
     "loop": Flag(str, "trainer (transformers' Trainer) or plain (trainer)."),
-    "strategy": Flag(str, "How cards share the work: ddp, fsdp, zero1, zero2, zero3, pipeline (ddp)."),
+    "strategy": Flag(str, "How cards share the work: ddp, fsdp, zero0, zero1, zero2, zero3, pipeline (ddp)."),
     "offload": Flag(str, "What the host keeps under ZeRO and FSDP: none, optimizer, all (none)."),
     "job": Flag(Path, "A JSON file with more settings of the job."),
 }

@@ -12,7 +12,13 @@ from vramplan.frameworks.source import Keys, Setting
 
 PACKAGE, NEWEST = "deepspeed", "0.19.8"
 MICRO, STEPS, WHOLE = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
-NAMES: dict[str, Words] = {"micro_batch_size": MICRO, "gradient_accumulation_steps": STEPS}
+NAMES: dict[str, Words] = {
+    "micro_batch_size": MICRO,
+    "gradient_accumulation_steps": STEPS,
+    "strategy": {"zero3": "zero_optimization.stage 3"},
+    "offload": {"optimizer": "zero_optimization.offload_optimizer.device cpu"},
+    "autocast": {"fp16": "bf16.enabled false; fp16.enabled true"},
+}
 
 
 def read(keys: Keys, cards: int, asked: str | None) -> Reading:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vramplan.frameworks.reading import Reading, Words, settle
+from vramplan.frameworks.reading import Reading, Words, settle, without
 from vramplan.frameworks.source import Keys
 from vramplan.frameworks.trainer import (
     adapters,
@@ -93,12 +93,16 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
             "cut": f"plugins [{CUT}]",
         },
         "dtype": {"bf16": "bf16 true"},
+        "autocast": {"fp16": "bf16 false; fp16 true"},
+        "strategy": {"zero3": "deepspeed deepspeed_configs/zero3_bf16.json"},
         "method": {"lora": "adapter lora; lora_r 8; lora_alpha 16; lora_target_linear true"},
         "quantize": {"nf4": "adapter qlora; load_in_4bit true"},
         "lora_dropout": "lora_dropout",
     }
     reading = Reading("axolotl", f"{version} ({where})", keys.name("base_model") or "", job, names, keys.notes)
-    if keys.number("val_set_size", default=0.0) > 0 or keys.has("test_datasets"):
+    held = keys.number("val_set_size", default=0.0)
+    reading.taken = without(held)
+    if held > 0 or keys.has("test_datasets"):
         reading.eval_batch_size = keys.count("eval_batch_size", default=job["micro_batch_size"])
     reading.expandable = True
     reading.rows = "packed" if packed else "padded" if pads else "samples"

@@ -9,6 +9,7 @@ from typing import Any
 from vramplan.errors import ConfigError, UnsupportedError, nearest_names
 from vramplan.frameworks.files import beside, from_json, mapping, read_text
 from vramplan.frameworks.source import TRUE, Keys, Note, Setting, Source
+from vramplan.job import engine_casts
 
 PRESET = re.compile(r"(?:default-)?zero-?([0123])([-_]offload)?")
 """ms-swift's names for the configurations that it ships (swift/config/zero*.json)."""
@@ -87,6 +88,16 @@ def referenced(keys: Keys) -> dict[str, Any]:
     return job
 
 
+def cast(job: dict[str, Any]) -> None:
+    """DeepSpeed casts the whole model to the half-precision type and keeps fp32 copies itself; nothing is autocast."""
+    if str(job.get("strategy")).startswith("zero"):
+        if job.get("autocast", "none") != "none":
+            job["dtype"] = job["autocast"]
+        job["autocast"] = "none"
+        if job["method"] != "full" and engine_casts(job["strategy"], job.get("quantize", "none")):
+            job["lora_dtype"] = job["dtype"]
+
+
 def _half(own: Keys, keys: Keys) -> None:
     """Refuse a half-precision type that is fixed and not the trainer's: transformers stops there (fill_match)."""
     for name in ("bf16", "fp16"):
@@ -104,7 +115,7 @@ def fields(own: Keys, found: Setting) -> dict[str, Any]:
     """The fields of a job in a DeepSpeed configuration."""
     zero = own.part("zero_optimization")
     if zero is None:
-        return _stage(0, found)
+        return _stage(0, found) | _optimizer(own, 0)
     stage = zero.count("stage", default=0, least=0)
     job = _stage(stage, found)
     for name, harmless in ONLY.items():
@@ -126,7 +137,7 @@ def fields(own: Keys, found: Setting) -> dict[str, Any]:
     types = own.part("data_types")
     if types is not None:
         types.only("grad_accum_dtype", "bf16", "fp16")
-    return job | _optimizer(own)
+    return job | _optimizer(own, stage)
 
 
 def _elements(zero: Keys, name: str) -> int | None:
@@ -146,7 +157,7 @@ def _offload(zero: Keys) -> str:
     return found
 
 
-def _optimizer(own: Keys) -> dict[str, Any]:
+def _optimizer(own: Keys, stage: int) -> dict[str, Any]:
     """An optimizer of DeepSpeed's own, which replaces the framework's."""
     part = own.part("optimizer")
     if part is None:
@@ -154,11 +165,13 @@ def _optimizer(own: Keys) -> dict[str, Any]:
     name = part.text("type", default="adamw")
     if name not in OPTIMIZERS:
         raise part.refuse("type")
+    if stage == 0:  # FP16_Optimizer, with flat copies
+        raise part.refuse("type", "at stage 0 is not modelled yet; leave the optimizer to the trainer")
     return {"optimizer": OPTIMIZERS[name]}
 
 
 def _stage(stage: int, found: Setting) -> dict[str, Any]:
-    if stage not in (1, 2, 3):
+    if stage not in (0, 1, 2, 3):
         raise UnsupportedError(f"{found.place}: deepspeed: ZeRO stage {stage} is not modelled")
     return {"strategy": f"zero{stage}"}
 

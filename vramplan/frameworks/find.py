@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import NamedTuple
 
-from vramplan.errors import ConfigError, UnknownNameError
+from vramplan.card import Card
+from vramplan.errors import ConfigError, UnknownNameError, nearest_names
 from vramplan.frameworks import FRAMEWORKS, Framework, accelerate, scripts, shell
 from vramplan.frameworks.files import beside, mapping, of_notebook, read_mapping, read_text
 from vramplan.frameworks.literals import read_script
-from vramplan.frameworks.source import Setting, Source, Spelling
+from vramplan.frameworks.source import Keys, Note, Setting, Source, Spelling
 
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".txt")
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
@@ -47,16 +49,20 @@ class Found(NamedTuple):
     """None where a file of settings was given."""
 
 
-def from_path(path: Path, asked: str | None, environment: Mapping[str, str] = os.environ) -> Found:
-    """A configuration file, or a shell script with a training command.
+def from_path(
+    path: Path, asked: str | None, environment: Mapping[str, str] = os.environ, card: Card | None = None
+) -> Found:
+    """A configuration file, or a shell script with a training command; `card` answers what Python asks of it.
 
     Raises:
         ConfigError: for a file that cannot be read, or holds no training command, or several.
     """
-    return from_text(read_text(path), path, asked, environment)
+    return from_text(read_text(path), path, asked, environment, card)
 
 
-def from_text(text: str, path: Path, asked: str | None, environment: Mapping[str, str] = os.environ) -> Found:
+def from_text(
+    text: str, path: Path, asked: str | None, environment: Mapping[str, str] = os.environ, card: Card | None = None
+) -> Found:
     """The same of a text that stands, or might stand, in that file.
 
     Raises:
@@ -64,45 +70,50 @@ def from_text(text: str, path: Path, asked: str | None, environment: Mapping[str
     """
     is_python = path.suffix in (".py", ".ipynb")
     if path.suffix in SCRIPTS or (text.startswith("#!") and not is_python):
-        return _from_script(text, path, asked, environment)
+        return _from_script(text, path, asked, environment, card)
     if is_python:
         text = of_notebook(text, str(path)) if path.suffix == ".ipynb" else text
-        name, settings = scripts.settings_of(read_script(text, str(path)))
+        name, settings = scripts.settings_of(read_script(text, str(path), card=card))
         name = asked or name
     else:
         settings = mapping(text, str(path))
         name = asked or _recognised(settings, str(path))
     seen = {key: Setting(environment[key], key) for key in VARIABLES & environment.keys()}
-    source = Source(settings, _exported(settings, seen), (), str(path), spelling="python" if is_python else "yaml")
+    spelling: Spelling = "python" if is_python else "yaml"
+    source = Source(settings, _exported(settings, seen), (), str(path), spelling=spelling, card=card)
     return Found(name, _framework(name), source)
 
 
-def from_words(words: Sequence[str], asked: str | None, environment: Mapping[str, str] = os.environ) -> Found:
+def from_words(
+    words: Sequence[str], asked: str | None, environment: Mapping[str, str] = os.environ, card: Card | None = None
+) -> Found:
     """A command as it would be typed.
 
     Raises:
         ConfigError: where it is no training command.
     """
-    return from_line(shell.typed(words), asked, environment)
+    return from_line(shell.typed(words), asked, environment, card)
 
 
-def from_line(line: str, asked: str | None, environment: Mapping[str, str] = os.environ) -> Found:
+def from_line(
+    line: str, asked: str | None, environment: Mapping[str, str] = os.environ, card: Card | None = None
+) -> Found:
     """The same in one line.
 
     Raises:
         ConfigError: where it is no training command.
     """
     command = next(iter(shell.commands(line, "the command", {})), None)
-    found = command and _from_command(command, "the command", Path(), asked, environment)
+    found = command and _from_command(command, "the command", Path(), asked, environment, card)
     if not found:
         raise ConfigError(f"{' '.join(line.split()[:3])}: no training command that is known; give --framework")
     return found
 
 
-def _from_script(text: str, path: Path, asked: str | None, environment: Mapping[str, str]) -> Found:
+def _from_script(text: str, path: Path, asked: str | None, environment: Mapping[str, str], card: Card | None) -> Found:
     found = []
     for command in shell.commands(text, str(path), environment):
-        one = _from_command(command, f"{path}:{command.line}", path.parent, asked, environment)
+        one = _from_command(command, f"{path}:{command.line}", path.parent, asked, environment, card)
         if one is not None:
             found.append((command, one))
     if not found:
@@ -114,7 +125,12 @@ def _from_script(text: str, path: Path, asked: str | None, environment: Mapping[
 
 
 def _from_command(
-    command: shell.Command, where: str, folder: Path, asked: str | None, environment: Mapping[str, str]
+    command: shell.Command,
+    where: str,
+    folder: Path,
+    asked: str | None,
+    environment: Mapping[str, str],
+    card: Card | None,
 ) -> Found | None:
     """The command's framework and settings; None where it trains nothing. Files it names may lie in `folder`."""
     own = _unwrapped(command.words)
@@ -131,7 +147,7 @@ def _from_command(
     own_words = words[1:] if is_script else rest
     loose, settings = framework.split(own_words)
     if is_script and not {"model_name_or_path", "per_device_train_batch_size"} & settings.keys():
-        own_settings = _of_program(words[0], folder, settings)
+        own_settings = _of_program(words[0], folder, settings, card)
         if own_settings is None:
             return None
         (name, settings), spelling = own_settings, "python"
@@ -149,16 +165,18 @@ def _from_command(
         for values in (seen, command.unexported)
     )
     started_by = () if file else tuple(words[:2])
-    source = Source(launcher | settings, _exported(settings, exported), started_by, where, lost, spelling)
+    source = Source(launcher | settings, _exported(settings, exported), started_by, where, lost, spelling, card)
     return Found(name, _framework(name), source, Origin(command, len(own_words)))
 
 
-def _of_program(program: str, folder: Path, flags: Mapping[str, Setting]) -> tuple[str, dict[str, Setting]] | None:
+def _of_program(
+    program: str, folder: Path, flags: Mapping[str, Setting], card: Card | None
+) -> tuple[str, dict[str, Setting]] | None:
     """(framework, settings) of the Python file that a command runs; None where it is not here, or trains nothing."""
     path = beside(program, folder)
     if path is None:
         return None
-    script = read_script(read_text(path), str(path), flags)
+    script = read_script(read_text(path), str(path), flags, card)
     return scripts.settings_of(script) if scripts.is_training(script) else None
 
 
@@ -180,6 +198,29 @@ def _exported(settings: dict[str, Setting], environment: dict[str, Setting]) -> 
             inner = {name: Setting(value, f"{own.place}: {name}") for name, value in own.value.items()}
             environment = inner | environment
     return environment
+
+
+LIKENESS = 0.75
+"""difflib's ratio from which a variable's name is taken for another's: MAX_PIXEL, IMAGAE_MAX_PIXELS."""
+
+
+def tell_lost(keys: Keys) -> None:
+    """Variables that do not reach the command, or that nothing reads."""
+    for name, found in keys.source.lost.items():
+        if name in VARIABLES or _meant(name):
+            keys.notes.append(
+                Note("warning", name, "is set but not exported: the command does not see it", found.place)
+            )
+    for name, found in keys.source.environment.items():
+        meant = "" if name in VARIABLES else _meant(name)
+        if meant:
+            keys.notes.append(Note("unknown", name, f"no framework reads this; did you mean {meant}?", found.place))
+
+
+def _meant(name: str) -> str:
+    """The variable that a name looks like a slip for."""
+    near = nearest_names(name, VARIABLES, 1)
+    return near[0] if near and SequenceMatcher(None, name, near[0]).ratio() > LIKENESS else ""
 
 
 def _unwrapped(words: list[str]) -> list[str]:
@@ -251,4 +292,4 @@ def _framework(name: str) -> Framework:
     return FRAMEWORKS[name]
 
 
-__all__ = ["Found", "Origin", "from_line", "from_path", "from_text", "from_words"]
+__all__ = ["Found", "Origin", "from_line", "from_path", "from_text", "from_words", "tell_lost"]

@@ -11,6 +11,8 @@ from vramplan.frameworks.source import FALSE, TRUE, UNSET, Keys, Setting, Source
 
 SHARDS = {"full_shard": True, "1": True, "true": True, "shard_grad_op": False, "2": False, "false": False}
 """Whether gathered layers are dropped behind the forward, by the name or number of the strategy."""
+HYBRID = {"hybrid_shard": "full_shard", "4": "full_shard", "hybrid_shard_zero2": "shard_grad_op", "5": "shard_grad_op"}
+"""Sharding within each node, every one of which holds everything: what it is there."""
 WORDS = {"auto_wrap", "full_shard", "shard_grad_op", *TRUE}
 """What `fsdp` may say of this."""
 WRAPPED = ("transformer_based_wrap", "transformer_based_wrapper")
@@ -41,6 +43,9 @@ def referenced(keys: Keys, usual: int = VERSION) -> dict[str, Any]:
     if version == 1 and "shard_grad_op" in words:
         keys.note("warning", "fsdp", "shard_grad_op has no effect on FSDP 1: accelerate takes FULL_SHARD (1.15)")
         strategy = "full_shard"
+    nodes = 1
+    if version == 1 and strategy in HYBRID:
+        strategy, nodes = HYBRID[strategy], max(keys.count("nnodes", default=1), own.count("num_machines", default=1))
     if strategy not in SHARDS:
         raise own.refuse(next(name for name in own.source.settings if name.endswith(("strategy", "forward"))))
     wrap = own.text("fsdp_auto_wrap_policy", "auto_wrap_policy", default=WRAPPED[0])
@@ -50,6 +55,7 @@ def referenced(keys: Keys, usual: int = VERSION) -> dict[str, Any]:
         for spelt in (name, f"fsdp_{name}"):
             own.only(spelt)
     fsdp: dict[str, Any] = {"version": version, "reshard_after_forward": SHARDS[strategy]}
+    fsdp |= {"replicas": nodes} if nodes > 1 else {}
     if version == 1:
         prefetch = own.text("fsdp_backward_prefetch", "backward_prefetch", default="no_prefetch")
         if not own.flag("fsdp_use_orig_params", "use_orig_params", default=True):
@@ -91,6 +97,7 @@ def launched(found: dict[str, Setting]) -> dict[str, Setting]:
     given: dict[str, Any] = dict(inner.value) if isinstance(inner.value, dict) else {}
     given |= {name: one.value for name, one in found.items() if name.startswith("fsdp_") and name != "fsdp_config"}
     given = {name: value for name, value in given.items() if value not in UNSET}
+    given |= {"num_machines": found["num_machines"].value} if "num_machines" in found else {}
     wrap = {"fsdp_auto_wrap_policy": "NO_WRAP"}
     return {
         "fsdp": Setting(True, inner.place),

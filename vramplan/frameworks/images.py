@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isqrt
+from math import isqrt, sqrt
 from typing import Any
 
 from vramplan.defaults import image_size
@@ -26,14 +26,18 @@ def settled(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str,
         found["max_tiles"] = None
     cap = job.get("max_pixels")
     if cap is not None and not reading.caps_resize and not spec.model_type.startswith("qwen"):
-        reading.notes.insert(0, Note("warning", "MAX_PIXELS", f"is not read for {spec.model_type}: no cap is applied"))
+        name = str(reading.names.get("max_pixels", "MAX_PIXELS"))
+        reading.notes.insert(0, Note("warning", name, f"is not read for {spec.model_type}: no cap is applied"))
         cap = None
     reads = cap is not None and not reading.caps_resize  # the processor itself keeps to it
     if reads:
         found["max_pixels"] = cap
+    if not reading.caps_resize and spec.model_type.startswith("qwen"):
+        found["min_pixels"] = job.get("min_pixels")
     if job.get("image_size") is not None:
         size = image_size(job["image_size"])
-        return found | {"image_size": size if reads else shrunk(size, cap)}
+        resized = reading.caps_resize
+        return found | {"image_size": enlarged(shrunk(size, cap), job.get("min_pixels")) if resized else size}
     if cap is not None:
         side = isqrt(cap)
         size = _fullest(cap, 32 if spec.model_type.startswith("qwen3") else 28) if reads else (side, side)
@@ -44,6 +48,15 @@ def settled(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str,
     side = next((side for side in ASSUMED if _has_room(spec, side, job)), ASSUMED[-1])
     reading.notes.append(Note("warning", "image size", f"not known: {side} x {side} assumed; give --image-size"))
     return found | {"image_size": (side, side)}
+
+
+def enlarged(size: tuple[int, int], least: int | None) -> tuple[int, int]:
+    """An image resized to at least so many pixels, its shape kept (LLaMA-Factory, data/mm_plugin.py)."""
+    pixels = size[0] * size[1]
+    if least is None or pixels >= least:
+        return size
+    scale = sqrt(least / pixels)
+    return int(size[0] * scale), int(size[1] * scale)
 
 
 def _fullest(cap: int, patch: int) -> tuple[int, int]:

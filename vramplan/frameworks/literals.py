@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ast
+import operator
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from vramplan.card import Card
 from vramplan.errors import ConfigError
 from vramplan.frameworks.shell import UNKNOWN
 from vramplan.frameworks.source import Setting
 
-CAPABLE = ("is_bfloat16_supported", "is_bf16_supported", "is_torch_bf16_gpu_available", "is_torch_bf16_available")
-"""Functions that ask the card for bf16: taken as true; a card without it is refused later."""
+EMULATED = ("is_bf16_supported", "is_torch_bf16_gpu_available", "is_torch_bf16_available")
+"""torch's and transformers' questions for bf16: true on all cards, which emulate it (torch 2.13, cuda/__init__.py)."""
 COMPUTED: dict[type[ast.operator], Any] = {
     ast.Add: lambda a, b: a + b,
     ast.Sub: lambda a, b: a - b,
@@ -20,9 +23,18 @@ COMPUTED: dict[type[ast.operator], Any] = {
     ast.Div: lambda a, b: a / b,
     ast.FloorDiv: lambda a, b: a // b,
 }
+COMPARED: dict[type[ast.cmpop], Any] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}
 LARGEST = 1 << 40
 """Numbers and texts beyond are no settings."""
-BRANCHES = (ast.If, ast.For, ast.While, ast.Try, ast.With, ast.IfExp)
 
 
 class NotLiteral(Exception):
@@ -60,8 +72,10 @@ class Script:
         return [call for call in self.calls if call.last in names]
 
 
-def read_script(text: str, where: str, flags: Mapping[str, Setting] | None = None) -> Script:
+def read_script(text: str, where: str, flags: Mapping[str, Setting] | None = None, card: Card | None = None) -> Script:
     """Every call of a script; `flags` are its command's, which go before what its argparse defaults to.
+
+    What it asks of the card is answered by `card`; bf16 is taken for granted where none is known.
 
     Raises:
         ConfigError: where it is no Python, naming the line.
@@ -73,7 +87,7 @@ def read_script(text: str, where: str, flags: Mapping[str, Setting] | None = Non
     except (RecursionError, MemoryError, ValueError) as error:
         raise ConfigError(f"{where}: is no Python that can be read ({error})") from error
     try:
-        return _Reader(where, flags or {}).read(tree)
+        return _Reader(where, flags or {}, card).read(tree)
     except RecursionError as error:
         raise ConfigError(f"{where}: nested too deeply") from error
 
@@ -81,21 +95,35 @@ def read_script(text: str, where: str, flags: Mapping[str, Setting] | None = Non
 class _Reader:
     """Goes through a tree in the order of its lines, with what the names hold there."""
 
-    def __init__(self, where: str, flags: Mapping[str, Setting]) -> None:
+    def __init__(self, where: str, flags: Mapping[str, Setting], card: Card | None) -> None:
         self.script = Script(where)
-        self.flags = flags
+        self.flags, self.card = flags, card
         self.names: dict[str, Any] = {}
         self.parsed: set[str] = set()
         """Names that hold argparse's namespace."""
         self.defaults: dict[str, Any] = {}
 
     def read(self, tree: ast.Module) -> Script:
-        for node, inner in _statements(tree.body, False):
+        for node, inner in self._statements(tree.body, False):
             self._imports(node)
             for call in _calls(node):
                 self._call(call)
             self._assign(node, inner)
         return self.script
+
+    def _statements(self, body: list[ast.stmt], inner: bool) -> Iterator[tuple[ast.stmt, bool]]:
+        """Every statement in order, and whether it stands in a branch; branches that are known not to run are not."""
+        for node in body:
+            yield node, inner
+            parts: tuple[str, ...] = ("body", "orelse", "finalbody")
+            branch = inner or isinstance(node, (ast.If, ast.For, ast.While, ast.Try))
+            if isinstance(node, ast.If):
+                with suppress(NotLiteral):
+                    parts, branch = (("body",) if self.value(node.test) else ("orelse",)), inner
+            for part in parts:
+                yield from self._statements(getattr(node, part, None) or [], branch)
+            for handler in getattr(node, "handlers", None) or []:
+                yield from self._statements(handler.body, True)
 
     def _imports(self, node: ast.stmt) -> None:
         if isinstance(node, ast.Import):
@@ -183,8 +211,12 @@ class _Reader:
             return self.names[node.id]
         if isinstance(node, ast.UnaryOp):
             return self._unary(node)
+        if isinstance(node, ast.BoolOp):
+            return self._chained(node)
         if isinstance(node, ast.BinOp) and type(node.op) in COMPUTED:
             return _number(COMPUTED[type(node.op)], self.value(node.left), self.value(node.right))
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARED:
+            return _compared(COMPARED[type(node.ops[0])], self.value(node.left), self.value(node.comparators[0]))
         if isinstance(node, ast.IfExp):
             return self.value(node.body if self.value(node.test) else node.orelse)
         if isinstance(node, ast.Call):
@@ -195,7 +227,18 @@ class _Reader:
             held, key = self.value(node.value), self.value(node.slice)
             if isinstance(held, dict) and str(key) in held:
                 return held[str(key)]
+            if isinstance(held, list) and isinstance(key, int) and 0 <= key < len(held):
+                return held[key]
         raise NotLiteral
+
+    def _chained(self, node: ast.BoolOp) -> Any:
+        """``a and b``, ``a or b``: the first that decides, else the last."""
+        *others, last = node.values
+        for one in others:
+            held = self.value(one)
+            if bool(held) != isinstance(node.op, ast.And):
+                return held
+        return self.value(last)
 
     def _unary(self, node: ast.UnaryOp) -> Any:
         held = self.value(node.operand)
@@ -207,8 +250,16 @@ class _Reader:
 
     def _called(self, node: ast.Call) -> Any:
         name = _dotted(node.func)
-        if name.rpartition(".")[2] in CAPABLE:
+        if name == "torch.cuda.is_available":
             return True
+        asked = name.rpartition(".")[2]
+        if asked == "get_device_capability" and self.card is not None and self.card.compute_capability:
+            return list(self.card.capability)
+        emulated = [one.value for one in node.keywords if one.arg == "including_emulation"]
+        if asked in EMULATED and (not emulated or self.value(emulated[0])):
+            return True
+        if asked == "is_bfloat16_supported" or asked in EMULATED:  # the first is unsloth's
+            return self.card is None or self.card.supports("bf16")
         if name == "dict" and not node.args and all(one.arg for one in node.keywords):
             return {str(one.arg): self._or_unknown(one.value) for one in node.keywords}
         if name in ("int", "float", "str", "list", "tuple") and len(node.args) == 1 and not node.keywords:
@@ -233,17 +284,6 @@ class _Reader:
         raise NotLiteral
 
 
-def _statements(body: list[ast.stmt], inner: bool) -> Iterator[tuple[ast.stmt, bool]]:
-    """Every statement in order, and whether it stands in a branch."""
-    for node in body:
-        yield node, inner
-        branch = inner or isinstance(node, (ast.If, ast.For, ast.While, ast.Try))
-        for part in ("body", "orelse", "finalbody"):
-            yield from _statements(getattr(node, part, None) or [], branch)
-        for handler in getattr(node, "handlers", None) or []:
-            yield from _statements(handler.body, True)
-
-
 def _calls(node: ast.stmt) -> Iterator[ast.Call]:
     """Calls of a statement itself, inner ones first; those of the statements in it come with them."""
     for child in ast.iter_child_nodes(node):
@@ -266,7 +306,7 @@ def _bound(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
         values = value.elts if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts) else None
         for number, one in enumerate(target.elts):
             if isinstance(one, (ast.Name, ast.Attribute)):
-                yield _dotted(one), values[number] if values else value
+                yield _dotted(one), values[number] if values else ast.Subscript(value, ast.Constant(number))
 
 
 def _dotted(node: ast.expr) -> str:
@@ -276,6 +316,14 @@ def _dotted(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
         return f"{_dotted(node.value)}.{node.attr}"
     return ""
+
+
+def _compared(comparison: Any, left: Any, right: Any) -> bool:
+    """Whether it holds of two values that have an order."""
+    try:
+        return bool(comparison(left, right))
+    except TypeError:
+        raise NotLiteral from None
 
 
 def _number(operation: Any, left: Any, right: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vramplan.frameworks.reading import Reading, at_least, settle, started
+from vramplan.frameworks.reading import Reading, at_least, settle, started, without
 from vramplan.frameworks.source import Keys
 from vramplan.frameworks.trainer import (
     NAMES,
@@ -23,6 +23,8 @@ MAX_PIXELS, MIN_PIXELS = 768 * 768, 32 * 32
 """image_max_pixels and image_min_pixels (model_args.py): every image is resized before any processor sees it."""
 VIDEO_PIXELS = 256 * 256
 """video_max_pixels."""
+SHIPPED = "examples/deepspeed/ds_z{}_config.json"
+"""DeepSpeed's configurations in its repository."""
 
 
 def read(keys: Keys, cards: int, asked: str | None) -> Reading:
@@ -85,12 +87,17 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         "loss": {"liger": "enable_liger_kernel true"},
         "method": {"lora": "finetuning_type lora"},
         "dtype": {"bf16": "pure_bf16 true; bf16 false"},
+        "autocast": {"fp16": f"{'pure_bf16' if keys.has('pure_bf16') else 'bf16'} false; fp16 true"},
         "quantize": {"nf4": "quantization_bit 4", "int8": "quantization_bit 8"},
+        "strategy": {"zero3": f"deepspeed {SHIPPED.format('3')}"},
+        "offload": {"optimizer": f"deepspeed {SHIPPED.format(str(job.get('strategy'))[-1] + '_offload')}"},
     }
     model = keys.name("model_name_or_path") or ""
     reading = Reading("llamafactory", f"{version} ({where})", model, job, names, keys.notes)
     reading.rows = "packed" if packs else "samples"
-    evaluates = keys.number("val_size", default=0.0) > 0 or keys.has("eval_dataset")
+    held = keys.number("val_size", default=0.0)
+    reading.taken = without(held, keys.count("max_samples", default=1) if keys.has("max_samples") else None)
+    evaluates = held > 0 or keys.has("eval_dataset")
     reading.eval_batch_size = evaluation(keys, 8, evaluates)
     reading.expandable = job["num_gpus"] > 1
     reading.sampling = _sampling(keys)
@@ -110,7 +117,8 @@ def _dtypes(keys: Keys, method: str, version: str, is_zero3: bool) -> dict[str, 
         return {"dtype": "bf16" if half == "none" else half}
     if method == "full":
         if half != "none":
-            keys.note("warning", half, "trains fp32 weights under autocast: 16 bytes a parameter; pure_bf16 takes 8")
+            less = "; pure_bf16 takes 8" if keys.source.knows_bf16 else ""
+            keys.note("warning", half, f"trains fp32 weights under autocast: 16 bytes a parameter{less}")
         return {"dtype": "fp32", "autocast": half}
     stored = half if half != "none" and not at_least(version, "0.9.4") else "bf16"
     return {"dtype": stored, "autocast": half, "lora_dtype": "fp32"}

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from math import ceil
 from typing import Any, Literal
 
 from vramplan.errors import ConfigError
@@ -17,10 +18,15 @@ Words = str | Mapping[Any, str]
 """A key whose value is the job's own; or, for each value of the job, ``key value; key value``."""
 
 
+CAST = ("dtype", "autocast")
+"""What a sharding engine casts by itself, however the framework spells its dtypes."""
+
+
 def _python(key: str, value: str) -> str:
     if value.lower() in (*TRUE, *FALSE) and not value.isdigit():
         value = str(value.lower() in TRUE)
-    plain = value in ("True", "False") or value.replace(".", "", 1).isdigit()
+    plain = value in ("True", "False") or value.startswith("torch.") or value.endswith(")")
+    plain = plain or value.replace(".", "", 1).isdigit()
     return f"{key}={value if plain else json.dumps(value)}"
 
 
@@ -59,6 +65,8 @@ class Reading:
     """What a batch is made of: samples as long as they are; each padded to the limit; rows packed full of them."""
     drops_longer: bool = False
     """Whether samples over the limit are left out, not cut."""
+    taken: Callable[[int], int] = int
+    """How many of a data set's samples train: some are left out, or held back for an evaluation."""
     synonyms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Keys that are read for one another: what another version calls the same."""
 
@@ -66,6 +74,8 @@ class Reading:
         """Changes to the job as the framework's keys and values; those that it has no word for are left out."""
         said: dict[str, str] = {}
         for field_, value in update.items():
+            if "strategy" in update and field_ in CAST:
+                continue
             words = self.names.get(field_)
             pair = f"{words} {value}" if isinstance(words, str) else (words or {}).get(value)
             for one in pair.split("; ") if pair is not None else ():
@@ -76,6 +86,22 @@ class Reading:
     def say(self, update: Mapping[str, Any]) -> list[str]:
         """The same as lines."""
         return [SPELT[self.spelling](key, value) for key, value in self.words(update).items()]
+
+
+def without(held: float, most: int | None = None) -> Callable[[int], int]:
+    """At most so many samples, less those that are held back: a share, or from 1 on a number.
+
+    A share is rounded up, as datasets' ``train_test_split`` does.
+
+    >>> without(0.1, 1000)(5001), without(0.1)(25), without(200)(1000)
+    (900, 22, 800)
+    """
+
+    def taken(samples: int) -> int:
+        samples = samples if most is None else min(samples, most)
+        return max(1, samples - (int(held) if held >= 1 else ceil(held * samples)))
+
+    return taken
 
 
 def settle(package: str, asked: str | None, newest: str) -> tuple[str, str]:
@@ -142,7 +168,7 @@ def tell_sharing(keys: Keys, job: dict[str, Any]) -> None:
             f"one process spreads the layers over {job['num_gpus']} cards (device_map), which work one after another: a"
             " step takes no more samples than on one card; a process for each card does, and holds the whole model",
         )
-    several, whole = job.get("num_gpus", 1) > 1, job.get("strategy", "ddp") in ("ddp", "zero1", "zero2")
+    several, whole = job.get("num_gpus", 1) > 1, job.get("strategy", "ddp") in ("ddp", "zero0", "zero1", "zero2")
     if several and whole and job["method"] != "full":
         keys.note(
             "warning",
@@ -156,5 +182,6 @@ def tell_sharing(keys: Keys, job: dict[str, Any]) -> None:
             "bnb_4bit_quant_storage",
             "not set, or uint8: accelerate leaves four-bit weights whole on every card; bfloat16 lets FSDP divide them",
         )
-    elif several and job.get("strategy", "ddp") == "ddp":
-        keys.note("warning", "", f"{job['num_gpus']} cards each hold the whole model, gradients and optimizer: DDP")
+    elif several and job.get("strategy", "ddp") in ("ddp", "zero0"):
+        said = "DDP" if job.get("strategy", "ddp") == "ddp" else "ZeRO-0"
+        keys.note("warning", "", f"{job['num_gpus']} cards each hold the whole model, gradients and optimizer: {said}")

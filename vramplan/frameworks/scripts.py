@@ -68,6 +68,14 @@ QUANTIZED: Mapping[str, str | None] = {
 """The same of transformers' BitsAndBytesConfig."""
 
 
+PROCESSORS = ("Processor", "ImageProcessor", "ImageProcessorFast")
+"""Ends of the names of classes whose from_pretrained makes what sees to the images."""
+RESIZES = ("max_image_size", "do_image_splitting", "crop_to_patches", "max_patches", "do_pan_and_scan", "num_crops")
+"""Arguments of theirs that change what is made of an image, and are not read."""
+AREA = 4096
+"""Above this the edges in `size` are no sides: Qwen's processors count pixels in them (transformers 5.23)."""
+
+
 def is_training(script: Script) -> bool:
     """Whether a trainer is set up in it."""
     return bool(script.named(*CONFIGS, *TRAINERS, *OTHER_TRAINERS))
@@ -87,9 +95,10 @@ def settings_of(script: Script) -> tuple[str, Settings]:
         raise ConfigError(f"{script.where}: no Trainer and no TrainingArguments in it; nothing that trains is read")
     own = dict(_only(script, *CONFIGS).keywords) | _trainer(script)
     if "unsloth" in script.imports:
-        return "unsloth", own | _unsloth(script)
+        return "unsloth", own | _unsloth(script) | _caps(script)
     is_trl = bool(script.named("SFTTrainer", "SFTConfig"))
     found = own | _model(script, own, is_trl) | _quantized(script) | _adapters(script)
+    found |= _caps(script)
     found.pop("model_init_kwargs", None)
     for kbit in script.named("prepare_model_for_kbit_training"):
         found["kbit"] = Setting(True, kbit.place)
@@ -165,6 +174,30 @@ def _model(script: Script, own: Settings, is_trl: bool) -> Settings:
     if is_trl and "dtype" not in found:
         known, _ = settle("transformers", None, "5.23.0")
         found["dtype"] = Setting("auto" if at_least(known, "5.0") else "float32", f"{load.place}: no dtype")
+    return found
+
+
+def _caps(script: Script) -> Settings:
+    """Caps on images that a processor was loaded with.
+
+    Raises:
+        UnsupportedError: for what else changes its images.
+    """
+    found: Settings = {}
+    for call in script.named("from_pretrained"):
+        if not call.name.rpartition(".")[0].endswith(PROCESSORS):
+            continue
+        size = call.keywords.get("size")
+        given = {name: one for name, one in call.keywords.items() if name in ("min_pixels", "max_pixels")}
+        if size is not None and isinstance(size.value, dict) and size.value.get("longest_edge", 0) > AREA:
+            edges = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
+            given |= {name: Setting(size.value[e], size.place) for name, e in edges.items() if e in size.value}
+        elif size is not None:
+            raise UnsupportedError(f"{size.place}: {call.name}(size=...) is not modelled yet; give max_pixels")
+        for name in RESIZES:
+            if name in call.keywords:
+                raise UnsupportedError(f"{call.keywords[name].place}: {call.name}({name}=...) is not modelled yet")
+        found |= given
     return found
 
 

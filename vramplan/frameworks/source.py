@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from vramplan.card import Card
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.shell import UNKNOWN
 
@@ -58,6 +59,13 @@ class Source:
     """Variables that were set but do not reach the command."""
     spelling: Spelling = "yaml"
     """How its settings are written."""
+    card: Card | None = None
+    """The card that it is to run on, where that is known."""
+
+    @property
+    def knows_bf16(self) -> bool:
+        """Whether that card computes in it."""
+        return self.card is None or self.card.supports("bf16")
 
 
 class Keys:

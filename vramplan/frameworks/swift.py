@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
 from typing import Any
 
@@ -85,8 +86,10 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     names = NAMES | {
         "sequence_length": "max_length",
         "attention": {"sdpa": "attn_impl sdpa", "flash": "attn_impl flash_attn"},
-        "dtype": {"bf16": "torch_dtype bfloat16"},
+        "dtype": {"bf16": "torch_dtype bfloat16", **dict.fromkeys(("fp16", "fp32"), "torch_dtype float16")},
+        "autocast": {"fp16": "bf16 false; fp16 true"} if keys.has("bf16", "fp16") else {},
         "strategy": {"zero2": "deepspeed zero2", "zero3": "deepspeed zero3"},
+        "offload": {"optimizer": f"deepspeed {job.get('strategy')}_offload"},
         "quantize": {"nf4": "quant_method bnb; quant_bits 4", "int8": "quant_method bnb; quant_bits 8"},
         "method": {"lora": f"{'tuner_type' if at_least(version, '4.0') else 'train_type'} lora"},
     }
@@ -98,7 +101,9 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         names,
         keys.notes,
     )
-    splits = keys.number("split_dataset_ratio", "dataset_test_ratio", default=0.0) > 0 or keys.has("val_dataset")
+    held = keys.number("split_dataset_ratio", "dataset_test_ratio", default=0.0)
+    splits = held > 0 or keys.has("val_dataset")
+    reading.taken = _taken(keys, held)
     reading.eval_batch_size = evaluation(keys, 1, splits)
     reading.rows = "packed" if keys.flag("packing", default=False) else "samples"
     reading.drops_longer = keys.text("truncation_strategy", default="delete") == "delete"
@@ -107,6 +112,18 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     if keys.has(RANKS):
         keys.asked |= keys.source.settings.keys()  # written by ms-swift itself: it knows them all
     return reading
+
+
+def _taken(keys: Keys, held: float) -> Callable[[int], int]:
+    """``data.jsonl#500`` takes 500 samples, some twice where there are fewer (swift/dataset/dataset_meta.py)."""
+    (*_, named) = keys.names("dataset") or ("",)
+    number = named.rpartition("#")[2] if "#" in named and len(keys.names("dataset")) == 1 else ""
+
+    def taken(samples: int) -> int:
+        samples = int(number) if number.isdigit() else samples
+        return max(1, samples - int(held * samples))
+
+    return taken
 
 
 def _attention(keys: Keys) -> dict[str, str]:
@@ -159,8 +176,12 @@ def _quantized(keys: Keys, by_method: bool, job: dict[str, Any]) -> dict[str, An
     if bits != 4:
         raise keys.refuse("quant_bits" if keys.has("quant_bits") else "quantization_bit")
     double = keys.flag("bnb_4bit_use_double_quant", default=True)
-    if dtype_of(keys, "bnb_4bit_compute_dtype") not in (None, "bf16"):
-        raise keys.refuse("bnb_4bit_compute_dtype")
+    stored = job["dtype"]
+    computed = dtype_of(keys, "bnb_4bit_compute_dtype") or ("bf16" if stored == "bf16" else "fp32")  # _init_bnb
+    if stored == "fp32" or computed != stored:
+        raise keys.refuse(
+            "bnb_4bit_compute_dtype", f"is taken as {computed}; computing so over {stored} is not modelled yet"
+        )
     return {"quantize": "nf4", "double_quant": double, "quantize_vision": False} | storage(keys, job)
 
 

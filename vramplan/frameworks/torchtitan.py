@@ -27,6 +27,8 @@ NAMES: dict[str, Words] = {
     "micro_batch_size": "training.local_batch_size",
     "sequence_length": "training.seq_len",
     "checkpointing": {"full": "activation_checkpoint.mode full"},
+    "optimizer": {"adamw_torch_fused": "optimizer.implementation fused"},
+    "autocast": {"fp16": "training.mixed_precision_param float32"},
 }
 
 
@@ -67,7 +69,9 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     if keys.flag("compile.enable", default=False):
         keys.note("warning", "compile.enable", "compiled layers and losses keep less than is counted here")
     keys.note("default", "", "its own layers are estimated by transformers' Llama (within 0.4 % in traces)")
-    reading = Reading(PACKAGE, f"{version} ({where})", _model(keys), job, NAMES, keys.notes)
+    whole = batch * job["gradient_accumulation_steps"]
+    steps = {"gradient_accumulation_steps": dict.fromkeys(range(1, whole + 1), f"training.global_batch_size {whole}")}
+    reading = Reading(PACKAGE, f"{version} ({where})", _model(keys), job, NAMES | steps, keys.notes)
     if keys.flag("validation.enable", default=False):
         reading.eval_batch_size = keys.count("validation.local_batch_size", default=8)
     return reading
@@ -113,6 +117,8 @@ def _optimizer(keys: Keys) -> str:
 
 def _checkpointing(keys: Keys) -> str:
     """Selective by default: every second layer, or every second product of matrices."""
+    if keys.is_null("activation_checkpoint.mode"):  # "none" is one of its modes
+        return "none"
     mode = keys.text("activation_checkpoint.mode", default="selective")
     if mode not in ("full", "none"):
         if not keys.has("activation_checkpoint.mode"):

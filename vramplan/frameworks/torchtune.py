@@ -74,7 +74,12 @@ NAMES: dict[str, Words] = {
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "sequence_length": "tokenizer.max_seq_len",
     "checkpointing": {"full": "enable_activation_checkpointing True"},
-    "optimizer": {"adamw_torch_fused": "optimizer.fused True"},
+    "optimizer": {
+        "adamw_torch_fused": "optimizer.fused True",
+        "adamw_8bit": "optimizer._component_ bitsandbytes.optim.AdamW8bit",
+        "sgd": "optimizer._component_ torch.optim.SGD",
+    },
+    "dtype": {"bf16": "dtype bf16", **dict.fromkeys(("fp16", "fp32"), "dtype fp32")},
     "lora_dropout": "model.lora_dropout",
 }
 

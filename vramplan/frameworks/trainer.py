@@ -9,7 +9,7 @@ from typing import Any
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks import deepspeed, fsdp
 from vramplan.frameworks.known import refuse_unmodelled
-from vramplan.frameworks.reading import Reading, Words, at_least, settle, visible_cards
+from vramplan.frameworks.reading import Reading, Words, at_least, settle, visible_cards, without
 from vramplan.frameworks.source import TRUE, Keys
 
 PACKAGE, NEWEST = "transformers", "5.23.0"
@@ -28,9 +28,19 @@ NAMES: dict[str, Words] = {
     "loss": {"liger": "use_liger_kernel true"},
     "checkpointing": {"full": "gradient_checkpointing true"},
     "attention": {"sdpa": "attn_implementation sdpa", "flash": "attn_implementation flash_attention_2"},
-    "dtype": {"bf16": "dtype bfloat16"},
+    "dtype": {"bf16": "dtype bfloat16", "fp16": "dtype float16", "fp32": "dtype float32"},
+    "autocast": {"bf16": "fp16 false; bf16 true", "fp16": "bf16 false; fp16 true"},
     "lora_dropout": "lora_dropout",
 }
+PYTHON: dict[str, Words] = {
+    "dtype": {"bf16": "dtype torch.bfloat16", "fp16": "dtype torch.float16", "fp32": "dtype torch.float32"},
+    "quantize": {
+        "nf4": "quantization_config BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)",
+        "int8": "quantization_config BitsAndBytesConfig(load_in_8bit=True)",
+    },
+}
+"""The same where a script's own calls say it."""
+ALL_LINEAR = 'LoraConfig(target_modules="all-linear")'
 
 
 def arguments(
@@ -82,9 +92,11 @@ def quantized(keys: Keys, dtype: str, job: dict[str, Any]) -> dict[str, Any]:
     if not keys.flag("load_in_4bit", default=False):
         return {"quantize": "int8"} if keys.flag("load_in_8bit", default=False) else {}
     computed = dtype_of(keys, "bnb_4bit_compute_dtype") or dtype
-    if (dtype, computed) != ("bf16", "bf16"):
+    if dtype == "fp32" or computed != dtype:
         name = "bnb_4bit_compute_dtype" if computed != "bf16" and keys.has("bnb_4bit_compute_dtype") else "load_in_4bit"
-        raise keys.refuse(name, f"computing in {computed} over {dtype} is not modelled yet; give bfloat16 for both")
+        raise keys.refuse(
+            name, f"computing in {computed} over {dtype} is not modelled yet; give bfloat16 or float16 for both"
+        )
     return {"quantize": "nf4", "double_quant": keys.flag("use_bnb_nested_quant", default=False)} | storage(keys, job)
 
 
@@ -201,14 +213,14 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     job |= attention(keys, "attn_implementation")
     if keys.has(*LENGTHS):
         job["sequence_length"] = keys.count(*LENGTHS, default=1)
-    reading = Reading(
-        "transformers",
-        f"{known} ({where})",
-        model or "",
-        job,
-        NAMES | {"sequence_length": "block_size"},
-        keys.notes,
-    )
+    usual = "max_length" if keys.source.spelling == "python" else LENGTHS[0]
+    names = NAMES | {"sequence_length": next((name for name in LENGTHS if keys.has(name)), usual)}
+    if keys.source.spelling == "python":
+        names |= PYTHON | {"method": {"lora": f"model get_peft_model(model, {ALL_LINEAR})"}}
+    reading = Reading("transformers", f"{known} ({where})", model or "", job, names, keys.notes)
+    capped(keys, reading)
+    if keys.has("max_train_samples"):
+        reading.taken = without(0, keys.count("max_train_samples", default=1))
     reading.rows = "packed" if keys.has("block_size") else "samples"  # run_clm.py joins all texts, and cuts blocks
     job |= sharing(keys, cards, ranks)
     reading.eval_batch_size = evaluation(
@@ -268,6 +280,15 @@ def launched(keys: Keys, cards: int) -> int:
 
 LAYERS = ("model.layers.0.", "model.language_model.layers.0.", "language_model.model.layers.0.", "layers.0.")
 LINEAR = tuple(f"self_attn.{one}_proj" for one in "qkvo") + tuple(f"mlp.{one}_proj" for one in ("gate", "up", "down"))
+
+
+def capped(keys: Keys, reading: Reading) -> None:
+    """Caps on images that a script gave its processor, which keeps to them itself."""
+    if keys.source.spelling == "python":
+        names = [name for name in ("min_pixels", "max_pixels") if keys.has(name)]
+        reading.job |= {name: keys.count(name, default=1) for name in names}
+        reading.names = {**reading.names, "max_pixels": "max_pixels"}
+        reading.caps_resize = False
 
 
 def targets(keys: Keys, name: str) -> tuple[str, ...] | None:

@@ -7,11 +7,14 @@ from typing import Any
 from vramplan.frameworks.reading import Reading, at_least, settle
 from vramplan.frameworks.source import Keys
 from vramplan.frameworks.trainer import (
+    ALL_LINEAR,
     NAMES,
+    PYTHON,
     adapters,
     arguments,
     attention,
     beside,
+    capped,
     dtype_of,
     evaluation,
     launched,
@@ -58,14 +61,19 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
                 "warning", "packing", "without attn_implementation: flash_attention_2 samples of a row see each other"
             )
     job |= sharing(keys, cards, launched)
-    names = NAMES | {
-        "sequence_length": "max_length",
-        "method": {"lora": "use_peft true"},
-        "quantize": {"nf4": "load_in_4bit true", "int8": "load_in_8bit true"},
-        "dtype": {"bf16": "dtype bfloat16"},
-        "strategy": {"zero2": "accelerate_config zero2", "zero3": "accelerate_config zero3"},
-    }
+    names = NAMES | {"sequence_length": "max_seq_length" if keys.has("max_seq_length") else "max_length"}
+    if keys.source.spelling == "python":
+        names |= PYTHON | {"method": {"lora": f"peft_config {ALL_LINEAR}"}}
+    else:
+        names |= {
+            "method": {"lora": "use_peft true"},
+            "quantize": {"nf4": "load_in_4bit true", "int8": "load_in_8bit true"},
+            "strategy": {
+                found["strategy"]: f"accelerate_config {name}" for name, found in CONFIGURATIONS.items() if found
+            },
+        }
     reading = Reading("trl", f"{version} ({where})", keys.name("model_name_or_path") or "", job, names, keys.notes)
+    capped(keys, reading)
     reading.rows = "packed" if keys.flag("packing", default=False) else "samples"
     reading.eval_batch_size = evaluation(keys, 8, keys.has("eval_strategy"))
     return reading

@@ -13,7 +13,17 @@ from vramplan.catalog import find_model
 from vramplan.errors import ConfigError
 from vramplan.frameworks.reading import Reading, settle
 from vramplan.frameworks.source import Keys
-from vramplan.frameworks.trainer import BATCH, NAMES, adapters, arguments, dtype_of, evaluation, launched
+from vramplan.frameworks.trainer import (
+    BATCH,
+    NAMES,
+    PYTHON,
+    adapters,
+    arguments,
+    capped,
+    dtype_of,
+    evaluation,
+    launched,
+)
 
 PACKAGE, NEWEST = "unsloth", "2026.10.9"
 USUAL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -39,8 +49,9 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     adapted = keys.flag("get_peft_model", default=False)
     if not whole and not adapted:
         raise ConfigError(f"{keys.source.where}: no get_peft_model and no full_finetuning=True: nothing would train")
-    stored = dtype_of(keys, "dtype") or "bf16"
-    half = "none" if whole and stored == "bf16" else "bf16" if stored != "fp16" else "fp16"
+    stored = _stored(keys, whole)
+    half = "bf16" if keys.source.knows_bf16 and stored != "fp16" else "fp16"
+    half = "none" if whole and stored == "bf16" else half
     for name in ("bf16", "fp16"):
         half = name if keys.flag(name, default=False) else half
     job |= {"method": "full" if whole else "lora", "dtype": stored, "autocast": half, "loss": "liger"}
@@ -61,12 +72,27 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     )
     names = NAMES | {
         "sequence_length": "max_seq_length",
+        "dtype": PYTHON["dtype"],
         "quantize": {"nf4": "load_in_4bit True"},
         "checkpointing": {"full": "use_gradient_checkpointing True"},
     }
     reading = Reading(PACKAGE, f"{version} ({where})", _model(keys), job, names, keys.notes)
+    capped(keys, reading)
     reading.eval_batch_size = evaluation(keys, 4 if own else 8, keys.has("eval_strategy", "evaluation_strategy"))
     return reading
+
+
+def _stored(keys: Keys, whole: bool) -> str:
+    """bf16 where nothing is said, fp16 on cards without it, also where bf16 is (models/llama.py: from_pretrained).
+
+    Weights that train are fp32 instead of fp16 (unsloth_zoo, training_utils.py: prepare_model_for_training).
+    """
+    given = dtype_of(keys, "dtype")
+    stored = given or "bf16"
+    if stored == "bf16" and not keys.source.knows_bf16:
+        stored = "fp16"
+        keys.note("warning" if given else "default", "dtype", "the card has no bf16: unsloth takes float16")
+    return "fp32" if whole and stored == "fp16" else stored
 
 
 def _model(keys: Keys) -> str:

@@ -57,7 +57,7 @@ QWENS = ("VIDEO_MAX_PIXELS", "VIDEO_MIN_PIXELS", "VIDEO_MAX_TOKEN_NUM", "VIDEO_M
 
 def settled(spec: ModelSpec, sampling: Sampling, job: dict[str, Any], notes: list[Note]) -> dict[str, Any]:
     """Fields of a job with videos: their frames as they enter the processor; what is not known is said."""
-    found: dict[str, Any] = {"images": None, "min_pixels": None, "max_pixels": None, "max_tiles": None}
+    found: dict[str, Any] = dict.fromkeys(("min_pixels", "max_pixels", "max_tiles"))
     notes[:] = [note for note in notes if note.key not in sampling.keys]
     frames = job.get("frames") or sampling.frames
     if frames is None:

@@ -16,7 +16,7 @@ from vramplan.job import Job
 from vramplan.measure.loop import MAX_GRAD_NORM, MOST_MICRO_STEPS, Engine, Steps
 from vramplan.measure.models import Making
 
-STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
+STAGES = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 
 
 def load(device: torch.device) -> Any:
@@ -31,8 +31,8 @@ def load(device: torch.device) -> Any:
         import deepspeed
     except ImportError as error:
         raise MissingDependencyError(
-            '--strategy zero1, zero2, zero3: DeepSpeed is missing: pip install "deepspeed"'
-        ) from (error)
+            '--strategy zero0 to zero3: DeepSpeed is missing: pip install "deepspeed"'
+        ) from error
     # Between processors it would compile a reduction of its own, through memory that all runs of a user share under one
     # name: two runs at once wait for each other for ever. Cards never use it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

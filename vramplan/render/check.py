@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import fill
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -11,6 +13,8 @@ from vramplan.render.bars import fullness
 from vramplan.render.text import breakdown, footer, free_gib, gib, heading, phases, spread
 from vramplan.verdict import Verdict
 
+WIDEST, WIDEST_COST = 40, 22
+"""Characters of a setting, and of what it costs, in a line of 80."""
 STYLES = {"warning": "bold yellow", "unknown": "bold red", "default": "cyan", "ignored": "dim"}
 
 
@@ -31,12 +35,22 @@ def verdict(one: Verdict) -> RenderableType:
     ]
     if one.evaluation_bytes is not None:
         size = reading.eval_batch_size
-        shown.append(Text(f"Evaluation with {size} samples at once: {gib(one.evaluation_bytes)} GiB on the card"))
+        shown.append(Text(f"Evaluation with {samples(size)} at once: {gib(one.evaluation_bytes)} GiB on the card"))
     if not one.fits:
-        hint = Text("--fix prints it with the fewest changes that make it fit.", style="dim")
-        shown += [Text(""), *_way_out(one), hint]
+        shown += [Text(""), *_way_out(one)]
+        if reading.spelling != "python" and reading.framework != "torchtitan":  # Python and TOML are not edited
+            shown.append(Text("--fix prints it with the fewest changes that make it fit.", style="dim"))
     shown += [Text(""), notes(reading.notes)]
     return Group(*shown, *footer(estimate))
+
+
+def samples(number: int | None) -> str:
+    """So many of them.
+
+    >>> samples(1), samples(2)
+    ('1 sample', '2 samples')
+    """
+    return f"{number} sample{'' if number == 1 else 's'}"
 
 
 def _headline(one: Verdict) -> RenderableType:
@@ -76,7 +90,8 @@ def data_set(one: Verdict) -> RenderableType:
         said.append(f"{percent(longer / data.spread.samples)} are longer than the limit ({longer:,}): {what}")
     rows = {"samples": "", "padded": ", every row padded to the limit", "packed": ", rows packed full"}[data.rows]
     said.append(f"Longest row of a batch: {data.worst_length:,} tokens{rows}")
-    said.append(f"An epoch over all of them: {data.steps_per_epoch:,} steps")
+    which = "all" if data.trained_samples == data.spread.samples else f"{data.trained_samples:,}"
+    said.append(f"An epoch over {which} of them: {data.steps_per_epoch:,} steps")
     if data.padding_share:
         said.append(
             f"A batch of {data.micro_batch_size} is padded to {data.padded_to:,.0f} tokens on average,"
@@ -108,32 +123,44 @@ def percent(share: float) -> str:
 
 def _way_out(one: Verdict) -> list[RenderableType]:
     """The fewest changes at the same global batch, in the framework's own words."""
-    reading, search, job = one.reading, one.search, one.estimate.job
-    if search is None:
-        return []
-    plan = search.recommended
-    if plan is not None and plan.micro_batch_size < one.estimate.micro_batch_size:
+    reading, shown = one.reading, list[RenderableType]()
+    if one.eval_batch_size:
+        said = Text(f"Evaluation with {samples(one.eval_batch_size)} at once fits: ")
+        shown.append(said.append("  ".join(reading.say({"eval_batch_size": one.eval_batch_size})), style="bold"))
+    if one.plan is not None:
         batch = {
-            "micro_batch_size": plan.micro_batch_size,
-            "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+            "micro_batch_size": one.plan.micro_batch_size,
+            "gradient_accumulation_steps": one.plan.gradient_accumulation_steps,
         }
         said = Text("Same global batch, fits: ")
-        said.append("  ".join(reading.say(batch)), style="bold")
-        return [said]
-    shown: list[RenderableType] = [
-        Text("Not at this global batch, whatever the micro-batch. What would help:", style="bold")
-    ]
+        return [*shown, said.append("  ".join(reading.say(batch)), style="bold")]
+    if one.search is None:
+        return shown
+    if one.search.recommended is not None:
+        why = "what is missing torch caches, and gives back on a fuller card; without --min-headroom it fits"
+        return [
+            *shown,
+            Text("Training fits; an evaluation does not, even of 1 sample" if one.eval_batch_size == 0 else why),
+        ]
+    no = "Not at this global batch, whatever the micro-batch"
+    if not one.advice:
+        return [*shown, Text(f"{no}; nothing else that {reading.framework} can be told would help", style="bold")]
+    shown.append(Text(f"{no}. What would help:", style="bold"))
+    each = one.advice[0].batch  # the same for all: what needs least
+    if each:
+        shown.append(Text(f"(each with {', '.join(each)})"))
+    changes = ["\n".join(counsel.settings) or f"on {counsel.card}" for counsel in one.advice]
     table = Table(box=None, padding=(0, 1), show_header=True, header_style="bold", pad_edge=False)
-    for name in ("change", "then GiB", "fits", "costs"):
-        table.add_column(name, justify="right" if name == "then GiB" else "left")
-    for advice in search.advice:
-        smaller: dict[str, int] = {}
-        if advice.micro_batch_size != job.micro_batch_size:
-            steps = max(1, job.global_batch_size // (advice.micro_batch_size * job.data_parallel))
-            smaller = {"micro_batch_size": advice.micro_batch_size, "gradient_accumulation_steps": steps}
-        change = "\n".join([*(reading.say(advice.update) or [advice.change]), *reading.say(smaller)])
-        fits = Text("yes", style="green") if advice.fits else Text("no", style="red")
-        table.add_row(change, gib(advice.device_total_bytes), fits, Text(advice.cost, style="dim"))
+    widest = max(len(line) for change in changes for line in change.splitlines())
+    table.add_column("change", overflow="fold", min_width=min(widest, WIDEST))
+    table.add_column("then GiB", justify="right", no_wrap=True)
+    table.add_column("fits", no_wrap=True)
+    table.add_column("costs")
+    for counsel, change in zip(one.advice, changes, strict=True):
+        fits = Text("yes", style="green") if counsel.fits else Text("no", style="red")
+        table.add_row(
+            Text(change), gib(counsel.device_total_bytes), fits, Text(fill(counsel.cost, WIDEST_COST), style="dim")
+        )
     return [*shown, table]
 
 

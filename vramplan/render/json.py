@@ -178,7 +178,7 @@ def card(one: Card) -> dict[str, Any]:
 
 def verdict(one: Verdict) -> dict[str, Any]:
     """`vramplan check --json`."""
-    plan = one.search.recommended if one.search else None
+    plan = one.plan
     return {
         "fits": one.fits,
         "need_bytes": one.need_bytes,
@@ -193,15 +193,16 @@ def verdict(one: Verdict) -> dict[str, Any]:
             "micro_batch_size": plan.micro_batch_size,
             "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         },
+        "eval_batch_size": one.eval_batch_size,
         "advice": [
             {
-                "change": advice.change,
-                "settings": one.reading.say(advice.update),
-                "fits": advice.fits,
-                "device_total_bytes": advice.device_total_bytes,
-                "cost": advice.cost,
+                "change": counsel.change,
+                "settings": [*counsel.settings, *counsel.batch],
+                "fits": counsel.fits,
+                "device_total_bytes": counsel.device_total_bytes,
+                "cost": counsel.cost,
             }
-            for advice in (one.search.advice if one.search else ())
+            for counsel in one.advice
         ],
         "dataset": one.data and data_set(one.data),
         "estimate": estimate(one.estimate),
@@ -234,6 +235,7 @@ def data_set(one: Data) -> dict[str, Any]:
         "padding_share": one.padding_share,
         "near_length": one.near_length,
         "near_share": one.near_share,
+        "trained_samples": one.trained_samples,
         "steps_per_epoch": one.steps_per_epoch,
         "fitting_length": one.fitting_length,
         "fitting_longer_share": None

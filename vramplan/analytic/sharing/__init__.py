@@ -10,6 +10,7 @@ from vramplan.analytic.sharing.fsdp2 import Fsdp2
 from vramplan.analytic.sharing.pipeline import Pipeline
 from vramplan.analytic.sharing.replicated import Replicated
 from vramplan.analytic.sharing.zero import Zero
+from vramplan.analytic.sharing.zero0 import Zero0
 from vramplan.analytic.sharing.zero3 import Zero3
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def sharing_of(step: Step, record: Recorder, card: int = 0) -> Replicated:
         return Pipeline(step, record, card)
     kinds: dict[str, type[Replicated]] = {
         "ddp": Replicated,
+        "zero0": Zero0,
         "zero1": Zero,
         "zero2": Zero,
         "zero3": Zero3,

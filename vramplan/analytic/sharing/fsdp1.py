@@ -53,7 +53,8 @@ class Fsdp1(Sharded):
 
     def __init__(self, step: Step, record: Recorder) -> None:
         super().__init__(step, record)
-        job, cards = self.job, self.job.num_gpus
+        job = self.job
+        cards = job.num_gpus // job.fsdp.replicas
         places: dict[tuple[int | None, bool], list[Placed]] = {}
         for one in step.placed:
             places.setdefault((one.layer, one.parameter.is_adapter), []).append(one)

@@ -45,6 +45,7 @@ class Replicated:
 
     def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
         """One layer's share of a phase, whose storages are numbered from `offset`."""
+        self.phase = piece.phase
         self.record.extend(events, offset)
 
     def backward_ends(self) -> None:

@@ -189,10 +189,14 @@ class Zero(Divided):
         record = self.record
         self.cast()
         for group, part in enumerate(self.parts):
-            record.allocate(flat(part * self.cards, self.dtype, "parameter", "flat weights that train"))
-            for key, one in self.trained.items():
-                if one.group == group:
-                    record.free_all(self.loaded[key])
+            whole = flat(part * self.cards, self.dtype, "parameter", "flat weights that train")
+            loaded = [number for key, one in self.trained.items() if one.group == group for number in self.loaded[key]]
+            if whole.num_bytes > self.step.card.usable_bytes - record.live_bytes():  # by way of the host
+                record.free_all(loaded)
+                record.allocate(whole)
+            else:
+                record.allocate(whole)
+                record.free_all(loaded)
             if not self.offloads:
                 clone = record.allocate(flat(part, self.dtype, "temporary", "own part"))
                 record.allocate(flat(part, "fp32", "optimizer_state", "fp32 copy of the own part"))

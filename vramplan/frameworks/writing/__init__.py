@@ -33,9 +33,9 @@ COMPARED = (
 
 
 SHARES: Mapping[str, tuple[str, ...]] = {
-    "swift": ("ddp", "zero2", "zero3", "pipeline"),
+    "swift": ("ddp", "zero0", "zero2", "zero3", "pipeline"),
     "trl": ("ddp", "zero1", "zero2", "zero3"),
-    "accelerate": ("ddp", "zero1", "zero2", "zero3", "fsdp"),
+    "accelerate": ("ddp", "zero0", "zero1", "zero2", "zero3", "fsdp"),
 }
 """Strategies that a framework is told without another file."""
 SAYS: Mapping[str, tuple[str, ...]] = {

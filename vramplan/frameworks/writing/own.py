@@ -155,7 +155,7 @@ def deepspeed(model: str, job: Job) -> Written:
     Raises:
         UnsupportedError: without ZeRO, which is what the file is for.
     """
-    if not job.strategy.startswith("zero"):
+    if job.strategy not in ("zero1", "zero2", "zero3"):
         raise UnsupportedError(
             f"--for deepspeed: --strategy {job.strategy} is not DeepSpeed's; give zero1, zero2 or zero3"
         )
