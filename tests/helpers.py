@@ -13,7 +13,7 @@ from typing import Any
 
 from vramplan.analytic.architecture import architecture_of
 from vramplan.analytic.estimator import lay_out
-from vramplan.analytic.play import Setting
+from vramplan.analytic.setting import Setting
 from vramplan.analytic.unfold import STACK, Fold, Plan
 from vramplan.card import Card
 from vramplan.catalog import find_card, find_model

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tests.helpers import card_of, setting_of, spec_of
+from vramplan.analytic.batch import make_batch
 from vramplan.analytic.estimator import estimate
-from vramplan.analytic.play import make_batch, new_net, run_forward
+from vramplan.analytic.play import new_net, run_forward
 from vramplan.analytic.step import no_cycle_collection
 from vramplan.job import Job
 from vramplan.spec import ModelSpec

@@ -19,6 +19,7 @@ from vramplan.levers import levers
 from vramplan.progress import Progress, silent
 from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
+from vramplan.tried import Estimator
 
 
 def load_model(name: str | ModelSpec) -> ModelSpec:
@@ -119,7 +120,7 @@ def suggest(
 
 def source(
     spec: ModelSpec, progress: Progress = silent, trust_remote_code: bool = False
-) -> tuple[plan.Estimator, Callable[[ModelSpec, Job], Job], bool]:
+) -> tuple[Estimator, Callable[[ModelSpec, Job], Job], bool]:
     """Where estimates of a model come from at any batch, how a job is settled for it, and whether a block describes it.
 
     Raises:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from vramplan.advice import Advice
 from vramplan.card import Card
 from vramplan.errors import VramplanError
 from vramplan.frameworks import Reading
-from vramplan.plan import Advice, Search
+from vramplan.plan import Search
 from vramplan.result import Estimate
 from vramplan.stepping import largest
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vramplan import verdict
+from vramplan.advice import FREE
 from vramplan.api import load_card, load_model
 from vramplan.errors import UnsupportedError, VramplanError
 from vramplan.frameworks import edit_command, edit_file
@@ -22,7 +23,7 @@ from vramplan.frameworks.find import Found, from_line, from_text
 from vramplan.frameworks.shell import typed
 from vramplan.learned import CONFIDENCE, with_margin
 from vramplan.levers import levers
-from vramplan.plan import FREE, divisors
+from vramplan.plan import divisors
 from vramplan.progress import Progress, silent
 from vramplan.verdict import Verdict
 

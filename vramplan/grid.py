@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from vramplan import api, plan
+from vramplan import api
+from vramplan.advice import Advice, pull
 from vramplan.card import Card
 from vramplan.defaults import complete_job, image_size
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
@@ -17,11 +18,12 @@ from vramplan.learned import CONFIDENCE, with_margin
 from vramplan.levers import levers
 from vramplan.lines import Segment, segments
 from vramplan.overheads import outside_terms
-from vramplan.plan import Advice, Estimator, Search
+from vramplan.plan import Search
 from vramplan.progress import Progress, silent
 from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
 from vramplan.timeline import Timeline
+from vramplan.tried import Estimator
 
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 CARDS = ("rtx4090", "l40s", "a100-80gb-sxm")
@@ -150,7 +152,7 @@ def build(
     source = Source(spec, {**job, **batch}, estimator, settle)
     start = source(card)
     helpful = levers(spec, start.job, card, start.device_total_bytes) if described else []
-    advice = tuple(plan.pull(spec, start.job, card, estimator, helpful))
+    advice = tuple(pull(spec, start.job, card, estimator, helpful))
     axes = _axes(start.job, described, lengths, ranks, image_sizes)
     offered, kinds, representatives = _kinds(source, [card, *(other for other in others if other.name != card.name)])
     micros = sorted({*MICRO_BATCHES, start.micro_batch_size})

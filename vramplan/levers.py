@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from vramplan.advice import FREE
 from vramplan.analytic.architecture import is_described
 from vramplan.card import Card
 from vramplan.catalog import find_card
 from vramplan.job import Job
-from vramplan.plan import FREE, Lever
 from vramplan.spec import ModelSpec
+from vramplan.tried import Lever
 
 ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_torch_loop")
 """Optimizers that bitsandbytes' 8-bit AdamW can stand in for."""

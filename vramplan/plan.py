@@ -5,20 +5,19 @@ The estimator is passed in, so that any of the three sources can drive it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import ceil, isqrt
-from typing import Any
 
+from vramplan.advice import Advice, advise
 from vramplan.batches import largest_batch, most_by_tensors
 from vramplan.card import Card
-from vramplan.errors import ConfigError, VramplanError
+from vramplan.errors import ConfigError
 from vramplan.job import Job
-from vramplan.result import Begun, Estimate
+from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
+from vramplan.tried import Estimator, Lever, Tried
 from vramplan.units import ceil_div
-
-Estimator = Callable[[ModelSpec, Job, Card], Begun]
 
 MANY_STEPS = 64
 """Accumulation beyond this draws a warning."""
@@ -26,8 +25,6 @@ TOO_LARGE = "needs more than the card has"
 FRAGMENTED = "does not fit after fragmentation"
 WITHOUT_MARGIN = "fits only without the safety margin"
 """The reason for a pair that the margin alone rules out."""
-FREE = "free"
-"""The cost of a lever that costs nothing."""
 WORTH_IT = 0.02
 """A plan that is faster by less than this share is not preferred to one that leaves more memory free."""
 
@@ -65,25 +62,6 @@ class Rejected:
     gradient_accumulation_steps: int
     reason: str
     device_total_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """A change that would help, re-estimated."""
-
-    change: str
-    """What to set, in words of the command line."""
-    why: str
-    cost: str
-    """What it costs: nothing, time, accuracy or money."""
-    saved_bytes: int
-    """Bytes of the card that it frees at the same micro-batch."""
-    fits: bool
-    micro_batch_size: int
-    """The micro-batch the figures are for."""
-    device_total_bytes: int
-    update: Mapping[str, Any] = field(default_factory=dict)
-    """The same as fields of the job; empty for another card."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,48 +127,6 @@ def pairs(global_batch_size: int, devices: int) -> list[tuple[int, int]]:
     return [(micro, per_device // micro) for micro in divisors(per_device)]
 
 
-class _Tried:
-    """Estimates by micro-batch, each made once; what cannot fit by its tensors alone is not worth a whole one."""
-
-    def __init__(self, spec: ModelSpec, job: Job, card: Card, estimator: Estimator) -> None:
-        self.spec, self.job, self.card, self.estimator = spec, job, card, estimator
-        self.begun: dict[tuple[int, int], Begun] = {}
-        self.known: dict[tuple[int, int], Estimate] = {}
-
-    def begin(self, micro: int, steps: int) -> Begun:
-        """The first half of an estimate."""
-        key = (micro, steps)
-        if key not in self.begun:
-            job = self.job.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps})
-            self.begun[key] = self.estimator(self.spec, job, self.card)
-        return self.begun[key]
-
-    def __call__(self, micro: int, steps: int) -> Estimate:
-        key = (micro, steps)
-        if key not in self.known:
-            self.known[key] = self.begin(*key).finish()
-        return self.known[key]
-
-    def too_large(self, micro: int, steps: int) -> bool:
-        """Whether its tensors alone are more than the card has."""
-        return self.begin(micro, steps).least_bytes > self.card.plannable_bytes
-
-    def fits(self, micro: int, steps: int) -> bool:
-        """Whether this micro-batch fits."""
-        return not self.too_large(micro, steps) and self(micro, steps).fits
-
-    def need(self, micro: int, steps: int) -> int:
-        """Bytes that this micro-batch needs on the card; at least, where that already is too much."""
-        if not self.fits(micro, steps):
-            return self.begin(micro, steps).least_bytes
-        return self(micro, steps).device_total_bytes
-
-    def changed(self, lever: Lever) -> _Tried:
-        """The same with a lever pulled."""
-        job = self.job.model_copy(update=dict(lever.update))
-        return _Tried(self.spec, job, lever.card or self.card, self.estimator)
-
-
 def search(
     spec: ModelSpec,
     job: Job,
@@ -207,7 +143,7 @@ def search(
         VramplanError: whatever the estimator raises.
     """
     wanted = pairs(global_batch_size, job.data_parallel)
-    tried = _Tried(spec, job, card, estimator)
+    tried = Tried(spec, job, card, estimator)
     good, bad = _sorted_out(wanted, tried)
     plans = _ranked([(micro, steps, tried(micro, steps)) for micro, steps in good], job.data_parallel, run)
     rejected = _rejected(bad, tried)
@@ -216,9 +152,8 @@ def search(
     warnings = _warnings(recommended)
     smallest = _smallest(wanted, tried)
     following = bad[0] if bad else None
-    largest_plan = max(plans, key=lambda plan: plan.micro_batch_size, default=None)
-    advice = _advise(
-        tried, largest_plan, following, smallest, levers(spec, job, card, smallest.device_total_bytes) if levers else []
+    advice = advise(
+        tried, bool(plans), following, smallest, levers(spec, job, card, smallest.device_total_bytes) if levers else []
     )
     return Search(
         model=spec.name,
@@ -240,7 +175,7 @@ def search(
 Pair = tuple[int, int]
 
 
-def _smallest(wanted: list[Pair], tried: _Tried) -> Estimate:
+def _smallest(wanted: list[Pair], tried: Tried) -> Estimate:
     """The pair that needs least: micro-batch 1, or the one that accumulates nothing, finished only where it may."""
     first, last = tried(*wanted[0]), wanted[-1]
     if tried.begin(*last).least_bytes >= first.device_total_bytes:
@@ -248,7 +183,7 @@ def _smallest(wanted: list[Pair], tried: _Tried) -> Estimate:
     return min(first, tried(*last), key=lambda one: one.device_total_bytes)
 
 
-def _sorted_out(wanted: list[Pair], tried: _Tried) -> tuple[list[Pair], list[Pair]]:
+def _sorted_out(wanted: list[Pair], tried: Tried) -> tuple[list[Pair], list[Pair]]:
     """The pairs that fit, and those that do not.
 
     The last accumulates nothing: its forward runs without gradients in memory, so it may fit where smaller ones do not
@@ -260,7 +195,7 @@ def _sorted_out(wanted: list[Pair], tried: _Tried) -> tuple[list[Pair], list[Pai
     return ([*good, whole], bad) if tried.fits(*whole) else (good, [*bad, whole])
 
 
-def _largest_fitting(wanted: list[Pair], tried: _Tried) -> int:
+def _largest_fitting(wanted: list[Pair], tried: Tried) -> int:
     """Index of the largest pair that fits, -1 for none; memory never falls as the micro-batch grows."""
     low, high = -1, len(wanted)
     probe = 0
@@ -274,7 +209,7 @@ def _largest_fitting(wanted: list[Pair], tried: _Tried) -> int:
     return low
 
 
-def _largest_micro_batch(good: list[Pair], bad: list[Pair], tried: _Tried) -> int:
+def _largest_micro_batch(good: list[Pair], bad: list[Pair], tried: Tried) -> int:
     """The largest micro-batch that fits at all, whether or not it divides the target."""
     if not good:
         return 0
@@ -326,7 +261,7 @@ def _recommend(plans: list[Plan]) -> Plan | None:
     return max(near, key=lambda plan: plan.estimate.headroom_bytes, default=None)
 
 
-def _rejected(too_large: list[tuple[int, int]], tried: _Tried) -> list[Rejected]:
+def _rejected(too_large: list[tuple[int, int]], tried: Tried) -> list[Rejected]:
     rejected: list[Rejected] = []
     for micro, steps in too_large:
         if rejected:
@@ -338,7 +273,7 @@ def _rejected(too_large: list[tuple[int, int]], tried: _Tried) -> list[Rejected]
     return rejected
 
 
-def _reason(tried: _Tried, micro: int, steps: int) -> str:
+def _reason(tried: Tried, micro: int, steps: int) -> str:
     if tried.begin(micro, steps).least_bytes > tried.card.usable_bytes:
         return TOO_LARGE
     one = tried(micro, steps)
@@ -362,68 +297,3 @@ def learning_rate(run: Run, global_batch_size: int) -> float | None:
         return None
     ratio = global_batch_size / run.base_batch
     return run.base_lr * (ratio**0.5 if run.adaptive else ratio)
-
-
-# -- advice ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Lever:
-    """A change to a job (or its card) that may save memory."""
-
-    change: str
-    why: str
-    cost: str
-    update: Mapping[str, Any] = field(default_factory=dict)
-    card: Card | None = None
-
-
-def pull(spec: ModelSpec, job: Job, card: Card, estimator: Estimator, levers: Sequence[Lever]) -> list[Advice]:
-    """What each lever saves of a job as it is, and whether it fits then.
-
-    Raises:
-        VramplanError: whatever the estimator raises of the job itself.
-    """
-    tried = _Tried(spec, job, card, estimator)
-    return _advise(tried, None, None, tried(job.micro_batch_size, job.gradient_accumulation_steps), levers)
-
-
-def _advise(
-    tried: _Tried,
-    largest: Plan | None,
-    following: tuple[int, int] | None,
-    smallest: Estimate,
-    levers: Sequence[Lever],
-) -> list[Advice]:
-    """Where nothing fits: whatever saves memory, and whether it fits then. Else: what frees the next pair."""
-    micro, steps = smallest.micro_batch_size, smallest.gradient_accumulation_steps
-    if largest is not None:
-        levers = [lever for lever in levers if lever.cost == FREE]
-        if following is None or not levers:
-            return []
-        micro, steps = following
-    found = []
-    before = tried.begin(micro, steps).least_bytes
-    for lever in levers:
-        changed = tried.changed(lever)
-        try:
-            fits = changed.fits(micro, steps)
-        except VramplanError:  # a lever that this model or card does not have
-            continue
-        saved = before - changed.begin(micro, steps).least_bytes
-        if (lever.card is None and saved <= 0) or (largest is not None and not fits):
-            continue
-        need = changed.need(micro, steps)
-        found.append(
-            Advice(
-                lever.change,
-                lever.why,
-                lever.cost,
-                saved,
-                fits,
-                micro,
-                need,
-                lever.update if lever.card is None else {},
-            )
-        )
-    return found

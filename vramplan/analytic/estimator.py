@@ -7,7 +7,8 @@ from dataclasses import replace
 from vramplan.analytic.architecture import architecture_of, is_described
 from vramplan.analytic.blocks import Kind
 from vramplan.analytic.optimizers import optimizer_seconds
-from vramplan.analytic.play import Setting, declare
+from vramplan.analytic.play import declare
+from vramplan.analytic.setting import Setting
 from vramplan.analytic.spreading import contents, fullest, spread_out
 from vramplan.analytic.stacks import FORMER, PATTERNS
 from vramplan.analytic.step import Step, no_cycle_collection

@@ -2,80 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 from vramplan.analytic import losses, ops
 from vramplan.analytic.attention import causal_mask
+from vramplan.analytic.batch import Batch, as_handed, make_batch
 from vramplan.analytic.blocks import Context, Crossing, Kind
-from vramplan.analytic.device_map import Spread
-from vramplan.analytic.families import Family
-from vramplan.analytic.net import Net, Training
+from vramplan.analytic.net import Net
 from vramplan.analytic.scene import Scene
+from vramplan.analytic.setting import Setting
 from vramplan.analytic.tape import Tape
 from vramplan.analytic.tensors import Section, Tensor
-from vramplan.analytic.vision import Seen, see
-from vramplan.feeds import Input
-from vramplan.job import Job
+from vramplan.analytic.vision import see
 from vramplan.spec import Config
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What to play: a family with its configuration, and a job."""
-
-    family: Family
-    config: Config
-    job: Job
-    kinds: tuple[Kind, ...]
-    """The layers to play, which may be fewer than the model has."""
-    flash_fits: bool
-    """Whether the card runs SDPA's flash kernel (compute capability 8.0)."""
-    seen: Seen | None = None
-    """How it sees, where it does."""
-    stacked: str = ""
-    """How PEFT adapts its experts (:mod:`vramplan.analytic.stacks`)."""
-    stacks: tuple[tuple[Hashable, ...], ...] = ()
-    """The layers to play of each stack, where it is no causal language model."""
-    inputs: tuple[Input, ...] = ()
-    """And what it takes."""
-    spread_over: Spread | None = None
-    """The cards that it is spread over, where these are several."""
-
-    @property
-    def spread(self) -> Spread:
-        """Where everything lies: on one card, but for a model that is spread over several."""
-        return self.spread_over or Spread(tuple((number, 0) for number in range(len(self.kinds))))
-
-    @property
-    def looks(self) -> bool:
-        """Whether there is an image or a video in the batch."""
-        return self.seen is not None and self.job.pictures > 0
-
-    def training(self) -> Training:
-        """Which weights there are and which train."""
-        job = self.job
-        lora = job.method != "full"
-        used = job.dtype if job.engine_casts else job.computed_dtype
-        # what all weights are used in, however they are stored
-        return Training(
-            dtype=used or ("fp32" if job.kbit else job.dtype),
-            fp32_norms=job.fp32_norms and used is None and job.strategy != "zero3",  # there it reaches no part of them
-            full=not lora,
-            lora_rank=job.lora_rank if lora else 0,
-            lora_targets=job.lora_targets,
-            lora_dropout=job.lora_dropout,
-            adapter_dtype=used or job.lora_dtype,
-            adapter_input=job.lora_dtype if job.computed_dtype and job.fsdp.version == 1 else None,
-            dora=job.method == "dora",
-            modules_to_save=job.modules_to_save or (),
-            saved_dtype=used or job.saved_dtype,
-            quantize="nf4-double" if job.quantize == "nf4" and job.double_quant else job.quantize,
-            stacks=self.stacked,
-            compute_dtype=job.dtype,
-            input_needs_grad=job.checkpointing == "full",  # modeling_utils.py: activation_checkpointing_enable
-        )
 
 
 def new_net(setting: Setting) -> Net:
@@ -140,69 +79,6 @@ def play_evaluation(setting: Setting) -> Tape:
     return tape
 
 
-class Batch(NamedTuple):
-    """What is on the device before a forward."""
-
-    ids: Tensor
-    labels: Tensor
-    pixels: Tensor | None
-    others: list[Tensor]
-    named: dict[str, Tensor] | None = None
-    """All of it, where the model is no causal language model."""
-
-
-def make_batch(tape: Tape, setting: Setting, phase: str, batch: int, length: int, steps: int = 1) -> Batch:
-    """A micro-batch, and those that wait.
-
-    The Trainer fetches the micro-batches of all `steps` of an optimizer step at once; here those that wait are one
-    tensor of each kind.
-    """
-    tape.enter(phase, None)
-    tape.module = "inputs"
-    job, seen = setting.job, setting.seen
-    if setting.inputs:
-        return named_batch(tape, setting, batch, steps)
-    names = ["input ids", "labels"]
-    if job.batches == "packed":
-        names.append("position ids of the samples")
-    elif job.batches == "padded" or job.loop == "trainer" or setting.looks:
-        names.append("attention mask")
-    if seen is not None and job.pictures and seen.sight.token_types:
-        names.append("kinds of tokens")
-    held = [tape.empty((batch, length), "int64", name, "activation") for name in names]
-    images = image_inputs(tape, seen, batch, job.pictures, length) if seen is not None and job.pictures else []
-    if job.loop == "trainer" and steps > 1:
-        waiting = ((steps - 1) * batch, length)
-        held += [tape.empty(waiting, "int64", f"{name} of the batches to come", "activation") for name in names]
-        held += image_inputs(tape, seen, waiting[0], job.pictures, length) if images and seen is not None else []
-    tape.keep(*held, *images)
-    return Batch(held[0], held[1], images[0] if images else None, held[2:] + images[1:])
-
-
-def named_batch(tape: Tape, setting: Setting, batch: int, steps: int) -> Batch:
-    """The same for a model with inputs of its own."""
-    named = {
-        one.name: tape.empty((batch, *one.shape), one.dtype, one.name.replace("_", " "), "activation")
-        for one in setting.inputs
-    }
-    waiting = []
-    if setting.job.loop == "trainer" and steps > 1:
-        for one in setting.inputs:
-            what = f"{one.name.replace('_', ' ')} of the batches to come"
-            waiting.append(tape.empty(((steps - 1) * batch, *one.shape), one.dtype, what, "activation"))
-    tape.keep(*named.values())
-    first = next(iter(named.values()))
-    return Batch(first, named.get("labels", first), None, waiting, named)
-
-
-def image_inputs(tape: Tape, seen: Seen, samples: int, images: int, length: int) -> list[Tensor]:
-    """What the images of so many samples take on the device; pixels first."""
-    return [
-        tape.empty(one.batched(samples, images, length), one.dtype, one.name.replace("_", " "), "activation")
-        for one in seen.picture.tensors
-    ]
-
-
 def run_forward(net: Net, setting: Setting, phase: str, batch: Batch) -> Tensor:
     """``model(input_ids, labels=labels).loss`` under the job's autocast; accelerate converts the outputs to fp32.
 
@@ -220,21 +96,6 @@ def run_forward(net: Net, setting: Setting, phase: str, batch: Batch) -> Tensor:
     net.features.clear()
     net.cache.clear()
     return loss
-
-
-def as_handed(tape: Tape, job: Job, batch: Batch) -> Batch:
-    """A copy of pixels and sounds in the model's dtype: under DeepSpeed the Trainer's (_prepare_input), or FSDP's."""
-    dtype = job.dtype if job.loop == "trainer" and job.strategy.startswith("zero") else job.computed_dtype
-    if dtype is None:
-        return batch
-    tape.module = "inputs"
-
-    def cast(one: Tensor) -> Tensor:
-        return ops.to(one, dtype, "inputs in the model's dtype") if one.dtype == "fp32" else one
-
-    pixels = None if batch.pixels is None else cast(batch.pixels)
-    named = None if batch.named is None else {name: cast(one) for name, one in batch.named.items()}
-    return batch._replace(pixels=pixels, named=named)
 
 
 def forward(net: Net, setting: Setting, phase: str, batch: Batch) -> tuple[Tensor, list[Tensor]]:

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from vramplan.analytic.blocks import Kind
 from vramplan.analytic.device_map import Module, Spread, balanced, loaded_bytes, spread
-from vramplan.analytic.play import Setting, declare
+from vramplan.analytic.play import declare
+from vramplan.analytic.setting import Setting
 from vramplan.analytic.step import buffers_of
 from vramplan.analytic.unfold import Fold, Plan, fold
 from vramplan.card import Card

@@ -13,8 +13,9 @@ from functools import cached_property, lru_cache
 from math import prod
 
 from vramplan.analytic.optimizers import Weight, is_embedding
-from vramplan.analytic.play import Setting, declare, play, play_evaluation
+from vramplan.analytic.play import declare, play, play_evaluation
 from vramplan.analytic.record import Recorder
+from vramplan.analytic.setting import Setting
 from vramplan.analytic.sharing import sharing_of
 from vramplan.analytic.tape import Tape
 from vramplan.analytic.tensors import Parameter, StorageInfo, Stored

@@ -8,8 +8,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from vramplan.advice import Advice
 from vramplan.card import Card
-from vramplan.plan import FRAGMENTED, WITHOUT_MARGIN, Advice, Plan, Run, Search
+from vramplan.plan import FRAGMENTED, WITHOUT_MARGIN, Plan, Run, Search
 from vramplan.render.bars import Bar, plain, stacked
 from vramplan.result import Estimate, Term
 from vramplan.spec import ModelSpec
