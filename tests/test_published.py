@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import vramplan
@@ -38,90 +40,41 @@ def test_lora_on_a_24_gib_card() -> None:
     assert 18e9 < plan.estimate.device_total_bytes < 22e9
 
 
-@pytest.mark.parametrize(("micro_batch_size", "measured_gib"), [(4, 24.871), (8, 36.082)])
-def test_lora_on_mistral_with_the_loss_of_transformers_4_48(micro_batch_size: int, measured_gib: float) -> None:
-    """The same file's rows 34 and 36, bf16 without autocast: the loss copies the shifted logits, in forward."""
+MISTRAL: dict[str, Any] = {
+    "lora_rank": 16,
+    "lora_dropout": 0.1,
+    "lora_targets": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "optimizer": "adamw_torch",
+    "sequence_length": 4096,
+    "attention": "flash",
+    "loss": "sliced",
+}
+"""The adapters of the same file's rows, and transformers 4.48."""
+OUTSIDE = {"version": 1, "backward_prefetch": "pre", "checkpoint_outside": True}
+FSDP: dict[str, Any] = {"num_gpus": 2, "strategy": "fsdp", "reentrant": True, "fsdp": OUTSIDE}
+"""Transformers 4.48 checkpoints FSDP's layers from outside."""
+ON_HOST = FSDP | {"fsdp": OUTSIDE | {"loads_on_card": False}}
+"""And loads four bits on the host; they are packed in bf16."""
+
+
+@pytest.mark.parametrize(
+    ("job", "micro_batch_size", "measured_gib", "peak"),
+    [
+        ({"autocast": "none"}, 4, 24.871, "forward"),  # row 34: the loss copies the shifted logits, in forward
+        ({"autocast": "none"}, 8, 36.082, "forward"),  # row 36
+        ({"autocast": "none"} | FSDP, 2, 14.105, "backward"),  # row 35
+        ({"autocast": "none"} | FSDP, 4, 20.452, "backward"),  # row 37
+        ({"method": "qlora"}, 4, 15.249, "forward"),  # row 78: bf16 autocast
+        ({"method": "qlora"}, 8, 26.461, "forward"),  # row 80
+        ({"method": "qlora"} | ON_HOST, 2, 8.777, "backward"),  # rows 59 and 79
+        ({"method": "qlora"} | ON_HOST, 4, 14.873, "backward"),  # rows 61 and 81
+    ],
+)
+def test_adapters_of_mistral(job: dict[str, Any], micro_batch_size: int, measured_gib: float, peak: str) -> None:
     found = vramplan.estimate(
-        "mistralai/Mistral-7B-v0.1",
-        "a100-80gb",
-        lora_rank=16,
-        lora_dropout=0.1,
-        lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"),
-        autocast="none",
-        optimizer="adamw_torch",
-        sequence_length=4096,
-        attention="flash",
-        loss="sliced",
-        micro_batch_size=micro_batch_size,
+        "mistralai/Mistral-7B-v0.1", "a100-80gb", micro_batch_size=micro_batch_size, **MISTRAL, **job
     )
-    assert found.peak_phase == "forward"
-    assert found.peak_allocated_bytes / GiB == pytest.approx(measured_gib, rel=1e-4)
-
-
-@pytest.mark.parametrize(("micro_batch_size", "measured_gib"), [(4, 15.249), (8, 26.461)])
-def test_qlora_on_mistral(micro_batch_size: int, measured_gib: float) -> None:
-    """The same file's rows 78 and 80: bitsandbytes' nf4 with double quantization, bf16 autocast, fp32 adapters."""
-    found = vramplan.estimate(
-        "mistralai/Mistral-7B-v0.1",
-        "a100-80gb",
-        method="qlora",
-        lora_rank=16,
-        lora_dropout=0.1,
-        lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"),
-        optimizer="adamw_torch",
-        sequence_length=4096,
-        attention="flash",
-        loss="sliced",
-        micro_batch_size=micro_batch_size,
-    )
-    assert found.peak_allocated_bytes / GiB == pytest.approx(measured_gib, rel=1e-4)
-
-
-@pytest.mark.parametrize(("micro_batch_size", "measured_gib"), [(2, 14.105), (4, 20.452)])
-def test_lora_on_mistral_under_fsdp(micro_batch_size: int, measured_gib: float) -> None:
-    """The same file's rows 35 and 37, two cards: transformers 4.48 checkpoints FSDP's layers from outside."""
-    found = vramplan.estimate(
-        "mistralai/Mistral-7B-v0.1",
-        "a100-80gb",
-        lora_rank=16,
-        lora_dropout=0.1,
-        lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"),
-        autocast="none",
-        optimizer="adamw_torch",
-        sequence_length=4096,
-        attention="flash",
-        loss="sliced",
-        micro_batch_size=micro_batch_size,
-        num_gpus=2,
-        strategy="fsdp",
-        reentrant=True,
-        fsdp={"version": 1, "backward_prefetch": "pre", "checkpoint_outside": True},
-    )
-    assert found.peak_phase == "backward"
-    assert found.peak_allocated_bytes / GiB == pytest.approx(measured_gib, rel=2e-4)
-
-
-@pytest.mark.parametrize(("micro_batch_size", "measured_gib"), [(2, 8.777), (4, 14.873)])
-def test_qlora_on_mistral_under_fsdp(micro_batch_size: int, measured_gib: float) -> None:
-    """The same file's rows 59 and 61 (and 79, 81), two cards: four bits packed in bf16, loaded on the host."""
-    found = vramplan.estimate(
-        "mistralai/Mistral-7B-v0.1",
-        "a100-80gb",
-        method="qlora",
-        lora_rank=16,
-        lora_dropout=0.1,
-        lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"),
-        optimizer="adamw_torch",
-        sequence_length=4096,
-        attention="flash",
-        loss="sliced",
-        micro_batch_size=micro_batch_size,
-        num_gpus=2,
-        strategy="fsdp",
-        reentrant=True,
-        fsdp={"version": 1, "backward_prefetch": "pre", "checkpoint_outside": True, "loads_on_card": False},
-    )
-    assert found.peak_phase == "backward"
+    assert found.peak_phase == peak
     assert found.peak_allocated_bytes / GiB == pytest.approx(measured_gib, rel=2e-4)
 
 
@@ -137,10 +90,7 @@ def test_qlora_on_llama_70b_under_fsdp(offload: str, measured_gb: float) -> None
         loss="sliced",
         micro_batch_size=2,
         gradient_accumulation_steps=2,
-        num_gpus=2,
-        strategy="fsdp",
         offload=offload,
-        reentrant=True,
-        fsdp={"version": 1, "backward_prefetch": "pre", "checkpoint_outside": True, "loads_on_card": False},
+        **ON_HOST,
     )
     assert found.device_total_bytes / 1e9 == pytest.approx(measured_gb, rel=0.05)

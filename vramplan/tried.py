@@ -26,7 +26,7 @@ class Lever:
 
 
 class Tried:
-    """Estimates by micro-batch and accumulation, each made once; what cannot fit by its tensors alone is not worth a whole one."""
+    """Estimates by micro-batch and accumulation, each made once; a whole one only where the tensors may fit."""
 
     def __init__(self, spec: ModelSpec, job: Job, card: Card, estimator: Estimator) -> None:
         self.spec, self.job, self.card, self.estimator = spec, job, card, estimator
