@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import ROOT, cli, cli_json
+from vramplan.cli import main
 
 MAIN = ["suggest", "Qwen/Qwen2.5-7B-Instruct", "--gpu", "rtx4090d", "--global-batch", "16"]
 
@@ -294,3 +295,17 @@ def test_flags_are_frozen(command: str) -> None:
 def test_help_and_version() -> None:
     assert "suggest" in cli().stdout
     assert cli("--version").stdout.startswith("vramplan 0.")
+
+
+def test_a_defect_of_ours_is_no_answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A launcher reads 1 as "does not fit"."""
+
+    def broken() -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("sys.argv", ["vramplan", "gpus"])
+    monkeypatch.setattr("vramplan.catalog.all_cards", broken)
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 70
+    assert "RuntimeError: a defect" in capsys.readouterr().err

@@ -27,7 +27,7 @@ class Advice:
     cost: str
     """What it costs: nothing, time, accuracy or money."""
     saved_bytes: int
-    """Bytes of the card that it frees at the same micro-batch."""
+    """Bytes of the card that it frees at the same micro-batch; of tensors alone, where it does not fit even so."""
     fits: bool
     micro_batch_size: int
     """The micro-batch the figures are for."""
@@ -61,17 +61,19 @@ def advise(
             return []
         micro, steps = following
     found = []
-    before = tried.begin(micro, steps).least_bytes
+    before = tried.begin(micro, steps)
     for lever in levers:
         changed = tried.changed(lever)
         try:
             fits = changed.fits(micro, steps)
         except VramplanError:  # a lever that this model or card does not have
             continue
-        saved = before - changed.begin(micro, steps).least_bytes
+        saved = before.least_bytes - changed.begin(micro, steps).least_bytes
         if (lever.card is None and saved <= 0) or (any_fits and not fits):
             continue
         need = changed.need(micro, steps)
+        if fits and lever.card is None:
+            saved = tried(micro, steps).device_total_bytes - need
         found.append(
             Advice(
                 lever.change,

@@ -92,6 +92,8 @@ def compare(
     Raises:
         VramplanError: for whatever cannot be read, cannot run or is not modelled.
     """
+    targets = [targets] if isinstance(targets, str) else targets
+    gpus = [gpus] if isinstance(gpus, str) else gpus
     if sorted((len(targets), len(gpus))) != [1, 2]:
         raise ConfigError("compare takes two models or configurations on one card, or one on two cards: --gpu A,B")
     configured = [_is_configuration(target) for target in targets]
@@ -118,8 +120,14 @@ def compare(
 
 
 def _is_configuration(target: str) -> bool:
-    """Whether a target is a file other than a model's own ``config.json``."""
+    """Whether a target is a file other than a model's own ``config.json``.
+
+    Raises:
+        ConfigError: for a file that is not there.
+    """
     path = Path(target)
+    if not path.is_file() and path.suffix in (".yaml", ".yml", ".sh", ".toml", ".py", ".ipynb"):
+        raise ConfigError(f"{target}: no such file")
     if not path.is_file():
         return False
     if path.suffix != ".json":

@@ -59,6 +59,8 @@ def counsels(reading: Reading, search: Search, estimated: Estimated, shortest: i
         update, need, fits = dict(advice.update), advice.device_total_bytes, advice.fits
         if update and not reading.words(dict([*update.items()][:1])):
             continue
+        if not update and spare_bytes > search.smallest.margin_bytes:  # a card's own share is not known here
+            continue
         if "sequence_length" in update:
             solved = _longest(smallest.sequence_length, lambda one: estimated(batch | one), shortest, spare_bytes)
             if solved is not None:

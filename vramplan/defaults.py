@@ -56,7 +56,8 @@ def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
         if name in job:
             job[name] = _names(job[name])
     if "dtype" not in job:
-        job["dtype"] = "fp32" if full and half == "fp16" else half
+        casts = str(job.get("strategy")).startswith("zero")  # DeepSpeed has fp32 copies of its own
+        job["dtype"] = "fp32" if full and half == "fp16" and not casts else half
         if job["dtype"] == "fp32":
             job.setdefault("autocast", half)
     if str(job.get("strategy")).startswith("zero"):  # DeepSpeed casts the model, its optimizer has fp32 copies

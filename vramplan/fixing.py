@@ -82,7 +82,7 @@ def fix(
     """A configuration, script or command with the fewest changes that make it fit; arguments as :func:`check` has them.
 
     Changes that leave the training result as it is go first: micro-batch and accumulation, an evaluation's batch, a
-    fused loss, checkpointing.
+    fused loss, checkpointing, offload.
 
     Raises:
         VramplanError: for what cannot be read, or is not modelled.
@@ -303,7 +303,9 @@ def _is_so(before: Any, value: str) -> bool:
 
 def _keeps(update: Mapping[str, Any]) -> bool:
     """Whether a lever leaves the result as it is; the fused AdamW is offered in place of AdamW's other forms alone."""
-    return update.keys() <= {"checkpointing", "loss", "attention"} or update == {"optimizer": "adamw_torch_fused"}
+    return update.keys() <= {"checkpointing", "loss", "attention", "offload"} or update == {
+        "optimizer": "adamw_torch_fused"
+    }
 
 
 __all__ = ["Change", "Fix", "fix"]

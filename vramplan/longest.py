@@ -61,7 +61,7 @@ class Data:
     @property
     def padding_share(self) -> float:
         """Of the tokens that are computed."""
-        return 0.0 if self.rows == "packed" else 1 - self.kept.tokens / self.kept.samples / self.padded_to
+        return 0.0 if self.rows == "packed" else max(0.0, 1 - self.kept.tokens / self.kept.samples / self.padded_to)
 
     @property
     def near_share(self) -> float | None:

@@ -1,6 +1,6 @@
 """The command line: flags in, an answer or one line of error out.
 
-Exit codes: 0 fits, 1 does not fit, 2 bad input.
+Exit codes: 0 fits, 1 does not fit, 2 bad input, 70 a defect of vramplan itself.
 """
 
 from __future__ import annotations
@@ -8,12 +8,16 @@ from __future__ import annotations
 import io
 import os
 import sys
+import traceback
 from typing import Annotated
 
 import typer
 
 from vramplan.cli import checking, lists, measuring, planning, seeing, showing, tabling
 from vramplan.errors import VramplanError
+
+DEFECT = 70
+"""sysexits.h: EX_SOFTWARE."""
 
 app = typer.Typer(
     name="vramplan",
@@ -80,8 +84,9 @@ def main() -> None:
         sys.exit(0)
     except Exception as error:
         message = getattr(error, "format_message", None)  # typer's own usage errors
-        if message is None:
-            raise
+        if message is None:  # a defect of ours, which must not look like the answer "does not fit"
+            traceback.print_exc()
+            sys.exit(DEFECT)
         command = (
             sys.argv[1]
             if sys.argv[1] in {one.callback.__name__ for one in app.registered_commands if one.callback}

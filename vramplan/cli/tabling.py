@@ -89,7 +89,7 @@ def table(
     regions = marks.wanted(path, found, wanted, chosen) if path is not None else []
     if path is not None:
         wanted = {one.name: wanted[one.name] for one in regions}
-    texts = _made(wanted, "json" if as_json else format, jobs)
+    texts = _made(wanted, "json" if as_json else format, jobs, config)
     if path is None:
         print("\n".join(texts.values()), end="")
         raise typer.Exit(0)
@@ -103,13 +103,17 @@ def table(
     raise typer.Exit(0)
 
 
-def _made(wanted: dict[str, Wanted], format: str | None, jobs: int | None) -> dict[str, str]:
-    """Each table as text, a share of the progress for each."""
+def _made(wanted: dict[str, Wanted], format: str | None, jobs: int | None, config: Path | None) -> dict[str, str]:
+    """Each table as text, a share of the progress for each; `config` is the file that asks for them."""
     from vramplan.render.table import FORMATS
     from vramplan.tables import fill, sheet
 
-    texts = {}
-    sheets = {name: sheet(**one.sheet) for name, one in wanted.items()}
+    texts, sheets = {}, {}
+    for name, asked in wanted.items():
+        try:
+            sheets[name] = sheet(**asked.sheet)
+        except ConfigError as error:
+            raise ConfigError(f"{config}: {name}: {error}" if config else str(error)) from error
     with progress() as tell:
         for number, (name, one) in enumerate(sheets.items()):
 

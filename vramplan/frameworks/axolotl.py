@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vramplan.errors import ConfigError
 from vramplan.frameworks.reading import Reading, Words, settle, without
 from vramplan.frameworks.source import Keys
 from vramplan.frameworks.trainer import (
@@ -120,15 +121,25 @@ def _dtypes(keys: Keys) -> dict[str, str]:
     return {"dtype": "fp32", "autocast": "none"}
 
 
+BITSANDBYTES = ("adamw_8bit", "adamw_bnb_8bit")
+"""Optimizers whose states FSDP 2 does not divide."""
+
+
 def _divided(keys: Keys, job: dict[str, Any]) -> dict[str, Any]:
     """Four bits are packed in bf16 (loaders/model.py); version 2 is wrapped in its own way (monkeypatch/accelerate)."""
     found: dict[str, Any] = {}
     if job.get("quantize") == "nf4" and job.get("strategy") in ("fsdp", "zero3"):
         found["quant_storage"] = "bf16"
     config = keys.part("fsdp_config")
-    if job.get("strategy") == "fsdp" and job["fsdp"]["version"] == 2 and config is not None:
+    if job.get("strategy") != "fsdp" or job["fsdp"]["version"] != 2:
+        return found
+    if job["optimizer"] in BITSANDBYTES:  # utils/schemas/validation.py: check_fsdp2_w_8bit_optimizer
+        raise ConfigError(f"{keys.source.where}: optimizer: axolotl stops at {job['optimizer']} under FSDP 2")
+    if config is not None:
         names = ("fsdp_cpu_ram_efficient_loading", "cpu_ram_efficient_loading")
-        found["fsdp"] = job["fsdp"] | {"carves": False, "loads_on_card": not config.flag(*names, default=False)}
+        if config.flag(*names, default=False) and job.get("quantize") == "nf4":
+            raise ConfigError(f"{keys.source.where}: {names[1]}: axolotl stops at it with load_in_4bit under FSDP 2")
+        found["fsdp"] = job["fsdp"] | {"carves": False}
     return found
 
 

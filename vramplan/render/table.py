@@ -40,7 +40,7 @@ def _said(cell: Cell, show: str) -> str:
     if cell.value is None:
         return NOT_RUN
     if not SHOWN[show].takes_batch:
-        return str(cell.value)
+        return f"{cell.value:,}"
     return gib(cell.value) + ("" if cell.fits else "*")
 
 

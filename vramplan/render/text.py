@@ -96,11 +96,12 @@ def heading(one: Estimate, card: Card, num_gpus: int) -> Text:
     """What is trained on what."""
     cards = f"{num_gpus} x {card.title}" if num_gpus > 1 else card.title
     full = one.job.method == "full"
-    trained = "all train" if full else f"{format_count(one.num_trainable_parameters)} in adapters train"
+    whole = "all" if one.num_trainable_parameters == one.num_parameters else format_count(one.num_trainable_parameters)
+    trained = f"{whole} train" if full else f"{format_count(one.num_trainable_parameters)} in adapters train"
     text = Text(one.model, style="bold")
     text.append(f"  {format_count(one.num_parameters)} parameters, {trained}\n", style="not bold")
     held = f", {format_bytes(card.held_bytes)} held by others" if card.held_bytes else ""
-    kept = f", {gib(one.margin_bytes)} of it kept free as a margin" if one.margin_bytes else ""
+    kept = f", {free_gib(one.margin_bytes)} of it kept free as a margin" if one.margin_bytes else ""
     text.append(f"{cards}  {free_gib(one.capacity_bytes)} GiB for this process{kept}{held}", style="not bold")
     return text
 
@@ -206,10 +207,12 @@ def advice_table(advice: Sequence[Advice], nothing_fits: bool, micro_batch_size:
 def estimate(one: Estimate, card: Card, num_gpus: int, explain: bool = False) -> RenderableType:
     """`vramplan estimate`."""
     verdict = Text("fits", style="bold green") if one.fits else Text("does not fit", style="bold red")
+    if one.fits_without_margin and not one.fits:
+        verdict = Text("fits only without the safety margin", style="bold red")
     room = (
         f", {free_gib(one.headroom_bytes)} GiB free"
         if one.fits and one.headroom_bytes >= 0
-        else ", or only without the safety margin"
+        else ""
         if one.fits_without_margin
         else f", needs at least {gib(one.least_bytes)} of {free_gib(one.capacity_bytes)} GiB"
         if one.least_bytes > one.capacity_bytes

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
@@ -127,6 +129,15 @@ _sheet: list[Sheet] = []
 
 def _begin_process(sheet: Sheet) -> None:
     _sheet[:] = [sheet]
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A killed parent tells its processes nothing: they would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _work_out_here(place: Place) -> Row:
@@ -169,7 +180,7 @@ def _smallest(cells: list[Cell]) -> Cell:
     if cells[-1].fits:
         return cells[-1]
     ran = [cell for cell in cells if not cell.refused]
-    return Cell("", ran[-1].value if ran else None, False, "" if ran else cells[0].refused)
+    return Cell("", None, False, "" if ran else cells[0].refused)
 
 
 def _shared(

@@ -78,6 +78,8 @@ def sheet(
     Raises:
         VramplanError: for a name that nothing matches, and a setting that is none.
     """
+    models = [models] if isinstance(models, str) else models
+    gpus = [gpus] if isinstance(gpus, str) else gpus
     one_of("--show", show, SHOWN)
     for field in OWN:
         if field in job:
@@ -95,7 +97,7 @@ def sheet(
         raise UnsupportedError(f"{found[0].name}: no block describes {found[0].model_type!r}; `estimate` traces it")
     for method in methods:
         one_of("--methods", method, METHODS)
-    for flag, numbers in (("--seq-lens", seq_lens), ("--micro-batch", [micro_batch or 1])):
+    for flag, numbers in (("--seq-lens", seq_lens), ("--micro-batch", [1 if micro_batch is None else micro_batch])):
         for number in numbers:
             if isinstance(number, bool) or not isinstance(number, int) or not 0 < number <= MAX_COUNT:
                 raise ConfigError(f"{flag} {number}: expected whole numbers from 1 to {MAX_COUNT}")

@@ -122,6 +122,7 @@ function show() {
   const card = data.cards[form.card.selectedIndex], micro = Number(form.micro.value), choice = choiceOf(data, values);
   const offered = choice.reason ? [] : micros(data, choice, card), one = choice.reason ? null : figures(data, choice, card, micro);
   document.getElementById("offered").innerHTML = offered.map((m) => `<option value="${m}">`).join("");
+  put("title", escaped(`${data.model} on ${card.title}`));
   put("command", escaped(command(data, values, card, micro)));
   put("assumes", escaped([...choice.notes, "As the page starts:", data.assumptions.join("; ") + "."].join(" ")));
   for (const id of ["bars", "step", "batch", "terms"]) put(id, "");
@@ -131,10 +132,10 @@ function show() {
     return put("verdict", escaped(why));
   }
   const free = one.whole && one.headroom_bytes >= 0 ? `, ${freeGib(one.headroom_bytes)} free` : "";
-  const without = one.whole && !one.fits && one.fits_without_margin ? ", or only without the safety margin" : "";
-  const margin = card.margin ? ` (${gib(card.margin)} kept free as a margin)` : "";
-  if (one.whole) put("verdict", `Micro-batch ${micro} ${verdictOf(one.fits)}${without}: ${gib(one.device_total_bytes)} of ${freeGib(card.usable)} GiB${free}${margin}. <span class="small">torch allocates ${gib(one.peak_allocated_bytes)}, reserves ${gib(one.peak_reserved_bytes)}; peak in ${one.peak_phase}.</span>`);
-  else put("verdict", `Micro-batch ${micro} ${one.fits === false ? verdictOf(false) : "needs"}: at least ${gib(one.least_tensor_bytes)} of ${freeGib(card.usable)} GiB for tensors and context. <span class="small">What the allocator adds is worked out at ${offered.join(", ")}.</span>`);
+  const verdict = one.whole && !one.fits && one.fits_without_margin ? '<span class="no">fits only without the safety margin</span>' : verdictOf(one.fits);
+  const margin = card.margin ? ` (${freeGib(card.margin)} kept free as a margin)` : "";
+  if (one.whole) put("verdict", `Micro-batch ${micro} ${verdict}: ${gib(one.device_total_bytes)} of ${freeGib(card.usable)} GiB${free}${margin}. <span class="small">torch allocates ${gib(one.peak_allocated_bytes)}, reserves ${gib(one.peak_reserved_bytes)}; peak in ${one.peak_phase}.</span>`);
+  else put("verdict", `Micro-batch ${micro} ${one.fits === false ? `${verdictOf(false)}:` : "needs"} at least ${gib(one.least_tensor_bytes)} of ${freeGib(card.usable)} GiB for tensors and context. <span class="small">What the allocator adds is worked out at ${offered.join(", ")}.</span>`);
   const step = stepAt(data, choice, card, micro);
   if (one.whole) {
     put("bars", bars(one));
