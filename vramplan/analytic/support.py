@@ -151,7 +151,10 @@ def mixture_notes(job: Job, routers: Collection[str], pattern: str) -> list[str]
             f" backward; {stacks.LEAVES_OUT}"
         )
     if job.quantize != "none":
-        notes.append(f"the experts stay in {job.dtype}: bitsandbytes replaces linear layers, and they are none")
+        notes.append(
+            f"the experts stay in {job.dtype}: bitsandbytes replaces linear layers, and since transformers 5 they are"
+            " none; before, they are quantized, and all-linear adapts them"
+        )
     return notes
 
 

@@ -14,6 +14,7 @@ from vramplan.frameworks.trainer import (
     half_of,
     launched,
     leaves,
+    loaded,
     reentrant,
 )
 from vramplan.frameworks.videos import Sampling
@@ -57,6 +58,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
             raise keys.refuse("quantization_method")
         double = keys.flag("double_quantization", default=True)
         job |= {"quantize": "int8"} if bits == 8 else {"quantize": "nf4", "double_quant": double}
+        job |= loaded(job, not at_least(version, "0.9.4"))  # its requirements: transformers up to 4.52.4
     job |= _parts(keys, method)
     job["checkpointing"] = "none" if keys.flag("disable_gradient_checkpointing", default=False) else "full"
     job |= reentrant(keys, job, keys.flag("use_reentrant_gc", default=True))

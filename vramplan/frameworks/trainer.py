@@ -132,6 +132,13 @@ def reentrant(keys: Keys, job: dict[str, Any], usual: bool, outside: bool = Fals
     return {"reentrant": older} | ({"fsdp": fsdp | {"checkpoint_outside": True}} if outside and older else {})
 
 
+def loaded(job: dict[str, Any], before_5: bool) -> dict[str, Any]:
+    """Transformers before 5 loads a quantized base to the host for FSDP (_load_state_dict_into_meta_model)."""
+    if not before_5 or "quantize" not in job or job.get("strategy") != "fsdp":
+        return {}
+    return {"fsdp": job["fsdp"] | {"loads_on_card": False}}
+
+
 def checkpoints_outside(transformers: str) -> bool:
     """Whether this version checkpoints a layer from outside; since 4.52 the layer does (GradientCheckpointingLayer)."""
     return not at_least(transformers, "4.52")
@@ -204,8 +211,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
             job["lora_targets"] = targets(keys, "lora_target_modules")
         job |= beside(keys, "use_dora", "lora_modules_to_save")
     job |= quantized(keys, stored, job)
-    if "quantize" in job and job.get("strategy") == "fsdp" and not at_least(known, "5.0"):
-        job["fsdp"] |= {"loads_on_card": False}  # modeling_utils.py: _load_state_dict_into_meta_model
+    job |= loaded(job, not at_least(known, "5.0"))
     if not at_least(known, "4.49") and job.get("loss", "standard") == "standard":
         job["loss"] = "sliced"
     job["checkpointing"] = checkpointing(keys)

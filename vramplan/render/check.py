@@ -10,7 +10,7 @@ from rich.text import Text
 
 from vramplan.frameworks import Note
 from vramplan.render.bars import fullness
-from vramplan.render.text import breakdown, footer, free_gib, gib, heading, phases, spread
+from vramplan.render.text import breakdown, footer, free_gib, gib, heading, phases, spread, then_gib
 from vramplan.verdict import Verdict
 
 WIDEST, WIDEST_COST = 40, 22
@@ -159,7 +159,10 @@ def _way_out(one: Verdict) -> list[RenderableType]:
     for counsel, change in zip(one.advice, changes, strict=True):
         fits = Text("yes", style="green") if counsel.fits else Text("no", style="red")
         table.add_row(
-            Text(change), gib(counsel.device_total_bytes), fits, Text(fill(counsel.cost, WIDEST_COST), style="dim")
+            Text(change),
+            then_gib(counsel.device_total_bytes, counsel.fits),
+            fits,
+            Text(fill(counsel.cost, WIDEST_COST), style="dim"),
         )
     return [*shown, table]
 

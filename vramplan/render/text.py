@@ -42,6 +42,11 @@ def gib(num_bytes: int) -> str:
     return f"{-(-num_bytes * 10 // GiB) / 10:.1f}"
 
 
+def then_gib(num_bytes: int, fits: bool) -> str:
+    """What a change comes to; where it does not fit that may be what its tensors take alone."""
+    return ("" if fits else ">=") + gib(num_bytes)
+
+
 def free_gib(num_bytes: int) -> str:
     """GiB with one digit, rounded down: free space is never overstated."""
     return f"{num_bytes * 10 // GiB / 10:.1f}"
@@ -197,7 +202,7 @@ def advice_table(advice: Sequence[Advice], nothing_fits: bool, micro_batch_size:
     for one in advice:
         saves = free_gib(one.saved_bytes) if one.saved_bytes > 0 else "-"
         fits = Text("yes", style="green") if one.fits else Text("no", style="red")
-        table.add_row(one.change, saves, gib(one.device_total_bytes), fits, Text(one.cost, style="dim"))
+        table.add_row(one.change, saves, then_gib(one.device_total_bytes, one.fits), fits, Text(one.cost, style="dim"))
     return Group(Text(title, style="bold"), table)
 
 
