@@ -385,3 +385,12 @@ def test_cards_without_bf16(name: str, written: str) -> None:
 def test_unsloth_without_bf16() -> None:
     job = verdict.check(FOLDER / "unsloth/qlora.py", "t4").estimate.job
     assert (job.dtype, job.autocast, job.quantize) == ("fp16", "fp16", "nf4")
+
+
+def test_a_huge_batch_is_only_a_number() -> None:
+    """What is offered beside it are its divisors, not all numbers up to it."""
+    values = {"model.flavor": "8B", "training.global_batch_size": 10**9, "activation_checkpoint.mode": "full"}
+    source = Source({key: Setting(value, key) for key, value in values.items()})
+    reading = verdict.read(Found("torchtitan", FRAMEWORKS["torchtitan"], source), 1)
+    assert reading.job["gradient_accumulation_steps"] == 10**9 // 8
+    assert len(reading.names["gradient_accumulation_steps"]) == 100

@@ -14,6 +14,7 @@ from vramplan.frameworks.known import refuse_unmodelled
 from vramplan.frameworks.reading import Reading, Words, settle
 from vramplan.frameworks.source import Keys
 from vramplan.frameworks.trainer import DTYPES, launched
+from vramplan.plan import divisors
 
 PACKAGE, LAST_TOML = "torchtitan", "0.2.2"
 MODELS = {
@@ -70,7 +71,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         keys.note("warning", "compile.enable", "compiled layers and losses keep less than is counted here")
     keys.note("default", "", "its own layers are estimated by transformers' Llama (within 0.4 % in traces)")
     whole = batch * job["gradient_accumulation_steps"]
-    steps = {"gradient_accumulation_steps": dict.fromkeys(range(1, whole + 1), f"training.global_batch_size {whole}")}
+    steps = {"gradient_accumulation_steps": dict.fromkeys(divisors(whole), f"training.global_batch_size {whole}")}
     reading = Reading(PACKAGE, f"{version} ({where})", _model(keys), job, NAMES | steps, keys.notes)
     if keys.flag("validation.enable", default=False):
         reading.eval_batch_size = keys.count("validation.local_batch_size", default=8)
