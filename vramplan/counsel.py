@@ -12,9 +12,8 @@ from vramplan.errors import VramplanError
 from vramplan.frameworks import Reading
 from vramplan.plan import Search
 from vramplan.result import Estimate
-from vramplan.stepping import largest
+from vramplan.stepping import LENGTH_STEP, largest
 
-LENGTH_STEP = 64
 MOST_TRIES = 32
 
 Estimated = Callable[[dict[str, Any]], Estimate]

@@ -25,11 +25,11 @@ from vramplan.learned import CONFIDENCE, with_margin
 from vramplan.levers import levers
 from vramplan.plan import divisors
 from vramplan.progress import Progress, silent
+from vramplan.stepping import LENGTH_STEP
 from vramplan.verdict import Verdict
 
 MOST_HARSH = 3
 """Changes of the training result that are made together."""
-LENGTH_STEP = 64
 SAME, OTHERWISE = "same result", "another result"
 BY_DEFAULT = {"gradient_accumulation_steps": 1, "dtype": "bf16"}
 """Fields that a framework may fill in as they are wanted: ms-swift's accumulation makes 16 samples of a step."""

@@ -17,7 +17,7 @@ from vramplan.learned import CONFIDENCE
 from vramplan.progress import Progress, silent
 from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
-from vramplan.stepping import largest
+from vramplan.stepping import LENGTH_STEP, largest
 from vramplan.units import ceil_div
 
 SIZES = tuple(
@@ -34,7 +34,6 @@ QUANTITIES = ("image-size", "max-pixels", "max-tiles", "seq-len")
 """What can be solved for."""
 STEP = 28
 """Pixels that a solved side is a multiple of."""
-LENGTH_STEP = 64
 MOST_TRIES = 64
 """More than doubling and halving within MAX_COUNT take."""
 

@@ -12,6 +12,8 @@ from vramplan.plan import TOO_LARGE, Plan, Search
 from vramplan.result import Estimate
 
 Measure = Callable[[Job], Measured]
+LENGTH_STEP = 64
+"""Tokens that a length which is looked for is a multiple of."""
 MOST_RUNS = 8
 """Real runs that one answer may take."""
 

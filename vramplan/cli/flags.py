@@ -149,6 +149,11 @@ def sure(confidence: float | None) -> dict[str, Any]:
     return {} if confidence is None else {"confidence": confidence}
 
 
+def between_commas(given: str) -> list[str]:
+    """The words of a list."""
+    return [one.strip() for one in given.split(",") if one.strip()]
+
+
 def check_file(flag: str, path: Path | None, kinds: tuple[str, ...]) -> None:
     """Refuse a file that could not be written before anything is worked out.
 

@@ -17,6 +17,7 @@ from vramplan.cli.flags import (
     Model,
     Trust,
     batch_of,
+    between_commas,
     check_file,
     progress,
     sure,
@@ -117,7 +118,7 @@ def compare(
 
 
 def _list(given: str | None) -> list[str] | None:
-    return None if given is None else [one.strip() for one in given.split(",") if one.strip()]
+    return None if given is None else between_commas(given)
 
 
 def _numbers(flag: str, given: str | None) -> list[int] | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramplan.cli.flags import AsJson, Confidence, MicroBatch, progress, sure, with_job_flags
+from vramplan.cli.flags import AsJson, Confidence, MicroBatch, between_commas, progress, sure, with_job_flags
 from vramplan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _listed(flag: str, given: str) -> list[str]:
     Raises:
         ConfigError: where there are none.
     """
-    found = [one.strip() for one in given.split(",") if one.strip()]
+    found = between_commas(given)
     if not found:
         raise ConfigError(f"{flag}: nothing given")
     return found
