@@ -78,7 +78,7 @@ def client(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_model_with_its_exact_count(repo: str, server: HubServer) -> None:
     spec = hub.resolve_model(repo)
     assert (spec.name, spec.model_type, spec.config["hidden_size"]) == (repo, "llama", 64)
-    assert spec.stored_parameters == 207
+    assert (spec.stored_parameters, spec.published_dtype) == (207, "bf16")
     assert server.sent < 20_000  # headers, never weights
     found = vramplan.estimate(spec, "rtx3060")
     assert found.fits
@@ -168,7 +168,8 @@ def test_a_folder_and_a_file(tmp_path: Path) -> None:
     (folder / "config.json").write_bytes(CONFIG)
     assert hub.resolve_model(str(folder)).stored_parameters is None
     (folder / "model.safetensors").write_bytes(safetensors(TENSORS))
-    assert hub.resolve_model(str(folder)).stored_parameters == 207
+    stored = hub.resolve_model(str(folder))
+    assert (stored.stored_parameters, stored.stored_dtype) == (207, "bf16")
     assert hub.resolve_model(str(folder / "config.json")).model_type == "llama"
     (folder / "model.safetensors").write_bytes(b"short")
     assert hub.resolve_model(str(folder)).stored_parameters is None

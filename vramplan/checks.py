@@ -163,12 +163,14 @@ def check_card(job: Job, card: Card) -> None:
                 f"--dtype {update['dtype']} --autocast {'none' if zero else 'fp16'}",
                 {name: value for name, value in update.items() if getattr(job, name) != value},
             )
-    if job.loop == "trainer" and job.autocast == "fp16" and job.method == "full" and job.dtype == "fp16":
+    if job.loop == "trainer" and job.autocast == "fp16" and job.trained_dtype == "fp16":
+        field = "dtype" if job.method == "full" else "lora_dtype"
+        flag = f"--{field.replace('_', '-')}"
         raise CannotRunError(
-            "--dtype fp16 --autocast fp16",
+            f"{flag} fp16 --autocast fp16",
             "the gradient scaler refuses to unscale fp16 gradients of weights that are stored so",
-            "--dtype fp32 --autocast fp16",
-            {"dtype": "fp32"},
+            f"{flag} fp32 --autocast fp16",
+            {field: "fp32"},
         )
     if (
         job.attention == "flash"

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 VIDEO_FILE = "video_preprocessor_config.json"
 """The same for videos, where the second does not say it too."""
 TOKENIZER = "tokenizer.json"
+SAFETENSORS = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
+"""Dtypes as their headers name them, and as jobs do."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -79,8 +82,7 @@ def from_folder(folder: Path) -> ModelSpec:
     if not (folder / "config.json").is_file():
         raise SpecError(f"{folder}: no config.json in this folder")
     spec = from_config_file(folder / "config.json")
-    stored = count_in_folder(folder)
-    return spec.model_copy(update={"stored_parameters": stored}) if stored else spec
+    return spec.model_copy(update=_published(in_folder(folder)))
 
 
 def from_config_file(path: Path) -> ModelSpec:
@@ -129,30 +131,29 @@ def _json_object(path: Path) -> dict[str, Any]:
     return raw
 
 
-def count_in_folder(folder: Path) -> int | None:
-    """Elements in all safetensors files of a folder, from their headers; None where there are none or one is broken."""
-    total = 0
+def _published(stored: Mapping[str, int]) -> dict[str, Any]:
+    """What the files of a model tell of it; nothing where there are none."""
+    if not stored:
+        return {}
+    most = max(stored, key=lambda name: stored[name])
+    return {"stored_parameters": sum(stored.values()), "stored_dtype": SAFETENSORS.get(most)}
+
+
+def in_folder(folder: Path) -> dict[str, int]:
+    """Elements in all safetensors files of a folder by dtype, from their headers; none where one is broken."""
+    found: dict[str, int] = {}
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with path.open("rb") as stream:
                 (length,) = struct.unpack("<Q", stream.read(8))
                 if length > MOST_BYTES:
-                    return None
-                total += _elements(json.loads(stream.read(length)))
+                    return {}
+                for name, tensor in json.loads(stream.read(length)).items():
+                    if name != "__metadata__":
+                        found[tensor["dtype"]] = found.get(tensor["dtype"], 0) + prod(tensor["shape"])
         except (OSError, ValueError, struct.error, TypeError, AttributeError, KeyError):
-            return None
-    return total or None
-
-
-def _elements(header: Mapping[str, Any]) -> int:
-    total = 0
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            size = 1
-            for length in tensor["shape"]:
-                size *= length
-            total += size
-    return total
+            return {}
+    return found
 
 
 def tokenizer_file(name: str, needed: bool = False) -> Path | None:
@@ -206,10 +207,10 @@ def from_hub(repo: str) -> ModelSpec:
                 raise
             _fetch_processor(repo, Path(path))
             spec = from_config_file(Path(path)).model_copy(update={"name": repo})
-            stored = _count_on_hub(repo, Path(path).parent)
+            stored = _on_hub(repo, Path(path).parent)
     finally:
         hub_logging.set_verbosity(verbosity)
-    return spec.model_copy(update={"stored_parameters": stored, "sources": (f"Hub: {repo}",)})
+    return spec.model_copy(update={**_published(stored), "sources": (f"Hub: {repo}",)})
 
 
 def _fetch_processor(repo: str, config: Path) -> None:
@@ -234,13 +235,13 @@ def _fetch(repo: str, name: str) -> bool:
     return True
 
 
-def _count_on_hub(repo: str, snapshot: Path) -> int | None:
-    """Elements in the published files; None where the Hub does not tell (no safetensors, offline, a broken header)."""
+def _on_hub(repo: str, snapshot: Path) -> Mapping[str, int]:
+    """Elements in the published files by dtype; none where the Hub does not tell (no safetensors, offline, broken)."""
     import huggingface_hub as hub
     from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
 
-    local = count_in_folder(snapshot)
-    if local is not None:
+    local = in_folder(snapshot)
+    if local:
         return local
     try:
         metadata = hub.HfApi().get_safetensors_metadata(repo)
@@ -248,9 +249,9 @@ def _count_on_hub(repo: str, snapshot: Path) -> int | None:
         known = (NotASafetensorsRepoError, SafetensorsParsingError, OSError, ValueError)
         leaking = (AttributeError, TypeError)  # where a header is JSON of another shape
         if isinstance(error, (known, leaking, _transport_errors())):
-            return None
+            return {}
         raise
-    return sum(metadata.parameter_count.values()) or None
+    return {str(name): count for name, count in metadata.parameter_count.items()}
 
 
 def _explained(repo: str, error: Exception) -> HubError:

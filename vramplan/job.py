@@ -210,6 +210,11 @@ class Job(BaseModel):
         return self.autocast if self.strategy == "fsdp" and self.autocast != "none" else None
 
     @property
+    def trained_dtype(self) -> str:
+        """Stored dtype of what trains."""
+        return self.dtype if self.method == "full" else self.lora_dtype
+
+    @property
     def engine_casts(self) -> bool:
         """Whether DeepSpeed makes every weight `dtype` that is of another floating one, adapters too."""
         return engine_casts(self.strategy, self.quantize)

@@ -12,6 +12,9 @@ from vramplan.errors import SpecError
 IMPORT_PATH = "import-path"
 """The `model_type` of a user's own model, ``package.module:function``: only a trace knows what it is."""
 
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+"""torch's names of the dtypes that weights are published in, and ours."""
+
 
 class ModelSpec(BaseModel):
     """One model architecture. Shapes only; no weights."""
@@ -30,6 +33,10 @@ class ModelSpec(BaseModel):
     """The keys of preprocessor_config.json that decide what becomes of an image, verbatim."""
     video_processor: Mapping[str, Any] = Field(default_factory=dict)
     """The same of video_preprocessor_config.json and videos; where it is absent, transformers reads the other."""
+    stored_dtype: str | None = None
+    """Dtype of the published weights (bf16, fp16 or fp32) where the configuration names none."""
+    other_dtypes: Mapping[str, str] = Field(default_factory=dict)
+    """Dtypes of the aliases that are published in another one."""
     num_parameters: int | None = Field(default=None, gt=0)
     """Official count of distinct parameters, tied ones once, where one is known."""
     stored_parameters: int | None = Field(default=None, gt=0)
@@ -42,6 +49,21 @@ class ModelSpec(BaseModel):
     """verified (two sources agree or the total matches), single-source, or given by the user."""
     note: str = ""
     """Anything a reader should know."""
+
+    @property
+    def config_dtype(self) -> str | None:
+        """The dtype that the configuration names, a dtype of jobs; None where it names none, or another."""
+        text = self.config.get("text_config")
+        for part in (self.config, text if isinstance(text, Mapping) else {}):
+            named = part.get("dtype") or part.get("torch_dtype")
+            if named is not None:
+                return self.other_dtypes.get(self.name) or DTYPES.get(str(named).removeprefix("torch."))
+        return None
+
+    @property
+    def published_dtype(self) -> str | None:
+        """What ``dtype="auto"`` loads: the configuration's dtype, or where that is silent the weights' own."""
+        return self.config_dtype or self.stored_dtype
 
 
 class Config:

@@ -40,7 +40,7 @@ from vramplan.frameworks import (
 from vramplan.frameworks.arguments import in_sections
 from vramplan.frameworks.find import Found, from_path, from_words, tell_lost
 from vramplan.frameworks.known import known_keys
-from vramplan.frameworks.reading import allocator, tell_sharing
+from vramplan.frameworks.reading import allocator, tell_scaler, tell_sharing
 from vramplan.images import EYES, picture_of
 from vramplan.job import Job
 from vramplan.learned import CONFIDENCE, with_margin
@@ -157,6 +157,10 @@ def examine(
     card = api.load_card(gpu)
     reading = read(found, num_gpus, framework_version)
     spec = _model(model if model is not None else reading.model, reading, found)
+    if spec.published_dtype not in (None, "bf16"):  # which may decide what it is loaded in
+        told = [note for note in reading.notes if note.key == "model"]
+        reading = read(found._replace(source=replace(found.source, model=spec)), num_gpus, framework_version)
+        reading.notes += told
     try:
         return judge(reading, spec, card, **given)
     except (ConfigError, UnknownNameError, UnsupportedError) as error:
@@ -274,6 +278,7 @@ def read(found: Found, cards: int, version: str | None = None) -> Reading:
     _agree(keys, reading.job)
     reading.job |= allocator(keys, reading.expandable)
     tell_sharing(keys, reading.job)
+    tell_scaler(keys, reading.job)
     deepspeed.cast(reading.job)
     reading.spelling = found.source.spelling
     for name in reading.sampling.keys:

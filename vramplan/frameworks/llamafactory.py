@@ -15,6 +15,7 @@ from vramplan.frameworks.trainer import (
     launched,
     leaves,
     loaded,
+    published,
     reentrant,
 )
 from vramplan.frameworks.videos import Sampling
@@ -122,7 +123,14 @@ def _dtypes(keys: Keys, method: str, version: str, is_zero3: bool) -> dict[str, 
             less = "; pure_bf16 takes 8" if keys.source.knows_bf16 else ""
             keys.note("warning", half, f"trains fp32 weights under autocast: 16 bytes a parameter{less}")
         return {"dtype": "fp32", "autocast": half}
-    stored = half if half != "none" and not at_least(version, "0.9.4") else "bf16"
+    if half != "none" and not at_least(version, "0.9.4"):
+        stored = half
+    else:
+        stored = published(keys) or "bf16"
+        if half not in ("none", stored):
+            keys.note(
+                "warning", half, f"the checkpoint's frozen weights stay {stored}: each is cast to {half} for its use"
+            )
     return {"dtype": stored, "autocast": half, "lora_dtype": "fp32"}
 
 

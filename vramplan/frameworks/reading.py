@@ -159,6 +159,18 @@ def started(keys: Keys, cards: int) -> int | None:
     return int(said) * int(nodes)
 
 
+def tell_scaler(keys: Keys, job: dict[str, Any]) -> None:
+    """Say where fp16's gradient scaler meets bf16 gradients; engines that divide the work have scalers of their own."""
+    trains = job.get("dtype") if job["method"] == "full" else job.get("lora_dtype")
+    if (job.get("autocast"), trains, job.get("strategy", "ddp")) == ("fp16", "bf16", "ddp"):
+        keys.note(
+            "warning",
+            "fp16",
+            "what trains is bf16: torch's gradient scaler long had no CUDA kernel for bf16 gradients (not implemented"
+            " for 'BFloat16'), so the first step may stop whatever fits; bf16, or fp32 weights",
+        )
+
+
 def tell_sharing(keys: Keys, job: dict[str, Any]) -> None:
     """Say what more cards do not do."""
     if job.get("strategy") == "pipeline":

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 from vramplan.card import Card
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.shell import UNKNOWN
+from vramplan.spec import ModelSpec
 
 UNSET = (None, "", "null", "None", "none", "~")
 """How configurations say that nothing is set."""
@@ -61,6 +62,8 @@ class Source:
     """How its settings are written."""
     card: Card | None = None
     """The card that it is to run on, where that is known."""
+    model: ModelSpec | None = None
+    """The model that it names, where that has been looked up."""
 
     @property
     def knows_bf16(self) -> bool:

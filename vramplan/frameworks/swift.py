@@ -146,8 +146,11 @@ def _dtypes(keys: Keys, method: str) -> dict[str, str]:
     """`torch_dtype` also chooses autocast; fp32 weights get fp16 (sft_args.py)."""
     stored = dtype_of(keys, "torch_dtype", "dtype")
     if stored is None:
-        keys.note("default", "torch_dtype", "not set: the checkpoint's own, taken as bf16")
-        stored = "bf16"
+        model = keys.source.model
+        own = None if model is None else model.config_dtype
+        said = "taken as bf16" if own is None else own
+        keys.note("default", "torch_dtype", f"not set: the one that config.json names, {said}")
+        stored = own or "bf16"
     half = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp16"}[stored]
     if keys.has("bf16", "fp16"):
         half = half_of(keys)

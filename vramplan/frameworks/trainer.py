@@ -189,16 +189,35 @@ def dtype_of(keys: Keys, *names: str) -> str | None:
     return DTYPES[given]
 
 
+def published(keys: Keys) -> str | None:
+    """The dtype of the checkpoint, where that is known."""
+    model = keys.source.model
+    own = None if model is None else model.published_dtype
+    if own == "fp16" and dtype_of(keys, "bnb_4bit_compute_dtype") == "bf16":
+        return "bf16"  # as large; what is cast for a product goes with it
+    return own
+
+
+def taken_over(keys: Keys, name: str, loads: str) -> str:
+    """The dtype of the checkpoint, which `loads` takes over, with a word on what that comes to."""
+    own = published(keys)
+    said = "taken as bf16; fp32 would take twice as much" if own is None else f"{own} here"
+    given = "" if keys.has(name) else "not set: "
+    keys.note("warning", name, f"{given}{loads} the checkpoint's own dtype, {said}")
+    return own or "bf16"
+
+
 def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     """A script of one's own around the Trainer, or its TrainingArguments as JSON."""
     known, where = settle(PACKAGE, asked, NEWEST)
     model = keys.name("model_name_or_path", "model", "model_id")
     job = arguments(keys)
     stored = dtype_of(keys, "dtype", "torch_dtype")
-    if stored is None:
-        stored = "bf16" if at_least(known, "5.0") else "fp32"
-        loads = {"bf16": "the checkpoint's own dtype, taken as bf16; fp32 would take twice as much", "fp32": "fp32"}
-        keys.note("warning", "dtype", f"not set: transformers {known} loads {loads[stored]}")
+    if stored is None and (keys.has("dtype", "torch_dtype") or at_least(known, "5.0")):
+        stored = taken_over(keys, "dtype", f"transformers {known} loads")
+    elif stored is None:
+        stored = "fp32"
+        keys.note("warning", "dtype", f"not set: transformers {known} loads fp32")
     half = half_of(keys)
     launched = keys.variable("ACCELERATE_MIXED_PRECISION")
     if half == "none" and launched in ("bf16", "fp16"):

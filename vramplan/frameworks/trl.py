@@ -21,6 +21,7 @@ from vramplan.frameworks.trainer import (
     quantized,
     reentrant,
     sharing,
+    taken_over,
     targets,
 )
 
@@ -96,18 +97,19 @@ def _strategy(keys: Keys) -> dict[str, Any]:
 
 
 def _dtypes(keys: Keys, version: str) -> dict[str, str]:
-    """fp32 weights unless said otherwise since 0.27; bf16 autocast by default since 0.19."""
+    """fp32 weights unless said otherwise, by transformers 4 before 0.27; bf16 autocast by default since 0.19."""
     stored = dtype_of(keys, "dtype", "torch_dtype")
-    if stored is None:
-        stored = (
-            "fp32" if at_least(version, "0.27") and keys.text("dtype", "torch_dtype", default="") != "auto" else "bf16"
+    if stored is None and keys.has("dtype", "torch_dtype"):
+        stored = taken_over(keys, "dtype", f"TRL {version} loads")
+    elif stored is None and not at_least(version, "0.27") and keys.flag("load_in_8bit", default=False):
+        stored = "fp16"  # transformers 4.57, quantizer_bnb_8bit.py: update_dtype
+    elif stored is None:
+        stored = "fp32"
+        keys.note(
+            "warning",
+            "dtype",
+            f"is not set: TRL {version} loads fp32 weights, frozen ones too; dtype: bfloat16 halves them",
         )
-        if stored == "fp32":
-            keys.note(
-                "warning",
-                "dtype",
-                f"is not set: TRL {version} loads fp32 weights, frozen ones too; dtype: bfloat16 halves them",
-            )
     fp16 = keys.flag("fp16", default=False)
     bf16 = keys.flag("bf16", default=at_least(version, "0.19") and not fp16)
     return {"dtype": stored, "autocast": "bf16" if bf16 else "fp16" if fp16 else "none"}
