@@ -29,7 +29,18 @@ JOBS: dict[str, dict[str, Any]] = {
     "fp32": {"method": "full", "dtype": "fp32", "autocast": "bf16"},
     "one": {"lora_dtype": "bf16", "autocast": "none", "loss": "sections", "lora_targets": ("q_proj", "down_proj")},
     "zero": {"method": "full", "autocast": "none", "strategy": "zero2", "num_gpus": 2, "micro_batch_size": 4},
-}
+    "hosted": {"strategy": "zero3", "offload": "all", "num_gpus": 4},
+    "shipped": {
+        "strategy": "zero2", "num_gpus": 4,
+        "zero": {"reduce_bucket_size": 500_000_000, "overlap_comm": False},
+    },
+    "sharded": {"strategy": "fsdp", "num_gpus": 4},
+    "flat": {
+        "strategy": "fsdp", "num_gpus": 4, "offload": "all", "reentrant": False,
+        "fsdp": {"version": 1, "reshard_after_forward": False, "backward_prefetch": "pre", "use_orig_params": False},
+    },
+}  # fmt: skip
+SHARED = ("zero", "hosted", "shipped", "sharded", "flat")
 OTHERWISE: dict[tuple[str, str], set[str]] = {
     **{("trl", name): {"loss"} for name in JOBS},
     **{(name, "one"): {"lora_dtype", "autocast", "loss"} for name in ("swift", "transformers", "accelerate")},
@@ -40,6 +51,7 @@ OTHERWISE: dict[tuple[str, str], set[str]] = {
     ("swift", "fp32"): {"autocast"},
     ("axolotl", "fp32"): {"dtype"},
     ("axolotl", "one"): {"autocast", "loss"},
+    ("axolotl", "sharded"): {"fsdp.carves"},
     ("llamafactory", "full"): {"autocast"},
     ("llamafactory", "one"): {"lora_dtype", "autocast", "loss"},
     ("torchtune", "lora"): {"lora_dtype", "autocast"},
@@ -53,10 +65,8 @@ OTHERWISE: dict[tuple[str, str], set[str]] = {
 OWN_CODE, ZERO = "are said in the", "give zero1, zero2 or zero3"
 NEVER: dict[tuple[str, str], str] = {
     ("axolotl", "fp32"): "fp32 embeddings",  # it loads bf16, and sdpa keeps these
-    **{
-        (name, "zero"): "--for deepspeed writes it"
-        for name in ("llamafactory", "axolotl", "transformers", "torchtune", "unsloth")
-    },
+    **{(name, job): "is not what it is told itself" for name in ("torchtune", "unsloth") for job in SHARED},
+    **{("llamafactory", job): "--for accelerate writes it" for job in ("sharded", "flat")},
     **{
         (name, job): OWN_CODE
         for name in ("transformers", "accelerate")
@@ -67,7 +77,7 @@ NEVER: dict[tuple[str, str], str] = {
     **{(name, "int8"): "int8 is not modelled there" for name in ("torchtune", "unsloth")},
     ("unsloth", "kept"): "int8 is not modelled there",
     **{(name, "dora"): "dora is not modelled there" for name in ("torchtune", "unsloth")},
-    **{("deepspeed", job): ZERO for job in JOBS if job != "zero"},
+    **{("deepspeed", job): ZERO for job in JOBS if job not in ("zero", "hosted", "shipped")},
 }
 """What it is refused for."""
 

@@ -56,6 +56,7 @@ def counsels(reading: Reading, search: Search, estimated: Estimated, shortest: i
     batch = {name: getattr(smallest, name) for name in ("micro_batch_size", "gradient_accumulation_steps")}
     for advice in search.advice:
         update, need, fits = dict(advice.update), advice.device_total_bytes, advice.fits
+        brought = reading.brings.get(update.get("strategy", ""), {})
         if update and not reading.words(dict([*update.items()][:1])):
             continue
         if not update and spare_bytes > search.smallest.margin_bytes:  # a card's own share is not known here
@@ -65,8 +66,8 @@ def counsels(reading: Reading, search: Search, estimated: Estimated, shortest: i
             if solved is not None:
                 update = {"sequence_length": solved.job.sequence_length}
                 need, fits = solved.device_total_bytes, True
-        elif update and fits and spare_bytes > search.smallest.margin_bytes:
-            one = estimated({**batch, **update})
+        elif update and (brought or (fits and spare_bytes > search.smallest.margin_bytes)):
+            one = estimated({**batch, **brought, **update})
             need, fits = one.device_total_bytes, _leaves(one, spare_bytes)
         settings = {name: value for name, value in update.items() if getattr(search.job, name) != value}
         found.append(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from vramplan.defaults import FLAGS, POSITIONS
 from vramplan.errors import (
     CannotRunError,
     ConfigError,
+    HubError,
     UnknownNameError,
     UnsupportedError,
     VramplanError,
@@ -299,7 +302,7 @@ def _agree(keys: Keys, job: dict[str, Any]) -> None:
 
 
 def _model(name: str | ModelSpec, reading: Reading, found: Found) -> ModelSpec:
-    """The model by the configuration's name; a folder that is not here by its last part.
+    """The model by the configuration's name; by its last part where a folder is not here, or the Hub does not answer.
 
     Raises:
         ConfigError: where none is named.
@@ -310,15 +313,17 @@ def _model(name: str | ModelSpec, reading: Reading, found: Found) -> ModelSpec:
         raise ConfigError(f"{found.source.where}: names no model; give --model")
     try:
         return api.load_model(name)
-    except VramplanError:
+    except VramplanError as error:
         last = name.rstrip("/").rpartition("/")[2]
+        elsewhere = isinstance(error, HubError) or name.startswith((".", "/", "~", "$")) or name.count("/") > 1
         try:
-            spec = find_model(last) if name.startswith((".", "/", "~", "$")) or name.count("/") > 1 else None
+            spec = find_model(last) if elsewhere else None
         except UnknownNameError:
             spec = None
         if spec is None:
             raise
-        reading.notes.append(Note("warning", "model", f"{name} is not here: taken as {spec.name} by its name"))
+        why = re.split(r" \(|;", str(error).partition(": ")[2])[0] if isinstance(error, HubError) else "is not here"
+        reading.notes.append(Note("warning", "model", f"{name} {why}: taken as {spec.name} by its name"))
         return spec
 
 
@@ -367,7 +372,7 @@ def pasted(framework: str, model: str, job: Job) -> tuple[str, list[str]]:
     reading = read(_as_written(written, package, job), job.num_gpus)
     again = Job(**_settled(spec, reading, reading.job))
     return str(written), [
-        f"{package} takes {field} as {getattr(again, field)}, not {getattr(job, field)}"
+        f"{package} takes {field} as {attrgetter(field)(again)}, not {attrgetter(field)(job)}"
         for field in writing.unsaid(framework, job, again)
     ]
 

@@ -64,7 +64,8 @@ def _deepspeed(found: Mapping[str, Setting], wanted: bool) -> Setting | None:
     if file not in UNSET:
         return Setting(file, part.place)
     stage = found.get("zero_stage", Setting(inner.get("zero_stage", 2), part.place))
-    offloads = {
-        name: {"device": inner.get(f"{name}_device", "none")} for name in ("offload_optimizer", "offload_param")
-    }
+    offloads = {}
+    for name in ("offload_optimizer", "offload_param"):
+        said = found.get(f"{name}_device", Setting(inner.get(f"{name}_device", "none"), part.place))
+        offloads[name] = {"device": said.value}
     return Setting({"zero_optimization": {"stage": stage.value, **offloads}}, stage.place)

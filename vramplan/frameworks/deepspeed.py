@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError, nearest_names
-from vramplan.frameworks.files import beside, from_json, mapping, read_text
+from vramplan.frameworks.files import named
 from vramplan.frameworks.source import TRUE, Keys, Note, Setting, Source
 from vramplan.job import engine_casts
 
@@ -73,12 +72,11 @@ def referenced(keys: Keys) -> dict[str, Any]:
     found = keys.setting("deepspeed")
     if found is None:
         return {}
-    preset = PRESET.fullmatch(str(found.value).strip())
-    if preset is not None:
-        stage, offload = int(preset[1]), "all" if preset[1] == "3" else "optimizer"
-        zero = {} if stage == 3 else {"reduce_bucket_size": PRESET_BUCKET}
-        return _stage(stage, found) | {"zero": zero, "offload": offload if preset[2] else "none"}
-    own = Keys(Source(_load(found, keys), {}, (), str(found.value)), "DeepSpeed")
+    shipped = PRESET.fullmatch(str(found.value).strip())
+    if shipped is not None:
+        stage = int(shipped[1])
+        return preset(stage, "none" if not shipped[2] else "all" if stage == 3 else "optimizer")
+    own = Keys(Source(named(found, keys.folder, "deepspeed"), {}, (), str(found.value)), "DeepSpeed")
     for name, field in BATCH.items():
         if own.text(name, default="auto") != "auto":
             keys.pinned[field] = Setting(own.count(name, default=1), f"{found.value}: {name}")
@@ -86,6 +84,12 @@ def referenced(keys: Keys) -> dict[str, Any]:
     job = fields(own, found)
     keys.notes += own.notes
     return job
+
+
+def preset(stage: int, offload: str) -> dict[str, Any]:
+    """The fields of a job in a configuration that ms-swift ships."""
+    zero = {} if stage == 3 else {"reduce_bucket_size": PRESET_BUCKET}
+    return {"strategy": f"zero{stage}", "zero": zero, "offload": offload}
 
 
 def cast(job: dict[str, Any]) -> None:
@@ -140,6 +144,12 @@ def fields(own: Keys, found: Setting) -> dict[str, Any]:
     return job | _optimizer(own, stage)
 
 
+def unset(stage: int) -> dict[str, Any]:
+    """What DeepSpeed takes where the stage alone is said, as accelerate passes it on (DeepSpeedPlugin)."""
+    keys = Keys(Source({"zero_optimization": Setting({"stage": stage}, "")}), "DeepSpeed")
+    return fields(keys, Setting(stage, ""))
+
+
 def _elements(zero: Keys, name: str) -> int | None:
     """A number of elements; None for auto, which transformers fills in by the model's width."""
     return None if zero.text(name, default="") == "auto" else zero.count(name, default=SIZES[name], least=0)
@@ -174,16 +184,3 @@ def _stage(stage: int, found: Setting) -> dict[str, Any]:
     if stage not in (0, 1, 2, 3):
         raise UnsupportedError(f"{found.place}: deepspeed: ZeRO stage {stage} is not modelled")
     return {"strategy": f"zero{stage}"}
-
-
-def _load(found: Setting, keys: Keys) -> dict[str, Setting]:
-    """A mapping in place, JSON in place, or a file's, lines of comments left out as in annotated tutorials."""
-    if isinstance(found.value, dict):
-        return {name: Setting(value, f"{found.place}: {name}") for name, value in found.value.items()}
-    word = str(found.value).strip()
-    if word.startswith("{"):
-        return from_json(word, found.place)
-    path = beside(word, Path(keys.source.where).parent)
-    if path is None:
-        raise ConfigError(f"{found.place}: deepspeed: no file {' '.join(word.split())[:80]}")
-    return mapping(re.sub(r"^\s*//.*$", "", read_text(path), flags=re.MULTILINE), str(path))

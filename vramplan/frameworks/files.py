@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import warnings
 from collections.abc import Mapping
@@ -27,6 +28,26 @@ def beside(name: object, folder: Path) -> Path | None:
         except (OSError, ValueError):  # too long for a name, or with a zero byte
             continue
     return None
+
+
+def named(found: Setting, folder: Path, key: str) -> dict[str, Setting]:
+    """What a key says that takes a mapping, JSON in place, or the name of a file of it.
+
+    Lines of comments are left out, as annotated tutorials have them.
+
+    Raises:
+        ConfigError: for a file that is not there, or broken.
+    """
+    if isinstance(found.value, dict):
+        return {name: Setting(value, f"{found.place}: {name}") for name, value in found.value.items()}
+    word = str(found.value).strip()
+    if word.startswith("{"):
+        return from_json(word, found.place)
+    path = beside(word, folder)
+    if path is None:
+        said = " ".join(word.split())[:80]
+        raise ConfigError(f"{found.place}: {key}: no file {said} here or beside the configuration")
+    return mapping(re.sub(r"^\s*//.*$", "", read_text(path), flags=re.MULTILINE), str(path))
 
 
 def read_text(path: Path) -> str:

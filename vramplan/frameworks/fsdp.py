@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from vramplan.errors import ConfigError
-from vramplan.frameworks.files import beside, read_mapping
+from vramplan.frameworks.files import named
 from vramplan.frameworks.source import FALSE, TRUE, UNSET, Keys, Setting, Source
 
 SHARDS = {"full_shard": True, "1": True, "true": True, "shard_grad_op": False, "2": False, "false": False}
 """Whether gathered layers are dropped behind the forward, by the name or number of the strategy."""
 HYBRID = {"hybrid_shard": "full_shard", "4": "full_shard", "hybrid_shard_zero2": "shard_grad_op", "5": "shard_grad_op"}
 """Sharding within each node, every one of which holds everything: what it is there."""
-WORDS = {"auto_wrap", "full_shard", "shard_grad_op", *TRUE}
+WORDS = {"auto_wrap", "full_shard", "shard_grad_op", "offload", *TRUE}
 """What `fsdp` may say of this."""
 WRAPPED = ("transformer_based_wrap", "transformer_based_wrapper")
+PRESETS: dict[str, dict[str, Any]] = {
+    "fsdp2": {
+        "fsdp": "full_shard auto_wrap",
+        "fsdp_config": {"fsdp_version": 2, "reshard_after_forward": True, "activation_checkpointing": True},
+    }
+}
+"""ms-swift's names for the configurations that it ships (swift/config/fsdp2.json)."""
 VERSION = 2
 """What transformers 5 takes where nothing is said (training_args.py); before, and in accelerate's launcher, it is 1."""
 
@@ -27,6 +33,7 @@ def referenced(keys: Keys, usual: int = VERSION) -> dict[str, Any]:
         ConfigError: for a file that is not there.
         UnsupportedError: for what is not modelled in them.
     """
+    keys = _unpacked(keys)
     said = keys.names("fsdp") if keys.has("fsdp") else ()
     words = {word.lower() for one in said for word in one.split()}
     config = _config(keys)
@@ -62,22 +69,34 @@ def referenced(keys: Keys, usual: int = VERSION) -> dict[str, Any]:
             fsdp["use_orig_params"] = False
         fsdp["backward_prefetch"] = prefetch.removeprefix("backward_").removeprefix("no_prefetch") or "none"
     job: dict[str, Any] = {"strategy": "fsdp", "fsdp": fsdp}
-    if own.flag("fsdp_offload_params", "offload_params", "cpu_offload", default=False):
+    if "offload" in words or own.flag("fsdp_offload_params", "offload_params", "cpu_offload", default=False):
         job["offload"] = "all"
     if own.flag("fsdp_activation_checkpointing", "activation_checkpointing", default=False):
         job["checkpointing"] = "full"
     return job
 
 
+def _unpacked(keys: Keys) -> Keys:
+    """ms-swift's `fsdp` names a configuration of both keys (arguments/sft_args.py: _init_fsdp)."""
+    found = keys.setting("fsdp")
+    if keys.framework != "ms-swift" or found is None or set(str(found.value).lower().split()) <= {*WORDS, *FALSE}:
+        return keys
+    preset = PRESETS.get(str(found.value))
+    inner = named(found if preset is None else Setting(preset, found.place), keys.folder, "fsdp")
+    both: dict[str, Setting] = {name: inner[name] for name in ("fsdp", "fsdp_config") if name in inner}
+    both.setdefault("fsdp", Setting("full_shard auto_wrap", found.place))
+    packed = Keys(replace(keys.source, settings={**keys.source.settings, **both}), keys.framework)
+    packed.asked, packed.notes = keys.asked, keys.notes
+    return packed
+
+
 def _config(keys: Keys) -> Keys | None:
-    """`fsdp_config`: a mapping, or a file's."""
+    """`fsdp_config`: a mapping, JSON, or a file's."""
     found = keys.setting("fsdp_config")
-    if found is None or isinstance(found.value, dict):
-        return keys.part("fsdp_config")
-    path = beside(found.value, Path(keys.source.where).parent)
-    if path is None:
-        raise ConfigError(f"{found.place}: fsdp_config: no file {str(found.value)[:80]}")
-    return Keys(Source(read_mapping(path), {}, (), str(path)), "FSDP")
+    if found is None:
+        return None
+    where = keys.source.where if isinstance(found.value, dict) else str(found.value)
+    return Keys(Source(named(found, keys.folder, "fsdp_config"), {}, (), where), "FSDP")
 
 
 def _version(keys: Keys, own: Keys, usual: int) -> int:

@@ -83,6 +83,8 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     if not keys.flag("crop_to_patches", default=False):
         job["max_tiles"] = 1
     job["num_gpus"] = _ranks(keys, cards)
+    if job["num_gpus"] == 1 and keys.has("deepspeed") and keys.variable("FORCE_TORCHRUN") is None:
+        keys.note("warning", "deepspeed", "on one card LLaMA-Factory stops at it without FORCE_TORCHRUN=1")
     names = NAMES | {
         "sequence_length": "cutoff_len",
         "checkpointing": {"full": "disable_gradient_checkpointing false"},

@@ -67,6 +67,8 @@ class Reading:
     """Whether samples over the limit are left out, not cut."""
     taken: Callable[[int], int] = int
     """How many of a data set's samples train: some are left out, or held back for an evaluation."""
+    brings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What comes with a strategy that the framework's words switch on, such as DeepSpeed's buckets; none: auto's."""
     synonyms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Keys that are read for one another: what another version calls the same."""
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from vramplan.card import Card
@@ -81,6 +82,11 @@ class Keys:
         self.notes: list[Note] = []
         self.pinned: dict[str, Setting] = {}
         """Fields of the job that another file says as well, and must say alike."""
+
+    @property
+    def folder(self) -> Path:
+        """Where files that it names may lie."""
+        return Path(self.source.where).parent
 
     # -- values --------------------------------------------------------------------------------------------------------
 

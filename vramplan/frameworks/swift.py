@@ -7,6 +7,7 @@ from math import ceil
 from typing import Any
 
 from vramplan.errors import ConfigError
+from vramplan.frameworks import deepspeed
 from vramplan.frameworks.reading import Reading, at_least, settle, started, visible_cards
 from vramplan.frameworks.source import FALSE, TRUE, Keys
 from vramplan.frameworks.trainer import (
@@ -51,7 +52,9 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     if method == "lora":
         job |= _adapters(keys) | _saved(keys, job["dtype"])
     job |= _parts(keys, method, frozen=at_least(version, "3.0"))
-    job["checkpointing"] = "full" if keys.flag("gradient_checkpointing", default=True) else "none"
+    if keys.flag("gradient_checkpointing", default=True):
+        job["checkpointing"] = "full"
+    job.setdefault("checkpointing", "none")  # FSDP's own is switched on in its configuration
     tower = keys.flag("vit_gradient_checkpointing", "vit_use_gc", default=job["checkpointing"] == "full")
     if tower != (job["checkpointing"] == "full"):
         raise keys.refuse("vit_gradient_checkpointing", "other than the language model's is not modelled yet")
@@ -101,6 +104,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         names,
         keys.notes,
     )
+    reading.brings = {f"zero{stage}": deepspeed.preset(stage, "none") for stage in (2, 3)}
     held = keys.number("split_dataset_ratio", "dataset_test_ratio", default=0.0)
     splits = held > 0 or keys.has("val_dataset")
     reading.taken = _taken(keys, held)

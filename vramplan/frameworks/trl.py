@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vramplan.frameworks import deepspeed
 from vramplan.frameworks.reading import Reading, at_least, settle
 from vramplan.frameworks.source import Keys
 from vramplan.frameworks.trainer import (
@@ -75,6 +76,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         }
     reading = Reading("trl", f"{version} ({where})", keys.name("model_name_or_path") or "", job, names, keys.notes)
     capped(keys, reading)
+    reading.brings = {found["strategy"]: found for found in CONFIGURATIONS.values() if found}
     reading.rows = "packed" if keys.flag("packing", default=False) else "samples"
     reading.eval_batch_size = evaluation(keys, 8, keys.has("eval_strategy"))
     return reading
@@ -83,7 +85,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "single_gpu": {},
     "multi_gpu": {},
-    **{stage: {"strategy": stage} for stage in ("zero1", "zero2", "zero3")},
+    **{f"zero{stage}": deepspeed.unset(stage) for stage in (1, 2, 3)},
     "fsdp2": {"strategy": "fsdp", "fsdp": {"version": 2, "reshard_after_forward": True}},
 }
 """TRL's own accelerate configurations, by name (accelerate_configs/*.yaml)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 
 from vramplan.errors import UnsupportedError
 from vramplan.frameworks.writing import own, trainers
@@ -32,12 +33,14 @@ COMPARED = (
 """Fields that must come back when what was written is read again."""
 
 
+ENGINES = ("ddp", "zero0", "zero1", "zero2", "zero3", "fsdp")
 SHARES: Mapping[str, tuple[str, ...]] = {
-    "swift": ("ddp", "zero0", "zero2", "zero3", "pipeline"),
-    "trl": ("ddp", "zero1", "zero2", "zero3"),
-    "accelerate": ("ddp", "zero0", "zero1", "zero2", "zero3", "fsdp"),
+    "swift": (*ENGINES, "pipeline"),
+    "llamafactory": ENGINES[:-1],
+    **dict.fromkeys(("axolotl", "trl", "transformers", "accelerate"), ENGINES),
+    "deepspeed": ENGINES[2:-1],
 }
-"""Strategies that a framework is told without another file."""
+"""Strategies that a framework can be told."""
 SAYS: Mapping[str, tuple[str, ...]] = {
     "deepspeed": (
         "micro_batch_size",
@@ -57,6 +60,11 @@ def unsaid(framework: str, job: Job, again: Job) -> list[str]:
     skipped = {"lora_rank", "lora_targets", "lora_dropout", "lora_dtype"} if job.method == "full" else set()
     fields = [name for name in SAYS.get(framework, COMPARED) if name not in skipped]
     found = [name for name in fields if getattr(job, name) != getattr(again, name)]
+    part = "fsdp" if job.strategy == "fsdp" else "zero" if job.strategy.startswith("zero") else ""
+    for name in type(getattr(job, part)).model_fields if part else ():
+        path = f"{part}.{name}"
+        if name != "leaf_mixtures" and attrgetter(path)(job) != attrgetter(path)(again):  # which goes by the framework
+            found.append(path)
     if job.quantize == "int8" and job.checkpointing == "full" and job.reentrant != again.reentrant:
         found.append("reentrant")
     whole = framework not in SAYS and (job.batches == "packed") != (again.batches == "packed")
@@ -71,14 +79,12 @@ def write(framework: str, model: str, job: Job) -> Written:
     """
     if framework not in WRITERS:
         raise UnsupportedError(f"--for {framework}: nothing is written for it yet; known: {', '.join(WRITERS)}")
-    offloads = f" --offload {job.offload}" if job.offload != "none" else ""
     if job.strategy == "pipeline" and framework not in ("swift", "deepspeed"):
         raise UnsupportedError(f"--for {framework}: device_map stands in a script of one's own; --for swift writes it")
-    if framework != "deepspeed" and (offloads or job.strategy not in SHARES.get(framework, ("ddp",))):
-        by = "accelerate" if job.strategy == "fsdp" else "deepspeed"
+    if framework != "deepspeed" and job.strategy not in SHARES.get(framework, ("ddp",)):
+        by = "accelerate" if framework == "llamafactory" else "axolotl, transformers, accelerate and others"
         raise UnsupportedError(
-            f"--for {framework}: --strategy {job.strategy}{offloads} stands in a file of its own there;"
-            f" --for {by} writes it"
+            f"--for {framework}: --strategy {job.strategy} is not what it is told itself; --for {by} writes it"
         )
     return WRITERS[framework](model, job)
 

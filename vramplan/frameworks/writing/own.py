@@ -8,7 +8,7 @@ from typing import Any
 from vramplan.catalog import find_model
 from vramplan.errors import UnsupportedError
 from vramplan.frameworks import torchtune as tune
-from vramplan.frameworks.deepspeed import SIZES
+from vramplan.frameworks.writing.sharing import zero
 from vramplan.frameworks.writing.written import FULL_NAMES, Pairs, Written, allocator
 from vramplan.job import Job
 
@@ -166,19 +166,8 @@ def deepspeed(model: str, job: Job) -> Written:
         "train_micro_batch_size_per_gpu": job.micro_batch_size,
         "gradient_accumulation_steps": job.gradient_accumulation_steps,
         "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
-        "zero_optimization": _zero(job, int(job.strategy[-1])),
+        "zero_optimization": zero(job),
     }
     if half in ("bf16", "fp16"):
         pairs[half] = {"enabled": True}
     return Written(pairs, {}, "", file="deepspeed.json", body=json.dumps(pairs, indent=2) + "\n")
-
-
-def _zero(job: Job, stage: int) -> Pairs:
-    """What is not set is transformers' to fill in."""
-    pairs: Pairs = {"stage": stage, "overlap_comm": job.zero.overlap_comm}
-    for name in SIZES if stage == 3 else ("reduce_bucket_size",):
-        size = getattr(job.zero, name.removeprefix("stage3_"))
-        pairs[name] = "auto" if size is None else size
-    host = {"device": "cpu", "pin_memory": True}
-    pairs |= {} if job.offload == "none" else {"offload_optimizer": host}
-    return pairs | ({"offload_param": host} if job.offload == "all" else {})

@@ -6,10 +6,12 @@ from typing import Any
 
 from vramplan.errors import UnsupportedError
 from vramplan.frameworks.axolotl import CUT, LIGER
-from vramplan.frameworks.writing.written import FULL_NAMES, Pairs, Written, allocator
-from vramplan.job import Job
+from vramplan.frameworks.deepspeed import preset, unset
+from vramplan.frameworks.trl import CONFIGURATIONS
+from vramplan.frameworks.writing.sharing import engine
+from vramplan.frameworks.writing.written import FULL_NAMES, Pairs, Written, allocator, word
+from vramplan.job import Fsdp, Job, Zero
 
-WRAPPED = "--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP"
 FLASH = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
 
 
@@ -58,11 +60,26 @@ def swift(model: str, job: Job) -> Written:
     variables = {"NPROC_PER_NODE": str(job.num_gpus)}
     if job.strategy == "pipeline":  # one process that sees all cards
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(job.num_gpus)))}
-    elif job.strategy != "ddp":
-        pairs["deepspeed"] = job.strategy
+    pairs |= _swift_engine(job)
     if job.max_pixels is not None:
         variables["MAX_PIXELS"] = str(job.max_pixels)
     return Written(pairs, variables | allocator(job), "swift sft")
+
+
+def _swift_engine(job: Job) -> Pairs:
+    """A configuration that it ships where that is the job's, else the job's own as JSON."""
+    if job.strategy.startswith("zero"):
+        for ending, offload in (("", "none"), ("_offload", "optimizer"), ("_offload", "all")):
+            shipped = preset(int(job.strategy[-1]), offload)
+            wanted = Zero(**shipped["zero"], leaf_mixtures=job.zero.leaf_mixtures)
+            if (wanted, offload) == (job.zero, job.offload) and (offload != "optimizer" or job.strategy != "zero3"):
+                return {"deepspeed": f"{job.strategy}{ending}"}
+    pairs = engine(job)
+    if job.strategy != "fsdp":
+        return pairs
+    pairs["fsdp_config"]["activation_checkpointing"] = job.checkpointing == "full"
+    is_shipped = (job.fsdp, job.offload, job.checkpointing) == (Fsdp(), "none", "full")
+    return {"gradient_checkpointing": False, "fsdp": "fsdp2" if is_shipped else pairs}
 
 
 def llamafactory(model: str, job: Job) -> Written:
@@ -92,7 +109,9 @@ def llamafactory(model: str, job: Job) -> Written:
         pairs |= {"quantization_bit": 8, "use_reentrant_gc": job.reentrant}
     if job.fp32_norms:
         pairs["upcast_layernorm"] = True
+    pairs |= engine(job)
     variables = {"NPROC_PER_NODE": str(job.num_gpus)} if job.num_gpus > 1 else {"CUDA_VISIBLE_DEVICES": "0"}
+    variables |= {"FORCE_TORCHRUN": "1"} if "deepspeed" in pairs else {}
     return Written(pairs, variables | allocator(job), "llamafactory-cli train train.yaml", file="train.yaml")
 
 
@@ -117,14 +136,27 @@ def axolotl(model: str, job: Job) -> Written:
         "attn_implementation": FLASH[job.attention],
         "bf16" if job.autocast != "fp16" else "fp16": job.dtype != "fp32" or job.autocast != "none",
     }
+    if job.method == "full" and job.attention != "flash" and job.dtype != "fp32":
+        pairs["embeddings_skip_upcast"] = True
     if job.loss == "liger":
         pairs |= {"plugins": [LIGER], "liger_fused_linear_cross_entropy": True}
     if job.loss == "cut":
         pairs["plugins"] = [CUT]
     if job.batches == "packed":
         pairs["sample_packing"] = True
+    pairs |= _axolotl_engine(job)
     command = f"accelerate launch --num_processes {job.num_gpus} -m axolotl.cli.train train.yaml"
     return Written(pairs, allocator(job), command, file="train.yaml", launcher="num_processes")
+
+
+def _axolotl_engine(job: Job) -> Pairs:
+    """Its version of FSDP stands beside the configuration, and names there have no prefix."""
+    pairs = engine(job)
+    if job.strategy != "fsdp":
+        return pairs
+    config = {name.removeprefix("fsdp_"): value for name, value in pairs["fsdp_config"].items()}
+    config |= {"offload_params": True} if job.offload == "all" else {}
+    return {"fsdp_version": config.pop("version"), "fsdp_config": config}
 
 
 def _trainer(model: str, job: Job) -> Pairs:
@@ -146,6 +178,12 @@ def _half(job: Job) -> str:
     return job.dtype if job.strategy.startswith("zero") else job.autocast
 
 
+def _shares_alike(job: Job, other: Job) -> bool:
+    """Whether cards share the work in the same way."""
+    ways = ((one.strategy, one.offload, one.fsdp, one.zero) for one in (job, other))
+    return len(set(ways)) == 1
+
+
 TRL_ADAPTERS = ("lora_r", "lora_target_modules", "all-linear", "use_dora", "lora_modules_to_save")
 
 
@@ -160,8 +198,9 @@ def trl(model: str, job: Job) -> Written:
         pairs |= {"load_in_8bit": True} | _kind(job)
     if job.batches == "packed":
         pairs["packing"] = True
-    if job.strategy.startswith("zero"):
-        pairs["accelerate_config"] = job.strategy
+    shipped = ((name, Job.model_validate(found, strict=False)) for name, found in CONFIGURATIONS.items())
+    alike = [name for name, one in shipped if _shares_alike(job, one)]
+    pairs |= {"accelerate_config": alike[0]} if alike and job.strategy != "ddp" else engine(job)
     return Written(pairs, allocator(job), "trl sft --config train.yaml", file="train.yaml")
 
 
@@ -171,6 +210,11 @@ def transformers(model: str, job: Job) -> Written:
     Raises:
         UnsupportedError: for what only the script's own code can say.
     """
+    command = f"torchrun --nproc_per_node {job.num_gpus} train.py"
+    return Written(_script(model, job) | engine(job), allocator(job), command, launcher="nproc_per_node")
+
+
+def _script(model: str, job: Job) -> Pairs:
     if job.quantize != "none" or job.method == "dora" or job.lora_targets is not None or job.modules_to_save:
         raise UnsupportedError(
             "--for transformers, accelerate: quantized bases, DoRA, LoRA targets and modules to save are said in the"
@@ -181,8 +225,7 @@ def transformers(model: str, job: Job) -> Written:
         pairs |= {"use_peft": True, "lora_r": job.lora_rank, "lora_dropout": job.lora_dropout}
     if job.loss == "liger":
         pairs["use_liger_kernel"] = True
-    command = f"torchrun --nproc_per_node {job.num_gpus} train.py"
-    return Written(pairs, allocator(job), command, launcher="nproc_per_node")
+    return pairs
 
 
 def _kind(job: Job) -> Pairs:
@@ -191,17 +234,24 @@ def _kind(job: Job) -> Pairs:
 
 
 def accelerate(model: str, job: Job) -> Written:
-    """The same flags behind ``accelerate launch``.
+    """The same flags behind ``accelerate launch``, which is told how cards share the work.
 
     Raises:
         UnsupportedError: for what only the script's own code can say.
     """
     half = _half(job) if _half(job) in ("bf16", "fp16") else "no"
-    command = f"accelerate launch --num_processes {job.num_gpus} --mixed_precision {half} train.py"
-    shared = {"fsdp": f"--use_fsdp --fsdp_version {job.fsdp.version} {WRAPPED}", "ddp": ""}.get(
-        job.strategy, f"--use_deepspeed --zero_stage {job.strategy[-1]}"
-    )
-    if job.strategy == "fsdp" and not job.fsdp.reshard_after_forward:
-        shared += f" --fsdp_reshard_after_forward {'false' if job.fsdp.version == 2 else 'SHARD_GRAD_OP'}"
-    command = command.replace("launch", f"launch {shared}".rstrip())
-    return transformers(model, job)._replace(command=command, launcher="num_processes")
+    launcher: Pairs = {"num_processes": job.num_gpus, "mixed_precision": half}
+    pairs, shared = _script(model, job), ""
+    if job.strategy == "fsdp":
+        shared, told = "--use_fsdp", engine(job)["fsdp_config"]
+        launcher |= {f"fsdp_{name.removeprefix('fsdp_')}": value for name, value in told.items()}
+        launcher |= {"fsdp_offload_params": True} if job.offload == "all" else {}
+    elif job.strategy.startswith("zero") and job.zero == Zero(**unset(int(job.strategy[-1]))["zero"]):
+        shared, host = "--use_deepspeed", ("offload_optimizer_device", "offload_param_device")
+        launcher["zero_stage"] = job.strategy[-1]
+        launcher |= dict.fromkeys(host[: ("none", "optimizer", "all").index(job.offload)], "cpu")
+    else:  # with sizes of one's own, which its flags do not say
+        pairs |= engine(job)
+    said = " ".join(f"--{name} {word(value)}" for name, value in launcher.items())
+    command = f"accelerate launch {shared} {said} train.py".replace("  ", " ")
+    return Written(pairs, allocator(job), command, launcher="num_processes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any, NamedTuple
 
 from vramplan.job import Job
@@ -31,19 +32,20 @@ class Written(NamedTuple):
         end = " " if self.file else " \\\n"
         variables = "".join(f"{name}={value}{end}" for name, value in self.variables.items())
         if not self.file:
-            flags = "".join(f" \\\n    --{key} {_word(value)}" for key, value in self.pairs.items())
+            flags = "".join(f" \\\n    --{key} {word(value)}" for key, value in self.pairs.items())
             return f"{variables}{self.command}{flags}\n"
         if self.file.endswith(".json"):  # which has no comments
             return self.body
         return f"# {variables}{self.command}\n{self.body or _section(self.pairs)}"
 
 
-def _word(value: Any) -> str:
+def word(value: Any) -> str:
+    """A value as a word of the shell."""
     if isinstance(value, (list, tuple)):
         return " ".join(map(str, value))
     if isinstance(value, dict):
-        return f"'{json.dumps(value)}'"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        return shlex.quote(json.dumps(value))
+    return str(value).lower() if isinstance(value, bool) else shlex.quote(str(value))
 
 
 def _section(pairs: Pairs, before: str = "") -> str:

@@ -1,14 +1,16 @@
-"""What weights are loaded in where a configuration says nothing, and what fp16's gradient scaler makes of that."""
+"""What a checkpoint is taken for: its dtype where a configuration says nothing, its model where nobody answers."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from tests.test_frameworks import FOLDER
 from vramplan import verdict
 from vramplan.catalog import find_model
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, HubError
 
 SCRIPT = """
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
@@ -80,3 +82,14 @@ def test_the_scaler_refuses_fp16_gradients(tmp_path: Path) -> None:
 def test_the_scaler_and_bf16_gradients(tmp_path: Path) -> None:
     found = check(tmp_path, SCRIPT.format(model="Qwen/Qwen2.5-0.5B", half="fp16"))
     assert any("no CUDA kernel for bf16 gradients" in note.text for note in found.reading.notes)
+
+
+def test_a_model_of_another_organisation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mirrors keep the name: where the Hub does not answer, that says what it is."""
+    monkeypatch.setattr("vramplan.hub.from_hub", Mock(side_effect=HubError("NousResearch/x: gated on the Hub; log in")))
+    found = verdict.check(FOLDER / "axolotl/lora.yaml", "rtx4090", model="NousResearch/Llama-3.2-1B")
+    assert found.estimate.num_parameters == 1_235_814_400
+    said = "NousResearch/Llama-3.2-1B gated on the Hub: taken as meta-llama/Llama-3.2-1B by its name"
+    assert said in [note.text for note in found.reading.notes]
+    with pytest.raises(HubError):
+        verdict.check(FOLDER / "axolotl/lora.yaml", "rtx4090", model="NousResearch/Mystery-1B")
