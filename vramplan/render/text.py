@@ -277,9 +277,8 @@ def spread(one: Estimate) -> list[RenderableType]:
 
 def phases(one: Estimate) -> Text:
     """Allocated peak of each phase."""
-    names = {"loaded": "loaded", "forward": "forward", "backward": "backward", "optimizer": "optimizer", "eval": "eval"}
-    parts = [f"{names[name]} {gib(size)}" for name, size in one.phases.items()]
-    return Text("Allocated by phase, GiB: ", style="bold") + Text("  ".join(parts), style="not bold")
+    parts = [f"{name} {gib(size)}" for name, size in one.phases.items()]
+    return Text("Phases, GiB: ", style="bold") + Text("  ".join(parts), style="not bold")
 
 
 def terms(all_terms: Iterable[Term]) -> Table:
