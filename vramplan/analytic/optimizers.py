@@ -186,6 +186,27 @@ def bitsandbytes(states: Sequence[int], bits: int, paged: bool = False) -> Step:
     return step
 
 
+def torchao(record: Recorder, group: Sequence[Weight], first: bool) -> None:
+    """Torchao 0.18's AdamW8bit: states in blocks, each with scales and levels of its own; one compiled step a weight.
+
+    What inductor keeps within the step is read off its code for the CPU: both scales, and both states in fp32, scaled.
+    On a card it may fuse more and keep less.
+    """
+    for weight in group:
+        count = weight.num_elements
+        blocks, left = divmod(count, EIGHT_BIT_BLOCK)
+        is_small = count < LEAST_EIGHT_BIT or left > 0
+        for label in ("exp_avg", "exp_avg_sq") if first else ():
+            record.allocate(_state(label, weight.shape, weight.dtype if is_small else "uint8"))
+            if not is_small:
+                record.allocate(_state(f"scales of {label}", (blocks,), "fp32"))
+                record.allocate(_state(f"256 levels of {label}", (256,), "fp32"))
+        if not is_small:
+            shapes = ((blocks,), (blocks,), weight.shape, weight.shape)
+            held = [record.allocate(_temporary("AdamW states in fp32", shape, "fp32")) for shape in shapes]
+            record.free_all(reversed(held))
+
+
 @dataclass(frozen=True, slots=True)
 class Optimizer:
     """One row of the table."""
@@ -203,6 +224,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "adamw_torch_fused": Optimizer(adamw_fused, True, 7, 0.05, "AdamW, fused kernel"),
     "adamw_torch": Optimizer(adamw_foreach, True, 12, 0.2, "AdamW, foreach"),
     "adamw_torch_loop": Optimizer(adamw_loop, True, 14, 8, "AdamW, one weight at a time (foreach=False)"),
+    "adamw_torch_8bit": Optimizer(torchao, True, 5, 3, "AdamW, 8-bit states (torchao)"),
     "sgd": Optimizer(sgd, False, 3, 0.05, "SGD without momentum"),
     "sgd_momentum": Optimizer(sgd_momentum, False, 5, 0.1, "SGD with momentum"),
     "adafactor": Optimizer(adafactor, True, 16, 20, "Adafactor (transformers)"),
@@ -227,12 +249,13 @@ ALIASES = {
     "adamw_hf": "adamw_torch",
     "lion": "lion_32bit",
     "adamw_bnb_8bit": "adamw_8bit",
+    "ao_adamw_8bit": "adamw_torch_8bit",
     "paged_adamw": "paged_adamw_32bit",
     "ademamix": "ademamix_32bit",
 }
 KNOWN_UNMODELLED = frozenset(
     """
-    rmsprop rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit adagrad adamw_torch_4bit adamw_torch_8bit galore_adamw
+    rmsprop rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit adagrad adamw_torch_4bit galore_adamw
     galore_adamw_8bit galore_adafactor
     galore_adamw_layerwise galore_adamw_8bit_layerwise galore_adafactor_layerwise lomo adalomo grokadamw
     schedule_free_radam schedule_free_adamw schedule_free_sgd apollo_adamw apollo_adamw_layerwise stable_adamw

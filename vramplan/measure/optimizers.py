@@ -19,7 +19,12 @@ OURS: dict[str, Recipe] = {
     "sgd_momentum": (torch.optim.SGD, {"momentum": 0.9}),
 }
 """Names that transformers does not have."""
-ALIASES = {"adamw": "adamw_torch_fused", "adamw_hf": "adamw_torch", "lion": "lion_32bit"}
+ALIASES = {
+    "adamw": "adamw_torch_fused",
+    "adamw_hf": "adamw_torch",
+    "lion": "lion_32bit",
+    "ao_adamw_8bit": "adamw_torch_8bit",
+}
 
 
 def recipe(job: Job) -> Recipe:
