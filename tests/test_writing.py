@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import card_of, cli, spec_of
-from vramplan import verdict
+from vramplan import pasting, verdict
 from vramplan.defaults import complete_job
 from vramplan.errors import UnsupportedError
 from vramplan.frameworks.find import from_path, from_words
@@ -89,9 +89,9 @@ def test_what_is_written_comes_back(framework: str, name: str) -> None:
     job = complete_job(spec_of(model), card_of(), JOBS[name])
     if (framework, name) in NEVER:
         with pytest.raises(UnsupportedError, match=NEVER[framework, name]):
-            verdict.pasted(framework, model, job)
+            pasting.pasted(framework, model, job)
         return
-    text, notes = verdict.pasted(framework, model, job)
+    text, notes = pasting.pasted(framework, model, job)
     assert {note.split()[2] for note in notes} == OTHERWISE.get((framework, name), set())
     assert text.endswith("\n")
 
@@ -125,3 +125,18 @@ def test_the_command() -> None:
     done = cli("suggest", QWEN, "--gpu", "rtx4090", "--global-batch", "16", "--for", "megatron")
     assert done.returncode == 2
     assert "known: swift, llamafactory, axolotl, trl, transformers, accelerate, torchtune" in done.stderr
+
+
+def test_images_come_from_the_data() -> None:
+    """A cap that a framework applies before the processor comes to other tokens, which is told."""
+    spec = spec_of("Qwen/Qwen2.5-VL-7B-Instruct")
+    given = {"image_size": (1344, 896), "max_pixels": 501_760, "sequence_length": 2048}
+    job = complete_job(spec, card_of(), given)
+    assert pasting.pasted("swift", spec.name, job)[1] == []
+    text, notes = pasting.pasted("llamafactory", spec.name, job)
+    assert "image_max_pixels: 501760\n" in text
+    assert notes == ["llamafactory makes 653 tokens of an image, not 602"]
+    whole = complete_job(spec, card_of(), {**given, "max_pixels": None})
+    text, notes = pasting.pasted("llamafactory", spec.name, whole)
+    assert "image_max_pixels: 1204224\n" in text
+    assert not notes

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +25,13 @@ from vramplan.errors import (
     UnsupportedError,
     VramplanError,
 )
-from vramplan.feeds import FEEDS
 from vramplan.frameworks import (
-    FRAMEWORKS,
     Keys,
     Note,
     Reading,
-    Setting,
-    Source,
     deepspeed,
     images,
-    shell,
     videos,
-    writing,
 )
 from vramplan.frameworks.arguments import in_sections
 from vramplan.frameworks.find import Found, from_path, from_words, tell_lost
@@ -208,7 +201,7 @@ def judge(
         job.setdefault("sequence_length", _most_positions(spec))
     if sequence_length is not None:
         job["sequence_length"] = min(sequence_length, job.get("sequence_length", sequence_length))
-    job, data = _settled(spec, reading, job), None
+    job, data = settled(spec, reading, job), None
     if dataset is not None:
         lengths = longest.lengths_of(dataset, spec, tokenizer, progress)
         data, job = longest.applied(lengths, spec, card, reading, job, given)
@@ -331,7 +324,7 @@ LISTING = ("ms-swift", "llamafactory", "axolotl")
 """What looks for linear layers itself and gives PEFT their names, where all are wanted."""
 
 
-def _settled(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str, Any]:
+def settled(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str, Any]:
     """What only the model decides: its longest sample, its images."""
     sees = spec.model_type in EYES
     dropped = set() if sees else {"vision", "projector", "max_pixels", "min_pixels", "max_tiles"}
@@ -356,38 +349,4 @@ def _most_positions(spec: ModelSpec) -> int:
     return int(next((text[key] for key in POSITIONS if isinstance(text.get(key), int)), 2048))
 
 
-def pasted(framework: str, model: str, job: Job) -> tuple[str, list[str]]:
-    """A job in a framework's own words, and what that framework, reading them, takes otherwise.
-
-    Raises:
-        UnsupportedError: for a framework that nothing is written for.
-    """
-    spec = api.load_model(model)
-    if spec.model_type in FEEDS:
-        raise UnsupportedError(
-            f"--for {framework}: it is written for causal language models, not for {spec.model_type}"
-        )
-    written = writing.write(framework, spec.name, job)
-    package = writing.PACKAGES.get(framework, framework)
-    reading = read(_as_written(written, package, job), job.num_gpus)
-    again = Job(**_settled(spec, reading, reading.job))
-    return str(written), [
-        f"{package} takes {field} as {attrgetter(field)(again)}, not {attrgetter(field)(job)}"
-        for field in writing.unsaid(framework, job, again)
-    ]
-
-
-def _as_written(written: writing.Written, package: str, job: Job) -> Found:
-    """What was written, as its reader finds it."""
-    if not written.file:
-        (command,) = shell.commands(str(written), "--for", {})
-        words = [f"{name}={value}" for name, value in command.environment.items()] + command.words
-        return from_words(words, None, {})
-    settings = {key: Setting(value, f"--{key}") for key, value in written.pairs.items()}
-    if written.launcher:
-        settings[written.launcher] = Setting(job.num_gpus, f"--{written.launcher}")
-    environment = {key: Setting(value, key) for key, value in written.variables.items()}
-    return Found(package, FRAMEWORKS[package], Source(settings, environment))
-
-
-__all__ = ["Verdict", "check", "pasted", "read"]
+__all__ = ["Verdict", "check", "read"]

@@ -137,9 +137,9 @@ def suggest(
 
 def _paste(framework: str, model: str, chosen: Plan) -> None:
     """The plan in a framework's own words; what that cannot say, on standard error."""
-    from vramplan import verdict
+    from vramplan import pasting
 
-    written, notes = verdict.pasted(framework, model, chosen.estimate.job)
+    written, notes = pasting.pasted(framework, model, chosen.estimate.job)
     print(written, end="")
     for note in notes:
         print(f"vramplan: {note}", file=sys.stderr)

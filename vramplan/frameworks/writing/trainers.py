@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from vramplan.errors import UnsupportedError
 from vramplan.frameworks.axolotl import CUT, LIGER
 from vramplan.frameworks.deepspeed import preset, unset
+from vramplan.frameworks.llamafactory import MAX_PIXELS
 from vramplan.frameworks.trl import CONFIGURATIONS
 from vramplan.frameworks.writing.sharing import engine
 from vramplan.frameworks.writing.written import FULL_NAMES, Pairs, Written, allocator, word
@@ -109,6 +111,9 @@ def llamafactory(model: str, job: Job) -> Written:
         pairs |= {"quantization_bit": 8, "use_reentrant_gc": job.reentrant}
     if job.fp32_norms:
         pairs["upcast_layernorm"] = True
+    pixels = job.max_pixels or (prod(job.image_size) if job.images and job.image_size else 0)
+    if job.max_pixels or pixels > MAX_PIXELS:
+        pairs["image_max_pixels"] = pixels
     pairs |= engine(job)
     variables = {"NPROC_PER_NODE": str(job.num_gpus)} if job.num_gpus > 1 else {"CUDA_VISIBLE_DEVICES": "0"}
     variables |= {"FORCE_TORCHRUN": "1"} if "deepspeed" in pairs else {}
