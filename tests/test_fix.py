@@ -34,6 +34,11 @@ CASES = {
     "transformers/arguments.json": ("rtx3060", {"use_liger_kernel"}),
     "transformers/script.sh": ("rtx3060", {"per_device_train_batch_size", "gradient_accumulation_steps"}),
     "trl/eight.sh": ("rtx3060", {"load_in_4bit"}),
+    "axolotl/qlora.yaml": ("t4", {"fp16"}),
+    "transformers/zero2.sh": (
+        "t4",
+        {"dtype", "bf16", "fp16", "per_device_train_batch_size", "gradient_accumulation_steps"},
+    ),
 }
 """Configurations that do not fit these cards, and the settings that have to change."""
 
@@ -42,9 +47,12 @@ CASES = {
 def test_what_is_printed_fits(name: str, tmp_path: Path) -> None:
     """Read again it fits at the same global batch, and every line without a change is the same byte for byte."""
     gpu, keys = CASES[name]
-    before = verdict.check(FOLDER / name, gpu)
-    assert not before.fits
     found = fix(FOLDER / name, gpu)
+    if gpu == "t4":  # where it would not even run
+        before = verdict.check(FOLDER / name, "rtx4090")
+    else:
+        before = found.before
+        assert not before.fits
     assert {change.key for change in found.changes} == keys
     shutil.copytree((FOLDER / name).parent, tmp_path / "own")
     path = tmp_path / "own" / Path(name).name

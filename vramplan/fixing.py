@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from vramplan import verdict
 from vramplan.advice import FREE
 from vramplan.api import load_card, load_model
-from vramplan.errors import UnsupportedError, VramplanError
-from vramplan.frameworks import edit_command, edit_file
+from vramplan.errors import CannotRunError, UnsupportedError, VramplanError
+from vramplan.frameworks import Reading, Setting, edit_command, edit_file
 from vramplan.frameworks.files import read_text
 from vramplan.frameworks.find import Found, from_line, from_text
 from vramplan.frameworks.shell import typed
@@ -30,6 +30,8 @@ from vramplan.verdict import Verdict
 
 MOST_HARSH = 3
 """Changes of the training result that are made together."""
+MOST_NEEDED = 4
+"""Settings without which it would not run; more would go round in circles."""
 SAME, OTHERWISE = "same result", "another result"
 BY_DEFAULT = {"gradient_accumulation_steps": 1, "dtype": "bf16"}
 """Fields that a framework may fill in as they are wanted: ms-swift's accumulation makes 16 samples of a step."""
@@ -114,15 +116,32 @@ class _Tries:
                 f"--fix: {where}: Python and TOML are not edited; `vramplan check` says what to change"
             )
         self.known: dict[tuple[tuple[str, str], ...], Verdict | None] = {}
-        self.first = verdict.examine(self.found, card, progress=progress, look_further=False, **given)
+        self.needed: list[Change] = []
+        """What would not run at all otherwise."""
+        self.first = self._running()
         if self.first.data is not None:
             self.given["dataset"] = self.first.data.lengths
         self.given["model"] = load_model(self.first.estimate.model) if not given.get("model") else given["model"]
 
+    def _running(self) -> Verdict:
+        """The verdict, once the text says nothing any more that the card cannot run."""
+        while True:
+            try:
+                return verdict.examine(self.found, self.card, progress=self.progress, look_further=False, **self.given)
+            except CannotRunError as error:
+                cards, version = self.given.get("num_gpus") or 1, self.given.get("framework_version")
+                words = self._words([error.update], verdict.read(self.found, cards, version))
+                if not words or len(self.needed) > MOST_NEEDED:
+                    raise
+                settings = self.found.source.settings
+                self.needed += [Change(key, _before(settings, key), value, error.why) for key, value in words.items()]
+                self.text = self._edited(words)
+                self.found = self.find(self.text)
+
     def fixed(self) -> Fix:
         """The text with what it takes."""
         if self.first.fits:
-            return Fix(self.text, (), self.first, self.first, self.first.need_bytes)
+            return Fix(self.text, tuple(self.needed), self.first, self.first, self.first.need_bytes)
         options = self._search()
         needs = [one.need_bytes for one in self.known.values() if one is not None]
         least = min([self.first.need_bytes, *needs])
@@ -232,9 +251,9 @@ class _Tries:
             self.known[key] = made if same else None
         return self.known[key]
 
-    def _words(self, updates: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    def _words(self, updates: Sequence[Mapping[str, Any]], reading: Reading | None = None) -> dict[str, str]:
         """Changes in the words that the text itself uses; what is so already is left out."""
-        settings, reading = self.found.source.settings, self.first.reading
+        settings, reading = self.found.source.settings, reading or self.first.reading
         words: dict[str, str] = {}
         for update in updates:
             for key, value in reading.words(update).items():
@@ -267,10 +286,8 @@ class _Tries:
     ) -> tuple[Change, ...]:
         settings = self.found.source.settings
         costs = {key: one.cost for one, update in zip(options, chosen, strict=True) for key in self._words([update])}
-        return tuple(
-            Change(key, _said(settings[key].value) if key in settings else None, value, costs[key])
-            for key, value in words.items()
-        )
+        made = (Change(key, _before(settings, key), value, costs[key]) for key, value in words.items())
+        return (*self.needed, *made)
 
 
 def _harshest(options: Sequence[Option]) -> list[Mapping[str, Any]]:
@@ -290,6 +307,10 @@ def _ladders(base: Verdict) -> list[Option]:
     if size is not None and (base.evaluation_bytes or 0) > spare:
         found.append(Option(tuple({"eval_batch_size": one} for one in range(size - 1, 0, -1)), SAME, True))
     return found
+
+
+def _before(settings: Mapping[str, Setting], key: str) -> str | None:
+    return _said(settings[key].value) if key in settings else None
 
 
 def _said(value: Any) -> str:

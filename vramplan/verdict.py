@@ -161,8 +161,9 @@ def examine(
         return judge(reading, spec, card, **given)
     except (ConfigError, UnknownNameError, UnsupportedError) as error:
         said = _in_its_words(str(error), reading)
-        if isinstance(error, CannotRunError) and reading.say(error.update):
-            said = f"{error.why}; write {', '.join(reading.say(error.update))}"
+        if isinstance(error, CannotRunError):
+            words = reading.say(error.update)
+            said = f"{error.why}; " + (f"write {', '.join(words)}" if words else "no setting of its own changes that")
         error.args = (said if found.source.where in said else f"{found.source.where}: {said}",)
         raise
 

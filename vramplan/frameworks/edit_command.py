@@ -65,7 +65,7 @@ class _Placed:
         if re.match(r"--no[-_]", flag):
             return Cut(begin, end, self._said(key, value))
         if piece.first == piece.last:
-            return Cut(end, end, "" if value == "true" else f" {value}")
+            return Cut(begin, end, flag if value == "true" else f"{flag} {value}")
         return Cut(self.spans[piece.first + 1][0], self.spans[piece.last][1], value)
 
     def adding(self, key: str, value: str) -> Cut:

@@ -10,7 +10,7 @@ def said(where: str, one: Fix) -> str:
     """One line where nothing was changed, else one more for each setting."""
     after, job = one.after, one.after.estimate.job
     room = free_gib(after.estimate.capacity_bytes)
-    if one.before.fits:
+    if one.before.fits and not one.changes:
         return f"{where}: fits as it is, {gib(after.need_bytes)} of {room} GiB"
     if not after.fits:
         return (
