@@ -112,9 +112,9 @@ function plans() {
 }
 
 function leverTable() {
-  const rows = data.levers.map(([change, why, cost, saved, then, fits]) => ({ cells: [`<code>${escaped(change)}</code><br><span class="small">${escaped(why)}</span>`, saved > 0 ? freeGib(saved) : "-", gib(then), fits ? "yes" : "no", escaped(cost)] }));
+  const rows = data.levers.map(([change, why, cost, saved, then, fits]) => ({ cells: [`<code>${escaped(change)}</code><br><span class="small">${escaped(why)}; costs: ${escaped(cost)}</span>`, saved > 0 ? freeGib(saved) : "-", gib(then), fits ? "yes" : "no"] }));
   const at = `<p class="small">As the page starts: micro-batch ${data.start.micro} on ${escaped(data.cards[0].title)}.</p>`;
-  put("levers", rows.length ? at + table(["change", "saves GiB", "then GiB", "fits", "costs"], rows, [1, 2]) : '<p class="small">Nothing that is modelled saves memory here.</p>');
+  put("levers", rows.length ? at + table(["change", "saves GiB", "then GiB", "fits"], rows, [1, 2]) : '<p class="small">Nothing that is modelled saves memory here.</p>');
 }
 
 function show() {
@@ -128,6 +128,7 @@ function show() {
   for (const id of ["bars", "step", "batch", "terms"]) put(id, "");
   if (!one) {
     const why = choice.reason || `micro-batch ${form.micro.value} is not worked out here: take ${offered.join(", ")}`;
+    put("command", "");
     if (!choice.reason) put("batch", batchPicture(choice, card, offered[0]));
     return put("verdict", escaped(why));
   }
