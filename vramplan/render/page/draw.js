@@ -67,7 +67,7 @@ function stepPicture(step, card, one) {
   }
   const ends = step.marks.slice(1).map(([, at]) => at).concat(step.count);
   const marks = step.marks.map(([phase, at], i) => {
-    const label = ends[i] - at > step.count / 22 ? `<text x="${(x(at) + x(ends[i])) / 2}" y="26" text-anchor="middle" class="dim">${phase}</text>` : "";
+    const label = ends[i] - at > step.count / 22 ? `<text x="${(x(at) + x(ends[i])) / 2}" y="26" text-anchor="middle" class="dim phase">${phase}</text>` : "";
     return `<line class="axis" x1="${x(at)}" x2="${x(at)}" y1="30" y2="${H - BOTTOM}"/>${label}`;
   });
   const px = x(step.events[step.peak]), py = y(step.peak_tensor_bytes);
