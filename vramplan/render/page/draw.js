@@ -72,7 +72,7 @@ function stepPicture(step, card, one) {
   });
   const px = x(step.events[step.peak]), py = y(step.peak_tensor_bytes);
   const peak = `<path d="M${px} ${py}l-6 -9h12z" fill="currentColor"/><text x="${px + (px > W * 0.7 ? -10 : 10)}" y="${py - 4}" text-anchor="${px > W * 0.7 ? "end" : "start"}" font-weight="600">peak ${rounded(step.peak_tensor_bytes)} GiB</text>`;
-  const legend = data.categories.filter(([name]) => step.levels[name]).map(([name, label]) => `${swatch(name)} ${label}`);
+  const legend = data.categories.filter(([name]) => step.levels[name]).map(([name, label]) => `<span class="key">${swatch(name)} ${label}</span>`);
   const limit = y(card.usable) > TOP - 16 ? limitLine(y, card) : "";
   return `<svg viewBox="0 0 ${W} ${H}" role="img" aria-label="Live tensors over the step, peak ${rounded(step.peak_tensor_bytes)} GiB">${lines}${areas}${marks.join("")}${limit}${peak}</svg><p class="small">${legend.join(" &nbsp; ")}</p>`;
 }
