@@ -91,7 +91,7 @@ def test_what_is_written_comes_back(framework: str, name: str) -> None:
         with pytest.raises(UnsupportedError, match=NEVER[framework, name]):
             pasting.pasted(framework, model, job)
         return
-    text, notes = pasting.pasted(framework, model, job)
+    text, _, notes, _ = pasting.pasted(framework, model, job)
     assert {note.split()[2] for note in notes} == OTHERWISE.get((framework, name), set())
     assert text.endswith("\n")
 
@@ -132,11 +132,11 @@ def test_images_come_from_the_data() -> None:
     spec = spec_of("Qwen/Qwen2.5-VL-7B-Instruct")
     given = {"image_size": (1344, 896), "max_pixels": 501_760, "sequence_length": 2048}
     job = complete_job(spec, card_of(), given)
-    assert pasting.pasted("swift", spec.name, job)[1] == []
-    text, notes = pasting.pasted("llamafactory", spec.name, job)
+    assert pasting.pasted("swift", spec.name, job).notes == []
+    text, _, notes, _ = pasting.pasted("llamafactory", spec.name, job)
     assert "image_max_pixels: 501760\n" in text
     assert notes == ["llamafactory makes 653 tokens of an image, not 602"]
     whole = complete_job(spec, card_of(), {**given, "max_pixels": None})
-    text, notes = pasting.pasted("llamafactory", spec.name, whole)
+    text, _, notes, _ = pasting.pasted("llamafactory", spec.name, whole)
     assert "image_max_pixels: 1204224\n" in text
     assert not notes

@@ -64,7 +64,8 @@ def find_model(name: str) -> ModelSpec | None:
         if len(set(matches.values())) == 1:
             asked, own = next(iter(matches.items()))
             spec = load_spec(own)
-            return spec if asked == own else spec.model_copy(update={"name": asked})
+            config = {**spec.config, **spec.alias_configs.get(asked, {})}
+            return spec if asked == own else spec.model_copy(update={"name": asked, "config": config})
         if matches:
             raise UnknownNameError("model", name, matches, "the short name is shared by several organisations")
     return None

@@ -2,57 +2,102 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import attrgetter
+from typing import Any, NamedTuple
 
 from vramplan import api, verdict
+from vramplan.card import Card
 from vramplan.errors import UnsupportedError
 from vramplan.feeds import FEEDS
 from vramplan.frameworks import FRAMEWORKS, Setting, Source, shell, writing
 from vramplan.frameworks.find import Found, from_words
 from vramplan.images import EYES, picture_of
 from vramplan.job import Job
+from vramplan.learned import CONFIDENCE
+from vramplan.spec import ModelSpec
+from vramplan.units import GiB
 
 OF_THE_DATA = ("images", "videos", "frames", "image_size", "target_length")
 """What no configuration says."""
+BATCH = ("micro_batch_size", "gradient_accumulation_steps")
+SCALED = "fp16"
+"""The key that a warning about fp16's gradient scaler is told under, which is passed on."""
 
 
-def pasted(framework: str, model: str, job: Job) -> tuple[str, list[str]]:
-    """A job in a framework's own words, and what that framework, reading them, takes otherwise.
+class Pasted(NamedTuple):
+    """A job in a framework's own words."""
+
+    text: str
+    taken: dict[str, Any]
+    """The job as that framework, reading them, takes it."""
+    notes: list[str]
+    """What it takes otherwise, or cannot be told."""
+    fits: bool = True
+    """Whether it fits that way."""
+
+
+def planned(framework: str, model: str | ModelSpec, job: Job, card: Card, *, confidence: float = CONFIDENCE) -> Pasted:
+    """A plan to paste that fits as the framework takes it; where the one asked for does not, another micro-batch.
+
+    Raises:
+        VramplanError: for what it cannot be told.
+    """
+    spec = api.load_model(model)
+    first = pasted(framework, spec, job)
+    one = api.estimate(spec, card, confidence=confidence, **first.taken)
+    if one.fits:
+        return first
+    said = f"as {framework} takes it, micro-batch {job.micro_batch_size} needs {one.device_total_bytes / GiB:.1f}"
+    said += f" of {one.capacity_bytes / GiB:.1f} GiB"
+    rest = {name: value for name, value in first.taken.items() if name not in BATCH}
+    found = api.suggest(spec, card, job.global_batch_size, advice=False, confidence=confidence, **rest).recommended
+    other = None if found is None else pasted(framework, spec, found.estimate.job, job)
+    if other is None or not api.estimate(spec, card, confidence=confidence, **other.taken).fits:
+        return first._replace(notes=[*first.notes, f"{said}, and no other fits either"], fits=False)
+    return other._replace(notes=[*other.notes, f"{said}: planned anew"])
+
+
+def pasted(framework: str, model: str | ModelSpec, job: Job, asked: Job | None = None) -> Pasted:
+    """A job in a framework's own words; `asked` is what it is compared with, where that is another.
 
     Raises:
         UnsupportedError: for a framework that nothing is written for.
     """
-    spec = api.load_model(model)
+    spec, asked = api.load_model(model), asked or job
     if spec.model_type in FEEDS:
         raise UnsupportedError(
             f"--for {framework}: it is written for causal language models, not for {spec.model_type}"
         )
     written = writing.write(framework, spec.name, job)
     package = writing.PACKAGES.get(framework, framework)
-    reading = verdict.read(_as_written(written, package, job), job.num_gpus)
+    reading = verdict.read(_as_written(written, package, job, spec), job.num_gpus)
     data = {name: getattr(job, name) for name in OF_THE_DATA if name in job.model_fields_set}
-    again = Job(**verdict.settled(spec, reading, reading.job | data))
-    sees = spec.model_type in EYES
-    otherwise = [
-        f"{package} takes {field} as {attrgetter(field)(again)}, not {attrgetter(field)(job)}"
-        for field in writing.unsaid(framework, job, again)
+    taken = verdict.settled(spec, reading, reading.job | data)
+    again, sees = Job(**taken), spec.model_type in EYES
+    notes = [
+        f"{package} takes {field} as {attrgetter(field)(again)}, not {attrgetter(field)(asked)}"
+        for field in writing.unsaid(framework, asked, again)
         if not (sees and field in ("max_pixels", "max_tiles"))  # which may be said in another way
+        and not (job is not asked and field in BATCH)
     ]
-    pictures = [picture_of(spec, one) for one in (again, job)] if sees else []
+    pictures = [picture_of(spec, one) for one in (again, asked)] if sees else []
     theirs, ours = (0 if one is None else one.all_tokens for one in pictures or (None, None))
     if theirs != ours:
-        otherwise.append(f"{package} makes {theirs:,} tokens of an image, not {ours:,}")
-    return str(written), otherwise
+        notes.append(f"{package} makes {theirs:,} tokens of an image, not {ours:,}")
+    notes += [f"{note.key} {note.text}" for note in reading.notes if note.key == SCALED]
+    return Pasted(str(written), taken, notes)
 
 
-def _as_written(written: writing.Written, package: str, job: Job) -> Found:
+def _as_written(written: writing.Written, package: str, job: Job, spec: ModelSpec) -> Found:
     """What was written, as its reader finds it."""
     if not written.file:
         (command,) = shell.commands(str(written), "--for", {})
         words = [f"{name}={value}" for name, value in command.environment.items()] + command.words
-        return from_words(words, None, {})
+        found = from_words(words, None, {})
+        return found._replace(source=replace(found.source, model=spec))
     settings = {key: Setting(value, f"--{key}") for key, value in written.pairs.items()}
     if written.launcher:
         settings[written.launcher] = Setting(job.num_gpus, f"--{written.launcher}")
     environment = {key: Setting(value, key) for key, value in written.variables.items()}
-    return Found(package, FRAMEWORKS[package], Source(settings, environment))
+    return Found(package, FRAMEWORKS[package], Source(settings, environment, model=spec))

@@ -35,8 +35,8 @@ class ModelSpec(BaseModel):
     """The same of video_preprocessor_config.json and videos; where it is absent, transformers reads the other."""
     stored_dtype: str | None = None
     """Dtype of the published weights (bf16, fp16 or fp32) where the configuration names none."""
-    other_dtypes: Mapping[str, str] = Field(default_factory=dict)
-    """Dtypes of the aliases that are published in another one."""
+    alias_configs: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
+    """Keys of the configuration that an alias has otherwise, by its name: what changes no shape of a weight."""
     num_parameters: int | None = Field(default=None, gt=0)
     """Official count of distinct parameters, tied ones once, where one is known."""
     stored_parameters: int | None = Field(default=None, gt=0)
@@ -57,7 +57,7 @@ class ModelSpec(BaseModel):
         for part in (self.config, text if isinstance(text, Mapping) else {}):
             named = part.get("dtype") or part.get("torch_dtype")
             if named is not None:
-                return self.other_dtypes.get(self.name) or DTYPES.get(str(named).removeprefix("torch."))
+                return DTYPES.get(str(named).removeprefix("torch."))
         return None
 
     @property

@@ -161,6 +161,9 @@ def examine(
         return judge(reading, spec, card, **given)
     except (ConfigError, UnknownNameError, UnsupportedError) as error:
         said = _in_its_words(str(error), reading)
+        if reading.job.get("strategy") == "pipeline":
+            spread = f"one process that sees {reading.job['num_gpus']} cards and spreads the model over them"
+            said = said.replace("--strategy pipeline", spread).replace("use ddp or zero2", "start one for each card")
         if isinstance(error, CannotRunError):
             words = reading.say(error.update)
             said = f"{error.why}; " + (f"write {', '.join(words)}" if words else "no setting of its own changes that")
@@ -282,7 +285,7 @@ def read(found: Found, cards: int, version: str | None = None) -> Reading:
         keys.note("ignored", name, "is about videos; --videos says that there are any")
     keys.finish(known_keys(found.name))
     tell_lost(keys)
-    reading.notes = sorted(keys.notes, key=lambda note: ("warning", "unknown", "default", "ignored").index(note.kind))
+    reading.notes = sorted(keys.notes, key=lambda note: ("unknown", "warning", "default", "ignored").index(note.kind))
     return reading
 
 

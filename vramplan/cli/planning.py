@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +31,7 @@ from vramplan.cli.flags import (
 from vramplan.errors import ConfigError
 
 if TYPE_CHECKING:
+    from vramplan.card import Card
     from vramplan.plan import Plan
 
 
@@ -106,8 +108,9 @@ def suggest(
                 verified = probing.prove(model, found, on=on, most_runs=runs)
     run = plan.Run(samples, epochs)
     if for_framework is not None and found.recommended is not None:
-        _paste(for_framework, model, (verified.plan if verified is not None else None) or found.recommended)
-        raise typer.Exit(0)
+        chosen = (verified.plan if verified is not None else None) or found.recommended
+        fits = _paste(for_framework, model, chosen, api.load_card(gpu) if on is None else on.card, sure(confidence))
+        raise typer.Exit(0 if fits else 1)
     if as_json:
         from vramplan.render import json as as_text
 
@@ -122,27 +125,31 @@ def suggest(
     else:
         from vramplan.render import text
 
-        if solved is not None:
-            from vramplan.render import images
+        # what is not to be pasted does not go where that would
+        with nullcontext() if for_framework is None else redirect_stdout(sys.stderr):
+            if solved is not None:
+                from vramplan.render import images
 
-            text.print_all(images.solved(solved), "")
-        text.print_all(text.search(found, run, text.width()))
-        if verified is not None:
-            from vramplan.render import measured as as_proof
+                text.print_all(images.solved(solved), "")
+            text.print_all(text.search(found, run, text.width()))
+            if verified is not None:
+                from vramplan.render import measured as as_proof
 
-            text.print_all(as_proof.verified(verified))
+                text.print_all(as_proof.verified(verified))
     measuring.complain()
     raise typer.Exit(0 if (verified.plan if verified is not None else found.recommended) else 1)
 
 
-def _paste(framework: str, model: str, chosen: Plan) -> None:
-    """The plan in a framework's own words; what that cannot say, on standard error."""
+def _paste(framework: str, model: str, chosen: Plan, card: Card, confidence: dict[str, float]) -> bool:
+    """The plan in a framework's own words, if it fits so; what that cannot say, on standard error."""
     from vramplan import pasting
 
-    written, notes = pasting.pasted(framework, model, chosen.estimate.job)
-    print(written, end="")
-    for note in notes:
+    written = pasting.planned(framework, model, chosen.estimate.job, card, **confidence)
+    if written.fits:
+        print(written.text, end="")
+    for note in written.notes:
         print(f"vramplan: {note}", file=sys.stderr)
+    return written.fits
 
 
 @with_job_flags

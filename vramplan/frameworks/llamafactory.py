@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vramplan.errors import ConfigError
 from vramplan.frameworks.reading import Reading, at_least, settle, started, without
 from vramplan.frameworks.source import Keys
 from vramplan.frameworks.trainer import (
@@ -113,6 +114,10 @@ def _dtypes(keys: Keys, method: str, version: str, is_zero3: bool) -> dict[str, 
     """Weights as the checkpoint has them; whatever trains becomes fp32, unless pure_bf16 or ZeRO-3 (adapter.py)."""
     half = half_of(keys)
     if keys.flag("pure_bf16", default=False):
+        if is_zero3:  # hparams/parser.py
+            raise ConfigError(
+                f"{keys.place('pure_bf16')}: pure_bf16: LLaMA-Factory stops at it under ZeRO-3; bf16: true"
+            )
         return {"dtype": "bf16", "autocast": "none"} | ({"lora_dtype": "bf16"} if method == "lora" else {})
     if half == "none":
         keys.note(

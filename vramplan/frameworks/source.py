@@ -124,6 +124,8 @@ class Keys:
     def name(self, *names: str) -> str | None:
         """A name, letter for letter."""
         found = self.setting(*names)
+        if found is not None and isinstance(found.value, bool):
+            raise self.wrong(names, "a name")
         return None if found is None else str(found.value).strip()
 
     def count(self, *names: str, default: int, least: int = 1) -> int:

@@ -158,7 +158,8 @@ def checkpointing(keys: Keys) -> str:
     """Off where nothing is said, which is told."""
     if keys.flag("gradient_checkpointing", "activation_checkpointing", default=False):
         return "full"
-    keys.note("default", "gradient_checkpointing", "not set: every layer keeps its activations")
+    if not keys.has("gradient_checkpointing", "activation_checkpointing"):
+        keys.note("default", "gradient_checkpointing", "not set: every layer keeps its activations")
     return "none"
 
 

@@ -99,8 +99,8 @@ def llamafactory(model: str, job: Job) -> Written:
     for key in ("lora_target", "additional_target"):
         if isinstance(pairs.get(key), list):
             pairs[key] = ",".join(pairs[key])
-    pure = job.method == "full" and job.dtype == "bf16"
-    pairs["pure_bf16" if pure else "fp16" if job.autocast == "fp16" else "bf16"] = True
+    pure = job.method == "full" and job.dtype == "bf16" and not job.strategy.startswith("zero")  # which casts itself
+    pairs["pure_bf16" if pure else "fp16" if _half(job) == "fp16" else "bf16"] = True
     if job.checkpointing == "none":
         pairs["disable_gradient_checkpointing"] = True
     if job.loss == "liger":
