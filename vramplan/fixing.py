@@ -20,6 +20,7 @@ from vramplan.errors import CannotRunError, UnsupportedError, VramplanError
 from vramplan.frameworks import Reading, Setting, edit_command, edit_file
 from vramplan.frameworks.files import read_text
 from vramplan.frameworks.find import Found, from_line, from_text
+from vramplan.frameworks.reading import CAST
 from vramplan.frameworks.shell import typed
 from vramplan.learned import CONFIDENCE, with_margin
 from vramplan.levers import levers
@@ -171,7 +172,8 @@ class _Tries:
             if least is None:
                 continue
             if least.fits:
-                sets = (few for count in range(len(gentle) + 1) for few in combinations(gentle, count))
+                sets = [few for count in range(len(gentle) + 1) for few in combinations(gentle, count)]
+                sets.sort(key=lambda few: any("offload" in one.updates[-1] for one in few))  # which costs most time
                 return next((*few, *changed) for few in sets if self._fits((*few, *changed)))
             for one in self._options(least)[1] if len(changed) < MOST_HARSH else ():
                 name = frozenset(str(option.updates[-1]) for option in (*changed, one))
@@ -256,7 +258,8 @@ class _Tries:
         settings, reading = self.found.source.settings, reading or self.first.reading
         words: dict[str, str] = {}
         for update in updates:
-            for key, value in reading.words(update).items():
+            kept = [name for name in CAST if name in update and update[name] == reading.job.get(name)]
+            for key, value in reading.words({k: v for k, v in update.items() if k not in kept}).items():
                 names = (key, *reading.synonyms.get(key, ()))
                 name = next((one for one in names if one in settings), key)
                 if not _is_so(settings[name].value if name in settings else False, value):

@@ -139,6 +139,11 @@ def loaded(job: dict[str, Any], before_5: bool) -> dict[str, Any]:
     return {"fsdp": job["fsdp"] | {"loads_on_card": False}}
 
 
+def parts(method: str) -> dict[str, str]:
+    """Tower and projector where nothing freezes them: they train, or PEFT finds its targets' names in them too."""
+    return dict.fromkeys(("vision", "projector"), "train" if method == "full" else "lora")
+
+
 def checkpoints_outside(transformers: str) -> bool:
     """Whether this version checkpoints a layer from outside; since 4.52 the layer does (GradientCheckpointingLayer)."""
     return not at_least(transformers, "4.52")
@@ -225,6 +230,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         half = launched
     peft = keys.flag("use_peft", "use_lora", default=False)
     job |= {"method": "lora" if peft else "full", "dtype": stored, "autocast": half}
+    job |= parts(job["method"])
     if peft:
         job |= adapters(keys, "lora_r", "lora_rank")
         if keys.has("lora_target_modules"):

@@ -19,6 +19,7 @@ from vramplan.frameworks.trainer import (
     dtype_of,
     evaluation,
     launched,
+    parts,
     quantized,
     reentrant,
     sharing,
@@ -37,12 +38,11 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     job = arguments(keys) | _strategy(keys)
     method = "lora" if keys.flag("use_peft", default=False) else "full"
     job["method"] = method
+    job |= parts(method)
     if method == "lora":
         job |= adapters(keys, "lora_r", usual=16, dropout=0.05)
         named = ("q_proj", "v_proj")  # what PEFT takes for most models
         job["lora_targets"] = targets(keys, "lora_target_modules") if keys.has("lora_target_modules") else named
-        if job["lora_targets"] is None:
-            job |= {"vision": "lora", "projector": "lora"}
         job |= beside(keys, "use_dora", "lora_modules_to_save")
     elif keys.has("lora_r"):
         keys.note("warning", "lora_r", "has no effect without use_peft: every weight trains")

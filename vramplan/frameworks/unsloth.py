@@ -23,6 +23,7 @@ from vramplan.frameworks.trainer import (
     dtype_of,
     evaluation,
     launched,
+    parts,
 )
 
 PACKAGE, NEWEST = "unsloth", "2026.10.9"
@@ -61,7 +62,9 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     job |= _checkpointing(keys, job["sequence_length"])
     if keys.flag("packing", default=False) or keys.flag("padding_free", default=False):
         job["batches"] = "packed"
-    if keys.text("loader", default="fastlanguagemodel") != "fastlanguagemodel" and not whole:
+    if whole:
+        job |= parts("full")
+    elif keys.text("loader", default="fastlanguagemodel") != "fastlanguagemodel":
         job |= _parts(keys)
     job["num_gpus"] = launched(keys, cards)
     keys.note(
@@ -157,4 +160,5 @@ def _parts(keys: Keys) -> dict[str, str]:
             raise keys.refuse(name)
     if keys.flag("finetune_audio_layers", default=False):
         raise keys.refuse("finetune_audio_layers")
-    return {"vision": "lora", "projector": "lora"} if keys.flag("finetune_vision_layers", default=True) else {}
+    both = keys.flag("finetune_vision_layers", default=True) or keys.names("target_modules") == ("all-linear",)
+    return {"vision": "lora", "projector": "lora"} if both else {}

@@ -310,16 +310,16 @@ def footer(one: Estimate) -> list[RenderableType]:
 
 
 def models(specs: Sequence[ModelSpec]) -> Table:
-    """`vramplan models`."""
+    """`vramplan models`: other names of the same below each, every one whole."""
     table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
-    table.add_column("model", overflow="fold")
+    table.add_column("model", no_wrap=True)
     table.add_column("parameters", justify="right", no_wrap=True)
     table.add_column("architecture", no_wrap=True)
-    table.add_column("also", overflow="fold")
     for spec in specs:
         count = format_count(spec.num_parameters) if spec.num_parameters else ""
-        also = ", ".join(spec.aliases)
-        table.add_row(spec.name, count, spec.model_type, Text(also, style="dim"))
+        table.add_row(spec.name, count, spec.model_type)
+        for alias in spec.aliases:
+            table.add_row(f"  = {alias}", style="dim")
     return table
 
 

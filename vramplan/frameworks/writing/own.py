@@ -106,13 +106,15 @@ def unsloth(model: str, job: Job) -> Written:
         "load_in_4bit": job.quantize == "nf4",
     }
     load |= {"full_finetuning": True} if whole else {}
-    adapters: Pairs = {
-        "r": job.lora_rank,
-        "lora_alpha": job.lora_rank,
-        "lora_dropout": job.lora_dropout,
-        "target_modules": "all-linear" if job.lora_targets is None else list(job.lora_targets),
-        "use_gradient_checkpointing": job.checkpointing == "full",
-    }
+    adapters: Pairs = {"r": job.lora_rank, "lora_alpha": job.lora_rank, "lora_dropout": job.lora_dropout}
+    loader = "FastVisionModel" if job.pictures else "FastLanguageModel"
+    if job.lora_targets is not None:
+        adapters["target_modules"] = list(job.lora_targets)
+    elif job.pictures:  # all-linear would take the tower whatever is said of it
+        adapters["finetune_vision_layers"] = job.vision == "lora"
+    else:
+        adapters["target_modules"] = "all-linear"
+    adapters["use_gradient_checkpointing"] = job.checkpointing == "full"
     if whole:
         load["use_gradient_checkpointing"] = adapters["use_gradient_checkpointing"]
     arguments: Pairs = {
@@ -124,17 +126,18 @@ def unsloth(model: str, job: Job) -> Written:
         "packing": job.batches == "packed",
         "output_dir": "output",
     }
-    called = "" if whole else f"model = FastLanguageModel.get_peft_model({_call(adapters, 'model')})\n"
+    called = "" if whole else f"model = {loader}.get_peft_model({_call(adapters, 'model')})\n"
     body = (
-        "from unsloth import FastLanguageModel\n"
+        f"from unsloth import {loader}\n"
         "from trl import SFTConfig, SFTTrainer\n\n"
-        f"model, tokenizer = FastLanguageModel.from_pretrained({_call(load)})\n"
+        f"model, tokenizer = {loader}.from_pretrained({_call(load)})\n"
         f"{called}"
         f"arguments = SFTConfig({_call(arguments)})\n"
         "trainer = SFTTrainer(model=model, processing_class=tokenizer, args=arguments, train_dataset=dataset)\n"
         "trainer.train()\n"
     )
     read = load | ({} if whole else adapters | {"get_peft_model": True}) | arguments | {"arguments": "SFTConfig"}
+    read["loader"] = loader
     command = f"torchrun --nproc_per_node {job.num_gpus} train.py" if job.num_gpus > 1 else "python train.py"
     return Written(read, allocator(job), command, file="train.py", launcher="nproc_per_node", body=body)
 

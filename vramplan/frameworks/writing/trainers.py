@@ -51,8 +51,11 @@ def swift(model: str, job: Job) -> Written:
         "gradient_checkpointing": job.checkpointing == "full",
         "attn_impl": "flash_attn" if job.attention == "flash" else job.attention,
     }
+    pairs |= {"freeze_vit": False} if job.vision != "frozen" else {}
+    pairs |= {"freeze_aligner": False} if job.projector != "frozen" else {}
     if job.quantize == "nf4":
         pairs |= {"quant_method": "bnb", "quant_bits": 4, "bnb_4bit_use_double_quant": job.double_quant}
+        pairs |= {} if job.dtype == "bf16" else {"bnb_4bit_compute_dtype": FULL_NAMES[job.dtype]}
     if job.quantize == "int8":
         pairs |= {"quant_method": "bnb", "quant_bits": 8} | _kind(job)
     if job.loss == "liger":
@@ -65,6 +68,8 @@ def swift(model: str, job: Job) -> Written:
     pairs |= _swift_engine(job)
     if job.max_pixels is not None:
         variables["MAX_PIXELS"] = str(job.max_pixels)
+    if job.max_tiles is not None:
+        variables["MAX_NUM"] = str(job.max_tiles)
     return Written(pairs, variables | allocator(job), "swift sft")
 
 
@@ -111,6 +116,8 @@ def llamafactory(model: str, job: Job) -> Written:
         pairs |= {"quantization_bit": 8, "use_reentrant_gc": job.reentrant}
     if job.fp32_norms:
         pairs["upcast_layernorm"] = True
+    pairs |= {"freeze_vision_tower": False} if job.vision != "frozen" else {}
+    pairs |= {"freeze_multi_modal_projector": False} if job.projector == "train" else {}
     pixels = job.max_pixels or (prod(job.image_size) if job.images and job.image_size else 0)
     if job.max_pixels or pixels > MAX_PIXELS:
         pairs["image_max_pixels"] = pixels
@@ -143,6 +150,8 @@ def axolotl(model: str, job: Job) -> Written:
     }
     if job.method == "full" and job.attention != "flash" and job.dtype != "fp32":
         pairs["embeddings_skip_upcast"] = True
+    if job.pictures and job.method == "full" and job.vision == "frozen":
+        pairs["freeze_mm_modules"] = True
     if job.loss == "liger":
         pairs |= {"plugins": [LIGER], "liger_fused_linear_cross_entropy": True}
     if job.loss == "cut":
