@@ -62,10 +62,8 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     job |= _checkpointing(keys, job["sequence_length"])
     if keys.flag("packing", default=False) or keys.flag("padding_free", default=False):
         job["batches"] = "packed"
-    if whole:
-        job |= parts("full")
-    elif keys.text("loader", default="fastlanguagemodel") != "fastlanguagemodel":
-        job |= _parts(keys)
+    is_seen = keys.text("loader", default="fastlanguagemodel") != "fastlanguagemodel"
+    job |= parts("full") if whole else _parts(keys) if is_seen else {}
     job["num_gpus"] = launched(keys, cards)
     keys.note(
         "warning",
