@@ -7,6 +7,19 @@ from vramplan.errors import CannotRunError, ConfigError, UnsupportedError
 from vramplan.job import Job
 from vramplan.spec import ModelSpec
 
+LINEAR_EXPERTS = frozenset(
+    {
+        *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe"),
+        *("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4v_moe"),
+    }
+)
+"""Mixtures whose experts were linear layers of their own before transformers 5 (4.57, modeling_<type>.py)."""
+
+
+def are_linear(spec: ModelSpec, job: Job) -> bool:
+    """Whether the job is about experts of linear layers, and the model's were."""
+    return job.experts == "linear" and spec.model_type in LINEAR_EXPERTS
+
 
 def check_job(job: Job, card: Card) -> None:
     """Refuse what no estimate models, and what the card cannot run.

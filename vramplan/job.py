@@ -16,6 +16,7 @@ Checkpointing = Literal["none", "full"]
 Attention = Literal["sdpa", "flash", "eager"]
 Loss = Literal["standard", "sliced", "sections", "liger", "cut", "chunked"]
 Loop = Literal["trainer", "plain"]
+Experts = Literal["stacked", "linear"]
 Part = Literal["frozen", "train", "lora"]
 Offload = Literal["none", "optimizer", "all"]
 Strategy = Literal["ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "pipeline"]
@@ -128,6 +129,9 @@ class Job(BaseModel):
     null: `dtype` under fsdp and zero3, elsewhere uint8, where it changes nothing."""
     quantize_vision: bool = True
     """Whether the vision tower and the projector are quantized too, as transformers does unless told otherwise."""
+    experts: Experts = "stacked"
+    """How a mixture's experts are made: stacked in one weight for all, as transformers 5 does, or each of linear layers
+    of its own, as before (but for architectures that were stacked then: gpt_oss, qwen3_vl_moe, llama4)."""
     fp32_norms: bool = False
     """Whether the norms alone are made fp32, and with them what they give."""
     autocast: Autocast = "bf16"

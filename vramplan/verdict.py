@@ -14,6 +14,7 @@ from vramplan import api, longest
 from vramplan.analytic.estimator import listed_layers
 from vramplan.card import Card
 from vramplan.catalog import find_model
+from vramplan.checks import LINEAR_EXPERTS
 from vramplan.counsel import MOST_TRIES, Counsel, counsels, roomy
 from vramplan.dataset import Lengths
 from vramplan.defaults import FLAGS, POSITIONS
@@ -332,6 +333,8 @@ def settled(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str,
     """What only the model decides: its longest sample, its images."""
     sees = spec.model_type in EYES
     dropped = set() if sees else {"vision", "projector", "max_pixels", "min_pixels", "max_tiles"}
+    if spec.model_type not in LINEAR_EXPERTS:
+        dropped.add("experts")
     if job["method"] == "full":
         dropped |= {name for name in job if name.startswith("lora_")}
     job = {name: value for name, value in job.items() if name not in dropped}
@@ -343,7 +346,8 @@ def settled(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str,
         job |= videos.settled(spec, reading.sampling, job, reading.notes)
     elif sees:
         job |= images.settled(spec, reading, job)
-    if job["method"] != "full" and reading.framework in LISTING and job.get("lora_targets") is None:
+    lists = reading.framework in LISTING and job.get("experts", "stacked") == "stacked"
+    if job["method"] != "full" and lists and job.get("lora_targets") is None:
         job["lora_targets"] = listed_layers(spec)
     return {name: value for name, value in job.items() if value is not None}
 

@@ -5,7 +5,7 @@ Tensors are (batch B, length S, heads, head dim D). Each part mirrors transforme
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -363,12 +363,15 @@ def gated_mlp(net: Net, c: Config, x: Tensor, act: str = "silu", bias: bool = Fa
     return gated(net, "mlp", x, c.count("intermediate_size"), act, bias)
 
 
-def gated(net: Net, name: str, x: Tensor, width: int, act: str, bias: bool = False) -> Tensor:
-    """``down(act(gate(x)) * up(x))`` of the module `name`, `width` wide."""
-    gate = activation(act)(net.linear(f"{name}.gate_proj", x, width, bias))
-    product = ops.mul(gate, net.linear(f"{name}.up_proj", x, width, bias))
+def gated(
+    net: Net, name: str, x: Tensor, width: int, act: str, bias: bool = False, names: Sequence[str] = ()
+) -> Tensor:
+    """``down(act(gate(x)) * up(x))`` of the module `name`, `width` wide; `names` where these are called otherwise."""
+    first, second, third = names or ("gate_proj", "up_proj", "down_proj")
+    gate = activation(act)(net.linear(f"{name}.{first}", x, width, bias))
+    product = ops.mul(gate, net.linear(f"{name}.{second}", x, width, bias))
     del gate
-    return net.linear(f"{name}.down_proj", product, x.shape[-1], bias)
+    return net.linear(f"{name}.{third}", product, x.shape[-1], bias)
 
 
 def fused_gated_mlp(net: Net, c: Config, x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from vramplan.analytic.support import (
 from vramplan.analytic.unfold import HEAD, TAIL, Plan, fold
 from vramplan.analytic.vision import Seen
 from vramplan.card import Card
-from vramplan.checks import check_job
+from vramplan.checks import are_linear, check_job
 from vramplan.conclude import Played, conclude
 from vramplan.feeds import FEEDS, said
 from vramplan.images import EYES, picture_of
@@ -35,6 +35,7 @@ from vramplan.spec import ModelSpec
 
 VERSIONS = "torch 2.13, transformers 5.23, peft 0.21"
 """What the blocks mirror."""
+VERSIONS_LOOPED = "torch 2.13, transformers 5.23 with the mixtures of 4.57, peft 0.21"
 
 
 def prepare(spec: ModelSpec, job: Job, card: Card) -> tuple[Setting, Plan, list[str]]:
@@ -66,14 +67,15 @@ def lay_out(spec: ModelSpec, job: Job, flash_fits: bool) -> tuple[Setting, Plan]
     deep = sight.deep(whole) if sight else 0
     kinds = family.kinds(config)
     text = fold(kinds, head=max(HEAD, deep + 1), tail=tail_of(kinds))
-    stacked = PATTERNS.get(spec.model_type, "")
+    looped = are_linear(spec, job)
+    stacked = "" if looped else PATTERNS.get(spec.model_type, "")
     if sight is None:
-        return Setting(family, config, job, text.played, flash_fits, stacked=stacked), Plan((text,))  # type: ignore[arg-type]
+        return Setting(family, config, job, text.played, flash_fits, stacked=stacked, looped=looped), Plan((text,))  # type: ignore[arg-type]
     picture = picture_of(spec, job)
     assert picture is not None
     tower = fold(sight.kinds(whole.part("vision_config")), stack=1, tail=max(1, -sight.chosen(whole)))
     seen = Seen(sight, whole, tower.played, picture)
-    setting = Setting(family, config, job, text.played, flash_fits, seen, stacked)  # type: ignore[arg-type]
+    setting = Setting(family, config, job, text.played, flash_fits, seen, stacked, looped)  # type: ignore[arg-type]
     return setting, Plan((tower, text))
 
 
@@ -105,7 +107,7 @@ def begin(spec: ModelSpec, job: Job, card: Card) -> Begun:
         check_mixture(job, step.routers, card.runs_flash, pattern)
         check_adapters(job, step.widths, linear_names(step, pattern), pattern)
         check_saved(job, step.widths, saved_names(step))
-        notes += mixture_notes(job, step.routers, pattern)
+        notes += mixture_notes(spec, job, step.routers, pattern)
         peaks = {one: max(timeline.live_bytes(with_kernels=False)) for one, timeline in step.timelines.items()}
     least_bytes = max(peaks.values()) + sum(term.num_bytes for term in outside_terms(job, card))
 
@@ -133,7 +135,7 @@ def whole(step: Step, notes: tuple[str, ...], card: int = 0) -> Played:
         micro_step_seconds=micro_step_seconds,
         optimizer_seconds=update_seconds,
         flops_per_micro_step=flops(first),
-        versions=VERSIONS,
+        versions=VERSIONS_LOOPED if step.setting.looped else VERSIONS,
         notes=notes,
         picture=None if step.setting.seen is None else step.setting.seen.picture,
         num_vision_parameters=step.num_vision_parameters,
@@ -159,7 +161,8 @@ def count_notes(spec: ModelSpec, counted: int) -> list[str]:
 def listed_layers(spec: ModelSpec) -> tuple[str, ...] | None:
     """Linear layers by name, for trainers that list them for PEFT; None where that is all-linear to PEFT anyway.
 
-    It is not for a mixture whose experts PEFT adapts by all-linear: those are no linear layers any more.
+    It is not for a mixture whose experts PEFT adapts by all-linear: those are no linear layers any more, since
+    transformers 5.
     """
     if spec.model_type not in PATTERNS or not is_described(spec) or spec.model_type in EYES:
         return None

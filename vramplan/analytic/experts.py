@@ -9,6 +9,7 @@ prefers some experts costs time and no memory.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import NamedTuple
 
 from vramplan.analytic import attention, ops, stacks
@@ -102,20 +103,31 @@ def scored_router(
     """DeepSeek V3: a score for each expert; those of the groups whose two best add up to most are chosen from.
 
     `correction` is the dtype of a buffer that is added to the scores to choose by. None of the choosing is without
-    gradients, though nothing flows back through it.
+    gradients, though nothing flows back through it; before transformers 5 all of it was, in a function of its own.
     """
     scores = ops.sigmoid(wide_logits(net, name, x, experts))
-    choice = ops.add(scores, net.resident((experts.number,), correction), "corrected scores")
-    best = ops.total(ops.top(by_group(choice, groups), 2, "two best of each group")[0])
-    excluded, held = outside(best.view(x.shape[0], groups.number), groups, experts)
-    choice = ops.masked(choice, excluded)
-    which = ops.top(choice, experts.top, "scores of a token's experts")[1]
+    with net.tape.no_grad() if net.training.looped else nullcontext():
+        which, held = best_of_groups(net, scores, experts, groups, correction)
+    if net.training.looped:
+        held.clear()
     shares = ops.gather(scores, which, which.shape)
     if normalises:
         shares = ops.divide_in_place(shares, ops.shift(ops.total(shares)))
     shares = ops.scale(shares, "scaled shares")
     del held
     return shares, which
+
+
+def best_of_groups(
+    net: Net, scores: Tensor, experts: Experts, groups: Groups, correction: str
+) -> tuple[Tensor, list[Tensor]]:
+    """A token's experts, and what was made to find them."""
+    choice = ops.add(scores, net.resident((experts.number,), correction), "corrected scores")
+    best = ops.total(ops.top(by_group(choice, groups), 2, "two best of each group")[0])
+    excluded, held = outside(best.view(scores.shape[0], groups.number), groups, experts)
+    choice = ops.masked(choice, excluded)
+    which = ops.top(choice, experts.top, "scores of a token's experts")[1]
+    return which, [*held, best, excluded, choice]
 
 
 def by_group(scores: Tensor, groups: Groups) -> Tensor:

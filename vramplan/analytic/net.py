@@ -43,6 +43,8 @@ class Training:
     """transformers' enable_input_require_grads: the embedding's output is made a leaf that needs a gradient."""
     stacks: str = ""
     """Pattern by which PEFT adapts weights of all experts in one (:mod:`vramplan.analytic.stacks`)."""
+    looped: bool = False
+    """Whether every expert is linear layers of its own (:mod:`vramplan.analytic.looped`)."""
 
 
 def is_norm(name: str) -> bool:

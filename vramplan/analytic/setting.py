@@ -30,6 +30,8 @@ class Setting:
     """How it sees, where it does."""
     stacked: str = ""
     """How PEFT adapts its experts (:mod:`vramplan.analytic.stacks`)."""
+    looped: bool = False
+    """Whether its experts are linear layers of their own (:mod:`vramplan.analytic.looped`)."""
     stacks: tuple[tuple[Hashable, ...], ...] = ()
     """The layers to play of each stack, where it is no causal language model."""
     inputs: tuple[Input, ...] = ()
@@ -67,6 +69,7 @@ class Setting:
             saved_dtype=used or job.saved_dtype,
             quantize="nf4-double" if job.quantize == "nf4" and job.double_quant else job.quantize,
             stacks=self.stacked,
+            looped=self.looped,
             compute_dtype=job.dtype,
             input_needs_grad=job.checkpointing == "full",  # modeling_utils.py: activation_checkpointing_enable
         )

@@ -6,10 +6,12 @@ The second step is the one that counts: optimizer states are there by then while
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import groupby
 from math import prod
 
 from vramplan.analytic.optimizers import Weight, is_embedding
@@ -19,6 +21,7 @@ from vramplan.analytic.setting import Setting
 from vramplan.analytic.sharing import sharing_of
 from vramplan.analytic.tape import Tape
 from vramplan.analytic.tensors import Parameter, StorageInfo, Stored
+from vramplan.analytic.turns import named
 from vramplan.analytic.unfold import Plan, Unfolded, unfold
 from vramplan.analytic.vision import PARTS, TOWER
 from vramplan.card import Card
@@ -26,6 +29,9 @@ from vramplan.overheads import cublas_workspace
 from vramplan.roofline import Kernel
 from vramplan.timeline import Storage, Timeline
 from vramplan.units import DTYPE_BYTES
+
+EXPERT = re.compile(r"\.experts\.\d+\.")
+"""In the name of what an expert has for itself."""
 
 
 @contextmanager
@@ -46,6 +52,13 @@ class Placed:
 
     parameter: Parameter
     layer: int | None
+    copy: int = 0
+    """Which it is of those that the played one stands for within its layer."""
+
+    @property
+    def name(self) -> str:
+        """Its name within its layer."""
+        return named(self.parameter.name, self.copy)
 
     @property
     def weight(self) -> Weight:
@@ -95,6 +108,14 @@ def _by_layer(tape: Tape) -> dict[int | None, list[Parameter]]:
     return found
 
 
+def layer_of(played: list[Parameter], layer: int) -> Iterator[Placed]:
+    """A layer's parameters; of experts that one stands for, one expert's after another's."""
+    for copies, alike in groupby(played, key=lambda one: one.copies):
+        several = list(alike)
+        for copy in range(copies):
+            yield from (Placed(one, layer, copy) for one in several)
+
+
 def weights_of(tape: Tape, plan: Plan) -> list[Placed]:
     """All parameters of the whole model, in order of use; adapters last, as PEFT adds them to a loaded model."""
     by_layer = _by_layer(tape)
@@ -104,7 +125,7 @@ def weights_of(tape: Tape, plan: Plan) -> list[Placed]:
         embeddings = [p for p in outside if is_embedding(p.name)]
         placed += [Placed(parameter, None) for parameter in embeddings]
         for layer, played in enumerate(stack.layers(), stack.base):
-            placed += [Placed(parameter, layer) for parameter in by_layer.get(played, [])]
+            placed += layer_of(by_layer.get(played, []), layer)
         placed += [Placed(parameter, None) for parameter in outside if parameter not in embeddings]
     return sorted(placed, key=lambda one: one.parameter.is_adapter)
 
@@ -112,12 +133,13 @@ def weights_of(tape: Tape, plan: Plan) -> list[Placed]:
 def in_order(tape: Tape, plan: Plan, loads: tuple[str | int, ...]) -> list[Placed]:
     """The same in an order that is given: beginnings of names, numbers of stacks."""
     by_layer = _by_layer(tape)
-    outside, placed = by_layer.get(None, []), []
+    outside = by_layer.get(None, [])
+    placed: list[Placed] = []
     for part in (*loads, ""):
         if isinstance(part, int):
             stack = plan.stacks[part]
             for layer, played in enumerate(stack.layers(), stack.base):
-                placed += [Placed(parameter, layer) for parameter in by_layer.get(played, [])]
+                placed += layer_of(by_layer.get(played, []), layer)
             continue
         placed += [Placed(parameter, None) for parameter in outside if parameter.name.startswith(part)]
         outside = [parameter for parameter in outside if not parameter.name.startswith(part)]
@@ -125,8 +147,9 @@ def in_order(tape: Tape, plan: Plan, loads: tuple[str | int, ...]) -> list[Place
 
 
 def label(module: str, what: str, in_layer: bool) -> str:
-    """A storage's name for people: layers share one."""
-    return f"{'layers.*.' if in_layer else ''}{module} {what}".strip()
+    """A storage's name for people: layers share one, and so do a layer's experts."""
+    name = EXPERT.sub(".experts.*.", module.partition("#")[0])
+    return f"{'layers.*.' if in_layer else ''}{name} {what}".strip()
 
 
 @lru_cache(maxsize=4096)
@@ -252,8 +275,8 @@ class Step:
         found = []
         for one in placed:
             grad = one.parameter.grad
-            if grad is not None:
-                found.append(self.played.place(grad.storage.id, one.layer))  # type: ignore[union-attr]
+            if grad is not None and one.copy == 0:
+                found += [self.played.place(id, one.layer) for id in grad.storage.ids]  # type: ignore[union-attr]
         return found
 
     def evaluation_bytes(self, card: int = 0) -> int:

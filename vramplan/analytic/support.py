@@ -8,7 +8,7 @@ from vramplan.analytic import stacks
 from vramplan.analytic.architecture import Architecture
 from vramplan.analytic.losses import FUSED
 from vramplan.analytic.optimizers import optimizer_of
-from vramplan.checks import check_spec
+from vramplan.checks import are_linear, check_spec
 from vramplan.errors import ConfigError, SpecError, UnknownNameError, UnsupportedError
 from vramplan.feeds import check_feed
 from vramplan.job import Job
@@ -23,8 +23,8 @@ STOPPED = {
     "whisper": "transformers 5.23 stops where it makes positions for weights that are divided already (_init_weights)",
 }
 """What does not load under ZeRO-3."""
-NARROW = {"classifier", "shared_expert_gate"}
-"""Layers that are narrow by nature: for few classes, or one number for each token."""
+NARROW = {"classifier", "shared_expert_gate", "gate"}
+"""Layers that are narrow by nature: for few classes or experts, or one number for each token."""
 
 
 def check_modelled(job: Job) -> None:
@@ -97,6 +97,11 @@ def check_shared(spec: ModelSpec, architecture: Architecture, job: Job) -> None:
     Raises:
         UnsupportedError: for that.
     """
+    if job.strategy not in ("ddp", "zero2") and are_linear(spec, job):
+        raise UnsupportedError(
+            f"--strategy {job.strategy}: {spec.model_type} with experts of linear layers, as before transformers 5, is"
+            " not modelled yet; use ddp or zero2"
+        )
     if job.strategy == "pipeline" and (architecture.sight is not None or architecture.family.model is not None):
         raise UnsupportedError(f"--strategy pipeline: {spec.model_type} is not modelled yet; use ddp or zero2")
     if job.strategy not in ("zero3", "fsdp"):
@@ -140,8 +145,15 @@ def check_mixture(job: Job, routers: Collection[str], runs_grouped: bool, patter
         )
 
 
-def mixture_notes(job: Job, routers: Collection[str], pattern: str) -> list[str]:
+def mixture_notes(spec: ModelSpec, job: Job, routers: Collection[str], pattern: str) -> list[str]:
     """What surprises people about adapters and quantization of experts."""
+    if are_linear(spec, job):
+        return [
+            "experts are linear layers of their own, as before transformers 5: --quantize and all-linear take them too,"
+            " which they do not take since; tokens are taken to spread evenly over them"
+        ]
+    if routers and job.experts == "linear":
+        return [f"{spec.model_type} stacks its experts in transformers 4 too; they run as in transformers 5 here"]
     if not routers or job.method == "full":
         return []
     notes = []
@@ -153,7 +165,7 @@ def mixture_notes(job: Job, routers: Collection[str], pattern: str) -> list[str]
     if job.quantize != "none":
         notes.append(
             f"the experts stay in {job.dtype}: bitsandbytes replaces linear layers, and since transformers 5 they are"
-            " none; before, they are quantized, and all-linear adapts them"
+            ' none; before, they are quantized, and all-linear adapts each: --job {"experts": "linear"}'
         )
     return notes
 

@@ -31,8 +31,10 @@ from vramplan.analytic.tensors import (
     Storage,
     StorageInfo,
     Tensor,
+    count_dependencies,
     leaf,
 )
+from vramplan.analytic.turns import Turns
 from vramplan.roofline import Kernel
 from vramplan.units import DTYPE_BYTES
 
@@ -51,6 +53,7 @@ class Tape:
         self.kept: set[int] = set()
         self.added: set[int] = set()
         """Gradients of weights that do not stay: added to earlier ones, or taken away (`gives_gradients`)."""
+        self.turns = Turns(self.events, self.storages, self.added)
         self.gives_gradients = False
         """Whether somebody takes each weight's gradient as it comes."""
         self.keeps_inputs = False
@@ -97,7 +100,7 @@ class Tape:
             StorageInfo(prod(shape) * DTYPE_BYTES[dtype], category, self.module, what, shape, dtype, self.card)
         )
         self.events.append(id)
-        return Storage(id, self.events.append)
+        return self.turns.storage(id) if self.turns.copies > 1 else Storage(id, self.events.append)
 
     def empty(self, shape: tuple[int, ...], dtype: str, what: str, category: str = "") -> Tensor:
         """A new tensor without autograd history."""
@@ -105,7 +108,8 @@ class Tape:
 
     def work(self, flops: int, moved_bytes: int, dtype: str, launches: int = 1) -> None:
         """Book the work of one op."""
-        self.kernels.append(Kernel(flops, moved_bytes, launches, dtype))
+        times = self.turns.copies
+        self.kernels.append(Kernel(times * flops, times * moved_bytes, times * launches, dtype))
 
     # -- autograd ----------------------------------------------------------------------------------------------------
 
@@ -122,7 +126,7 @@ class Tape:
         """Count these as kept for later, whoever holds them."""
         for tensor in tensors:
             if isinstance(tensor.storage, Storage):
-                self.kept.add(tensor.storage.id)
+                self.kept.update(tensor.storage.ids)
 
     def save(self, node: Node | None, *tensors: Tensor) -> None:
         """Keep `tensors` for `node`'s backward; under checkpointing, hand them to the waiting frame instead."""
@@ -133,14 +137,14 @@ class Tape:
             if frame is None:
                 node.saved.append(tensor.storage)
                 if isinstance(tensor.storage, Storage):
-                    self.kept.add(tensor.storage.id)
+                    self.kept.update(tensor.storage.ids)
             elif self.recomputing is frame:
                 slots = frame.slots
                 assert slots is not None
                 node.saved.append(tensor.storage)
                 slots.append(None if frame.waiting[len(slots)]() is None else tensor.storage)
                 if isinstance(tensor.storage, Storage):
-                    self.kept.add(tensor.storage.id)
+                    self.kept.update(tensor.storage.ids)
                 if len(slots) == len(frame.waiting):
                     raise StopRecompute
             else:
@@ -163,7 +167,7 @@ class Tape:
         frame = Frame(function, inputs, self.autocast)
         for tensor in inputs:
             if isinstance(tensor.storage, Storage):
-                self.kept.add(tensor.storage.id)
+                self.kept.update(tensor.storage.ids)
         outer, self.frame = self.frame, frame
         try:
             return function(*inputs)
@@ -227,7 +231,7 @@ class Tape:
 
     def _walk(self, phase: str, roots: list[tuple[Node, int, Tensor]]) -> None:
         """Run all nodes behind `roots`, each with the gradient of one of its outputs (Engine::execute)."""
-        waiting = _count_dependencies({node for node, _, _ in roots})
+        waiting = count_dependencies({node for node, _, _ in roots})
         buffers: dict[Node, Grads] = {}
         for root, index, seed in roots:
             buffers.setdefault(root, [None] * root.num_grads)[index] = seed
@@ -243,6 +247,7 @@ class Tape:
                 self._accumulate(node, grads)
                 continue
             self.enter(phase, node.layer)
+            self.turns.stand_for(node.copies)
             edges = node.edges
             outputs = self._run(node, grads)
             outputs.reverse()
@@ -262,6 +267,7 @@ class Tape:
                     tie += 1
                     heapq.heappush(ready, (-target.sequence, tie, target))
             del node, edges, outputs
+        self.turns.stand_for(1)
 
     def _run(self, node: Node, grads: Grads) -> Grads:
         """Engine::call_function: the incoming gradients and the saved tensors go only when the outputs are there."""
@@ -314,7 +320,7 @@ class Tape:
         if node.grad is not None:
             self.work(0, 3 * grad.num_bytes, grad.dtype)
             if node.name and isinstance(grad.storage, Storage):
-                self.added.add(grad.storage.id)
+                self.added.update(grad.storage.ids)
             return
         if node.name:
             self.module = node.name
@@ -324,7 +330,7 @@ class Tape:
             id = grad.storage.id
             self.storages[id] = self.storages[id]._replace(category="gradient", module=node.name, what="gradient")
         if node.name and self.gives_gradients and isinstance(grad.storage, Storage):
-            self.added.add(grad.storage.id)
+            self.added.update(grad.storage.ids)
         else:
             node.grad = grad
 
@@ -378,20 +384,3 @@ def _detached(tensor: Tensor) -> Tensor:
     leaf = tensor.detach()
     leaf.node = Node(tensor.tape, (), lambda *_: [])
     return leaf
-
-
-def _count_dependencies(roots: Iterable[Node]) -> dict[Node, int]:
-    """How many gradients each node waits for (engine.cpp: compute_dependencies)."""
-    counts = dict.fromkeys(roots, 0)
-    stack = list(counts)
-    while stack:
-        for edge in stack.pop().edges:
-            if edge is None:
-                continue
-            target = edge[0]
-            if target in counts:
-                counts[target] += 1
-            else:
-                counts[target] = 1
-                stack.append(target)
-    return counts

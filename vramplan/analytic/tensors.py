@@ -6,7 +6,7 @@ autograd node or local variable that holds it is gone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import ReferenceType
@@ -59,6 +59,11 @@ class Storage:
         self.id = id
         self.emit = emit
 
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All that it is recorded as."""
+        return (self.id,)
+
     def __del__(self) -> None:
         self.emit(~self.id)
 
@@ -73,8 +78,8 @@ class Node:
     """One backward function: where its gradients go, what it keeps, what it does."""
 
     __slots__ = (
-        "__weakref__", "attributes", "backward", "card", "edges", "frame", "layer", "module", "num_grads", "saved",
-        "sequence", "slots",
+        "__weakref__", "attributes", "backward", "card", "copies", "edges", "frame", "layer", "module", "num_grads",
+        "saved", "sequence", "slots",
     )  # fmt: skip
 
     def __init__(self, tape: Tape, inputs: tuple[Tensor, ...], backward: Backward, num_grads: int = 1) -> None:
@@ -88,6 +93,7 @@ class Node:
         self.sequence = tape.sequence
         self.layer = tape.layer
         self.card = tape.card
+        self.copies = tape.turns.copies
         self.module = tape.module
         self.num_grads = num_grads
 
@@ -167,7 +173,7 @@ Stored = tuple[tuple[str, int, str], ...]
 class Parameter(Tensor):
     """A weight: resident memory, and a gradient where it trains."""
 
-    __slots__ = ("card", "held", "layer", "name", "quantize", "stored", "viewed")
+    __slots__ = ("card", "copies", "held", "layer", "name", "quantize", "stored", "viewed")
 
     def __init__(
         self,
@@ -186,6 +192,8 @@ class Parameter(Tensor):
         self.held = False
         """Whether a graph keeps the very memory that it is in, until it is dropped (``ctx.tensors``)."""
         self.layer, self.card = tape.layer, tape.card
+        self.copies = tape.turns.copies
+        """Experts that have one like it, whom this one stands for."""
         self.viewed = False
         """Whether backward keeps a view of it, which ZeRO-3 cannot empty as it does the weight."""
         if trains:
@@ -244,3 +252,20 @@ class Frame:
         """For each slot the node that will ask for it, if it lives until then (torch's weak_holders)."""
         self.slots: list[Storage | Resident | None] | None = None
         self.autocast = autocast
+
+
+def count_dependencies(roots: Iterable[Node]) -> dict[Node, int]:
+    """How many gradients each node waits for (engine.cpp: compute_dependencies)."""
+    counts = dict.fromkeys(roots, 0)
+    stack = list(counts)
+    while stack:
+        for edge in stack.pop().edges:
+            if edge is None:
+                continue
+            target = edge[0]
+            if target in counts:
+                counts[target] += 1
+            else:
+                counts[target] = 1
+                stack.append(target)
+    return counts

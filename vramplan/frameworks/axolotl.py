@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vramplan.errors import ConfigError
-from vramplan.frameworks.reading import Reading, Words, settle, without
+from vramplan.frameworks.reading import Reading, Words, at_least, settle, without
 from vramplan.frameworks.source import Keys
 from vramplan.frameworks.trainer import (
     adapters,
@@ -13,6 +13,7 @@ from vramplan.frameworks.trainer import (
     attention,
     beside,
     checkpointing,
+    experts,
     launched,
     reentrant,
     targets,
@@ -57,6 +58,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     for name, default in (("micro_batch_size", 1), ("sequence_len", 512)):
         if not keys.has(name):
             keys.note("default", name, f"not set: {default}")
+    job |= experts(not at_least(version, "0.14"))  # its requirements: transformers 5.0
     job |= _dtypes(keys) | ({"quantize": "nf4"} if four else {"quantize": "int8"} if eight else {})
     job |= _adapters(keys) if method == "lora" else {}
     job |= _divided(keys, job)

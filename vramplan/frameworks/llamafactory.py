@@ -12,6 +12,7 @@ from vramplan.frameworks.trainer import (
     attention,
     beside,
     evaluation,
+    experts,
     half_of,
     launched,
     leaves,
@@ -40,7 +41,8 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         raise keys.refuse("finetuning_type")
     job = arguments(keys)
     job["method"] = method
-    job |= leaves(job)
+    before_5 = not at_least(version, "0.9.4")  # its requirements: transformers up to 4.52.4
+    job |= leaves(job) | experts(before_5)
     job |= _dtypes(keys, method, version, job.get("strategy") == "zero3")
     if method == "lora":
         job |= adapters(keys, "lora_rank")
@@ -60,7 +62,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
             raise keys.refuse("quantization_method")
         double = keys.flag("double_quantization", default=True)
         job |= {"quantize": "int8"} if bits == 8 else {"quantize": "nf4", "double_quant": double}
-        job |= loaded(job, not at_least(version, "0.9.4"))  # its requirements: transformers up to 4.52.4
+        job |= loaded(job, before_5)
     job |= _parts(keys, method)
     job["checkpointing"] = "none" if keys.flag("disable_gradient_checkpointing", default=False) else "full"
     job |= reentrant(keys, job, keys.flag("use_reentrant_gc", default=True))

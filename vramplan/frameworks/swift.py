@@ -19,6 +19,7 @@ from vramplan.frameworks.trainer import (
     beside,
     dtype_of,
     evaluation,
+    experts,
     half_of,
     leaves,
     reentrant,
@@ -45,6 +46,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         raise keys.refuse(next(name for name in KINDS if keys.has(name)))
     job = arguments(keys, 1, None, (BATCH, "batch_size"))
     job["method"] = method
+    job |= experts(not at_least(version, "4.0"))  # 3.12's requirements: transformers below 4.58
     if keys.flag("use_liger", default=False):  # 2.x
         job["loss"] = "liger"
     job |= _dtypes(keys, method)

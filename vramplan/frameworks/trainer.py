@@ -144,6 +144,11 @@ def parts(method: str) -> dict[str, str]:
     return dict.fromkeys(("vision", "projector"), "train" if method == "full" else "lora")
 
 
+def experts(before_5: bool) -> dict[str, str]:
+    """Experts of a mixture are linear layers of their own in transformers before 5."""
+    return {"experts": "linear"} if before_5 else {}
+
+
 def checkpoints_outside(transformers: str) -> bool:
     """Whether this version checkpoints a layer from outside; since 4.52 the layer does (GradientCheckpointingLayer)."""
     return not at_least(transformers, "4.52")
@@ -237,7 +242,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
             job["lora_targets"] = targets(keys, "lora_target_modules")
         job |= beside(keys, "use_dora", "lora_modules_to_save")
     job |= quantized(keys, stored, job)
-    job |= loaded(job, not at_least(known, "5.0"))
+    job |= loaded(job, not at_least(known, "5.0")) | experts(not at_least(known, "5.0"))
     if not at_least(known, "4.49") and job.get("loss", "standard") == "standard":
         job["loss"] = "sliced"
     job["checkpointing"] = checkpointing(keys)

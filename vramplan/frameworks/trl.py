@@ -18,6 +18,7 @@ from vramplan.frameworks.trainer import (
     capped,
     dtype_of,
     evaluation,
+    experts,
     launched,
     parts,
     quantized,
@@ -39,6 +40,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     method = "lora" if keys.flag("use_peft", default=False) else "full"
     job["method"] = method
     job |= parts(method)
+    job |= experts(not at_least(version, "0.27"))
     if method == "lora":
         job |= adapters(keys, "lora_r", usual=16, dropout=0.05)
         named = ("q_proj", "v_proj")  # what PEFT takes for most models

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-from vramplan.errors import MissingDependencyError
+from vramplan.checks import are_linear
+from vramplan.errors import MissingDependencyError, UnsupportedError
+from vramplan.job import Job
+from vramplan.spec import ModelSpec
 
 NEEDED = ("torch", "transformers", "peft", "accelerate")
 INSTALL = 'pip install "vramplan[probe]"'
@@ -34,3 +37,17 @@ def is_installed() -> bool:
     except MissingDependencyError:
         return False
     return True
+
+
+def check_experts(spec: ModelSpec, job: Job) -> None:
+    """Refuse linear experts where the installed transformers makes no more of them.
+
+    Raises:
+        UnsupportedError: for that.
+    """
+    have = version("transformers")
+    if are_linear(spec, job) and int(have.partition(".")[0]) >= 5:
+        raise UnsupportedError(
+            f"{spec.name}: experts of linear layers are those of transformers before 5, and {have} is installed;"
+            " --by analytic describes them"
+        )

@@ -19,7 +19,7 @@ from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanEr
 from vramplan.job import Job
 from vramplan.measure import optimizers, ranks, zero
 from vramplan.measure.cuda import as_cuda
-from vramplan.measure.extra import NEEDED
+from vramplan.measure.extra import NEEDED, check_experts
 from vramplan.measure.loop import MOST_MICRO_STEPS, Inputs, Steps
 from vramplan.measure.models import Subject, build, own_parameters, settle
 from vramplan.measure.quiet import quiet
@@ -144,6 +144,7 @@ class _Real:
         meter.enter("loaded")
         sharded = job.strategy == "fsdp" and job.num_gpus > 1  # then no card ever holds the whole model
         where, making = "meta" if sharded else str(self.device), zero.making(job, self.device)
+        check_experts(request.spec, job)
         subject = build(request.spec, job, where, request.trust_remote_code, making)
         fill = filler(subject, job)
         self.counts = _counts(subject.module)

@@ -71,6 +71,7 @@ def run(
         VramplanError: for whatever cannot run or cannot be traced.
     """
     check_job(job, card)
+    extra.check_experts(spec, job)
     if job.quantize != "none":
         raise UnsupportedError(
             f"--quantize {job.quantize}: quantized layers are not traced; --by analytic describes them"

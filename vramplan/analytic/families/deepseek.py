@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vramplan.analytic import ops
+from vramplan.analytic import looped, ops
 from vramplan.analytic.blocks import Context, Kind, attend, gated, heads_of, partial_rotary
 from vramplan.analytic.experts import Experts, Groups, Routed, declare, routed, scored_router, wide_router
 from vramplan.analytic.families.family import Family, Layer, Rotary, rms_norm
@@ -19,6 +19,13 @@ from vramplan.analytic.tensors import Tensor
 from vramplan.spec import Config
 
 Router = Callable[[Net, Config, Tensor, Experts], Routed]
+Loop = Callable[[Net, str, Tensor, Routed, Experts], Tensor]
+"""How experts take turns before transformers 5."""
+
+
+def in_fp32(net: Net, name: str, x: Tensor, to: Routed, experts: Experts) -> Tensor:
+    """DeepseekV3MoE.moe: what the experts give is added up in fp32."""
+    return ops.to(looped.in_turn(net, name, x, to, experts, widens=True)[0], x.dtype, "output")
 
 
 def first_dense(default: int) -> Callable[[Config], list[Kind]]:
@@ -31,7 +38,7 @@ def first_dense(default: int) -> Callable[[Config], list[Kind]]:
     return kinds
 
 
-def shared_and_routed(net: Net, c: Config, x: Tensor, kind: Kind, router: Router) -> Tensor:
+def shared_and_routed(net: Net, c: Config, x: Tensor, kind: Kind, router: Router, loop: Loop = in_fp32) -> Tensor:
     """DeepseekV3MoE: all tokens through the shared experts besides; a layer that is no mixture."""
     act, bias = c.text("hidden_act", "silu"), c.flag("mlp_bias", False)
     if kind.dense:
@@ -39,9 +46,10 @@ def shared_and_routed(net: Net, c: Config, x: Tensor, kind: Kind, router: Router
     width = c.count("moe_intermediate_size")
     experts = Experts(c.count("n_routed_experts"), c.count("num_experts_per_tok"), width, act)
     rows = flat(x)
-    declare(net, "mlp.experts", x.shape[-1], experts)  # before the router
+    if not net.training.looped:
+        declare(net, "mlp.experts", x.shape[-1], experts)  # before the router
     to = router(net, c, rows, experts)
-    out = routed(net, "mlp.experts", rows, to, experts).view(*x.shape)
+    out = (loop if net.training.looped else routed)(net, "mlp.experts", rows, to, experts).view(*x.shape)
     shared = gated(net, "mlp.shared_experts", x, width * c.count("n_shared_experts"), act, bias)
     return ops.add(out, shared, "output")
 
@@ -49,7 +57,7 @@ def shared_and_routed(net: Net, c: Config, x: Tensor, kind: Kind, router: Router
 # -- layers ------------------------------------------------------------------------------------------------------------
 
 
-def latent(turn: Turn, router: Router) -> Layer:
+def latent(turn: Turn, router: Router, loop: Loop) -> Layer:
     """Latent attention in front of shared and routed experts."""
     return lambda net, c, x, ctx, kind: layer(
         net,
@@ -58,7 +66,7 @@ def latent(turn: Turn, router: Router) -> Layer:
         ctx,
         kind,
         lambda net, c, x, ctx, kind: latent_attention(net, c, x, ctx, turn),
-        lambda net, c, x, kind: shared_and_routed(net, c, x, kind, router),
+        lambda net, c, x, kind: shared_and_routed(net, c, x, kind, router, loop),
     )
 
 
@@ -112,14 +120,14 @@ def glm4_router(net: Net, c: Config, x: Tensor, experts: Experts) -> Routed:
 
 FAMILIES = {
     "deepseek_v2": Family(  # rotation in complex numbers, a softmax over experts
-        latent(as_complex, v2_router),
+        latent(as_complex, v2_router, looped.in_order),
         kinds=first_dense(0),
         rotary=lambda c: Rotary(c.count("qk_rope_head_dim") // 2, fp32=True),
         attention=("sdpa", "eager"),
         refuses=ROUTED,
     ),
     "deepseek_v3": Family(  # R1, Kimi K2, Moonlight: a sigmoid for each expert, the best of the best groups
-        latent(interleaved, v3_router),
+        latent(interleaved, v3_router, in_fp32),
         kinds=first_dense(3),
         rotary=lambda c: Rotary(c.count("qk_rope_head_dim")),
         attention=("sdpa", "eager"),

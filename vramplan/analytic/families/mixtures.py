@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vramplan.analytic import ops
+from vramplan.analytic import looped, ops
 from vramplan.analytic.blocks import Context, Kind, attend, attention, gated, heads_of, rotary
 from vramplan.analytic.experts import Experts, declare, routed, softmax_router
 from vramplan.analytic.families.family import Family, Rotary, rms_norm
@@ -51,6 +51,8 @@ def mixtral_experts(net: Net, c: Config, x: Tensor, kind: Kind) -> Tensor:
         c.text("hidden_act", "silu"),
     )
     rows = flat(x)
+    if net.training.looped:
+        return looped.by_softmax(net, "block_sparse_moe", rows, experts, True, looped.BY_NUMBER)[0].view(*x.shape)
     to = softmax_router(net, "mlp.gate", rows, experts, normalises=True, widens=True)
     return routed(net, "mlp.experts", rows, to, experts).view(*x.shape)
 
@@ -90,10 +92,12 @@ def olmoe_experts(net: Net, c: Config, x: Tensor, kind: Kind) -> Tensor:
 
 def by_softmax(net: Net, c: Config, x: Tensor, experts: Experts) -> Tensor:
     """Each token through the best of a softmax."""
-    rows = flat(x)
+    rows, normalises = flat(x), c.flag("norm_topk_prob", False)
+    if net.training.looped:
+        return looped.by_softmax(net, "mlp", rows, experts, normalises)[0].view(*x.shape)
     if experts.first:
         declare(net, "mlp.experts", x.shape[-1], experts)
-    to = softmax_router(net, "mlp.gate", rows, experts, c.flag("norm_topk_prob", False))
+    to = softmax_router(net, "mlp.gate", rows, experts, normalises)
     return routed(net, "mlp.experts", rows, to, experts).view(*x.shape)
 
 
@@ -111,18 +115,26 @@ def qwen2_moe(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tenso
 
 
 def qwen2_experts(net: Net, c: Config, x: Tensor, kind: Kind) -> Tensor:
-    """Qwen2MoeSparseMoeBlock: the shared expert runs first, and each token takes its own share of that."""
+    """Qwen2MoeSparseMoeBlock: a shared expert besides, of which each token takes its own share.
+
+    It runs first; before transformers 5 it ran last.
+    """
     if kind.dense:
         return qwen_experts(net, c, x, kind)
-    rows = flat(x)
-    shared = gated(
-        net, "mlp.shared_expert", rows, c.count("shared_expert_intermediate_size"), c.text("hidden_act", "silu")
-    )
-    out = qwen_experts(net, c, rows, kind)
+    rows, width, act = flat(x), c.count("shared_expert_intermediate_size"), c.text("hidden_act", "silu")
+    if net.training.looped:
+        normalises = c.flag("norm_topk_prob", False)
+        out, held = looped.by_softmax(net, "mlp", rows, qwen_sizes(c), normalises)
+        shared = gated(net, "mlp.shared_expert", rows, width, act)
+    else:
+        shared, held = gated(net, "mlp.shared_expert", rows, width, act), []
+        out = qwen_experts(net, c, rows, kind)
     net.tape.module = "mlp.shared_expert_gate"
     share = ops.sigmoid(net.linear("mlp.shared_expert_gate", rows, 1))
     shared = ops.mul(share, shared, "weighted output of the shared expert")
-    return ops.add(out, shared, "output").view(*x.shape)
+    out = ops.add(out, shared, "output").view(*x.shape)
+    del held
+    return out
 
 
 def qwen2_moe_kinds(c: Config) -> list[Kind]:
@@ -135,17 +147,20 @@ def qwen2_moe_kinds(c: Config) -> list[Kind]:
 
 def qwen_experts(net: Net, c: Config, x: Tensor, kind: Kind) -> Tensor:
     """Qwen3MoeSparseMoeBlock, or a layer that is no mixture."""
-    act = c.text("hidden_act", "silu")
     if kind.dense:
-        return gated(net, "mlp", x, c.count("intermediate_size"), act)
-    experts = Experts(
+        return gated(net, "mlp", x, c.count("intermediate_size"), c.text("hidden_act", "silu"))
+    return by_softmax(net, c, x, qwen_sizes(c))
+
+
+def qwen_sizes(c: Config) -> Experts:
+    """Qwen's experts."""
+    return Experts(
         c.count("num_experts"),
         c.count("num_experts_per_tok"),
         c.count("moe_intermediate_size"),
-        act,
+        c.text("hidden_act", "silu"),
         first=not c.has("shared_expert_intermediate_size"),  # Qwen 3
     )
-    return by_softmax(net, c, x, experts)
 
 
 def qwen3_moe(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramplan.analytic import attention as kernels
-from vramplan.analytic import ops
+from vramplan.analytic import looped, ops
 from vramplan.analytic.blocks import Context, Kind, attention
 from vramplan.analytic.experts import Experts, Routed, routed
 from vramplan.analytic.families.family import Family, layer_norm
@@ -30,9 +30,14 @@ def phimoe(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
         c.text("hidden_act", "silu"),
     )
     rows = flat(x)
-    to = router(net, rows, experts)
-    x = routed(net, "mlp.experts", rows, to, experts).view(*x.shape)
-    return ops.add(residual, x, "residual stream")
+    if net.training.looped:
+        scores = net.linear("block_sparse_moe.gate", rows, experts.number)
+        to = mixed(net, scores)
+        out, held = looped.in_turn(net, "block_sparse_moe.experts", rows, to, experts, looped.BY_NUMBER)
+        del held
+    else:
+        out = routed(net, "mlp.experts", rows, router(net, rows, experts), experts)
+    return ops.add(residual, out.view(*x.shape), "residual stream")
 
 
 def router(net: Net, x: Tensor, experts: Experts) -> Routed:
@@ -44,12 +49,17 @@ def router(net: Net, x: Tensor, experts: Experts) -> Routed:
             " give --lora-targets q_proj,k_proj,v_proj,o_proj"
         )
     net.tape.module = name
-    scores = ops.linear(x, net.parameter(f"{name}.weight", experts.number, x.shape[-1]), None, "router logits")
+    weight = net.parameter(f"{name}.weight", experts.number, x.shape[-1])
+    return mixed(net, ops.linear(x, weight, None, "router logits"))
+
+
+def mixed(net: Net, scores: Tensor) -> Routed:
+    """Sparsemixer."""
     first, one, held = drawn(scores, scores)
     others = ops.scale(scores.detach(), "scores but the largest")
     second, other, more = drawn(scores, others)
     shares = ops.cat(first, second)
-    which = net.tape.empty(shape := (x.shape[0], 2), "int64", "experts of each token")
+    which = net.tape.empty(shape := (scores.shape[0], 2), "int64", "experts of each token")
     del one, other, held, more, shape
     return shares, which
 

@@ -24,6 +24,7 @@ from vramplan.analytic.ops.elementwise import (
     masked,
     mean,
     mul,
+    mul_in_place,
     neg,
     norm,
     relu,
@@ -72,13 +73,24 @@ from vramplan.analytic.ops.products import (
     sampled,
 )
 from vramplan.analytic.ops.quantized import dequantized, linear_4bit, linear_8bit, packed_as, stored_as
-from vramplan.analytic.ops.routing import chosen, divide_in_place, folded, grouped, reordered, sum_groups, top, written
+from vramplan.analytic.ops.routing import (
+    added_at,
+    chosen,
+    divide_in_place,
+    folded,
+    grouped,
+    reordered,
+    sum_groups,
+    top,
+    written,
+)
 from vramplan.analytic.ops.shape import cat, copy, heads_first, part, repeat_heads, sliced, split
 
 __all__ = [
     "add",
     "add_in_place",
     "add_rows",
+    "added_at",
     "average",
     "cat",
     "chosen",
@@ -114,6 +126,7 @@ __all__ = [
     "mean",
     "move",
     "mul",
+    "mul_in_place",
     "neg",
     "norm",
     "output",

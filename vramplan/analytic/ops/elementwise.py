@@ -76,6 +76,40 @@ def mul(a: Tensor, b: Tensor, what: str = "product") -> Tensor:
     return out
 
 
+def mul_in_place(a: Tensor, b: Tensor, viewed: bool) -> Tensor:
+    """``a *= b``: keeps `b`, and a copy of what `a` was where `b` needs a gradient.
+
+    `viewed`: `a` is a view, whose gradient is copied into the whole's, and of that again (CopySlices,
+    as_strided_backward).
+    """
+    tape, shape = a.tape, a.like
+    likes = [x.like if x.node is not None else None for x in (a, b)]
+
+    def backward(grad: Tensor) -> Grads:
+        whole = [made(tape, shape, "gradient of a view's whole", passes=2) for _ in range(2 * viewed)]
+        full = [None if like is None else made(tape, grad.like, "gradient of a product") for like in likes]
+        tape.applied()
+        for index, like in enumerate(likes):
+            if like is not None and (one := full[index]) is not None:
+                full[index] = fit(one, like)
+                del one
+        if viewed and likes[0] is not None:
+            full[0] = whole[0]
+        return full
+
+    def of_view(grad: Tensor) -> Grads:
+        return [made(tape, shape, "gradient of a view", passes=2)]
+
+    node = tape.node((a, b), backward)
+    if b.node is not None:
+        tape.save(node, tape.empty(a.shape, a.dtype, "what was multiplied"))
+    if a.node is not None:
+        tape.save(node, b)
+    tape.work(0, 2 * a.num_bytes + b.num_bytes, a.dtype)
+    out = Tensor(tape, a.storage, a.shape, a.dtype, node)
+    return Tensor(tape, a.storage, a.shape, a.dtype, tape.node((out,), of_view)) if viewed else out
+
+
 def scale(x: Tensor, what: str = "scaled copy") -> Tensor:
     """``x * number`` (also ``/``): keeps nothing."""
     return pointwise(x, what)

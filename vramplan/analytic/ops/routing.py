@@ -7,18 +7,35 @@ from vramplan.analytic.tensors import Grads, Like, Tensor
 from vramplan.units import DTYPE_BYTES
 
 
-def chosen(x: Tensor, index: Tensor, shape: tuple[int, ...], what: str) -> Tensor:
-    """``x[index]``: keeps the index; its gradient is added into zeros (index_backward)."""
+def chosen(x: Tensor, index: Tensor, shape: tuple[int, ...], what: str, widened: bool = False) -> Tensor:
+    """``x[index]``: keeps the index; its gradient is added into zeros (index_backward).
+
+    `widened`: ``x[None, index]`` or ``x[index, None]``, whose gradient is seen in one dimension more.
+    """
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, f"gradient of {what}", passes=2)]
+        whole = made(tape, like, f"gradient of {what}", passes=2)
+        return [whole.view(*like.shape) if widened else whole]
 
     node = tape.node((x,), backward)
     tape.save(node, index)
     out = output(node, tape, shape, x.dtype, what)
     tape.work(0, 2 * out.num_bytes, out.dtype)
     return out
+
+
+def added_at(x: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+    """``x.index_add_(0, index, rows)``: in place; keeps the index, and rows for their shape (derivatives.yaml)."""
+    tape, like, passes = x.tape, rows.like, x.node is not None
+
+    def backward(grad: Tensor) -> Grads:
+        return [grad if passes else None, made(tape, like, "gradient of rows that were added", passes=2)]
+
+    node = tape.node((x, rows), backward)
+    tape.save(node, index, rows)
+    tape.work(0, 3 * rows.num_bytes, rows.dtype)
+    return Tensor(tape, x.storage, x.shape, x.dtype, node)
 
 
 def top(x: Tensor, count: int, what: str) -> tuple[Tensor, Tensor]:

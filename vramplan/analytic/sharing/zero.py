@@ -77,7 +77,7 @@ class Divided(Replicated):
                 plain = self.job.loop == "trainer" and not Weight(name, shape, dtype).decays
                 if one.parameter.trains and plain == bool(group):
                     count = one.parameter.num_elements
-                    found[one.layer, name] = Trained(one, group, offsets[group], count)
+                    found[one.layer, one.name] = Trained(one, group, offsets[group], count)
                     offsets[group] += count
         return found
 
@@ -85,7 +85,7 @@ class Divided(Replicated):
         """Every weight whole, in the dtype that it was loaded in."""
         for one in self.step.placed:
             storages = one.storages(self.loaded_dtype(one))
-            self.loaded[one.layer, one.parameter.name] = [self.record.allocate(storage) for storage in storages]
+            self.loaded[one.layer, one.name] = [self.record.allocate(storage) for storage in storages]
 
     def loaded_dtype(self, one: Placed) -> str | None:
         """Where it is another one than the weight is used in."""
@@ -97,7 +97,7 @@ class Divided(Replicated):
         """The engine makes all of them one dtype, one after another (engine.py: _cast_module_mixed_precision)."""
         for one in self.step.placed:
             if self.loaded_dtype(one) is not None:
-                key = one.layer, one.parameter.name
+                key = one.layer, one.name
                 before, self.loaded[key] = self.loaded[key], [self.record.allocate(s) for s in one.storages()]
                 self.record.free_all(before)
 

@@ -26,7 +26,7 @@ PACKAGES = {"swift": "ms-swift", "accelerate": "transformers"}
 """Their packages, where those are called otherwise."""
 COMPARED = (
     "method", "lora_rank", "lora_targets", "lora_dropout", "lora_dtype", "dtype", "autocast", "quantize", "kbit",
-    "fp32_norms", "modules_to_save", "saved_dtype", "optimizer",
+    "fp32_norms", "modules_to_save", "saved_dtype", "optimizer", "experts",
     "vision", "projector", "max_pixels", "max_tiles", "images", "sequence_length", "micro_batch_size",
     "gradient_accumulation_steps", "checkpointing", "attention", "loss", "num_gpus", "strategy", "offload",
 )  # fmt: skip
