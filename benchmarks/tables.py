@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from itertools import product
 
 import vramplan
 from vramplan.catalog import all_cards
@@ -14,30 +15,32 @@ from vramplan.tables import fill, sheet
 
 MODELS = ("Qwen/Qwen2.5-7B", "HuggingFaceTB/SmolLM2-360M", "meta-llama/Llama-3.1-70B")
 METHODS = ("lora", "qlora", "full")
+LENGTHS = (512, 2048, 8192)
 WHOLE = 150 * 70 * 4 * 3
 """Cells of a large table: models, cards, methods, lengths."""
-SAMPLED = 10
+SAMPLED = 20
 """Of the cards, every so many is searched alone."""
 
 
 def main() -> None:
-    cards = [card for card in all_cards() if card.vendor == "NVIDIA"][: int(sys.argv[1]) if len(sys.argv) > 1 else 70]
+    every = [card for card in all_cards() if card.vendor == "NVIDIA"]
+    number = min(int(sys.argv[1]) if len(sys.argv) > 1 else 70, len(every))
+    cards = [every[i * len(every) // number] for i in range(number)]
     shared = alone = 0.0
     cells = asked = 0
-    for model in MODELS:
-        for method in METHODS:
-            start = time.perf_counter()
-            fill(sheet([model], cards, methods=[method]))
-            middle = time.perf_counter()
-            for card in cards[::SAMPLED]:
-                try:
-                    vramplan.suggest(model, card, 1, advice=False, method=method, sequence_length=2048)
-                except vramplan.VramplanError:
-                    continue
-            alone += time.perf_counter() - middle
-            shared += middle - start
-            cells += len(cards)
-            asked += len(cards[::SAMPLED])
+    for model, method, length in product(MODELS, METHODS, LENGTHS):
+        start = time.process_time()
+        fill(sheet([model], cards, methods=[method], seq_lens=[length]))
+        middle = time.process_time()
+        for card in cards[::SAMPLED]:
+            try:
+                vramplan.suggest(model, card, 1, advice=False, method=method, sequence_length=length)
+            except vramplan.VramplanError:
+                continue
+        alone += time.process_time() - middle
+        shared += middle - start
+        cells += len(cards)
+        asked += len(cards[::SAMPLED])
     ratio = (alone / asked) / (shared / cells)
     print(f"{ratio:6.1f} x  one search for each cell, beside cells that share ({len(cards)} cards)")
     minutes = shared / cells * WHOLE / 60 / 2

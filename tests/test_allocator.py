@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vramplan.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory, replay
+import vramplan
+from vramplan.allocator import UNLIMITED, AllocatorSettings, Block, CachingAllocator, OutOfMemory
+from vramplan.replaying import replay
 from vramplan.units import MiB
 
 SIZES = st.one_of(
     st.integers(1, 4096), st.integers(1, 2 * MiB), st.integers(MiB, 12 * MiB), st.integers(10 * MiB, 80 * MiB)
 )
+ALIKE = st.one_of(SIZES, *(st.just(size) for size in (0, 4096, MiB // 3, 5 * MiB, 12 * MiB, 12 * MiB - 512, 40 * MiB)))
+"""Sizes of which many are the same, as they are in a step."""
 SETTINGS = st.sampled_from(
     [
         AllocatorSettings(),
@@ -136,6 +141,38 @@ def test_roundup_power2_divisions() -> None:
     assert allocator.round_size(1200 * 1024) == 1280 * 1024
     assert allocator.round_size(1024 * 1024) == 1024 * 1024
     assert allocator.round_size(100) == 512
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.lists(ALIKE, min_size=1, max_size=80), st.sampled_from([100, 200, 400, UNLIMITED // MiB]))
+def test_a_replay_is_what_the_allocator_does(data: st.DataObject, sizes: list[int], capacity_mib: int) -> None:
+    """The loop for default settings beside the allocator itself, which it goes through to record its history."""
+    events: list[int] = []
+    live: list[int] = []
+    for number in range(len(sizes)):
+        events.append(number)
+        live.append(number)
+        while live and data.draw(st.booleans()):
+            events.append(~live.pop(data.draw(st.integers(0, len(live) - 1))))
+    run = replay(events, sizes, capacity_mib * MiB)
+    asked = replay(events, sizes, capacity_mib * MiB, record=True)
+    assert replace(asked, history=()) == run
+    brief = replay(events, sizes, capacity_mib * MiB, levels=False)
+    assert brief == replace(run, allocated=[], peak_allocated_bytes=0)
+
+
+@pytest.mark.parametrize(("method", "micro", "length"), [("lora", 7, 512), ("full", 2, 2048), ("qlora", 3, 777)])
+def test_a_step_is_replayed_as_the_allocator_does(method: str, micro: int, length: int) -> None:
+    """In a step many sizes are the same, so that it counts which of several blocks is taken."""
+    one = vramplan.estimate("qwen2.5-0.5b", "h100", method=method, micro_batch_size=micro, sequence_length=length)
+    assert one.timeline is not None
+    events, sizes = one.timeline.events, one.timeline.sizes()
+    retries = []
+    for share in (1.0, 0.98, 0.95, 0.9, 0.8):
+        run = replay(events, sizes, int(one.peak_reserved_bytes * share))
+        assert run == replace(replay(events, sizes, int(one.peak_reserved_bytes * share), record=True), history=())
+        retries.append(run.num_retries)
+    assert retries[0] == 0 < retries[1]
 
 
 def test_what_one_stream_freed_does_not_serve_another() -> None:

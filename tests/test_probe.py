@@ -18,12 +18,12 @@ import vramplan  # noqa: E402
 from tests.helpers import ROOT, card_of, cli, cli_json  # noqa: E402
 from tests.test_trace import SMALL, job_of, small  # noqa: E402
 from vramplan import campaign, ledger, nvml, probing, runner  # noqa: E402
-from vramplan.allocator import replay  # noqa: E402
 from vramplan.campaign import Case  # noqa: E402
 from vramplan.card import Card  # noqa: E402
 from vramplan.errors import ConfigError, SpecError, UnsupportedError  # noqa: E402
 from vramplan.measured import Measured, Request  # noqa: E402
 from vramplan.overheads import outside_terms  # noqa: E402
+from vramplan.replaying import replay  # noqa: E402
 from vramplan.spec import IMPORT_PATH, ModelSpec  # noqa: E402
 from vramplan.units import MiB  # noqa: E402
 

@@ -12,12 +12,12 @@ import pytest
 
 import vramplan
 from tests.helpers import ROOT, cli
-from vramplan.allocator import replay
 from vramplan.analytic.estimator import VERSIONS
 from vramplan.batches import largest_batch, most_by_tensors
 from vramplan.errors import ConfigError, VramplanError
 from vramplan.render.table import grid
 from vramplan.render.text import gib
+from vramplan.replaying import replay
 from vramplan.tables import Sheet, Table, fill, marks, sheet
 from vramplan.tables.config import read
 from vramplan.units import MiB

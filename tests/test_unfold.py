@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from tests.helpers import card_of, setting_of, spec_of
-from vramplan.allocator import replay
 from vramplan.analytic.architecture import architecture_of
 from vramplan.analytic.blocks import Kind
 from vramplan.analytic.estimator import lay_out
 from vramplan.analytic.step import Step
 from vramplan.analytic.unfold import Fold, fold
 from vramplan.job import Job
+from vramplan.replaying import replay
 
 MODELS = [
     "Qwen/Qwen2.5-0.5B",

@@ -8,7 +8,6 @@ it stands for. Blocks of a segment form a linked list; free ones wait in their p
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -283,65 +282,3 @@ def _waiting(pool: Pool) -> int:
     """Free bytes at the end of a growing segment."""
     last = pool.growing
     return last.size if last is not None and last.free else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """What the allocator did over a timeline."""
-
-    allocated: Sequence[int]
-    """Bytes of whole blocks in use after each event, as far as the replay came."""
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    num_retries: int
-    out_of_memory: bool
-    refused_bytes: int = UNLIMITED
-    """The least total that was asked for in vain: every capacity from the reserved peak up to, not including, this one
-    has the same replay, since the allocator looks at its capacity nowhere else."""
-    history: Sequence[Action] = ()
-    """All it did, where asked for: what each event did, preceded by what that took of segments."""
-
-
-def replay(
-    events: Sequence[int],
-    sizes: Sequence[int],
-    capacity: int = UNLIMITED,
-    settings: AllocatorSettings | None = None,
-    record: bool = False,
-    streams: Sequence[int] | None = None,
-) -> Replay:
-    """Run a timeline's events (see :class:`vramplan.timeline.Timeline`) through the allocator.
-
-    `streams` is the stream of each storage, where there is more than one. `record` keeps its history.
-    """
-    history: list[Action] | None = [] if record else None
-    allocator = CachingAllocator(capacity, settings, history)
-    blocks: dict[int, Block] = {}
-    allocated: list[int] = []
-    malloc, free = allocator.malloc, allocator.free
-    failed = False
-    try:
-        for event in events:
-            if event >= 0:
-                block = blocks[event] = malloc(sizes[event], streams[event]) if streams else malloc(sizes[event])
-                if history is not None:
-                    history.append(Action("alloc", block.address, block.size))
-            else:
-                block = blocks.pop(~event)
-                if history is not None:  # before its neighbours join it
-                    history.append(Action("free", block.address, block.size))
-                free(block)
-            allocated.append(allocator.allocated)
-    except OutOfMemory as error:
-        failed = True
-        if history is not None:
-            history.append(Action("oom", capacity - error.reserved_bytes, error.requested_bytes))
-    return Replay(
-        allocated,
-        allocator.peak_allocated,
-        allocator.peak_reserved,
-        allocator.num_retries,
-        failed,
-        allocator.refused,
-        history or (),
-    )

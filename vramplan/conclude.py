@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from vramplan.allocator import UNLIMITED, AllocatorSettings, Replay, replay
+from vramplan.allocator import UNLIMITED, AllocatorSettings
 from vramplan.card import Card
 from vramplan.images import Picture, shown
 from vramplan.job import Job
 from vramplan.learned import context
 from vramplan.overheads import outside_terms
+from vramplan.replaying import Replay, replay
 from vramplan.result import Estimate, Term
 from vramplan.timeline import Storage, Timeline
 from vramplan.units import DTYPE_BYTES, format_bytes

@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 from itertools import groupby
 from math import prod
 
+from vramplan.analytic.net import Net
 from vramplan.analytic.optimizers import Weight, is_embedding
 from vramplan.analytic.play import declare, play, play_evaluation
 from vramplan.analytic.record import Recorder
@@ -25,6 +26,7 @@ from vramplan.analytic.turns import named
 from vramplan.analytic.unfold import Plan, Unfolded, unfold
 from vramplan.analytic.vision import PARTS, TOWER
 from vramplan.card import Card
+from vramplan.job import Job
 from vramplan.overheads import cublas_workspace
 from vramplan.roofline import Kernel
 from vramplan.timeline import Storage, Timeline
@@ -165,16 +167,21 @@ def describe(info: StorageInfo, kept: bool, in_layer: bool, vocabulary: int) -> 
     return Storage(info.num_bytes, category, label(info.module, info.what, in_layer), formula, in_kernel)
 
 
-class Step:
-    """One job's step, played once; its timeline, evaluation peak and work are derived from that."""
+def micro_steps(job: Job) -> int:
+    """How many micro-batches are played: without gradients, and on top of them."""
+    return min(2, job.gradient_accumulation_steps)
 
-    def __init__(self, setting: Setting, plan: Plan, card: Card, brief: bool = True) -> None:
+
+class Step:
+    """One job's step, played once (or given as `net`); its timeline, evaluation peak and work are derived from that."""
+
+    def __init__(self, setting: Setting, plan: Plan, card: Card, brief: bool = True, net: Net | None = None) -> None:
         self.setting = setting
         self.plan = plan
         self.card = card
         self.job = setting.job
-        self.micro_steps = min(2, self.job.gradient_accumulation_steps)
-        net = play(setting, self.micro_steps)
+        self.micro_steps = micro_steps(self.job)
+        net = net or play(setting, self.micro_steps)
         self.tape, self.widths, self.routers = net.tape, net.widths, net.routers
         self.embedded, self.unfed, self.idle = net.embedded, net.unfed, net.idle
         if setting.seen is not None and not setting.looks:  # the tower is loaded all the same

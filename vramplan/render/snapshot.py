@@ -12,8 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vramplan.allocator import SMALL_BUFFER, AllocatorSettings, Replay, replay
+from vramplan.allocator import SMALL_BUFFER, AllocatorSettings
 from vramplan.files import write as write_file
+from vramplan.replaying import Replay, replay
 from vramplan.result import Estimate
 from vramplan.timeline import Storage, Timeline
 

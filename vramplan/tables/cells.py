@@ -21,7 +21,7 @@ from vramplan.job import Job
 from vramplan.progress import Progress, silent
 from vramplan.roofline import BANDWIDTH_EFFICIENCY, LAUNCH_SECONDS, MATMUL_EFFICIENCY
 from vramplan.spec import ModelSpec
-from vramplan.tables.shared import Shared, traits
+from vramplan.tables.shared import Shared, Traits, traits
 from vramplan.tables.sheet import SHOWN, Sheet
 from vramplan.version import __version__
 
@@ -149,7 +149,7 @@ def work_out(sheet: Sheet, place: Place) -> Row:
     spec, method, length = sheet.models[place.model], sheet.methods[place.method], sheet.lengths[place.length]
     given = {name: value for name, value in sheet.job.items() if method != "full" or not name.startswith("lora_")}
     given |= {"method": method, "sequence_length": length, "micro_batch_size": 1}
-    known: dict[tuple[Job, bool, int], Shared | VramplanError] = {}
+    known: Known = {}
     cells: list[Cell] = []
     cards: Iterable[Card] = sheet.cards
     if sheet.show == "card":
@@ -163,7 +163,7 @@ def work_out(sheet: Sheet, place: Place) -> Row:
             break
     if sheet.show == "card":
         cells = [_smallest(cells)]
-    said = dict.fromkeys(_said(job) for (job, *_), one in known.items() if isinstance(one, Shared) and one.tensors)
+    said = dict.fromkeys(_said(job) for (job, _), one in known.items() if isinstance(one, Shared) and one.tensors)
     return Row(tuple(cells), tuple(said))
 
 
@@ -183,9 +183,10 @@ def _smallest(cells: list[Cell]) -> Cell:
     return Cell("", None, False, "" if ran else cells[0].refused)
 
 
-def _shared(
-    spec: ModelSpec, given: dict[str, object], card: Card, known: dict[tuple[Job, bool, int], Shared | VramplanError]
-) -> Shared:
+Known = dict[tuple[Job, Traits], Shared | VramplanError]
+
+
+def _shared(spec: ModelSpec, given: dict[str, object], card: Card, known: Known) -> Shared:
     """What this card shares with those before it.
 
     Raises:
@@ -195,10 +196,15 @@ def _shared(
     check_job(job, card)
     if job.strategy == "pipeline":  # where layers go depends on the card
         raise UnsupportedError("--strategy pipeline is not tabled yet")
-    key = (job, *traits(card))
+    key = job, traits(card, job)
     if key not in known:
-        shared = Shared(spec, job, card)
+        laws = (
+            one.law
+            for (other, has), one in known.items()
+            if isinstance(one, Shared) and other == job and has._replace(workspace=0) == key[1]._replace(workspace=0)
+        )
         try:
+            shared = Shared(spec, job, card, next(laws, None))
             shared.peak(1)
             known[key] = shared
         except VramplanError as error:

@@ -1,77 +1,86 @@
 """One model and job on many cards: what cards have in common is played once.
 
 An estimate depends on few traits of a card: whether SDPA's flash kernel runs there, the size of cuBLAS's workspace,
-what may be reserved. Cards that agree in the first two share the played steps. A replay of the allocator holds for
-every capacity between what it reserved and the least total that it was refused (:class:`vramplan.allocator.Replay`), so
-cards of nearly the same size share that as well. Every answer is exact: it is the one that the card would get alone.
+what may be reserved. Cards that agree in the first two share the steps, of which only a few are played where a law
+gives the others (:mod:`vramplan.analytic.law`). A replay of the allocator holds for every capacity between what it
+reserved and the least total that it was refused (:class:`vramplan.replaying.Replay`), so cards of nearly the same size
+share that as well. Every answer is exact: it is the one that the card would get alone.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
-from vramplan.allocator import Replay
+from vramplan.allocator import AllocatorSettings
 from vramplan.analytic import estimator
+from vramplan.analytic.law import Course, Law
 from vramplan.batches import largest_batch, most_by_tensors
 from vramplan.card import Card
-from vramplan.conclude import replayer, settle
+from vramplan.conclude import settle
 from vramplan.job import Job
 from vramplan.overheads import cublas_workspace, outside_terms
+from vramplan.replaying import Replay, replay
+from vramplan.result import Begun
 from vramplan.spec import ModelSpec
 
 KEPT = 12
 """Timelines that are kept: some MiB each."""
 
 
-def traits(card: Card) -> tuple[bool, int]:
-    """What a played step depends on of a card, whatever its size; the job has its dtypes."""
-    return card.runs_flash, cublas_workspace(card).num_bytes
+class Traits(NamedTuple):
+    """What a step depends on of a card; the job has its dtypes."""
+
+    runs_flash: bool
+    size: int
+    """Of account to ZeRO-1 and 2 alone, which flatten weights on the host where the card has no room."""
+    workspace: int
+    """CuBLAS's: the plays of a law are the same whatever it is."""
 
 
-class Ready(NamedTuple):
-    """A played step, ready for any card of its traits."""
-
-    replay: Callable[[int], Replay]
-    """By what torch may reserve."""
-    seconds: Callable[[Card], tuple[float, float]]
-    """Of a micro-step and of the optimizer's step."""
+def traits(card: Card, job: Job) -> Traits:
+    """Those of a card."""
+    size = card.usable_bytes if job.strategy in ("zero1", "zero2") else 0
+    return Traits(card.runs_flash, size, cublas_workspace(card).num_bytes)
 
 
 class Shared:
     """What cards of the same traits share; steps are played on `card`, one of them."""
 
-    def __init__(self, spec: ModelSpec, job: Job, card: Card) -> None:
+    def __init__(self, spec: ModelSpec, job: Job, card: Card, law: Law | None = None) -> None:
         self.spec, self.job, self.card = spec, job, card
-        self.outside_bytes = _outside(job, card)
+        self.law = law or Law(*estimator.prepare(spec, job, card)[:2])
         self.tensors: dict[int, int] = {}
         """Peak tensor bytes by micro-batch."""
         self.replays: dict[int, list[Replay]] = {}
-        self.ready: OrderedDict[int, Ready] = OrderedDict()
+        self.played: OrderedDict[int, Course] = OrderedDict()
+        """By micro-batch, where there is no law."""
         self.largest: dict[int, int] = {}
         """The answer by limit."""
 
     def peak(self, micro: int) -> int:
         """Highest sum of live tensors at a micro-batch."""
         if micro not in self.tensors:
-            self._play(micro)
+            self.tensors[micro] = self._course(micro).peak(micro)
         return self.tensors[micro]
 
-    def _play(self, micro: int) -> Ready:
-        if micro in self.ready:
-            self.ready.move_to_end(micro)
-            return self.ready[micro]
+    def _course(self, micro: int) -> Course:
+        """The step at a micro-batch, or one that goes on to there."""
+        if self.law.holds(micro):
+            return self.law.course(micro, self.card)
+        if micro in self.played:
+            self.played.move_to_end(micro)
+        else:
+            begun = self._play(micro)
+            assert begun.timeline is not None
+            self.played[micro] = Course(begun.timeline, micro)
+        if len(self.played) > KEPT:
+            self.played.popitem(last=False)
+        return self.played[micro]
+
+    def _play(self, micro: int) -> Begun:
         job = self.job.model_copy(update={"micro_batch_size": micro})
-        begun = estimator.begin(self.spec, job, self.card)
-        assert begun.timeline is not None
-        assert begun.seconds is not None
-        self.tensors[micro] = begun.least_bytes - self.outside_bytes
-        self.ready[micro] = Ready(replayer(begun.timeline, job), begun.seconds)
-        if len(self.ready) > KEPT:
-            self.ready.popitem(last=False)
-        return self.ready[micro]
+        return estimator.begin(self.spec, job, self.card)
 
     def replayed(self, micro: int, limit: int) -> Replay:
         """What the allocator does where torch may reserve so much."""
@@ -79,12 +88,13 @@ class Shared:
         for one in known:
             if one.peak_reserved_bytes <= limit < one.refused_bytes:
                 return one
-        known.append(replace(self._play(micro).replay(limit), allocated=()))
+        course, settings = self._course(micro), AllocatorSettings(expandable_segments=self.job.expandable_segments)
+        known.append(replay(course.events, course.sizes(micro), limit, settings, streams=course.streams, levels=False))
         return known[-1]
 
     def fits(self, micro: int, limit: int) -> bool:
-        """Whether a micro-batch fits."""
-        return self.peak(micro) <= limit and not self.replayed(micro, limit).out_of_memory
+        """Whether a micro-batch fits; where its tensors alone do not, the allocator has no room for them either."""
+        return self.tensors.get(micro, 0) <= limit and not self.replayed(micro, limit).out_of_memory
 
     def need(self, micro: int, card: Card) -> tuple[int, bool]:
         """(bytes on the card, whether that fits), as `estimate` says."""
@@ -105,10 +115,12 @@ class Shared:
         micro = self.max_batch(card)
         if not micro:
             return 0
-        return round(micro * self.job.sequence_length / sum(self._play(micro).seconds(card)))
+        seconds = self._play(micro).seconds
+        assert seconds is not None
+        return round(micro * self.job.sequence_length / sum(seconds(card)))
 
     def _max_batch(self, limit: int) -> int:
-        if not self.fits(1, limit):
+        if self.peak(1) > limit or not self.fits(1, limit):
             return 0
         below = max(micro for micro, need in self.tensors.items() if need <= limit)
         above = min((micro for micro, need in self.tensors.items() if need > limit), default=None)
