@@ -259,6 +259,8 @@ def said_weights(job: Job) -> str:
         return f"{_quantized(job)}{job.dtype} weights, which DeepSpeed makes of fp32 ones, no autocast"
     weights = f"{_quantized(job)}{'fp32' if job.kbit else job.dtype} weights"
     weights += " but fp32 norms" if job.fp32_norms else ""
+    if job.computed_dtype and job.method == "full" and job.dtype != "fp32":
+        return f"{weights}, which accelerate divides in fp32 and gathers in {job.computed_dtype}"
     return weights + (f" under {job.autocast} autocast" if job.autocast != "none" else ", no autocast")
 
 

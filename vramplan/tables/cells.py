@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
@@ -25,6 +26,8 @@ from vramplan.tables.shared import Shared, Traits, traits
 from vramplan.tables.sheet import SHOWN, Sheet
 from vramplan.version import __version__
 
+MOST_REASONS = 6
+"""Told of cells that cannot run."""
 SPEED = (
     f"a roofline, not measured: {MATMUL_EFFICIENCY:.0%} of the dense peak, {BANDWIDTH_EFFICIENCY:.0%} of the bandwidth,"
     f" {LAUNCH_SECONDS * 1e6:g} us a kernel launch; communication, loading of data and saving are left out"
@@ -69,6 +72,14 @@ class Table:
     rows: dict[Place, Row]
 
     @property
+    def refusals(self) -> list[str]:
+        """Why cells cannot run, each reason once, the most frequent first."""
+        found = Counter(cell.refused for row in self.rows.values() for cell in row.cells if cell.refused)
+        shown = [f"{why} ({count} cell{'s' * (count > 1)})" for why, count in found.most_common(MOST_REASONS)]
+        left = found.total() - sum(count for _, count in found.most_common(MOST_REASONS))
+        return [*shown, *([f"other reasons ({left} cells)"] if left else [])]
+
+    @property
     def note(self) -> str:
         """Version, estimator and assumptions, in one line."""
         sheet = self.sheet
@@ -84,6 +95,7 @@ class Table:
         if sheet.show == "speed":
             parts.append(SPEED)
         parts.append(next((card.margin_source for card in sheet.cards), "") or "no safety margin")
+        parts += [f"- because of {why}" for why in self.refusals]
         if sheet.left_out:
             parts.append(f"not described and left out: {', '.join(sheet.left_out)}")
         return "; ".join(filter(None, parts))
