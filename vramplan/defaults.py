@@ -176,4 +176,7 @@ def _said(error: ValidationError) -> str:
     flag = FLAGS.get(name, "--" + name.replace("_", "-"))
     if first["type"] == "extra_forbidden":
         return f"{name}: no such setting; known: {', '.join(sorted(Job.model_fields))}"
-    return f"{flag} {first.get('input')!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    said = f"{first['msg'][0].lower()}{first['msg'][1:]}"
+    if name == "method":
+        said = said.replace("'full',", "'full', 'qlora',")  # which stands for two fields
+    return f"{flag} {first.get('input')!r}: {said}"

@@ -23,6 +23,8 @@ FALSE = ("false", "0", "no", "n", "off", "f")
 STRANGE = {"transformers": "is no argument of transformers' Trainer (the script's own?)"}
 """What is said of a key that nobody knows, where a script may well have its own."""
 
+OWN = ("fix", "write", "json", "gpu", "seq_len", "min_headroom", "framework_version")
+"""Flags of `vramplan check` that may have slipped behind the command's."""
 Spelling = Literal["yaml", "flags", "python"]
 Kind = Literal["warning", "default", "ignored", "unknown"]
 
@@ -243,6 +245,7 @@ class Keys:
                 continue
             near = difflib.get_close_matches(name, known | self.asked, 1, 0.85 if self.framework in STRANGE else 0.6)
             meant = f"; did you mean {near[0]}?" if near else ""
+            meant = "; vramplan's own flags go before the --" if name in OWN and self.source.command else meant
             said = STRANGE.get(self.framework, f"{self.framework} does not know this key")
             self.notes.append(Note("unknown", name, f"{said}{meant}", found.place))
 
