@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramplan.analytic.ops.base import _broadcast, fit, high, made, output, pointwise, promote
-from vramplan.analytic.tensors import Grads, Tensor
+from vramplan.analytic.tensors import Grads, Like, Tensor
 
 
 def add(a: Tensor, b: Tensor, what: str = "sum") -> Tensor:
@@ -51,21 +51,24 @@ def add_in_place(a: Tensor, b: Tensor) -> Tensor:
     return Tensor(tape, a.storage, a.shape, a.dtype, tape.node((a, b), backward))
 
 
+def _of_factors(grad: Tensor, likes: list[Like | None]) -> Grads:
+    """Gradients of a product's factors, where these need one."""
+    tape = grad.tape
+    full = [None if like is None else made(tape, grad.like, "gradient of a product") for like in likes]
+    tape.applied()
+    for index, like in enumerate(likes):
+        if like is not None and (one := full[index]) is not None:
+            full[index] = fit(one, like)
+            del one
+    return full
+
+
 def mul(a: Tensor, b: Tensor, what: str = "product") -> Tensor:
     """``a * b``. Keeps each operand whose partner needs a gradient."""
     tape = a.tape
     likes = [x.like if x.node is not None else None for x in (a, b)]
 
-    def backward(grad: Tensor) -> Grads:
-        full = [None if like is None else made(tape, grad.like, "gradient of a product") for like in likes]
-        tape.applied()
-        for index, like in enumerate(likes):
-            if like is not None and (one := full[index]) is not None:
-                full[index] = fit(one, like)
-                del one
-        return full
-
-    node = tape.node((a, b), backward)
+    node = tape.node((a, b), lambda grad: _of_factors(grad, likes))
     if b.node is not None:
         tape.save(node, a)
     if a.node is not None:
@@ -87,12 +90,7 @@ def mul_in_place(a: Tensor, b: Tensor, viewed: bool) -> Tensor:
 
     def backward(grad: Tensor) -> Grads:
         whole = [made(tape, shape, "gradient of a view's whole", passes=2) for _ in range(2 * viewed)]
-        full = [None if like is None else made(tape, grad.like, "gradient of a product") for like in likes]
-        tape.applied()
-        for index, like in enumerate(likes):
-            if like is not None and (one := full[index]) is not None:
-                full[index] = fit(one, like)
-                del one
+        full = _of_factors(grad, likes)
         if viewed and likes[0] is not None:
             full[0] = whole[0]
         return full
