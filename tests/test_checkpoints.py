@@ -93,3 +93,14 @@ def test_a_model_of_another_organisation(monkeypatch: pytest.MonkeyPatch) -> Non
     assert said in [note.text for note in found.reading.notes]
     with pytest.raises(HubError):
         verdict.check(FOLDER / "axolotl/lora.yaml", "rtx4090", model="NousResearch/Mystery-1B")
+
+
+@pytest.mark.parametrize(
+    "line", ["model.requires_grad_(False)", "for p in model.parameters():\n    p.requires_grad = False"]
+)
+def test_what_a_script_freezes_by_hand(line: str, tmp_path: Path) -> None:
+    """It is not followed, and said not to be."""
+    text = SCRIPT.format(model="Qwen/Qwen2.5-0.5B", half="bf16").replace("\nargs", f"\n{line}\nargs")
+    found = check(tmp_path, text)
+    assert [note.key for note in found.reading.notes if note.kind == "warning"][:2] == ["dtype", "requires_grad"]
+    assert not [note for note in found.reading.notes if note.kind == "unknown"]

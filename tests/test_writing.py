@@ -9,6 +9,7 @@ import pytest
 
 from tests.helpers import card_of, cli, spec_of
 from vramplan import pasting, verdict
+from vramplan.catalog import find_card, find_model
 from vramplan.defaults import complete_job
 from vramplan.errors import UnsupportedError
 from vramplan.frameworks.find import from_path, from_words
@@ -65,7 +66,7 @@ OTHERWISE: dict[tuple[str, str], set[str]] = {
 OWN_CODE, ZERO = "are said in the", "give zero1, zero2 or zero3"
 NEVER: dict[tuple[str, str], str] = {
     ("axolotl", "fp32"): "fp32 embeddings",  # it loads bf16, and sdpa keeps these
-    **{(name, job): "is not what it is told itself" for name in ("torchtune", "unsloth") for job in SHARED},
+    **{(name, job): "is not written for it" for name in ("torchtune", "unsloth") for job in SHARED},
     **{("llamafactory", job): "--for accelerate writes it" for job in ("sharded", "flat")},
     **{
         (name, job): OWN_CODE
@@ -140,3 +141,30 @@ def test_images_come_from_the_data() -> None:
     text, _, notes, _ = pasting.pasted("llamafactory", spec.name, whole)
     assert "image_max_pixels: 1204224\n" in text
     assert not notes
+
+
+def test_a_plan_is_judged_as_its_framework_reads_it() -> None:
+    """LLaMA-Factory keeps Gemma 2's fp32 weights; torchtune casts nothing; DeepSpeed's file is no whole job."""
+    spec, card = spec_of("google/gemma-2-9b"), find_card("a100-40gb-sxm")
+    job = complete_job(spec, card, {"sequence_length": 1024, "micro_batch_size": 2})
+    told = pasting.planned("llamafactory", spec, job, card)
+    assert not told.fits
+    assert "as llamafactory takes it, micro-batch 2 needs" in told.notes[-1]
+    assert pasting.planned("swift", find_model("google/gemma-2-9b-it") or spec, job, card).fits
+    spec, card = spec_of("Qwen/Qwen2.5-7B"), find_card("h100")
+    job = complete_job(spec, card, {"strategy": "zero2", "num_gpus": 4, "sequence_length": 512})
+    assert pasting.planned("deepspeed", spec, job, card).fits
+    spec = spec_of("OpenGVLab/InternVL3-1B")
+    text = pasting.planned("trl", spec, complete_job(spec, card, {}), card).text
+    assert "model_name_or_path: OpenGVLab/InternVL3-1B-hf\n" in text
+
+
+def test_another_micro_batch_where_a_framework_takes_more() -> None:
+    spec, card = spec_of("meta-llama/Llama-3.2-1B"), find_card("rtx4090")
+    given = {"checkpointing": "none", "sequence_length": 1024, "dtype": "fp32", "autocast": "bf16"}
+    job = complete_job(spec, card, {**given, "micro_batch_size": 4, "gradient_accumulation_steps": 4})
+    told = pasting.planned("torchtune", spec, job, card)
+    assert told.fits
+    assert told.taken["micro_batch_size"] < 4
+    assert told.taken["micro_batch_size"] * told.taken["gradient_accumulation_steps"] == 16
+    assert told.notes[-1].endswith("planned anew")

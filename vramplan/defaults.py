@@ -55,6 +55,8 @@ def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
     for name in ("lora_targets", "modules_to_save"):
         if name in job:
             job[name] = _names(job[name])
+            if job[name] == ():
+                raise ConfigError(f"--{name.replace('_', '-')}: names nothing")
     if "dtype" not in job:
         casts = str(job.get("strategy")).startswith("zero")  # DeepSpeed has fp32 copies of its own
         job["dtype"] = "fp32" if full and half == "fp16" and not casts else half
@@ -124,7 +126,8 @@ SEEING = ("images", "videos", "frames", "image_size", "min_pixels", "max_pixels"
 def _check_blind(spec: ModelSpec, job: dict[str, Any]) -> None:
     for name in SEEING:
         if job.get(name, Job.model_fields[name].default) != Job.model_fields[name].default:
-            flag = f"--{name.replace('_', '-')} {job[name]}"
+            said = "x".join(map(str, job[name])) if isinstance(job[name], tuple) else job[name]
+            flag = f"--{name.replace('_', '-')} {said}"
             if spec.model_type in COUNTED or "vision_config" in spec.config:
                 raise UnsupportedError(
                     f"{flag}: how {spec.model_type} sees is not described yet; known: {', '.join(EYES)}"

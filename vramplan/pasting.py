@@ -45,6 +45,8 @@ def planned(framework: str, model: str | ModelSpec, job: Job, card: Card, *, con
     """
     spec = api.load_model(model)
     first = pasted(framework, spec, job)
+    if framework in writing.SAYS:  # not a whole job: nothing to judge by
+        return first
     one = api.estimate(spec, card, confidence=confidence, **first.taken)
     if one.fits:
         return first
@@ -69,7 +71,9 @@ def pasted(framework: str, model: str | ModelSpec, job: Job, asked: Job | None =
         raise UnsupportedError(
             f"--for {framework}: it is written for causal language models, not for {spec.model_type}"
         )
-    written = writing.write(framework, spec.name, job)
+    ported = f"{spec.name}-hf"  # transformers' own class, where the name itself brings code of its own
+    name = ported if framework != "swift" and ported in spec.aliases else spec.name
+    written = writing.write(framework, name, job)
     package = writing.PACKAGES.get(framework, framework)
     reading = verdict.read(_as_written(written, package, job, spec), job.num_gpus)
     data = {name: getattr(job, name) for name in OF_THE_DATA if name in job.model_fields_set}

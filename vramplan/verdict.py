@@ -37,7 +37,7 @@ from vramplan.frameworks import (
 from vramplan.frameworks.arguments import in_sections
 from vramplan.frameworks.find import Found, from_path, from_words, tell_lost
 from vramplan.frameworks.known import known_keys
-from vramplan.frameworks.reading import allocator, tell_scaler, tell_sharing
+from vramplan.frameworks.reading import allocator, tell_frozen, tell_scaler, tell_sharing
 from vramplan.images import EYES, picture_of
 from vramplan.job import Job
 from vramplan.learned import CONFIDENCE, with_margin
@@ -273,6 +273,8 @@ def read(found: Found, cards: int, version: str | None = None) -> Reading:
     Raises:
         VramplanError: for a value that cannot be, or a setting that is not modelled.
     """
+    if version is not None and not re.match(r"\d+(\.\d+)*", version):
+        raise ConfigError(f"--framework-version {version}: expected a version such as 4.57.6")
     keys = Keys(in_sections(found.source) if found.framework.in_sections else found.source, found.name)
     reading = found.framework.read(keys, cards, version)
     reading.synonyms = keys.synonyms
@@ -280,6 +282,7 @@ def read(found: Found, cards: int, version: str | None = None) -> Reading:
     reading.job |= allocator(keys, reading.expandable)
     tell_sharing(keys, reading.job)
     tell_scaler(keys, reading.job)
+    tell_frozen(keys)
     deepspeed.cast(reading.job)
     reading.spelling = found.source.spelling
     for name in reading.sampling.keys:

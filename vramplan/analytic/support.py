@@ -165,7 +165,7 @@ def mixture_notes(spec: ModelSpec, job: Job, routers: Collection[str], pattern: 
     if job.quantize != "none":
         notes.append(
             f"the experts stay in {job.dtype}: bitsandbytes replaces linear layers, and since transformers 5 they are"
-            ' none; before, they are quantized, and all-linear adapts each: --job {"experts": "linear"}'
+            " none; before (experts: linear), they are quantized, and all-linear adapts each"
         )
     return notes
 

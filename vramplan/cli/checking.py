@@ -87,6 +87,8 @@ def check(
         "tokenizer": tokenizer,
         **sure(confidence),
     }
+    if tokenizer is not None and dataset is None:
+        raise ConfigError("--tokenizer goes with --dataset")
     if write and not fix:
         raise ConfigError("--write goes with --fix")
     if fix:

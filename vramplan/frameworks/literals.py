@@ -37,6 +37,10 @@ LARGEST = 1 << 40
 """Numbers and texts beyond are no settings."""
 
 
+FREEZES = ("requires_grad", "requires_grad_")
+"""What is set, or called, to say by hand which weights train; the first counts as a call here."""
+
+
 class NotLiteral(Exception):
     """What only a run would tell."""
 
@@ -108,6 +112,8 @@ class _Reader:
             self._imports(node)
             for call in _calls(node):
                 self._call(call)
+            if isinstance(node, ast.Assign) and any(getattr(one, "attr", "") == FREEZES[0] for one in node.targets):
+                self.script.calls.append(Call(f".{FREEZES[0]}", node.lineno, f"{self.script.where}:{node.lineno}"))
             self._assign(node, inner)
         return self.script
 

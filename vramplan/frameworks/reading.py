@@ -161,6 +161,18 @@ def started(keys: Keys, cards: int) -> int | None:
     return int(said) * int(nodes)
 
 
+def tell_frozen(keys: Keys) -> None:
+    """Say where a script picks itself what trains."""
+    keys.asked.add("requires_grad")
+    if "requires_grad" in keys.source.settings:
+        keys.note(
+            "warning",
+            "requires_grad",
+            "is set by hand, which is not followed: what trains is as said above; `estimate --vision`, `--projector`"
+            " and modules_to_save say it otherwise",
+        )
+
+
 def tell_scaler(keys: Keys, job: dict[str, Any]) -> None:
     """Say where fp16's gradient scaler meets bf16 gradients; engines that divide the work have scalers of their own."""
     trains = job.get("dtype") if job["method"] == "full" else job.get("lora_dtype")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from vramplan.errors import ConfigError, UnsupportedError
-from vramplan.frameworks.literals import Call, Script
+from vramplan.frameworks.literals import FREEZES, Call, Script
 from vramplan.frameworks.reading import at_least, settle
 from vramplan.frameworks.shell import UNKNOWN
 from vramplan.frameworks.source import Setting
@@ -95,10 +95,10 @@ def settings_of(script: Script) -> tuple[str, Settings]:
         raise ConfigError(f"{script.where}: no Trainer and no TrainingArguments in it; nothing that trains is read")
     own = dict(_only(script, *CONFIGS).keywords) | _trainer(script)
     if "unsloth" in script.imports:
-        return "unsloth", own | _unsloth(script) | _caps(script)
+        return "unsloth", own | _unsloth(script) | _caps(script) | _by_hand(script)
     is_trl = bool(script.named("SFTTrainer", "SFTConfig"))
     found = own | _model(script, own, is_trl) | _quantized(script) | _adapters(script)
-    found |= _caps(script)
+    found |= _caps(script) | _by_hand(script)
     found.pop("model_init_kwargs", None)
     for kbit in script.named("prepare_model_for_kbit_training"):
         found["kbit"] = Setting(True, kbit.place)
@@ -109,6 +109,12 @@ def settings_of(script: Script) -> tuple[str, Settings]:
     if not is_trl and "max_length" not in found:
         found |= _truncated(script)
     return ("trl" if is_trl else "transformers"), found
+
+
+def _by_hand(script: Script) -> Settings:
+    """Where the script says itself which weights train."""
+    calls = script.named(*FREEZES)
+    return {"requires_grad": Setting(True, calls[0].place)} if calls else {}
 
 
 def _only(script: Script, *names: str) -> Call:

@@ -88,6 +88,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
             "gradient_accumulation_steps",
             f"not set: {steps}" + (f", which makes {SAMPLES_A_STEP} samples of a step" if fills else ""),
         )
+    computes = "; bnb_4bit_compute_dtype float16" if job["dtype"] == "fp16" else ""
     names = NAMES | {
         "sequence_length": "max_length",
         "attention": {"sdpa": "attn_impl sdpa", "flash": "attn_impl flash_attn"},
@@ -95,7 +96,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         "autocast": {"fp16": "bf16 false; fp16 true"} if keys.has("bf16", "fp16") else {},
         "strategy": {"zero2": "deepspeed zero2", "zero3": "deepspeed zero3"},
         "offload": {"optimizer": f"deepspeed {job.get('strategy')}_offload"},
-        "quantize": {"nf4": "quant_method bnb; quant_bits 4", "int8": "quant_method bnb; quant_bits 8"},
+        "quantize": {"nf4": f"quant_method bnb; quant_bits 4{computes}", "int8": "quant_method bnb; quant_bits 8"},
         "method": {"lora": f"{'tuner_type' if at_least(version, '4.0') else 'train_type'} lora"},
     }
     reading = Reading(

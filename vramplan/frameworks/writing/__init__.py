@@ -84,9 +84,9 @@ def write(framework: str, model: str, job: Job) -> Written:
     if framework != "deepspeed" and job.strategy not in SHARES.get(framework, ("ddp",)):
         by = "accelerate" if framework == "llamafactory" else "axolotl, transformers, accelerate and others"
         raise UnsupportedError(
-            f"--for {framework}: --strategy {job.strategy} is not what it is told itself; --for {by} writes it"
+            f"--for {framework}: --strategy {job.strategy} is not written for it; --for {by} writes it"
         )
     return WRITERS[framework](model, job)
 
 
-__all__ = ["PACKAGES", "WRITERS", "Written", "unsaid", "write"]
+__all__ = ["PACKAGES", "SAYS", "WRITERS", "Written", "unsaid", "write"]
