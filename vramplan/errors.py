@@ -21,7 +21,10 @@ from typing import Any
 
 
 class VramplanError(Exception):
-    """A mistake or limit that the user can act on. ``str(error)`` is one line."""
+    """A mistake or limit that the user can act on. ``str(error)`` is one line, whatever value it quotes."""
+
+    def __str__(self) -> str:
+        return " ".join(line.strip() for line in super().__str__().splitlines())
 
 
 class SpecError(VramplanError):
