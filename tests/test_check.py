@@ -231,13 +231,6 @@ def test_any_subset_in_any_order_reads(name: str, data: st.DataObject) -> None:
     assert "\n" not in said
 
 
-def test_one_line_whatever_is_quoted() -> None:
-    source = Source({"recompute_granularity": Setting("full\nselective\r\n", "run.sh:1")})
-    with pytest.raises(VramplanError) as caught:
-        verdict.read(Found("megatron", FRAMEWORKS["megatron"], source), 1)
-    assert len(str(caught.value).splitlines()) == 1
-
-
 def test_words_of_another_kind() -> None:
     with pytest.raises(ConfigError, match="no training command"):
         from_words(["make", "train"], None, {})

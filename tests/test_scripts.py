@@ -13,7 +13,8 @@ from tests.test_frameworks import FOLDER
 from vramplan import verdict
 from vramplan.catalog import find_card
 from vramplan.errors import VramplanError
-from vramplan.frameworks.find import from_path, from_words
+from vramplan.frameworks import FRAMEWORKS, Setting, Source
+from vramplan.frameworks.find import Found, from_path, from_words
 from vramplan.frameworks.literals import read_script
 from vramplan.frameworks.shell import UNKNOWN
 
@@ -176,3 +177,10 @@ def test_any_lines_read(tmp_path_factory: pytest.TempPathFactory, lines: list[st
     else:
         assert reading.job["micro_batch_size"] > 0
     assert "\n" not in said
+
+
+def test_one_line_whatever_is_quoted() -> None:
+    source = Source({"recompute_granularity": Setting("full\nselective\r\n", "run.sh:1")})
+    with pytest.raises(VramplanError) as caught:
+        verdict.read(Found("megatron", FRAMEWORKS["megatron"], source), 1)
+    assert len(str(caught.value).splitlines()) == 1
