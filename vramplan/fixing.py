@@ -130,14 +130,16 @@ class _Tries:
             try:
                 return verdict.examine(self.found, self.card, progress=self.progress, look_further=False, **self.given)
             except CannotRunError as error:
-                cards, version = self.given.get("num_gpus") or 1, self.given.get("framework_version")
-                words = self._words([error.update], verdict.read(self.found, cards, version))
+                words = self._words([error.update], self._read(self.found))
                 if not words or len(self.needed) > MOST_NEEDED:
                     raise
                 settings = self.found.source.settings
                 self.needed += [Change(key, _before(settings, key), value, error.why) for key, value in words.items()]
                 self.text = self._edited(words)
                 self.found = self.find(self.text)
+
+    def _read(self, found: Found) -> Reading:
+        return verdict.read(found, self.given.get("num_gpus") or 1, self.given.get("framework_version"))
 
     def fixed(self) -> Fix:
         """The text with what it takes."""
@@ -268,12 +270,11 @@ class _Tries:
 
     def _needed(self, words: dict[str, str], job: dict[str, Any]) -> dict[str, str]:
         """Without additions of what the framework would take anyway."""
-        cards, version = self.given.get("num_gpus") or 1, self.given.get("framework_version")
         by_default = self.first.reading.words(BY_DEFAULT)
         for key in [key for key in words if key in by_default and key not in self.found.source.settings]:
             fewer = {other: value for other, value in words.items() if other != key}
             try:
-                same = bool(fewer) and verdict.read(self.find(self._edited(fewer)), cards, version).job == job
+                same = bool(fewer) and self._read(self.find(self._edited(fewer))).job == job
             except VramplanError:
                 same = False
             words = fewer if same else words

@@ -75,8 +75,9 @@ class Table:
     def refusals(self) -> list[str]:
         """Why cells cannot run, each reason once, the most frequent first."""
         found = Counter(cell.refused for row in self.rows.values() for cell in row.cells if cell.refused)
-        shown = [f"{why} ({count} cell{'s' * (count > 1)})" for why, count in found.most_common(MOST_REASONS)]
-        left = found.total() - sum(count for _, count in found.most_common(MOST_REASONS))
+        told = found.most_common(MOST_REASONS)
+        left = found.total() - sum(count for _, count in told)
+        shown = [f"{why} ({count} cell{'s' * (count > 1)})" for why, count in told]
         return [*shown, *([f"other reasons ({left} cells)"] if left else [])]
 
     @property

@@ -38,7 +38,6 @@ SHARES: Mapping[str, tuple[str, ...]] = {
     "swift": (*ENGINES, "pipeline"),
     "llamafactory": ENGINES[:-1],
     **dict.fromkeys(("axolotl", "trl", "transformers", "accelerate"), ENGINES),
-    "deepspeed": ENGINES[2:-1],
 }
 """Strategies that a framework can be told."""
 SAYS: Mapping[str, tuple[str, ...]] = {
