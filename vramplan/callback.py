@@ -12,7 +12,7 @@ from vramplan.analytic.net import is_norm
 from vramplan.errors import ConfigError, MissingDependencyError, UnsupportedError, VramplanError
 from vramplan.frameworks import Keys, Note, Reading, Setting, Source
 from vramplan.frameworks.reading import at_least
-from vramplan.frameworks.trainer import ATTENTION, DTYPES, NAMES, arguments, checkpoints_outside, reentrant
+from vramplan.frameworks.trainer import ATTENTION, DTYPES, NAMES, arguments, checkpoints_outside, mapped, reentrant
 from vramplan.images import EYES
 from vramplan.spec import ModelSpec
 from vramplan.units import format_bytes
@@ -138,11 +138,11 @@ def read(args: TrainingArguments, model: nn.Module) -> Reading:
         "transformers",
     )
     inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
-    spread = {one for one in getattr(inner, "hf_device_map", {}).values() if one not in ("cpu", "disk")}
+    spread = {one for one in (getattr(inner, "hf_device_map", None) or {}).values() if one not in ("cpu", "disk")}
     if len(spread) > 1:
         raise UnsupportedError(f"hf_device_map: a model spread over {len(spread)} cards is not looked at yet")
     job = arguments(keys) | _of_model(model)
-    job["num_gpus"] = args.world_size
+    job |= {"num_gpus": args.world_size} | (mapped(job) if spread else {})
     job["autocast"] = "bf16" if args.bf16 else "fp16" if args.fp16 else "none"
     on = getattr(args, "activation_checkpointing", None) or args.gradient_checkpointing
     names = ("is_activation_checkpointing", "is_gradient_checkpointing")  # since transformers 5, before

@@ -69,6 +69,8 @@ def check_sharing(job: Job) -> None:
     alone |= {"modules_to_save": bool(job.modules_to_save), "kbit": job.kbit, "fp32_norms": job.fp32_norms}
     for name in (name for name, is_on in alone.items() if is_on and job.strategy == "zero0"):
         raise UnsupportedError(f"--strategy zero0 with {name} is not modelled yet; use zero2")
+    if job.device_map and job.strategy in ("zero3", "fsdp"):
+        raise ConfigError(f"device_map with --strategy {job.strategy}, which divides weights as they are loaded")
     if job.fsdp.replicas > 1 and (job.fsdp.version != 1 or job.num_gpus % job.fsdp.replicas):
         raise ConfigError(
             f"fsdp: replicas {job.fsdp.replicas}: hybrid sharding is version 1's, over cards that divide into them"

@@ -60,7 +60,8 @@ def conclude(played: Played, model: str, job: Job, card: Card, peak_tensor_bytes
     outside_bytes = sum(term.num_bytes for term in outside)
     limits = (card.plannable_bytes - outside_bytes, card.usable_bytes - outside_bytes)
     run, fits, fits_without_margin = settle(peak_tensor_bytes, limits, replayer(timeline, job))
-    peak_index = max(range(len(run.allocated)), key=run.allocated.__getitem__)
+    peak_index = max(range(timeline.first_tensor, len(run.allocated)), key=run.allocated.__getitem__)
+    allocated = run.allocated[peak_index]
     phases = timeline.phase_peaks(run.allocated)
     loaded_end = timeline.marks[1].first_event - 1
     phases["loaded"] = run.allocated[loaded_end]
@@ -72,7 +73,7 @@ def conclude(played: Played, model: str, job: Job, card: Card, peak_tensor_bytes
         micro_batch_size=job.micro_batch_size,
         gradient_accumulation_steps=job.gradient_accumulation_steps,
         peak_tensor_bytes=peak_tensor_bytes,
-        peak_allocated_bytes=run.peak_allocated_bytes,
+        peak_allocated_bytes=allocated,
         peak_reserved_bytes=run.peak_reserved_bytes,
         device_total_bytes=run.peak_reserved_bytes + sum(term.num_bytes for term in outside),
         capacity_bytes=card.usable_bytes,
@@ -81,7 +82,7 @@ def conclude(played: Played, model: str, job: Job, card: Card, peak_tensor_bytes
         fits_without_margin=fits_without_margin,
         phases={name: phases[name] for name in PHASES},
         peak_phase=phase_at(timeline, peak_index),
-        terms=(*peak_terms(timeline.live_at(peak_index), run), *outside),
+        terms=(*peak_terms(timeline.live_at(peak_index), allocated, run.peak_reserved_bytes), *outside),
         num_parameters=played.num_parameters,
         num_trainable_parameters=played.num_trainable_parameters,
         assumptions=assumptions(job, card, played),
@@ -199,7 +200,7 @@ def phase_at(timeline: Timeline, index: int) -> str:
     return [mark.phase for mark in timeline.marks if mark.first_event <= index][-1]
 
 
-def peak_terms(live: Sequence[Storage], run: Replay) -> list[Term]:
+def peak_terms(live: Sequence[Storage], allocated_bytes: int, reserved_bytes: int) -> list[Term]:
     """What was alive at the allocated peak, alike tensors together, and what the allocator held besides."""
     groups: dict[tuple[str, str, str], list[int]] = {}
     for storage in live:
@@ -215,7 +216,7 @@ def peak_terms(live: Sequence[Storage], run: Replay) -> list[Term]:
         Term(
             "reserved_unused",
             "ends of blocks too small to split off",
-            run.peak_allocated_bytes - tensors,
+            allocated_bytes - tensors,
             formula="large blocks with up to 1 MiB left over are handed out whole",
             source="CUDACachingAllocator.cpp: should_split",
         )
@@ -224,7 +225,7 @@ def peak_terms(live: Sequence[Storage], run: Replay) -> list[Term]:
         Term(
             "reserved_unused",
             "cached by torch's allocator",
-            run.peak_reserved_bytes - run.peak_allocated_bytes,
+            reserved_bytes - allocated_bytes,
             formula="reserved at its peak, less allocated at its peak",
             source="simulation of CUDACachingAllocator.cpp, torch 2.13",
         )
@@ -282,6 +283,7 @@ def assumptions(job: Job, card: Card, played: Played) -> tuple[str, ...]:
         said_weights(job),
         *_sharing(job, played),
         said_engine(job, played.own_model),
+        *(("the model is loaded onto the card at once (device_map)",) if job.device_map else ()),
         "the example's own inputs"
         if played.own_model
         else (played.fed or _images(job, played.picture) + _texts(job))

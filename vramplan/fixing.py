@@ -164,6 +164,8 @@ class _Tries:
         if self.judged(_harshest(gentle)) is None:  # one of them cannot run here
             gentle = [one for one in gentle if self.judged(_harshest([one])) is not None]
         everything = self._everything(gentle, harsh)
+        if everything is None:  # what divides weights may take more than it saves
+            everything = self._everything(gentle, [one for one in harsh if "strategy" not in one.updates[-1]])
         if everything is None:
             return None
         waiting: deque[tuple[Option, ...]] = deque([()])

@@ -132,6 +132,9 @@ class Job(BaseModel):
     experts: Experts = "stacked"
     """How a mixture's experts are made: stacked in one weight for all, as transformers 5 does, or each of linear layers
     of its own, as before (but for architectures that were stacked then: gpt_oss, qwen3_vl_moe, llama4)."""
+    device_map: bool = False
+    """Whether from_pretrained is given a device_map: it loads onto the card at once, and first asks torch for the whole
+    model in one piece (transformers 4.50 on). Quantized models always are loaded so."""
     fp32_norms: bool = False
     """Whether the norms alone are made fp32, and with them what they give."""
     autocast: Autocast = "bf16"
@@ -222,6 +225,11 @@ class Job(BaseModel):
     def engine_casts(self) -> bool:
         """Whether DeepSpeed makes every weight `dtype` that is of another floating one, adapters too."""
         return engine_casts(self.strategy, self.quantize)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether transformers itself loads the model onto the card, rather than to the host first."""
+        return self.device_map or self.quantize != "none" or self.strategy == "pipeline"
 
     @property
     def casts(self) -> bool:

@@ -53,10 +53,15 @@ def ddp_buckets(gradients: Sequence[int]) -> list[Storage]:
     return buckets
 
 
+def context_bytes(card: Card) -> int:
+    """CUDA's context and kernels: as measured on such a card, else a prior."""
+    return (context(card) or (CUDA_CONTEXT_BYTES, ""))[0]
+
+
 def outside_terms(job: Job, card: Card) -> list[Term]:
     """Memory that torch's allocator does not see: as measured on such a card, else a prior."""
-    size, said = context(card) or (CUDA_CONTEXT_BYTES, "a prior")
-    terms = [Term("context", "CUDA context and kernels", size, formula=said, source="see overheads.py")]
+    _, said = context(card) or (0, "a prior")
+    terms = [Term("context", "CUDA context and kernels", context_bytes(card), formula=said, source="see overheads.py")]
     if job.data_parallel > 1:
         terms.append(Term("context", "NCCL buffers", NCCL_BYTES, formula="a prior", source="see overheads.py"))
     return terms

@@ -78,6 +78,15 @@ class Timeline:
         sizes = self.sizes(with_kernels)
         return list(accumulate([sizes[event] if event >= 0 else -sizes[~event] for event in self.events]))
 
+    @property
+    def first_tensor(self) -> int:
+        """The event that the first tensor comes with, behind what only fills the allocator's cache."""
+        return next(
+            index
+            for index, event in enumerate(self.events)
+            if event >= 0 and self.storages[event].category != "reserved_unused"
+        )
+
     def by_category(self, events: Sequence[int], with_kernels: bool = True) -> dict[str, list[int]]:
         """Bytes of each category alive after each of these events, which ascend."""
         sizes = self.sizes(with_kernels)

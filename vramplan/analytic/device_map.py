@@ -11,10 +11,15 @@ from math import inf
 from typing import NamedTuple
 
 from vramplan.analytic.tensors import Parameter
-from vramplan.units import DTYPE_BYTES
+from vramplan.card import Card
+from vramplan.job import Job
+from vramplan.overheads import context_bytes
+from vramplan.units import DTYPE_BYTES, GiB
 
 IN_BITSANDBYTES = {"int8": 1.0, "nf4": 0.5, "nf4-double": 0.5}
 """Bytes of a quantized element as transformers counts them (quantizer_bnb_4bit.py: quantized_element_size)."""
+LEFT_FREE = int(1.2 * GiB)
+"""Of a card's free memory (caching_allocator_warmup)."""
 KEPT_FREE = 0.9
 """Share of each card's budget that quantized models may take (adjust_max_memory)."""
 
@@ -51,6 +56,19 @@ class Module(NamedTuple):
 def loaded_bytes(weight: Parameter, dtype: str) -> int:
     """A weight's bytes as transformers counts them before it loads it in `dtype`."""
     return int(weight.num_elements * IN_BITSANDBYTES.get(weight.quantize, DTYPE_BYTES[dtype]))
+
+
+def asked_at_once(weights: Sequence[Parameter], job: Job, card: Card) -> int:
+    """Bytes of the one piece that transformers asks for before it loads onto a card (caching_allocator_warmup).
+
+    Version 5.23 asks for the model as it will be stored. Version 4.57 counts it unquantized, at most what the card has
+    free, and asks for half of that where it is quantized (get_accelerator_warm_up_factor).
+    """
+    if job.experts != "linear":
+        return sum(loaded_bytes(one, job.dtype) for one in weights)
+    size = sum(one.num_elements for one in weights) * DTYPE_BYTES[job.dtype]
+    size = min(size, card.usable_bytes - context_bytes(card) - LEFT_FREE)
+    return max(0, size) // (1 if job.quantize == "none" else 2)
 
 
 def leaves(modules: Sequence[Module]) -> Iterator[Module]:

@@ -15,6 +15,7 @@ from vramplan.frameworks.trainer import (
     checkpointing,
     experts,
     launched,
+    mapped,
     reentrant,
     targets,
 )
@@ -83,6 +84,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     if size and all(one.isdigit() for one in size):
         job["image_size"] = (int(size[0]), int(size[-1]))
     job["num_gpus"] = launched(keys, cards)
+    job |= mapped(job)  # loaders/model.py: _set_device_map_config
     names: dict[str, Words] = {
         "micro_batch_size": "micro_batch_size",
         "gradient_accumulation_steps": "gradient_accumulation_steps",

@@ -17,6 +17,7 @@ from vramplan.frameworks.trainer import (
     launched,
     leaves,
     loaded,
+    mapped,
     published,
     reentrant,
 )
@@ -86,6 +87,8 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     if not keys.flag("crop_to_patches", default=False):
         job["max_tiles"] = 1
     job["num_gpus"] = _ranks(keys, cards)
+    if keys.flag("low_cpu_mem_usage", default=True):
+        job |= mapped(job)  # model/patcher.py: patch_config
     if job["num_gpus"] == 1 and keys.has("deepspeed") and keys.variable("FORCE_TORCHRUN") is None:
         keys.note("warning", "deepspeed", "on one card LLaMA-Factory stops at it without FORCE_TORCHRUN=1")
     names = NAMES | {

@@ -22,6 +22,7 @@ from vramplan.frameworks.trainer import (
     experts,
     half_of,
     leaves,
+    mapped,
     reentrant,
     storage,
 )
@@ -76,7 +77,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     job |= _images(keys)
     spread = _spread(keys, cards, job, at_least(version, "3.0"))
     ranks = 1 if spread else _ranks(keys, cards)
-    job |= spread or {"num_gpus": ranks}
+    job |= spread or {"num_gpus": ranks} | mapped(job)  # model/utils.py: get_default_device_map
     job |= leaves(job)
     job |= reentrant(keys, job, at_least(version, "3.0") and (ranks == 1 or "strategy" in job))  # trainers/mixin.py
     if "gradient_accumulation_steps" not in job:

@@ -139,6 +139,11 @@ def loaded(job: dict[str, Any], before_5: bool) -> dict[str, Any]:
     return {"fsdp": job["fsdp"] | {"loads_on_card": False}}
 
 
+def mapped(job: dict[str, Any]) -> dict[str, bool]:
+    """A device_map, which most frameworks give from_pretrained unless weights are divided as they are loaded."""
+    return {} if job.get("strategy") in ("zero3", "fsdp") else {"device_map": True}
+
+
 def parts(method: str) -> dict[str, str]:
     """Tower and projector where nothing freezes them: they train, or PEFT finds its targets' names in them too."""
     return dict.fromkeys(("vision", "projector"), "train" if method == "full" else "lora")
@@ -278,10 +283,10 @@ def sharing(keys: Keys, cards: int, count: Callable[[Keys, int], int]) -> dict[s
     placed = found.value if found is not None else None
     said = {"nproc_per_node", "num_processes"} & keys.source.settings.keys()
     if placed not in ("auto", "balanced", "balanced_low_0", "sequential"):
-        return {"num_gpus": count(keys, cards)}
+        return {"num_gpus": count(keys, cards)} | ({} if placed is None else {"device_map": True})
     several = count(keys, cards) if said else visible_cards(keys, cards)
     if several == 1:
-        return {"num_gpus": 1}
+        return {"num_gpus": 1, "device_map": True}
     if said:
         raise ConfigError(
             f"{keys.place('device_map')}: device_map {placed} in {several} processes: accelerate refuses to train what"

@@ -20,6 +20,7 @@ from vramplan.frameworks.trainer import (
     evaluation,
     experts,
     launched,
+    mapped,
     parts,
     quantized,
     reentrant,
@@ -65,6 +66,8 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
                 "warning", "packing", "without attn_implementation: flash_attention_2 samples of a row see each other"
             )
     job |= sharing(keys, cards, launched)
+    if at_least(version, "1.5") and job["num_gpus"] == 1 and keys.source.spelling != "python":
+        job |= mapped(job)  # trainer/utils.py: create_model_from_path, in one process
     names = NAMES | {"sequence_length": "max_seq_length" if keys.has("max_seq_length") else "max_length"}
     if keys.source.spelling == "python":
         names |= PYTHON | {"method": {"lora": f"peft_config {ALL_LINEAR}"}}

@@ -23,6 +23,7 @@ from vramplan.frameworks.trainer import (
     dtype_of,
     evaluation,
     launched,
+    mapped,
     parts,
 )
 
@@ -65,6 +66,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     is_seen = keys.text("loader", default="fastlanguagemodel") != "fastlanguagemodel"
     job |= parts("full") if whole else _parts(keys) if is_seen else {}
     job["num_gpus"] = launched(keys, cards)
+    job |= mapped(job)  # models/loader.py: sequential
     keys.note(
         "warning",
         "",

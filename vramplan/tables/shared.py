@@ -33,14 +33,16 @@ class Traits(NamedTuple):
 
     runs_flash: bool
     size: int
-    """Of account to ZeRO-1 and 2 alone, which flatten weights on the host where the card has no room."""
+    """Of account to ZeRO-1 and 2, which flatten weights on the host where the card has no room, and to transformers 4,
+    which asks for no more than there is before it loads."""
     workspace: int
     """CuBLAS's: the plays of a law are the same whatever it is."""
 
 
 def traits(card: Card, job: Job) -> Traits:
     """Those of a card."""
-    size = card.usable_bytes if job.strategy in ("zero1", "zero2") else 0
+    sized = job.strategy in ("zero1", "zero2") or (job.is_mapped and job.experts == "linear")
+    size = card.usable_bytes if sized else 0
     return Traits(card.runs_flash, size, cublas_workspace(card).num_bytes)
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vramplan.analytic.device_map import loaded_bytes
 from vramplan.analytic.record import Recorder
 from vramplan.analytic.sharing.replicated import Replicated
 from vramplan.analytic.unfold import Piece
-from vramplan.timeline import Storage
 
 if TYPE_CHECKING:
     from vramplan.analytic.step import Step
@@ -24,13 +22,8 @@ class Pipeline(Replicated):
         self.weights = [one for one in step.placed if one.parameter.card == card]
 
     def load(self) -> None:
-        """The card's share of the model, asked for in one piece first (modeling_utils.py: caching_allocator_warmup)."""
-        model = [one.parameter for one in self.weights if not one.parameter.is_adapter]
-        size = sum(loaded_bytes(weight, self.job.dtype) for weight in model)
-        self.record.free(self.record.allocate(Storage(size, "temporary", "warm-up of the allocator")))
-        for one in self.weights:
-            for storage in one.storages():
-                self.record.allocate(storage)
+        """The card's share of the model."""
+        self.load_whole(self.weights)
 
     def on_this_card(self, events: Sequence[int]) -> Sequence[int]:
         """What happens on this card."""

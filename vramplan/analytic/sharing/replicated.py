@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from vramplan.analytic.device_map import asked_at_once
 from vramplan.analytic.optimizers import Weight, optimizer_of
 from vramplan.analytic.record import Recorder
 from vramplan.analytic.unfold import Piece
 from vramplan.overheads import ddp_buckets
 from vramplan.timeline import Storage
+from vramplan.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
-    from vramplan.analytic.step import Step
+    from vramplan.analytic.step import Placed, Step
 
 
 class Replicated:
@@ -29,9 +31,36 @@ class Replicated:
 
     def load(self) -> None:
         """The model is on the card."""
-        for one in self.step.placed:
-            for storage in one.storages():
-                self.record.allocate(storage)
+        self.load_whole(self.step.placed)
+
+    def load_whole(self, placed: Sequence[Placed]) -> dict[Placed, list[int]]:
+        """Every weight as it was loaded.
+
+        What transformers loads onto the card it asks for in one piece before (modeling_utils.py:
+        caching_allocator_warmup); it goes by name (core_model_loading.py: dot_natural_key), which puts the head first.
+        """
+        if self.job.is_mapped:
+            model = [one.parameter for one in placed if not one.parameter.is_adapter]
+            size = asked_at_once(model, self.job, self.step.card)
+            cached = Storage(size, "reserved_unused", "warm-up of the allocator", in_kernel=True)
+            self.record.free(self.record.allocate(cached))
+            head = [one for one in placed if one.parameter.name.startswith("lm_head") and not one.parameter.is_adapter]
+            placed = list(dict.fromkeys((*head, *placed)))
+        return {one: self._loaded(one) for one in placed}
+
+    def loaded_dtype(self, one: Placed) -> str | None:
+        """What a weight is loaded in, where it is used in another dtype."""
+
+    def _loaded(self, one: Placed) -> list[int]:
+        """One weight; bitsandbytes quantizes it on the card."""
+        weight, record = one.parameter, self.record
+        if not weight.stored:
+            return [record.allocate(storage) for storage in one.storages(self.loaded_dtype(one))]
+        whole = Storage(weight.num_elements * DTYPE_BYTES[self.job.dtype], "temporary", "weight to be quantized")
+        before = record.allocate(whole)
+        stored = [record.allocate(storage) for storage in one.storages()]
+        record.free(before)
+        return stored
 
     def prepare(self) -> None:
         """What goes around the model is made."""

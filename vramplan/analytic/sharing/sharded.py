@@ -51,9 +51,11 @@ class Sharded(Replicated):
     def load(self) -> None:
         """A quantized model comes to every card whole (transformers 5.23, quantizers/quantizer_bnb_4bit.py)."""
         if self.job.quantize != "none" and self.job.fsdp.loads_on_card:
-            for one in self.step.placed:
-                storages = one.storages(loaded_dtype(one.parameter, self.job))
-                self.loaded[one] = [self.record.allocate(storage) for storage in storages]
+            self.loaded = self.load_whole(self.step.placed)
+
+    def loaded_dtype(self, one: Placed) -> str:
+        """As transformers and PEFT leave it."""
+        return loaded_dtype(one.parameter, self.job)
 
     def leave(self, divided: Iterable[Placed]) -> None:
         """Of weights that are divided now the scales stay."""

@@ -83,9 +83,8 @@ class Divided(Replicated):
 
     def load(self) -> None:
         """Every weight whole, in the dtype that it was loaded in."""
-        for one in self.step.placed:
-            storages = one.storages(self.loaded_dtype(one))
-            self.loaded[one.layer, one.name] = [self.record.allocate(storage) for storage in storages]
+        for one, storages in self.load_whole(self.step.placed).items():
+            self.loaded[one.layer, one.name] = storages
 
     def loaded_dtype(self, one: Placed) -> str | None:
         """Where it is another one than the weight is used in."""
