@@ -64,8 +64,8 @@ ON_HOST = FSDP | {"fsdp": OUTSIDE | {"loads_on_card": False}}
         ({"autocast": "none"}, 8, 36.082, "forward"),  # row 36
         ({"autocast": "none"} | FSDP, 2, 14.105, "backward"),  # row 35
         ({"autocast": "none"} | FSDP, 4, 20.452, "backward"),  # row 37
-        ({"method": "qlora"}, 4, 15.249, "forward"),  # row 78: bf16 autocast
-        ({"method": "qlora"}, 8, 26.461, "forward"),  # row 80
+        ({"method": "qlora", "device_map": False}, 4, 15.249, "forward"),  # row 78: bf16 autocast
+        ({"method": "qlora", "device_map": False}, 8, 26.461, "forward"),  # row 80
         ({"method": "qlora"} | ON_HOST, 2, 8.777, "backward"),  # rows 59 and 79
         ({"method": "qlora"} | ON_HOST, 4, 14.873, "backward"),  # rows 61 and 81
     ],

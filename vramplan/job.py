@@ -132,9 +132,9 @@ class Job(BaseModel):
     experts: Experts = "stacked"
     """How a mixture's experts are made: stacked in one weight for all, as transformers 5 does, or each of linear layers
     of its own, as before (but for architectures that were stacked then: gpt_oss, qwen3_vl_moe, llama4)."""
-    device_map: bool = False
+    device_map: bool | None = None
     """Whether from_pretrained is given a device_map: it loads onto the card at once, and first asks torch for the whole
-    model in one piece (transformers 4.50 on). Quantized models always are loaded so."""
+    model in one piece (transformers 4.50 on, nothing did before); null: for quantized models and `pipeline` alone."""
     fp32_norms: bool = False
     """Whether the norms alone are made fp32, and with them what they give."""
     autocast: Autocast = "bf16"
@@ -229,7 +229,7 @@ class Job(BaseModel):
     @property
     def is_mapped(self) -> bool:
         """Whether transformers itself loads the model onto the card, rather than to the host first."""
-        return self.device_map or self.quantize != "none" or self.strategy == "pipeline"
+        return self.quantize != "none" or self.strategy == "pipeline" if self.device_map is None else self.device_map
 
     @property
     def casts(self) -> bool:

@@ -52,15 +52,19 @@ class Replicated:
         """What a weight is loaded in, where it is used in another dtype."""
 
     def _loaded(self, one: Placed) -> list[int]:
-        """One weight; bitsandbytes quantizes it on the card."""
+        """One weight; bitsandbytes quantizes it on the card, and its scales (0.50, functional.py: quantize_4bit)."""
         weight, record = one.parameter, self.record
         if not weight.stored:
             return [record.allocate(storage) for storage in one.storages(self.loaded_dtype(one))]
-        whole = Storage(weight.num_elements * DTYPE_BYTES[self.job.dtype], "temporary", "weight to be quantized")
-        before = record.allocate(whole)
-        stored = [record.allocate(storage) for storage in one.storages()]
-        record.free(before)
-        return stored
+        size = weight.num_elements * DTYPE_BYTES[self.job.dtype]
+        before = [record.allocate(Storage(size, "temporary", "weight to be quantized"))]
+        stored = one.storages()
+        if weight.quantize == "nf4-double":  # themselves, and less their mean
+            scales = Storage(4 * stored[1].num_bytes, "temporary", "scales to be quantized")
+            before += [record.allocate(scales), record.allocate(scales)]
+        found = [record.allocate(storage) for storage in stored]
+        record.free_all(reversed(before))
+        return found
 
     def prepare(self) -> None:
         """What goes around the model is made."""
