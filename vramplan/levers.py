@@ -112,7 +112,8 @@ def _larger(card: Card, job: Job, need_bytes: int) -> list[Card]:
         other
         for other in usual
         if other.vendor == card.vendor
-        and (1 - share) * other.cuda_total_bytes > max((1 - share) * card.cuda_total_bytes, need_bytes)
+        and round(other.total_mib / 1024) > round(card.total_mib / 1024)
+        and (1 - share) * other.cuda_total_bytes > need_bytes
         and (job.dtype == "fp32" or other.supports(job.dtype))
     ]
     nearest = sorted(fitting, key=lambda other: other.cuda_total_bytes)[:2]

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,8 @@ Record = Annotated[Path | None, typer.Option(help="Folder to keep each run in, a
 Confidence = Annotated[
     float | None, typer.Option(help="How sure a verdict is to be, which sets the safety margin; 0 for none (0.9).")
 ]
+SECONDS_BETWEEN_LINES = 30
+"""Of progress, where there is no terminal."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -170,17 +173,21 @@ def check_file(flag: str, path: Path | None, kinds: tuple[str, ...]) -> None:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, float], None]]:
-    """Told what goes on, shows it on a terminal; what takes no time loads nothing."""
+    """Told what goes on, shows it on a terminal, in a log as a line now and then; what takes no time loads nothing."""
     bar: Any = None
+    last = time.monotonic()
 
     def tell(what: str, share: float) -> None:
-        nonlocal bar
+        nonlocal bar, last
         if bar is None and sys.stderr.isatty():
             from vramplan.render.progress import Bar
 
             bar = Bar()
         if bar is not None:
             bar.tell(what, share)
+        elif time.monotonic() - last > SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            print(f"{share:4.0%}  {what}", file=sys.stderr, flush=True)
 
     try:
         yield tell

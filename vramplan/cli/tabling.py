@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -87,19 +88,26 @@ def table(
         wanted = {(chosen or [ALONE])[0]: Wanted(format or "markdown", {**lists, **asked})}
         chosen = list(wanted)
     regions = marks.wanted(path, found, wanted, chosen) if path is not None else []
+    known = list(wanted)
     if path is not None:
         wanted = {one.name: wanted[one.name] for one in regions}
     texts = _made(wanted, "json" if as_json else format, jobs, config)
     if path is None:
         print("\n".join(texts.values()), end="")
         raise typer.Exit(0)
-    new = marks.renewed(lines, texts, regions)
-    if new == lines:
-        raise typer.Exit(0)
-    if check is not None:
+    new, stale = marks.renewed(lines, texts, regions), marks.stale(lines, texts, regions)
+    if stale and write is not None:
+        marks.put(path, new)
+    outcomes = {
+        "renewed" if write is not None else "stale": stale,
+        "as it should be": [one for one in texts if one not in stale],
+        "without markers there": [one for one in known if one not in texts],
+    }
+    told = [f"{', '.join(names)} {outcome}" for outcome, names in outcomes.items() if names]
+    print(f"{path}: {'; '.join(told)}", file=sys.stderr)
+    if stale and check is not None:
         print(marks.difference(path, lines, new), end="")
         raise typer.Exit(1)
-    marks.put(path, new)
     raise typer.Exit(0)
 
 

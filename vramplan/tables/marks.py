@@ -102,6 +102,11 @@ def renewed(lines: list[str], texts: Mapping[str, str], found: list[Region]) -> 
     return made
 
 
+def stale(lines: list[str], texts: Mapping[str, str], found: list[Region]) -> list[str]:
+    """The names of those that stand there otherwise."""
+    return [one.name for one in found if renewed(lines, {one.name: texts[one.name]}, found) != lines]
+
+
 def difference(path: Path, old: list[str], new: list[str]) -> str:
     """A unified diff from what stands there to what should."""
     return "".join(unified_diff(old, new, str(path), f"{path} (now)"))
