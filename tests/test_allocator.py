@@ -119,6 +119,40 @@ def test_expandable_segments_grow_by_pages() -> None:
     assert allocator.reserved == 40 * MiB
 
 
+def test_expandable_segments_give_pages_back_between_blocks_in_use() -> None:
+    """release_blocks unmaps every whole page of every free block; 60 MiB in one piece are then mapped at the end."""
+    allocator = CachingAllocator(140 * MiB, AllocatorSettings(expandable_segments=True))
+    first, _, _ = (allocator.malloc(40 * MiB) for _ in range(3))
+    allocator.free(first)
+    last = allocator.malloc(60 * MiB)
+    assert (allocator.reserved, allocator.num_retries) == (140 * MiB, 1)
+    allocator.free(last)
+    assert allocator.malloc(40 * MiB).address == last.address
+    assert allocator.num_retries == 1
+
+
+def test_expandable_segments_map_again_what_they_gave_back() -> None:
+    allocator = CachingAllocator(settings=AllocatorSettings(expandable_segments=True))
+    first, second = allocator.malloc(50 * MiB), allocator.malloc(50 * MiB)
+    allocator.free(first)
+    allocator.empty_cache()
+    assert allocator.reserved == 60 * MiB  # the page that both lie on stays
+    assert allocator.malloc(50 * MiB).address == first.address
+    assert allocator.reserved == 100 * MiB
+    allocator.free(second)
+    allocator.empty_cache()
+    assert allocator.reserved == 60 * MiB
+
+
+def test_the_end_of_an_expandable_segment_is_spared() -> None:
+    """get_free_block takes the size for one that a block can expand to."""
+    allocator = CachingAllocator(settings=AllocatorSettings(expandable_segments=True))
+    first, _, last = allocator.malloc(40 * MiB), allocator.malloc(20 * MiB), allocator.malloc(20 * MiB)
+    allocator.free(first)
+    allocator.free(last)
+    assert allocator.malloc(20 * MiB).address == first.address
+
+
 def test_a_full_device_gives_cached_segments_back_before_it_fails() -> None:
     run = replay([0, ~0, 1], [60 * MiB, 80 * MiB], capacity=100 * MiB)
     assert not run.out_of_memory

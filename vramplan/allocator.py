@@ -25,6 +25,8 @@ MIN_LARGE_ALLOC = 10 * MiB
 """kMinLargeAlloc: from here on a segment is the request itself, rounded to ROUND_LARGE."""
 ROUND_LARGE = 2 * MiB
 """kRoundLarge."""
+SPACE = LARGE_BUFFER << 26
+"""Addresses of a segment that expands, in whole pages of both pools."""
 UNLIMITED = 1 << 62
 """A size that nothing reaches."""
 
@@ -59,32 +61,46 @@ class Action(NamedTuple):
 
 
 class Block:
-    """A stretch of a segment, free or in use."""
+    """A stretch of a segment, free or in use; where segments are expandable also one that no memory is mapped to."""
 
-    __slots__ = ("address", "after", "before", "free", "pool", "size")
+    __slots__ = ("address", "after", "before", "free", "mapped", "pool", "size")
 
-    def __init__(self, address: int, size: int, pool: Pool, before: Block | None = None) -> None:
+    def __init__(self, address: int, size: int, pool: Pool, before: Block | None = None, mapped: bool = True) -> None:
         self.address = address
         self.size = size
         self.pool = pool
-        self.free = False
+        self.free = not mapped
+        self.mapped = mapped
         self.before = before
         self.after: Block | None = None
+
+    @property
+    def can_grow_to(self) -> int:
+        """Bytes with what could be mapped right behind it (get_free_block: expandable_size)."""
+        return self.size + (self.after.size if self.after is not None and not self.after.mapped else 0)
 
 
 class Pool:
     """The free blocks of one size class and stream, in the allocator's order."""
 
-    __slots__ = ("blocks", "first_address", "growing", "keys", "small")
+    __slots__ = ("blocks", "keys", "page", "small", "unmapped")
 
-    def __init__(self, small: bool, number: int) -> None:
+    def __init__(self, small: bool, number: int, expandable: bool) -> None:
         self.small = small
         self.keys: list[int] = []  # size << 64 | address, sorted
         self.blocks: dict[int, Block] = {}
-        self.growing: Block | None = None
-        """Last block of the segment that grows, where segments are expandable."""
-        self.first_address = (1 << 50) * (number + 1)
-        """Where that segment begins."""
+        self.page = SMALL_BUFFER if small else LARGE_BUFFER
+        """What is mapped at a time, where segments are expandable."""
+        space = Block(SPACE * (number + 1), SPACE, self, mapped=False)
+        self.unmapped = [space] if expandable else []
+        """By address: one segment that is as large as ever needed, in the beginning."""
+
+    def insert(self, block: Block) -> None:
+        """Put a free block in."""
+        block.free = True
+        key = block.size << 64 | block.address
+        insort(self.keys, key)
+        self.blocks[key] = block
 
     def remove(self, block: Block) -> None:
         """Take a block out."""
@@ -133,11 +149,14 @@ class CachingAllocator:
         small = size <= SMALL_SIZE
         pools = self.pools.get(stream)
         if pools is None:
-            pools = self.pools[stream] = (Pool(True, 2 * stream), Pool(False, 2 * stream + 1))
+            expands = settings.expandable_segments
+            pools = self.pools[stream] = (Pool(True, 2 * stream, expands), Pool(False, 2 * stream + 1, expands))
         pool = pools[not small]
         keys = pool.keys
         index = bisect_left(keys, size << 64)
         if index < len(keys) and (self._takes_any or self._may_take(size, keys[index] >> 64)):
+            if settings.expandable_segments:
+                index = _least_growing(pool, index)
             block = pool.blocks.pop(keys.pop(index))
             block.free = False
         elif settings.expandable_segments:
@@ -155,8 +174,6 @@ class CachingAllocator:
             if after is not None:
                 after.before = rest
             block.after, block.size = rest, size
-            if pool.growing is block:
-                pool.growing = rest
             rest.free = True
             key = remaining << 64 | rest.address
             insort(keys, key)
@@ -172,25 +189,21 @@ class CachingAllocator:
         pool = block.pool
         keys, blocks = pool.keys, pool.blocks
         before, after = block.before, block.after
-        if before is not None and before.free:
+        if before is not None and before.free and before.mapped:
             key = before.size << 64 | before.address
             del keys[bisect_left(keys, key)], blocks[key]
             before.size += block.size
             before.after = after
             if after is not None:
                 after.before = before
-            if pool.growing is block:
-                pool.growing = before
             block = before
-        if after is not None and after.free:
+        if after is not None and after.free and after.mapped:
             key = after.size << 64 | after.address
             del keys[bisect_left(keys, key)], blocks[key]
             block.size += after.size
             block.after = beyond = after.after
             if beyond is not None:
                 beyond.before = block
-            if pool.growing is after:
-                pool.growing = block
         block.free = True
         key = block.size << 64 | block.address
         insort(keys, key)
@@ -205,14 +218,15 @@ class CachingAllocator:
         return max(MIN_BLOCK, round_up(num_bytes, MIN_BLOCK))
 
     def empty_cache(self) -> None:
-        """Give every wholly free segment back to the device (release_cached_blocks)."""
+        """Give every wholly free segment, or page, back to the device (release_cached_blocks)."""
         for pool in [pool for pools in self.pools.values() for pool in pools]:
-            for block in [b for b in pool.blocks.values() if b.before is None and b.after is None]:
-                if pool.growing is block:
-                    pool.growing = None
-                pool.remove(block)
-                self.reserved -= block.size
-                self._note("segment_unmap" if self.settings.expandable_segments else "segment_free", block)
+            for block in list(pool.blocks.values()):
+                if self.settings.expandable_segments:
+                    self._unmap(block, pool)
+                elif block.before is None and block.after is None:
+                    pool.remove(block)
+                    self.reserved -= block.size
+                    self._note("segment_free", block)
 
     def _may_take(self, size: int, found: int) -> bool:
         """Whether the best fit is acceptable (get_free_block); no second candidate is tried."""
@@ -236,25 +250,63 @@ class CachingAllocator:
         return block
 
     def _grow(self, size: int, pool: Pool) -> Block:
-        """Map whole pages at the end of the pool's growing segment (try_allocate_expandable_block)."""
-        page = SMALL_BUFFER if pool.small else LARGE_BUFFER
-        mapped = round_up(size - _waiting(pool), page)
-        if self._retries(mapped):
-            mapped = round_up(size - _waiting(pool), page)  # what waited may be gone
-        self._reserve(mapped, size)
-        last = pool.growing
-        if last is not None and last.free:
-            pool.remove(last)
-            self._note("segment_map", Block(last.address + last.size, mapped, pool))
-            last.size += mapped
-            return last
-        address = last.address + last.size if last is not None else pool.first_address
-        block = Block(address, mapped, pool, last)
-        if last is not None:
-            last.after = block
-        pool.growing = block
-        self._note("segment_map", block)
+        """Map pages at the first place with room for so many bytes (try_allocate_expandable_block)."""
+        for attempt in range(2):
+            block, lacking = _place_to_grow(size, pool)
+            if attempt or not self._retries(lacking):
+                break
+        self._reserve(lacking, size)
+        block = block if block.mapped else self._map(block, min(block.size, size))
+        while block.size < size:
+            assert block.after is not None
+            block = self._map(block.after, min(size - block.size, block.after.size))
+        pool.remove(block)
         return block
+
+    def _map(self, block: Block, size: int) -> Block:
+        """Memory for the first bytes of a block, in whole pages; it joins free neighbours (map_block)."""
+        pool = block.pool
+        mapped = round_up(size, pool.page)
+        self._note("segment_map", Block(block.address, mapped, pool))
+        if mapped < block.size:
+            rest = Block(block.address + mapped, block.size - mapped, pool, block, mapped=False)
+            rest.after = block.after
+            if rest.after is not None:
+                rest.after.before = rest
+            block.after, block.size = rest, mapped
+            pool.unmapped[pool.unmapped.index(block)] = rest
+        else:
+            pool.unmapped.remove(block)
+        block.mapped = True
+        for other in (block.before, block.after):
+            if other is not None and other.free and other.mapped:
+                pool.remove(other)
+                block = _joined(block, other)
+        pool.insert(block)
+        return block
+
+    def _unmap(self, block: Block, pool: Pool) -> None:
+        """Give a free block's whole pages back; what is left on both sides stays free (unmap_block)."""
+        first, end = round_up(block.address, pool.page), (block.address + block.size) // pool.page * pool.page
+        if first >= end:
+            return
+        pool.remove(block)
+        if first > block.address:
+            left = Block(block.address, first - block.address, pool, block.before)
+            _between(block.before, left, block)
+            pool.insert(left)
+        if end < block.address + block.size:
+            right = Block(end, block.address + block.size - end, pool, block)
+            _between(block, right, block.after)
+            pool.insert(right)
+        block.address, block.size, block.mapped, block.free = first, end - first, False, True
+        self.reserved -= block.size
+        self._note("segment_unmap", block)
+        for other in (block.before, block.after):
+            if other is not None and not other.mapped:
+                pool.unmapped.remove(other)
+                block = _joined(block, other)
+        pool.unmapped.insert(bisect_left([one.address for one in pool.unmapped], block.address), block)
 
     def _note(self, name: str, block: Block) -> None:
         if self.history is not None:
@@ -278,7 +330,42 @@ class CachingAllocator:
             self.peak_reserved = self.reserved
 
 
-def _waiting(pool: Pool) -> int:
-    """Free bytes at the end of a growing segment."""
-    last = pool.growing
-    return last.size if last is not None and last.free else 0
+def _least_growing(pool: Pool, index: int) -> int:
+    """The fitting block that what could be mapped behind it makes least large; the search stops where it grows."""
+    keys, blocks = pool.keys, pool.blocks
+    while index + 1 < len(keys) and blocks[keys[index + 1]].can_grow_to < blocks[keys[index]].can_grow_to:
+        index += 1
+    return index
+
+
+def _place_to_grow(size: int, pool: Pool) -> tuple[Block, int]:
+    """(the first of the blocks that make room for so many bytes, bytes of the pages that it lacks)."""
+    for unmapped in pool.unmapped:
+        first = unmapped.before if unmapped.before is not None and unmapped.before.free else unmapped
+        one: Block | None = first
+        room = lacking = 0
+        while one is not None and one.free and room < size:
+            lacking += 0 if one.mapped else round_up(min(size - room, one.size), pool.page)
+            room += one.size
+            one = one.after
+        if room >= size:
+            return first, lacking
+    raise AssertionError("a segment ended")  # its addresses are more than any device has bytes
+
+
+def _between(before: Block | None, block: Block, after: Block | None) -> None:
+    block.before, block.after = before, after
+    if before is not None:
+        before.after = block
+    if after is not None:
+        after.before = block
+
+
+def _joined(block: Block, other: Block) -> Block:
+    """Two neighbours as the first of them."""
+    first, second = (other, block) if other.address < block.address else (block, other)
+    first.size += second.size
+    first.after = second.after
+    if first.after is not None:
+        first.after.before = first
+    return first

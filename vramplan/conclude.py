@@ -10,6 +10,7 @@ from vramplan.card import Card
 from vramplan.images import Picture, shown
 from vramplan.job import Job
 from vramplan.learned import context
+from vramplan.lengths import MICRO_STEPS
 from vramplan.overheads import outside_terms
 from vramplan.replaying import Replay, replay
 from vramplan.result import Estimate, Term
@@ -171,7 +172,13 @@ def _four_bits_shared(job: Job) -> str:
 
 
 def _texts(job: Job) -> str:
-    return f"{job.batches} sequences of {job.sequence_length} tokens, all equally long"
+    if job.lengths is None:
+        return f"{job.batches} sequences of {job.sequence_length} tokens, all equally long"
+    found = [min(one, job.sequence_length) for one in job.lengths]
+    return (
+        f"{job.batches} sequences of {job.sequence_length} tokens behind {MICRO_STEPS} micro-batches whose samples have"
+        f" {min(found)} to {max(found)}, which leave their blocks in torch's cache"
+    )
 
 
 def _images(job: Job, picture: Picture | None) -> str:
@@ -290,6 +297,8 @@ def assumptions(job: Job, card: Card, played: Played) -> tuple[str, ...]:
         + (
             ", expandable segments"
             if job.expandable_segments
+            else ""
+            if job.lengths is not None
             else " (where lengths vary torch caches more; expandable_segments avoids that)"
         ),
         f"{card.title}: {card.cuda_total_bytes >> 20} MiB visible to CUDA ({card.cuda_total_source})",

@@ -13,6 +13,7 @@ from vramplan.card import Card
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.images import COUNTED, EYES, picture_of
 from vramplan.job import MAX_COUNT, Job, engine_casts
+from vramplan.lengths import lengths_of
 from vramplan.spec import ModelSpec
 
 FLAGS = {
@@ -72,6 +73,11 @@ def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
     )
     if "lora_dtype" not in job and job["dtype"] == "fp32":
         job["lora_dtype"] = "fp32"
+    if "lengths" in job:
+        job["lengths"] = lengths_of(job["lengths"])
+        job.setdefault("sequence_length", max(job["lengths"]))
+        if job.get("batches") == "packed":
+            raise ConfigError("--lengths with --batches packed: packed rows are all full")
     if "image_size" in job:
         job["image_size"] = image_size(job["image_size"])
     job = feeds.complete(spec, job)

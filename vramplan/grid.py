@@ -109,7 +109,7 @@ def build(
     *,
     global_batch: int | None = None,
     cards: Sequence[str | Card] | None = None,
-    lengths: Sequence[int] | None = None,
+    sequence_lengths: Sequence[int] | None = None,
     ranks: Sequence[int] | None = None,
     image_sizes: Sequence[str | tuple[int, int]] | None = None,
     confidence: float = CONFIDENCE,
@@ -131,6 +131,8 @@ def build(
         name: job.pop(name) for name in ("micro_batch_size", "gradient_accumulation_steps") if job.get(name) is not None
     }
     first = complete_job(spec, card, {**job, **batch})
+    if first.lengths is not None:
+        raise UnsupportedError("--lengths: a report is about equal lengths; estimate and suggest take it")
     if first.strategy == "pipeline":
         raise UnsupportedError("--strategy pipeline: a report is about one card; estimate and suggest show them all")
     if (
@@ -141,7 +143,7 @@ def build(
         first = complete_job(spec, card, {**job, **batch})
     wanted = global_batch or (first.global_batch_size if batch else GLOBAL_BATCH * first.data_parallel)
     others = [with_margin(api.load_card(name), confidence) for name in (cards if cards is not None else CARDS)]
-    _axes(first, described, lengths, ranks, image_sizes)  # what cannot be chosen is refused before any work
+    _axes(first, described, sequence_lengths, ranks, image_sizes)  # what cannot be chosen is refused before any work
     found = api.suggest(
         spec, card, wanted, advice=False, progress=progress, confidence=confidence,
         trust_remote_code=trust_remote_code, **job,
@@ -153,7 +155,7 @@ def build(
     start = source(card)
     helpful = levers(spec, start.job, card, start.device_total_bytes) if described else []
     advice = tuple(pull(spec, start.job, card, estimator, helpful))
-    axes = _axes(start.job, described, lengths, ranks, image_sizes)
+    axes = _axes(start.job, described, sequence_lengths, ranks, image_sizes)
     offered, kinds, representatives = _kinds(source, [card, *(other for other in others if other.name != card.name)])
     micros = sorted({*MICRO_BATCHES, start.micro_batch_size})
     combined = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]

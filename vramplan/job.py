@@ -143,6 +143,9 @@ class Job(BaseModel):
     """transformers' name for the optimizer (its `optim`)."""
     sequence_length: int = Field(default=2048, gt=0, le=MAX_COUNT)
     """Tokens in each sample as it enters the model."""
+    lengths: tuple[int, ...] | None = None
+    """Tokens of samples whose micro-batches come before the longest, in order, over and over; each micro-batch is as
+    long as its longest sample. What they leave in torch's cache counts; null: all samples are equally long."""
     target_length: int | None = Field(default=None, gt=0, le=MAX_COUNT)
     """Tokens of the labels that a decoder beside an encoder writes (T5); null: 128, or `sequence_length` if shorter."""
     images: int = Field(default=0, ge=0, le=MAX_COUNT)

@@ -30,6 +30,13 @@ def levers(spec: ModelSpec, job: Job, card: Card, need_bytes: int) -> list[Lever
         )
     if job.loss in ("standard", "sliced", "sections"):
         lever("--loss liger", "logits never exist as a whole, nor in fp32", FREE, loss="liger")
+    if job.lengths is not None and not job.expandable_segments:
+        lever(
+            "PYTORCH_ALLOC_CONF=expandable_segments:True",
+            "what samples of other lengths left is joined, not kept apart",
+            FREE,
+            expandable_segments=True,
+        )
     if job.batches == "padded":
         lever("--batches unpadded", "packing or length grouping needs no mask", FREE, batches="unpadded")
     if job.method == "lora" and job.lora_dropout > 0:

@@ -19,6 +19,8 @@ from vramplan.units import ceil_div
 
 NEAR = 0.95
 """A batch is near the limit where it needs this share of what the longest one needs."""
+DRAWN = 256
+"""Samples whose batches a run is tried with."""
 STEPS = 64
 """Lengths are looked for in so many parts of the longest."""
 
@@ -52,6 +54,12 @@ class Data:
     def worst_length(self) -> int:
         """Tokens of the longest row of a batch."""
         return self.kept.longest if self.rows == "samples" else self.limit
+
+    @property
+    def drawn(self) -> tuple[int, ...] | None:
+        """Samples that come before the longest, where lengths differ and a micro-batch is as long as its longest."""
+        apart = self.rows == "samples" and not self.image_tokens and len(self.kept.lengths) > 1
+        return self.kept.drawn(DRAWN) if apart else None
 
     @property
     def padded_to(self) -> float:

@@ -64,6 +64,8 @@ class Bench:
             raise UnsupportedError(f"--method {job.method} is not probed yet; probed: full, lora, dora")
         if job.quantize != "none":
             raise UnsupportedError(f"--quantize {job.quantize} is not probed yet")
+        if job.lengths is not None:
+            raise UnsupportedError("--lengths is not probed yet")
         if job.strategy == "pipeline":
             raise UnsupportedError("--strategy pipeline is not probed yet")
         if job.strategy != "ddp" and self.device == "cpu":

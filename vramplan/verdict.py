@@ -47,6 +47,12 @@ from vramplan.result import Estimate
 from vramplan.spec import ModelSpec
 from vramplan.stepping import largest
 
+CACHED = (
+    "the longest sample alone would fit; with what samples of other lengths leave in torch's cache before it does not:"
+    " set PYTORCH_ALLOC_CONF=expandable_segments:True"
+)
+"""Why a data set does not fit whose longest sample would."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -221,13 +227,16 @@ def judge(
         return one.evaluation_bytes + trained.device_total_bytes - trained.peak_reserved_bytes
 
     @cache
-    def at(length: int) -> Verdict:
-        sized = {**job, "sequence_length": length}
+    def at(length: int, others: tuple[int, ...] | None = None) -> Verdict:
+        sized = {**job, "sequence_length": length, "lengths": others}
         estimate = api.estimate(spec, card, confidence=confidence, progress=progress, **sized)
         evaluation = evaluated(estimate, sized, reading.eval_batch_size)
         return Verdict(reading, with_margin(card, confidence), estimate, evaluation, None, min_headroom, data)
 
-    verdict = at(job["sequence_length"])
+    others = data.drawn if data is not None and job.get("batches") != "packed" else None
+    verdict = at(job["sequence_length"], others)
+    if others is not None and not verdict.fits and at(job["sequence_length"]).fits:
+        reading.notes.insert(0, Note("warning", "lengths", CACHED))
     if data is not None and look_further:
 
         def need(length: int) -> tuple[int, bool]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 from vramplan.analytic.architecture import architecture_of, is_described
 from vramplan.analytic.blocks import Kind
@@ -21,6 +23,7 @@ from vramplan.analytic.support import (
     mixture_notes,
 )
 from vramplan.analytic.unfold import HEAD, TAIL, Plan, fold
+from vramplan.analytic.varying import varied
 from vramplan.analytic.vision import Seen
 from vramplan.card import Card
 from vramplan.checks import are_linear, check_job
@@ -32,6 +35,7 @@ from vramplan.overheads import outside_terms
 from vramplan.result import Begun, Estimate
 from vramplan.roofline import flops, seconds
 from vramplan.spec import ModelSpec
+from vramplan.timeline import Timeline
 
 VERSIONS = "torch 2.13, transformers 5.23, peft 0.21"
 """What the blocks mirror."""
@@ -108,7 +112,8 @@ def begin(spec: ModelSpec, job: Job, card: Card) -> Begun:
         check_adapters(job, step.widths, linear_names(step, pattern), pattern)
         check_saved(job, step.widths, saved_names(step))
         notes += mixture_notes(spec, job, step.routers, pattern)
-        peaks = {one: max(timeline.live_bytes(with_kernels=False)) for one, timeline in step.timelines.items()}
+        timelines = step.timelines if job.lengths is None else _varied(spec, job, card, step)
+        peaks = {one: max(timeline.live_bytes(with_kernels=False)) for one, timeline in timelines.items()}
     least_bytes = max(peaks.values()) + sum(term.num_bytes for term in outside_terms(job, card))
 
     def finish() -> Estimate:
@@ -116,10 +121,27 @@ def begin(spec: ModelSpec, job: Job, card: Card) -> Begun:
             found = {}
             for one, peak in peaks.items():
                 played = whole(step, (*notes, *count_notes(spec, step.num_parameters)), one)
-                found[one] = conclude(replace(played, fed=said(spec, job)), spec.name, job, card, peak)
+                played = replace(played, timeline=timelines[one], fed=said(spec, job))
+                found[one] = conclude(played, spec.name, job, card, peak)
             return found[0] if setting.spread_over is None else fullest(found, contents(setting, plan))
 
-    return Begun(least_bytes, finish, step.timeline if len(peaks) == 1 else None, lambda on: step_seconds(step, on))
+    return Begun(least_bytes, finish, timelines[0] if len(peaks) == 1 else None, lambda on: step_seconds(step, on))
+
+
+def _varied(spec: ModelSpec, job: Job, card: Card, step: Step) -> dict[int, Timeline]:
+    """Each card's timeline where lengths vary."""
+
+    @cache
+    def at(length: int) -> dict[int, Timeline]:
+        if length == job.sequence_length:
+            return step.timelines
+        setting, plan, _ = prepare(spec, job.model_copy(update={"sequence_length": length}), card)
+        return Step(setting, plan, card).timelines
+
+    def on(one: int) -> Callable[[int], Timeline]:
+        return lambda length: at(length)[one]
+
+    return {one: varied(on(one), job) for one in step.timelines}
 
 
 def whole(step: Step, notes: tuple[str, ...], card: int = 0) -> Played:

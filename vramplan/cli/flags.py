@@ -62,6 +62,11 @@ JOB_FLAGS = {
     "quantize": Flag(str, "nf4, int8: frozen linear layers in four or eight bits, by bitsandbytes (none)."),
     "optimizer": Flag(str, "transformers' optim name (adamw_torch_fused)."),
     "seq_len": Flag(int, "Tokens in each sample (2048).", "sequence_length"),
+    "lengths": Flag(
+        str,
+        "Where samples differ in length: tokens of the shortest to the longest, 128-2048, or of each, 300,1200,2048;"
+        " what torch caches by the time the longest comes is counted (all as long as --seq-len).",
+    ),
     "target_len": Flag(int, "Tokens of a T5 decoder's labels (128, or --seq-len if shorter).", "target_length"),
     "images": Flag(int, "Images in each sample (1 where the model sees); their tokens are part of --seq-len."),
     "videos": Flag(int, "Videos in each sample, instead of images (0)."),

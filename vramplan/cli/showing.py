@@ -57,7 +57,7 @@ def report(
             gpu,
             global_batch=global_batch,
             cards=_list(cards),
-            lengths=_numbers("--seq-lens", seq_lens),
+            sequence_lengths=_numbers("--seq-lens", seq_lens),
             ranks=_numbers("--lora-ranks", lora_ranks),
             image_sizes=_list(image_sizes),
             progress=tell,

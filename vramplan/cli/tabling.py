@@ -20,7 +20,7 @@ ALONE = "table"
 """What a table made of flags is called between markers."""
 
 
-@partial(with_job_flags, without=("method", "seq_len"))
+@partial(with_job_flags, without=("method", "seq_len", "lengths"))
 def table(
     models: Annotated[str | None, typer.Option(help="Names, or patterns over shipped ones: qwen2.5-*,phi-4.")] = None,
     gpus: Annotated[str | None, typer.Option(help="Cards by name or pattern: rtx4090,h100*.")] = None,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate, islice
 from math import ceil
 from pathlib import Path
+from random import Random
 
 from vramplan.dataset.rows import rows
 from vramplan.dataset.shapes import sample
@@ -100,6 +101,11 @@ class Spread:
     def quantile(self, share: float) -> int:
         """The length that this share of the samples does not exceed (nearest rank)."""
         return self.lengths[bisect_left(self.upto, max(1, ceil(share * self.samples)))]
+
+    def drawn(self, count: int) -> tuple[int, ...]:
+        """Lengths of samples drawn at random, the same each time."""
+        draws = Random(count)
+        return tuple(self.quantile(draws.random()) for _ in range(count))
 
     def longer(self, length: int) -> int:
         """Samples of more tokens than that."""

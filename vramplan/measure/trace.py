@@ -76,6 +76,8 @@ def run(
         raise UnsupportedError(
             f"--quantize {job.quantize}: quantized layers are not traced; --by analytic describes them"
         )
+    if job.lengths is not None:
+        raise UnsupportedError("--lengths is not traced; --by analytic takes it")
     if job.strategy == "pipeline":
         raise UnsupportedError("--strategy pipeline: several cards are not traced; --by analytic describes them")
     progress(f"building {spec.name}", 0.0)

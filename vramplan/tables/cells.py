@@ -207,6 +207,8 @@ def _shared(spec: ModelSpec, given: dict[str, object], card: Card, known: Known)
     """
     job = complete_job(spec, card, given)
     check_job(job, card)
+    if job.lengths is not None:
+        raise UnsupportedError("--lengths is not tabled yet; estimate and suggest take it")
     if job.strategy == "pipeline":  # where layers go depends on the card
         raise UnsupportedError("--strategy pipeline is not tabled yet")
     key = job, traits(card, job)
