@@ -233,7 +233,7 @@ def test_a_sequence_beyond_the_positions_is_a_note() -> None:
 
 FLAGS = {
     "suggest": "--gpu --global-batch --for --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype"
-    " --dtype --autocast --quantize --optimizer --seq-len --target-len"
+    " --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len"
     " --batches --checkpointing --attention --loss --loop"
     " --strategy --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles"
     " --vision --projector --solve"
@@ -243,26 +243,26 @@ FLAGS = {
     " --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
-    " --seq-len --target-len"
+    " --seq-len --lengths --target-len"
     " --batches --checkpointing --attention --loss --loop --strategy --offload --job --json --help",
     "report": "--gpu --out --micro-batch --accumulation --global-batch --cards --seq-lens --lora-ranks --image-sizes"
     " --confidence --trust-remote-code"
     " --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
-    " --seq-len --target-len"
+    " --seq-len --lengths --target-len"
     " --batches --checkpointing --attention --loss --loop --strategy --offload --job --json --help",
     "compare": "--gpu --micro-batch --accumulation --confidence --trust-remote-code"
     " --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
-    " --seq-len --target-len"
+    " --seq-len --lengths --target-len"
     " --batches --checkpointing --attention --loss --loop --strategy --offload --job --json --help",
     "check": "--gpu --num-gpus --model --framework --framework-version --seq-len --method"
     " --checkpointing --images --videos --frames --image-size --dataset"
     " --tokenizer --min-headroom --confidence --fix --write --json --help",
     "images": "--gpu --sizes --plot --confidence --num-gpus --method --lora-rank --lora-targets --lora-dropout"
-    " --lora-dtype --dtype --autocast --quantize --optimizer --seq-len --target-len"
+    " --lora-dtype --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len"
     " --batches --checkpointing --attention --loss"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector --loop"
     " --strategy --offload"
@@ -273,7 +273,7 @@ FLAGS = {
     " --projector --batches --checkpointing --attention --loss --loop --strategy --offload --job --json --help",
     "probe": "--as-card --micro-batch --accumulation --steps --find-max --max-runs --device --timeout --record"
     " --history --trust-remote-code --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype"
-    " --dtype --autocast --quantize --optimizer --seq-len --target-len"
+    " --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len"
     " --batches --checkpointing --attention --loss --loop"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --strategy --offload --job --json --help",

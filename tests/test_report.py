@@ -18,7 +18,7 @@ from vramplan.render import report
 from vramplan.render.text import free_gib, gib
 from vramplan.units import GiB
 
-SMALL = {"cards": ["rtx3060", "h100"], "lengths": [1000], "ranks": [], "attention": "eager", "micro_batch_size": 2}
+SMALL = {"cards": ["rtx3060", "h100"], "sequence_lengths": [1000], "ranks": [], "attention": "eager", "micro_batch_size": 2}
 FIELDS = (
     "fits", "fits_without_margin", "peak_tensor_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "peak_phase",
     "device_total_bytes", "headroom_bytes", "phases", "capacity_bytes", "margin_bytes",
@@ -127,7 +127,7 @@ def test_a_browser_shows_the_figures(built: grid.Grid, tmp_path: Path) -> None:
 
 
 def test_the_size_of_images_that_is_assumed_can_be_changed() -> None:
-    few = {"cards": [], "lengths": [], "ranks": [], "image_sizes": ["448x448"], "micro_batch_size": 8}
+    few = {"cards": [], "sequence_lengths": [], "ranks": [], "image_sizes": ["448x448"], "micro_batch_size": 8}
     built = grid.build("SmolVLM-256M-Instruct", "gtx1650", attention="eager", **few)
     assert built.axes["image_size"] == ((448, 448), (1024, 1024))
     assert built.begin.values["image_size"] == (1024, 1024)
