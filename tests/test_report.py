@@ -18,7 +18,13 @@ from vramplan.render import report
 from vramplan.render.text import free_gib, gib
 from vramplan.units import GiB
 
-SMALL = {"cards": ["rtx3060", "h100"], "sequence_lengths": [1000], "ranks": [], "attention": "eager", "micro_batch_size": 2}
+SMALL = {
+    "cards": ["rtx3060", "h100"],
+    "sequence_lengths": [1000],
+    "ranks": [],
+    "attention": "eager",
+    "micro_batch_size": 2,
+}
 FIELDS = (
     "fits", "fits_without_margin", "peak_tensor_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "peak_phase",
     "device_total_bytes", "headroom_bytes", "phases", "capacity_bytes", "margin_bytes",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import vramplan
 from tests.helpers import ROOT, cli
 from vramplan.analytic.estimator import VERSIONS
 from vramplan.batches import largest_batch, most_by_tensors
+from vramplan.cli import tabling
+from vramplan.cli.app import app
 from vramplan.errors import ConfigError, VramplanError
 from vramplan.render.table import grid
 from vramplan.render.text import gib
@@ -156,6 +160,48 @@ def test_a_file_is_checked_and_written(keep: Path) -> None:
     assert doc.read_bytes() == after
     flags = run(keep, "--models", "smollm2-135m", "--gpus", "rtx4090,t4", "--name", "one", "--check", "doc.md")
     assert flags.returncode == 0, flags.stdout
+
+
+def test_what_was_edited_meanwhile_stays(keep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is read again when the table is there."""
+    monkeypatch.chdir(keep)
+    doc = keep / "doc.md"
+    made = tabling._made
+
+    def slowly(*given: Any) -> dict[str, str]:
+        doc.write_text("more\n" + doc.read_text(), encoding="utf-8")
+        return made(*given)
+
+    monkeypatch.setattr(tabling, "_made", slowly)
+    assert app(["table", "--write", "doc.md", "--jobs", "1"], standalone_mode=False) == 0
+    assert doc.read_text(encoding="utf-8").startswith("more\n")
+    monkeypatch.undo()
+    assert run(keep, "--check", "doc.md").returncode == 0
+
+
+def test_several_tables_in_one_text(keep: Path) -> None:
+    found = run(keep, "--format", "json")
+    assert (found.returncode, set(json.loads(found.stdout))) == (0, {"one", "two"})
+    refused = run(keep, "--format", "csv")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "--format csv holds one table: give --name, one of one, two" in refused.stderr
+
+
+def test_a_byte_order_mark_before_the_first_marker(keep: Path) -> None:
+    doc = keep / "doc.md"
+    begin = doc.read_text(encoding="utf-8").index("<!-- vramplan table: begin")
+    doc.write_text("\ufeff" + doc.read_text(encoding="utf-8")[begin:], encoding="utf-8")
+    assert run(keep, "--write", "doc.md").returncode == 0
+    assert doc.read_text(encoding="utf-8").startswith("\ufeff<!-- vramplan table: begin")
+
+
+def test_closed_descriptors_are_no_defect(keep: Path) -> None:
+    for closed in (">&-", "2>&-"):
+        done = subprocess.run(
+            ["bash", "-c", f"{sys.executable} -m vramplan gpus {closed}"], cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 0
+        assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_an_interrupted_write_keeps_the_old_file(keep: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,9 @@ def _root(
 
 def main() -> None:
     """Run the command line; a user's mistake is one line on standard error and exit code 2."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without block characters still gets the figures
     try:

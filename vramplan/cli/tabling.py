@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from functools import partial
@@ -91,13 +92,15 @@ def table(
     known = list(wanted)
     if path is not None:
         wanted = {one.name: wanted[one.name] for one in regions}
-    texts = _made(wanted, "json" if as_json else format, jobs, config)
+    kind = "json" if as_json else format
+    texts = _made(wanted, kind, jobs, config)
     if path is None:
-        print("\n".join(texts.values()), end="")
+        print(_together(texts, {name: kind or one.format for name, one in wanted.items()}), end="")
         raise typer.Exit(0)
     new, stale = marks.renewed(lines, texts, regions), marks.stale(lines, texts, regions)
     if stale and write is not None:
-        marks.put(path, new)
+        fresh = marks.read(path)  # it may have been edited meanwhile
+        marks.put(path, marks.renewed(fresh, texts, marks.regions(path, fresh)))
     outcomes = {
         "renewed" if write is not None else "stale": stale,
         "as it should be": [one for one in texts if one not in stale],
@@ -109,6 +112,20 @@ def table(
         print(marks.difference(path, lines, new), end="")
         raise typer.Exit(1)
     raise typer.Exit(0)
+
+
+def _together(texts: dict[str, str], formats: dict[str, str]) -> str:
+    """Several tables as one text; JSON as one object, by name.
+
+    Raises:
+        ConfigError: for several in CSV, whose columns differ.
+    """
+    if len(texts) > 1 and "csv" in formats.values():
+        raise ConfigError(f"--format csv holds one table: give --name, one of {', '.join(texts)}")
+    if len(texts) > 1 and {*formats.values()} == {"json"}:
+        found = {name: json.loads(text) for name, text in texts.items()}
+        return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+    return "\n".join(texts.values())
 
 
 def _made(wanted: dict[str, Wanted], format: str | None, jobs: int | None, config: Path | None) -> dict[str, str]:

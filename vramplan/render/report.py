@@ -12,6 +12,7 @@ from typing import Any
 from vramplan.card import Card
 from vramplan.grid import Choice, Column, Grid, build
 from vramplan.lines import Segment
+from vramplan.plan import WITHOUT_MARGIN, Rejected
 from vramplan.render.plot import COLOURS
 from vramplan.render.text import CATEGORIES
 from vramplan.result import Estimate
@@ -81,7 +82,7 @@ def data(grid: Grid, words: Sequence[str] = ()) -> dict[str, Any]:
             for one in grid.search.plans
         ],
         "rejected": [
-            [one.micro_batch_size, one.gradient_accumulation_steps, one.device_total_bytes, one.reason]
+            [one.micro_batch_size, one.gradient_accumulation_steps, one.device_total_bytes, _why(one)]
             for one in grid.search.rejected
         ],
         "levers": [
@@ -89,6 +90,12 @@ def data(grid: Grid, words: Sequence[str] = ()) -> dict[str, Any]:
         ],
         "assumptions": list(start.assumptions),
     }  # fmt: skip
+
+
+def _why(one: Rejected) -> str:
+    """Why a pair is none, and whether its figure is a bound."""
+    bound = one.device_total_bytes is not None and one.reason != WITHOUT_MARGIN
+    return f"{one.reason}; needs at least that" if bound else one.reason
 
 
 class _Labels:

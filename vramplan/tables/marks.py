@@ -52,7 +52,7 @@ def regions(path: Path, lines: list[str]) -> list[Region]:
     found: dict[str, Region] = {}
     opened: tuple[str, int] | None = None
     for index, line in enumerate(lines):
-        mark = MARK.fullmatch(line)
+        mark = MARK.fullmatch(line.lstrip("\ufeff"))  # the mark of some editors at a file's beginning
         if mark is None:
             continue
         where, name = f"{path}:{index + 1}", mark["name"]

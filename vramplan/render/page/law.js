@@ -68,9 +68,11 @@ const GiB = 2 ** 30;
 const gib = (size) => (Math.ceil((size * 10) / GiB) / 10).toFixed(1); // a need never rounds down
 const freeGib = (size) => (Math.floor((size * 10) / GiB) / 10).toFixed(1); // free space never up
 
+const quoted = (word) => (/^[\w@%+=:,.\/-]+$/.test(word) ? word : `'${String(word).replaceAll("'", `'"'"'`)}'`); // for a shell
+
 function command(data, values, card, micro) {
   const said = data.axes.flatMap(([, , flag], i) => [flag, values[i]]);
-  return ["vramplan estimate", data.model, "--gpu", card.name, "--micro-batch", micro, "--accumulation", data.accumulation, ...said, ...data.words].join(" ");
+  return ["vramplan", "estimate", data.model, "--gpu", card.name, "--micro-batch", micro, "--accumulation", data.accumulation, ...said, ...data.words].map(quoted).join(" ");
 }
 
 if (typeof module !== "undefined") module.exports = { choiceOf, micros, stepAt, figures, gib, freeGib, command };
