@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 import vramplan
-from tests.helpers import card_of, spec_of
+from tests.helpers import card_of, cli, spec_of
 from vramplan import Job, Search
 from vramplan.errors import ConfigError
 from vramplan.plan import Run, divisors, learning_rate, pairs, search
@@ -222,3 +223,15 @@ def test_a_plan_without_accumulation_may_fit_alone() -> None:
     assert [(plan.micro_batch_size, plan.gradient_accumulation_steps) for plan in found.plans] == [(4, 1)]
     assert [(one.micro_batch_size, one.gradient_accumulation_steps) for one in found.rejected] == [(1, 4), (2, 2)]
     assert found.max_micro_batch_size >= 4
+
+
+@pytest.mark.parametrize("columns", ["60", "40"])
+def test_a_narrow_terminal_keeps_the_figures(columns: str) -> None:
+    wide = cli("suggest", "qwen2.5-7b", "--gpu", "rtx4090", "--global-batch", "16").stdout
+    shown = cli("suggest", "qwen2.5-7b", "--gpu", "rtx4090", "--global-batch", "16", COLUMNS=columns).stdout
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= int(columns)
+    where = wide[wide.index("weights ") : wide.index("total ")]
+    for line in where.splitlines():
+        (name, size) = re.match(r"(.+?)  +([\d.]+)", line).groups()  # type: ignore[union-attr]
+        assert re.search(rf"{re.escape(name)} +{re.escape(size)}\b", shown)

@@ -56,7 +56,7 @@ def images(
     else:
         from vramplan.render import text
 
-        text.print_all(shown.table(rows, card))
+        text.print_all(shown.table(rows, card, text.width()))
     raise typer.Exit(0 if any(row.max_micro_batch_size for row in rows) else 1)
 
 

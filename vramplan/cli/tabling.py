@@ -145,7 +145,10 @@ def _made(wanted: dict[str, Wanted], format: str | None, jobs: int | None, confi
             def told(what: str, share: float, number: int = number) -> None:
                 tell(what, (number + share) / len(sheets))
 
-            filled = fill(one, jobs=jobs or os.cpu_count() or 1, progress=told)
+            try:
+                filled = fill(one, jobs=jobs or os.cpu_count() or 1, progress=told)
+            except ConfigError as error:
+                raise ConfigError(f"{config}: {name}: {error}" if config else str(error)) from error
             texts[name] = FORMATS[format or wanted[name].format](filled)
     return texts
 

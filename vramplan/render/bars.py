@@ -9,9 +9,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.text import Text
 
-FULL, EMPTY, THIN = 0, 1, 2
-BLOCKS = ("█", "░", "▏")
-ASCII = ("#", ".", "|")
+FULL, EMPTY, THIN, BLANK = 0, 1, 2, 3
+BLOCKS = ("█", "░", "▏", " ")
+ASCII = ("#", ".", "|", " ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,17 @@ class Bar:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         characters = ASCII if options.ascii_only else BLOCKS
-        yield Text.assemble(*((characters[kind] * cells, style) for cells, style, kind in self.parts))
+        room, done, drawn = min(self.width, options.max_width), 0, 0
+        text = Text(no_wrap=True)
+        for cells, style, kind in self.parts:
+            done += cells
+            end = round(done / self.width * room) if self.width else 0
+            text.append(characters[kind] * (end - drawn), style)
+            drawn = end
+        yield text
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(self.width, self.width)
+        return Measurement(0, min(self.width, options.max_width))  # a narrow terminal keeps the figures beside it
 
 
 def stacked(sizes: Sequence[tuple[int, str]], capacity: int, width: int) -> Bar:
@@ -57,3 +64,9 @@ def plain(size: int, scale: int, width: int, style: str) -> Bar:
     """One size; the least of it shows."""
     cells = round(size / scale * width)
     return Bar(((cells, style, FULL),) if cells else ((1, style, THIN),))
+
+
+def alike(bars: Sequence[Bar]) -> list[Bar]:
+    """All as wide as the widest, so that what shortens one shortens each."""
+    most = max((one.width for one in bars), default=0)
+    return [Bar((*one.parts, (most - one.width, "", BLANK))) for one in bars]

@@ -16,32 +16,34 @@ from vramplan.errors import ConfigError, MissingDependencyError
 from vramplan.files import write as write_file
 from vramplan.images import Picture, Size
 from vramplan.render.plot import INSTALL
-from vramplan.render.text import bar, footer, gib, heading
+from vramplan.render.text import NARROW, WIDTH, bar, footer, gib, heading
 from vramplan.resolutions import Row, Solved
 from vramplan.units import GiB
 
 KINDS = (".svg", ".png")
 
 
-def table(rows: Sequence[Row], card: Card) -> RenderableType:
+def table(rows: Sequence[Row], card: Card, width: int = WIDTH) -> RenderableType:
     """`vramplan images`."""
-    first = rows[0].at_one
+    first, wide = rows[0].at_one, width >= NARROW
     shown = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
     shown.add_column("pixels", justify="right", no_wrap=True)
-    shown.add_column("becomes", no_wrap=True)
+    if wide:
+        shown.add_column("becomes", no_wrap=True)
     for name in ("tokens", "GiB"):
         shown.add_column(name, justify="right", no_wrap=True)
-    shown.add_column("micro-batch 1", no_wrap=True)
+    if wide:
+        shown.add_column("micro-batch 1", no_wrap=True)
     shown.add_column("largest", justify="right", no_wrap=True)
     for row in rows:
         one = row.at_one
         fits = row.max_micro_batch_size
         shown.add_row(
             str(row.size),
-            row.picture.said,
+            *[row.picture.said] * wide,
             f"{row.picture.all_tokens:,}",
             gib(one.device_total_bytes if one.fits_without_margin else one.least_bytes),
-            bar(one, 14),
+            *[bar(one, 14)] * wide,
             Text(str(fits), style="bold green") if fits else Text("does not fit", style="red"),
         )
     job = first.job

@@ -11,13 +11,15 @@ from rich.text import Text
 from vramplan.advice import Advice
 from vramplan.card import Card
 from vramplan.plan import FRAGMENTED, WITHOUT_MARGIN, Plan, Run, Search
-from vramplan.render.bars import Bar, plain, stacked
+from vramplan.render.bars import Bar, alike, plain, stacked
 from vramplan.result import Estimate, Term
 from vramplan.spec import ModelSpec
 from vramplan.units import GiB, format_bytes, format_count
 
 WIDTH = 80
 BAR = 22
+NARROW = 60
+"""Columns below which figures stand without pictures."""
 CATEGORIES = {
     "parameter": ("weights", "blue"),
     "gradient": ("gradients", "cyan"),
@@ -116,9 +118,11 @@ def plan_table(one: Search, width: int = WIDTH) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
     for name in ("", "micro", "accum.", "cards"):
         table.add_column(name, justify="right", no_wrap=True)
-    where = "memory on the fullest card" if one.smallest.cards else "memory on each card"
-    table.add_column(where if width >= 78 else "", no_wrap=True)
-    for name in ("GiB", "free", "step time"):
+    wide = width >= NARROW
+    if wide:
+        where = "memory on the fullest card" if one.smallest.cards else "memory on each card"
+        table.add_column(where if width >= 78 else "")
+    for name in ("GiB", "free", *["step time"] * wide):
         table.add_column(name, justify="right", no_wrap=True)
     for plan in one.plans:
         best = plan is one.recommended
@@ -127,10 +131,10 @@ def plan_table(one: Search, width: int = WIDTH) -> Table:
         table.add_row(
             ">" if best else "",
             *(str(cell) for cell in cells),
-            bar(plan.estimate, max(2, min(BAR, width - 56))),
+            *[bar(plan.estimate, max(2, min(BAR, width - 56)))] * wide,
             gib(need),
             free_gib(room),
-            f"{plan.relative_step_time:.2f} x",
+            *[f"{plan.relative_step_time:.2f} x"] * wide,
             style="bold" if best else "",
         )
     for rejected in one.rejected[:1]:
@@ -142,10 +146,10 @@ def plan_table(one: Search, width: int = WIDTH) -> Table:
             str(rejected.micro_batch_size),
             str(rejected.gradient_accumulation_steps),
             str(one.job.num_gpus),
-            Text(said if width >= 78 else "no", style="red"),
+            *[Text(said if width >= 78 else "no", style="red")] * wide,
             gib(rejected.device_total_bytes),
-            "",
-            "",
+            "" if wide else Text("no", style="red"),
+            *[""] * wide,
             style="dim",
         )
     if len(one.rejected) > 1:
@@ -241,13 +245,13 @@ def breakdown(one: Estimate) -> Group:
     table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
+    table.add_column()
     totals = one.by_category()
     scale = max(one.capacity_bytes, one.device_total_bytes)
-    for category, (name, colour) in CATEGORIES.items():
-        size = totals.get(category, 0)
-        if size:
-            table.add_row(name, f"{size / GiB:.2f}", plain(size, scale, 48, colour))
+    found = [(name, totals[key], colour) for key, (name, colour) in CATEGORIES.items() if totals.get(key)]
+    bars = alike([plain(size, scale, 48, colour) for _, size, colour in found])
+    for (name, size, _), one_bar in zip(found, bars, strict=True):
+        table.add_row(name, f"{size / GiB:.2f}", one_bar)
     table.add_row(Text("total", style="bold"), Text(f"{one.device_total_bytes / GiB:.2f}", style="bold"), "")
     on = f"card {one.fullest_card}, " if one.cards else ""
     when = f"Where it goes, GiB ({on}micro-batch {one.micro_batch_size}, peak in {one.peak_phase})"

@@ -58,7 +58,8 @@ function stepPicture(step, card, one) {
     if (!sizes) continue;
     const low = [], high = [];
     step.events.forEach((event, i) => {
-      const until = x(i + 1 < step.events.length ? step.events[i + 1] : step.count);
+      const next = x(i + 1 < step.events.length ? step.events[i + 1] : step.count);
+      const until = i === step.peak ? Math.max(next, x(event) + 1.5) : next; // however short, the peak shows
       low.push(`${x(event).toFixed(1)},${y(base[i]).toFixed(1)}`, `${until.toFixed(1)},${y(base[i]).toFixed(1)}`);
       base[i] += sizes[i];
       high.push(`${x(event).toFixed(1)},${y(base[i]).toFixed(1)}`, `${until.toFixed(1)},${y(base[i]).toFixed(1)}`);
