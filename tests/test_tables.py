@@ -16,6 +16,7 @@ import vramplan
 from tests.helpers import ROOT, cli
 from vramplan.analytic.estimator import VERSIONS
 from vramplan.batches import largest_batch, most_by_tensors
+from vramplan.catalog import find_model
 from vramplan.cli import tabling
 from vramplan.cli.app import app
 from vramplan.errors import ConfigError, VramplanError
@@ -185,6 +186,28 @@ def test_several_tables_in_one_text(keep: Path) -> None:
     refused = run(keep, "--format", "csv")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "--format csv holds one table: give --name, one of one, two" in refused.stderr
+
+
+def test_a_table_of_the_job_and_a_folder_beside_the_file(keep: Path) -> None:
+    """Lines of keys in a table of their own; a model's folder is looked for where the configuration lies."""
+    below = keep / "docs"
+    (below / "my model").mkdir(parents=True)
+    spec = find_model("HuggingFaceTB/SmolLM2-135M")
+    assert spec is not None
+    (below / "my model/config.json").write_text(json.dumps({**spec.config, "model_type": spec.model_type}))
+    config = below / "t.toml"
+    config.write_text(
+        '[one]\nmodels = ["./my model"]\ngpus = ["t4"]\n\n[one.job]\noptimizer = "sgd"\nlosss = "liger"\n'
+    )
+    wrong = run(keep, "--config", "docs/t.toml")
+    assert (wrong.returncode, wrong.stderr.startswith("vramplan: docs/t.toml:7: unknown setting of the job")) == (
+        2,
+        True,
+    )
+    config.write_text(config.read_text().replace("losss", "loss"))
+    assert run(keep, "--config", "docs/t.toml").returncode == 0
+    config.write_text(config.read_text().replace('"sgd"', '"sgdd"'))
+    assert run(keep, "--config", "docs/t.toml").stderr.startswith("vramplan: docs/t.toml: one: no cell of the table")
 
 
 def test_a_byte_order_mark_before_the_first_marker(keep: Path) -> None:

@@ -13,7 +13,7 @@ SAMPLES = 64
 """That a range is spread over."""
 MOST_SAMPLES = 1 << 14
 MICRO_STEPS = 48
-"""Micro-batches of other lengths before the longest; most runs cache no more after them."""
+"""Micro-batches of other lengths before the longest; hundreds cache a tenth more, of 4,096 tokens half as much."""
 
 
 def lengths_of(given: Any) -> tuple[int, ...]:

@@ -61,11 +61,13 @@ class Lines:
         )
         self.end = next(other, len(self.lines))
 
-    def of(self, key: str, value: object = None) -> str:
-        """``FILE:LINE`` of a key, or of one value of its list; of the table where neither is found."""
+    def of(self, key: str, value: object = None, within: str | None = None) -> str:
+        """``FILE:LINE`` of a key, or of one value of its list; else of the key that it is within, or of the table."""
         start = next(
             (n for n in range(self.first, self.end) if re.match(rf"\s*[\"']?{re.escape(key)}\b", self.lines[n])), None
         )
+        if start is None and within is not None:
+            return self.of(within)
         if start is None:
             return f"{self.path}:{self.first + 1}"
         shown = re.escape(str(value))
@@ -99,7 +101,8 @@ def _table(lines: Lines, given: Any) -> Wanted:
             raise ConfigError(f"{lines.of(key)}: {key} is missing")
         called: Callable[[Any], list[Any]] = models_called if key == "models" else cards_called
         for name in made[key]:
-            _at(lines.of(key, name), lambda: called(name))  # noqa: B023
+            _at(lines.of(key, name), lambda: called(_beside(lines.path, name)))  # noqa: B023
+        made[key] = [_beside(lines.path, name) for name in made[key]]
     for method in made.get("methods", ()):
         _at(lines.of("methods", method), lambda: one_of("method", method, METHODS))  # noqa: B023
     for key, known in (("show", SHOWN), ("format", FORMATS)):
@@ -112,6 +115,11 @@ def _table(lines: Lines, given: Any) -> Wanted:
     return Wanted(str(given.get("format", "markdown")), made | _job(lines, given.get("job", {})))
 
 
+def _beside(path: Path, name: str) -> str:
+    """A model's folder as seen from here; it is given as seen from the file."""
+    return str(path.parent / name) if name.startswith(("./", "../")) else name
+
+
 def _job(lines: Lines, given: Any) -> dict[str, Any]:
     """The rest of the job, by flag or field."""
     if not isinstance(given, Mapping):
@@ -120,7 +128,7 @@ def _job(lines: Lines, given: Any) -> dict[str, Any]:
     made = {}
     for key, value in given.items():
         field = JOB.get(key, key.replace("-", "_"))
-        _at(lines.of("job"), lambda: one_of("setting of the job", field, fields))  # noqa: B023
+        _at(lines.of(key, within="job"), lambda: one_of("setting of the job", field, fields))  # noqa: B023
         made[field] = value
     return made
 
