@@ -29,7 +29,7 @@ CASES = {
         "rtx4090",
         {"per_device_train_batch_size", "gradient_accumulation_steps"},
     ),
-    "axolotl/anchors.yaml": ("rtx3060", {"micro_batch_size", "gradient_accumulation_steps"}),
+    "axolotl/anchors.yaml": ("rtx2080ti", {"micro_batch_size", "gradient_accumulation_steps"}),
     "ms-swift/lora.sh": ("rtx3060", {"quant_method", "quant_bits"}),
     "transformers/arguments.json": ("rtx3060", {"use_liger_kernel"}),
     "transformers/script.sh": ("rtx3060", {"per_device_train_batch_size", "gradient_accumulation_steps"}),
