@@ -251,10 +251,9 @@ class CachingAllocator:
 
     def _grow(self, size: int, pool: Pool) -> Block:
         """Map pages at the first place with room for so many bytes (try_allocate_expandable_block)."""
-        for attempt in range(2):
-            block, lacking = _place_to_grow(size, pool)
-            if attempt or not self._retries(lacking):
-                break
+        block, lacking = _place_to_grow(size, pool)
+        if self._retries(lacking):
+            block, lacking = _place_to_grow(size, pool)  # pages in between may be free to map now
         self._reserve(lacking, size)
         block = block if block.mapped else self._map(block, min(block.size, size))
         while block.size < size:
