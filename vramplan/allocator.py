@@ -268,11 +268,9 @@ class CachingAllocator:
         mapped = round_up(size, pool.page)
         self._note("segment_map", Block(block.address, mapped, pool))
         if mapped < block.size:
-            rest = Block(block.address + mapped, block.size - mapped, pool, block, mapped=False)
-            rest.after = block.after
-            if rest.after is not None:
-                rest.after.before = rest
-            block.after, block.size = rest, mapped
+            rest = Block(block.address + mapped, block.size - mapped, pool, mapped=False)
+            _between(block, rest, block.after)
+            block.size = mapped
             pool.unmapped[pool.unmapped.index(block)] = rest
         else:
             pool.unmapped.remove(block)
@@ -291,11 +289,11 @@ class CachingAllocator:
             return
         pool.remove(block)
         if first > block.address:
-            left = Block(block.address, first - block.address, pool, block.before)
+            left = Block(block.address, first - block.address, pool)
             _between(block.before, left, block)
             pool.insert(left)
         if end < block.address + block.size:
-            right = Block(end, block.address + block.size - end, pool, block)
+            right = Block(end, block.address + block.size - end, pool)
             _between(block, right, block.after)
             pool.insert(right)
         block.address, block.size, block.mapped, block.free = first, end - first, False, True
@@ -305,7 +303,7 @@ class CachingAllocator:
             if other is not None and not other.mapped:
                 pool.unmapped.remove(other)
                 block = _joined(block, other)
-        pool.unmapped.insert(bisect_left([one.address for one in pool.unmapped], block.address), block)
+        insort(pool.unmapped, block, key=lambda one: one.address)
 
     def _note(self, name: str, block: Block) -> None:
         if self.history is not None:
