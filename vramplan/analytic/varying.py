@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from vramplan.analytic.record import Recorder
 from vramplan.analytic.step import micro_steps
 from vramplan.job import Job
 from vramplan.lengths import batch_lengths
-from vramplan.timeline import Mark, Storage, Timeline
+from vramplan.timeline import Timeline
 
 
 def varied(timeline_at: Callable[[int], Timeline], job: Job) -> Timeline:
@@ -33,35 +34,29 @@ def varied(timeline_at: Callable[[int], Timeline], job: Job) -> Timeline:
         run.play(timeline_at(lengths[-1]), first + several)
         if step:
             run.hand_on(timeline_at(lengths[-1]), first)
-    return Timeline(run.storages, run.events, run.marks)
+    return run.record.timeline()
 
 
 class _Run:
     """What is put together of pieces of other timelines, all of one numbering of storages."""
 
     def __init__(self) -> None:
-        self.storages: list[Storage] = []
-        self.events: list[int] = []
-        self.marks: list[Mark] = []
+        self.record = Recorder()
         self.live: dict[int, int] = {}
         """Number here by number there."""
 
     def play(self, timeline: Timeline, piece: int) -> None:
         """A piece: loading, a micro-step, or an optimizer's step; see :func:`pieces`."""
-        events, live = timeline.events, self.live
+        record, live = self.record, self.live
         for phase, first, last in pieces(timeline)[piece]:
-            if not self.marks or self.marks[-1].phase != phase:
-                self.marks.append(Mark(phase, len(self.events)))
-            for event in events[first:last]:
+            record.enter(phase)
+            for event in timeline.events[first:last]:
                 if event >= 0:
-                    before = live.get(event)
-                    live[event] = len(self.storages)
-                    self.events.append(len(self.storages))
-                    self.storages.append(timeline.storages[event])
+                    before, live[event] = live.get(event), record.allocate(timeline.storages[event])
                     if before is not None:  # what the step before held goes when there is a new one
-                        self.events.append(~before)
+                        record.free(before)
                 elif ~event in live:
-                    self.events.append(~live.pop(~event))
+                    record.free(live.pop(~event))
 
     def hand_on(self, timeline: Timeline, piece: int) -> None:
         """What a second step, which begins with a piece, leaves takes the place of what the first left it."""

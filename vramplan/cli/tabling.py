@@ -93,9 +93,12 @@ def table(
     if path is not None:
         wanted = {one.name: wanted[one.name] for one in regions}
     kind = "json" if as_json else format
+    formats = {kind or one.format for one in wanted.values()}
+    if path is None and len(wanted) > 1 and "csv" in formats:
+        raise ConfigError(f"--format csv holds one table: give --name, one of {', '.join(wanted)}")
     texts = _made(wanted, kind, jobs, config)
     if path is None:
-        print(_together(texts, {name: kind or one.format for name, one in wanted.items()}), end="")
+        print(_together(texts) if formats == {"json"} else "\n".join(texts.values()), end="")
         raise typer.Exit(0)
     new, stale = marks.renewed(lines, texts, regions), marks.stale(lines, texts, regions)
     if stale and write is not None:
@@ -114,18 +117,12 @@ def table(
     raise typer.Exit(0)
 
 
-def _together(texts: dict[str, str], formats: dict[str, str]) -> str:
-    """Several tables as one text; JSON as one object, by name.
-
-    Raises:
-        ConfigError: for several in CSV, whose columns differ.
-    """
-    if len(texts) > 1 and "csv" in formats.values():
-        raise ConfigError(f"--format csv holds one table: give --name, one of {', '.join(texts)}")
-    if len(texts) > 1 and {*formats.values()} == {"json"}:
-        found = {name: json.loads(text) for name, text in texts.items()}
-        return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
-    return "\n".join(texts.values())
+def _together(texts: dict[str, str]) -> str:
+    """JSON of tables as one object, by name; one alone as it is."""
+    if len(texts) == 1:
+        return next(iter(texts.values()))
+    found = {name: json.loads(text) for name, text in texts.items()}
+    return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
 
 
 def _made(wanted: dict[str, Wanted], format: str | None, jobs: int | None, config: Path | None) -> dict[str, str]:
