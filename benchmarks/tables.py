@@ -10,8 +10,8 @@ import time
 from itertools import product
 
 import vramplan
-from vramplan.catalog import all_cards
-from vramplan.tables import fill, sheet
+from vramplan.inputs.catalog import all_cards
+from vramplan.planner.table import fill, sheet
 
 MODELS = ("Qwen/Qwen2.5-7B", "HuggingFaceTB/SmolLM2-360M", "meta-llama/Llama-3.1-70B")
 METHODS = ("lora", "qlora", "full")

@@ -12,9 +12,9 @@ import time
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer  # noqa: F401  (imported before the clock starts)
 
-from vramplan.catalog import find_card, find_model
-from vramplan.job import Job
-from vramplan.measure import trace
+from vramplan.inputs.catalog import find_card, find_model
+from vramplan.inputs.job import Job
+from vramplan.torch_backend.trace import trace
 
 MODELS = ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B")
 

@@ -11,15 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vramplan.analytic.architecture import architecture_of
+from vramplan.analytic.architectures.lookup import architecture_of
 from vramplan.analytic.estimator import lay_out
-from vramplan.analytic.setting import Setting
-from vramplan.analytic.unfold import STACK, Fold, Plan
-from vramplan.card import Card
-from vramplan.catalog import find_card, find_model
-from vramplan.job import Job
-from vramplan.measured import Environment, Measured, Peaks
-from vramplan.spec import ModelSpec
+from vramplan.analytic.layer_folding import STACK, Fold, Plan
+from vramplan.analytic.step_inputs import Setting
+from vramplan.inputs.catalog import find_card, find_model
+from vramplan.inputs.gpu import Card
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
+from vramplan.memory.measurement import Environment, Measured, Peaks
 
 ROOT = Path(__file__).parent.parent
 

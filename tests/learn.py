@@ -12,12 +12,12 @@ from statistics import median
 from typing import Any
 
 from tests.helpers import ROOT
-from vramplan import accuracy, ledger
-from vramplan.catalog import find_card
 from vramplan.errors import VramplanError
-from vramplan.learned import facts
-from vramplan.render.measured import markdown
-from vramplan.result import Estimate
+from vramplan.inputs.catalog import find_card
+from vramplan.measurements import accuracy, ledger
+from vramplan.memory.calibration import facts
+from vramplan.memory.estimate import Estimate
+from vramplan.render.probe import markdown
 
 README = ROOT / "README.md"
 LEDGER = ROOT / "tests" / "measured"

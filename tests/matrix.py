@@ -21,7 +21,7 @@ from typing import Any
 from tests.helpers import ROOT, card_of
 from tests.matrix_cases import FAMILIES, LOOKS, MIXTURES, OTHERS, SEEING, SETTINGS, Case, all_cases, case_of, spec_for
 from vramplan.analytic import estimator
-from vramplan.result import Estimate
+from vramplan.memory.estimate import Estimate
 
 PATH = ROOT / "tests" / "cases" / "traced.json"
 PHASES = ("forward", "backward", "optimizer")
@@ -30,7 +30,7 @@ COLUMNS = ("case", "tensors", "allocated", "reserved", *PHASES, "flops", "parame
 
 def traced(name: str) -> list[Any]:
     """Trace one case; a row of COLUMNS."""
-    from vramplan.measure import tracing
+    from vramplan.torch_backend import tracing
 
     case = case_of(name)
     return row_of(case, tracing().estimate(spec_for(case.family), case.job, card_of(case.card)))
@@ -67,7 +67,7 @@ def load() -> dict[str, list[Any]]:
 
 def save(rows: dict[str, list[Any]]) -> None:
     """Commit them, one line each."""
-    from vramplan.measure import versions
+    from vramplan.torch_backend import versions
 
     lines = ",\n".join(json.dumps(rows[case.name]) for case in all_cases() if case.name in rows)
     PATH.write_text(f'{{"by": {json.dumps(versions())},\n"columns": {json.dumps(COLUMNS)},\n"rows": [\n{lines}\n]}}\n')

@@ -14,11 +14,11 @@ from itertools import product
 from typing import Any
 
 from tests.helpers import card_of, spec_of
-from vramplan.defaults import complete_job
-from vramplan.feeds import FEEDS
-from vramplan.images import picture_of
-from vramplan.job import Job
-from vramplan.spec import Config, ModelSpec
+from vramplan.inputs.images import picture_of
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_inputs import FEEDS
+from vramplan.inputs.model_spec import Config, ModelSpec
+from vramplan.planner.job_defaults import complete_job
 
 VOCABULARY = 2048
 

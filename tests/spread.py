@@ -18,19 +18,20 @@ from torch.utils._pytree import tree_leaves
 from transformers.integrations import accelerate as placing
 from transformers.loss import loss_utils
 
-from vramplan.card import Card
-from vramplan.job import Job
-from vramplan.measure import losses, models, trace
-from vramplan.measure.fake import Fakes
-from vramplan.measure.watch import Record, Watch
-from vramplan.spec import ModelSpec
+from vramplan.inputs.gpu import Card
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
+from vramplan.torch_backend.model import build, losses
+from vramplan.torch_backend.trace import trace
+from vramplan.torch_backend.trace.fake_tensors import Fakes
+from vramplan.torch_backend.trace.storage_tracker import Record, Watch
 
 
 def bare_model(spec: ModelSpec, dtype: str) -> Any:
     """The model on meta, without adapters."""
     config = transformers.AutoConfig.for_model(spec.model_type, **spec.config)
     with torch.device("meta"):
-        return transformers.AutoModelForCausalLM.from_config(config, dtype=models.DTYPES[dtype])
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=build.DTYPES[dtype])
 
 
 class Bitsandbytes:
@@ -172,7 +173,7 @@ class Move(torch.autograd.Function):
 class SpreadRun(trace.Run):
     """A trace whose model is spread over cards."""
 
-    def __init__(self, subject: models.Subject, device_map: dict[str, int], *given: Any) -> None:
+    def __init__(self, subject: build.Subject, device_map: dict[str, int], *given: Any) -> None:
         super().__init__(subject, *given)
         self.watch = CardWatch(self.fakes, self.watch.answer)
         self.watch.device_map = device_map
@@ -233,7 +234,7 @@ def spread_run(spec: ModelSpec, job: Job, card: Card) -> SpreadRun:
 
     own_losses = patch.dict(losses.FUSED, chunked=chunked, liger=liger)
     with trace.quiet(), trace.as_cuda(card), own_losses:
-        subject = models.build(spec, alone, "meta")
+        subject = build.build(spec, alone, "meta")
         run = SpreadRun(
             subject, device_map, trace.optimizers.recipe(alone), spec, alone, card, Fakes(), lambda *_: None
         )

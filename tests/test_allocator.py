@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vramplan
-from vramplan.allocator import UNLIMITED, AllocatorSettings, Block, CachingAllocator, OutOfMemory
-from vramplan.replaying import replay
+from vramplan.memory.allocator import UNLIMITED, AllocatorSettings, Block, CachingAllocator, OutOfMemory
+from vramplan.memory.replay import replay
 from vramplan.units import MiB
 
 SIZES = st.one_of(

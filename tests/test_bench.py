@@ -10,9 +10,10 @@ torch = pytest.importorskip("torch", reason="probes need the extra vramplan[prob
 
 from tests.helpers import card_of  # noqa: E402
 from tests.test_trace import job_of, small  # noqa: E402
-from vramplan import nvml, probing, runner  # noqa: E402
 from vramplan.errors import ConfigError, UnsupportedError  # noqa: E402
-from vramplan.measured import Request  # noqa: E402
+from vramplan.inputs import nvml  # noqa: E402
+from vramplan.measurements import probe, subprocess_runner  # noqa: E402
+from vramplan.memory.measurement import Request  # noqa: E402
 
 LLAMA = small("llama", num_key_value_heads=2)
 
@@ -44,7 +45,7 @@ class FakeCuda:
 
 def test_the_meter_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for the card, reads the peaks, and resets them between phases; a phase keeps its highest."""
-    from vramplan.measure import cuda_meter
+    from vramplan.torch_backend.probe import cuda_meter
 
     cuda = FakeCuda()
     monkeypatch.setattr(cuda_meter.torch, "cuda", cuda)
@@ -69,43 +70,43 @@ def test_the_meter_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     [(None, 0, "is built without CUDA"), ("13.0", 0, "no CUDA card is visible"), ("13.0", 1, "card number 1")],
 )
 def test_why_there_is_no_card(monkeypatch: pytest.MonkeyPatch, built: str | None, count: int, said: str) -> None:
-    from vramplan.measure import real
+    from vramplan.torch_backend.probe import run
 
-    monkeypatch.setattr(real.torch.version, "cuda", built)
-    monkeypatch.setattr(real.torch.cuda, "init", lambda: None)
-    monkeypatch.setattr(real.torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(run.torch.version, "cuda", built)
+    monkeypatch.setattr(run.torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(run.torch.cuda, "device_count", lambda: count)
     job = job_of(num_gpus=2)
     with pytest.raises(ConfigError, match=said):
-        real.run(Request(spec=LLAMA, job=job, card=card_of("h100"), local_rank=1), lambda what, share: None)
+        run.run(Request(spec=LLAMA, job=job, card=card_of("h100"), local_rank=1), lambda what, share: None)
 
 
 def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vramplan.measure import real
+    from vramplan.torch_backend.probe import run
 
     def refuse() -> None:
         raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nUpdate it.")
 
-    monkeypatch.setattr(real.torch.version, "cuda", "13.0")
-    monkeypatch.setattr(real.torch.cuda, "init", refuse)
+    monkeypatch.setattr(run.torch.version, "cuda", "13.0")
+    monkeypatch.setattr(run.torch.cuda, "init", refuse)
     with pytest.raises(ConfigError, match=r"does not start: The NVIDIA driver .* too old \(found version 11040\)\.;"):
-        real.run(Request(spec=LLAMA, job=job_of(), card=card_of("h100")), lambda what, share: None)
+        run.run(Request(spec=LLAMA, job=job_of(), card=card_of("h100")), lambda what, share: None)
 
 
 def test_losses_that_a_card_cannot_prove() -> None:
-    from vramplan.measure import real
+    from vramplan.torch_backend.probe import run
 
     with pytest.raises(UnsupportedError, match="TRL"):
-        real.run(Request(spec=LLAMA, job=job_of(loss="chunked"), card=card_of("h100")), lambda what, share: None)
+        run.run(Request(spec=LLAMA, job=job_of(loss="chunked"), card=card_of("h100")), lambda what, share: None)
 
 
 def test_the_bench_is_the_card_or_what_it_stands_in_for(monkeypatch: pytest.MonkeyPatch) -> None:
     local = card_of("h200")
     monkeypatch.setattr(nvml, "local_card", lambda: local)
-    assert probing.bench("auto") == probing.bench() == probing.Bench(local, rates=local)
-    stand_in = probing.bench("rtx4090")
+    assert probe.bench("auto") == probe.bench() == probe.Bench(local, rates=local)
+    stand_in = probe.bench("rtx4090")
     assert (stand_in.card.name, stand_in.capped, stand_in.rates) == ("rtx4090", True, local)
     with pytest.raises(ConfigError, match="--as-card b200: needs"):
-        probing.bench("b200")
+        probe.bench("b200")
 
 
 def test_utilization_counts_the_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,8 +120,8 @@ def test_utilization_counts_the_model_once(monkeypatch: pytest.MonkeyPatch) -> N
 
         return measured_of(request.job, step_seconds=(9.0, 0.5, 0.5)), []
 
-    monkeypatch.setattr(runner, "run", fake_run)
-    bench = probing.Bench(card, rates=card)
+    monkeypatch.setattr(subprocess_runner, "run", fake_run)
+    bench = probe.Bench(card, rates=card)
     plain, checkpointed = (
         bench.measure(LLAMA, job.model_copy(update={"checkpointing": name})).model_flops_utilization
         for name in ("none", "full")

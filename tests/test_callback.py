@@ -16,9 +16,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 import vramplan
 from tests.helpers import spec_of
-from vramplan import callback
-from vramplan.callback import _of_adapters
+from vramplan import trainer_callback
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
+from vramplan.trainer_callback import _of_adapters
 
 SMALL = LlamaConfig(
     hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=256, pad_token_id=0
@@ -118,7 +118,7 @@ def test_quantized_models(tmp_path: Path, kind: type, upcast: str, job: dict[str
             one.__class__ = kind
             one.weight = torch.nn.Parameter(one.weight.to(torch.int8), requires_grad=False)
             one.weight.compress_statistics = True  # type: ignore[attr-defined]
-    found = callback.read(TrainingArguments(output_dir=str(tmp_path), use_cpu=True), model).job
+    found = trainer_callback.read(TrainingArguments(output_dir=str(tmp_path), use_cpu=True), model).job
     assert {key: found[key] for key in found if key in {*job, "quantize", "kbit", "fp32_norms"}} == job
 
 

@@ -9,10 +9,10 @@ import pytest
 
 import vramplan
 from tests.helpers import ROOT
-from vramplan.card import Card
-from vramplan.catalog import all_cards, card_names, find_card
 from vramplan.errors import ConfigError, UnknownNameError
-from vramplan.nvml import Usage, as_reported, local_card, usage
+from vramplan.inputs.catalog import all_cards, card_names, find_card
+from vramplan.inputs.gpu import Card
+from vramplan.inputs.nvml import Usage, as_reported, local_card, usage
 from vramplan.units import MiB
 
 

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from tests.helpers import ROOT, cli
 from tests.test_frameworks import FOLDER, REFERENCED
-from vramplan import verdict
 from vramplan.errors import ConfigError, VramplanError
-from vramplan.frameworks import FRAMEWORKS, Setting, Source
-from vramplan.frameworks.arguments import split
-from vramplan.frameworks.files import load_yaml, read_mapping
-from vramplan.frameworks.find import Found, from_path, from_words
-from vramplan.frameworks.known import known_keys
-from vramplan.frameworks.shell import commands
+from vramplan.frameworks.detect import Found, from_path, from_words
+from vramplan.frameworks.known_keys import known_keys
+from vramplan.frameworks.registry import FRAMEWORKS, Setting, Source
+from vramplan.frameworks.syntax.argv import split
+from vramplan.frameworks.syntax.config_files import load_yaml, read_mapping
+from vramplan.frameworks.syntax.shell import commands
+from vramplan.planner import check
 
 PUBLISHED = [
     "swift", "sft", "--model", "Qwen2.5-7B-Instruct", "--train_type", "lora", "--dataset", "a#500", "--torch_dtype",
@@ -35,7 +35,7 @@ PUBLISHED = [
 
 def test_the_published_command() -> None:
     """ms-swift's README gives 18 to 22 GB for it, on a card of 24."""
-    found = verdict.check(PUBLISHED, "rtx4090d")
+    found = check.check(PUBLISHED, "rtx4090d")
     assert found.fits
     assert found.estimate.job.global_batch_size == 16
     assert 18e9 < found.need_bytes < 22e9
@@ -70,7 +70,7 @@ def test_a_smaller_batch_at_the_same_global_batch(tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     text = (FOLDER / "llamafactory/lora.yaml").read_text()
     path.write_text(text.replace("per_device_train_batch_size: 1", "per_device_train_batch_size: 8"))
-    found = verdict.check(path, "a100-40gb-sxm")
+    found = check.check(path, "a100-40gb-sxm")
     assert not found.fits
     plan = found.search.recommended
     assert plan.micro_batch_size * plan.gradient_accumulation_steps == 64
@@ -78,7 +78,7 @@ def test_a_smaller_batch_at_the_same_global_batch(tmp_path: Path) -> None:
 
 
 def test_room_that_was_asked_for() -> None:
-    tight = verdict.check(PUBLISHED, "rtx4090d", min_headroom=0.5)
+    tight = check.check(PUBLISHED, "rtx4090d", min_headroom=0.5)
     assert tight.estimate.fits
     assert not tight.fits
 
@@ -90,7 +90,7 @@ def test_evaluation_counts(tmp_path: Path) -> None:
         "model_name_or_path: Qwen/Qwen2.5-0.5B\nstage: sft\nfinetuning_type: lora\nbf16: true\nval_size: 0.1\n"
         "per_device_train_batch_size: 1\nper_device_eval_batch_size: 64\neval_strategy: steps\ncutoff_len: 2048\n"
     )
-    found = verdict.check(path, "rtx4090")
+    found = check.check(path, "rtx4090")
     assert found.estimate.fits
     assert found.evaluation_bytes > found.estimate.device_total_bytes
     assert not found.fits
@@ -98,7 +98,7 @@ def test_evaluation_counts(tmp_path: Path) -> None:
 
 def test_a_model_that_lies_elsewhere() -> None:
     words = [word if word != "Qwen2.5-7B-Instruct" else "/data/models/Qwen2.5-7B-Instruct" for word in PUBLISHED]
-    found = verdict.check(words, "rtx4090d")
+    found = check.check(words, "rtx4090d")
     assert found.estimate.model == "Qwen/Qwen2.5-7B-Instruct"
     assert any("is not here" in note.text for note in found.reading.notes)
 
@@ -137,7 +137,7 @@ def test_a_model_that_lies_elsewhere() -> None:
 def test_files_that_are_broken(tmp_path: Path, name: str, raw: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(raw)
     with pytest.raises(VramplanError) as error:
-        verdict.read(from_path(tmp_path / name, None, {}), 1)
+        check.read(from_path(tmp_path / name, None, {}), 1)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -157,7 +157,7 @@ def test_nothing_is_executed(tmp_path: Path) -> None:
     assert command.words[-1] == "8"
     (tmp_path / "a.yaml").write_text(f"base_model: !!python/object/apply:os.system ['touch {touched}']\n")
     with pytest.raises(VramplanError):
-        verdict.read(from_path(tmp_path / "a.yaml", None, {}), 1)
+        check.read(from_path(tmp_path / "a.yaml", None, {}), 1)
     assert not touched.exists()
 
 
@@ -222,7 +222,7 @@ def test_any_subset_in_any_order_reads(name: str, data: st.DataObject) -> None:
     source = Source({key: Setting(value, f"line of {key}") for key, value in values.items()})
     said = ""
     try:
-        reading = verdict.read(Found(name, FRAMEWORKS[name], source), 1)
+        reading = check.read(Found(name, FRAMEWORKS[name], source), 1)
     except VramplanError as error:
         said = str(error)
     else:
@@ -268,7 +268,7 @@ def test_advice_says_all_that_it_takes() -> None:
     assert "yes" in lines[first]
     (each,) = [line for line in lines[:first] if line.startswith("(each with ")]
     changes = [*lines[first].split()[:2], *each[len("(each with ") : -1].replace(",", "").split()]
-    assert verdict.check([*words, *batch, *changes], "rtx4090").fits
+    assert check.check([*words, *batch, *changes], "rtx4090").fits
 
 
 FULL = {
@@ -288,9 +288,7 @@ FULL = {
 def test_advice_is_in_the_frameworks_words(name: str) -> None:
     """No row says what only our own command line knows."""
     cards = 1 if name == "script" else 2
-    found = verdict.check(
-        FOLDER / FULL[name], "rtx3060", num_gpus=cards, model="Qwen/Qwen2.5-14B", sequence_length=4096
-    )
+    found = check.check(FOLDER / FULL[name], "rtx3060", num_gpus=cards, model="Qwen/Qwen2.5-14B", sequence_length=4096)
     known = known_keys(found.reading.framework) | {"offload_optimizer", "zero_optimization", "model", "load_in_4bit"}
     rows = [line for one in found.advice for line in one.settings]
     keys = {re.split("[ :=]", row)[0].lstrip("-").partition(".")[0] for row in rows}
@@ -302,39 +300,39 @@ def test_advice_is_in_the_frameworks_words(name: str) -> None:
 def test_advice_of_a_length() -> None:
     """The largest that fits, also where half of it does not."""
     words = ["swift", "sft", "--model", "Qwen2.5-7B-Instruct", "--torch_dtype", "bfloat16", "--max_length", "16384"]
-    (length,) = [one for one in verdict.check(words, "rtx4090").advice if one.change.startswith("--seq-len")]
+    (length,) = [one for one in check.check(words, "rtx4090").advice if one.change.startswith("--seq-len")]
     said = int(length.settings[0].split()[1])
     assert length.fits
     assert said < 8192
     for tokens, fits in ((said, True), (said + 64, False)):
-        assert verdict.check([*words[:-1], str(tokens)], "rtx4090").fits == fits
+        assert check.check([*words[:-1], str(tokens)], "rtx4090").fits == fits
 
 
 def test_advice_leaves_what_was_asked_for_free(tmp_path: Path) -> None:
     config = tmp_path / "train.yaml"
     text = "model_name_or_path: Qwen/Qwen2.5-3B\nstage: sft\nfinetuning_type: lora\nlora_target: all\nfp16: true\n"
     config.write_text(text + "per_device_train_batch_size: 1\n")
-    assert verdict.check(config, "t4").fits
-    found = verdict.check(config, "t4", min_headroom=0.3)
+    assert check.check(config, "t4").fits
+    found = check.check(config, "t4", min_headroom=0.3)
     assert not found.fits
     changes = [one.settings for one in found.advice if one.fits and one.settings]
     assert changes
     for change in changes:
         (tmp_path / "changed.yaml").write_text("\n".join([config.read_text(), *change]))
-        assert verdict.check(tmp_path / "changed.yaml", "t4", min_headroom=0.3).fits
+        assert check.check(tmp_path / "changed.yaml", "t4", min_headroom=0.3).fits
 
 
 def test_an_evaluation_that_is_too_large(tmp_path: Path) -> None:
     config = tmp_path / "train.yaml"
     text = "model_name_or_path: Qwen/Qwen2.5-1.5B\nstage: sft\nfinetuning_type: lora\nbf16: true\nval_size: 0.1\n"
     config.write_text(text + "per_device_train_batch_size: 1\nper_device_eval_batch_size: 16\neval_strategy: steps\n")
-    found = verdict.check(config, "rtx4090")
+    found = check.check(config, "rtx4090")
     assert (found.trains, found.fits, found.plan, found.advice) == (True, False, None, ())
     size = found.eval_batch_size
     assert size
     for samples, fits in ((size, True), (size + 1, False)):
         config.write_text(config.read_text().replace("eval_batch_size: 16", f"eval_batch_size: {samples}"))
-        assert verdict.check(config, "rtx4090").fits == fits
+        assert check.check(config, "rtx4090").fits == fits
         config.write_text(config.read_text().replace(f"eval_batch_size: {samples}", "eval_batch_size: 16"))
 
 
@@ -344,15 +342,15 @@ def test_what_branches_of_a_script_set_differently(tmp_path: Path) -> None:
     train = "swift sft --model Qwen/Qwen2.5-0.5B --per_device_train_batch_size $SIZE --max_length 512\n"
     script.write_text('if [ "$1" = big ]; then SIZE=8; else SIZE=1; fi\n' + train)
     with pytest.raises(ConfigError, match=r"\$SIZE is not known"):
-        verdict.check(str(script), "rtx4090")
+        check.check(str(script), "rtx4090")
     script.write_text('if [ -z "$SIZE" ]; then SIZE=2; fi\n' + train)
-    assert verdict.check(str(script), "rtx4090").estimate.micro_batch_size == 2
+    assert check.check(str(script), "rtx4090").estimate.micro_batch_size == 2
 
 
 def test_processes_and_visible_cards() -> None:
     command = ["NPROC_PER_NODE=8", "CUDA_VISIBLE_DEVICES=0,1", "swift", "sft", "--model", "Qwen/Qwen2.5-0.5B"]
     with pytest.raises(ConfigError, match="NPROC_PER_NODE=8 starts more processes"):
-        verdict.check(command, "rtx4090")
+        check.check(command, "rtx4090")
 
 
 def test_deepspeed_that_contradicts_its_trainer(tmp_path: Path) -> None:
@@ -360,8 +358,8 @@ def test_deepspeed_that_contradicts_its_trainer(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps(settings))
     command = ["swift", "sft", "--model", "Qwen/Qwen2.5-0.5B", "--deepspeed", str(tmp_path / "ds.json")]
     with pytest.raises(ConfigError, match=r"bf16\.enabled is true, and the trainer's bf16 is false"):
-        verdict.check([*command, "--fp16", "true"], "rtx4090")
-    notes = verdict.check([*command, "--bf16", "true"], "rtx4090").reading.notes
+        check.check([*command, "--fp16", "true"], "rtx4090")
+    notes = check.check([*command, "--bf16", "true"], "rtx4090").reading.notes
     assert any(note.kind == "unknown" and "did you mean reduce_bucket_size" in note.text for note in notes)
 
 
@@ -379,11 +377,11 @@ def test_deepspeed_that_contradicts_its_trainer(tmp_path: Path) -> None:
 def test_cards_without_bf16(name: str, written: str) -> None:
     """What to write stands in the configuration's own words; unsloth looks at the card itself."""
     with pytest.raises(ConfigError, match=f"T4 has no bf16 units .*; write {written}$"):
-        verdict.check(FOLDER / name, "t4")
+        check.check(FOLDER / name, "t4")
 
 
 def test_unsloth_without_bf16() -> None:
-    job = verdict.check(FOLDER / "unsloth/qlora.py", "t4").estimate.job
+    job = check.check(FOLDER / "unsloth/qlora.py", "t4").estimate.job
     assert (job.dtype, job.autocast, job.quantize) == ("fp16", "fp16", "nf4")
 
 
@@ -391,6 +389,6 @@ def test_a_huge_batch_is_only_a_number() -> None:
     """What is offered beside it are its divisors, not all numbers up to it."""
     values = {"model.flavor": "8B", "training.global_batch_size": 10**9, "activation_checkpoint.mode": "full"}
     source = Source({key: Setting(value, key) for key, value in values.items()})
-    reading = verdict.read(Found("torchtitan", FRAMEWORKS["torchtitan"], source), 1)
+    reading = check.read(Found("torchtitan", FRAMEWORKS["torchtitan"], source), 1)
     assert reading.job["gradient_accumulation_steps"] == 10**9 // 8
     assert len(reading.names["gradient_accumulation_steps"]) == 100

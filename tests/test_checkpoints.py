@@ -8,9 +8,9 @@ from unittest.mock import Mock
 import pytest
 
 from tests.test_frameworks import FOLDER
-from vramplan import verdict
-from vramplan.catalog import find_model
 from vramplan.errors import ConfigError, HubError
+from vramplan.inputs.catalog import find_model
+from vramplan.planner import check as verdict
 
 SCRIPT = """
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
@@ -86,7 +86,9 @@ def test_the_scaler_and_bf16_gradients(tmp_path: Path) -> None:
 
 def test_a_model_of_another_organisation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mirrors keep the name: where the Hub does not answer, that says what it is."""
-    monkeypatch.setattr("vramplan.hub.from_hub", Mock(side_effect=HubError("NousResearch/x: gated on the Hub; log in")))
+    monkeypatch.setattr(
+        "vramplan.inputs.hub.from_hub", Mock(side_effect=HubError("NousResearch/x: gated on the Hub; log in"))
+    )
     found = verdict.check(FOLDER / "axolotl/lora.yaml", "rtx4090", model="NousResearch/Llama-3.2-1B")
     assert found.estimate.num_parameters == 1_235_814_400
     said = "NousResearch/Llama-3.2-1B gated on the Hub: taken as meta-llama/Llama-3.2-1B by its name"

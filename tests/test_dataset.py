@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from tests.helpers import cli
-from vramplan import dataset, hub, verdict
-from vramplan.dataset import rows as rows_module
-from vramplan.dataset.lengths import Spread
-from vramplan.dataset.rows import rows
-from vramplan.dataset.shapes import sample
-from vramplan.dataset.tokens import by_characters
 from vramplan.errors import ConfigError, MissingDependencyError, VramplanError
+from vramplan.inputs import dataset, hub
+from vramplan.inputs.dataset import readers as rows_module
+from vramplan.inputs.dataset.length_statistics import Spread
+from vramplan.inputs.dataset.readers import rows
+from vramplan.inputs.dataset.schemas import sample
+from vramplan.inputs.dataset.token_counts import by_characters
+from vramplan.planner import check
 from vramplan.progress import silent
 
 QWEN = "model_name_or_path: Qwen/Qwen2.5-7B-Instruct\nstage: sft\nfinetuning_type: lora\nbf16: true\n"
@@ -162,8 +163,8 @@ def test_statistics_against_every_batch() -> None:
 def test_the_longest_sample_decides(tmp_path: Path) -> None:
     path = config(tmp_path, "cutoff_len: 16384\nper_device_train_batch_size: 4\n")
     rows = [chat(100)] * 95 + [chat(600)] * 5
-    short = verdict.check(path, "rtx4090", dataset=write(tmp_path / "a.jsonl", *rows))
-    assert not verdict.check(path, "rtx4090").fits
+    short = check.check(path, "rtx4090", dataset=write(tmp_path / "a.jsonl", *rows))
+    assert not check.check(path, "rtx4090").fits
     assert short.fits
     assert short.estimate.job.sequence_length == short.data.worst_length == 600
     assert not [note for note in short.reading.notes if "decides" in note.text]
@@ -171,12 +172,12 @@ def test_the_longest_sample_decides(tmp_path: Path) -> None:
     assert short.data.near_share == pytest.approx(1 - 0.95**4)
     assert short.data.steps_per_epoch == 25
     assert short.data.fitting_length is None
-    long = verdict.check(path, "rtx4090", dataset=write(tmp_path / "b.jsonl", *rows, chat(20_000)))
+    long = check.check(path, "rtx4090", dataset=write(tmp_path / "b.jsonl", *rows, chat(20_000)))
     assert not long.fits
     assert long.data.worst_length == 16_384
-    assert verdict.check(path, "rtx4090", sequence_length=long.data.fitting_length).fits
-    assert not verdict.check(path, "rtx4090", sequence_length=long.data.fitting_length + 2 * 16_384 // 64).fits
-    assert verdict.check(path, "rtx4090", sequence_length=99_999).estimate.job.sequence_length == 16_384
+    assert check.check(path, "rtx4090", sequence_length=long.data.fitting_length).fits
+    assert not check.check(path, "rtx4090", sequence_length=long.data.fitting_length + 2 * 16_384 // 64).fits
+    assert check.check(path, "rtx4090", sequence_length=99_999).estimate.job.sequence_length == 16_384
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ def test_the_longest_sample_decides(tmp_path: Path) -> None:
 )
 def test_samples_that_are_left_out(tmp_path: Path, more: str, samples: int) -> None:
     path = config(tmp_path, f"per_device_train_batch_size: 4\n{more}")
-    found = verdict.check(path, "rtx4090", dataset=write(tmp_path / "a.jsonl", *[chat(100)] * 100)).data
+    found = check.check(path, "rtx4090", dataset=write(tmp_path / "a.jsonl", *[chat(100)] * 100)).data
     assert (found.trained_samples, found.steps_per_epoch) == (samples, -(-samples // 4))
 
 
@@ -205,32 +206,32 @@ def test_samples_that_are_left_out(tmp_path: Path, more: str, samples: int) -> N
 def test_samples_that_ms_swift_leaves_out(tmp_path: Path, more: str, samples: int) -> None:
     words = ["swift", "sft", "--model", "Qwen2.5-7B-Instruct", "--tuner_type", "lora", "--max_length", "2048"]
     data = write(tmp_path / "a.jsonl", *[chat(100)] * 100)
-    assert verdict.check([*words, *more.split()], "rtx4090", dataset=data).data.trained_samples == samples
+    assert check.check([*words, *more.split()], "rtx4090", dataset=data).data.trained_samples == samples
 
 
 def test_what_becomes_of_longer_samples(tmp_path: Path) -> None:
     """ms-swift and axolotl leave them out, LLaMA-Factory and TRL cut; packed rows are as long as the limit."""
     data = write(tmp_path / "a.jsonl", chat(100), chat(100), chat(300), chat(5000))
     swift = ["swift", "sft", "--model", "Qwen2.5-7B-Instruct", "--tuner_type", "lora", "--max_length", "2048"]
-    found = verdict.check(swift, "a100-80gb-sxm", dataset=data).data
+    found = check.check(swift, "a100-80gb-sxm", dataset=data).data
     assert (found.worst_length, found.kept.samples) == (300, 3)
-    cut = verdict.check([*swift, "--truncation_strategy", "right"], "a100-80gb-sxm", dataset=data).data
+    cut = check.check([*swift, "--truncation_strategy", "right"], "a100-80gb-sxm", dataset=data).data
     assert (cut.worst_length, cut.kept.samples) == (2048, 4)
-    packed = verdict.check(config(tmp_path, "cutoff_len: 1024\npacking: true\n"), "a100-80gb-sxm", dataset=data).data
+    packed = check.check(config(tmp_path, "cutoff_len: 1024\npacking: true\n"), "a100-80gb-sxm", dataset=data).data
     assert (packed.worst_length, packed.near_length, packed.padding_share) == (1024, None, 0.0)
     assert packed.steps_per_epoch == 1
     with pytest.raises(ConfigError, match="every sample has more than 2,048 tokens"):
-        verdict.check(swift, "rtx4090", dataset=write(tmp_path / "b.jsonl", chat(5000)))
+        check.check(swift, "rtx4090", dataset=write(tmp_path / "b.jsonl", chat(5000)))
 
 
 def test_images_in_rows(tmp_path: Path) -> None:
     """Those of the row with most count, their tokens beside the text's."""
     words = ["swift", "sft", "--model", "Qwen2.5-VL-7B-Instruct", "--tuner_type", "lora", "--max_length", "4096"]
     rows = [{**CHAT, "images": ["a.png"] * count} for count in (0, 1, 3)]
-    found = verdict.check(words, "a100-80gb-sxm", dataset=write(tmp_path / "a.jsonl", *rows), image_size="448x448")
+    found = check.check(words, "a100-80gb-sxm", dataset=write(tmp_path / "a.jsonl", *rows), image_size="448x448")
     assert found.estimate.job.images == 3
     assert found.data.worst_length == 3 * 258 + 1 + 2 + 10
-    none = verdict.check(words, "a100-80gb-sxm", dataset=write(tmp_path / "b.jsonl", CHAT))
+    none = check.check(words, "a100-80gb-sxm", dataset=write(tmp_path / "b.jsonl", CHAT))
     assert none.estimate.job.images == 0
 
 
@@ -241,15 +242,15 @@ def test_a_tokenizer_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     made.enable_truncation(2)
     made.save(str(tmp_path / "tokenizer.json"))
     data = write(tmp_path / "a.jsonl", {"text": "a b a a long text of ten words more"}, {"text": "a"})
-    found = verdict.check(config(tmp_path, ""), "rtx4090", dataset=data, tokenizer=str(tmp_path)).data
+    found = check.check(config(tmp_path, ""), "rtx4090", dataset=data, tokenizer=str(tmp_path)).data
     assert (found.spread.lengths, found.lengths.exact) == ((1, 10), True)
     with pytest.raises(ConfigError, match="is no tokenizer"):
-        verdict.check(config(tmp_path, ""), "rtx4090", dataset=data, tokenizer=str(data))
+        check.check(config(tmp_path, ""), "rtx4090", dataset=data, tokenizer=str(data))
     with pytest.raises(ConfigError, match=r"no tokenizer\.json there"):
-        verdict.check(config(tmp_path, ""), "rtx4090", dataset=data, tokenizer="nobody/nothing")
+        check.check(config(tmp_path, ""), "rtx4090", dataset=data, tokenizer="nobody/nothing")
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(MissingDependencyError, match=r"vramplan\[data\]"):
-        verdict.check(config(tmp_path, ""), "rtx4090", dataset=data, tokenizer=str(tmp_path))
+        check.check(config(tmp_path, ""), "rtx4090", dataset=data, tokenizer=str(tmp_path))
     assert hub.tokenizer_file(str(tmp_path)) == tmp_path / "tokenizer.json"
     guess = dataset.counter_for(tmp_path / "tokenizer.json", None)
     assert "vramplan[data]" in guess.source

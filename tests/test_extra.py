@@ -6,13 +6,13 @@ import pytest
 
 import vramplan
 from vramplan.errors import MissingDependencyError, UnsupportedError
-from vramplan.measure import extra
-from vramplan.spec import ModelSpec
+from vramplan.inputs.model_spec import ModelSpec
+from vramplan.torch_backend import dependencies
 
 
 @pytest.fixture
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extra, "NEEDED", ("no_such_library",))
+    monkeypatch.setattr(dependencies, "NEEDED", ("no_such_library",))
 
 
 @pytest.mark.usefixtures("nothing_installed")

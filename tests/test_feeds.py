@@ -8,10 +8,10 @@ import pytest
 
 import vramplan
 from tests.helpers import card_of, spec_of
-from vramplan.defaults import complete_job
 from vramplan.errors import VramplanError
-from vramplan.feeds import FEEDS, check_feed, said
-from vramplan.spec import Config
+from vramplan.inputs.model_inputs import FEEDS, check_feed, said
+from vramplan.inputs.model_spec import Config
+from vramplan.planner.job_defaults import complete_job
 
 BERT, VIT, CLIP = "google-bert/bert-base-uncased", "google/vit-base-patch16-224-in21k", "openai/clip-vit-base-patch32"
 T5, WHISPER = "google-t5/t5-small", "openai/whisper-tiny"

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from tests.helpers import cli
 from tests.test_check import PUBLISHED
 from tests.test_frameworks import FOLDER
-from vramplan import verdict
+from vramplan.atomic_write import write
 from vramplan.errors import ConfigError
-from vramplan.files import write
-from vramplan.fixing import fix
-from vramplan.frameworks import edit_command, edit_file
-from vramplan.frameworks.files import mapping
-from vramplan.frameworks.find import from_line, from_path, from_text
+from vramplan.frameworks.detect import from_line, from_path, from_text
+from vramplan.frameworks.edit import command, config_file
+from vramplan.frameworks.syntax.config_files import mapping
+from vramplan.planner import check
+from vramplan.planner.fix import fix
 
 CASES = {
     "llamafactory/lora.yaml": ("rtx3060", {"quantization_bit"}),
@@ -49,7 +49,7 @@ def test_what_is_printed_fits(name: str, tmp_path: Path) -> None:
     gpu, keys = CASES[name]
     found = fix(FOLDER / name, gpu)
     if gpu == "t4":  # where it would not even run
-        before = verdict.check(FOLDER / name, "rtx4090")
+        before = check.check(FOLDER / name, "rtx4090")
     else:
         before = found.before
         assert not before.fits
@@ -58,7 +58,7 @@ def test_what_is_printed_fits(name: str, tmp_path: Path) -> None:
     path = tmp_path / "own" / Path(name).name
     old = path.read_bytes().decode().splitlines(keepends=True)
     path.write_bytes(found.text.encode())
-    after = verdict.check(path, gpu)
+    after = check.check(path, gpu)
     assert after.fits
     assert after.estimate.job.global_batch_size == before.estimate.job.global_batch_size
     assert after.estimate.job.sequence_length == before.estimate.job.sequence_length
@@ -92,7 +92,7 @@ def test_an_evaluation_that_is_too_large(tmp_path: Path) -> None:
     assert change.key == "per_device_eval_batch_size"
     larger = path.read_text().replace("eval_batch_size: 64", f"eval_batch_size: {int(change.after) + 1}")
     path.write_text(larger)
-    assert not verdict.check(path, "rtx4090").fits, "no smaller than it has to be"
+    assert not check.check(path, "rtx4090").fits, "no smaller than it has to be"
 
 
 def test_batches_that_deepspeed_says_too(tmp_path: Path) -> None:
@@ -102,20 +102,20 @@ def test_batches_that_deepspeed_says_too(tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     path.write_text(text + "per_device_train_batch_size: 2\n")
     with pytest.raises(ConfigError, match=r"ds\.json: train_micro_batch_size_per_gpu is 4, and 2 elsewhere"):
-        verdict.read(from_path(path, None, {}), 2)
+        check.read(from_path(path, None, {}), 2)
     path.write_text(text + "per_device_train_batch_size: 4\n")
-    assert verdict.read(from_path(path, None, {}), 2).job["micro_batch_size"] == 4
+    assert check.read(from_path(path, None, {}), 2).job["micro_batch_size"] == 4
 
 
 def test_a_plugin_is_added_to_those_that_are_there() -> None:
     text = "base_model: x\nplugins:\n  - a.b.C  # mine\n# end\nsequence_len: 8\n"
-    changed = edit_file.edit(text, "a.yaml", {"plugins": "[d.e.F]", "liger_fused_linear_cross_entropy": "true"})
+    changed = config_file.edit(text, "a.yaml", {"plugins": "[d.e.F]", "liger_fused_linear_cross_entropy": "true"})
     assert changed == (
         "base_model: x\nplugins:\n  - a.b.C  # mine\n  - d.e.F\nliger_fused_linear_cross_entropy: true\n"
         "# end\nsequence_len: 8\n"
     )
-    assert edit_file.edit("plugins: [a]\n", "", {"plugins": "[b]"}) == "plugins: [a, b]\n"
-    assert edit_file.edit("plugins:\nx: 1", "", {"plugins": "[b]"}) == "plugins: [b]\nx: 1"
+    assert config_file.edit("plugins: [a]\n", "", {"plugins": "[b]"}) == "plugins: [a, b]\n"
+    assert config_file.edit("plugins:\nx: 1", "", {"plugins": "[b]"}) == "plugins: [b]\nx: 1"
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_plugin_is_added_to_those_that_are_there() -> None:
 )
 def test_files_edited(text: str, changes: dict[str, str], changed: str) -> None:
     """By hand, spelling and order and ends of lines kept."""
-    assert edit_file.edit(text, "a.yaml", changes) == changed
+    assert config_file.edit(text, "a.yaml", changes) == changed
 
 
 NAMES = ("per_device_train_batch_size", "optim", "bf16", "cutoff_len", "lora_rank", "seed", "note")
@@ -166,7 +166,7 @@ def test_any_file_edited(data: st.DataObject) -> None:
     text = text.rstrip("\n") if data.draw(st.booleans()) else text
     text = text.replace("\n", "\r\n") if data.draw(st.booleans()) else text
     changes = data.draw(st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["7", "true", "word"]), min_size=1))
-    changed = edit_file.edit(text, "a.yaml", changes)
+    changed = config_file.edit(text, "a.yaml", changes)
     before, after = (
         {key: one.value.rstrip() if isinstance(one.value, str) else one.value for key, one in mapping(one, "a").items()}
         for one in (text, changed)
@@ -222,7 +222,7 @@ def test_scripts_edited(
     monkeypatch.chdir(tmp_path)
     Path("x.yaml").write_text("base_model: a\nmodel_name_or_path: a\n")
     found = from_text(text, Path("run.sh"), None, {})
-    assert edit_command.edit(text, found.name, found.origin, changes) == changed
+    assert command.edit(text, found.name, found.origin, changes) == changed
     again = from_text(changed, Path("run.sh"), None, {})
     assert {key: str(again.source.settings[key].value).lower() for key in changes} == changes
 
@@ -230,7 +230,7 @@ def test_scripts_edited(
 def test_a_list_is_no_flag() -> None:
     found = from_line("swift sft --model a\n", None, {})
     with pytest.raises(ConfigError, match="by a flag"):
-        edit_command.edit("swift sft --model a\n", found.name, found.origin, {"plugins": "[x]"})
+        command.edit("swift sft --model a\n", found.name, found.origin, {"plugins": "[x]"})
 
 
 def test_the_command_line(tmp_path: Path) -> None:

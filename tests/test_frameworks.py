@@ -12,10 +12,10 @@ from unittest.mock import patch
 import pytest
 
 from vramplan.errors import VramplanError
-from vramplan.frameworks import FRAMEWORKS
-from vramplan.frameworks import reading as reading_module
-from vramplan.frameworks.find import from_path
-from vramplan.verdict import read
+from vramplan.frameworks import parsed_config as reading_module
+from vramplan.frameworks.detect import from_path
+from vramplan.frameworks.registry import FRAMEWORKS
+from vramplan.planner.check import read
 
 FOLDER = Path(__file__).parent / "configs"
 REFERENCED = ("ds_z3.json", "zero.json", "accelerate_ds.yaml", "fsdp_accelerate.yaml")

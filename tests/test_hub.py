@@ -16,11 +16,12 @@ from huggingface_hub.utils import _http, close_session, disable_progress_bars
 import vramplan
 from tests.helpers import spec_of
 from tests.hub_server import Fault, HubServer, Repo, safetensors, sharded
-from vramplan import Job, hub
-from vramplan.catalog import find_model
+from vramplan import Job
 from vramplan.errors import HubError, SpecError, UnknownNameError, VramplanError
-from vramplan.hub import resolve_model
-from vramplan.images import picture_of
+from vramplan.inputs import hub
+from vramplan.inputs.catalog import find_model
+from vramplan.inputs.hub import resolve_model
+from vramplan.inputs.images import picture_of
 
 TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -9,11 +9,11 @@ import pytest
 
 import vramplan
 from tests.helpers import card_of, cli, cli_json, spec_of
-from vramplan import resolutions, verdict
-from vramplan.defaults import complete_job, image_size
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
-from vramplan.images import EYES, Picture, Size, picture_of
-from vramplan.spec import ModelSpec
+from vramplan.inputs.images import EYES, Picture, Size, picture_of
+from vramplan.inputs.model_spec import ModelSpec
+from vramplan.planner import check, images
+from vramplan.planner.job_defaults import complete_job, image_size
 
 INTERNVL = "OpenGVLab/InternVL2_5-8B"
 SIZES = ((336, 336), (1344, 896), (3000, 4000))
@@ -80,7 +80,7 @@ def test_limits_are_the_users_the_models_the_classes() -> None:
 
 @pytest.mark.parametrize("model_type", EYES)
 def test_every_shipped_model_that_sees_takes_any_image(model_type: str) -> None:
-    from vramplan.catalog import load_spec, model_names
+    from vramplan.inputs.catalog import load_spec, model_names
 
     specs = [spec for name in model_names() if (spec := load_spec(name)).model_type == model_type]
     for spec in specs:
@@ -154,19 +154,19 @@ def test_a_frozen_tower_saves_nothing_unless_a_gradient_goes_through() -> None:
 
 
 def test_many_sizes() -> None:
-    rows = resolutions.table(INTERNVL, "rtx4090", [resolutions.Size(448, 448), resolutions.Size(1344, 896)])
+    rows = images.table(INTERNVL, "rtx4090", [images.Size(448, 448), images.Size(1344, 896)])
     assert [row.picture.all_tokens for row in rows] == [258, 1794]
     assert [row.sequence_length for row in rows] == [514, 2050]
     assert rows[0].max_micro_batch_size > rows[1].max_micro_batch_size >= 1
     with pytest.raises(ConfigError, match="takes text alone"):
-        resolutions.table("Qwen/Qwen2.5-0.5B", "h100")
+        images.table("Qwen/Qwen2.5-0.5B", "h100")
 
 
-@pytest.mark.parametrize("quantity", resolutions.QUANTITIES)
+@pytest.mark.parametrize("quantity", images.QUANTITIES)
 def test_the_largest_that_fits(quantity: str) -> None:
     """It fits; one step more does not, or is not to be had."""
     model = "Qwen/Qwen2.5-VL-7B-Instruct" if quantity == "max-pixels" else INTERNVL
-    found = resolutions.solve(model, "rtx4090", quantity, loss="liger")
+    found = images.solve(model, "rtx4090", quantity, loss="liger")
     assert vramplan.estimate(model, "rtx4090", **found.job).fits
     if found.bounded:
         more = {
@@ -177,10 +177,10 @@ def test_the_largest_that_fits(quantity: str) -> None:
         job = {**found.job, **more}
         if quantity != "seq-len":
             job.pop("sequence_length")
-            job = resolutions.fitted(spec_of(model), card_of("rtx4090"), job)
+            job = images.fitted(spec_of(model), card_of("rtx4090"), job)
         assert not vramplan.estimate(model, "rtx4090", **job).fits
     with pytest.raises(VramplanError, match="known: image-size"):
-        resolutions.solve(model, "h100", "colour")
+        images.solve(model, "h100", "colour")
 
 
 def test_on_the_command_line() -> None:
@@ -220,7 +220,7 @@ def test_tokens_of_processors_outside_transformers(
 ) -> None:
     """Against the processors as mlx-vlm 0.7.10 carries them; MiniCPM-V and Qwen-VL by their rules, by hand."""
     spec = ModelSpec(name="remote", model_type=model_type, config=config, processor=processor)
-    rows = resolutions.counts(spec, [Size(336, 336), Size(1344, 896), Size(3000, 4000)])
+    rows = images.counts(spec, [Size(336, 336), Size(1344, 896), Size(3000, 4000)])
     assert tuple(picture.all_tokens for _, picture in rows) == tokens
 
 
@@ -256,7 +256,7 @@ def test_a_scripts_processor(tmp_path: Path, said: str, given: dict[str, Any], t
     """Tokens by smart_resize (transformers, image_processing_qwen2_vl.py)."""
     script = tmp_path / "train.py"
     script.write_text(PROCESSED.format(said))
-    estimate = verdict.check(script, "h100", images=1, **given).estimate
+    estimate = check.check(script, "h100", images=1, **given).estimate
     picture = picture_of(spec_of("Qwen/Qwen2.5-VL-3B-Instruct"), estimate.job)
     assert picture is not None
     assert picture.tokens == tokens
@@ -266,4 +266,4 @@ def test_what_a_processor_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(PROCESSED.format("do_image_splitting=False"))
     with pytest.raises(VramplanError, match=r"train.py:4: AutoProcessor.from_pretrained\(do_image_splitting"):
-        verdict.check(script, "h100")
+        check.check(script, "h100")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from vramplan.analytic import estimator
-from vramplan.analytic.law import Course, Law
-from vramplan.card import Card
-from vramplan.catalog import find_card, find_model
-from vramplan.defaults import complete_job
-from vramplan.result import Begun
+from vramplan.analytic.batch_scaling import Course, Law
+from vramplan.inputs.catalog import find_card, find_model
+from vramplan.inputs.gpu import Card
+from vramplan.memory.estimate import Begun
+from vramplan.planner.job_defaults import complete_job
 
 PLAYED = (2, 3, 6, 11, 64, 65, 66)
 """At 512 tokens tensors outgrow the allocator's small pool one after another, and with it what a step leaves out."""

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 import vramplan
 from tests import learn
 from tests.helpers import ROOT, card_of, cli, cli_json, measured_of, spec_of
-from vramplan import accuracy, campaign, conclude, learned, ledger, overheads
-from vramplan.accuracy import Row, summary
 from vramplan.errors import ConfigError
-from vramplan.job import Job
-from vramplan.measured import Measured
+from vramplan.inputs.job import Job
+from vramplan.measurements import accuracy, ledger, measure
+from vramplan.measurements.accuracy import Row, summary
+from vramplan.memory import calibration, overheads, summarize
+from vramplan.memory.measurement import Measured
 from vramplan.units import MiB
 
 JOB = Job(micro_batch_size=2, sequence_length=512)
@@ -67,7 +68,7 @@ def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.Mon
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vramplan.files.os.replace", full)
+    monkeypatch.setattr("vramplan.atomic_write.os.replace", full)
     with pytest.raises(ConfigError, match="No space left on device"):
         ledger.save(tmp_path, run_of(factor=1.1), [("alloc", 1, 2)])
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -110,7 +111,7 @@ def test_our_own_ledger_is_sound() -> None:
 @given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=60), st.floats(0.01, 0.99))
 def test_the_quantile_covers_what_it_promises(ratios: list[float], confidence: float) -> None:
     """Of n + 1 exchangeable runs each is equally likely to be the new one: so many of them must lie below."""
-    bound, vouched = learned.quantile(ratios, confidence)
+    bound, vouched = calibration.quantile(ratios, confidence)
     assert bound in ratios
     below = sum(ratio <= bound for ratio in ratios)
     assert below / (len(ratios) + 1) >= min(vouched, len(ratios) / (len(ratios) + 1)) - 1e-9
@@ -118,20 +119,20 @@ def test_the_quantile_covers_what_it_promises(ratios: list[float], confidence: f
 
 
 def test_the_margin_grows_with_confidence() -> None:
-    shares = [learned.margin(confidence).share for confidence in (0.0, 0.5, 0.8, 0.9, 0.95)]
+    shares = [calibration.margin(confidence).share for confidence in (0.0, 0.5, 0.8, 0.9, 0.95)]
     assert shares == sorted(shares)
     assert shares[0] == 0.0
     assert 0.02 < shares[3] < 0.06  # 19 published runs
-    assert "too few for 99%" in learned.margin(0.99).source
+    assert "too few for 99%" in calibration.margin(0.99).source
     for bad in (1.0, -0.1, 2.0):
         with pytest.raises(ConfigError, match="--confidence"):
-            learned.margin(bad)
+            calibration.margin(bad)
 
 
 def test_our_own_runs_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     own = {"contexts": {}, "ledger": [1.0 + i / 1000 for i in range(30)], "published": [1.2] * 20}
-    monkeypatch.setattr(learned, "facts", lambda: own)
-    found = learned.margin(0.9)
+    monkeypatch.setattr(calibration, "facts", lambda: own)
+    found = calibration.margin(0.9)
     assert found.share == pytest.approx(0.027)
     assert "by 30 measured ones" in found.source
 
@@ -162,12 +163,12 @@ def test_contexts_come_from_measured_runs(monkeypatch: pytest.MonkeyPatch) -> No
         "ledger": [],
         "published": [1.0],
     }
-    monkeypatch.setattr(learned, "facts", lambda: facts)
+    monkeypatch.setattr(calibration, "facts", lambda: facts)
     (term,) = overheads.outside_terms(Job(), card_of("h100"))
     assert (term.num_bytes, term.formula) == (520 * MiB, "measured in 7 runs, driver 580.1")
     assert overheads.outside_terms(Job(), card_of("a100"))[0].formula == "a prior"
     assert "CUDA context and NCCL" not in vramplan.estimate("qwen2.5-0.5b", "h100").assumptions[-1]
-    assert conclude.PHASES[0] == "loaded"
+    assert summarize.PHASES[0] == "loaded"
 
 
 def test_learning_from_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +204,7 @@ def test_the_largest_batch_is_known_where_one_more_failed(tmp_path: Path) -> Non
     assert choice.largest == 4
     (tmp_path / f"{run_of(JOB.model_copy(update={'micro_batch_size': 4}), cap_bytes=8 << 30).identity}.json").unlink()
     runs = ledger.load_all(tmp_path)
-    assert set(campaign.frontiers(runs).values()) == {None}, "4 was not tried"
+    assert set(measure.frontiers(runs).values()) == {None}, "4 was not tried"
 
 
 def test_summaries() -> None:

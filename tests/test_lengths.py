@@ -10,12 +10,12 @@ import pytest
 
 import vramplan
 from tests.helpers import card_of, cli, cli_json, spec_of
-from vramplan import verdict
 from vramplan.errors import ConfigError
-from vramplan.job import Job
-from vramplan.lengths import batch_lengths, lengths_of
-from vramplan.levers import levers
-from vramplan.tables import fill, sheet
+from vramplan.inputs.job import Job
+from vramplan.inputs.sample_lengths import batch_lengths, lengths_of
+from vramplan.planner import check
+from vramplan.planner.levers import levers
+from vramplan.planner.table import fill, request
 from vramplan.units import GiB, MiB
 
 QWEN = "Qwen/Qwen2.5-0.5B"
@@ -98,7 +98,7 @@ def test_where_they_have_no_meaning() -> None:
     with pytest.raises(ConfigError, match="packed rows are all full"):
         vramplan.estimate(QWEN, "rtx4090", lengths="64-512", batches="packed")
     with pytest.raises(ConfigError, match="--lengths is not tabled yet"):
-        fill(sheet([QWEN], ["rtx4090"], lengths="64-512"))
+        fill(request([QWEN], ["rtx4090"], lengths="64-512"))
     done = cli("report", QWEN, "--gpu", "rtx4090", "--lengths", "64-512", "--out", "report.html")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "a report is about equal lengths" in done.stderr
@@ -126,7 +126,7 @@ def test_a_data_set_brings_its_own(tmp_path: Path) -> None:
     rows = [json.dumps({"instruction": "a" * (40 * n), "output": "b" * (30 * n)}) for n in range(1, 80)]
     data = tmp_path / "data.jsonl"
     data.write_text("\n".join(rows), encoding="utf-8")
-    found = verdict.check(config, "h100", dataset=data)
+    found = check.check(config, "h100", dataset=data)
     equal = vramplan.estimate("Qwen/Qwen2.5-7B", "h100", **found.estimate.job.settings | {"lengths": None})
     assert found.estimate.job.lengths
     assert found.estimate.peak_tensor_bytes == equal.peak_tensor_bytes

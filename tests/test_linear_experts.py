@@ -17,10 +17,10 @@ import pytest
 import vramplan
 from tests.helpers import card_of, spec_of
 from vramplan.analytic import estimator
-from vramplan.analytic.step import Step
-from vramplan.analytic.turns import turns_of
+from vramplan.analytic.autograd.repeated_experts import turns_of
+from vramplan.analytic.played_step import Step
 from vramplan.errors import VramplanError
-from vramplan.job import Job, Zero
+from vramplan.inputs.job import Job, Zero
 
 MEASURED = json.loads((Path(__file__).parent / "linear_experts.json").read_text())
 QWEN3 = "Qwen/Qwen3-30B-A3B"
@@ -63,7 +63,10 @@ def test_one_stands_for_most() -> None:
     for job in jobs:
         one = played(QWEN3, config, **job)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("vramplan.analytic.looped.turns_of", lambda count: [(number, 1) for number in range(count)])
+            patch.setattr(
+                "vramplan.analytic.layers.moe_linear_experts.turns_of",
+                lambda count: [(number, 1) for number in range(count)],
+            )
             all_ = played(QWEN3, config, **job)
         assert one.num_parameters == all_.num_parameters
         assert one.timeline.phase_peaks(one.timeline.live_bytes()) == all_.timeline.phase_peaks(
@@ -78,7 +81,10 @@ def test_what_the_allocator_makes_of_it() -> None:
     given: dict[str, Any] = {"quantize": "nf4", "checkpointing": "none", "experts": "linear"}
     one = vramplan.estimate(spec, "h200", **given)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vramplan.analytic.looped.turns_of", lambda count: [(number, 1) for number in range(count)])
+        patch.setattr(
+            "vramplan.analytic.layers.moe_linear_experts.turns_of",
+            lambda count: [(number, 1) for number in range(count)],
+        )
         each = vramplan.estimate(spec, "h200", **given)
     assert one.peak_allocated_bytes == pytest.approx(each.peak_allocated_bytes, rel=1e-4)
     assert one.peak_reserved_bytes == pytest.approx(each.peak_reserved_bytes, rel=0.01)

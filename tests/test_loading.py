@@ -8,11 +8,11 @@ import pytest
 
 import vramplan
 from tests.helpers import card_of, spec_of
-from vramplan.analytic.device_map import loaded_bytes
 from vramplan.analytic.estimator import prepare
-from vramplan.analytic.step import Step
+from vramplan.analytic.played_step import Step
+from vramplan.analytic.strategies.device_map import loaded_bytes
 from vramplan.errors import ConfigError
-from vramplan.replaying import replay
+from vramplan.memory.replay import replay
 from vramplan.units import GiB, MiB
 
 MIXTURE = "Qwen/Qwen3-30B-A3B"

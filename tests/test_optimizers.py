@@ -6,8 +6,8 @@ from itertools import accumulate
 
 import pytest
 
+from vramplan.analytic.autograd.recorder import Recorder
 from vramplan.analytic.optimizers import ALIASES, KNOWN_UNMODELLED, OPTIMIZERS, Weight, optimizer_of
-from vramplan.analytic.record import Recorder
 from vramplan.errors import UnknownNameError, UnsupportedError
 
 SHAPES = ((100, 10), (50, 6), (7,))

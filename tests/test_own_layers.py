@@ -8,8 +8,8 @@ import pytest
 
 from tests.helpers import card_of, spec_of
 from vramplan.analytic import estimator
-from vramplan.job import Job
-from vramplan.spec import ModelSpec
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
 
 MIB = 1 << 20
 ONE = {"dtype": "bf16", "autocast": "none", "lora_dtype": "bf16", "loop": "plain", "loss": "sections"}
@@ -83,7 +83,7 @@ SMALL = {
     ],
 )
 def test_the_loss_against_the_trace(given: dict[str, Any]) -> None:
-    trace = pytest.importorskip("vramplan.measure.trace")
+    trace = pytest.importorskip("vramplan.torch_backend.trace.trace")
     spec = ModelSpec(name="small", model_type="llama", config=SMALL)
     job = Job(**{**ONE, "sequence_length": 256, **given})
     here, there = estimator.estimate(spec, job, card_of()), trace.estimate(spec, job, card_of())

@@ -13,8 +13,8 @@ import pytest
 
 import vramplan
 from tests.helpers import cli
-from vramplan.render import plot, snapshot
-from vramplan.result import Estimate
+from vramplan.memory.estimate import Estimate
+from vramplan.render import memory_snapshot, plot
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["segments", "expandable"])
@@ -23,7 +23,7 @@ def one(request: pytest.FixtureRequest) -> Estimate:
 
 
 def written(one: Estimate, folder: Path) -> Any:
-    snapshot.write(one, folder / "step.pickle")
+    memory_snapshot.write(one, folder / "step.pickle")
     return pickle.loads((folder / "step.pickle").read_bytes())
 
 

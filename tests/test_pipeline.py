@@ -9,16 +9,16 @@ import pytest
 import vramplan
 from tests.helpers import card_of
 from vramplan.analytic import estimator
-from vramplan.analytic.device_map import Module, spread
-from vramplan.analytic.step import Step
-from vramplan.catalog import find_card
-from vramplan.conclude import evaluation_peak
-from vramplan.defaults import complete_job
+from vramplan.analytic.played_step import Step
+from vramplan.analytic.strategies.device_map import Module, spread
 from vramplan.errors import ConfigError, UnsupportedError
-from vramplan.job import Job
-from vramplan.plan import Search
-from vramplan.result import Estimate
-from vramplan.spec import ModelSpec
+from vramplan.inputs.catalog import find_card
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
+from vramplan.memory.estimate import Estimate
+from vramplan.memory.summarize import evaluation_peak
+from vramplan.planner.job_defaults import complete_job
+from vramplan.planner.suggest import Search
 
 TOGETHER = {"strategy": "pipeline", "num_gpus": 2}
 

@@ -17,22 +17,22 @@ torch = pytest.importorskip("torch", reason="probes need the extra vramplan[prob
 import vramplan  # noqa: E402
 from tests.helpers import ROOT, card_of, cli, cli_json  # noqa: E402
 from tests.test_trace import SMALL, job_of, small  # noqa: E402
-from vramplan import campaign, ledger, probing, runner  # noqa: E402
-from vramplan.campaign import Case  # noqa: E402
-from vramplan.card import Card  # noqa: E402
 from vramplan.errors import ConfigError, SpecError  # noqa: E402
-from vramplan.measured import Measured, Request  # noqa: E402
-from vramplan.overheads import outside_terms  # noqa: E402
-from vramplan.replaying import replay  # noqa: E402
-from vramplan.spec import IMPORT_PATH, ModelSpec  # noqa: E402
+from vramplan.inputs.gpu import Card  # noqa: E402
+from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec  # noqa: E402
+from vramplan.measurements import ledger, measure, probe, subprocess_runner  # noqa: E402
+from vramplan.measurements.measure import Case  # noqa: E402
+from vramplan.memory.measurement import Measured, Request  # noqa: E402
+from vramplan.memory.overheads import outside_terms  # noqa: E402
+from vramplan.memory.replay import replay  # noqa: E402
 from vramplan.units import MiB  # noqa: E402
 
 LLAMA = small("llama", num_key_value_heads=2)
 EAGER = {"sequence_length": 32, "attention": "eager"}
 
 
-def on(card: Card | None = None, **settings: Any) -> probing.Bench:
-    return probing.bench(card or card_of("rtx4090"), device="cpu", timeout_seconds=120, **settings)
+def on(card: Card | None = None, **settings: Any) -> probe.Bench:
+    return probe.bench(card or card_of("rtx4090"), device="cpu", timeout_seconds=120, **settings)
 
 
 def card_with(num_bytes: int) -> Card:
@@ -45,16 +45,16 @@ def card_with(num_bytes: int) -> Card:
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps run here, not in a child: loading torch anew each time would take most of the time."""
-    from vramplan.measure import real
+    from vramplan.torch_backend.probe import run as real
 
-    monkeypatch.setattr(runner, "run", lambda request, timeout, tell: real.run(request, tell))
+    monkeypatch.setattr(subprocess_runner, "run", lambda request, timeout, tell: real.run(request, tell))
 
 
 # -- what a probe measures ---------------------------------------------------------------------------------------------
 
 
 def test_a_probe_in_its_own_process() -> None:
-    found = probing.probe(LLAMA, on=on(), **EAGER)
+    found = probe.probe(LLAMA, on=on(), **EAGER)
     assert found.fits
     assert found.predicted is not None
     assert found.measured.peak_allocated_bytes == pytest.approx(found.predicted.peak_allocated_bytes, rel=0.003)
@@ -75,7 +75,7 @@ def test_a_probe_in_its_own_process() -> None:
 )
 def test_a_probe_agrees_with_the_estimate(given: dict[str, Any]) -> None:
     """The same job, estimated from shapes and run for real (where a CPU does what CUDA does)."""
-    found = probing.probe(LLAMA, on=on(), **EAGER, **given)
+    found = probe.probe(LLAMA, on=on(), **EAGER, **given)
     run, predicted = found.measured, found.predicted
     assert predicted is not None
     assert found.fits
@@ -97,7 +97,7 @@ def test_a_probe_agrees_with_the_estimate(given: dict[str, Any]) -> None:
 def test_out_of_memory_names_its_phase(tmp_path: Path) -> None:
     kept: list[Measured] = []
     bench = on(card_with(24 * MiB), keep=lambda measured, history: kept.append(measured))
-    found = probing.probe(LLAMA, on=bench, **EAGER, micro_batch_size=128)
+    found = probe.probe(LLAMA, on=bench, **EAGER, micro_batch_size=128)
     assert not found.fits
     assert found.measured.failed_phase in ("forward", "backward")
     assert "out of memory. Tried to allocate" in found.measured.message
@@ -111,7 +111,7 @@ def test_out_of_memory_names_its_phase(tmp_path: Path) -> None:
 def test_a_history_replays_to_its_peaks(tmp_path: Path) -> None:
     """Every allocation and free, through the simulated allocator once more: the same peaks."""
     bench = on(history=True, keep=lambda measured, history: ledger.save(tmp_path, measured, history))
-    run = probing.probe(LLAMA, on=bench, **EAGER).measured
+    run = probe.probe(LLAMA, on=bench, **EAGER).measured
     (kept,) = ledger.load_all(tmp_path)
     events, sizes, blocks = [], [], {}
     for action, address, num_bytes in ledger.load_history(tmp_path, kept):
@@ -131,20 +131,20 @@ def test_a_history_replays_to_its_peaks(tmp_path: Path) -> None:
 def test_the_largest_micro_batch(tmp_path: Path) -> None:
     """Found around the estimate's own answer, proved by the next one that fails, and known to the ledger."""
     bench = on(card_with(32 * MiB), keep=lambda measured, history: ledger.save(tmp_path, measured, history))
-    found = probing.find_max(LLAMA, on=bench, **EAGER)
+    found = probe.find_max(LLAMA, on=bench, **EAGER)
     assert found.exact
     assert len(found.tries) <= 4
     sizes = {one.job.micro_batch_size: one.fits for one in found.tries}
     assert sizes[found.micro_batch_size]
     assert not sizes[found.micro_batch_size + 1]
-    assert list(campaign.frontiers(ledger.load_all(tmp_path)).values()) == [found.micro_batch_size]
+    assert list(measure.frontiers(ledger.load_all(tmp_path)).values()) == [found.micro_batch_size]
 
 
 @pytest.mark.usefixtures("in_process")
 def test_a_suggestion_is_proved() -> None:
     bench = on(card_with(48 * MiB))
     search = vramplan.suggest(LLAMA, bench.card, 64, **EAGER)
-    found = probing.prove(LLAMA, search, on=bench)
+    found = probe.prove(LLAMA, search, on=bench)
     assert found.plan is not None
     assert found.plan.global_batch_size == 64
     assert found.proof is not None
@@ -166,13 +166,13 @@ def test_a_model_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     spec = ModelSpec(name="probed_model:make", model_type=IMPORT_PATH, config={})
     given = {"method": "full", "dtype": "fp32", "autocast": "none", "checkpointing": "none"}
-    found = probing.probe(spec, on=on(), **given, micro_batch_size=4, gradient_accumulation_steps=2)
+    found = probe.probe(spec, on=on(), **given, micro_batch_size=4, gradient_accumulation_steps=2)
     assert found.fits
     assert found.measured.num_parameters == 64 * 65
 
 
 def test_two_ranks_under_ddp() -> None:
-    found = probing.probe(LLAMA, on=on(), **EAGER, num_gpus=2, gradient_accumulation_steps=2)
+    found = probe.probe(LLAMA, on=on(), **EAGER, num_gpus=2, gradient_accumulation_steps=2)
     assert found.fits
     assert found.measured.environment.ranks == 2
 
@@ -221,11 +221,13 @@ class Nobody:
 
 def rank_of_two(rank: int, point: str, strategy: str) -> None:
     """One process of `test_strategies_train`: prints its gradients' norm."""
-    from vramplan.measure import optimizers, ranks, zero
-    from vramplan.measure.loop import Steps
-    from vramplan.measure.models import build
-    from vramplan.measure.quiet import quiet
-    from vramplan.measure.real import filler
+    from vramplan.torch_backend.model import optimizers
+    from vramplan.torch_backend.model.build import build
+    from vramplan.torch_backend.model.training_loop import Steps
+    from vramplan.torch_backend.probe import deepspeed
+    from vramplan.torch_backend.probe import distributed as ranks
+    from vramplan.torch_backend.probe.run import filler
+    from vramplan.torch_backend.suppress_output import quiet
 
     sharing = {"num_gpus": 2, "strategy": strategy, "gradient_accumulation_steps": 2}
     if strategy.startswith("zero"):
@@ -236,13 +238,13 @@ def rank_of_two(rank: int, point: str, strategy: str) -> None:
     torch.manual_seed(rank)
     norms: list[float] = []
     with quiet(), ranks.together(request, device):
-        subject = build(LLAMA, job, "meta" if strategy == "fsdp" else "cpu", making=zero.making(job, device))
+        subject = build(LLAMA, job, "meta" if strategy == "fsdp" else "cpu", making=deepspeed.making(job, device))
         model, alone = ranks.wrap(subject.module, job, device)
         steps = Steps(subject, job, optimizers.recipe(job), Nobody())
         steps.model, steps.alone, steps.fill = model, alone, filler(subject, job)
         engine: Any = None
-        if strategy in zero.STAGES:
-            steps.model = steps.engine = engine = zero.engine_for(steps, job, device)
+        if strategy in deepspeed.STAGES:
+            steps.model = steps.engine = engine = deepspeed.engine_for(steps, job, device)
         step = steps.optimizer.step
         if engine is None:
             steps.optimizer.step = lambda *a, **k: (norms.append(_norm(steps.trained)), step(*a, **k))[1]  # type: ignore[method-assign]
@@ -264,30 +266,30 @@ def _norm(weights: Any) -> float:
 
 @pytest.mark.usefixtures("in_process")
 def test_a_campaign_can_be_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(campaign, "find_model", lambda name: LLAMA if name == "small" else None)
+    monkeypatch.setattr(measure, "find_model", lambda name: LLAMA if name == "small" else None)
     cases = [Case("small", {**EAGER, "micro_batch_size": n}) for n in (1, 2)]
     cases.append(Case("small", {**EAGER, "loss": "chunked", "method": "full"}, history=True))
     bench = on()
-    assert campaign.left(bench, tmp_path, cases=cases) == cases
-    ((first, measured),) = campaign.run(bench, tmp_path, cases[:1], 300)
+    assert measure.left(bench, tmp_path, cases=cases) == cases
+    ((first, measured),) = measure.run(bench, tmp_path, cases[:1], 300)
     assert measured
     assert "allocated" in first
     assert "estimate" in first
-    assert campaign.left(bench, tmp_path, cases=cases) == cases[1:]
-    lines = list(campaign.run(bench, tmp_path, cases[1:], 300))
+    assert measure.left(bench, tmp_path, cases=cases) == cases[1:]
+    lines = list(measure.run(bench, tmp_path, cases[1:], 300))
     assert len(lines) == 2
-    assert not campaign.left(bench, tmp_path, cases=cases)
-    assert list(campaign.run(bench, tmp_path, cases, 1)) == [("out of time, 3 runs left: run it again", False)]
+    assert not measure.left(bench, tmp_path, cases=cases)
+    assert list(measure.run(bench, tmp_path, cases, 1)) == [("out of time, 3 runs left: run it again", False)]
     with pytest.raises(ConfigError, match="no run has that in its name"):
-        campaign.left(bench, tmp_path, "nothing like it", cases)
+        measure.left(bench, tmp_path, "nothing like it", cases)
 
 
 def test_every_run_of_the_matrix_is_a_job() -> None:
     """All of it fits together: models are shipped, settings valid, names tell runs apart."""
     bench = on(card_of("h200"))
-    names = [one.name for one in campaign.CASES]
+    names = [one.name for one in measure.CASES]
     assert len(set(names)) == len(names) > 30
-    for one in campaign.CASES:
+    for one in measure.CASES:
         spec, job = one.full_job(bench)
         assert vramplan.estimate(spec, "h200", **job.settings).fits or one.find_max
 
@@ -367,4 +369,4 @@ def test_bad_input(folder: Path, arguments: tuple[str, ...], said: str) -> None:
 def test_a_model_that_fails_says_where(tmp_path: Path) -> None:
     broken = small("llama", num_key_value_heads=3)
     with pytest.raises(SpecError, match="fails: "):
-        probing.Bench(card_of("rtx4090"), "cpu", capped=True, timeout_seconds=120).measure(broken, job_of())
+        probe.Bench(card_of("rtx4090"), "cpu", capped=True, timeout_seconds=120).measure(broken, job_of())

@@ -14,8 +14,8 @@ import numpy
 
 from tests.helpers import spec_of
 from vramplan.errors import ConfigError
-from vramplan.images import EYES, Limits, Picture, Size
-from vramplan.spec import Config
+from vramplan.inputs.images import EYES, Limits, Picture, Size
+from vramplan.inputs.model_spec import Config
 
 
 def sizes(count: int, longest: int = 4000) -> Iterator[Size]:
@@ -83,7 +83,7 @@ def test_qwen(model: str, patch: int) -> None:
 def test_glm4v() -> None:
     from transformers.models.glm4v.image_processing_pil_glm4v import smart_resize
 
-    from vramplan.images import grids
+    from vramplan.inputs.images import native_resolution
 
     empty = Config({"vision_config": {}}, "c")
     for size in sizes(1200):
@@ -93,7 +93,7 @@ def test_glm4v() -> None:
         except ValueError:
             expected = None
         try:
-            picture = grids.glm4v(empty, Config({}, "p"), size, Limits())
+            picture = native_resolution.glm4v(empty, Config({}, "p"), size, Limits())
             found: Any = (picture.rows, picture.columns)
         except ConfigError:
             found = None
@@ -103,14 +103,14 @@ def test_glm4v() -> None:
 def test_mllama() -> None:
     from transformers.models.mllama import image_processing_pil_mllama as real
 
-    from vramplan.images import tiles
+    from vramplan.inputs.images import fixed_tiles
 
     for most, tile in ((4, 560), (4, 448), (6, 336), (12, 224)):
         config = Config({"vision_config": {"max_num_tiles": most, "image_size": tile}}, "c")
         for size in sizes(900):
             height, width = real.get_optimal_tiled_canvas(size.height, size.width, most, tile)
             rows, columns = int(height) // tile, int(width) // tile
-            picture = tiles.mllama(config, Config({}, "p"), size, Limits())
+            picture = fixed_tiles.mllama(config, Config({}, "p"), size, Limits())
             assert picture.said == f"{columns} x {rows} of {most} tiles", size
             named = {tensor.name: tensor.values for tensor in picture.tensors}
             assert named["aspect_ratio_ids"] == tuple(
@@ -122,7 +122,7 @@ def test_mllama() -> None:
 def test_gemma4() -> None:
     from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 
-    from vramplan.images import grids
+    from vramplan.inputs.images import native_resolution
 
     for budget in (70, 280, 1120):
         processor = Config({"max_soft_tokens": budget}, "p")
@@ -133,7 +133,7 @@ def test_gemma4() -> None:
             except ValueError:
                 expected = None
             try:
-                picture = grids.gemma4(Config({"vision_config": {}}, "c"), processor, size, Limits())
+                picture = native_resolution.gemma4(Config({"vision_config": {}}, "c"), processor, size, Limits())
                 found: Any = (picture.rows, picture.columns)
                 assert picture.tensors[0].shape[1] == budget * 9
                 assert sum(place >= 0 for place in picture.tensors[1].values or ()) == 2 * picture.patches
@@ -148,7 +148,7 @@ def test_llama4() -> None:
     from transformers.image_utils import SizeDict
     from transformers.models.llama4 import image_processing_llama4 as real
 
-    from vramplan.images import crops
+    from vramplan.inputs.images import adaptive_tiles
 
     for most in (4, 12, 16):
         real.find_supported_resolutions.cache_clear()
@@ -156,7 +156,7 @@ def test_llama4() -> None:
         for size in sizes(900):
             height, width = real.get_best_fit((size.height, size.width), known, False).tolist()
             vision = {"vision_config": {"image_size": 336}}
-            picture = crops.llama4(Config(vision, "c"), Config({}, "p"), size, Limits(max_tiles=most))
+            picture = adaptive_tiles.llama4(Config(vision, "c"), Config({}, "p"), size, Limits(max_tiles=most))
             count = height // 336 * (width // 336)
             assert picture.tiles == count + (count > 1), size
 
@@ -166,7 +166,7 @@ def test_phi4_multimodal() -> None:
     pytest.importorskip("torchvision", reason="the real processor needs it")
     from transformers.models.phi4_multimodal.image_processing_phi4_multimodal import Phi4MultimodalImageProcessor
 
-    from vramplan.images import crops
+    from vramplan.inputs.images import adaptive_tiles
 
     real = Phi4MultimodalImageProcessor()
     for size in sizes(60, 1200):
@@ -175,9 +175,9 @@ def test_phi4_multimodal() -> None:
             found = real(image, return_tensors="np")
         except ValueError:
             with pytest.raises(ConfigError):
-                crops.phi4(Config({"vision_config": {}}, "c"), Config({}, "p"), size, Limits())
+                adaptive_tiles.phi4(Config({"vision_config": {}}, "c"), Config({}, "p"), size, Limits())
             continue
-        picture = crops.phi4(Config({"vision_config": {}}, "c"), Config({}, "p"), size, Limits())
+        picture = adaptive_tiles.phi4(Config({"vision_config": {}}, "c"), Config({}, "p"), size, Limits())
         assert picture.tokens == found["num_img_tokens"][0], size
         for tensor in picture.tensors:
             assert found[tensor.name].shape == tensor.shape, size
@@ -191,13 +191,15 @@ def test_anyres(kind: str) -> None:
     from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
     from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 
-    from vramplan.images import tiles
+    from vramplan.inputs.images import fixed_tiles
 
     model = "llava-hf/llava-v1.6-vicuna-7b-hf" if kind == "llava_next" else "llava-hf/llava-onevision-qwen2-7b-ov-hf"
     spec = spec_of(model)
     tile = spec.config["vision_config"]["image_size"]
     across = tile // spec.config["vision_config"]["patch_size"]
-    canvases = spec.config.get("image_grid_pinpoints", tiles.NEXT if kind == "llava_next" else tiles.ONEVISION)
+    canvases = spec.config.get(
+        "image_grid_pinpoints", fixed_tiles.NEXT if kind == "llava_next" else fixed_tiles.ONEVISION
+    )
     owner: Any = LlavaNextProcessor if kind == "llava_next" else LlavaOnevisionProcessor
     real = object.__new__(owner)
     real.vision_aspect_ratio = "anyres_max_9"

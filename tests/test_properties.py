@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.helpers import card_of, spec_of
 from vramplan.analytic.estimator import estimate
-from vramplan.job import Job
-from vramplan.result import Estimate
+from vramplan.inputs.job import Job
+from vramplan.memory.estimate import Estimate
 
 SPEC = spec_of("HuggingFaceTB/SmolLM2-135M")
 

@@ -15,11 +15,11 @@ import pytest
 import vramplan
 from tests.helpers import card_of, spec_of
 from vramplan.analytic import estimator
-from vramplan.analytic.ops import stored_as
-from vramplan.analytic.step import Step
-from vramplan.defaults import complete_job
+from vramplan.analytic.autograd.ops import stored_as
+from vramplan.analytic.played_step import Step
 from vramplan.errors import ConfigError, UnknownNameError
-from vramplan.job import Job
+from vramplan.inputs.job import Job
+from vramplan.planner.job_defaults import complete_job
 
 CASES = json.loads((Path(__file__).parent / "quantized.json").read_text())
 

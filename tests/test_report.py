@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from tests.helpers import ROOT, cli, cli_json
-from vramplan import api, files, grid
-from vramplan.lines import envelope
+from vramplan import atomic_write
+from vramplan.memory.batch_scaling import envelope
+from vramplan.planner import estimate
+from vramplan.planner import report as grid
 from vramplan.render import report
-from vramplan.render.text import free_gib, gib
+from vramplan.render.terminal import free_gib, gib
 from vramplan.units import GiB
 
 SMALL = {
@@ -55,7 +57,7 @@ console.log(JSON.stringify(asked.map(([values, card, micro]) => {{
 
 
 def answer(card: str, values: dict[str, Any], micro: int, steps: int) -> Any:
-    return api.estimate("qwen2.5-0.5b", card, attention="eager", micro_batch_size=micro,
+    return estimate.estimate("qwen2.5-0.5b", card, attention="eager", micro_batch_size=micro,
                         gradient_accumulation_steps=steps, **values)  # fmt: skip
 
 
@@ -148,7 +150,7 @@ def test_an_interruption_keeps_the_page_that_was_there(tmp_path: Path, monkeypat
 
     monkeypatch.setattr("os.replace", stopped)
     with pytest.raises(KeyboardInterrupt):
-        files.write(out, b"new")
+        atomic_write.write(out, b"new")
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("report.html", "old")]
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from tests.helpers import ROOT, card_of, measured_of, spec_of
-from vramplan import runner
 from vramplan.errors import ConfigError, MissingDependencyError, ProbeError, UnsupportedError
-from vramplan.job import Job
-from vramplan.measured import Peaks, Request, fullest
+from vramplan.inputs.job import Job
+from vramplan.measurements import subprocess_runner
+from vramplan.memory.measurement import Peaks, Request, fullest
 
 JOB = Job(micro_batch_size=2)
 
@@ -34,7 +34,7 @@ def child(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def put(script: str) -> None:
         start = "import json, os, sys, time\nrequest = json.loads(sys.stdin.readline())\n"
-        monkeypatch.setattr(runner, "CHILD", ("-c", start + script))
+        monkeypatch.setattr(subprocess_runner, "CHILD", ("-c", start + script))
 
     return put
 
@@ -56,7 +56,7 @@ def is_alive(process: int) -> bool:
 def test_progress_and_a_result(child: Any) -> None:
     child("print(json.dumps({'event': 'progress', 'what': 'half', 'share': 0.5}), flush=True)\n" + answer())
     said: list[tuple[str, float]] = []
-    found, history = runner.run(request(), 30, lambda what, share: said.append((what, share)))
+    found, history = subprocess_runner.run(request(), 30, lambda what, share: said.append((what, share)))
     assert found == measured_of(JOB)
     assert not history
     assert said == [("half", 0.5)]
@@ -64,17 +64,17 @@ def test_progress_and_a_result(child: Any) -> None:
 
 def test_the_request_arrives_whole(child: Any) -> None:
     child("assert request['job']['micro_batch_size'] == 2 and request['spec']['model_type'] == 'qwen2'\n" + answer())
-    assert runner.run(request(), 30)[0].outcome == "ok"
+    assert subprocess_runner.run(request(), 30)[0].outcome == "ok"
 
 
 def test_what_a_library_prints_does_no_harm(child: Any) -> None:
     child("print('Loading weights: 100%', flush=True)\n" + answer())
-    assert runner.run(request(), 30)[0].outcome == "ok"
+    assert subprocess_runner.run(request(), 30)[0].outcome == "ok"
 
 
 def test_out_of_memory_is_a_result(child: Any) -> None:
     child(answer(outcome="oom", failed_phase="backward"))
-    assert runner.run(request(), 30)[0].failed_phase == "backward"
+    assert subprocess_runner.run(request(), 30)[0].failed_phase == "backward"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_out_of_memory_is_a_result(child: Any) -> None:
 def test_a_crash_is_one_line(child: Any, script: str, said: str) -> None:
     child(script)
     with pytest.raises(ProbeError, match=said):
-        runner.run(request(), 30)
+        subprocess_runner.run(request(), 30)
 
 
 @pytest.mark.parametrize(
@@ -105,13 +105,13 @@ def test_a_crash_is_one_line(child: Any, script: str, said: str) -> None:
 def test_errors_come_over_as_they_are(child: Any, kind: str, raised: type[Exception]) -> None:
     child(f"print(json.dumps({{'event': 'error', 'kind': {kind!r}, 'line': 'no CUDA'}}), flush=True)")
     with pytest.raises(raised, match=r"^no CUDA$"):
-        runner.run(request(), 30)
+        subprocess_runner.run(request(), 30)
 
 
 def test_a_process_that_hangs_is_stopped(child: Any, tmp_path: Path) -> None:
     child(f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(100)")
     with pytest.raises(ProbeError, match=r"took more than 1\.5 s and was stopped"):
-        runner.run(request(), 1.5)
+        subprocess_runner.run(request(), 1.5)
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
@@ -190,7 +190,7 @@ def test_one_rank_without_memory_ends_all(child: Any) -> None:
     job = JOB.model_copy(update={"num_gpus": 3})
     child("if request['rank'] != 1: time.sleep(100)\n" + answer(outcome="oom", failed_phase="optimizer"))
     before = time.monotonic()
-    assert runner.run(request(job=job), 60)[0].failed_phase == "optimizer"
+    assert subprocess_runner.run(request(job=job), 60)[0].failed_phase == "optimizer"
     assert time.monotonic() - before < 30
 
 
@@ -200,13 +200,13 @@ def test_ranks_get_numbers_and_a_place_to_meet(child: Any) -> None:
         "assert request['rank'] == request['local_rank']\n"
         "assert request['meeting_point'].startswith('tcp://127.0.0.1:')\n" + answer(peak_allocated_bytes=1)
     )
-    assert runner.run(request(job=job), 60)[0].peak_allocated_bytes == 1
+    assert subprocess_runner.run(request(job=job), 60)[0].peak_allocated_bytes == 1
 
 
 def test_under_torchrun_a_process_is_one_rank(child: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     child("assert (request['rank'], request['local_rank'], request['meeting_point']) == (3, 1, 'env://')\n" + answer())
-    assert runner.run(request(job=JOB.model_copy(update={"num_gpus": 4})), 30)[0].outcome == "ok"
+    assert subprocess_runner.run(request(job=JOB.model_copy(update={"num_gpus": 4})), 30)[0].outcome == "ok"
     with pytest.raises(ConfigError, match="torchrun started 4 ranks, the job has 1; give --num-gpus 4"):
-        runner.run(request(), 30)
+        subprocess_runner.run(request(), 30)

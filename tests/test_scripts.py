@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.test_frameworks import FOLDER
-from vramplan import verdict
-from vramplan.catalog import find_card
 from vramplan.errors import VramplanError
-from vramplan.frameworks import FRAMEWORKS, Setting, Source
-from vramplan.frameworks.find import Found, from_path, from_words
-from vramplan.frameworks.literals import read_script
-from vramplan.frameworks.shell import UNKNOWN
+from vramplan.frameworks.detect import Found, from_path, from_words
+from vramplan.frameworks.registry import FRAMEWORKS, Setting, Source
+from vramplan.frameworks.syntax.python_ast import read_script
+from vramplan.frameworks.syntax.shell import UNKNOWN
+from vramplan.inputs.catalog import find_card
+from vramplan.planner import check
 
 HEAD = "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
 LOAD = 'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype="bfloat16")\n'
@@ -99,9 +99,9 @@ def test_flags_go_before_defaults(tmp_path: Path) -> None:
         f"{HEAD}{LOAD}parser.add_argument('--size', type=int, default=2)\nargs = parser.parse_args()\n"
         "Trainer(model, TrainingArguments('out', per_device_train_batch_size=args.size))\n"
     )
-    found = verdict.read(from_words(["python", str(path), "--size", "8"], None, {}), 1)
+    found = check.read(from_words(["python", str(path), "--size", "8"], None, {}), 1)
     assert found.job["micro_batch_size"] == 8
-    found = verdict.read(from_words(["torchrun", "--nproc_per_node", "4", str(path)], None, {}), 4)
+    found = check.read(from_words(["torchrun", "--nproc_per_node", "4", str(path)], None, {}), 4)
     assert (found.job["micro_batch_size"], found.job["num_gpus"]) == (2, 4)
     assert found.say({"micro_batch_size": 1, "attention": "sdpa"}) == [
         "per_device_train_batch_size=1",
@@ -138,7 +138,7 @@ def test_scripts_that_cannot_be_read(tmp_path: Path, text: str, said: str) -> No
     path = tmp_path / "train.py"
     path.write_text(text)
     with pytest.raises(VramplanError) as error:
-        verdict.read(from_path(path, None, {}), 1)
+        check.read(from_path(path, None, {}), 1)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -150,7 +150,7 @@ def test_nothing_is_executed(tmp_path: Path) -> None:
         f"#!/usr/bin/env python\nimport pathlib\npathlib.Path({str(touched)!r}).touch()\n{HEAD}{LOAD}"
         f"Trainer(model, TrainingArguments('out', seed=__import__('os').system('touch {touched}')))\n"
     )
-    assert verdict.read(from_path(path, None, {}), 1).job["method"] == "full"
+    assert check.read(from_path(path, None, {}), 1).job["method"] == "full"
     assert not touched.exists()
 
 
@@ -171,7 +171,7 @@ def test_any_lines_read(tmp_path_factory: pytest.TempPathFactory, lines: list[st
     path.write_text("\n".join([*whole[:place], *lines, *whole[place:]]), encoding="utf-8", errors="replace")
     said = ""
     try:
-        reading = verdict.read(from_path(path, None, {}), 1)
+        reading = check.read(from_path(path, None, {}), 1)
     except VramplanError as error:
         said = str(error)
     else:
@@ -182,5 +182,5 @@ def test_any_lines_read(tmp_path_factory: pytest.TempPathFactory, lines: list[st
 def test_one_line_whatever_is_quoted() -> None:
     source = Source({"recompute_granularity": Setting("full\nselective\r\n", "run.sh:1")})
     with pytest.raises(VramplanError) as caught:
-        verdict.read(Found("megatron", FRAMEWORKS["megatron"], source), 1)
+        check.read(Found("megatron", FRAMEWORKS["megatron"], source), 1)
     assert len(str(caught.value).splitlines()) == 1

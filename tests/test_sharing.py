@@ -17,10 +17,10 @@ import vramplan
 from tests.helpers import card_of
 from vramplan.analytic import estimator
 from vramplan.errors import ConfigError, UnsupportedError
-from vramplan.job import Job
-from vramplan.result import Estimate
-from vramplan.spec import ModelSpec
-from vramplan.timeline import Timeline
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
+from vramplan.memory.estimate import Estimate
+from vramplan.memory.timeline import Timeline
 
 CASES = json.loads((Path(__file__).parent / "sharing.json").read_text())
 SCALARS = 1024

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers import setting_of
-from vramplan.analytic.architecture import architecture_of
+from vramplan.analytic.architectures import FAMILIES
+from vramplan.analytic.architectures.lookup import architecture_of
+from vramplan.analytic.architectures.towers import SIGHTS
 from vramplan.analytic.estimator import lay_out
-from vramplan.analytic.families import FAMILIES
-from vramplan.analytic.step import count_parameters
-from vramplan.analytic.vision import SIGHTS
-from vramplan.catalog import aliases, find_model, load_spec, model_names, specs_folder
+from vramplan.analytic.played_step import count_parameters
 from vramplan.errors import UnknownNameError
-from vramplan.job import Job
-from vramplan.spec import ModelSpec
+from vramplan.inputs.catalog import aliases, find_model, load_spec, model_names, specs_folder
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
 
 TEXT_ONLY_WITHIN = {
     "qwen2_vl_text",
@@ -68,7 +68,7 @@ def test_aliases_resolve_to_their_architecture() -> None:
 
 
 def test_a_short_name_shared_by_organisations_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    import vramplan.catalog as catalog
+    import vramplan.inputs.catalog as catalog
 
     monkeypatch.setattr(catalog, "model_names", lambda: ["one/same", "two/same"])
     with pytest.raises(UnknownNameError, match="shared by several"):

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tests.helpers import card_of, measured_of, spec_of
 from tests.test_plan import fake
-from vramplan import stepping
 from vramplan.errors import ConfigError
-from vramplan.job import Job
-from vramplan.measured import Measured
-from vramplan.plan import Search, search
+from vramplan.inputs.job import Job
+from vramplan.measurements import verify
+from vramplan.memory.measurement import Measured
+from vramplan.planner.suggest import Search, search
 
 
 @given(true=st.integers(0, 300), start=st.integers(1, 300))
@@ -25,7 +25,7 @@ def test_the_largest_is_found_from_anywhere(true: int, start: int) -> None:
         tried.append(number)
         return number <= true
 
-    assert stepping.largest(start, fits, 30) == (true, True)
+    assert verify.largest(start, fits, 30) == (true, True)
     assert len(tried) == len(set(tried))
     assert len(tried) <= 2 + 2 * max(1, abs(true - start)).bit_length()
 
@@ -39,7 +39,7 @@ def test_runs_are_bounded_and_what_is_said_is_true(true: int, start: int, highes
         tried[number] = number <= true
         return tried[number]
 
-    found, settled = stepping.largest(start, fits, most, highest)
+    found, settled = verify.largest(start, fits, most, highest)
     assert len(tried) <= most
     assert found == max((number for number, ran in tried.items() if ran), default=0)
     if settled:
@@ -49,7 +49,7 @@ def test_runs_are_bounded_and_what_is_said_is_true(true: int, start: int, highes
 @pytest.mark.parametrize(("start", "runs"), [(7, 2), (8, 2), (6, 4)])
 def test_a_good_estimate_takes_two_runs(start: int, runs: int) -> None:
     tried: list[int] = []
-    stepping.largest(start, lambda n: tried.append(n) or n <= 7, 10)  # type: ignore[func-returns-value]
+    verify.largest(start, lambda n: tried.append(n) or n <= 7, 10)  # type: ignore[func-returns-value]
     assert len(tried) == runs
 
 
@@ -76,8 +76,8 @@ class Reality:
         size = int(self.predict(job).peak_allocated_bytes * self.ratio)
         return measured_of(job, outcome="ok" if ok else "oom", peak_allocated_bytes=size if ok else None)
 
-    def verified(self, global_batch: int = 16, most: int = 8) -> stepping.Verified:
-        return stepping.verify(self.search(global_batch), self.measure, self.predict, most)
+    def verified(self, global_batch: int = 16, most: int = 8) -> verify.Verified:
+        return verify.verify(self.search(global_batch), self.measure, self.predict, most)
 
 
 def test_a_plan_that_runs_is_kept() -> None:
@@ -143,7 +143,7 @@ def test_no_plan_is_nothing_to_prove() -> None:
 
 def test_find_max_keeps_every_try() -> None:
     reality = Reality(0, 10, true=11)
-    found = stepping.find_max(Job(), 9, reality.measure, reality.predict, 8)
+    found = verify.find_max(Job(), 9, reality.measure, reality.predict, 8)
     assert (found.micro_batch_size, found.exact) == (11, True)
     assert [one.job.micro_batch_size for one in found.tries] == reality.ran
     assert reality.ran == [9, 10, 12, 11]

@@ -15,16 +15,16 @@ import pytest
 import vramplan
 from tests.helpers import ROOT, cli
 from vramplan.analytic.estimator import VERSIONS
-from vramplan.batches import largest_batch, most_by_tensors
-from vramplan.catalog import find_model
-from vramplan.cli import tabling
+from vramplan.cli import table
 from vramplan.cli.app import app
 from vramplan.errors import ConfigError, VramplanError
+from vramplan.inputs.catalog import find_model
+from vramplan.memory.replay import replay
+from vramplan.planner.monotone_search import largest_batch, most_by_tensors
+from vramplan.planner.table import Sheet, Table, embedded, fill, sheet
+from vramplan.planner.table.config import read
 from vramplan.render.table import grid
-from vramplan.render.text import gib
-from vramplan.replaying import replay
-from vramplan.tables import Sheet, Table, fill, marks, sheet
-from vramplan.tables.config import read
+from vramplan.render.terminal import gib
 from vramplan.units import MiB
 
 GPUS = ("t4", "rtx3060-12gb", "rtx4090", "a100-40gb", "h100")
@@ -167,13 +167,13 @@ def test_what_was_edited_meanwhile_stays(keep: Path, monkeypatch: pytest.MonkeyP
     """The file is read again when the table is there."""
     monkeypatch.chdir(keep)
     doc = keep / "doc.md"
-    made = tabling._made
+    made = table._made
 
     def slowly(*given: Any) -> dict[str, str]:
         doc.write_text("more\n" + doc.read_text(), encoding="utf-8")
         return made(*given)
 
-    monkeypatch.setattr(tabling, "_made", slowly)
+    monkeypatch.setattr(table, "_made", slowly)
     assert app(["table", "--write", "doc.md", "--jobs", "1"], standalone_mode=False) == 0
     assert doc.read_text(encoding="utf-8").startswith("more\n")
     monkeypatch.undo()
@@ -233,7 +233,7 @@ def test_an_interrupted_write_keeps_the_old_file(keep: Path, monkeypatch: pytest
     before = doc.read_bytes()
     monkeypatch.setattr(os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        marks.put(doc, ["new"])
+        embedded.put(doc, ["new"])
     assert doc.read_bytes() == before
     assert sorted(path.name for path in keep.iterdir()) == ["doc.md", "vramplan-table.toml"]
 
@@ -365,8 +365,8 @@ def test_what_no_block_describes_is_left_out_and_named(monkeypatch: pytest.Monke
 )
 def test_our_own_tables_are_kept(file: str, name: str, few: list[str]) -> None:
     """A few rows of each: all of them take minutes (``vramplan table --check FILE``)."""
-    lines = marks.read(ROOT / file)
-    region = next(one for one in marks.regions(ROOT / file, lines) if one.name == name)
+    lines = embedded.read(ROOT / file)
+    region = next(one for one in embedded.regions(ROOT / file, lines) if one.name == name)
     kept = lines[region.first : region.end]
     wanted = read(ROOT / "vramplan-table.toml", [name])[name].sheet
     rows = grid(filled(**{**wanted, "models": few}))[1]

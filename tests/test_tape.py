@@ -9,10 +9,10 @@ import pytest
 from tests.helpers import card_of, setting_of, spec_of
 from vramplan.analytic.batch import make_batch
 from vramplan.analytic.estimator import estimate
-from vramplan.analytic.play import new_net, run_forward
-from vramplan.analytic.step import no_cycle_collection
-from vramplan.job import Job
-from vramplan.spec import ModelSpec
+from vramplan.analytic.played_step import no_cycle_collection
+from vramplan.analytic.train_step import new_net, run_forward
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
 
 H, F, A, G, R = 1024, 4096, 16, 4, 8  # hidden, feed-forward, heads, key/value heads, rank
 

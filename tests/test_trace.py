@@ -13,12 +13,12 @@ from tests import matrix  # noqa: E402
 from tests.helpers import card_of, spec_of  # noqa: E402
 from tests.matrix_cases import all_cases, spec_for  # noqa: E402
 from vramplan.analytic import estimator  # noqa: E402
-from vramplan.conclude import conclude  # noqa: E402
-from vramplan.job import Job  # noqa: E402
-from vramplan.measure import trace  # noqa: E402
-from vramplan.measure.fake import Fakes  # noqa: E402
-from vramplan.measure.watch import Watch  # noqa: E402
-from vramplan.spec import ModelSpec  # noqa: E402
+from vramplan.inputs.job import Job  # noqa: E402
+from vramplan.inputs.model_spec import ModelSpec  # noqa: E402
+from vramplan.memory.summarize import conclude  # noqa: E402
+from vramplan.torch_backend.trace import trace  # noqa: E402
+from vramplan.torch_backend.trace.fake_tensors import Fakes  # noqa: E402
+from vramplan.torch_backend.trace.storage_tracker import Watch  # noqa: E402
 from vramplan.units import GiB  # noqa: E402
 
 SMALL = {
@@ -199,9 +199,9 @@ def test_the_real_trainer(
     import transformers
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    from vramplan.measure.cuda import as_cuda
-    from vramplan.measure.models import build
-    from vramplan.measure.placing import place
+    from vramplan.torch_backend.model.build import build
+    from vramplan.torch_backend.model.materialize import place
+    from vramplan.torch_backend.trace.cuda_emulation import as_cuda
 
     job = job_of(
         method=method,
@@ -321,8 +321,8 @@ def test_flops_are_those_of_torch() -> None:
 
     spec, job, card = small("llama"), job_of(checkpointing="none", loop="plain"), card_of("h100")
     counted = trace.run(spec, job, card, None).played("").flops_per_micro_step
-    from vramplan.measure.cuda import as_cuda
-    from vramplan.measure.models import build
+    from vramplan.torch_backend.model.build import build
+    from vramplan.torch_backend.trace.cuda_emulation import as_cuda
 
     with trace.quiet(), as_cuda(card):
         module = build(spec, job, "cpu").module

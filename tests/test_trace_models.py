@@ -11,9 +11,9 @@ pytest.importorskip("torch", reason="the trace needs the extra vramplan[probe]")
 
 from tests.helpers import card_of
 from vramplan.errors import VramplanError
-from vramplan.job import Job
-from vramplan.measure import trace
-from vramplan.spec import ModelSpec
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
+from vramplan.torch_backend.trace import trace
 
 OWN = """
 import torch

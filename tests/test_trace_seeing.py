@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("torch", reason="the trace needs the extra vramplan[probe]")
 
 from tests.helpers import card_of
-from vramplan.job import Job
-from vramplan.measure import trace
-from vramplan.spec import ModelSpec
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
+from vramplan.torch_backend.trace import trace
 
 FEW = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "vocab_size": 512}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from tests.helpers import card_of, setting_of, spec_of
-from vramplan.analytic.architecture import architecture_of
-from vramplan.analytic.blocks import Kind
+from vramplan.analytic.architectures.lookup import architecture_of
 from vramplan.analytic.estimator import lay_out
-from vramplan.analytic.step import Step
-from vramplan.analytic.unfold import Fold, fold
-from vramplan.job import Job
-from vramplan.replaying import replay
+from vramplan.analytic.layer_folding import Fold, fold
+from vramplan.analytic.layers.transformer import Kind
+from vramplan.analytic.played_step import Step
+from vramplan.inputs.job import Job
+from vramplan.memory.replay import replay
 
 MODELS = [
     "Qwen/Qwen2.5-0.5B",

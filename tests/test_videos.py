@@ -10,11 +10,11 @@ import pytest
 
 import vramplan
 from tests.helpers import card_of, cli, cli_json, spec_of
-from vramplan import resolutions
-from vramplan.defaults import complete_job
 from vramplan.errors import ConfigError, VramplanError
-from vramplan.images import FILMS, Limits, Picture, Size, picture_of, tiles, videos
-from vramplan.spec import Config, ModelSpec
+from vramplan.inputs.images import FILMS, Limits, Picture, Size, fixed_tiles, picture_of, videos
+from vramplan.inputs.model_spec import Config, ModelSpec
+from vramplan.planner import images
+from vramplan.planner.job_defaults import complete_job
 
 QWEN = "Qwen/Qwen2.5-VL-7B-Instruct"
 QWEN3 = "Qwen/Qwen3-VL-8B-Instruct"
@@ -113,7 +113,7 @@ def test_pan_and_scan() -> None:
         image = numpy.broadcast_to(numpy.uint8(0), (3, size.height, size.width))
         for most in (1, 2, 4, 7):
             crops = real.pan_and_scan(image, 256, most, 1.2)
-            assert len(crops) == tiles.panned(size, most), (size, most)
+            assert len(crops) == fixed_tiles.panned(size, most), (size, most)
 
 
 # -- by hand -----------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_caps_of_a_frame_and_of_all_frames() -> None:
 
 def test_minicpm_sees_frames_as_images_without_numbers() -> None:
     spec = ModelSpec(name="remote", model_type="minicpmv", config={"query_num": 64})
-    found = resolutions.counts(spec, [Size(1344, 896)], frames=10)[0][1]
+    found = images.counts(spec, [Size(1344, 896)], frames=10)[0][1]
     assert (found.tokens, found.extra_tokens) == (10 * 64, 10 * 3)
 
 

@@ -11,53 +11,53 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vramplan.api import estimate, load_card, load_model, suggest
-    from vramplan.callback import DoesNotFit, Preflight, preflight
-    from vramplan.card import Card
-    from vramplan.comparing import Comparison, compare
     from vramplan.errors import VramplanError
-    from vramplan.fixing import Fix, fix
-    from vramplan.job import Job
-    from vramplan.measured import Measured
-    from vramplan.plan import Plan, Search
-    from vramplan.probing import find_max, probe, prove
+    from vramplan.inputs.gpu import Card
+    from vramplan.inputs.job import Job
+    from vramplan.inputs.model_spec import ModelSpec
+    from vramplan.measurements.probe import find_max, probe, prove
+    from vramplan.memory.estimate import Estimate, Term
+    from vramplan.memory.measurement import Measured
+    from vramplan.planner.check import Verdict, check
+    from vramplan.planner.compare import Comparison, compare
+    from vramplan.planner.estimate import estimate, load_card, load_model, suggest
+    from vramplan.planner.fix import Fix, fix
+    from vramplan.planner.suggest import Plan, Search
+    from vramplan.planner.table import Table, table
     from vramplan.render.report import report
-    from vramplan.result import Estimate, Term
-    from vramplan.spec import ModelSpec
-    from vramplan.tables import Table, table
-    from vramplan.verdict import Verdict, check
+    from vramplan.trainer_callback import DoesNotFit, Preflight, preflight
     from vramplan.version import __version__
 
 _HOME = {
     "__version__": "version",
-    "estimate": "api",
-    "suggest": "api",
-    "check": "verdict",
-    "fix": "fixing",
-    "Fix": "fixing",
-    "DoesNotFit": "callback",
-    "Preflight": "callback",
-    "preflight": "callback",
-    "Comparison": "comparing",
-    "compare": "comparing",
+    "estimate": "planner.estimate",
+    "suggest": "planner.estimate",
+    "check": "planner.check",
+    "fix": "planner.fix",
+    "Fix": "planner.fix",
+    "DoesNotFit": "trainer_callback",
+    "Preflight": "trainer_callback",
+    "preflight": "trainer_callback",
+    "Comparison": "planner.compare",
+    "compare": "planner.compare",
     "report": "render.report",
-    "Table": "tables",
-    "table": "tables",
-    "Verdict": "verdict",
-    "probe": "probing",
-    "find_max": "probing",
-    "prove": "probing",
-    "load_model": "api",
-    "load_card": "api",
-    "Card": "card",
+    "Table": "planner.table",
+    "table": "planner.table",
+    "Verdict": "planner.check",
+    "probe": "measurements.probe",
+    "find_max": "measurements.probe",
+    "prove": "measurements.probe",
+    "load_model": "planner.estimate",
+    "load_card": "planner.estimate",
+    "Card": "inputs.gpu",
     "VramplanError": "errors",
-    "Estimate": "result",
-    "Term": "result",
-    "Job": "job",
-    "Measured": "measured",
-    "Plan": "plan",
-    "Search": "plan",
-    "ModelSpec": "spec",
+    "Estimate": "memory.estimate",
+    "Term": "memory.estimate",
+    "Job": "inputs.job",
+    "Measured": "memory.measurement",
+    "Plan": "planner.suggest",
+    "Search": "planner.suggest",
+    "ModelSpec": "inputs.model_spec",
 }
 
 __all__ = [

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vramplan.analytic import ops
-from vramplan.analytic.setting import Setting
-from vramplan.analytic.tape import Tape
-from vramplan.analytic.tensors import Tensor
-from vramplan.analytic.vision import Seen
-from vramplan.job import Job
+from vramplan.analytic.architectures.towers import Seen
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.autograd.tape import Tape
+from vramplan.analytic.step_inputs import Setting
+from vramplan.inputs.job import Job
 
 
 class Batch(NamedTuple):

@@ -1,4 +1,4 @@
-"""(model, job, card) to an :class:`~vramplan.result.Estimate`, without torch, in milliseconds."""
+"""(model, job, card) to an :class:`~vramplan.memory.estimate.Estimate`, without torch, in milliseconds."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from vramplan.analytic.architecture import architecture_of, is_described
-from vramplan.analytic.blocks import Kind
+from vramplan.analytic.architectures.lookup import architecture_of, is_described
+from vramplan.analytic.architectures.towers import Seen
+from vramplan.analytic.layer_folding import HEAD, TAIL, Plan, fold
+from vramplan.analytic.layers.moe_peft import FORMER, PATTERNS
+from vramplan.analytic.layers.transformer import Kind
 from vramplan.analytic.optimizers import optimizer_seconds
-from vramplan.analytic.play import declare
-from vramplan.analytic.setting import Setting
-from vramplan.analytic.spreading import contents, fullest, spread_out
-from vramplan.analytic.stacks import FORMER, PATTERNS
-from vramplan.analytic.step import Step, no_cycle_collection
-from vramplan.analytic.support import (
+from vramplan.analytic.played_step import Step, no_cycle_collection
+from vramplan.analytic.step_inputs import Setting
+from vramplan.analytic.strategies.device_map_layers import contents, fullest, spread_out
+from vramplan.analytic.supported import (
     check_adapters,
     check_mixture,
     check_model,
@@ -22,20 +23,19 @@ from vramplan.analytic.support import (
     check_saved,
     mixture_notes,
 )
-from vramplan.analytic.unfold import HEAD, TAIL, Plan, fold
-from vramplan.analytic.varying import varied
-from vramplan.analytic.vision import Seen
-from vramplan.card import Card
-from vramplan.checks import are_linear, check_job
-from vramplan.conclude import Played, conclude
-from vramplan.feeds import FEEDS, said
-from vramplan.images import EYES, picture_of
-from vramplan.job import Job
-from vramplan.overheads import outside_terms
-from vramplan.result import Begun, Estimate
-from vramplan.roofline import flops, seconds
-from vramplan.spec import ModelSpec
-from vramplan.timeline import Timeline
+from vramplan.analytic.train_step import declare
+from vramplan.analytic.varied_lengths import varied
+from vramplan.inputs.gpu import Card
+from vramplan.inputs.images import EYES, picture_of
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_inputs import FEEDS, said
+from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.validation import are_linear, check_job
+from vramplan.memory.estimate import Begun, Estimate
+from vramplan.memory.overheads import outside_terms
+from vramplan.memory.roofline import flops, seconds
+from vramplan.memory.summarize import Played, conclude
+from vramplan.memory.timeline import Timeline
 
 VERSIONS = "torch 2.13, transformers 5.23, peft 0.21"
 """What the blocks mirror."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 
-from vramplan.analytic.record import Recorder
-from vramplan.card import Card
+from vramplan.analytic.autograd.recorder import Recorder
 from vramplan.errors import UnknownNameError, UnsupportedError
-from vramplan.roofline import BANDWIDTH_EFFICIENCY, LAUNCH_SECONDS
-from vramplan.timeline import Storage
+from vramplan.inputs.gpu import Card
+from vramplan.memory.roofline import BANDWIDTH_EFFICIENCY, LAUNCH_SECONDS
+from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div
 
 

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from vramplan.cli import checking, lists, measuring, planning, seeing, showing, tabling
+from vramplan.cli import catalog, check, images, probe, report, suggest, table
 from vramplan.errors import VramplanError
 
 DEFECT = 70
@@ -29,18 +29,18 @@ app = typer.Typer(
 )
 
 for command in (
-    planning.suggest,
-    planning.estimate,
-    checking.check,
-    seeing.images,
-    showing.report,
-    showing.compare,
-    tabling.table,
-    measuring.probe,
-    measuring.measure,
-    measuring.accuracy,
-    lists.models,
-    lists.gpus,
+    suggest.suggest,
+    suggest.estimate,
+    check.check,
+    images.images,
+    report.report,
+    report.compare,
+    table.table,
+    probe.probe,
+    probe.measure,
+    probe.accuracy,
+    catalog.models,
+    catalog.gpus,
 ):
     app.command()(command)
 

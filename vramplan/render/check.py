@@ -8,10 +8,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vramplan.frameworks import Note
+from vramplan.frameworks.registry import Note
+from vramplan.planner.check import Verdict
 from vramplan.render.bars import fullness
-from vramplan.render.text import breakdown, footer, free_gib, gib, heading, phases, spread, then_gib
-from vramplan.verdict import Verdict
+from vramplan.render.terminal import breakdown, footer, free_gib, gib, heading, phases, spread, then_gib
 
 WIDEST, WIDEST_COST = 40, 22
 """Characters of a setting, and of what it costs, in a line of 80."""

@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vramplan.comparing import Comparison, Row, Side
-from vramplan.render import json as as_json
-from vramplan.render.text import CATEGORIES, free_gib, gib
+from vramplan.planner.compare import Comparison, Row, Side
+from vramplan.render import json_output as as_json
+from vramplan.render.terminal import CATEGORIES, free_gib, gib
 from vramplan.units import GiB, format_count
 
 TERMS = 8

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vramplan.fixing import Fix
-from vramplan.render.text import free_gib, gib
+from vramplan.planner.fix import Fix
+from vramplan.render.terminal import free_gib, gib
 
 
 def said(where: str, one: Fix) -> str:

@@ -11,13 +11,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vramplan.card import Card
+from vramplan.atomic_write import write as write_file
 from vramplan.errors import ConfigError, MissingDependencyError
-from vramplan.files import write as write_file
-from vramplan.images import Picture, Size
+from vramplan.inputs.gpu import Card
+from vramplan.inputs.images import Picture, Size
+from vramplan.planner.images import Row, Solved
 from vramplan.render.plot import INSTALL
-from vramplan.render.text import NARROW, WIDTH, bar, footer, gib, heading
-from vramplan.resolutions import Row, Solved
+from vramplan.render.terminal import NARROW, WIDTH, bar, footer, gib, heading
 from vramplan.units import GiB
 
 KINDS = (".svg", ".png")

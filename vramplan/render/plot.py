@@ -7,11 +7,11 @@ import io
 from pathlib import Path
 from typing import Any
 
+from vramplan.atomic_write import write as write_file
 from vramplan.errors import ConfigError, MissingDependencyError
-from vramplan.files import write as write_file
-from vramplan.render.text import CATEGORIES
-from vramplan.result import Estimate
-from vramplan.timeline import Timeline
+from vramplan.memory.estimate import Estimate
+from vramplan.memory.timeline import Timeline
+from vramplan.render.terminal import CATEGORIES
 from vramplan.units import GiB, format_bytes
 
 INSTALL = 'pip install "vramplan[plot]"'

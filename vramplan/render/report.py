@@ -9,15 +9,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from vramplan.card import Card
-from vramplan.grid import Choice, Column, Grid, build
-from vramplan.lines import Segment
-from vramplan.plan import WITHOUT_MARGIN, Rejected
+from vramplan.inputs.gpu import Card
+from vramplan.inputs.model_spec import ModelSpec
+from vramplan.memory.batch_scaling import Segment
+from vramplan.memory.estimate import Estimate
+from vramplan.memory.timeline import BLOCK_BYTES
+from vramplan.planner.report import Choice, Column, Grid, build
+from vramplan.planner.suggest import WITHOUT_MARGIN, Rejected
 from vramplan.render.plot import COLOURS
-from vramplan.render.text import CATEGORIES
-from vramplan.result import Estimate
-from vramplan.spec import ModelSpec
-from vramplan.timeline import BLOCK_BYTES
+from vramplan.render.terminal import CATEGORIES
 
 PAGE = Path(__file__).with_name("page")
 TERMS = 14
@@ -32,7 +32,7 @@ FLAGS = {
 
 
 def report(model: str | ModelSpec, gpu: str | Card, **choices: Any) -> bytes:
-    """One page about a job, as HTML; keyword arguments are those of :func:`vramplan.grid.build`.
+    """One page about a job, as HTML; keyword arguments are those of :func:`vramplan.planner.report.build`.
 
     Raises:
         VramplanError: for whatever cannot run or is not modelled.
@@ -43,12 +43,13 @@ def report(model: str | ModelSpec, gpu: str | Card, **choices: Any) -> bytes:
 def page(grid: Grid, words: Sequence[str] = ()) -> bytes:
     """The page; `words` are flags of the job that do not vary in it, for the command that gives the same figures."""
     parts = {
-        name: (PAGE / name).read_text(encoding="utf-8") for name in ("page.html", "style.css", "law.js", "draw.js")
+        name: (PAGE / name).read_text(encoding="utf-8")
+        for name in ("page.html", "style.css", "interpolate.js", "charts.js")
     }
     title = f"{grid.start.model} on {grid.cards[0].title}"
     written = json.dumps(data(grid, words), separators=(",", ":")).replace("</", "<\\/")
     text = parts["page.html"].replace("@TITLE@", html.escape(title)).replace("@STYLE@", parts["style.css"])
-    text = text.replace("@LAW@", parts["law.js"]).replace("@DRAW@", parts["draw.js"])
+    text = text.replace("@LAW@", parts["interpolate.js"]).replace("@DRAW@", parts["charts.js"])
     return text.replace("@DATA@", written).encode()
 
 

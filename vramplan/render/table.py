@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from html import escape
 from typing import Any
 
-from vramplan.render.text import gib
-from vramplan.tables import SHOWN, Cell, Table
-from vramplan.tables.cells import Row, title
+from vramplan.planner.table import SHOWN, Cell, Table
+from vramplan.planner.table.fill import Row, title
+from vramplan.render.terminal import gib
 
 NOT_RUN = "-"
 

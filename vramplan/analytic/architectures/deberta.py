@@ -1,0 +1,204 @@
+"""DeBERTa-v3: what a word is and where it stands attend to each other (transformers 5.23, modeling_deberta_v2.py).
+
+Scores are (B * heads, S, S); positions are P = 2 * buckets relative ones, whose scores (B * heads, S, P) are gathered.
+"""
+
+from __future__ import annotations
+
+from vramplan.analytic.architectures.bert import add_and_norm, shape, word_loss, words
+from vramplan.analytic.architectures.encoder import Model, Outcome, Scene, alike
+from vramplan.analytic.architectures.family import Family
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.autograd.tape import Tape
+from vramplan.analytic.layers.attention_kernels import softmax
+from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.transformer import activation
+from vramplan.errors import UnsupportedError
+from vramplan.inputs.model_inputs import Input
+from vramplan.inputs.model_spec import Config
+
+
+def masked_lm(scene: Scene, c: Config) -> Outcome:
+    """DebertaV2ForMaskedLM: BERT's head."""
+    check(c)
+    hidden = states_of(scene, c)
+    logits = words(scene.net, c, hidden)
+    return Outcome(word_loss(scene, logits), [logits])
+
+
+def states_of(scene: Scene, c: Config) -> Tensor:
+    """DebertaV2Model: the states of all layers live until the last is there."""
+    mask = scene.inputs["attention_mask"]
+    scene.tape.module = "inputs"
+    kinds = scene.tape.empty(mask.shape, "int64", "kinds of sentence")
+    embedded = embed(scene, c, mask, kinds)
+    states = [embedded]
+    return encode(scene, c, embedded, mask, states)
+
+
+def check(c: Config) -> None:
+    """Refuse variants that are not described.
+
+    Raises:
+        UnsupportedError: naming the keys.
+    """
+    types = c.get("pos_att_type") or ()
+    known = set(types.split("|") if isinstance(types, str) else types) == {"c2p", "p2c"}
+    if not (known and c.flag("relative_attention", False) and c.flag("share_att_key", False)):
+        raise UnsupportedError("deberta-v2 without shared keys for c2p and p2c is not described; --by trace runs it")
+    if c.get("conv_kernel_size") or c.get("embedding_size", c.count("hidden_size")) != c.count("hidden_size"):
+        raise UnsupportedError("deberta-v2 with a convolution or narrow embedding is not described; --by trace runs it")
+
+
+def positions(c: Config) -> int:
+    """Relative positions that have an embedding: buckets, or distances, before and behind."""
+    return 2 * max(c.get("position_buckets", -1), 0) or 2 * distances(c)
+
+
+def distances(c: Config) -> int:
+    """Longest distance that is told apart."""
+    most = c.get("max_relative_positions", -1)
+    return int(most) if most > 0 else c.count("max_position_embeddings", 512)
+
+
+def embed(scene: Scene, c: Config, mask: Tensor, kinds: Tensor) -> Tensor:
+    """DebertaV2Embeddings: words, positions or zeros in their place, a norm, padding set to zero."""
+    net, ids, width, name = scene.net, scene.inputs["input_ids"], c.count("hidden_size"), "embeddings"
+    x = found = net.embedding(f"{name}.word_embeddings", ids, c.count("vocab_size"), width)
+    if c.flag("position_biased_input", True):
+        where = net.resident((1, ids.shape[1]), "int64")
+        placed = net.embedding(f"{name}.position_embeddings", where, c.count("max_position_embeddings", 512), width)
+        x = ops.add(x, placed)
+    else:
+        placed = net.tape.empty(found.shape, found.dtype, "zeros for positions")
+    if c.get("type_vocab_size", 0):
+        x = ops.add(x, net.embedding(f"{name}.token_type_embeddings", kinds, c.count("type_vocab_size"), width))
+    x = net.layer_norm(f"{name}.LayerNorm", x)
+    x = ops.mul(x, ops.to(mask, x.dtype).view(*ids.shape, 1), "words without padding")
+    return ops.dropout(x, c.number("hidden_dropout_prob", 0.1))
+
+
+def encode(scene: Scene, c: Config, x: Tensor, mask: Tensor, states: list[Tensor]) -> Tensor:
+    """DebertaV2Encoder: one mask, one table of relative positions, one norm of their embeddings for all layers."""
+    net, tape, (batch, length, width) = scene.net, scene.tape, x.shape
+    tape.module = "encoder"
+    pairs = tape.empty((batch, 1, length, length), mask.dtype, "mask of pairs")
+    apart = bucketed(tape, (1, length, length)) if c.get("position_buckets", -1) > 0 else None
+    apart = apart or tape.empty((1, length, length), "int64", "relative positions")
+    table: Tensor = net.parameter("encoder.rel_embeddings.weight", positions(c), width)
+    if "layer_norm" in c.text("norm_rel_ebd", "none"):
+        table = net.layer_norm("encoder.LayerNorm", table)
+    return scene.layers(0, x, lambda x: layer(net, c, x, pairs, apart, table), states)
+
+
+def bucketed(tape: Tape, square: tuple[int, ...]) -> Tensor:
+    """make_log_bucket_position, operation by operation: near distances have a bucket each, far ones share them."""
+
+    def made(dtype: str, what: str) -> Tensor:
+        return tape.empty(square, dtype, what)
+
+    apart, sign = made("int64", "relative positions"), made("int64", "signs")
+    near = [made("bool", what) for what in ("not far ahead", "not far behind", "near")]
+    del near[:2]
+    lengths = made("int64", "lengths")
+    lengths = made("int64", "lengths of the far ones")
+    del near
+    far = made("fp32", "share of the near ones")
+    for what in ("logarithm", "share of the far ones", "steps", "whole steps", "far buckets"):
+        far = made("fp32", what)
+    which = [made("bool", "which are near"), made("fp32", "positions in fp32"), made("fp32", "far buckets, signed")]
+    chosen = made("fp32", "near or far bucket")
+    del which, sign, lengths, far, apart
+    buckets = made("int64", "buckets of relative positions")
+    del chosen
+    return buckets
+
+
+def layer(net: Net, c: Config, x: Tensor, pairs: Tensor, apart: Tensor, table: Tensor) -> Tensor:
+    """DebertaV2Layer: BERT's but for the attention."""
+    seen = attention(net, c, x, pairs, apart, table)
+    attended = add_and_norm(net, c, "attention.output", seen, x)
+    del seen
+    inner = net.linear("intermediate.dense", attended, c.count("intermediate_size"), True)
+    inner = activation(c.text("hidden_act", "gelu"))(inner)
+    return add_and_norm(net, c, "output", inner, attended)
+
+
+def attention(net: Net, c: Config, x: Tensor, pairs: Tensor, apart: Tensor, table: Tensor) -> Tensor:
+    """DisentangledSelfAttention: word to word, word to position, position to word."""
+    batch, length, width = x.shape
+    heads = c.count("num_attention_heads")
+    square, flops = (batch, heads, length, length), 2 * batch * length * length * width
+    q, k, v = (projected(net, name, x, heads) for name in ("query", "key", "value"))
+    net.tape.module = "attention.self"
+    scores = ops.matmul(q, ops.scale(k, "scaled key"), flops, square, "attention scores")
+    table = ops.dropout(table, c.number("hidden_dropout_prob", 0.1))
+    by_position = position_scores(net, q, k, apart, table, heads)
+    scores = ops.add(scores, by_position, "attention scores with positions")
+    seen = net.tape.empty(pairs.shape, "bool", "pairs that see each other")
+    hidden = net.tape.empty(pairs.shape, "bool", "pairs that do not")
+    scores = ops.masked(scores, hidden)
+    del hidden
+    weights = softmax(scores)
+    weights = ops.dropout(weights, c.number("attention_probs_dropout_prob", 0.1))
+    out = ops.matmul(weights, v, flops, (batch, length, heads, width // heads), "attention output")
+    out = ops.copy(ops.heads_first(out), "heads beside each other")
+    del seen
+    return out.view(batch, length, width)
+
+
+def projected(net: Net, name: str, x: Tensor, heads: int) -> Tensor:
+    """transpose_for_scores of a projection: head by head in memory."""
+    batch, length, width = x.shape
+    out = net.linear(f"attention.self.{name}_proj", x, width, True).view(batch, length, heads, width // heads)
+    return ops.copy(ops.heads_first(out), "heads apart")
+
+
+def position_scores(net: Net, q: Tensor, k: Tensor, apart: Tensor, table: Tensor, heads: int) -> Tensor:
+    """disentangled_attention_bias: scores of every position, of which those that stand there are gathered.
+
+    Queries and keys of positions are made by the words' own projections, once for each sample.
+    """
+    tape, (batch, length, _, dim) = net.tape, q.shape
+    count, width = table.shape
+    shape, flops = (batch, heads, length, count), 2 * batch * length * count * width
+    rows = table.view(1, count, width)
+    asks = ops.repeat(projected(net, "query", rows, heads), (batch, count, heads, dim))
+    answers = ops.repeat(projected(net, "key", rows, heads), (batch, count, heads, dim))
+    tape.module = "attention.self"
+    to_position = ops.matmul(q, answers, flops, shape, "word to position")
+    places = clamped(apart)
+    to_position = ops.gather(to_position, places, (batch, heads, length, length))
+    score = ops.shift(ops.scale(to_position))
+    back = tape.empty(apart.shape, "int64", "relative positions, turned")
+    index = clamped(back)
+    del back
+    to_word = ops.matmul(k, asks, flops, shape, "position to word")
+    to_word = ops.gather(to_word, index, (batch, heads, length, length))
+    score = ops.add_in_place(score, ops.scale(to_word))
+    del places  # a local to the end
+    return score
+
+
+def clamped(positions: Tensor) -> Tensor:
+    """``torch.clamp(positions + span, 0, last)``."""
+    shifted = positions.tape.empty(positions.shape, "int64", "shifted positions")
+    made = positions.tape.empty(positions.shape, "int64", "positions to gather")
+    del shifted
+    return made
+
+
+def tables(c: Config) -> list[Input]:
+    """Positions."""
+    return [Input("position_ids", (1, c.count("max_position_embeddings", 512)))]
+
+
+FAMILIES = {
+    "deberta-v2": Family.of_model(
+        Model(masked_lm, lambda c: alike(c.count("num_hidden_layers")), ("embeddings", 0, "encoder"), tables=tables),
+        shape,
+        attention=("eager",),
+        refuses=(("legacy", False),),
+    )
+}

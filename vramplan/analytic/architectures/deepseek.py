@@ -1,0 +1,139 @@
+"""DeepSeek's mixtures: latent attention, shared experts, dense first layers; GLM 4.5's experts are of the same kind.
+
+(transformers 5.23, modeling_deepseek_v2.py, modeling_deepseek_v3.py, modeling_glm4_moe.py.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vramplan.analytic.architectures.family import Family, Layer, Rotary, rms_norm
+from vramplan.analytic.architectures.moe import ROUTED, flat, layer
+from vramplan.analytic.architectures.phi import partial
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers import moe_linear_experts
+from vramplan.analytic.layers.mla import Turn, as_complex, interleaved, latent_attention
+from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.moe import Experts, Groups, Routed, declare, routed, scored_router, wide_router
+from vramplan.analytic.layers.transformer import Context, Kind, attend, gated, heads_of, partial_rotary
+from vramplan.inputs.model_spec import Config
+
+Router = Callable[[Net, Config, Tensor, Experts], Routed]
+Loop = Callable[[Net, str, Tensor, Routed, Experts], Tensor]
+"""How experts take turns before transformers 5."""
+
+
+def in_fp32(net: Net, name: str, x: Tensor, to: Routed, experts: Experts) -> Tensor:
+    """DeepseekV3MoE.moe: what the experts give is added up in fp32."""
+    return ops.to(moe_linear_experts.in_turn(net, name, x, to, experts, widens=True)[0], x.dtype, "output")
+
+
+def first_dense(default: int) -> Callable[[Config], list[Kind]]:
+    """The first layers are no mixtures."""
+
+    def kinds(c: Config) -> list[Kind]:
+        dense = c.get("first_k_dense_replace", default)
+        return [Kind(dense=layer < dense) for layer in range(c.count("num_hidden_layers"))]
+
+    return kinds
+
+
+def shared_and_routed(net: Net, c: Config, x: Tensor, kind: Kind, router: Router, loop: Loop = in_fp32) -> Tensor:
+    """DeepseekV3MoE: all tokens through the shared experts besides; a layer that is no mixture."""
+    act, bias = c.text("hidden_act", "silu"), c.flag("mlp_bias", False)
+    if kind.dense:
+        return gated(net, "mlp", x, c.count("intermediate_size"), act, bias)
+    width = c.count("moe_intermediate_size")
+    experts = Experts(c.count("n_routed_experts"), c.count("num_experts_per_tok"), width, act)
+    rows = flat(x)
+    if not net.training.looped:
+        declare(net, "mlp.experts", x.shape[-1], experts)  # before the router
+    to = router(net, c, rows, experts)
+    out = (loop if net.training.looped else routed)(net, "mlp.experts", rows, to, experts).view(*x.shape)
+    shared = gated(net, "mlp.shared_experts", x, width * c.count("n_shared_experts"), act, bias)
+    return ops.add(out, shared, "output")
+
+
+# -- layers ------------------------------------------------------------------------------------------------------------
+
+
+def latent(turn: Turn, router: Router, loop: Loop) -> Layer:
+    """Latent attention in front of shared and routed experts."""
+    return lambda net, c, x, ctx, kind: layer(
+        net,
+        c,
+        x,
+        ctx,
+        kind,
+        lambda net, c, x, ctx, kind: latent_attention(net, c, x, ctx, turn),
+        lambda net, c, x, kind: shared_and_routed(net, c, x, kind, router, loop),
+    )
+
+
+def v2_router(net: Net, c: Config, x: Tensor, experts: Experts) -> Routed:
+    """DeepseekV2TopkRouter."""
+    limited = c.text("topk_method", "greedy") == "group_limited_greedy"
+    groups = Groups(c.count("n_group"), c.count("topk_group")) if limited else None
+    return wide_router(net, "mlp.gate", x, experts, groups)
+
+
+def v3_router(net: Net, c: Config, x: Tensor, experts: Experts) -> Routed:
+    """DeepseekV3TopkRouter: a correction in the model's dtype helps to choose."""
+    groups = Groups(c.count("n_group", 8), c.count("topk_group", 4))
+    return scored_router(net, "mlp.gate", x, experts, groups, c.flag("norm_topk_prob", True), net.training.dtype)
+
+
+def glm4_moe(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """GLM 4.5: grouped-query attention with rotary on part of each head."""
+    return layer(
+        net,
+        c,
+        x,
+        ctx,
+        kind,
+        glm4_moe_attention,
+        lambda net, c, x, kind: shared_and_routed(net, c, x, kind, glm4_router),
+    )
+
+
+def glm4_moe_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+    """Glm4MoeAttention."""
+    heads, bias = heads_of(c), c.flag("attention_bias", False)
+    batch, length, width = x.shape
+    q, k, v = (
+        net.linear(f"self_attn.{name}_proj", x, count * heads.dim, bias).view(batch, length, count, heads.dim)
+        for name, count in (("q", heads.query), ("k", heads.key), ("v", heads.key))
+    )
+    if c.flag("use_qk_norm", False):
+        q, k = rms_norm(net, "self_attn.q_norm", q), rms_norm(net, "self_attn.k_norm", k)
+    net.tape.module = "self_attn"
+    q, k = partial_rotary(q, k, ctx, kind)
+    out, *kept = attend(q, k, v, ctx, kind, contiguous=True)
+    return net.linear("self_attn.o_proj", out, width), *kept
+
+
+def glm4_router(net: Net, c: Config, x: Tensor, experts: Experts) -> Routed:
+    """Glm4MoeTopkRouter: the correction is fp32."""
+    groups = Groups(c.count("n_group", 1), c.count("topk_group", 1))
+    return scored_router(net, "mlp.gate", x, experts, groups, c.flag("norm_topk_prob", True), "fp32")
+
+
+FAMILIES = {
+    "deepseek_v2": Family(  # rotation in complex numbers, a softmax over experts
+        latent(as_complex, v2_router, moe_linear_experts.in_order),
+        kinds=first_dense(0),
+        rotary=lambda c: Rotary(c.count("qk_rope_head_dim") // 2, fp32=True),
+        attention=("sdpa", "eager"),
+        refuses=ROUTED,
+    ),
+    "deepseek_v3": Family(  # R1, Kimi K2, Moonlight: a sigmoid for each expert, the best of the best groups
+        latent(interleaved, v3_router, in_fp32),
+        kinds=first_dense(3),
+        rotary=lambda c: Rotary(c.count("qk_rope_head_dim")),
+        attention=("sdpa", "eager"),
+        refuses=(*ROUTED, ("rope_interleave", False)),
+    ),
+    "glm4_moe": Family(glm4_moe, kinds=first_dense(1), rotary=partial(0.5), refuses=ROUTED),
+    "glm4v_moe_text": Family(glm4_moe, kinds=first_dense(1), rotary=partial(0.5, per_row=True), refuses=ROUTED),
+}

@@ -1,0 +1,306 @@
+"""The GPT line: GPT-2, GPT-J, GPT-NeoX, OPT, BLOOM, Falcon, StarCoder2: LayerNorm, biases, plain feed-forward."""
+
+from __future__ import annotations
+
+from math import prod
+
+from vramplan.analytic.architectures.family import Family, Rotary, Shape, embed_tokens, layer_norm
+from vramplan.analytic.architectures.llama import every_layer_slides, plain_window
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.transformer import (
+    Context,
+    Kind,
+    Softcap,
+    activation,
+    attend,
+    attention,
+    heads_of,
+    partial_rotary,
+    plain_mlp,
+    rotate,
+)
+from vramplan.inputs.model_spec import Config
+
+# -- GPT-2 -------------------------------------------------------------------------------------------------------------
+
+
+def gpt_shape(c: Config) -> Shape:
+    """GPT-2's and GPT-J's own key names; positions are a table."""
+    return Shape(c.count("n_layer"), c.count("n_embd"), c.count("vocab_size"), c.get("n_positions"), hard_limit=True)
+
+
+def gpt2_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+    """Token plus learned position, then dropout."""
+    width = c.count("n_embd")
+    tokens = net.embedding("transformer.wte", ids, c.count("vocab_size"), width)
+    where = net.tape.empty((1, ids.shape[1]), "int64", "position ids")
+    positions = net.embedding("transformer.wpe", where, c.count("n_positions", 1024), width)
+    net.held = [tokens, positions]
+    return ops.dropout(ops.add(tokens, positions, "embedding"), c.number("embd_pdrop", 0.1))
+
+
+def gpt2(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """q, k and v are views of one projection; softmax stays in the model's dtype."""
+    width = x.shape[-1]
+    dropout = c.number("resid_pdrop", 0.1)
+    residual = x
+    x = net.layer_norm("ln_1", x)
+    x, *kept = gpt2_attention(net, c, x, ctx, kind)
+    x = attended = ops.dropout(x, dropout)  # a local of GPT2Block.forward to its end
+    x = ops.add(attended, residual, "residual stream")
+    residual = x
+    x = net.layer_norm("ln_2", x)
+    inner = c.count("n_inner", 4 * width)
+    x = plain_mlp(net, x, "mlp.c_fc", "mlp.c_proj", inner, c.text("activation_function", "gelu_new"))
+    x = ops.dropout(x, dropout)
+    return ops.add(residual, x, "residual stream")
+
+
+def gpt2_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+    """One fused projection with bias, cut in three."""
+    batch, length, width = x.shape
+    heads = c.count("n_head")
+    parts = ops.split(net.linear("attn.c_attn", x, 3 * width, bias=True), width, width, width)
+    q, k, v = (part.view(batch, length, heads, width // heads) for part in parts)
+    out, *kept = attend(q, k, v, ctx, kind, scores=Softcap(in_fp32=False))
+    return net.linear("attn.c_proj", out, width, bias=True), *kept
+
+
+# -- GPT-J -------------------------------------------------------------------------------------------------------------
+
+
+def gptj(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+    """Attention and feed-forward side by side behind one norm; scores in fp32."""
+    batch, length, width = x.shape
+    heads = c.count("n_head")
+    residual = x
+    x = net.layer_norm("ln_1", x)
+    q, k, v = (net.linear(f"attn.{name}_proj", x, width).view(batch, length, heads, width // heads) for name in "qkv")
+    pieces = gptj_rotary(net, c, q, k)
+    q, k = pieces[:2]
+    out, weights = attend(ops.to(q, "fp32"), ops.to(k, "fp32"), v, ctx, kind, scores=Softcap(in_fp32=False))
+    out = net.linear("attn.out_proj", out, width)
+    del q, k, v, pieces
+    inner = c.count("n_inner", 4 * width)
+    x = plain_mlp(net, x, "mlp.fc_in", "mlp.fc_out", inner, c.text("activation_function", "gelu_new"))
+    return ops.add(ops.add(out, x), residual, "residual stream"), weights
+
+
+def gptj_rotary(net: Net, c: Config, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+    """Every layer gathers its own tables, one pair for k and one for q; all are locals of the attention."""
+    tape, length, width = net.tape, q.shape[1], c.count("rotary_dim", 64)
+    tape.module = "attn"
+    repeated = tape.empty((c.count("n_positions", 2048), width), "fp32", "embed_positions repeated")
+    places = tape.empty((1, length, width), "int64", "position ids repeated")
+    gathered = tape.empty((1, length, width), "fp32", "sines and cosines")
+    both = gathered if q.dtype == "fp32" else tape.empty((1, length, width), q.dtype, "sines and cosines")
+    del gathered
+    turned = []
+    for x in (k, q):
+        part = ops.part(x, width)
+        sin, cos = (tape.empty((1, length, 1, width), q.dtype, f"rotary {name}") for name in ("sin", "cos"))
+        turned.append((rotate(part, cos, sin), ops.part(x, x.shape[-1] - width)))
+        del sin, cos, part
+    (k_turned, k_rest), (q_turned, q_rest) = turned
+    k_joined = ops.cat(k_turned, k_rest)
+    return ops.cat(q_turned, q_rest), k_joined, k_turned, k_rest, q_turned, q_rest, repeated, places, both
+
+
+def gptj_buffers(c: Config) -> tuple[tuple[int, ...], ...]:
+    """A table of sines and cosines in every layer."""
+    return ((c.count("n_positions", 2048), c.count("rotary_dim", 64)),)
+
+
+def gptj_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+    """``transformer.wte``."""
+    return net.embedding("transformer.wte", ids, c.count("vocab_size"), c.count("n_embd"))
+
+
+# -- GPT-NeoX ----------------------------------------------------------------------------------------------------------
+
+
+def gpt_neox(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """Pythia: parallel branches, each behind its own norm; v keeps the fused projection alive."""
+    width = c.count("intermediate_size")
+    act, bias, dropout = c.text("hidden_act", "gelu"), c.flag("attention_bias", True), c.number("hidden_dropout", 0.0)
+    names = ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h", width, act)
+    attended, *kept = neox_attention(net, c, net.layer_norm("input_layernorm", x), ctx, kind, bias)
+    attended = ops.dropout(attended, dropout)
+    if c.flag("use_parallel_residual", True):
+        mlp = ops.dropout(plain_mlp(net, net.layer_norm("post_attention_layernorm", x), *names), dropout)
+        return ops.add(ops.add(mlp, attended), x, "residual stream")
+    attended = ops.add(attended, x, "residual stream")
+    mlp = ops.dropout(plain_mlp(net, net.layer_norm("post_attention_layernorm", attended), *names), dropout)
+    return ops.add(mlp, attended, "residual stream")
+
+
+def neox_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind, bias: bool) -> tuple[Tensor, ...]:
+    """One projection, laid out head by head."""
+    heads = heads_of(c)
+    batch, length, width = x.shape
+    qkv = net.linear("attention.query_key_value", x, 3 * width, bias).view(batch, length, heads.query, 3 * heads.dim)
+    q, k, v = ops.split(qkv, heads.dim, heads.dim, heads.dim)
+    q, k = partial_rotary(q, k, ctx, kind)
+    out, *kept = attend(q, k, v, ctx, kind, contiguous=True)
+    return net.linear("attention.dense", out, width, bias), *kept
+
+
+def neox_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+    """``gpt_neox.embed_in``."""
+    return net.embedding("gpt_neox.embed_in", ids, c.count("vocab_size"), c.count("hidden_size"))
+
+
+def neox_rotary(c: Config) -> Rotary:
+    """Rotary over a quarter of each head."""
+    return Rotary(int(heads_of(c).dim * c.number("rotary_pct", c.number("partial_rotary_factor", 0.25))))
+
+
+# -- OPT ---------------------------------------------------------------------------------------------------------------
+
+
+def opt_shape(c: Config) -> Shape:
+    """OPT's positions are a table."""
+    return Shape(
+        c.count("num_hidden_layers"),
+        c.count("hidden_size"),
+        c.count("vocab_size"),
+        c.get("max_position_embeddings"),
+        hard_limit=True,
+    )
+
+
+def opt_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+    """Token plus learned position (two extra rows); opt-350m widens a narrow embedding."""
+    width, narrow = c.count("hidden_size"), c.count("word_embed_proj_dim", c.count("hidden_size"))
+    x = net.embedding("model.decoder.embed_tokens", ids, c.count("vocab_size"), narrow)
+    where = net.tape.empty(ids.shape, "int64", "position ids")
+    rows = c.count("max_position_embeddings", 2048) + 2
+    positions = net.embedding("model.decoder.embed_positions", where, rows, width)
+    if narrow != width:
+        x = net.linear("model.decoder.project_in", x, width)
+    net.held = [x, positions]
+    return ops.add(x, positions, "embedding")
+
+
+def opt(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """OPT: dropout on both branches; norms before them, or after (350m)."""
+    before, dropout = c.flag("do_layer_norm_before", True), c.number("dropout", 0.1)
+    residual = x
+    if before:
+        x = net.layer_norm("self_attn_layer_norm", x)
+    x, *kept = opt_attention(net, c, x, ctx, kind)
+    x = ops.dropout(x, dropout)
+    x = ops.add(residual, x, "residual stream")
+    if not before:
+        x = net.layer_norm("self_attn_layer_norm", x)
+    fn, bias, (*outer, width) = activation(c.text("activation_function", "relu")), c.flag("enable_bias", True), x.shape
+    x = residual = x.view(prod(outer), width)  # from here on rows
+    if before:
+        x = net.layer_norm("final_layer_norm", x)
+    x = net.linear("fc1", x, c.count("ffn_dim"), bias)  # written out in the layer: the norm's output goes here
+    x = fn(x)
+    x = net.linear("fc2", x, width, bias)
+    x = ops.dropout(x, dropout)
+    x = ops.add(residual, x, "residual stream").view(*outer, width)
+    return x if before else net.layer_norm("final_layer_norm", x)
+
+
+def opt_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+    """Equal heads; the query is scaled by hand."""
+    heads, bias = heads_of(c), c.flag("enable_bias", True)
+    batch, length, width = x.shape
+    q = ops.scale(net.linear("self_attn.q_proj", x, width, bias), "scaled query")
+    k = net.linear("self_attn.k_proj", x, width, bias)
+    v = net.linear("self_attn.v_proj", x, width, bias)
+    q, k, v = (t.view(batch, length, heads.query, heads.dim) for t in (q, k, v))
+    out, *kept = attend(q, k, v, ctx, kind)
+    return net.linear("self_attn.out_proj", out, width, bias), *kept
+
+
+def opt_before_head(net: Net, c: Config, x: Tensor) -> Tensor:
+    """A projection back to a narrow embedding (350m)."""
+    narrow = c.count("word_embed_proj_dim", c.count("hidden_size"))
+    return x if narrow == c.count("hidden_size") else net.linear("model.decoder.project_out", x, narrow)
+
+
+# -- StarCoder2 --------------------------------------------------------------------------------------------------------
+
+
+def starcoder2(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """StarCoder2: grouped heads, biases, plain feed-forward."""
+    bias, dropout = c.flag("use_bias", True), c.number("residual_dropout", 0.0)
+    residual = x
+    x = net.layer_norm("input_layernorm", x)
+    x, *kept = attention(net, c, x, ctx, kind, bias, bias)
+    x = ops.add(residual, ops.dropout(x, dropout), "residual stream")
+    residual = x
+    x = net.layer_norm("post_attention_layernorm", x)
+    act = c.text("hidden_act", "gelu_pytorch_tanh")
+    x = plain_mlp(net, x, "mlp.c_fc", "mlp.c_proj", c.count("intermediate_size"), act, bias)
+    return ops.add(residual, ops.dropout(x, dropout), "residual stream")
+
+
+def starcoder_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+    """Embedding with dropout."""
+    x = embed_tokens(net, c, ids)
+    net.held = [x]
+    return ops.dropout(x, c.number("embedding_dropout", 0.0))
+
+
+def by_layer_count(c: Config, key: str = "n_layer") -> list[Kind]:
+    """Full attention everywhere, layers counted by an older key."""
+    return [Kind()] * c.count(key, c.get("num_hidden_layers"))
+
+
+FAMILIES = {
+    "gpt2": Family(
+        gpt2,
+        embed=gpt2_embed,
+        norm=layer_norm,
+        norm_name="transformer.ln_f",
+        tied=True,
+        shape=gpt_shape,
+        kinds=by_layer_count,
+        rotary=lambda c: None,
+        attention_dropout=("attn_pdrop", 0.1),
+    ),
+    "gptj": Family(
+        gptj,
+        embed=gptj_embed,
+        norm=layer_norm,
+        norm_name="transformer.ln_f",
+        head_bias=True,
+        shape=gpt_shape,
+        kinds=by_layer_count,
+        rotary=lambda c: None,
+        buffers=gptj_buffers,
+        attention=("eager",),
+    ),
+    "gpt_neox": Family(
+        gpt_neox,
+        embed=neox_embed,
+        norm=layer_norm,
+        norm_name="gpt_neox.final_layer_norm",
+        rotary=neox_rotary,
+    ),
+    "opt": Family(
+        opt,
+        embed=opt_embed,
+        norm=layer_norm,
+        norm_name="model.decoder.final_layer_norm",
+        tied=True,
+        before_head=opt_before_head,
+        shape=opt_shape,
+        rotary=lambda c: None,
+    ),
+    "starcoder2": Family(
+        starcoder2,
+        embed=starcoder_embed,
+        norm=layer_norm,
+        tied=True,
+        kinds=every_layer_slides,
+        window=plain_window,
+    ),
+}

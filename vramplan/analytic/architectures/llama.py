@@ -1,0 +1,230 @@
+"""Llama and its relatives: pre-norm, rotary, gated feed-forward (transformers 5.23, modeling_<type>.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vramplan.analytic.architectures.family import Family, Rotary, embed_tokens, rms_norm, times
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers.mla import latent_attention
+from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.transformer import Context, Kind, attend, attention, gated_mlp, heads_of, rotary
+from vramplan.inputs.model_spec import Config
+
+
+def pre_norm_layer(
+    net: Net,
+    c: Config,
+    x: Tensor,
+    ctx: Context,
+    kind: Kind,
+    bias: bool = False,
+    out_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+    dropout: float = 0.0,
+    scales_residual: bool = False,
+) -> Tensor:
+    """Norm, attention, add; norm, feed-forward, add."""
+    residual = x
+    x = net.rms_norm("input_layernorm", x)
+    x, *kept = attention(net, c, x, ctx, kind, bias, out_bias, rms_norm if qk_norm else None)
+    x = ops.dropout(x, dropout)
+    x = ops.add(residual, ops.scale(x) if scales_residual else x, "residual stream")
+    residual = x
+    x = net.rms_norm("post_attention_layernorm", x)
+    x = ops.dropout(gated_mlp(net, c, x, c.text("hidden_act", "silu"), mlp_bias), dropout)
+    return ops.add(residual, ops.scale(x) if scales_residual else x, "residual stream")
+
+
+def llama(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """Llama, SmolLM, Yi, InternLM 3 ...: biases by key."""
+    bias = c.flag("attention_bias", c.flag("qkv_bias", False))
+    return pre_norm_layer(net, c, x, ctx, kind, bias, bias, c.flag("mlp_bias", False))
+
+
+def mistral(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """Mistral: no biases."""
+    return pre_norm_layer(net, c, x, ctx, kind)
+
+
+def qwen2(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """Qwen 1.5, 2 and 2.5: biases on q, k and v."""
+    return pre_norm_layer(net, c, x, ctx, kind, bias=True)
+
+
+def qwen3(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """Qwen 3: a norm on every head of q and k."""
+    bias = c.flag("attention_bias", False)
+    return pre_norm_layer(net, c, x, ctx, kind, bias, bias, qk_norm=True)
+
+
+def seed_oss(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """Seed-OSS: biases on q, k and v, dropout on both residual branches."""
+    return pre_norm_layer(
+        net,
+        c,
+        x,
+        ctx,
+        kind,
+        c.flag("attention_bias", True),
+        c.flag("attention_out_bias", False),
+        c.flag("mlp_bias", False),
+        dropout=c.number("residual_dropout", 0.1),
+    )
+
+
+def granite(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """Granite: every residual branch is scaled."""
+    bias = c.flag("attention_bias", False)
+    return pre_norm_layer(net, c, x, ctx, kind, bias, bias, c.flag("mlp_bias", False), scales_residual=True)
+
+
+def granite_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+    """Embedding times a number."""
+    return ops.scale(embed_tokens(net, c, ids), "scaled embedding")
+
+
+def minicpm(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """MiniCPM: Llama with scaled residual branches."""
+    return pre_norm_layer(net, c, x, ctx, kind, scales_residual=True)
+
+
+def minicpm3(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """MiniCPM 3: MiniCPM with latent attention."""
+    residual = x
+    x = net.rms_norm("input_layernorm", x)
+    x, *kept = latent_attention(net, c, x, ctx, lambda q, k, ctx: rotary(q, k, ctx, kind))
+    x = ops.add(residual, ops.scale(x), "residual stream")
+    residual = x
+    x = net.rms_norm("post_attention_layernorm", x)
+    x = gated_mlp(net, c, x, c.text("hidden_act", "silu"))
+    return ops.add(residual, ops.scale(x), "residual stream")
+
+
+def olmo_norm(net: Net, name: str, x: Tensor) -> Tensor:
+    """OLMo 2's RMS norm multiplies by its weight in fp32."""
+    return net.rms_norm(name, x, cast_last=True)
+
+
+def olmo2(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """OLMo 2 and 3: no norm before, one after each branch; norms over all of q and of k; rotary in fp32."""
+    residual = x
+    x, *kept = olmo_attention(net, c, x, ctx, kind)
+    x = olmo_norm(net, "post_attention_layernorm", x)
+    x = ops.add(residual, x, "residual stream")
+    residual = x
+    x = gated_mlp(net, c, x, c.text("hidden_act", "silu"))
+    x = olmo_norm(net, "post_feedforward_layernorm", x)
+    return ops.add(residual, x, "residual stream")
+
+
+def olmo_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+    """Attention with q and k normed before they are split into heads."""
+    heads, bias = heads_of(c), c.flag("attention_bias", False)
+    batch, length, width = x.shape
+    q = olmo_norm(net, "self_attn.q_norm", net.linear("self_attn.q_proj", x, heads.query * heads.dim, bias))
+    k = olmo_norm(net, "self_attn.k_norm", net.linear("self_attn.k_proj", x, heads.key * heads.dim, bias))
+    v = net.linear("self_attn.v_proj", x, heads.key * heads.dim, bias)
+    q = q.view(batch, length, heads.query, heads.dim)
+    k, v = (t.view(batch, length, heads.key, heads.dim) for t in (k, v))
+    net.tape.module = "self_attn"
+    dtype = q.dtype
+    q, k = (ops.to(t, dtype, "rotated") for t in rotary(q, k, ctx, kind))
+    out, *kept = attend(q, k, v, ctx, kind)
+    return net.linear("self_attn.o_proj", out, width, bias), *kept
+
+
+# -- which layers slide, and how far -----------------------------------------------------------------------------------
+
+
+def every_layer_slides(c: Config) -> list[Kind]:
+    """Mistral, Phi-3, StarCoder2: all layers where a window is set."""
+    return [Kind(sliding=plain_window(c) is not None)] * c.count("num_hidden_layers")
+
+
+def plain_window(c: Config) -> int | None:
+    """The configuration's window, none where it is null or absent."""
+    return None if c.get("sliding_window") is None else c.count("sliding_window")
+
+
+def mistral_window(c: Config) -> int | None:
+    """Mistral's window; transformers takes 4096 where the key is absent, none where it is null."""
+    return plain_window(c) if c.has("sliding_window") else 4096
+
+
+def mistral_kinds(c: Config) -> list[Kind]:
+    """All layers slide, or none."""
+    return [Kind(sliding=mistral_window(c) is not None)] * c.count("num_hidden_layers")
+
+
+def qwen_window(c: Config) -> int | None:
+    """Qwen's window counts only where use_sliding_window says so."""
+    return plain_window(c) if c.flag("use_sliding_window", False) else None
+
+
+def qwen_kinds(c: Config) -> list[Kind]:
+    """The layers from max_window_layers (28) on slide."""
+    first, slides = c.count("max_window_layers", 28), qwen_window(c) is not None
+    return [Kind(sliding=slides and layer >= first) for layer in range(c.count("num_hidden_layers"))]
+
+
+def patterned(c: Config, period: int) -> list[Kind]:
+    """Every `period`-th layer is full, the others slide; layer_types in the configuration wins."""
+    layers = c.count("num_hidden_layers")
+    types = c.get("layer_types")
+    if types is not None:
+        return [Kind(sliding=name == "sliding_attention") for name in types]
+    period = c.count("sliding_window_pattern", period)
+    return [Kind(sliding=(layer + 1) % period != 0) for layer in range(layers)]
+
+
+def smollm3_kinds(c: Config) -> list[Kind]:
+    """Every fourth layer has no positions."""
+    every = c.count("no_rope_layer_interval", 4)
+    layers = c.get("no_rope_layers")
+    if layers is not None:
+        return [Kind(rotary=bool(has)) for has in layers]
+    return [Kind(rotary=(layer + 1) % every != 0) for layer in range(c.count("num_hidden_layers"))]
+
+
+def window_or(default: int) -> Callable[[Config], int]:
+    """The configuration's sliding window, or the architecture's default."""
+    return lambda c: c.count("sliding_window", default)
+
+
+FAMILIES = {
+    "llama": Family(llama),
+    "internlm3": Family(llama),
+    "internlm2": Family(llama, remote_code=True),
+    "baichuan": Family(llama, remote_code=True),
+    "minicpm": Family(minicpm, embed=granite_embed, before_head=times, remote_code=True),
+    "minicpm3": Family(
+        minicpm3,
+        embed=granite_embed,
+        before_head=times,
+        tied=True,
+        rotary=lambda c: Rotary(c.count("qk_rope_head_dim")),
+    ),
+    "mistral": Family(mistral, kinds=mistral_kinds, window=mistral_window),
+    "qwen2": Family(qwen2, kinds=qwen_kinds, window=qwen_window),
+    "qwen2_vl_text": Family(
+        qwen2, kinds=qwen_kinds, window=qwen_window, rotary=lambda c: Rotary(heads_of(c).dim, per_row=True)
+    ),
+    "qwen3": Family(qwen3, kinds=qwen_kinds, window=qwen_window),
+    "qwen3_vl_text": Family(
+        qwen3, kinds=qwen_kinds, window=qwen_window, rotary=lambda c: Rotary(heads_of(c).dim, per_row=True)
+    ),
+    "seed_oss": Family(seed_oss, attention_dropout=("attention_dropout", 0.1)),
+    "granite": Family(granite, embed=granite_embed, after_head=times),
+    "smollm3": Family(llama, kinds=smollm3_kinds),
+    "olmo2": Family(olmo2, norm=olmo_norm, rotary=lambda c: Rotary(heads_of(c).dim, fp32=True)),
+    "olmo3": Family(
+        olmo2,
+        norm=olmo_norm,
+        rotary=lambda c: Rotary(heads_of(c).dim, fp32=True, per_kind=True),
+        kinds=lambda c: patterned(c, 4),
+        window=window_or(4096),
+    ),
+}

@@ -1,0 +1,212 @@
+"""Mixtures of experts on Llama's layer: Mixtral, Qwen, OLMoE (transformers 5.23, modeling_<type>.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vramplan.analytic.architectures.family import Family, Rotary, rms_norm
+from vramplan.analytic.architectures.llama import every_layer_slides, plain_window, qwen_window
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers import moe_linear_experts
+from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.moe import Experts, declare, routed, softmax_router
+from vramplan.analytic.layers.transformer import Context, Kind, attend, attention, gated, heads_of, rotary
+from vramplan.inputs.model_spec import Config
+
+Attention = Callable[[Net, Config, Tensor, Context, Kind], tuple[Tensor, ...]]
+FeedForward = Callable[[Net, Config, Tensor, Kind], Tensor]
+
+
+def layer(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind, attends: Attention, feeds: FeedForward) -> Tensor:
+    """Norm, attention, add; norm, feed-forward, add."""
+    residual = x
+    x = net.rms_norm("input_layernorm", x)
+    x, *kept = attends(net, c, x, ctx, kind)
+    x = ops.add(residual, x, "residual stream")
+    residual = x
+    x = net.rms_norm("post_attention_layernorm", x)
+    x = feeds(net, c, x, kind)
+    return ops.add(residual, x, "residual stream")
+
+
+def flat(x: Tensor) -> Tensor:
+    """(tokens, width)."""
+    return x.view(x.num_elements // x.shape[-1], x.shape[-1])
+
+
+# -- Mixtral -----------------------------------------------------------------------------------------------------------
+
+
+def mixtral(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """Mixtral: the shares stay in fp32, and with them the weighted rows."""
+    return layer(net, c, x, ctx, kind, attention, mixtral_experts)
+
+
+def mixtral_experts(net: Net, c: Config, x: Tensor, kind: Kind) -> Tensor:
+    """MixtralSparseMoeBlock."""
+    experts = Experts(
+        c.count("num_local_experts", 8),
+        c.count("num_experts_per_tok", 2),
+        c.count("intermediate_size"),
+        c.text("hidden_act", "silu"),
+    )
+    rows = flat(x)
+    if net.training.looped:
+        return moe_linear_experts.by_softmax(
+            net, "block_sparse_moe", rows, experts, True, moe_linear_experts.BY_NUMBER
+        )[0].view(*x.shape)
+    to = softmax_router(net, "mlp.gate", rows, experts, normalises=True, widens=True)
+    return routed(net, "mlp.experts", rows, to, experts).view(*x.shape)
+
+
+# -- OLMoE -------------------------------------------------------------------------------------------------------------
+
+
+def olmoe(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """OLMoE: norms over all of q and of k."""
+    return layer(net, c, x, ctx, kind, olmoe_attention, olmoe_experts)
+
+
+def olmoe_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+    """OlmoeAttention."""
+    heads, bias = heads_of(c), c.flag("attention_bias", False)
+    batch, length, width = x.shape
+    q = net.rms_norm("self_attn.q_norm", net.linear("self_attn.q_proj", x, heads.query * heads.dim, bias))
+    k = net.rms_norm("self_attn.k_norm", net.linear("self_attn.k_proj", x, heads.key * heads.dim, bias))
+    v = net.linear("self_attn.v_proj", x, heads.key * heads.dim, bias).view(batch, length, heads.key, heads.dim)
+    q, k = q.view(batch, length, heads.query, heads.dim), k.view(batch, length, heads.key, heads.dim)
+    net.tape.module = "self_attn"
+    q, k = rotary(q, k, ctx, kind)
+    out, *kept = attend(q, k, v, ctx, kind)
+    return net.linear("self_attn.o_proj", out, width, bias), *kept
+
+
+def olmoe_experts(net: Net, c: Config, x: Tensor, kind: Kind) -> Tensor:
+    """OlmoeSparseMoeBlock."""
+    experts = Experts(
+        c.count("num_experts", 64),
+        c.count("num_experts_per_tok", 8),
+        c.count("intermediate_size"),
+        c.text("hidden_act", "silu"),
+    )
+    return by_softmax(net, c, x, experts)
+
+
+def by_softmax(net: Net, c: Config, x: Tensor, experts: Experts) -> Tensor:
+    """Each token through the best of a softmax."""
+    rows, normalises = flat(x), c.flag("norm_topk_prob", False)
+    if net.training.looped:
+        return moe_linear_experts.by_softmax(net, "mlp", rows, experts, normalises)[0].view(*x.shape)
+    if experts.first:
+        declare(net, "mlp.experts", x.shape[-1], experts)
+    to = softmax_router(net, "mlp.gate", rows, experts, normalises)
+    return routed(net, "mlp.experts", rows, to, experts).view(*x.shape)
+
+
+# -- Qwen --------------------------------------------------------------------------------------------------------------
+
+
+def qwen2_moe(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """Qwen 1.5's and 2's mixtures: biases on q, k and v, a shared expert."""
+    bias = c.flag("qkv_bias", True)
+
+    def attends(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+        return attention(net, c, x, ctx, kind, bias)
+
+    return layer(net, c, x, ctx, kind, attends, qwen2_experts)
+
+
+def qwen2_experts(net: Net, c: Config, x: Tensor, kind: Kind) -> Tensor:
+    """Qwen2MoeSparseMoeBlock: a shared expert besides, of which each token takes its own share.
+
+    It runs first; before transformers 5 it ran last.
+    """
+    if kind.dense:
+        return qwen_experts(net, c, x, kind)
+    rows, width, act = flat(x), c.count("shared_expert_intermediate_size"), c.text("hidden_act", "silu")
+    if net.training.looped:
+        normalises = c.flag("norm_topk_prob", False)
+        out, held = moe_linear_experts.by_softmax(net, "mlp", rows, qwen_sizes(c), normalises)
+        shared = gated(net, "mlp.shared_expert", rows, width, act)
+    else:
+        shared, held = gated(net, "mlp.shared_expert", rows, width, act), []
+        out = qwen_experts(net, c, rows, kind)
+    net.tape.module = "mlp.shared_expert_gate"
+    share = ops.sigmoid(net.linear("mlp.shared_expert_gate", rows, 1))
+    shared = ops.mul(share, shared, "weighted output of the shared expert")
+    out = ops.add(out, shared, "output").view(*x.shape)
+    del held
+    return out
+
+
+def qwen2_moe_kinds(c: Config) -> list[Kind]:
+    """Every other of the first max_window_layers (28) layers slides, where use_sliding_window says so."""
+    last = c.count("max_window_layers", 28) if qwen_window(c) is not None else 0
+    return [
+        Kind(sliding=layer % 2 == 0 and layer < last, dense=not sparse) for layer, sparse in enumerate(sparse_every(c))
+    ]
+
+
+def qwen_experts(net: Net, c: Config, x: Tensor, kind: Kind) -> Tensor:
+    """Qwen3MoeSparseMoeBlock, or a layer that is no mixture."""
+    if kind.dense:
+        return gated(net, "mlp", x, c.count("intermediate_size"), c.text("hidden_act", "silu"))
+    return by_softmax(net, c, x, qwen_sizes(c))
+
+
+def qwen_sizes(c: Config) -> Experts:
+    """Qwen's experts."""
+    return Experts(
+        c.count("num_experts"),
+        c.count("num_experts_per_tok"),
+        c.count("moe_intermediate_size"),
+        c.text("hidden_act", "silu"),
+        first=not c.has("shared_expert_intermediate_size"),  # Qwen 3
+    )
+
+
+def qwen3_moe(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+    """Qwen 3's mixtures: a norm on every head of q and k."""
+    bias = c.flag("attention_bias", False)
+
+    def attends(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+        return attention(net, c, x, ctx, kind, bias, bias, rms_norm)
+
+    return layer(net, c, x, ctx, kind, attends, qwen_experts)
+
+
+def sparse_every(c: Config) -> list[bool]:
+    """Which layers are mixtures: every decoder_sparse_step-th that mlp_only_layers does not name."""
+    step, dense = c.count("decoder_sparse_step", 1), c.get("mlp_only_layers", ())
+    return [layer not in dense and (layer + 1) % step == 0 for layer in range(c.count("num_hidden_layers"))]
+
+
+def qwen3_moe_kinds(c: Config) -> list[Kind]:
+    """All layers slide where use_sliding_window says so."""
+    slides = qwen_window(c) is not None
+    return [Kind(sliding=slides, dense=not sparse) for sparse in sparse_every(c)]
+
+
+ROUTED = (("output_router_logits", True),)
+"""The auxiliary loss over all layers' routers is not described."""
+FAMILIES = {
+    "mixtral": Family(
+        mixtral,
+        kinds=every_layer_slides,
+        window=plain_window,
+        refuses=(*ROUTED, ("router_jitter_noise", ...)),
+        leaf=True,
+    ),
+    "olmoe": Family(olmoe, refuses=(*ROUTED, ("clip_qkv", ...))),
+    "qwen2_moe": Family(qwen2_moe, kinds=qwen2_moe_kinds, window=qwen_window, refuses=ROUTED, leaf=True),
+    "qwen3_moe": Family(qwen3_moe, kinds=qwen3_moe_kinds, window=qwen_window, refuses=ROUTED, leaf=True),
+    "qwen3_vl_moe_text": Family(
+        qwen3_moe,
+        kinds=qwen3_moe_kinds,
+        window=qwen_window,
+        rotary=lambda c: Rotary(heads_of(c).dim, per_row=True),
+        refuses=ROUTED,
+        defaults={"norm_topk_prob": True},  # always: there is no key
+    ),
+}

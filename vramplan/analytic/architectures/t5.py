@@ -1,0 +1,214 @@
+"""T5: an encoder, a decoder that looks at it, positions as a learned bias (transformers 5.23, modeling_t5.py)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from vramplan.analytic.architectures.encoder import Model, Outcome, Scene, alike
+from vramplan.analytic.architectures.family import Family, Shape
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor, leaf
+from vramplan.analytic.layers import losses
+from vramplan.analytic.layers.biased_attention import attend
+from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.transformer import Context, activation
+from vramplan.inputs.model_spec import Config
+
+ENCODER, DECODER = 0, 1
+"""Stacks of layers, in the order that they run."""
+
+
+def shape(c: Config) -> Shape:
+    """T5's own key names; positions are relative, so that any length runs."""
+    return Shape(c.count("num_layers") + decoder_layers(c), c.count("d_model"), c.count("vocab_size"), None)
+
+
+def decoder_layers(c: Config) -> int:
+    """As many as the encoder's where nothing is said."""
+    return c.count("num_decoder_layers", c.count("num_layers"))
+
+
+def write(scene: Scene, c: Config) -> Outcome:
+    """T5ForConditionalGeneration: the head is always the embedding's weight; before 1.1 its input is scaled."""
+    net, labels = scene.net, scene.inputs["labels"]
+    read = stack(scene, c, ENCODER, scene.inputs["input_ids"])
+    net.tape.module = "inputs"
+    shifted = net.tape.empty(labels.shape, "int64", "labels moved by one")
+    hidden = x = stack(scene, c, DECODER, shifted, read)
+    if c.flag("tie_word_embeddings", True):
+        x = ops.scale(hidden)
+    logits = net.head(x, c.count("vocab_size"), tied=True)
+    net.tape.module = "loss"
+    rows = logits.view(logits.num_elements // logits.shape[-1], logits.shape[-1])
+    return Outcome(losses.cross_entropy(rows, labels), [logits, read])
+
+
+def stack(scene: Scene, c: Config, which: int, ids: Tensor, read: Tensor | None = None) -> Tensor:
+    """T5Stack; the bias that its first layer makes goes from layer to layer, the embeddings live to its end."""
+    net, dropout = scene.net, c.number("dropout_rate", 0.1)
+    embedded = net.embedding("shared", ids, c.count("vocab_size"), c.count("d_model"))
+    if read is None:
+        ctx, cross = scene.context(scene.padding(embedded), dropout), None
+    else:
+        ctx = scene.context(scene.causal(embedded, padded=False), dropout)
+        cross = scene.context(scene.padding(read, embedded.shape[1]), dropout)
+        if not (net.tape.training and scene.job.checkpointing == "full"):
+            ctx.cache = cross.cache = net.cache  # the Trainer switches use_cache off in the outer configuration alone
+
+    def one(x: Tensor, *biases: Tensor) -> tuple[Tensor, ...]:
+        return layer(scene, c, x, ctx, cross, read, biases)
+
+    x = scene.layers(which, ops.dropout(embedded, dropout), one)
+    name = "encoder" if read is None else "decoder"
+    return ops.dropout(norm(net, f"{name}.final_layer_norm", x), dropout)
+
+
+def layer(
+    scene: Scene,
+    c: Config,
+    x: Tensor,
+    ctx: Context,
+    cross: Context | None,
+    read: Tensor | None,
+    biases: tuple[Tensor, ...],
+) -> tuple[Tensor, ...]:
+    """T5Block; `biases` of the layer before, `cross` and `read` in the decoder alone."""
+    x, first, *kept = attention(scene, c, x, ctx, "layer.0", Bias(biases[0] if biases else None, cross is not None))
+    if cross is None:
+        return feed_forward(scene.net, c, x, "layer.1"), first
+    x, second, *kept = attention(scene, c, x, cross, "layer.1", Bias(biases[1] if biases else None), read)
+    return feed_forward(scene.net, c, x, "layer.2"), first, second
+
+
+class Bias(NamedTuple):
+    """What is added to the scores of one kind of attention."""
+
+    known: Tensor | None
+    """That of the layer before; None in the first, which makes it."""
+    causal: bool = False
+
+
+def attention(
+    scene: Scene, c: Config, x: Tensor, ctx: Context, name: str, bias: Bias, read: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """T5LayerSelfAttention, T5LayerCrossAttention: norm, attention, dropout, add; the bias; eager's probabilities."""
+    normed = norm(scene.net, f"{name}.layer_norm", x)
+    out, made, *kept = attend_with_bias(scene, c, normed, ctx, name, bias, read)
+    return ops.add(x, ops.dropout(out, c.number("dropout_rate", 0.1)), "residual stream"), made, *kept
+
+
+def attend_with_bias(
+    scene: Scene, c: Config, x: Tensor, ctx: Context, name: str, bias: Bias, read: Tensor | None
+) -> tuple[Tensor, ...]:
+    """T5Attention: the first layer makes the bias that all share, zeros where the decoder looks at the encoder."""
+    net, heads, dim = scene.net, c.count("num_heads"), c.count("d_kv")
+    module = f"{name}.{'SelfAttention' if read is None else 'EncDecAttention'}"
+    source = x if read is None else read
+    q = net.linear(f"{module}.q", x, heads * dim).view(*x.shape[:2], heads, dim)
+    k = net.linear(f"{module}.k", source, heads * dim).view(*source.shape[:2], heads, dim)
+    v = net.linear(f"{module}.v", source, heads * dim).view(*source.shape[:2], heads, dim)
+    net.tape.module = module
+    if ctx.cache is not None:
+        k, v = ops.copy(k, "cached keys"), ops.copy(v, "cached values")
+        ctx.cache += [k, v]
+    added, shape = bias.known, (1, heads, x.shape[1], source.shape[1])
+    if added is None and read is None:
+        added = relative_bias(net, c, module, shape, bias.causal)
+    elif added is None:
+        added = net.tape.empty(shape, q.dtype, "zeros for a bias")
+        if scene.job.checkpointing == "full" and net.tape.training and net.tape.grad_enabled:
+            added = leaf(added)
+    out, *kept = attend(q, k, v, added, ctx, bias.causal, transposed=read is None)
+    return net.linear(f"{module}.o", out, x.shape[-1]), added, *kept
+
+
+def feed_forward(net: Net, c: Config, x: Tensor, name: str) -> Tensor:
+    """T5LayerFF: norm, feed-forward, dropout, add."""
+    inner = norm(net, f"{name}.layer_norm", x)
+    inner = dense(net, c, inner, f"{name}.DenseReluDense")
+    return ops.add(x, ops.dropout(inner, c.number("dropout_rate", 0.1)), "residual stream")
+
+
+def dense(net: Net, c: Config, x: Tensor, name: str) -> Tensor:
+    """T5DenseActDense, T5DenseGatedActDense; what goes into the last layer is first given its weight's dtype."""
+    gate, _, act = c.text("feed_forward_proj", "relu").rpartition("-")
+    fn, wide, width = activation("gelu_new" if (gate, act) == ("gated", "gelu") else act), c.count("d_ff"), x.shape[-1]
+    if gate:
+        bent = fn(net.linear(f"{name}.wi_0", x, wide))
+        straight = net.linear(f"{name}.wi_1", x, wide)
+        x = ops.mul(bent, straight)
+    else:
+        x = net.linear(f"{name}.wi", x, wide)
+        x = fn(x)
+    x = ops.dropout(x, c.number("dropout_rate", 0.1))
+    x = ops.to(x, net.training.dtype, "input in the weight's dtype")
+    return net.linear(f"{name}.wo", x, width)
+
+
+def norm(net: Net, name: str, x: Tensor) -> Tensor:
+    """T5LayerNorm: an RMS norm that multiplies the given dtype by fp32, then casts to a half weight's dtype."""
+    net.tape.module = name
+    weight = net.parameter(f"{name}.weight", x.shape[-1])
+    variance = ops.mean(ops.square(ops.to(x, "fp32")))
+    x = ops.mul(x, ops.rsqrt(ops.shift(variance)), "normalised")
+    if weight.dtype != "fp32":
+        x = ops.to(x, weight.dtype, "normalised")
+    return ops.mul(weight, x, "output")
+
+
+def relative_bias(net: Net, c: Config, module: str, shape: tuple[int, ...], one_way: bool) -> Tensor:
+    """compute_bias: a bucket for each distance, a number of each head for each bucket; seen as (1, heads, Q, K)."""
+    tape, (_, heads, *square) = net.tape, shape
+    name = f"{module}.relative_attention_bias"
+    distances = tape.empty((square[0], square[1]), "int64", "distances")
+    buckets = bucketed(distances, one_way)
+    tape.module = name
+    weight = net.parameter(f"{name}.weight", c.count("relative_attention_num_buckets", 32), heads)
+    made = ops.embedding(buckets, weight, "bias by distance", sorts=True)
+    del distances
+    return made.view(*shape)
+
+
+def bucketed(distances: Tensor, one_way: bool) -> Tensor:
+    """_relative_position_bucket, operation by operation: near distances have a bucket each, far ones share them."""
+    tape, square = distances.tape, distances.shape
+
+    def made(dtype: str, what: str) -> Tensor:
+        return tape.empty(square, dtype, what)
+
+    buckets = None
+    if not one_way:
+        later = made("bool", "whether behind")
+        later = made("int64", "whether behind, as numbers")
+        later = made("int64", "first half of the buckets")
+        buckets = made("int64", "buckets")
+        del later
+    else:
+        least = made("int64", "zeros")
+        least = made("int64", "distances back")
+    lengths = made("int64", "lengths")
+    least = made("bool", "which are near")
+    far = made("fp32", "lengths in fp32")
+    for what in ("share of the near ones", "logarithm", "share of the far ones", "steps"):
+        far = made("fp32", what)
+    far = made("int64", "whole steps")
+    far = made("int64", "far buckets")
+    most = made("int64", "last bucket")
+    far = made("int64", "far buckets")
+    del most
+    chosen = made("int64", "near or far bucket")
+    if one_way:
+        buckets = made("int64", "buckets")
+    del chosen, lengths, least, far
+    assert buckets is not None
+    return buckets
+
+
+LOADS = ("shared", ENCODER, "encoder", DECODER, "decoder")
+FAMILIES = {
+    "t5": Family.of_model(
+        Model(write, lambda c: alike(c.count("num_layers"), decoder_layers(c)), LOADS, clamps_fp16=True),
+        shape,
+        attention=("sdpa", "eager"),
+    )
+}

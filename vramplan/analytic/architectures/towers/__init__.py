@@ -1,0 +1,17 @@
+"""Vision towers by transformers' ``model_type``, and by the tower's where an architecture takes several."""
+
+from __future__ import annotations
+
+from vramplan.analytic.architectures.towers import glm, mllama, pixtral, qwen, siglip, vit
+from vramplan.analytic.architectures.towers.tower import PARTS, TOWER, Seen, Sight, see
+
+SIGHTS: dict[str, Sight] = {
+    **vit.SIGHTS,
+    **siglip.SIGHTS,
+    **pixtral.SIGHTS,
+    **qwen.SIGHTS,
+    **glm.SIGHTS,
+    **mllama.SIGHTS,
+}
+
+__all__ = ["PARTS", "SIGHTS", "TOWER", "Seen", "Sight", "see"]

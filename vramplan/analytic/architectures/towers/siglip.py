@@ -1,0 +1,134 @@
+"""SigLIP's tower under Gemma 3, PaliGemma, LLaVA-OneVision, Idefics 3 and SmolVLM (transformers 5.23)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vramplan.analytic.architectures.towers.tower import NO_TEXT_TOWER, Look, Sight, joined
+from vramplan.analytic.architectures.towers.vit import (
+    all_alike,
+    anyres_project,
+    chosen_layer,
+    clip_layer,
+    patch_tokens,
+    table_of,
+)
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers.modules import Net
+from vramplan.errors import UnsupportedError
+from vramplan.inputs.images import Picture
+from vramplan.inputs.model_spec import Config
+
+NAME = "vision_tower"
+
+
+def embed(net: Net, c: Config, picture: Picture, pixels: Tensor) -> Tensor:
+    """One token for each patch of each tile."""
+    if c.flag("vision_use_head", True) and c.text("model_type", "") == "siglip_vision_model":
+        raise UnsupportedError("vision_use_head: SigLIP's pooling head is not described by any block")
+    pixels = ops.to(pixels, net.training.dtype, "pixels in the model's dtype")
+    return patch_tokens(net, f"{NAME}.embeddings.patch_embedding", pixels, c, picture, bias=True)
+
+
+def place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
+    """A learned position for each patch."""
+    return ops.add(x, table_of(net, f"{NAME}.embeddings.position_embedding.weight", x.shape[1], x.shape[2]))
+
+
+def layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
+    """CLIP's layer with another activation."""
+    return clip_layer(net, c, x, look, "gelu_pytorch_tanh")
+
+
+def finish(net: Net, c: Config, x: Tensor) -> Tensor:
+    """The last norm."""
+    return net.layer_norm(f"{NAME}.post_layernorm", x)
+
+
+def paligemma_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+    """One layer."""
+    return net.linear("multi_modal_projector.linear", x, whole.part("vision_config").count("projection_dim"), True)
+
+
+def gemma3_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+    """Patches averaged in squares, a norm, one product."""
+    tiles, _, width = x.shape
+    net.tape.module = "multi_modal_projector"
+    x = ops.copy(x, "patches as an image")
+    x = ops.average(x, (tiles, picture.tokens, width))
+    x = net.rms_norm("multi_modal_projector.mm_soft_emb_norm", x, offset=True)
+    wide = whole.part("text_config").count("hidden_size")
+    net.tape.module = "multi_modal_projector"
+    weight = net.parameter("multi_modal_projector.mm_input_projection_weight", width, wide)
+    return ops.product(x, weight)
+
+
+def onevision_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+    """As LLaVA-NeXT; the model's forward keeps all that the tower returns, with the state that was chosen."""
+    net.outer.append(x)
+    return anyres_project(net, whole, picture, x)
+
+
+def idefics_place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
+    """A learned position for each patch of each tile, looked up one by one."""
+    tiles, patches, width = x.shape
+    net.tape.module = f"{NAME}.embeddings"
+    ids = net.tape.empty((tiles, patches), "int64", "positions of patches")
+    table = net.parameter(f"{NAME}.embeddings.position_embedding.weight", patches, width)
+    return ops.add(x, ops.embedding(ids, table))
+
+
+def idefics_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+    """Squares of patches made one token by pixel shuffle, one layer."""
+    net.tape.module = "pixel shuffle"
+    squares = whole.count("scale_factor", 2) ** 2
+    x = ops.copy(ops.copy(x, "shuffled patches"), "shuffled patches")
+    x = x.view(x.num_elements // (x.shape[-1] * squares), x.shape[-1] * squares)
+    x = net.linear("multi_modal_projector.modality_projection.proj", x, whole.part("text_config").count("hidden_size"))
+    return joined(net, x)
+
+
+IDEFICS = Sight(
+    embed,
+    layer,
+    idefics_project,
+    all_alike,
+    place=idefics_place,
+    finish=finish,
+    fills_cache=False,
+    holds_cast=False,
+    drops_empty=True,
+    hooked="placed",
+    wrapped="transformers names the attention of the tower's layers for a group each, which is not modelled",
+)
+GEMMAS = Sight(
+    embed,
+    layer,
+    gemma3_project,
+    all_alike,
+    place=place,
+    finish=finish,
+    holds_cast=False,
+    masks_text=True,
+    wrapped=NO_TEXT_TOWER.format("Siglip"),
+)
+SIGHTS = {
+    "idefics3": IDEFICS,
+    "smolvlm": IDEFICS,
+    "paligemma": replace(GEMMAS, project=paligemma_project),
+    "gemma3": GEMMAS,
+    "llava_onevision": Sight(
+        embed,
+        layer,
+        onevision_project,
+        all_alike,
+        place=place,
+        finish=finish,
+        chosen=chosen_layer,
+        fills_cache=False,
+        holds_cast=False,
+        tower_type="siglip_vision_model",
+        wrapped=NO_TEXT_TOWER.format("Siglip"),
+    ),
+}

@@ -1,0 +1,189 @@
+"""What a vision tower is made of, and how it is played: patches, layers, the way into the language model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from math import prod
+
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor, leaf
+from vramplan.analytic.layer_folding import STACK
+from vramplan.analytic.layers.modules import Net, Training
+from vramplan.analytic.layers.transformer import Context, Crossing
+from vramplan.inputs.images import Picture
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import Config
+
+NO_TEXT_TOWER = (
+    "accelerate stops: it looks for {}TextEmbeddings, which transformers names for the tower and is not in it"
+)
+"""`_no_split_modules` of a pair's towers, of which only the one that sees is there."""
+TOWER = STACK
+"""Layers of the tower are numbered from here."""
+PARTS = ("vision_tower", "visual", "multi_modal_projector", "image_newline")
+"""First names of the weights that are not the language model's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """How one architecture sees, described once."""
+
+    embed: Callable[[Net, Config, Picture, Tensor], Tensor]
+    """From pixels to what the first layer takes: patches, to which transformers' hook gives a gradient, come first."""
+    layer: Callable[[Net, Config, Tensor, Look], Tensor]
+    project: Callable[[Net, Config, Picture, Tensor], Tensor]
+    """From the last layer's output to (tokens, width of the language model)."""
+    kinds: Callable[[Config], list[Hashable]]
+    """What sets each layer apart from its neighbours."""
+    text_type: str | None = None
+    """The language model's architecture, where the configuration does not say."""
+    place: Callable[[Net, Config, Look, Tensor], Tensor] | None = None
+    """What comes between patches and layers: positions and the like."""
+    token_types: bool = False
+    """Whether the processor marks image tokens for the model."""
+    finish: Callable[[Net, Config, Tensor], Tensor] = lambda net, c, x: x
+    """What the tower does after its layers."""
+    chosen: Callable[[Config], int] = lambda whole: 0
+    """Which of the tower's states the language model sees: 0 its output, -1 what its last layer gives, -2 the layer
+    before ..."""
+    fills_cache: bool = True
+    """Whether the language model decides on its own cache of keys and values, which only the outer configuration
+    switches off."""
+    between: Callable[[Net, Config, Tensor], None] | None = None
+    """What happens to a layer's output outside of the layer (Qwen 3's DeepStack): features for the first layers of the
+    language model, put into `net.deep`."""
+    deep: Callable[[Config], int] = lambda whole: 0
+    """How many of them there are."""
+    hooked: str = "patches"
+    """What transformers takes for the tower's input embeddings, and then has a gradient go through a frozen tower:
+    patches, placed (with their positions), or nothing."""
+    returns_features: bool = True
+    """Whether the features are among the model's outputs."""
+    masks_text: bool = False
+    """Whether image tokens see each other in both directions, so that the text always gets a mask."""
+    tower_type: str | None = None
+    """The tower that this describes, where an architecture takes several."""
+    drops_empty: bool = False
+    """Whether tiles that are all zero are looked for."""
+    holds_first: bool = True
+    """Whether what the first layer takes lives, as a local of the tower's forward, until the tower is done."""
+    holds_cast: bool = True
+    """Whether the pixels in the model's dtype live until the features are there."""
+    checkpoints: bool = True
+    """Whether checkpointing reaches the tower's layers."""
+    wrapped: str = ""
+    """What of FSDP is not one group for each layer (accelerate 1.15 wraps the classes in `_no_split_modules`)."""
+    across: Callable[[Net, Job, tuple[int, ...], Tensor], Crossing] | None = None
+    """From the shape of the ids and the features to what cross-attention takes, where features do not go into the
+    text (Llama 3.2 Vision)."""
+
+
+@dataclass(slots=True)
+class Look:
+    """What all layers of the tower share in one forward."""
+
+    ctx: Context
+    picture: Picture
+    images: int
+    """Images in the micro-batch."""
+    kind: Hashable = None
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The sight of one model on one job."""
+
+    sight: Sight
+    config: Config
+    """Of the whole model."""
+    kinds: tuple[Hashable, ...]
+    """Layers to play."""
+    picture: Picture
+
+
+def training_of(part: str, given: Training, job: Job) -> Training:
+    """What trains in a part that is frozen, trained, or adapted."""
+    quantize = given.quantize if job.quantize_vision else "none"
+    return replace(given, full=part == "train", lora_rank=job.lora_rank if part == "lora" else 0, quantize=quantize)
+
+
+def in_one_row(pixels: Tensor, dtype: str | None) -> Tensor:
+    """The tiles of all images one after another; with a `dtype`, cast first, and those that are all zero left out."""
+    if dtype is not None:
+        pixels = ops.to(pixels, dtype, "pixels in the model's dtype")
+        empty = pixels.tape.empty(pixels.shape, "bool", "pixels that are zero")
+        del empty
+    pixels = ops.copy(pixels, "tiles of all images")
+    return pixels.view(pixels.shape[0] * pixels.shape[1], *pixels.shape[2:])
+
+
+def joined(net: Net, x: Tensor) -> Tensor:
+    """``torch.cat(features)`` of all images; the outer forward keeps what each image gave."""
+    net.outer.append(x)
+    net.tape.module = "inputs"
+    return ops.copy(x, "features of all images")
+
+
+def given_a_gradient(x: Tensor, wanted: bool) -> Tensor:
+    """`x`, made a leaf where transformers' hook asks for its gradient and nothing else does."""
+    return leaf(x) if wanted and x.node is None and x.tape.grad_enabled else x
+
+
+def own_look(look: Look, kind: Hashable, job: Job) -> Look:
+    """What a layer is handed; FSDP2 casts the tables for each group (MixedPrecisionPolicy: cast_forward_inputs)."""
+    own = replace(look, kind=kind)
+    if job.computed_dtype is not None and job.fsdp.version == 2 and own.cos is not None and own.sin is not None:
+        own.cos, own.sin = (
+            ops.to(one, job.computed_dtype, "tables in the group's dtype") for one in (own.cos, own.sin)
+        )
+    return own
+
+
+def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """``get_image_features(pixel_values)``: one row for each image token of the batch, and the tower's own output."""
+    tape, sight, whole = net.tape, seen.sight, seen.config
+    c, given = whole.part("vision_config"), net.training
+    net, last = (replace(net, training=training_of(part, given, job)) for part in (job.vision, job.projector))
+    images = prod(pixels.shape) // prod(seen.picture.tensors[0].shape)
+    if len(pixels.shape) == 6:
+        pixels = pixels.view(prod(pixels.shape[:3]), *pixels.shape[3:])
+    elif len(pixels.shape) == 5 and seen.picture.tensors[0].name == "pixel_values_videos":
+        pixels = pixels.view(pixels.shape[0] * pixels.shape[1], *pixels.shape[2:])
+    elif len(pixels.shape) == 5:
+        pixels = in_one_row(pixels, given.dtype if sight.drops_empty else None)
+    if sight.drops_empty:  # and the mask of pixels as well
+        pixel_mask = tape.empty((pixels.shape[0], *pixels.shape[2:]), "int64", "masks of all tiles")
+    if sight.holds_cast:
+        tape.module = "inputs"
+        pixels = ops.to(pixels, given.dtype, "pixels in the model's dtype")
+    x = sight.embed(net, c, seen.picture, pixels)
+    # enable_input_require_grads finds the embeddings of every model within (transformers 5.23)
+    x = given_a_gradient(x, given.input_needs_grad and sight.hooked == "patches")
+    look = Look(Context(job.attention, flash_fits), seen.picture, images)
+    if sight.place is not None:
+        x = sight.place(net, c, look, x)
+    x = given_a_gradient(x, given.input_needs_grad and sight.hooked == "placed")
+    chosen, index = None, sight.chosen(whole)
+    if sight.holds_first:
+        net.inner.append(x)
+    for number, kind in enumerate(seen.kinds):
+        net.enter_layer(phase, TOWER + number, x)
+        if index and number == len(seen.kinds) + index + 1:
+            chosen = x
+
+        def layer(x: Tensor, own: Look = own_look(look, kind, job)) -> Tensor:
+            return sight.layer(net, c, x, own)
+
+        x = tape.checkpoint(layer, x) if job.checkpointing == "full" and sight.checkpoints else layer(x)
+        if sight.between is not None and kind:
+            sight.between(last, c, x)
+    del layer
+    tape.enter(phase, None)
+    if index == -1:
+        chosen = x
+    x = sight.finish(net, c, x)
+    net.inner.clear()
+    return sight.project(last, whole, seen.picture, x if chosen is None else chosen), x

@@ -1,0 +1,282 @@
+"""Plain vision transformers over square tiles: InternViT, CLIP (transformers 5.23, modeling_<type>.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from vramplan.analytic.architectures.towers.tower import NO_TEXT_TOWER, Look, Sight
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Resident, Tensor
+from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.transformer import Context, Softcap, activation, attend, plain_mlp
+from vramplan.errors import UnsupportedError
+from vramplan.inputs.images import Picture
+from vramplan.inputs.model_spec import Config
+
+
+def all_alike(c: Config) -> list[Hashable]:
+    """Every layer does the same."""
+    return [None] * c.count("num_hidden_layers")
+
+
+def with_class(net: Net, name: str, x: Tensor, width: int, *shape: int) -> Tensor:
+    """A class token in front of each tile's patches."""
+    tiles, patches, _ = x.shape
+    token = net.parameter(name, *shape)
+    return ops.join(token, x, (tiles, patches + 1, width))
+
+
+def tower_attention(
+    net: Net,
+    x: Tensor,
+    ctx: Context,
+    heads: int,
+    prefix: str,
+    names: tuple[str, ...],
+    bias: bool,
+    norms: tuple[str, str] | None = None,
+    in_fp32: bool = True,
+    out_bias: bool = True,
+) -> tuple[Tensor, ...]:
+    """Attention of every patch to every patch of its tile, and what the layer keeps besides."""
+    tiles, patches, width = x.shape
+    first, second, third, last = (f"{prefix}.{name}" for name in names)
+    made = {name: net.linear(name, x, width, bias) for name in (first, second, third)}
+    q, k, v = (made.pop(f"{prefix}.{one}_proj") for one in "qkv")
+    if norms is not None:
+        q, k = (net.rms_norm(f"{prefix}.{name}", one) for name, one in zip(norms, (q, k), strict=True))
+    q, k, v = (one.view(tiles, patches, heads, width // heads) for one in (q, k, v))
+    out, *kept = attend(q, k, v, ctx, scores=Softcap(in_fp32=in_fp32))
+    return net.linear(last, out, width, out_bias), *kept
+
+
+# -- InternVL ----------------------------------------------------------------------------------------------------------
+
+
+def intern_norm(net: Net, c: Config, name: str, x: Tensor) -> Tensor:
+    """LayerNorm, or RMS norm in the tower of 6 billion parameters."""
+    return net.rms_norm(name, x) if c.text("norm_type", "layer_norm") == "rms_norm" else net.layer_norm(name, x)
+
+
+def intern_embed(net: Net, c: Config, picture: Picture, pixels: Tensor) -> Tensor:
+    """One token for each patch of each tile."""
+    return patch_tokens(net, "vision_tower.embeddings.patch_embeddings.projection", pixels, c, picture, bias=True)
+
+
+def table_of(net: Net, name: str, count: int, width: int) -> Tensor:
+    """A table of positions looked up from end to end: ``nn.Embedding(position_ids)``."""
+    net.tape.module = name
+    return ops.embedding(Tensor(net.tape, Resident(), (1, count), "int64"), net.parameter(name, count, width))
+
+
+def patch_tokens(net: Net, name: str, pixels: Tensor, c: Config, picture: Picture, bias: bool) -> Tensor:
+    """``nn.Conv2d`` whose stride is its kernel: (tiles, patches, width)."""
+    return patches(net, name, pixels, c, (picture.rows, picture.columns), bias)
+
+
+def patches(
+    net: Net, name: str, pixels: Tensor, c: Config, grid: tuple[int, int], bias: bool, patch: int | None = None
+) -> Tensor:
+    """The same for a `grid` of rows and columns; `patch` where a rest at the edges is left out."""
+    net.tape.module = name
+    width, (tiles, channels, height, _) = c.count("hidden_size"), pixels.shape
+    patch = height // grid[0] if patch is None else patch
+    weight = net.parameter(f"{name}.weight", width, channels, patch, patch)
+    shift = net.parameter(f"{name}.bias", width) if bias else None
+    return ops.patches(pixels, weight, shift, (tiles, grid[0] * grid[1], width))
+
+
+def intern_place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
+    """The class token, and a learned position for each."""
+    width = x.shape[-1]
+    net.tape.module = "vision_tower.embeddings"
+    x = with_class(net, "vision_tower.embeddings.cls_token", x, width, 1, 1, width)
+    table = net.parameter("vision_tower.embeddings.position_embeddings", 1, x.shape[1], width)
+    return ops.dropout(ops.add(x, table), c.number("hidden_dropout_prob", 0.0))
+
+
+def intern_layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
+    """Norm, attention, a weight for each channel, add; the same around the feed-forward."""
+    width, heads = c.count("hidden_size"), c.count("num_attention_heads")
+    norms = ("q_norm", "k_norm") if c.flag("use_qk_norm", False) else None
+    normed = intern_norm(net, c, "layernorm_before", x)
+    out, *kept = tower_attention(
+        net,
+        normed,
+        look.ctx,
+        heads,
+        "attention",
+        ("q_proj", "k_proj", "v_proj", "projection_layer"),
+        c.flag("attention_bias", False),
+        norms,
+        in_fp32=False,
+    )
+    del normed
+    net.tape.module = ""
+    out = ops.mul(net.parameter("lambda_1", width), out)
+    x = ops.add(out, x, "residual stream")
+    y = intern_norm(net, c, "layernorm_after", x)
+    y = plain_mlp(net, y, "mlp.fc1", "mlp.fc2", c.count("intermediate_size"), c.text("hidden_act", "gelu"))
+    net.tape.module = ""
+    y = ops.mul(net.parameter("lambda_2", width), y)
+    return ops.add(y, x, "residual stream")
+
+
+def intern_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+    """The class token dropped, four patches made one token by pixel shuffle, two layers."""
+    net.tape.module = "pixel shuffle"
+    tiles, _, width = x.shape
+    shrink = round(1 / whole.number("downsample_ratio", 0.5)) ** 2
+    x = ops.rows(x, picture.rows * picture.columns)
+    x = ops.copy(x, "shuffled patches")
+    x = ops.copy(x, "shuffled patches")
+    x = x.view(tiles, picture.rows * picture.columns // shrink, width * shrink)
+    wide = whole.part("text_config").count("hidden_size")
+    x = net.layer_norm("multi_modal_projector.layer_norm", x)
+    x = net.linear("multi_modal_projector.linear_1", x, wide, True)
+    x = activation(whole.text("projector_hidden_act", "gelu"))(x)
+    return net.linear("multi_modal_projector.linear_2", x, wide, True)
+
+
+# -- CLIP --------------------------------------------------------------------------------------------------------------
+
+
+def clip_embed(net: Net, c: Config, picture: Picture, pixels: Tensor) -> Tensor:
+    """One token for each patch of each tile."""
+    pixels = ops.to(pixels, net.training.dtype, "pixels in the model's dtype")
+    return patch_tokens(net, "vision_tower.embeddings.patch_embedding", pixels, c, picture, bias=False)
+
+
+def clip_place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
+    """The class token, a learned position for each, a norm."""
+    width = x.shape[-1]
+    net.tape.module = "vision_tower.embeddings"
+    x = with_class(net, "vision_tower.embeddings.class_embedding", x, width, width)
+    x = ops.add(x, table_of(net, "vision_tower.embeddings.position_embedding.weight", x.shape[1], width))
+    return net.layer_norm("vision_tower.pre_layrnorm", x)
+
+
+def clip_layer(net: Net, c: Config, x: Tensor, look: Look, act: str = "quick_gelu") -> Tensor:
+    """One layer of a tower."""
+    return clip_block(net, c, x, look.ctx, c.text("hidden_act", act))
+
+
+def clip_block(net: Net, c: Config, x: Tensor, ctx: Context, act: str) -> Tensor:
+    """Norm, attention, add; norm, feed-forward, add."""
+    residual = x
+    x = net.layer_norm("layer_norm1", x)
+    x, *kept = tower_attention(
+        net, x, ctx, c.count("num_attention_heads"), "self_attn", ("q_proj", "k_proj", "v_proj", "out_proj"), True
+    )
+    x = ops.add(residual, x, "residual stream")
+    residual = x
+    x = net.layer_norm("layer_norm2", x)
+    x = plain_mlp(net, x, "mlp.fc1", "mlp.fc2", c.count("intermediate_size"), act)
+    return ops.add(residual, x, "residual stream")
+
+
+def clip_finish(net: Net, c: Config, x: Tensor) -> Tensor:
+    """A norm of the class token, which nobody asks for."""
+    net.layer_norm("vision_tower.post_layernorm", ops.copy(ops.rows(x, 1)))
+    return x
+
+
+def chosen_layer(whole: Config) -> int:
+    """vision_feature_layer, counted from the end.
+
+    Raises:
+        UnsupportedError: for several layers.
+    """
+    layer = whole.get("vision_feature_layer", -2)
+    if not isinstance(layer, int):
+        raise UnsupportedError(f"vision_feature_layer = {layer}: features of several layers are not described")
+    return layer if layer < 0 else layer - whole.part("vision_config").count("num_hidden_layers") - 1
+
+
+def two_layers(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+    """The class token dropped where the model wants that, two layers."""
+    if whole.text("vision_feature_select_strategy", "default") == "default":
+        x = ops.rows(x, picture.rows * picture.columns)
+    wide, bias = whole.part("text_config").count("hidden_size"), whole.flag("multimodal_projector_bias", True)
+    x = net.linear("multi_modal_projector.linear_1", x, wide, bias)
+    x = activation(whole.text("projector_hidden_act", "gelu"))(x)
+    return net.linear("multi_modal_projector.linear_2", x, wide, bias)
+
+
+def llava_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+    """Two layers, the features of all images in one tensor."""
+    x = two_layers(net, whole, picture, x)
+    net.outer.append(x)
+    return ops.copy(x, "features of all images")
+
+
+def anyres_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+    """Two layers, tiles put together; a video's frames are shrunk instead."""
+    x = two_layers(net, whole, picture, x)
+    return pooled(net, picture, x) if picture.frames else packed(net, picture, x)
+
+
+def pooled(net: Net, picture: Picture, x: Tensor) -> Tensor:
+    """Each frame's features halved both ways, all frames in one row, an end behind them (apply_pooling)."""
+    net.tape.module = "video features"
+    (frames, _, width), each = x.shape, picture.features[0] * picture.features[1]
+    videos = frames // picture.frames
+    x = ops.copy(x, "features of frames, channels first")
+    x = ops.resize(x, (frames, each, width))
+    x = ops.copy(x, "features of all frames")
+    newline = net.parameter("image_newline", width)
+    x = ops.join(newline, x.view(videos, picture.frames * each, width), (videos, picture.tokens, width))
+    net.outer.append(x)
+    return x.view(videos * picture.tokens, width)
+
+
+def packed(net: Net, picture: Picture, x: Tensor) -> Tensor:
+    """Tiles put together as an image, padding cut off, an end behind each row, the whole image first.
+
+    One image after another (pack_image_features), then all together.
+    """
+    net.tape.module = "image features"
+    width = x.shape[-1]
+    images = x.shape[0] // picture.tiles
+    rows, columns = picture.features
+    newline = net.parameter("image_newline", width)
+    parts = []
+    for one in ops.split_first(x, (picture.tiles,) * images):
+        base, tiles = ops.split_first(one, (1, picture.tiles - 1))
+        tiles = ops.copy(tiles, "tiles as an image")
+        tiles = ops.cut(tiles, (rows, columns, width))
+        tiles = ops.join(newline, tiles, (rows, columns + 1, width))
+        parts.append(ops.join_rows([base, tiles], (picture.tokens, width)))
+        del base, tiles, one
+    net.outer += parts
+    return ops.join_rows(parts, (images * picture.tokens, width))
+
+
+SIGHTS = {
+    "internvl": Sight(intern_embed, intern_layer, intern_project, all_alike, place=intern_place),
+    "llava": Sight(
+        clip_embed,
+        clip_layer,
+        llava_project,
+        all_alike,
+        place=clip_place,
+        finish=clip_finish,
+        chosen=chosen_layer,
+        holds_cast=False,
+        tower_type="clip_vision_model",
+        wrapped=NO_TEXT_TOWER.format("CLIP"),
+    ),
+    "llava_next": Sight(
+        clip_embed,
+        clip_layer,
+        anyres_project,
+        all_alike,
+        place=clip_place,
+        finish=clip_finish,
+        chosen=chosen_layer,
+        fills_cache=False,
+        holds_cast=False,
+        tower_type="clip_vision_model",
+        wrapped=NO_TEXT_TOWER.format("CLIP"),
+    ),
+}

@@ -1,0 +1,173 @@
+"""Whisper: an encoder of sound, a decoder that writes (transformers 5.23, modeling_whisper.py)."""
+
+from __future__ import annotations
+
+from vramplan.analytic.architectures.encoder import Model, Outcome, Scene, alike
+from vramplan.analytic.architectures.family import Family, Shape
+from vramplan.analytic.architectures.towers.tower import given_a_gradient
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers import losses
+from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.transformer import Context, Softcap, activation, eager_attention, flash_package, sdpa
+from vramplan.inputs.model_spec import Config
+
+ENCODER, DECODER = 0, 1
+"""Stacks of layers, in the order that they run."""
+KERNEL = 3
+"""Frames that each convolution looks at."""
+
+
+def shape(c: Config) -> Shape:
+    """Whisper's own key names."""
+    layers = c.count("encoder_layers") + c.count("decoder_layers")
+    return Shape(layers, c.count("d_model"), c.count("vocab_size"), None)
+
+
+def write(scene: Scene, c: Config) -> Outcome:
+    """WhisperForConditionalGeneration: sound in, text out; the head shares the decoder's embedding."""
+    net, labels = scene.net, scene.inputs["labels"]
+    net.tape.module = "inputs"
+    shifted = net.tape.empty(labels.shape, "int64", "labels moved by one")
+    heard = encode(scene, c)
+    hidden = decode(scene, c, shifted, heard)
+    logits = net.head(hidden, c.count("vocab_size"), c.flag("tie_word_embeddings", True))
+    net.tape.module = "loss"
+    rows = logits.view(logits.num_elements // logits.shape[-1], logits.shape[-1])
+    return Outcome(losses.cross_entropy(rows, labels), [logits, heard])
+
+
+def encode(scene: Scene, c: Config) -> Tensor:
+    """WhisperEncoder: two convolutions, the second of which halves the frames, fixed positions, layers, a norm.
+
+    What comes out of the convolutions lives to its end.
+    """
+    net, width, positions = scene.net, c.count("d_model"), c.count("max_source_positions", 1500)
+    features = scene.inputs["input_features"]
+    samples, bins, frames = features.shape
+    heard = ops.gelu(convolution(scene, "encoder.conv1", features, bins, width, frames, hooked=True))
+    heard = ops.gelu(convolution(scene, "encoder.conv2", heard, width, width, positions))
+    heard = heard.view(samples, positions, width)
+    net.tape.module = "encoder.embed_positions"
+    where = net.tape.empty((positions,), "int64", "positions")
+    table = net.parameter("encoder.embed_positions.weight", positions, width, frozen=True)
+    ctx = scene.context(None, c.number("attention_dropout", 0.0))
+    x = ops.add(heard, ops.embedding(where, table).view(1, positions, width))
+    held = [ops.dropout(x, c.number("dropout", 0.0))]
+    del x
+    x = scene.layers(ENCODER, held.pop(), lambda x: encoder_layer(net, c, x, ctx))
+    return net.layer_norm("encoder.layer_norm", x)
+
+
+def convolution(
+    scene: Scene, name: str, x: Tensor, channels: int, width: int, frames: int, hooked: bool = False
+) -> Tensor:
+    """``nn.Conv1d`` over three frames: (B, width, frames); the first one's output is what transformers' hook finds."""
+    net = scene.net
+    net.tape.module = name
+    weight, bias = net.parameter(f"{name}.weight", width, channels, KERNEL), net.parameter(f"{name}.bias", width)
+    out = ops.patches(x, weight, bias, (x.shape[0], width, frames))
+    return given_a_gradient(out, hooked and net.training.input_needs_grad)
+
+
+def decode(scene: Scene, c: Config, ids: Tensor, heard: Tensor) -> Tensor:
+    """WhisperDecoder: words and positions, which live to its end, layers, a norm."""
+    net, width, dropout = scene.net, c.count("d_model"), c.number("attention_dropout", 0.0)
+    words = net.embedding("decoder.embed_tokens", ids, c.count("vocab_size"), width)
+    net.tape.module = "decoder.embed_positions"
+    where = net.tape.empty(ids.shape, "int64", "positions of each sample")
+    table = net.parameter("decoder.embed_positions.weight", c.count("max_target_positions", 448), width)
+    positions = ops.gathered(table, words.shape, "positions")
+    held = [ops.dropout(ops.add(words, positions), c.number("dropout", 0.0))]
+    ctx, cross = scene.context(scene.causal(words, padded=False), dropout), scene.context(None, dropout)
+    x = scene.layers(DECODER, held.pop(), lambda x: decoder_layer(net, c, x, ctx, cross, heard))
+    x = net.layer_norm("decoder.layer_norm", x)
+    del where
+    return x
+
+
+def encoder_layer(net: Net, c: Config, x: Tensor, ctx: Context) -> Tensor:
+    """Norm, attention, add; norm, feed-forward, add."""
+    residual = x
+    x = net.layer_norm("self_attn_layer_norm", x)
+    x, *kept = attention(net, x, ctx, "self_attn", c.count("encoder_attention_heads"))
+    x = ops.dropout(x, c.number("dropout", 0.0))
+    x = ops.add(residual, x, "residual stream")
+    x = feed_forward(net, c, x, c.count("encoder_ffn_dim"))
+    return ops.clamp(x) if x.dtype == "fp16" else x
+
+
+def decoder_layer(net: Net, c: Config, x: Tensor, ctx: Context, cross: Context, heard: Tensor) -> Tensor:
+    """The same, and between them attention to what was heard."""
+    heads, dropout = c.count("decoder_attention_heads"), c.number("dropout", 0.0)
+    residual = x
+    x = net.layer_norm("self_attn_layer_norm", x)
+    x, *kept = attention(net, x, ctx, "self_attn", heads)
+    x = ops.dropout(x, dropout)
+    x = ops.add(residual, x, "residual stream")
+    residual = x
+    x = net.layer_norm("encoder_attn_layer_norm", x)
+    x, *kept = attention(net, x, cross, "encoder_attn", heads, heard)
+    x = ops.dropout(x, dropout)
+    x = ops.add(residual, x, "residual stream")
+    return feed_forward(net, c, x, c.count("decoder_ffn_dim"))
+
+
+def feed_forward(net: Net, c: Config, x: Tensor, wide: int) -> Tensor:
+    """Written out in the layer: norm, feed-forward, add."""
+    residual, width = x, x.shape[-1]
+    x = net.layer_norm("final_layer_norm", x)
+    x = activation(c.text("activation_function", "gelu"))(net.linear("fc1", x, wide, True))
+    x = ops.dropout(x, c.number("activation_dropout", 0.0))
+    x = net.linear("fc2", x, width, True)
+    x = ops.dropout(x, c.number("dropout", 0.0))
+    return ops.add(residual, x, "residual stream")
+
+
+def attention(
+    net: Net, x: Tensor, ctx: Context, name: str, heads: int, heard: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """WhisperAttention: the query scaled by hand, all three laid out head by head; keys without a bias."""
+    width, source = x.shape[-1], x if heard is None else heard
+    q = ops.scale(net.linear(f"{name}.q_proj", x, width, True), "scaled query")
+    q = laid_out(q, heads)
+    k = laid_out(net.linear(f"{name}.k_proj", source, width), heads)
+    v = laid_out(net.linear(f"{name}.v_proj", source, width, True), heads)
+    net.tape.module = name
+    out, *kept = attend(q, k, v, ctx)
+    return net.linear(f"{name}.out_proj", out.view(*x.shape), width, True), *kept
+
+
+def laid_out(x: Tensor, heads: int) -> Tensor:
+    """``x.view(...).transpose(1, 2).contiguous()``."""
+    batch, length, width = x.shape
+    return ops.copy(ops.heads_first(x.view(batch, length, heads, width // heads)), "heads apart")
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, ...]:
+    """The attention interface for q, k and v that lie head by head."""
+    mask = ctx.masks.get(False)
+    if ctx.attention == "eager":
+        options = Softcap(in_fp32=False, casts=False)
+        return eager_attention(q, k, v, mask, ctx.attention_dropout, True, options, cached=True)
+    if ctx.attention == "flash":
+        return (flash_package(q, k, v, padded=False),)
+    return (sdpa(q, k, v, mask, ctx, contiguous=True),)
+
+
+LOADS = (
+    "encoder.conv",
+    "encoder.embed",
+    ENCODER,
+    "encoder",
+    "decoder.embed",
+    DECODER,
+    "decoder",
+)
+FAMILIES = {
+    "whisper": Family.of_model(
+        Model(write, lambda c: alike(c.count("encoder_layers"), c.count("decoder_layers")), LOADS),
+        shape,
+        refuses=(("apply_spec_augment", True),),
+    )
+}

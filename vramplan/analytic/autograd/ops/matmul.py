@@ -1,0 +1,233 @@
+"""Matrix products, and the kernels that keep more than their input."""
+
+from __future__ import annotations
+
+from math import prod
+
+from vramplan.analytic.autograd.graph import Grads, Like, Tensor
+from vramplan.analytic.autograd.ops.base import high, low, made, output, to
+from vramplan.units import DTYPE_BYTES
+
+MOST_UNSORTED = 3072
+"""Ids whose gradient embedding_dense_backward sums without sorting them first."""
+
+
+def average(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``F.avg_pool2d``: keeps its input."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [made(tape, like, "gradient through an average")]
+
+    node = tape.node((x,), backward)
+    tape.save(node, x)
+    tape.work(0, x.num_bytes, x.dtype)
+    return output(node, tape, shape, x.dtype, "averaged patches")
+
+
+def sampled(table: Tensor, grid: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``F.grid_sample``: keeps both; a gradient of the grid is made, asked for or not (cuda/GridSampler.cpp)."""
+    tape, likes = table.tape, (table.like, grid.like)
+
+    def backward(grad: Tensor) -> Grads:
+        found = made(tape, likes[0], "gradient of a sampled table", passes=2)
+        unasked = made(tape, likes[1], "gradient of the points")
+        del unasked
+        return [found]
+
+    node = tape.node((table,), backward)
+    tape.save(node, table, grid)
+    out = output(node, tape, shape, table.dtype, "sampled table")
+    tape.work(0, 16 * out.num_bytes, out.dtype)  # bicubic: 16 neighbours
+    return out
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """``torch.matmul(x, weight)`` with a weight (in, out)."""
+    return matmul(
+        x, weight, 2 * x.num_elements * weight.shape[-1], (*x.shape[:-1], weight.shape[-1]), "projected features"
+    )
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, what: str = "output", category: str = "", cached: bool = True
+) -> Tensor:
+    """``F.linear``: (..., I) by (O, I). Keeps the input if the weight trains, the weight if the input needs grad."""
+    given = x  # the module's argument lives until it returns
+    x, weight = low(given), low(weight) if cached else to(weight, given.tape.autocast or weight.dtype)
+    bias = None if bias is None else low(bias)
+    tape = x.tape
+    inputs = (x, weight) if bias is None else (x, weight, bias)
+    likes = [one.like if one.node is not None else None for one in inputs]
+    rows, (out_features, in_features) = prod(x.shape[:-1]), weight.shape
+    flops = 2 * rows * in_features * out_features
+    moved = (rows * (in_features + out_features) + in_features * out_features) * DTYPE_BYTES[x.dtype]
+    dtype = x.dtype
+    # as the generated formulas do, by the names of their arguments: mm's mat2, self; addmm's mat1, mat2, self
+    order = (1, 0) if bias is None else (0, 1, 2)
+
+    def backward(grad: Tensor) -> Grads:
+        grads: Grads = [None] * len(likes)
+        for index in order:
+            like = likes[index]
+            if like is None:
+                continue
+            if index == 2:  # the bias: summed from the incoming gradient
+                grads[index] = made(tape, like, "gradient", passes=1 + rows)
+                continue
+            tape.work(flops, moved, dtype)
+            made_of = tape.empty(like.shape, dtype, "gradient of the input" if index == 0 else "gradient")
+            # a product of matrices, seen in the input's three dimensions; the weight's is transposed
+            grads[index] = made_of.view(*like.shape) if index == 1 or len(like.shape) > 2 else made_of
+            del made_of
+        return grads
+
+    node = tape.node(inputs, backward)
+    if weight.node is not None or tape.keeps_inputs:
+        tape.save(node, x)
+    if x.node is not None:
+        tape.save(node, weight)
+    tape.work(flops, moved, dtype)
+    return output(node, tape, (*x.shape[:-1], out_features), dtype, what, category)
+
+
+def joint_projection(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Keys and values of (B, S, W) in one product, seen as (2, S, B, W) in a copy (_in_projection_packed).
+
+    The product is of a transposed view: ``at::matmul`` folds it into rows, a copy that is kept, where the weight needs
+    a gradient, and else multiplies sample by sample (LinearAlgebra.cpp: should_fold).
+    """
+    x, weight, bias = low(x), low(weight), low(bias)
+    tape, dtype = x.tape, x.dtype
+    inputs = (x, weight, bias)
+    likes = [one.like if one.node is not None else None for one in inputs]
+    (samples, length, width), out_features = x.shape, weight.shape[0]
+    flops, outer = 2 * samples * length * width * out_features, (length, samples, out_features)
+    moved = x.num_bytes + weight.num_bytes + prod(outer) * DTYPE_BYTES[dtype]
+
+    def backward(grad: Tensor) -> Grads:
+        ordered = made(tape, Like(outer, dtype), "gradient in order", passes=2)
+        grads: Grads = [None, None, None]
+        for index in (2, 1, 0):
+            like = likes[index]
+            if like is not None:
+                tape.work(flops if index < 2 else 0, moved, dtype)
+                grads[index] = tape.empty(like.shape, dtype, "gradient").view(*like.shape)
+        del ordered
+        return grads
+
+    folds = likes[1] is not None and samples > 1
+    node = tape.node(inputs, backward)
+    rows = copy_of(x, "patches in rows") if folds else x
+    if likes[1] is not None:
+        tape.save(node, rows)
+    if likes[0] is not None:
+        tape.save(node, weight)
+    del rows
+    product = tape.empty(outer, dtype, "keys and values")
+    tape.work(flops, moved, dtype)
+    shifted = tape.empty(outer, dtype, "keys and values")
+    del product, x
+    out = output(node, tape, (2, length, samples, out_features // 2), dtype, "keys and values apart")
+    tape.work(0, 2 * out.num_bytes, dtype)
+    del shifted
+    return out
+
+
+def copy_of(x: Tensor, what: str) -> Tensor:
+    """A copy without a gradient of its own."""
+    return x.tape.empty(x.shape, x.dtype, what)
+
+
+def patches(pixels: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    """A convolution whose stride is its kernel, seen as (tiles, patches, width). Keeps input and weight."""
+    pixels, weight = low(pixels), low(weight)
+    bias = None if bias is None else low(bias)
+    tape, dtype = pixels.tape, pixels.dtype
+    inputs = (pixels, weight) if bias is None else (pixels, weight, bias)
+    likes = [one.like if one.node is not None else None for one in inputs]
+    flops = 2 * prod(shape) * prod(weight.shape[1:])
+    moved = pixels.num_bytes + weight.num_bytes + prod(shape) * DTYPE_BYTES[dtype]
+
+    def backward(grad: Tensor) -> Grads:
+        grads: Grads = [None if like is None else tape.empty(like.shape, dtype, "gradient") for like in likes]
+        tape.work(flops * sum(like is not None for like in likes[:2]), moved, dtype)
+        return grads
+
+    node = tape.node(inputs, backward)
+    tape.save(node, pixels, weight)
+    tape.work(flops, moved, dtype)
+    out = output(node, tape, shape, dtype, "patches")
+    return out.view(*shape)  # flattened and transposed
+
+
+def matmul(a: Tensor, b: Tensor, flops: int, shape: tuple[int, ...], what: str, scaled: bool = False) -> Tensor:
+    """A batched product of two activations giving `shape`; `scaled` times a number inside (baddbmm's alpha)."""
+    a, b = low(a), low(b)
+    tape, dtype = a.tape, a.dtype
+    likes = [x.like if x.node is not None else None for x in (a, b)]
+    moved = a.num_bytes + b.num_bytes + prod(shape) * DTYPE_BYTES[dtype]
+
+    def backward(grad: Tensor) -> Grads:
+        grads: Grads = [None, None]
+        for index in (1, 0):  # bmm's mat2, self
+            like = likes[index]
+            if like is None:
+                continue
+            tape.work(flops, moved, dtype)
+            product = tape.empty(like.shape, dtype, "gradient of a batched product")
+            if scaled:
+                product = made(tape, Like(like.shape, dtype), "scaled gradient of a batched product")
+            grads[index] = product.view(*like.shape)  # made in three dimensions, seen in four
+            del product
+        return grads
+
+    node = tape.node((a, b), backward)
+    if b.node is not None:
+        tape.save(node, a)
+    if a.node is not None:
+        tape.save(node, b)
+    tape.work(flops, moved, dtype)
+    return output(node, tape, shape, dtype, what)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """``F.layer_norm`` (fp32 under autocast). Keeps the input and fp32 mean and reciprocal deviation per row."""
+    x = high(x)
+    weight, bias = (None if p is None else high(p) for p in (weight, bias))
+    tape, rows = x.tape, prod(x.shape[:-1])
+    inputs = tuple(t for t in (x, weight, bias) if t is not None)
+    likes = [t.like if t.node is not None else None for t in inputs]
+
+    def backward(grad: Tensor) -> Grads:
+        return [None if like is None else made(tape, like, "gradient through layer norm") for like in likes]
+
+    node = tape.node(inputs, backward)
+    tape.save(node, *(t for t in (x, weight, bias) if t is not None))
+    out = output(node, tape, x.shape, x.dtype, "output")
+    tape.work(0, 2 * x.num_bytes, x.dtype)
+    for what in ("mean", "reciprocal deviation"):
+        tape.save(node, tape.empty((rows,), "fp32", what))
+    return out
+
+
+def embedding(ids: Tensor, weight: Tensor, what: str = "output", sorts: bool = False) -> Tensor:
+    """``F.embedding``: keeps the ids; the weight's gradient is dense.
+
+    `sorts`: with ids by the million, the workspace in which backward sorts them counts (Embedding.cu).
+    """
+    tape, like, count = weight.tape, weight.like, ids.num_elements
+
+    def backward(grad: Tensor) -> Grads:
+        tape.work(0, 2 * grad.num_bytes, like.dtype)
+        grads: Grads = [made(tape, like, "gradient", passes=1)]
+        if sorts and count > MOST_UNSORTED:
+            workspace = tape.empty((2, count), "int64", "sorted indices", "workspace")
+            del workspace
+        return grads
+
+    node = tape.node((weight,), backward)
+    tape.save(node, ids)
+    shape = (*ids.shape, weight.shape[1])
+    tape.work(0, 2 * prod(shape) * DTYPE_BYTES[weight.dtype], weight.dtype)
+    return output(node, tape, shape, weight.dtype, what)

@@ -1,0 +1,153 @@
+"""Bitsandbytes' linear layers: what their weights are stored as, and what their products take (bitsandbytes 0.50)."""
+
+from __future__ import annotations
+
+from math import prod
+
+from vramplan.analytic.autograd.graph import Grads, Parameter, Stored, Tensor
+from vramplan.analytic.autograd.ops.base import output, to
+from vramplan.analytic.autograd.tape import Tape
+from vramplan.errors import UnsupportedError
+from vramplan.units import DTYPE_BYTES, ceil_div
+
+FOUR_BIT_BLOCK = 64
+"""Weights in four bits that share a scale (functional.py: quantize_4bit)."""
+BLOCK_OF_BLOCKS = 256
+"""Scales that share one (the same)."""
+
+
+def stored_as(quantize: str, shape: tuple[int, ...]) -> Stored:
+    """What a weight is stored as: nf4, nf4-double, whose scales are quantized as well, or int8; no table is shared."""
+    count = prod(shape)
+    if quantize == "int8":
+        return ("", count, f"{' x '.join(map(str, shape))} int8"), ("scales", 4 * shape[0], f"{shape[0]} fp32")
+    scales = ceil_div(count, FOUR_BIT_BLOCK)
+    packed = ("", ceil_div(count, 2), f"{count:,} / 2 bytes")
+    levels = ("16 levels", 64, "16 fp32")
+    if quantize == "nf4":
+        return packed, ("scales", 4 * scales, f"{scales} fp32"), levels
+    return (
+        packed,
+        ("scales", scales, f"{scales} int8"),
+        ("scales of scales", 4 * ceil_div(scales, BLOCK_OF_BLOCKS), "fp32"),
+        ("256 levels of scales", 1024, "256 fp32"),
+        levels,
+        ("mean of scales", 4, "fp32"),
+    )
+
+
+def packed_as(quantize: str, shape: tuple[int, ...], storage: str) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of the first of these, which is the parameter itself (functional.py: quantize_4bit)."""
+    if quantize == "int8":
+        return shape, "int8"
+    return ((prod(shape) + 1) // (2 * DTYPE_BYTES[storage]), 1), storage
+
+
+def dequantized(weight: Parameter) -> Tensor:
+    """PEFT's dequantize_module_weight: a copy in the compute dtype, of int8 in fp32; a dense weight itself."""
+    tape = weight.tape
+    if weight.quantize == "none":
+        return weight.detach()
+    if weight.quantize == "int8":  # times the scales, times a number (functional.py: int8_vectorwise_dequant)
+        scaled = tape.empty(weight.shape, "fp32", "dequantized weight", "temporary")
+        whole = tape.empty(weight.shape, "fp32", "dequantized weight", "temporary")
+        del scaled
+    else:
+        decoded = _decoded(tape, _scales(weight), 1)
+        whole = tape.empty(weight.shape, weight.dtype, "dequantized weight", "temporary")
+        del decoded
+    tape.work(0, 2 * whole.num_bytes, whole.dtype)
+    return whole
+
+
+def linear_4bit(x: Tensor, weight: Parameter, bias: Tensor | None) -> Tensor:
+    """MatMul4Bit: a copy of the weight in its compute dtype for the product, forward and backward.
+
+    Nothing is kept but the packed weight, as an attribute of ctx. Where scales are quantized too, they are decoded
+    first. (autograd/_functions.py, backends/cuda/ops.py: _dequant_linear_fallback, which batches above some 64 rows
+    take.)
+    """
+    given, dtype = x, weight.dtype
+    x = to(given, dtype, "input in the compute dtype")
+    tape, like, shape = x.tape, x.like, weight.shape
+    scales, (flops, moved) = _scales(weight), _effort(x, weight)
+
+    def backward(grad: Tensor) -> Grads:
+        decoded = _decoded(tape, scales, 1)
+        whole = tape.empty(shape, dtype, "dequantized weight", "temporary")
+        del decoded
+        tape.work(flops, moved, dtype)
+        made_of = tape.empty(like.shape, dtype, "gradient of the input")
+        del whole
+        return [made_of]
+
+    node = tape.node((x,), backward)
+    weight.held |= node is not None
+    if bias is not None:
+        bias = to(bias, dtype)
+    decoded = _decoded(tape, scales, 2)
+    whole = tape.empty(shape, dtype, "dequantized weight", "temporary")
+    tape.work(flops, moved, dtype)
+    out = output(node, tape, (*x.shape[:-1], shape[0]), dtype, "base output")
+    del decoded, whole
+    return to(out, given.dtype, "base output")
+
+
+def linear_8bit(x: Tensor, weight: Parameter) -> Tensor:
+    """MatMul8bitLt: the input in int8, an int32 product, an fp16 result; no column of the input is an outlier.
+
+    The input is kept as an attribute of ctx: until the graph is dropped, and past checkpointing. The threshold is
+    transformers' 6.0, for which magnitudes are compared. A bias is added in place. (autograd/_functions.py,
+    backends/cuda/ops.py: int8_vectorwise_quant, int8_mm_dequant.)
+
+    Raises:
+        UnsupportedError: for a width that the kernel does not take.
+    """
+    if x.shape[-1] % 4:
+        raise UnsupportedError(f"--quantize int8: a layer of {x.shape[-1]} inputs, no multiple of 4, runs in fp32")
+    tape, like, dtype = x.tape, x.like, x.dtype
+    (out_features, in_features), rows, (flops, moved) = weight.shape, prod(x.shape[:-1]), _effort(x, weight)
+
+    def backward(grad: Tensor) -> Grads:
+        whole = tape.empty((out_features, in_features), dtype, "dequantized weight", "temporary")
+        scales = tape.empty((out_features,), "fp32", "scales of the weight", "temporary")
+        del scales
+        tape.work(flops, moved, dtype)
+        made_of = tape.empty(like.shape, dtype, "gradient of the input")
+        del whole
+        return [made_of.view(*like.shape)]
+
+    node = tape.node((x,), backward)
+    half = to(x.detach(), "fp16", "input in fp16")
+    scales = tape.empty((rows,), "fp32", "scales of the input", "temporary")
+    rounded = tape.empty(x.shape, "int8", "input in int8", "temporary")
+    magnitudes = tape.empty(x.shape, "fp16", "magnitudes", "temporary")
+    outliers = tape.empty(x.shape, "bool", "where outliers are", "temporary")
+    del magnitudes, half, outliers
+    shape = (*x.shape[:-1], out_features)
+    product = tape.empty(shape, "int32", "product in int32", "temporary")
+    tape.work(flops, moved, weight.dtype)
+    out = tape.empty(shape, "fp16", "product in fp16" if dtype != "fp16" else "base output")
+    if dtype != "fp16":
+        out = tape.empty(shape, dtype, "base output")
+    del product, rounded, scales
+    tape.attach(node, x)
+    return Tensor(tape, out.storage, shape, dtype, node)
+
+
+def _scales(weight: Parameter) -> int:
+    """How many scales of a weight in four bits are quantized themselves."""
+    return ceil_div(weight.num_elements, FOUR_BIT_BLOCK) if weight.quantize == "nf4-double" else 0
+
+
+def _decoded(tape: Tape, scales: int, times: int) -> list[Tensor]:
+    """Those in fp32, some times over."""
+    return [tape.empty((scales,), "fp32", "decoded scales", "temporary") for _ in range(times if scales else 0)]
+
+
+def _effort(x: Tensor, weight: Parameter) -> tuple[int, int]:
+    """Operations of one product, and bytes that it moves, the weight's copy written and read."""
+    rows, (out_features, in_features) = prod(x.shape[:-1]), weight.shape
+    moved = weight.num_elements // 2 + 2 * weight.num_bytes
+    moved += rows * (in_features + out_features) * DTYPE_BYTES[weight.dtype]
+    return 2 * rows * in_features * out_features, moved

@@ -1,0 +1,185 @@
+"""What a mixture of experts is made of: rows picked by index, the best of a row, products by group, weights folded."""
+
+from __future__ import annotations
+
+from vramplan.analytic.autograd.graph import Grads, Like, Tensor
+from vramplan.analytic.autograd.ops.base import fit, made, output, to
+from vramplan.units import DTYPE_BYTES
+
+
+def chosen(x: Tensor, index: Tensor, shape: tuple[int, ...], what: str, widened: bool = False) -> Tensor:
+    """``x[index]``: keeps the index; its gradient is added into zeros (index_backward).
+
+    `widened`: ``x[None, index]`` or ``x[index, None]``, whose gradient is seen in one dimension more.
+    """
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        whole = made(tape, like, f"gradient of {what}", passes=2)
+        return [whole.view(*like.shape) if widened else whole]
+
+    node = tape.node((x,), backward)
+    tape.save(node, index)
+    out = output(node, tape, shape, x.dtype, what)
+    tape.work(0, 2 * out.num_bytes, out.dtype)
+    return out
+
+
+def added_at(x: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+    """``x.index_add_(0, index, rows)``: in place; keeps the index, and rows for their shape (derivatives.yaml)."""
+    tape, like, passes = x.tape, rows.like, x.node is not None
+
+    def backward(grad: Tensor) -> Grads:
+        return [grad if passes else None, made(tape, like, "gradient of rows that were added", passes=2)]
+
+    node = tape.node((x, rows), backward)
+    tape.save(node, index, rows)
+    tape.work(0, 3 * rows.num_bytes, rows.dtype)
+    return Tensor(tape, x.storage, x.shape, x.dtype, node)
+
+
+def top(x: Tensor, count: int, what: str) -> tuple[Tensor, Tensor]:
+    """``torch.topk(x, count)``: values and where they stand, which is kept (value_selecting_reduction_backward)."""
+    tape, like, shape = x.tape, x.like, (*x.shape[:-1], count)
+
+    def backward(grad: Tensor) -> Grads:
+        return [made(tape, like, f"gradient of {what}", passes=2)]
+
+    node = tape.node((x,), backward)
+    tape.work(0, x.num_bytes, x.dtype)
+    values = output(node, tape, shape, x.dtype, what)
+    index = tape.empty(shape, "int64", f"which are {what}")
+    tape.save(node, index)
+    return values, index
+
+
+def divide_in_place(x: Tensor, by: Tensor) -> Tensor:
+    """``x /= by``, where `by` is one number a row: keeps it and a copy of what `x` was."""
+    tape, likes = x.tape, (x.like, by.like)
+
+    def backward(grad: Tensor) -> Grads:
+        quotients = [made(tape, likes[0], "temporary of the backward of a division") for _ in range(3)]
+        whole = made(tape, likes[0], "gradient of the divisor")
+        del quotients
+        own = made(tape, likes[0], "gradient of a division")
+        return [own, fit(whole, likes[1])]
+
+    node = tape.node((x, by), backward)
+    tape.work(0, 2 * x.num_bytes, x.dtype)
+    tape.save(node, by)
+    if node is not None:
+        tape.save(node, tape.empty(x.shape, x.dtype, "what was divided"))
+    return Tensor(tape, x.storage, x.shape, x.dtype, node)
+
+
+def sum_groups(x: Tensor, size: int) -> Tensor:
+    """``x.view(-1, size, width).sum(1)`` (fp32 under autocast): rows of a group added; the gradient is copied to all.
+
+    The copy: an expanded gradient is made contiguous by the view, or by the cast back (FunctionsManual.cpp).
+    """
+    tape, like, (rows, width) = x.tape, x.like, x.shape
+    dtype = "fp32" if tape.autocast else x.dtype  # summed in fp32 as it is read: no copy
+
+    def backward(grad: Tensor) -> Grads:
+        return [made(tape, like, "gradient copied to all experts of a token", passes=2)]
+
+    node = tape.node((x,), backward)
+    tape.work(0, x.num_bytes, x.dtype)
+    return output(node, tape, (rows // size, width), dtype, "sum over a token's experts")
+
+
+def grouped(x: Tensor, weight: Tensor, offsets: Tensor, out_features: int, what: str) -> Tensor:
+    """``F.grouped_mm``: rows in groups, each group times its own matrix of `weight` (autocast does not know it).
+
+    `offsets` say where groups end: how many rows one has changes neither a shape nor, in sum, the work. (torch 2.13,
+    derivatives.yaml: _grouped_mm; transformers 5.23, integrations/moe.py: _grouped_mm casts the rows.)
+    """
+    x = to(x, weight.dtype, "rows in the experts' dtype")
+    tape, dtype, (rows, in_features) = x.tape, x.dtype, x.shape
+    likes = [one.like if one.node is not None else None for one in (x, weight)]
+    flops = 2 * rows * in_features * out_features
+    moved = rows * (in_features + out_features) * DTYPE_BYTES[dtype] + weight.num_bytes
+
+    def backward(grad: Tensor) -> Grads:
+        grads: Grads = [None, None]
+        for index in (1, 0):
+            like = likes[index]
+            if like is not None:
+                tape.work(flops, moved, dtype)
+                grads[index] = tape.empty(like.shape, dtype, "gradient" if index else "gradient of the rows")
+        return grads
+
+    node = tape.node((x, weight), backward)
+    if weight.node is not None:
+        tape.save(node, x)
+    if x.node is not None:
+        tape.save(node, weight)
+    tape.save(node, offsets)
+    tape.work(flops, moved, dtype)
+    return output(node, tape, (rows, out_features), dtype, what)
+
+
+def folded(weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """``torch.baddbmm(weight, up, down, alpha=scaling)``, autocast off: the weight of all experts with its adapter."""
+    tape, dtype, (experts, out_features, in_features) = weight.tape, weight.dtype, weight.shape
+    likes = [one.like if one.node is not None else None for one in (weight, up, down)]
+    flops = 2 * experts * out_features * in_features * min(up.shape[1:])
+    moved = weight.num_bytes + up.num_bytes + down.num_bytes
+
+    def backward(grad: Tensor) -> Grads:
+        grads: Grads = [None if likes[0] is None else grad, None, None]
+        for index in (1, 2):
+            like = likes[index]
+            if like is not None:
+                tape.work(flops, moved, dtype)
+                product = made(tape, like, "gradient of a folded adapter")
+                grads[index] = made(tape, like, "scaled gradient of a folded adapter")
+                del product
+        return grads
+
+    node = tape.node((weight, up, down), backward)
+    if down.node is not None:
+        tape.save(node, up)
+    if up.node is not None:
+        tape.save(node, down)
+    tape.work(flops, 2 * moved, dtype)
+    return output(node, tape, weight.shape, dtype, "weights of all experts with their adapter")
+
+
+def written(plain: Tensor, turned: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A new tensor whose last dimension is `plain`, then `turned`, one head for all, copied in (CopySlices).
+
+    Each copy's backward makes all of it again (torch/csrc/autograd/functions/tensor.cpp: CopySlices::apply).
+    """
+    tape, like, dtype = plain.tape, turned.like, plain.dtype
+    parts = [Like((*shape[:-1], one.shape[-1]), dtype) for one in (plain, turned)]
+
+    def summed(grad: Tensor) -> Grads:
+        return [made(tape, like, "gradient summed over heads")]
+
+    def first(grad: Tensor) -> Grads:
+        whole = made(tape, Like(shape, dtype), "gradient of a tensor copied into")
+        piece = made(tape, parts[0], "gradient of what was copied in")
+        del whole
+        return [piece]
+
+    def second(grad: Tensor) -> Grads:
+        whole = made(tape, Like(shape, dtype), "gradient of a tensor copied into")
+        return [whole, made(tape, parts[1], "gradient of what was copied in")]
+
+    for_all = Tensor(tape, turned.storage, parts[1].shape, dtype, tape.node((turned,), summed))
+    out = tape.empty(shape, dtype, "concatenation")
+    tape.work(0, 2 * out.num_bytes, dtype)
+    out.node = tape.node((plain,), first)
+    out.node = tape.node((out, for_all), second)
+    return out
+
+
+def reordered(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``x.reshape(...).permute(...)``: a view in another order; its gradient is copied back into the first."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [made(tape, like, "gradient in the parameter's order", passes=2)]
+
+    return Tensor(tape, x.storage, shape, x.dtype, tape.node((x,), backward))

@@ -1,0 +1,386 @@
+"""A shape-only autograd: it plays a training step and records what PyTorch would allocate and free.
+
+Blocks (:mod:`vramplan.analytic.layers.transformer`) read like a model's forward and run on
+:mod:`vramplan.analytic.autograd.graph`. The backward pass mirrors PyTorch 2.13's engine (torch/csrc/autograd/engine.cpp): nodes run by descending sequence number,
+gradients that meet are summed in place where nobody else holds them, parameters take over a gradient nobody else holds,
+a node's saved tensors go when it has run.
+
+The record is a list of integers: ``i`` allocates storage ``i``, ``~i`` frees it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from math import prod
+from sys import getrefcount
+from typing import Any, TypeVar
+from weakref import ref
+
+from vramplan.analytic.autograd.graph import (
+    Accumulate,
+    Backward,
+    Frame,
+    Grads,
+    Node,
+    Parameter,
+    Resident,
+    Section,
+    StopRecompute,
+    Storage,
+    StorageInfo,
+    Tensor,
+    count_dependencies,
+    leaf,
+)
+from vramplan.analytic.autograd.repeated_experts import Turns
+from vramplan.memory.roofline import Kernel
+from vramplan.units import DTYPE_BYTES
+
+Output = TypeVar("Output")
+
+
+class Tape:
+    """The recorder and the autograd engine.
+
+    `autocast` is the dtype that matmul-like ops run in, or None. Sections are opened by :meth:`enter`.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[int] = []
+        self.storages: list[StorageInfo] = []
+        self.kept: set[int] = set()
+        self.added: set[int] = set()
+        """Gradients of weights that do not stay: added to earlier ones, or taken away (`gives_gradients`)."""
+        self.turns = Turns(self.events, self.storages, self.added)
+        self.gives_gradients = False
+        """Whether somebody takes each weight's gradient as it comes."""
+        self.keeps_inputs = False
+        """Whether linear layers keep their input even for a frozen weight (DeepSpeed 0.19, runtime/zero/linear.py)."""
+        self.kernels: list[Kernel] = []
+        self.sections: list[Section] = []
+        self.parameters: dict[tuple[int | None, str], Parameter] = {}
+        self.sequence = 0
+        self.layer: int | None = None
+        self.card = 0
+        """Where ops put what they make."""
+        self.phase = ""
+        self.module = ""
+        self.grad_enabled = True
+        self.training = True
+        self.reentrant = False
+        self.holds_leaves = False
+        """Whether what reentrant checkpointing starts from again, and its gradient, is held until backward ends."""
+        self.leaves: list[Tensor] = []
+        self.autocast: str | None = None
+        self.autocast_cache: dict[int, Tensor] = {}
+        self.frame: Frame | None = None
+        self.recomputing: Frame | None = None
+        self.in_backward = False
+        self.alone = _holders([Tensor(self, Resident(), (), "fp32")], 0)
+        self.unpacked: Node | None = None
+
+    # -- recording ---------------------------------------------------------------------------------------------------
+
+    def enter(self, phase: str, layer: int | None) -> None:
+        """Open a section: what follows belongs to `layer`'s share of `phase`."""
+        if self.sections and self.phase == phase and self.layer == layer:
+            return
+        self.phase, self.layer = phase, layer
+        self.sections.append(Section(phase, layer, len(self.events), len(self.storages), len(self.kernels)))
+
+    def allocate(self, shape: tuple[int, ...], dtype: str, what: str, category: str = "") -> Storage:
+        """A new storage. Its category defaults to activation in forward and temporary in backward."""
+        storages = self.storages
+        id = len(storages)
+        if not category:
+            category = "temporary" if self.in_backward else "activation"
+        storages.append(
+            StorageInfo(prod(shape) * DTYPE_BYTES[dtype], category, self.module, what, shape, dtype, self.card)
+        )
+        self.events.append(id)
+        return self.turns.storage(id) if self.turns.copies > 1 else Storage(id, self.events.append)
+
+    def empty(self, shape: tuple[int, ...], dtype: str, what: str, category: str = "") -> Tensor:
+        """A new tensor without autograd history."""
+        return Tensor(self, self.allocate(shape, dtype, what, category), shape, dtype)
+
+    def work(self, flops: int, moved_bytes: int, dtype: str, launches: int = 1) -> None:
+        """Book the work of one op."""
+        times = self.turns.copies
+        self.kernels.append(Kernel(times * flops, times * moved_bytes, times * launches, dtype))
+
+    # -- autograd ----------------------------------------------------------------------------------------------------
+
+    def node(self, inputs: tuple[Tensor, ...], backward: Backward, num_grads: int = 1) -> Node | None:
+        """A node for an op on `inputs`, or None where no gradient is asked for."""
+        if not self.grad_enabled:
+            return None
+        for tensor in inputs:
+            if tensor.node is not None:
+                return Node(self, inputs, backward, num_grads)
+        return None
+
+    def keep(self, *tensors: Tensor) -> None:
+        """Count these as kept for later, whoever holds them."""
+        for tensor in tensors:
+            if isinstance(tensor.storage, Storage):
+                self.kept.update(tensor.storage.ids)
+
+    def save(self, node: Node | None, *tensors: Tensor) -> None:
+        """Keep `tensors` for `node`'s backward; under checkpointing, hand them to the waiting frame instead."""
+        if node is None:
+            return
+        frame = self.frame
+        for tensor in tensors:
+            if frame is None:
+                node.saved.append(tensor.storage)
+                if isinstance(tensor.storage, Storage):
+                    self.kept.update(tensor.storage.ids)
+            elif self.recomputing is frame:
+                slots = frame.slots
+                assert slots is not None
+                node.saved.append(tensor.storage)
+                slots.append(None if frame.waiting[len(slots)]() is None else tensor.storage)
+                if isinstance(tensor.storage, Storage):
+                    self.kept.update(tensor.storage.ids)
+                if len(slots) == len(frame.waiting):
+                    raise StopRecompute
+            else:
+                node.frame = frame
+                node.slots.append(len(frame.waiting))
+                frame.waiting.append(ref(node))
+
+    def attach(self, node: Node | None, *tensors: Tensor) -> None:
+        """Keep `tensors` on a Python function's ctx: as long as the node lives, and past checkpointing."""
+        if node is not None:
+            node.attributes += [tensor.storage for tensor in tensors]
+            self.keep(*tensors)
+
+    def checkpoint(self, function: Callable[..., Output], *inputs: Tensor) -> Output:
+        """``function(*inputs)`` keeping only the inputs; backward replays it."""
+        if not self.grad_enabled:
+            return function(*inputs)
+        if self.reentrant:
+            return self._checkpoint_reentrant(function, inputs)
+        frame = Frame(function, inputs, self.autocast)
+        for tensor in inputs:
+            if isinstance(tensor.storage, Storage):
+                self.kept.update(tensor.storage.ids)
+        outer, self.frame = self.frame, frame
+        try:
+            return function(*inputs)
+        finally:
+            self.frame = outer
+
+    def _checkpoint_reentrant(self, function: Callable[..., Output], inputs: tuple[Tensor, ...]) -> Output:
+        """The older kind (torch's CheckpointFunction): a forward without a graph; backward makes one and walks it."""
+        with self.no_grad():
+            outputs = function(*inputs)
+        given, autocast = [(one.detach(), one.node is not None) for one in inputs], self.autocast
+        made: tuple[Any, ...] = outputs if isinstance(outputs, tuple) else (outputs,)
+        phase, likes = self.phase.replace("forward", "backward"), [one.like for one in made]
+
+        def backward(*grads: Tensor | None) -> Grads:
+            full = [  # a Python function is given zeros for outputs that nobody used (set_materialize_grads)
+                self.empty(like.shape, like.dtype, "zeros for an output") if grad is None else grad
+                for like, grad in zip(likes, grads, strict=True)
+            ]
+            leaves = [leaf(one) if needs else one for one, needs in given]
+            given.clear()  # what is kept is kept by the node
+            self.leaves += leaves if self.holds_leaves else []
+            self.in_backward = False
+            with self.autocasting(autocast):
+                again = function(*leaves)
+            self.in_backward = True
+            ends: Iterable[tuple[Any, Tensor]] = zip(again if isinstance(again, tuple) else (again,), full, strict=True)
+            self._walk(phase, [(one.node, one.index, grad) for one, grad in ends if one.node is not None])
+            return [one.node.grad if isinstance(one.node, Accumulate) else None for one in leaves]
+
+        node = self.node(inputs, backward, len(made))
+        self.save(node, *inputs)
+        for index, one in enumerate(made):
+            one.node, one.index = node, index
+        return outputs
+
+    def _recompute(self, frame: Frame) -> None:
+        frame.slots = []
+        outer_recomputing, self.recomputing = self.recomputing, frame
+        outer_frame, self.frame = self.frame, frame
+        outer_backward, self.in_backward = self.in_backward, False
+        try:
+            with self.autocasting(frame.autocast):
+                frame.function(*(_detached(tensor) for tensor in frame.inputs))
+        except StopRecompute:
+            pass
+        finally:
+            self.recomputing, self.frame, self.in_backward = outer_recomputing, outer_frame, outer_backward
+
+    def backward(self, phase: str, loss: Tensor) -> None:
+        """Run the backward pass from `loss`, section by section."""
+        if loss.node is None:  # nothing trains, as after adapters that match no layer: who plays this says so
+            return
+        self.in_backward = True
+        seed = self.empty((), "fp32", "gradient of the loss")  # Tensor.backward holds it to the end
+        self._walk(phase, [(loss.node, 0, seed)])
+        self.enter(phase, None)
+        self.leaves.clear()
+        del seed
+        self.in_backward, self.card = False, 0
+
+    def _walk(self, phase: str, roots: list[tuple[Node, int, Tensor]]) -> None:
+        """Run all nodes behind `roots`, each with the gradient of one of its outputs (Engine::execute)."""
+        waiting = count_dependencies({node for node, _, _ in roots})
+        buffers: dict[Node, Grads] = {}
+        for root, index, seed in roots:
+            buffers.setdefault(root, [None] * root.num_grads)[index] = seed
+        ready: list[tuple[int, int, Node]] = [(-node.sequence, 0, node) for node in buffers if not waiting[node]]
+        heapq.heapify(ready)
+        roots.clear()
+        del root, seed
+        tie = 0
+        while ready:
+            node = heapq.heappop(ready)[2]
+            grads = buffers.pop(node)
+            if isinstance(node, Accumulate):
+                self._accumulate(node, grads)
+                continue
+            self.enter(phase, node.layer)
+            self.turns.stand_for(node.copies)
+            edges = node.edges
+            outputs = self._run(node, grads)
+            outputs.reverse()
+            for edge in edges:
+                grad = outputs.pop()
+                if edge is None:
+                    continue
+                assert grad is not None
+                target, index = edge
+                buffer = buffers.get(target)
+                if buffer is None:
+                    buffer = buffers[target] = [None] * target.num_grads
+                self._add(buffer, index, grad)
+                del grad
+                waiting[target] -= 1
+                if waiting[target] == 0:
+                    tie += 1
+                    heapq.heappush(ready, (-target.sequence, tie, target))
+            del node, edges, outputs
+        self.turns.stand_for(1)
+
+    def _run(self, node: Node, grads: Grads) -> Grads:
+        """Engine::call_function: the incoming gradients and the saved tensors go only when the outputs are there."""
+        self.module, self.card = node.module, node.card
+        frame = node.frame
+        if frame is not None and node.slots:
+            if frame.slots is None:
+                self._recompute(frame)
+                self.module = node.module
+            slots = frame.slots
+            assert slots is not None
+            for slot in node.slots:
+                storage = slots[slot]
+                assert storage is not None
+                node.saved.append(storage)
+                slots[slot] = None
+            self.unpacked = node
+        del frame
+        outputs = node.backward(*grads)
+        self.applied()
+        self.unpacked = None
+        grads.clear()
+        node.saved.clear()
+        node.frame = None
+        return outputs
+
+    def applied(self) -> None:
+        """The formula is done, its outputs not yet fitted: a recomputed tensor was the formula's local and goes now."""
+        if self.unpacked is not None:
+            self.unpacked.saved.clear()
+
+    def _add(self, buffer: Grads, index: int, grad: Tensor) -> None:
+        """InputBuffer::accumulate: in place where this buffer alone holds the old gradient."""
+        old = buffer[index]
+        if old is None:
+            buffer[index] = grad
+            return
+        self.work(0, 3 * old.num_bytes, old.dtype)
+        like = old.like
+        del old
+        if _holders(buffer, index) != self.alone:
+            buffer[index] = self.empty(like.shape, like.dtype, "sum of gradients")
+
+    def _accumulate(self, node: Accumulate, grads: Grads) -> None:
+        """AccumulateGrad: add in place, or take over a gradient that nobody else holds, or copy it."""
+        alone = _holders(grads, 0)[0] == self.alone[0]  # whoever else holds the storage does not matter here
+        grad = grads.pop()
+        assert grad is not None
+        node.reached = True
+        if node.grad is not None:
+            self.work(0, 3 * grad.num_bytes, grad.dtype)
+            if node.name and isinstance(grad.storage, Storage):
+                self.added.update(grad.storage.ids)
+            return
+        if node.name:
+            self.module = node.name
+        if not alone or node.reorders:
+            grad = self.empty(grad.shape, grad.dtype, "gradient")
+        if node.name and isinstance(grad.storage, Storage):
+            id = grad.storage.id
+            self.storages[id] = self.storages[id]._replace(category="gradient", module=node.name, what="gradient")
+        if node.name and self.gives_gradients and isinstance(grad.storage, Storage):
+            self.added.update(grad.storage.ids)
+        else:
+            node.grad = grad
+
+    # -- modes -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def no_grad(self) -> Iterator[None]:
+        """Ops inside keep nothing."""
+        outer, self.grad_enabled = self.grad_enabled, False
+        try:
+            yield
+        finally:
+            self.grad_enabled = outer
+
+    @contextmanager
+    def on(self, card: int) -> Iterator[None]:
+        """Ops inside run on `card`."""
+        outer, self.card = self.card, card
+        try:
+            yield
+        finally:
+            self.card = outer
+
+    def card_of(self, tensor: Tensor) -> int:
+        """The card that a tensor lies on; a weight lies where it is used."""
+        return self.storages[tensor.storage.id].card if isinstance(tensor.storage, Storage) else self.card
+
+    @contextmanager
+    def autocasting(self, dtype: str | None) -> Iterator[None]:
+        """torch.autocast: the cast weights are cached until the outermost context ends."""
+        outer, self.autocast = self.autocast, dtype
+        try:
+            yield
+        finally:
+            self.autocast = outer
+            if outer is None:
+                self.autocast_cache.clear()
+
+
+def _holders(held: Grads, index: int) -> tuple[int, int]:
+    """References to a tensor in a list and to its storage; comparable with those of one that nobody else holds."""
+    tensor = held[index]
+    assert tensor is not None
+    return getrefcount(tensor), getrefcount(tensor.storage)
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    """`tensor` as the recomputed graph sees it: a leaf that needs a gradient where the original did."""
+    if tensor.node is None:
+        return tensor
+    leaf = tensor.detach()
+    leaf.node = Node(tensor.tape, (), lambda *_: [])
+    return leaf

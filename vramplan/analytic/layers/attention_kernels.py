@@ -1,0 +1,242 @@
+"""Attention kernels: what each allocates, keeps and works in (aten/src/ATen/native/transformers, torch 2.13).
+
+Tensors are (batch B, length S, heads, head dim D).
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Grads, Tensor
+from vramplan.analytic.autograd.tape import Tape
+from vramplan.units import ceil_div
+
+
+class Pieces(NamedTuple):
+    """A row of tokens cut into pieces that do not see each other, each with a call of its own."""
+
+    lengths: tuple[int, ...]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest piece."""
+        return max(self.lengths)
+
+    @property
+    def squares(self) -> int:
+        """Scores of all pieces."""
+        return sum(length * length for length in self.lengths)
+
+
+WORKSPACE = "workspace"
+"""Marks memory that a kernel itself takes while it runs: real, but not a tensor of the framework."""
+
+
+def softmax_fp32(x: Tensor) -> Tensor:
+    """``F.softmax(x, dim=-1, dtype=torch.float32)``: fp16 goes straight in, bf16 through an fp32 copy (SoftMax.cpp)."""
+    tape = x.tape
+    source = ops.to(x, "fp32", "fp32 copy of the scores") if x.dtype == "bf16" else x
+    like = source.like
+    del x
+
+    def backward(grad: Tensor) -> Grads:
+        return [ops.made(tape, like, "gradient through softmax")]
+
+    node = tape.node((source,), backward)
+    tape.work(0, source.num_bytes + 4 * source.num_elements, "fp32")
+    out = ops.output(node, tape, source.shape, "fp32", "attention probabilities in fp32")
+    tape.save(node, out)
+    return out
+
+
+def softmax(x: Tensor) -> Tensor:
+    """``F.softmax(x, dim=-1)`` in the dtype of `x` (fp32 under autocast)."""
+    return ops.pointwise(ops.high(x), "attention probabilities", saves_output=True)
+
+
+def softmax_as_it_is(x: Tensor) -> Tensor:
+    """``F.softmax(x, dim=-1, dtype=x.dtype)``: a dtype given by hand overrides autocast."""
+    return ops.pointwise(x, "attention probabilities", saves_output=True)
+
+
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, pieces: Pieces | None = None) -> Tensor:
+    """FlashAttention-2 on (B, S, heads, D): keeps q, k, v, out, the fp32 log-sum-exp (B, heads, S) and a random state.
+
+    Its backward kernel works in an fp32 accumulator of dq, a row-sum of fp32, and, with grouped heads, dk and dv for
+    all query heads (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp: mha_bwd, torch 2.13).
+    """
+    q, k, v = ops.low(q), ops.low(k), ops.low(v)
+    tape = q.tape
+    likes = [x.like for x in (q, k, v)]
+    batch, length, heads, dim = q.shape
+    grouped = k.shape[2] != heads
+    flops = 4 * batch * heads * length * k.shape[1] * dim  # two products; torch.utils.flop_counter knows no causal half
+    rounded = ceil_div(length, 128) * 128
+    if pieces is not None:
+        flops, rounded = 4 * heads * pieces.squares * dim, ceil_div(pieces.longest, 128) * 128
+
+    def backward(grad: Tensor) -> Grads:
+        grads: Grads = [tape.empty(like.shape, like.dtype, "gradient through attention") for like in likes]
+        workspace = [
+            tape.empty((batch, heads, rounded), "fp32", "flash backward row sums", WORKSPACE),
+            tape.empty((batch, rounded, heads, ceil_div(dim, 32) * 32), "fp32", "flash backward dq in fp32", WORKSPACE),
+        ]
+        if grouped:
+            full = (batch, length, heads, dim)
+            workspace += [tape.empty(full, q_dtype, "flash backward dk, dv of all heads", WORKSPACE) for _ in range(2)]
+        tape.work(5 * flops // 2, 4 * sum(prod(like.shape) for like in likes) * 2, q_dtype, launches=3)
+        del workspace
+        return grads
+
+    node = tape.node((q, k, v), backward)
+    q_dtype = q.dtype
+    tape.work(flops, sum(x.num_bytes for x in (q, k, v)) + q.num_bytes, q_dtype)
+    out = ops.output(node, tape, q.shape, q_dtype, "attention output")
+    log_sum = tape.empty((batch, heads, length), "fp32", "attention log-sum-exp")
+    states = [tape.empty(shape, "int64", "attention random state") for shape in ((2,), ())]
+    tape.save(node, *states, out, log_sum, v, q, k)  # released from the last to the first: by name, inputs first
+    return out
+
+
+def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, pieces: Pieces | None = None) -> Tensor:
+    """PyTorch's memory-efficient kernel on (B, S, heads, D), all heads equal; a boolean mask becomes an additive bias.
+
+    Values may be of another width than q and k.
+
+    The bias, (B, 1, S, S) in q's dtype with its last dimension padded to 8, is made in every call and kept
+    (aten/src/ATen/native/transformers/attention.cpp: convert_boolean_attn_mask, pad_bias; cuda/attention.cu: the
+    log-sum-exp is aligned to 32 rows). Backward keeps an fp32 dq accumulator and row sums.
+    """
+    q, k, v = ops.low(q), ops.low(k), ops.low(v)
+    tape = q.tape
+    likes = [x.like for x in (q, k, v)]
+    batch, length, heads, dim = q.shape
+    q_dtype, wide = q.dtype, v.shape[-1]
+    pairs, longest = batch * heads * length * k.shape[1], length
+    if pieces is not None:
+        pairs, longest = heads * pieces.squares, pieces.longest
+
+    def backward(grad: Tensor) -> Grads:
+        grads: Grads = [tape.empty(like.shape, like.dtype, "gradient through attention") for like in likes]
+        workspace = [tape.empty((batch, heads, longest), "fp32", "efficient backward row sums", WORKSPACE)]
+        if q_dtype != "fp32":
+            full = (batch, longest, heads, dim)
+            workspace.append(tape.empty(full, "fp32", "efficient backward dq in fp32", WORKSPACE))
+        flops = 2 * pairs * (3 * dim + 2 * wide)
+        tape.work(flops, 4 * sum(prod(like.shape) for like in likes) * 2, q_dtype, launches=3)
+        del workspace
+        return grads
+
+    node = tape.node((q, k, v), backward)
+    bias = None if mask is None else aligned_bias(mask, q_dtype)
+    tape.work(2 * pairs * (dim + wide), sum(x.num_bytes for x in (q, k, v)) + q.num_bytes, q_dtype)
+    out = ops.output(node, tape, (*q.shape[:-1], wide), q_dtype, "attention output")
+    log_sum = tape.empty((batch, heads, ceil_div(length, 32) * 32), "fp32", "attention log-sum-exp")
+    tape.save(node, out, log_sum, v, q, k, *([] if bias is None else [bias]))
+    return out
+
+
+def additive_bias(mask: Tensor, dtype: str) -> Tensor:
+    """A boolean mask as SDPA's additive bias (convert_boolean_attn_mask)."""
+    mask.tape.work(0, 3 * mask.num_elements, dtype)
+    return mask.tape.empty(mask.shape, dtype, "additive attention bias")
+
+
+def aligned_bias(mask: Tensor, dtype: str) -> Tensor:
+    """The same for the efficient kernel, rows padded to a multiple of 8 elements (preprocess_mask)."""
+    bias = additive_bias(mask, dtype) if mask.dtype == "bool" else ops.to(mask, dtype)
+    if mask.shape[-1] % 8 == 0:
+        return bias
+    padded = ceil_div(mask.shape[-1], 8) * 8
+    return mask.tape.empty((*mask.shape[:-1], padded), dtype, "padded additive attention bias")
+
+
+def causal_mask(tape: Tape, batch: int, length: int, dtype: str, queries: int | None = None) -> Tensor:
+    """The mask tensor transformers builds (masking_utils.py): boolean for SDPA, additive in `dtype` for eager.
+
+    `queries`: how many there are, where not as many as keys.
+    """
+    shape, name = (batch, 1, queries or length, length), "mask" if queries else "causal mask"
+    boolean = tape.empty(shape, "bool", name)
+    if dtype == "bool":
+        return boolean
+    return tape.empty(shape, dtype, f"additive {name}")
+
+
+def math_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_probability: float = 0.0, broadcasts: bool = False
+) -> Tensor:
+    """SDPA's fallback, all scores at once (aten/src/ATen/native/transformers/attention.cpp, torch 2.13).
+
+    Half types are computed in fp32; q and k are each scaled by the root of the scale; grouped heads are repeated;
+    a causal mask without padding is one (S, S) bias for all; the fp32 probabilities are kept once for both products.
+    `broadcasts`: one head meets many without ``enable_gqa`` (falcon-7b), so the products expand it themselves.
+    """
+    q, k, v = ops.low(q), ops.low(k), ops.low(v)
+    with q.tape.autocasting(None):  # autocast's SDPA wrapper excludes the autocast key: the products inside stay fp32
+        return _math_attention(q, k, v, mask, dropout_probability, broadcasts)
+
+
+def _math_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_probability: float, broadcasts: bool
+) -> Tensor:
+    dtype, tape = q.dtype, q.tape
+    batch, length, heads, dim = q.shape
+    groups = heads // k.shape[2]
+    # C++ locals that live to the end: the bias, the fp32 copies, the scaled query, the repeated heads
+    bias = mask
+    if mask is not None and mask.dtype == "bool":
+        bias = additive_bias(mask, dtype)
+    wide = [ops.to(x, "fp32", "fp32 copy for math attention") for x in (q, k, v)]
+    q = ops.scale(wide[0], "scaled query")
+    if bias is None:
+        bias = _causal_bias(tape, length)
+    k, v = wide[1], wide[2]
+    if not broadcasts:
+        k, v = ops.repeat_heads(k, groups, copies=True), ops.repeat_heads(v, groups, copies=True)
+    keys = k.shape[1]
+    flops, shape = 2 * batch * heads * length * keys * dim, (batch, heads, length, keys)
+    scores = ops.matmul(
+        q, _fold(ops.scale(k, "scaled key"), heads), flops, shape, "attention scores"
+    )  # the mask: in place
+    tape.work(0, 3 * scores.num_bytes, "fp32")
+    weights = _safe_softmax(scores)
+    del scores
+    weights = ops.dropout(weights, dropout_probability)
+    copied = ops.to(weights, dtype) if dtype != "fp32" else None  # the second result, dropped by the caller
+    flops, shape = flops // dim * v.shape[-1], (batch, length, heads, v.shape[-1])
+    out = ops.matmul(weights, _fold(v, heads), flops, shape, "attention output in fp32")
+    out = ops.to(out, dtype, "attention output")
+    del copied
+    return ops.copy(out)
+
+
+def _fold(x: Tensor, heads: int) -> Tensor:
+    """A single head as ``at::matmul`` broadcasts it to all: a view for one sample, a copy for more."""
+    if x.shape[2] == heads:
+        return x
+    x = ops.repeat_heads(x, heads)
+    return x if x.shape[0] == 1 else ops.copy(x, "heads expanded for a batched product")
+
+
+def _causal_bias(tape: Tape, length: int) -> Tensor:
+    boolean = tape.empty((length, length), "bool", "causal mask")
+    return additive_bias(boolean, "fp32")
+
+
+def _safe_softmax(x: Tensor) -> Tensor:
+    """``_safe_softmax``: a softmax whose rows without any key become 0, in place; keeps the result (SoftMax.cpp)."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [ops.made(tape, like, "gradient through softmax")]
+
+    node = tape.node((x,), backward)
+    out = ops.output(node, tape, x.shape, x.dtype, "attention probabilities in fp32")
+    masked = tape.empty(x.shape, "bool", "rows without keys")
+    tape.work(0, 6 * x.num_bytes, x.dtype, launches=4)
+    tape.save(node, out)
+    del masked
+    return out

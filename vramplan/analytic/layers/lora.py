@@ -1,0 +1,100 @@
+"""What an adapter adds to a layer's output: PEFT's LoRA and DoRA on dense and on quantized layers (peft 0.21)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Parameter, Tensor
+
+
+class Adapter(NamedTuple):
+    """One layer's adapter, and what it sits on."""
+
+    down: Parameter
+    up: Parameter
+    magnitude: Parameter | None
+    """DoRA's: the length of each output's row."""
+    dropout: float
+    weight: Parameter
+    bias: Parameter | None
+    input_dtype: str | None = None
+    """What PEFT casts the input to, where the adapter is computed in something else (FSDP1: it is not gathered yet)."""
+
+
+def dense(x: Tensor, out: Tensor, adapter: Adapter) -> Tensor:
+    """``out + lora_B(lora_A(dropout(x))) * scaling``, always in the adapter's dtype (tuners/lora/layer.py)."""
+    dtype = out.dtype
+    given = ops.to(x, adapter.input_dtype or adapter.down.dtype, "input cast to the adapter's dtype")  # `x` lives on
+    cast = ops.to(given, adapter.down.dtype, "input cast to the adapter's dtype")
+    if adapter.magnitude is not None:
+        total = ops.add(out, directed(cast, out, adapter, adapter.magnitude), "output with adapter")
+    else:
+        total = ops.add(out, low_rank(cast, adapter), "output with adapter")
+    del out
+    return ops.to(total, dtype, "output with adapter")
+
+
+def quantized(x: Tensor, out: Tensor, adapter: Adapter) -> Tensor:
+    """The same on bitsandbytes' layers: an output in four bits is copied, and casts are only made without autocast.
+
+    It is the adapter's output that is cast, not the sum (tuners/lora/bnb.py).
+    """
+    if adapter.weight.quantize != "int8":
+        out = ops.copy(out, "base output, cloned")
+    dtype, casts = out.dtype, x.tape.autocast is None
+    given = ops.to(x, adapter.down.dtype, "input cast to the adapter's dtype") if casts else x
+    if adapter.magnitude is not None:
+        total = ops.add(out, directed(given, out, adapter, adapter.magnitude), "output with adapter")
+        return ops.to(total, dtype, "output with adapter") if casts else total
+    delta = low_rank(given, adapter)
+    if casts:
+        delta = ops.to(delta, dtype, "scaled lora_B output")
+    return ops.add(out, delta, "output with adapter")
+
+
+def low_rank(x: Tensor, adapter: Adapter) -> Tensor:
+    """LoRA's own output."""
+    down = ops.linear(ops.dropout(x, adapter.dropout), adapter.down, None, "lora_A output")
+    return ops.scale(ops.linear(down, adapter.up, None, "lora_B output"), "scaled lora_B output")
+
+
+def directed(x: Tensor, out: Tensor, adapter: Adapter, magnitude: Parameter) -> Tensor:
+    """DoRA's: the whole weight is made for the sake of its rows' lengths (tuners/lora/dora.py: DoraLinearLayer).
+
+    With dropout, the base's output is computed again from what is left of the input (variants.py: DoraLinearVariant).
+    """
+    tape = x.tape
+    drops = adapter.dropout > 0 and tape.training
+    if drops:
+        x = ops.dropout(x, adapter.dropout)
+    delta = ops.to(_product_of_matrices(adapter), x.dtype, "lora_B x lora_A")
+    weight = ops.to(ops.dequantized(adapter.weight), x.dtype, "weight in the input's dtype")
+    lengths = _lengths(weight, delta)
+    ratio = ops.mul(magnitude, lengths, "magnitudes over lengths").view(1, magnitude.shape[0])
+    low = ops.linear(ops.linear(x, adapter.down, None, "lora_A output"), adapter.up, None, "lora_B output")
+    if drops:
+        base = ops.linear(x, weight, None, "base output of the dropped input", cached=False)
+    elif adapter.bias is not None:
+        base = ops.add(out, adapter.bias, "base output without bias")
+    else:
+        base = out
+    changed = ops.mul(ops.shift(ratio), base, "base output by its new length")
+    return ops.add(changed, ops.scale(ops.mul(ratio, low, "lora_B output by its length")), "DoRA's output")
+
+
+def _product_of_matrices(adapter: Adapter) -> Tensor:
+    """``lora_B(lora_A(identity)).T``, which keeps the identity; nothing asks for its gradient."""
+    down = adapter.down
+    width = down.shape[1]
+    identity = down.tape.empty((width, width), down.dtype, "identity", "activation")
+    made = ops.linear(ops.linear(identity, down, None, "lora_A of the identity"), adapter.up, None, "lora_B x lora_A")
+    return made.view(*reversed(made.shape))
+
+
+def _lengths(weight: Tensor, delta: Tensor) -> Tensor:
+    """``linalg.norm(weight + scaling * delta, dim=1)``, detached."""
+    scaled = ops.scale(delta.detach(), "scaled lora_B x lora_A")
+    total = ops.add(weight, scaled, "whole weight")
+    del scaled
+    return weight.tape.empty((weight.shape[0],), weight.dtype, "lengths of rows")

@@ -1,0 +1,326 @@
+"""Losses: transformers' own, torchtune's in sections, and three that never hold all logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Grads, Tensor
+from vramplan.analytic.autograd.tape import Tape
+from vramplan.errors import UnsupportedError
+from vramplan.units import DTYPE_BYTES, ceil_div
+
+
+def shifted_labels(tape: Tape, batch: int, length: int) -> list[Tensor]:
+    """Labels padded and shifted on the card that they came to, the first, then where the loss is made; last comes best.
+
+    (loss/loss_utils.py: ForCausalLMLoss; liger_kernel/transformers/model/loss_utils.py.)
+    """
+    with tape.on(0):
+        padded = tape.empty((batch, length + 1), "int64", "padded labels")
+        shifted = padded.view(batch, length)  # one row is contiguous
+        if batch > 1:
+            shifted = tape.empty((batch, length), "int64", "shifted labels")
+    return [padded, shifted, ops.move(shifted, tape.card, "labels on the card of the loss")]
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """``F.cross_entropy`` on (T, V) logits: log-softmax keeps its output, nll_loss that same tensor.
+
+    Of half logits log-softmax stays in their dtype (LossNLL.cpp: cross_entropy_loss names it), and nll_loss, which is
+    on autocast's list for fp32, takes a copy.
+    """
+    tape, like = logits.tape, logits.like
+
+    def log_softmax_backward(grad: Tensor) -> Grads:
+        return [ops.made(tape, like, "gradient of the logits (log-softmax backward)")]
+
+    def nll_backward(grad: Tensor) -> Grads:
+        return [ops.made(tape, wide_like, "gradient of the log-probabilities (nll_loss backward)", passes=1)]
+
+    node = tape.node((logits,), log_softmax_backward)
+    tape.work(0, 2 * logits.num_bytes, logits.dtype)
+    out = ops.output(node, tape, logits.shape, logits.dtype, "log-probabilities")
+    tape.save(node, out)
+    wide = ops.high(out)
+    wide_like = wide.like
+    loss_node = tape.node((wide,), nll_backward)
+    tape.save(loss_node, wide, labels, tape.empty((), "fp32", "total weight"))
+    tape.work(0, logits.shape[0] * 4, "fp32")
+    return ops.output(loss_node, tape, (), "fp32", "loss")
+
+
+def sliced_cross_entropy(logits: Tensor) -> Tensor:
+    """The loss of transformers before 4.49 on (B, S, V) fp32 logits: all but the last of each sample are copied.
+
+    (loss/loss_utils.py, ForCausalLMLoss, 4.46 to 4.48.) The slice of one sample is contiguous as it is.
+    """
+    tape, (batch, length, vocabulary), like = logits.tape, logits.shape, logits.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [ops.made(tape, like, "gradient of the slice of the logits")]
+
+    shape = (batch, length - 1, vocabulary)
+    shifted = Tensor(tape, logits.storage, shape, logits.dtype, tape.node((logits,), backward))
+    if batch > 1:
+        shifted = ops.copy(shifted, "shifted logits copied")
+    labels = tape.empty(shape[:2], "int64", "shifted labels")
+    return cross_entropy(shifted.view(batch * (length - 1), vocabulary), labels)
+
+
+SECTIONS = 8
+"""num_output_chunks of CEWithChunkedOutputLoss."""
+
+
+def sectioned_cross_entropy(hidden: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
+    """Torchtune's loss (0.6.1, modules/loss/ce_chunked_output_loss.py, modules/transformer.py: chunked_output).
+
+    The head runs on sections of the tokens, then each section's logits go through cross-entropy in fp32: all logits
+    exist in their own dtype, all log-probabilities are kept, but fp32 logits and gradients are one section's.
+    """
+    tape, (batch, length, _) = hidden.tape, hidden.shape
+    lengths = tuple(_sections(length, ceil_div(length, SECTIONS)))
+    parts = ops.split_rows(hidden, lengths)
+    del hidden
+    logits = [head(ops.copy(part, "section of the hidden state") if batch > 1 else part) for part in parts]
+    del parts
+    tape.module = "loss"
+    shifted = tape.empty(labels.shape, "int64", "shifted labels")
+    whole: Tensor | None = None
+    for rows, one in zip(lengths, logits, strict=True):
+        own = tape.empty((batch * rows,), "int64", "labels of a section")
+        loss = cross_entropy(
+            ops.to(one.view(batch * rows, one.shape[-1]), "fp32", "logits of one section in fp32"), own
+        )
+        whole = loss if whole is None else ops.add(whole, loss)
+    assert whole is not None
+    del logits, shifted
+    return whole
+
+
+def _sections(whole: int, size: int) -> list[int]:
+    """``torch.chunk``: pieces of `size`, the last one shorter."""
+    return [min(size, whole - start) for start in range(0, whole, size)]
+
+
+def liger_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Liger's fused head and loss (liger_kernel/ops/fused_linear_cross_entropy.py, 0.8.5), all work done in forward.
+
+    The gradients of the hidden state and, where the head trains, of its weight are made at once and kept, in their
+    stored dtypes; the logits exist for one chunk of tokens: next_pow2(ceil(T / ceil(V / H))).
+    """
+    tape, dtype = hidden.tape, hidden.dtype
+    likes = [x.like for x in (hidden, weight)]
+    needs = [x.node is not None for x in (hidden, weight)]
+    tokens, (vocabulary, width) = prod(hidden.shape[:-1]), weight.shape
+    rows = ceil_div(tokens, ceil_div(vocabulary, width))
+    chunk = min(tokens, 1 << (rows - 1).bit_length())
+    chunks = ceil_div(tokens, chunk)
+    batch, length = labels.shape
+    shifted = shifted_labels(tape, batch, length)
+    made: list[Tensor | None] = []
+
+    def backward(grad: Tensor) -> Grads:
+        tape.work(0, 2 * tokens * width * 2, dtype)
+        grads = list(made)
+        made.clear()
+        return grads
+
+    node = tape.node((hidden, weight), backward)
+    first = tape.empty(likes[0].shape, dtype, "gradient of the hidden state (kept by Liger)")
+    second = tape.empty(likes[1].shape, likes[1].dtype, "gradient (kept by Liger)") if all(needs) else None
+    per_token = [tape.empty((tokens,), kind, "Liger loss per token") for kind in ("fp32", "bool")]
+    low = tape.autocast or dtype
+    with tape.no_grad():
+        if dtype == weight.dtype == low:
+            logits = tape.empty((chunk, vocabulary), dtype, "logits of one chunk", "logits")
+            if second is not None and dtype == "fp32":
+                product = tape.empty(likes[1].shape, dtype, "gradient of the head's weight, one chunk's")
+                del product
+            del logits
+        else:
+            for _ in range(min(2, chunks)):
+                _liger_chunk(hidden, weight, chunk, low, needs[0], second is not None)
+    products = 3 if second is not None else 2
+    moved = products * chunks * (vocabulary * width + chunk * (vocabulary + width)) * DTYPE_BYTES[low]
+    tape.work(2 * products * tokens * vocabulary * width, moved, low, launches=4 * chunks)
+    if node is not None:
+        tape.keep(*(tensor for tensor in (first, second) if tensor is not None))
+        made.extend([first if needs[0] else None, second])
+    del first, second
+    out = ops.output(node, tape, (), "fp32", "loss")
+    del per_token, shifted
+    return out
+
+
+def _liger_chunk(
+    hidden: Tensor, weight: Tensor, chunk: int, low: str, hidden_trains: bool, weight_trains: bool
+) -> None:
+    """One chunk under autocast: casts each time, since ``weight.t()`` is a view, whose cast is not cached."""
+    tape, dtype, (vocabulary, width) = hidden.tape, hidden.dtype, weight.shape
+    part = tape.empty((chunk, width), low, "chunk of the hidden state cast (autocast)") if dtype != low else None
+    cast = tape.empty(weight.shape, low, "weight cast for Liger (autocast)") if weight.dtype != low else None
+    logits = tape.empty((chunk, vocabulary), low, "logits of one chunk", "logits")
+    del part, cast
+    if hidden_trains:
+        whole = ops.low(weight)  # gradient @ weight: the weight itself, cached where it trains
+        part = tape.empty((chunk, width), low, "gradient of a chunk of the hidden state")
+        del part, whole
+    if weight_trains:
+        part = tape.empty((chunk, width), low, "chunk of the hidden state cast") if dtype != low else None
+        del part
+    del logits
+
+
+def cut_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Cut cross-entropy (cut_cross_entropy 25.1.1: cce.py, cce_lse_forward.py, cce_backward.py): no logits at all.
+
+    Its kernels make logits in registers, in both passes. Every label is taken to count.
+
+    Raises:
+        UnsupportedError: for fp32 hidden states, which its kernels do not take.
+    """
+    tape, dtype = hidden.tape, hidden.dtype
+    (batch, length, width), vocabulary = hidden.shape, weight.shape[0]
+    if dtype == "fp32":
+        raise UnsupportedError("--loss cut takes bf16 or fp16 hidden states; give --dtype bf16, without fp32 norms")
+    likes, counted = [x.like for x in (hidden, weight)], (batch * (length - 1),)
+    needs, weight_dtype = [x.node is not None for x in (hidden, weight)], weight.dtype
+    product = 2 * counted[0] * width * vocabulary
+    moved = (hidden.num_bytes + weight.num_bytes) * ceil_div(counted[0], CUT_ROWS)
+
+    def backward(grad: Tensor) -> Grads:
+        order = tape.empty((vocabulary,), "int32", "order of the vocabulary")
+        first = tape.empty(likes[0].shape, dtype, "gradient of the hidden state")
+        second = tape.empty(likes[1].shape, dtype, "gradient of the head's weight") if needs[1] else None
+        tape.work((1 + sum(needs)) * product, 3 * moved, dtype, launches=8)
+        del order
+        return [first if needs[0] else None, None if second is None else ops.fit(second, likes[1])]
+
+    node = tape.node((hidden, weight), backward)
+    mask = tape.empty(counted, "bool", "which labels count")
+    places = tape.empty((*counted, 2), "int64", "places of the labels that count")
+    places = tape.empty((*counted, 2), "int32", "places of the labels that count")
+    valid = tape.empty(counted, "int64", "places of the labels that count")
+    del mask, places
+    sums = tape.empty(counted, "fp32", "log-sum-exp per token")
+    means = tape.empty((vocabulary,), "fp32", "mean logit of each entry")
+    dots = tape.empty(counted, "fp32", "loss per token")
+    tape.save(node, hidden, weight, sums, labels, valid, means)
+    tape.work(product, moved, dtype, launches=8)
+    out = ops.output(node, tape, (), "fp32", "loss")
+    del dots
+    return out
+
+
+CUT_ROWS = 128
+"""Tokens of one block of its kernels: the weight is read once for each."""
+TRL_TILE = (4096, 32768)
+"""Tokens by vocabulary entries of one tile of TRL's chunked loss (trl 1.16, ChunkedLogProbFunction)."""
+
+
+def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """TRL's chunked loss (trl 1.16): no logits are kept; backward recomputes them tile by tile in fp32 accumulators.
+
+    Every label is taken to count. Autocast does not reach the inputs of an autograd.Function, so what is kept and
+    given back is in the stored dtype.
+    """
+    tape = hidden.tape
+    valid, *locals_ = _rows_that_count(hidden, labels)
+    tokens, (vocabulary, width) = valid.shape[0], weight.shape
+    dtype, low = hidden.dtype, tape.autocast or hidden.dtype
+    likes, weight_dtype = [valid.like, weight.like], weight.dtype
+    needs = [x.node is not None for x in (valid, weight)]
+    tile_shape = (min(tokens, TRL_TILE[0]), TRL_TILE[1])
+    flops = 2 * tokens * vocabulary * width
+    moved = vocabulary * width * DTYPE_BYTES[low] * ceil_div(tokens, TRL_TILE[0])
+
+    def tiles(in_backward: bool) -> tuple[Tensor | None, Tensor | None]:
+        """Casts of the tiles as the loops make them; backward holds its part of the weight until the next is made."""
+        part: Tensor | None = None
+        some: Tensor | None = None
+        for rows in _ends(tokens, TRL_TILE[0]):
+            if dtype != low:
+                new = tape.empty((rows, width), low, "chunk of the hidden states cast")
+                part = new
+                del new
+            for entries in _ends(vocabulary, TRL_TILE[1]):
+                if weight_dtype != low:
+                    new = tape.empty((entries, width), low, "chunk of the weight cast")
+                    some = new if in_backward else None
+                    del new
+        return part, some
+
+    def backward(grad: Tensor) -> Grads:
+        ones = tape.empty((tokens,), "fp32", "gradient of the log-probabilities")
+        wide = [
+            tape.empty(like.shape, "fp32", "gradient of the head's input or weight in fp32") if need else None
+            for like, need in zip(likes, needs, strict=True)
+        ]
+        tile = tape.empty(tile_shape, low, "tile of logits", "logits")
+        held = tiles(True)
+        tape.work((1 + sum(needs)) * flops, 3 * moved, low, launches=8)
+        grads: Grads = []
+        for one, like in zip(wide, likes, strict=True):
+            grads.append(None if one is None else ops.fit(one, like))
+        del tile, held, wide, ones  # the tile outlives the casts
+        return grads
+
+    node = tape.node((valid, weight), backward)
+    places = tape.empty((tokens, 2), "int64", "places of the labels that count")
+    targets = tape.empty((tokens,), "int64", "labels that count")
+    del places
+    vectors = [tape.empty((tokens,), "fp32", "statistics per token") for _ in range(7)]
+    tile = tape.empty(tile_shape, low, "tile of logits", "logits")
+    held = tiles(False)
+    tape.work(flops, moved, low, launches=8)
+    log_z = tape.empty((tokens,), "fp32", "log-sum-exp per token")
+    log_probs = tape.empty((tokens,), "fp32", "log-probabilities")
+    entropy = tape.empty((tokens,), "fp32", "entropy per token")
+    likeliest = tape.empty((tokens,), "bool", "whether the label is the likeliest")
+    tape.save(node, valid, weight, targets, log_z, entropy)
+    del held, tile, vectors, valid
+    spread = [tape.empty((tokens,), kind, "spread per token") for kind in ("fp32", "fp32", "bool")]
+    out = ops.output(node, tape, (), "fp32", "loss")
+    del spread, locals_
+    return out
+
+
+def _ends(whole: int, size: int) -> list[int]:
+    """The first two and the last of the pieces of `size` that make `whole`: those between are like the second."""
+    count = ceil_div(whole, size)
+    return [size] * min(count - 1, 2) + [whole - (count - 1) * size]
+
+
+def _rows_that_count(x: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    """``x[:, :-1][mask]``, a copy of the rows with a label, on the card of the head; backward puts it into zeros twice.
+
+    Beside it what the forward keeps as locals: the mask, hidden states and labels there.
+    """
+    tape, (batch, length, width), like = x.tape, x.shape, x.like
+
+    def sliced(grad: Tensor) -> Grads:
+        return [ops.made(tape, like, "gradient of a slice")]
+
+    with tape.on(tape.card_of(x)):
+        view = Tensor(tape, x.storage, (batch, length - 1, width), x.dtype, tape.node((x,), sliced))
+    view = ops.move(view, tape.card)
+    own = ops.move(Tensor(tape, labels.storage, (batch, length - 1), labels.dtype), tape.card)
+    inner = view.like
+
+    def picked(grad: Tensor) -> Grads:
+        return [ops.made(tape, inner, "gradient of the tokens that count")]
+
+    mask = tape.empty((batch, length - 1), "bool", "labels that count")
+    node = tape.node((view,), picked)
+    tape.save(node, mask)
+    places = tape.empty((batch * (length - 1), 2), "int64", "places of the labels that count")
+    tape.work(0, 2 * prod(view.shape) * DTYPE_BYTES[x.dtype], x.dtype)
+    out = ops.output(node, tape, (batch * (length - 1), width), x.dtype, "hidden states of the tokens that count")
+    del places
+    return out, mask, view, own
+
+
+FUSED = {"liger": liger_cross_entropy, "cut": cut_cross_entropy, "chunked": chunked_cross_entropy}
+"""Those that take the hidden states and the head's weight, and give no logits."""

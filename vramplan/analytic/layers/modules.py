@@ -1,0 +1,240 @@
+"""Layers with weights: parameters by name, adapters where the job puts them, on one tape.
+
+A family's forward (:mod:`vramplan.analytic.architectures`) calls these by the names that transformers gives its
+modules. The first call of a name declares the parameter, so that one description yields counts, gradients, states and traffic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import SAVED, Parameter, Resident, Tensor, leaf
+from vramplan.analytic.autograd.tape import Tape
+from vramplan.analytic.layers import lora
+from vramplan.analytic.layers import moe_peft as stacks
+from vramplan.analytic.layers.lora import Adapter
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What of a job decides which weights exist, in which dtype, and which of them train."""
+
+    dtype: str = "bf16"
+    """Stored dtype of the model's own weights."""
+    fp32_norms: bool = False
+    full: bool = True
+    """Whether the model's own weights train."""
+    lora_rank: int = 0
+    lora_targets: tuple[str, ...] | None = None
+    """Module names that get an adapter; None is every linear layer but the output head."""
+    lora_dropout: float = 0.0
+    adapter_dtype: str = "fp32"
+    adapter_input: str | None = None
+    """Dtype that PEFT casts an adapter's input to, where that is not the one it is computed in (FSDP1: the adapter is
+    not gathered yet)."""
+    dora: bool = False
+    modules_to_save: tuple[str, ...] = ()
+    """Ends of the names of modules that train in a copy of their own."""
+    saved_dtype: str | None = None
+    quantize: str = "none"
+    """How frozen linear layers are stored: none, int8, nf4, or nf4-double, whose scales are quantized as well."""
+    compute_dtype: str = "bf16"
+    """What quantized layers compute in."""
+    input_needs_grad: bool = False
+    """transformers' enable_input_require_grads: the embedding's output is made a leaf that needs a gradient."""
+    stacks: str = ""
+    """Pattern by which PEFT adapts weights of all experts in one (:mod:`vramplan.analytic.layers.moe_peft`)."""
+    looped: bool = False
+    """Whether every expert is linear layers of its own (:mod:`vramplan.analytic.layers.moe_linear_experts`)."""
+
+
+def is_norm(name: str) -> bool:
+    """Whether a weight of this name is a norm's."""
+    return "norm" in name or ".ln_" in name or name.startswith("ln_")
+
+
+@dataclass(slots=True)
+class Net:
+    """The layers of one model on one tape."""
+
+    tape: Tape
+    training: Training
+    embedded: Parameter | None = None
+    """The first embedding's weight, which a tied head shares."""
+    embedded_dtype: str = ""
+    """Of what the first embedding gives."""
+    held: list[Tensor] = field(default_factory=list)
+    """Embeddings that the model's forward keeps as locals to its end, where those are not the first layer's input."""
+    outer: list[Tensor] = field(default_factory=list)
+    """What the forward around the language model's keeps until that is done."""
+    inner: list[Tensor] = field(default_factory=list)
+    """What the tower's forward keeps as locals to its end."""
+    deep: list[Tensor] = field(default_factory=list)
+    """Image features that are added behind the first layers of the language model."""
+    features: list[Tensor] = field(default_factory=list)
+    """Image features, which the model's outputs hold until the loss is there."""
+    cache: list[Tensor] = field(default_factory=list)
+    """Keys and values, which they hold as well."""
+    widths: dict[str, int] = field(default_factory=dict)
+    """Smaller side of each adapted layer, for the check of the rank."""
+    unfed: set[int] = field(default_factory=set)
+    """Layers whose input needs no gradient."""
+    idle: set[tuple[int | None, str]] = field(default_factory=set)
+    """Frozen linear layers whose input needs none either: nothing of them runs in backward."""
+    routers: set[str] = field(default_factory=set)
+    """Modules with a weight like a linear layer's that are none."""
+
+    def enter_layer(self, phase: str, number: int, x: Tensor) -> None:
+        """The layer `number` begins, with `x`."""
+        self.tape.enter(phase, number)
+        if x.node is None:
+            self.unfed.add(number)
+
+    def resident(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        """A buffer, or a part of one: memory that was there before the step."""
+        return Tensor(self.tape, Resident(), shape, dtype)
+
+    def parameter(
+        self, name: str, *shape: int, adapter: bool = False, frozen: bool = False, quantize: str = "none"
+    ) -> Parameter:
+        """The weight `name` of the layer being played, declared on first use; `frozen`: it never trains.
+
+        Of a module to save, that is the copy that trains; the frozen original is declared beside it.
+        """
+        training = self.training
+        if adapter:
+            return self._declared(name, shape, training.adapter_dtype, True)
+        if quantize != "none":
+            return self._declared(name, shape, training.compute_dtype, False, quantize)
+        saved = self.is_saved(name.rpartition(".")[0])
+        dtype = "fp32" if training.fp32_norms and is_norm(name) else training.dtype
+        own = self._declared(name, shape, dtype, training.full and not frozen)
+        return self._declared(f"{name}{SAVED}", shape, training.saved_dtype or dtype, True) if saved else own
+
+    def _declared(
+        self, name: str, shape: tuple[int, ...], dtype: str, trains: bool, quantize: str = "none"
+    ) -> Parameter:
+        tape = self.tape
+        key = (tape.layer, name)
+        known = tape.parameters.get(key)
+        if known is None:
+            stored = ops.stored_as(quantize, shape) if quantize != "none" else ()
+            known = tape.parameters[key] = Parameter(tape, name, shape, dtype, trains, stored, quantize)
+        return known
+
+    def linear(self, name: str, x: Tensor, out_features: int, bias: bool = False, cached: bool = True) -> Tensor:
+        """``nn.Linear``, or bitsandbytes' in its place, with an adapter where the job asks for one.
+
+        `cached` False: ``x @ weight.T`` (falcon); autocast does not cache the cast of a view.
+        """
+        self.tape.module = name
+        quantize = self.training.quantize if cached else "none"  # a subclass of nn.Linear (falcon's) stays as it is
+        weight = self.parameter(f"{name}.weight", out_features, x.shape[-1], quantize=quantize)
+        shift = self._bias(name, x, weight) if bias else None
+        passes = x.node is not None or self.training.dora  # DoRA's own product needs the weight's gradient path
+        if not passes and not weight.trains and self.tape.grad_enabled:
+            self.idle.add((self.tape.layer, name))
+        if not self.is_target(name):
+            return base_output(x, weight, shift, cached)
+        adapter = self._adapter(name, weight, shift)
+        with_adapter = lora.dense if quantize == "none" else lora.quantized
+        return with_adapter(x, base_output(x, weight, shift, cached), adapter)  # nobody else holds the output
+
+    def _bias(self, name: str, x: Tensor, weight: Parameter) -> Parameter:
+        """A bias; of a quantized layer it is cast once, for good: to the compute dtype, or in int8 to the input's."""
+        if weight.quantize == "none":
+            return self.parameter(f"{name}.bias", weight.shape[0])
+        dtype = x.dtype if weight.quantize == "int8" else weight.dtype
+        return self._declared(f"{name}.bias", weight.shape[:1], dtype, False)
+
+    def _adapter(self, name: str, weight: Parameter, shift: Parameter | None) -> Adapter:
+        """The adapter on a layer."""
+        training, (out_features, in_features) = self.training, weight.shape
+        self.widths[name.rpartition(".")[2]] = min(in_features, out_features)
+        down = self.parameter(f"{name}.lora_A.weight", training.lora_rank, in_features, adapter=True)
+        up = self.parameter(f"{name}.lora_B.weight", out_features, training.lora_rank, adapter=True)
+        magnitude = None
+        if training.dora:
+            magnitude = self.parameter(f"{name}.lora_magnitude_vector.weight", out_features, adapter=True)
+        return Adapter(down, up, magnitude, training.lora_dropout, weight, shift, training.adapter_input)
+
+    def head(self, x: Tensor, vocabulary: int, tied: bool, bias: bool = False) -> Tensor:
+        """The output head; a tied one uses the embedding's weight, whatever that is called."""
+        self.tape.module = "lm_head"
+        weight = self.head_weight(vocabulary, x.shape[-1], tied)
+        shift = self.parameter("lm_head.bias", vocabulary) if bias else None
+        if self.training.lora_targets is not None and self.is_target("lm_head"):
+            adapter = self._adapter("lm_head", weight, shift)
+            return lora.dense(x, ops.linear(x, weight, shift, "logits", "logits"), adapter)
+        return ops.linear(x, weight, shift, "logits", "logits")
+
+    def head_weight(self, vocabulary: int, width: int, tied: bool) -> Parameter:
+        """The output head's weight alone, for losses that multiply by it themselves."""
+        if not tied:
+            return self.parameter("lm_head.weight", vocabulary, width)
+        assert self.embedded is not None
+        if self.is_saved("lm_head"):  # its copy is tied to nothing
+            return self._declared(
+                f"lm_head.weight{SAVED}", (vocabulary, width), self.training.saved_dtype or self.training.dtype, True
+            )
+        return self.embedded
+
+    def is_target(self, name: str) -> bool:
+        """Whether the layer `name` gets an adapter."""
+        targets = self.training.lora_targets
+        if not self.training.lora_rank or stacks.meant(self.training.stacks, name):
+            return False
+        return targets is None or any(name == target or name.endswith(f".{target}") for target in targets)
+
+    def is_saved(self, module: str) -> bool:
+        """Whether the module trains in a copy of its own (peft/utils/other.py, 0.21: _set_trainable)."""
+        return any(module.endswith(end) for end in self.training.modules_to_save)
+
+    def rms_norm(self, name: str, x: Tensor, offset: bool = False, cast_last: bool = False) -> Tensor:
+        """RMS norm as transformers writes it: fp32 inside, cast back before the weight (llama) or after it.
+
+        `offset` multiplies by ``1 + weight.float()`` (gemma), `cast_last` by the weight in fp32 (olmo2, glm4 ...).
+        """
+        tape = self.tape
+        tape.module = name
+        weight = self.parameter(f"{name}.weight", x.shape[-1])
+        dtype, given = x.dtype, x  # the module's argument lives until it returns
+        x = ops.to(given, "fp32")
+        x = ops.mul(x, ops.rsqrt(ops.shift(ops.mean(ops.square(x)))), "normalised")
+        if offset:
+            return ops.to(ops.mul(x, ops.shift(ops.to(weight, "fp32")), "output in fp32"), dtype, "output")
+        if cast_last:
+            return ops.to(ops.mul(weight, x, "output in fp32"), dtype, "output")
+        return ops.mul(weight, ops.to(x, dtype, "normalised"), "output")
+
+    def layer_norm(self, name: str, x: Tensor, bias: bool = True) -> Tensor:
+        """``nn.LayerNorm``."""
+        self.tape.module = name
+        width = x.shape[-1]
+        weight = self.parameter(f"{name}.weight", width)
+        return ops.layer_norm(x, weight, self.parameter(f"{name}.bias", width) if bias else None)
+
+    def embedding(self, name: str, ids: Tensor, rows: int, width: int, scaled: bool = False) -> Tensor:
+        """``nn.Embedding``; under LoRA with checkpointing the token embedding's output is made to need a gradient.
+
+        `scaled`: the module itself multiplies by a number (gemma), so that is what the hook sees.
+        """
+        self.tape.module = name
+        weight = self.parameter(f"{name}.weight", rows, width)
+        original = self.tape.parameters[self.tape.layer, f"{name}.weight"]
+        if self.embedded is None:
+            self.embedded, self.embedded_dtype = original, weight.dtype
+        out = ops.embedding(ids, weight)
+        if scaled:
+            out = ops.scale(out, "scaled embedding")
+        if self.training.input_needs_grad and original is self.embedded and out.node is None and self.tape.grad_enabled:
+            return leaf(out)
+        return out
+
+
+def base_output(x: Tensor, weight: Parameter, bias: Parameter | None, cached: bool) -> Tensor:
+    """A linear layer's own output, however its weight is stored."""
+    if weight.quantize == "none":
+        return ops.linear(x, weight, bias, cached=cached)
+    return ops.linear_8bit(x, weight) if weight.quantize == "int8" else ops.linear_4bit(x, weight, bias)

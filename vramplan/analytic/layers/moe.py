@@ -1,0 +1,229 @@
+"""The feed-forward of a mixture of experts: a router, and the experts it sends each token to.
+
+Mirrors transformers 5.23, integrations/moe.py: grouped_mm_experts_forward, which is what runs unless another
+`experts_implementation` is asked for (modeling_utils.py: get_correct_experts_implementation). Every token makes as many
+rows as it has experts, however evenly they spread: rows are sorted by expert and no group is padded, so a router that
+prefers some experts costs time and no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import NamedTuple
+
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers import attention_kernels, moe_peft
+from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.transformer import activation
+
+
+class Experts(NamedTuple):
+    """Experts of a layer."""
+
+    number: int
+    top: int
+    """Experts of each token."""
+    width: int
+    """Of their inner layer."""
+    act: str = "silu"
+    biased: bool = False
+    transposed: bool = False
+    """Whether their weights lie as the product takes them, (experts, in, out); else it is given views of these."""
+    first: bool = False
+    """Whether the class makes them before the router."""
+
+
+Routed = tuple[Tensor, Tensor]
+"""Each token's share of its experts, and which these are: (tokens, experts of each)."""
+
+# -- routers -----------------------------------------------------------------------------------------------------------
+
+
+def router_weight(net: Net, name: str, experts: int, width: int) -> Tensor:
+    """A router's weight; PEFT adds an adapter's ``lora_B @ lora_A`` to it, and once before to see whether that fits."""
+    training = net.training
+    net.routers.add(name)
+    weight = net.parameter(f"{name}.weight", experts, width)
+    if not _adapted(net, "gate.weight"):
+        return weight
+    rank = training.lora_rank
+    down = net.parameter(f"{name}.lora_A.weight", rank, width, adapter=True)
+    up = net.parameter(f"{name}.lora_B.weight", experts, rank, adapter=True)
+    delta = ops.matmul(up, down, 2 * rank * weight.num_elements, weight.shape, "weight of the adapter")
+    delta = ops.to(ops.scale(delta, "scaled weight of the adapter"), weight.dtype)
+    ops.add(weight, delta, "weight with adapter")
+    return ops.add(weight, delta, "weight with adapter")
+
+
+def softmax_router(net: Net, name: str, x: Tensor, experts: Experts, normalises: bool, widens: bool = False) -> Routed:
+    """The best of a softmax in fp32, in the logits' dtype again unless `widens` (mixtral)."""
+    weight = router_weight(net, name, experts.number, x.shape[-1])
+    net.tape.module = name
+    logits = ops.linear(x, weight, None, "router logits")
+    shares = attention_kernels.softmax_fp32(logits)
+    best, which = ops.top(shares, experts.top, "shares of a token's experts")
+    if normalises:
+        best = ops.divide_in_place(best, ops.total(best))
+    return best if widens else ops.to(best, logits.dtype, "shares of a token's experts"), which
+
+
+def wide_logits(net: Net, name: str, x: Tensor, experts: Experts) -> Tensor:
+    """``F.linear(x.type(float32), weight.type(float32))``; under autocast both are cast back for the product."""
+    weight = router_weight(net, name, experts.number, x.shape[-1])
+    net.tape.module = name
+    wide = ops.to(x, "fp32", "tokens in fp32"), ops.to(weight, "fp32", "router's weight in fp32")
+    return ops.linear(*wide, None, "router logits")
+
+
+class Groups(NamedTuple):
+    """Experts come in groups, of which only the best are chosen from."""
+
+    number: int = 1
+    best: int = 1
+
+
+def wide_router(net: Net, name: str, x: Tensor, experts: Experts, groups: Groups | None) -> Routed:
+    """DeepSeek V2: a softmax in fp32; with `groups` the best of those groups whose best is best."""
+    scores = attention_kernels.softmax_fp32(wide_logits(net, name, x, experts))
+    held: list[Tensor] = []
+    if groups is not None:
+        best, _ = ops.top(by_group(scores, groups), 1, "best of each group")
+        excluded, held = outside(best.view(x.shape[0], groups.number), groups, experts)
+        scores = ops.masked(scores, excluded)
+        held += [best, excluded]
+    best, which = ops.top(scores, experts.top, "shares of a token's experts")
+    del held
+    return ops.scale(best, "scaled shares"), which
+
+
+def scored_router(
+    net: Net, name: str, x: Tensor, experts: Experts, groups: Groups, normalises: bool, correction: str
+) -> Routed:
+    """DeepSeek V3: a score for each expert; those of the groups whose two best add up to most are chosen from.
+
+    `correction` is the dtype of a buffer that is added to the scores to choose by. None of the choosing is without
+    gradients, though nothing flows back through it; before transformers 5 all of it was, in a function of its own.
+    """
+    scores = ops.sigmoid(wide_logits(net, name, x, experts))
+    with net.tape.no_grad() if net.training.looped else nullcontext():
+        which, held = best_of_groups(net, scores, experts, groups, correction)
+    if net.training.looped:
+        held.clear()
+    shares = ops.gather(scores, which, which.shape)
+    if normalises:
+        shares = ops.divide_in_place(shares, ops.shift(ops.total(shares)))
+    shares = ops.scale(shares, "scaled shares")
+    del held
+    return shares, which
+
+
+def best_of_groups(
+    net: Net, scores: Tensor, experts: Experts, groups: Groups, correction: str
+) -> tuple[Tensor, list[Tensor]]:
+    """A token's experts, and what was made to find them."""
+    choice = ops.add(scores, net.resident((experts.number,), correction), "corrected scores")
+    best = ops.total(ops.top(by_group(choice, groups), 2, "two best of each group")[0])
+    excluded, held = outside(best.view(scores.shape[0], groups.number), groups, experts)
+    choice = ops.masked(choice, excluded)
+    which = ops.top(choice, experts.top, "scores of a token's experts")[1]
+    return which, [*held, best, excluded, choice]
+
+
+def by_group(scores: Tensor, groups: Groups) -> Tensor:
+    """(tokens, groups, experts of one)."""
+    tokens, experts = scores.shape
+    return scores.view(tokens, groups.number, experts // groups.number)
+
+
+def outside(scores: Tensor, groups: Groups, experts: Experts) -> tuple[Tensor, list[Tensor]]:
+    """Which experts lie outside the best groups, and what the router keeps of finding that out until it is done."""
+    tape, tokens = scores.tape, scores.shape[0]
+    held = [ops.top(scores, groups.best, "best groups")[1]]
+    held.append(tape.empty((tokens, groups.number), scores.dtype, "mask of groups"))
+    held.append(tape.empty((tokens, experts.number), scores.dtype, "mask of experts"))
+    inside = tape.empty((tokens, experts.number), "bool", "experts inside")
+    excluded = tape.empty(inside.shape, "bool", "experts outside")
+    del inside
+    return excluded, held
+
+
+# -- experts -----------------------------------------------------------------------------------------------------------
+
+
+def gated(both: Tensor, experts: Experts) -> Tensor:
+    """_default_apply_gate: ``gate, up = both.chunk(2); act(gate) * up``."""
+    gate, up = ops.split(both, experts.width, experts.width)
+    return ops.mul(activation(experts.act)(gate), up)
+
+
+def declare(net: Net, name: str, width: int, experts: Experts) -> None:
+    """The weights of all experts in the order of the module."""
+    for last, rows, columns in (("gate_up_proj", 2 * experts.width, width), ("down_proj", width, experts.width)):
+        weight = net.parameter(f"{name}.{last}", experts.number, rows, columns)
+        weight.viewed = not experts.transposed
+
+
+def routed(
+    net: Net, name: str, x: Tensor, to: Routed, experts: Experts, gate: Callable[[Tensor, Experts], Tensor] = gated
+) -> Tensor:
+    """What the experts of each token give, added up by its shares: (tokens, width) in and out."""
+    tape, (tokens, width), (shares, _) = net.tape, x.shape, to
+    rows = tokens * experts.top
+    tape.module = name
+    declare(net, name, width, experts)
+    # the wrapper of what was declared last is the outer one, whose factors are made first
+    second = stacked(net, f"{name}.down_proj", (experts.number, width, experts.width))
+    first = stacked(net, f"{name}.gate_up_proj", (experts.number, 2 * experts.width, width))
+    tape.module = name
+    by_expert = [tape.empty((rows,), "int64", what) for what in ("experts in order", "order of the rows")]
+    picked = ops.chosen(x, tape.empty((rows,), "int64", "token of each row"), (rows, width), "rows by expert")
+    weights = ops.chosen(shares.view(rows), by_expert[1], (rows,), "shares by expert")
+    counts = [tape.empty((size,), "int32", "rows of each expert") for size in (rows, experts.number)]
+    offsets = tape.empty((experts.number,), "int32", "where experts end")
+    bias = expert_bias(net, name, "gate_up_proj", by_expert[0], experts, 2 * experts.width)
+    into = first()  # torch.nn.utils.parametrize caches both to the end
+    out = ops.grouped(picked, into, offsets, 2 * experts.width, "gate and up")
+    out = out if bias is None else ops.add_in_place(out, bias)
+    out = gate(out, experts)
+    bias = expert_bias(net, name, "down_proj", by_expert[0], experts, width)
+    back_from = second()
+    out = ops.grouped(out, back_from, offsets, width, "output of the experts")
+    out = out if bias is None else ops.add_in_place(out, bias)
+    weighted = ops.mul(out, weights.view(rows, 1), "weighted output")
+    back = tape.empty((rows,), "int64", "order of the tokens")
+    weighted = ops.chosen(weighted, back, (rows, width), "rows by token")
+    total = ops.sum_groups(weighted, experts.top)
+    del by_expert, counts, into, back_from, bias
+    return ops.to(total, x.dtype, "output")
+
+
+def expert_bias(net: Net, name: str, of: str, by_expert: Tensor, experts: Experts, width: int) -> Tensor | None:
+    """Each row's own: ``bias[expert of the row]``."""
+    if not experts.biased:
+        return None
+    bias = net.parameter(f"{name}.{of}_bias", experts.number, width)
+    return ops.chosen(bias, by_expert, (by_expert.shape[0], width), "bias of each row")
+
+
+def stacked(net: Net, name: str, shape: tuple[int, int, int]) -> Callable[[], Tensor]:
+    """A weight of all experts; where PEFT adapts it, with the adapter folded in, once to see whether that fits."""
+    weight = net.parameter(name, *shape)
+    short = name.rpartition(".")[2]
+    if not _adapted(net, short):
+        return lambda: weight
+    (count, out_features, in_features), rank = shape, moe_peft.rank_of(short, net.training.lora_rank)
+    down = net.parameter(f"{name}.lora_A.weight", rank * count, in_features, adapter=True)
+    up = net.parameter(f"{name}.lora_B.weight", out_features, rank * count, adapter=True)
+    factors = (
+        ops.to(ops.reordered(up, (count, out_features, rank)), weight.dtype),
+        ops.to(down.view(count, rank, in_features), weight.dtype),
+    )
+    ops.folded(weight, *factors)
+    return lambda: ops.folded(weight, *factors)
+
+
+def _adapted(net: Net, parameter: str) -> bool:
+    training = net.training
+    return training.lora_rank > 0 and parameter in moe_peft.adapted(training.stacks, training.lora_targets)

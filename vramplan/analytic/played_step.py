@@ -1,0 +1,321 @@
+"""The whole of a training run's memory in order: loading, two steps, and, beside it, an evaluation.
+
+The second step is the one that counts: optimizer states are there by then while gradients are built again.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import groupby
+from math import prod
+
+from vramplan.analytic.architectures.towers import PARTS, TOWER
+from vramplan.analytic.autograd.graph import Parameter, StorageInfo, Stored
+from vramplan.analytic.autograd.recorder import Recorder
+from vramplan.analytic.autograd.repeated_experts import named
+from vramplan.analytic.autograd.tape import Tape
+from vramplan.analytic.layer_folding import Plan, Unfolded, unfold
+from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.optimizers import Weight, is_embedding
+from vramplan.analytic.step_inputs import Setting
+from vramplan.analytic.strategies import sharing_of
+from vramplan.analytic.train_step import declare, play, play_evaluation
+from vramplan.inputs.gpu import Card
+from vramplan.inputs.job import Job
+from vramplan.memory.overheads import cublas_workspace
+from vramplan.memory.roofline import Kernel
+from vramplan.memory.timeline import Storage, Timeline
+from vramplan.units import DTYPE_BYTES
+
+EXPERT = re.compile(r"\.experts\.\d+\.")
+"""In the name of what an expert has for itself."""
+
+
+@contextmanager
+def no_cycle_collection() -> Iterator[None]:
+    """The tape frees by reference count and makes no cycles: searching for them would only cost time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A parameter of the whole model: the played one that stands for it, and its layer."""
+
+    parameter: Parameter
+    layer: int | None
+    copy: int = 0
+    """Which it is of those that the played one stands for within its layer."""
+
+    @property
+    def name(self) -> str:
+        """Its name within its layer."""
+        return named(self.parameter.name, self.copy)
+
+    @property
+    def weight(self) -> Weight:
+        """As the optimizer sees it."""
+        return Weight(self.parameter.name, self.parameter.shape, self.parameter.dtype)
+
+    def storages(self, dtype: str | None = None) -> list[Storage]:
+        """What it is stored as; in a dtype that is given, where it is not quantized."""
+        one, in_layer = self.parameter, self.layer is not None
+        return _stored(one.name, one.shape, dtype or one.dtype, one.stored, in_layer)
+
+    def beside(self) -> list[Storage]:
+        """What hangs on a quantized one and is not divided with it: its scales."""
+        return self.storages()[1:] if self.parameter.stored else []
+
+
+@lru_cache(maxsize=4096)
+def _stored(name: str, shape: tuple[int, ...], dtype: str, stored: Stored, in_layer: bool) -> list[Storage]:
+    whole = ("", prod(shape) * DTYPE_BYTES[dtype], f"{' x '.join(map(str, shape))} {dtype}")
+    return [
+        Storage(num_bytes, "parameter", label(name, what, in_layer), formula)
+        for what, num_bytes, formula in stored or (whole,)
+    ]
+
+
+def buffers_of(setting: Setting) -> list[Storage]:
+    """What is loaded with the parameters and is none: tables and frequencies."""
+    family, config = setting.family, setting.config
+    found = []
+    rotary = family.rotary(config)
+    if rotary is not None:  # LlamaRotaryEmbedding: inv_freq and original_inv_freq
+        found += [Storage(rotary.dim // 2 * 4, "parameter", "rotary frequencies", "fp32 buffers")] * 2
+    for shape in family.buffers(config):
+        formula = f"{' x '.join(map(str, shape))} fp32"
+        found += [Storage(4 * prod(shape), "parameter", "layers.* table", formula)] * len(family.kinds(config))
+    for table in family.model.tables(config) if family.model is not None else ():
+        formula = f"{' x '.join(map(str, table.shape))} {table.dtype}"
+        found.append(Storage(table.num_elements * DTYPE_BYTES[table.dtype], "parameter", table.name, formula))
+    return found
+
+
+def _by_layer(tape: Tape) -> dict[int | None, list[Parameter]]:
+    """The played parameters, by layer, in order of use."""
+    found: dict[int | None, list[Parameter]] = {}
+    for parameter in tape.parameters.values():
+        found.setdefault(parameter.layer, []).append(parameter)
+    return found
+
+
+def layer_of(played: list[Parameter], layer: int) -> Iterator[Placed]:
+    """A layer's parameters; of experts that one stands for, one expert's after another's."""
+    for copies, alike in groupby(played, key=lambda one: one.copies):
+        several = list(alike)
+        for copy in range(copies):
+            yield from (Placed(one, layer, copy) for one in several)
+
+
+def weights_of(tape: Tape, plan: Plan) -> list[Placed]:
+    """All parameters of the whole model, in order of use; adapters last, as PEFT adds them to a loaded model."""
+    by_layer = _by_layer(tape)
+    placed: list[Placed] = []
+    for stack in plan.stacks:
+        outside = [p for p in by_layer.get(None, []) if (p.name.partition(".")[0] in PARTS) == (stack.base >= TOWER)]
+        embeddings = [p for p in outside if is_embedding(p.name)]
+        placed += [Placed(parameter, None) for parameter in embeddings]
+        for layer, played in enumerate(stack.layers(), stack.base):
+            placed += layer_of(by_layer.get(played, []), layer)
+        placed += [Placed(parameter, None) for parameter in outside if parameter not in embeddings]
+    return sorted(placed, key=lambda one: one.parameter.is_adapter)
+
+
+def in_order(tape: Tape, plan: Plan, loads: tuple[str | int, ...]) -> list[Placed]:
+    """The same in an order that is given: beginnings of names, numbers of stacks."""
+    by_layer = _by_layer(tape)
+    outside = by_layer.get(None, [])
+    placed: list[Placed] = []
+    for part in (*loads, ""):
+        if isinstance(part, int):
+            stack = plan.stacks[part]
+            for layer, played in enumerate(stack.layers(), stack.base):
+                placed += layer_of(by_layer.get(played, []), layer)
+            continue
+        placed += [Placed(parameter, None) for parameter in outside if parameter.name.startswith(part)]
+        outside = [parameter for parameter in outside if not parameter.name.startswith(part)]
+    return sorted(placed, key=lambda one: one.parameter.is_adapter)
+
+
+def label(module: str, what: str, in_layer: bool) -> str:
+    """A storage's name for people: layers share one, and so do a layer's experts."""
+    name = EXPERT.sub(".experts.*.", module.partition("#")[0])
+    return f"{'layers.*.' if in_layer else ''}{name} {what}".strip()
+
+
+@lru_cache(maxsize=4096)
+def describe(info: StorageInfo, kept: bool, in_layer: bool, vocabulary: int) -> Storage:
+    """A played storage as the timeline shows it; whatever is as wide as the vocabulary counts as logits."""
+    category = info.category
+    in_kernel = category == "workspace"
+    if in_kernel or (category == "activation" and not kept):
+        category = "temporary"
+    if info.shape and info.shape[-1] == vocabulary and category in ("activation", "temporary") and not in_kernel:
+        category = "logits"
+    formula = f"{' x '.join(map(str, info.shape)) or 'scalar'} {info.dtype}"
+    return Storage(info.num_bytes, category, label(info.module, info.what, in_layer), formula, in_kernel)
+
+
+def micro_steps(job: Job) -> int:
+    """How many micro-batches are played: without gradients, and on top of them."""
+    return min(2, job.gradient_accumulation_steps)
+
+
+class Step:
+    """One job's step, played once (or given as `net`); its timeline, evaluation peak and work are derived from that."""
+
+    def __init__(self, setting: Setting, plan: Plan, card: Card, brief: bool = True, net: Net | None = None) -> None:
+        self.setting = setting
+        self.plan = plan
+        self.card = card
+        self.job = setting.job
+        self.micro_steps = micro_steps(self.job)
+        net = net or play(setting, self.micro_steps)
+        self.tape, self.widths, self.routers = net.tape, net.widths, net.routers
+        self.embedded, self.unfed, self.idle = net.embedded, net.unfed, net.idle
+        if setting.seen is not None and not setting.looks:  # the tower is loaded all the same
+            for key, parameter in declare(setting).tape.parameters.items():
+                self.tape.parameters.setdefault(key, parameter)
+        self.played = unfold(self.tape, plan, brief and self.job.strategy != "zero3")  # whose modules must all show
+        self.storages = self._described(self.tape, self.played)
+
+    def _described(self, tape: Tape, played: Unfolded) -> list[Storage]:
+        sections = tape.sections
+        vocabulary = self.setting.family.shape(self.setting.config).vocabulary
+        shown = [
+            describe(info, number in tape.kept, sections[played.section_of[number]].layer is not None, vocabulary)
+            for number, info in enumerate(tape.storages)
+        ]
+        return [shown[source] for source in played.source]
+
+    @cached_property
+    def placed(self) -> list[Placed]:
+        """The whole model's parameters."""
+        model = self.setting.family.model
+        if model is not None and model.loads:
+            return in_order(self.tape, self.plan, model.loads)
+        if self.setting.spread_over is not None:
+            return in_order(self.tape, self.plan, ("model.embed_tokens", *range(len(self.plan.stacks))))
+        return weights_of(self.tape, self.plan)
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Distinct parameters of the model itself, adapters left out."""
+        return sum(one.parameter.num_elements for one in self.placed if not one.parameter.is_adapter)
+
+    @cached_property
+    def num_vision_parameters(self) -> int:
+        """Those of the tower and of what leads from it to the language model."""
+        if self.setting.seen is None:
+            return 0
+        seeing = [one.parameter for one in self.placed if one.parameter.name.partition(".")[0] in PARTS]
+        inside = [one.parameter for one in self.placed if one.layer is not None and one.layer >= TOWER]
+        return sum(parameter.num_elements for parameter in (*seeing, *inside) if not parameter.is_adapter)
+
+    @cached_property
+    def trained(self) -> list[Weight]:
+        """The weights that the optimizer updates."""
+        return [one.weight for one in self.placed if one.parameter.trains]
+
+    @cached_property
+    def updated(self) -> list[Weight]:
+        """Those that got a gradient: a batch without images leaves the tower out."""
+        return [one.weight for one in self.placed if one.parameter.is_reached]
+
+    @property
+    def timeline(self) -> Timeline:
+        """The first card's; where all do the same, that of each."""
+        return self.timelines[0]
+
+    @cached_property
+    def timelines(self) -> dict[int, Timeline]:
+        """Each card's own; one alone where all do the same."""
+        return {card: self._timeline(card) for card in self.setting.spread.cards}
+
+    def _timeline(self, card: int) -> Timeline:
+        """Loading and two optimizer steps, each of at most two micro-steps: without gradients, and on top of them."""
+        record = Recorder()
+        share = sharing_of(self, record, card)
+        record.enter("loaded")
+        share.load()
+        for buffer in buffers_of(self.setting) if card == self.setting.spread.rotary else ():
+            record.allocate(buffer)
+        share.prepare()
+        record.enter("forward")
+        for _ in ("forward", "backward"):  # one for each thread
+            record.allocate(cublas_workspace(self.card))
+        events, pieces = self.played.events, self.played.pieces
+        ends = [piece.first_event for piece in pieces[1:]] + [len(events)]
+        for step in range(2):
+            offset = record.splice(self.storages)
+            for before, piece, end in zip((None, *pieces), pieces, ends, strict=False):
+                if before is not None and before.phase.startswith("backward") and piece.phase != before.phase:
+                    share.backward_ends()
+                if piece.phase == "end":  # what the loop itself holds
+                    record.enter("optimizer")
+                    share.optimize(first=step == 0)
+                    share.drop_gradients(offset)
+                    record.extend(share.on_this_card(events[piece.first_event : end]), offset)
+                    break
+                record.enter(piece.phase.partition(".")[0])
+                share.play(piece, events[piece.first_event : end], offset)
+        return record.timeline()
+
+    def head_begins(self, events: Sequence[int]) -> int:
+        """Which of these events of a backward is the output head's first."""
+        storages, source = self.tape.storages, self.played.source
+        return next((n for n, e in enumerate(events) if e >= 0 and storages[source[e]].module == "lm_head"), 0)
+
+    def gradients_of(self, placed: Iterable[Placed]) -> list[int]:
+        """Where the gradient of each of these weights lies among the played step's storages."""
+        found = []
+        for one in placed:
+            grad = one.parameter.grad
+            if grad is not None and one.copy == 0:
+                found += [self.played.place(id, one.layer) for id in grad.storage.ids]  # type: ignore[union-attr]
+        return found
+
+    def evaluation_bytes(self, card: int = 0) -> int:
+        """Highest sum of live tensors in a forward without gradients at the same batch, model and states left out."""
+        return self._evaluations[card]
+
+    @cached_property
+    def _evaluations(self) -> dict[int, int]:
+        """That of each card."""
+        tape = play_evaluation(self.setting)
+        played = unfold(tape, self.plan, brief=True)
+        storages = self._described(tape, played)
+        gathered = sharing_of(self, Recorder()).gathered_bytes()
+        found = {}
+        for card in self.setting.spread.cards:
+            events = played.on_card(card, played.events)
+            found[card] = max(Timeline(storages, events, []).live_bytes(), default=0) + gathered
+        return found
+
+    def kernels(self) -> tuple[list[tuple[Kernel, int]], list[tuple[Kernel, int]]]:
+        """Work of the first and of any further micro-step: each kernel with the times it runs."""
+        first: list[tuple[Kernel, int]] = []
+        further: list[tuple[Kernel, int]] = []
+        sections = self.tape.sections
+        for number, section in enumerate(sections):
+            end = sections[number + 1].first_kernel if number + 1 < len(sections) else len(self.tape.kernels)
+            times = self.plan.copies_of(section.layer)
+            target = first if section.phase.endswith(".0") else further
+            target += [(kernel, times) for kernel in self.tape.kernels[section.first_kernel : end]]
+        return first, further
+
+
+def count_parameters(setting: Setting, plan: Plan) -> int:
+    """Distinct parameters of the whole model."""
+    return sum(one.parameter.num_elements for one in weights_of(declare(setting).tape, plan))

@@ -1,0 +1,125 @@
+"""A model spread over the cards of one process: which layers to play for each card."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from vramplan.analytic.layer_folding import Fold, Plan, fold
+from vramplan.analytic.layers.transformer import Kind
+from vramplan.analytic.played_step import buffers_of
+from vramplan.analytic.step_inputs import Setting
+from vramplan.analytic.strategies.device_map import Module, Spread, balanced, loaded_bytes, spread
+from vramplan.analytic.train_step import declare
+from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.inputs.gpu import Card
+from vramplan.memory.estimate import CardShare, Estimate
+from vramplan.memory.overheads import outside_terms
+
+EMBED, NORM, ROTARY, HEAD = "model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"
+"""The modules around the layers, for models that have these and no others."""
+
+
+def spread_out(setting: Setting, plan: Plan, card: Card, model: str) -> tuple[Setting, Plan]:
+    """The same model, its layers played for each card apart.
+
+    Raises:
+        UnsupportedError: for a model with other modules around its layers.
+        ConfigError: for one that is too small for more than one card.
+    """
+    family, config, job = setting.family, setting.config, setting.job
+    modules, leaf = modules_of(setting, plan, model)
+    free = card.usable_bytes - sum(term.num_bytes for term in outside_terms(job, card))
+    tied = (EMBED, HEAD) if family.is_tied(config) else None
+    found = spread(modules, balanced(modules, leaf, job.num_gpus, free, job.quantize != "none"), tied)
+    if len(set(found.values())) == 1:
+        raise ConfigError(
+            f"--strategy pipeline: {model} is so small that transformers leaves it whole on the first card"
+        )
+    if job.loss == "liger" and found[NORM] != found[HEAD]:
+        raise ConfigError(
+            "--strategy pipeline --loss liger: Liger multiplies hidden states by the head's weight, which lie on cards"
+            f" {found[NORM]} and {found[HEAD]} here; use --loss standard"
+        )
+    kinds = family.kinds(config)
+    folds: list[Fold] = []
+    played: list[Kind] = []
+    layers: list[tuple[int, int]] = []
+    of_layer = [found[_layer(number)] for number in range(len(kinds))]
+    for one in sorted(set(of_layer)):
+        folded = fold([kind for kind, on in zip(kinds, of_layer, strict=True) if on == one], len(folds))
+        layers += [(folded.base + number, one) for number in range(len(folded.played))]
+        played += folded.played  # type: ignore[arg-type]
+        folds.append(folded)
+    lies = Spread(tuple(layers), found[EMBED], found[NORM], found[ROTARY], found[HEAD])
+    return replace(setting, kinds=tuple(played), spread_over=lies), Plan(tuple(folds))
+
+
+def modules_of(setting: Setting, plan: Plan, owner: str) -> tuple[tuple[Module, ...], int]:
+    """The model's modules with their bytes as they are loaded, and the largest that has weights of its own.
+
+    Raises:
+        UnsupportedError: for a model with other modules around its layers.
+    """
+    family = setting.family
+    sizes: Counter[tuple[int | None, str]] = Counter()
+    for (layer, name), weight in declare(setting).tape.parameters.items():
+        if not weight.is_adapter:
+            sizes[layer, name.rpartition(".")[0]] += loaded_bytes(weight, setting.job.dtype)
+    around = {module: size for (layer, module), size in sizes.items() if layer is None}
+    if (
+        not {EMBED, NORM} <= around.keys() <= {EMBED, NORM, HEAD}
+        or family.remote_code
+        or family.rotary(setting.config) is None
+    ):
+        raise UnsupportedError(f"--strategy pipeline: {owner} is not modelled yet; use ddp or fsdp")
+    around[ROTARY] = sum(buffer.num_bytes for buffer in buffers_of(setting))
+    of_layer: Counter[int] = Counter()
+    for (layer, _), size in sizes.items():
+        if layer is not None:
+            of_layer[layer] += size
+    (text,) = plan.stacks
+    layers = tuple(Module(_layer(number), of_layer[played]) for number, played in enumerate(text.layers()))
+    stack = Module("model.layers", sum(one.num_bytes for one in layers), layers)
+    inner = (Module(EMBED, around[EMBED]), stack, Module(NORM, around[NORM]), Module(ROTARY, around[ROTARY]))
+    model = Module("model", sum(one.num_bytes for one in inner), inner)
+    return (model, Module(HEAD, around.get(HEAD, 0))), max(sizes.values())
+
+
+def _layer(number: int) -> str:
+    return f"model.layers.{number}"
+
+
+def contents(setting: Setting, plan: Plan) -> dict[int, str]:
+    """What each card holds, in words."""
+    lies = setting.spread
+    found: dict[int, list[str]] = {card: [] for card in lies.cards}
+    found[lies.embed].append("embeddings")
+    first, numbers = 0, dict(lies.layers)
+    for stack in plan.stacks:
+        count = len(stack.layers())
+        found[numbers[stack.base]].append(f"layers {first}-{first + count - 1}")
+        first += count
+    found[lies.norm].append("norm")
+    found[lies.head].append("head")
+    return {card: ", ".join(parts) for card, parts in found.items()}
+
+
+def fullest(estimates: Mapping[int, Estimate], held: Mapping[int, str]) -> Estimate:
+    """The estimate of the card that needs most, beside what all need."""
+    cards = tuple(
+        CardShare(
+            number,
+            held[number],
+            sum(term.num_bytes for term in one.terms if term.category == "parameter"),
+            one.peak_allocated_bytes,
+            one.peak_reserved_bytes,
+            one.device_total_bytes,
+            one.phases["eval"],
+            one.fits,
+        )
+        for number, one in estimates.items()
+    )
+    most = max(estimates.values(), key=lambda one: (not one.fits_without_margin, not one.fits, one.device_total_bytes))
+    return replace(most, cards=cards)

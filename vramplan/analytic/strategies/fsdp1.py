@@ -1,0 +1,195 @@
+"""torch's ``FullyShardedDataParallel`` (FSDP1) as transformers and accelerate 1.15 set it up: flat weights, in parts.
+
+A unit (a layer; around them the root, with all the rest) is one flat tensor, gathered for its forward and again for its
+backward (torch 2.13, distributed/fsdp: _flat_param.py, _runtime_utils.py). Its gradient is one flat tensor as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from vramplan.analytic.architectures.towers import TOWER
+from vramplan.analytic.autograd.recorder import Recorder
+from vramplan.analytic.layer_folding import Piece
+from vramplan.analytic.optimizers import Weight
+from vramplan.analytic.strategies.fsdp import CAST, GATHER, REDUCE, Sharded, gathered_dtype, stored
+from vramplan.memory.timeline import Storage
+from vramplan.units import DTYPE_BYTES, ceil_div, round_up
+
+if TYPE_CHECKING:
+    from vramplan.analytic.played_step import Placed, Step
+
+ALIGNMENT_BYTES = 16
+"""Of each weight within the flat one, where ``use_orig_params`` (_flat_param.py: _get_aligned_numel)."""
+
+
+class Unit:
+    """One flat weight; weights that train and that do not are never in one."""
+
+    def __init__(self, name: str, members: list[Placed], weights: list[Weight], cards: int) -> None:
+        self.members = members
+        first, stored = members[0].parameter, weights[0].dtype
+        used, self.trains = gathered_dtype(first, weights[0]), first.trains
+        align, count = ALIGNMENT_BYTES // DTYPE_BYTES[used], 0
+        for weight in weights:
+            count = round_up(count, align) + weight.num_elements
+        own = ceil_div(count, cards)
+        size = DTYPE_BYTES[used]
+        self.cast = Storage(
+            own * size if stored != used else 0, "communication", f"{name}: own part, cast", stream=CAST
+        )
+        self.whole = Storage(own * cards * size, "communication", f"{name}: gathered weights", stream=GATHER)
+        self.flat = Storage(own * cards * size, "gradient", f"{name}: gradients of the whole unit")
+        self.reduced = Storage(own * size, "communication", f"{name}: reduced gradients", stream=REDUCE)
+        self.gradient = Storage(own * DTYPE_BYTES[stored], "gradient", f"{name} gradients", "own part", stream=REDUCE)
+        self.part = Weight(name, (own,), stored)
+        self.from_host = Storage(self.part.num_bytes, "communication", f"{name}: own part from the host", stream=CAST)
+
+
+class Fsdp1(Sharded):
+    """One card's part of a run."""
+
+    def __init__(self, step: Step, record: Recorder) -> None:
+        super().__init__(step, record)
+        job = self.job
+        cards = job.num_gpus // job.fsdp.replicas
+        places: dict[tuple[int | None, bool], list[Placed]] = {}
+        for one in step.placed:
+            places.setdefault((one.layer, one.parameter.is_adapter), []).append(one)
+        self.units: dict[int | None, list[Unit]] = {None: []}
+        for (layer, is_adapter), members in places.items():
+            name = "root" if layer is None else "layers.* adapters" if is_adapter else "layers.*"
+            unit = Unit(name, members, [stored(one.parameter, job) for one in members], cards)
+            self.units.setdefault(layer, []).append(unit)
+        # _runtime_utils.py, _get_handle_to_prefetch: a unit whose forward ran without gradients is not asked for
+        around = job.reentrant and job.fsdp.checkpoint_outside
+        self.prefetch = "none" if around else job.fsdp.backward_prefetch
+        layers = [layer for layer in self.units if layer is not None and (layer < TOWER or step.setting.looks)]
+        self.before = {layer: self.units[one] for one, layer in pairwise(layers)}
+        """For each layer the units of the one that runs before it."""
+        self.whole: dict[Unit, int] = {}
+        """Flat weights that are gathered."""
+        self.flat: dict[Unit, int] = {}
+        """Gradients that wait for the last micro-step."""
+        self.late: list[int] = []
+        """Gradients that wait for their unit's others."""
+        self.waiting: list[Unit] = []
+        """Frozen units, which go when the unit before is there."""
+
+    @property
+    def all_units(self) -> list[Unit]:
+        """Root first."""
+        return [unit for units in self.units.values() for unit in units]
+
+    def load(self) -> None:
+        """Own part of every unit."""
+        super().load()
+        for unit in self.all_units:
+            flat = self.record.allocate(unit.whole) if self.loaded else None
+            formula = f"{unit.part.num_elements} {unit.part.dtype}, own part"
+            part = self.record.allocate(Storage(unit.part.num_bytes, "parameter", unit.part.name, formula))
+            if flat is not None:
+                self.record.free(flat)
+            if self.offloads:
+                self.record.free(part)
+            self.leave(unit.members)
+
+    def gathered_bytes(self) -> int:
+        """The root, and the largest layer."""
+        sizes = {layer: sum(unit.whole.num_bytes for unit in units) for layer, units in self.units.items()}
+        return sizes.pop(None) + max(sizes.values(), default=0)
+
+    def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+        """Gather before, drop or reduce behind; the root stays from the beginning to the end."""
+        if piece.phase != self.phase:
+            self.phase = piece.phase
+            self._gather(self.units[None])
+        backward = piece.phase.startswith("backward")
+        if piece.layer is None:
+            self._extend(events, offset)
+            if backward and piece in self.step.played.ends:
+                self._finish(self.units[None], offset)
+                self._drop(self.waiting)
+            return
+        units = self.units[piece.layer]
+        self._gather(units)
+        following = self.before.get(piece.layer, []) if backward else []
+        if backward:
+            self._drop(self.waiting)
+        nested = len(units) > 1  # the turn of the layer's last adapter asks for the next layer
+        if self.prefetch == "pre" and not nested:
+            self._gather(following)
+        self._extend(events, offset)
+        if self.prefetch == "post" or (self.prefetch == "pre" and nested):
+            self._gather(following)
+        if backward:
+            self._finish(units, offset)
+        elif self.job.fsdp.reshard_after_forward:
+            self._drop(units)
+
+    def _extend(self, events: Sequence[int], offset: int) -> None:
+        """All but the end of each weight's gradient, which waits until those of its unit are put together."""
+        added, source = self.step.tape.added, self.step.played.source
+        late = [event for event in events if event < 0 and source[~event] in added] if added else []
+        if late:
+            events = [event for event in events if event >= 0 or source[~event] not in added]
+            self.late += [offset + ~event for event in late]
+        self.record.extend(events, offset)
+
+    def _gather(self, units: list[Unit]) -> None:
+        for unit in units:
+            if unit in self.whole:
+                continue
+            passing = [self.record.allocate(unit.cast)] if unit.cast.num_bytes else []
+            if self.offloads:  # _flat_param.py: _use_low_precision_shard, which casts a copy, or flat_param_to
+                copy = self.record.allocate(unit.from_host)
+                if passing:
+                    self.record.free(copy)
+                else:
+                    passing = [copy]
+            self.whole[unit] = self.record.allocate(unit.whole)
+            self.record.free_all(passing)
+
+    def _drop(self, units: list[Unit]) -> None:
+        for unit in list(units):
+            if unit in self.whole:
+                self.record.free(self.whole.pop(unit))
+        if units is self.waiting:
+            units.clear()
+
+    def _finish(self, units: list[Unit], offset: int) -> None:
+        """One flat gradient from all; in the last micro-step it is reduced, before that it stays (``no_sync``)."""
+        record = self.record
+        for unit in units:
+            if not unit.trains:
+                self.waiting.append(unit)
+                continue
+            flat = record.allocate(unit.flat)
+            if self.phase == "backward.0":
+                record.free_all(offset + place for place in self.step.gradients_of(unit.members))
+            record.free_all(self.late)
+            self.late.clear()
+            if unit in self.flat:
+                record.free(flat)
+            else:
+                self.flat[unit] = flat
+            if not self.is_last:
+                if self.job.fsdp.reshard_after_forward:
+                    self._drop([unit])
+                continue
+            self._drop([unit])
+            if unit.gradient.num_bytes == unit.reduced.num_bytes:
+                self.keep(unit.reduced)
+            else:
+                reduced = record.allocate(unit.reduced)
+                self.keep(unit.gradient)
+                record.free(reduced)
+            record.free(self.flat.pop(unit))
+
+    def optimize(self, first: bool) -> None:
+        """Every card updates its own parts."""
+        if self.offloads:
+            return
+        self.update([unit.part for unit in self.all_units if unit.trains], first)

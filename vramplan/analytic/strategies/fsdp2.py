@@ -1,0 +1,311 @@
+"""torch's ``fully_shard`` (FSDP2) as accelerate 1.15 sets it up: each card keeps some rows of every weight.
+
+The weights of a group (a layer; the embedding; the final norm and the head) are gathered when they are needed, and
+their gradients are reduced when these are there (torch 2.13, distributed/fsdp/_fully_shard: _fsdp_param_group.py,
+_fsdp_collectives.py). What is allocated on the streams that communicate does not serve the one that computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vramplan.analytic.architectures.towers import TOWER
+from vramplan.analytic.autograd.recorder import Recorder
+from vramplan.analytic.layer_folding import Piece
+from vramplan.analytic.optimizers import Weight
+from vramplan.analytic.strategies.fsdp import COMPUTE, GATHER, REDUCE, Sharded, gathered_dtype, stored
+from vramplan.memory.timeline import Storage
+from vramplan.units import DTYPE_BYTES, ceil_div
+
+if TYPE_CHECKING:
+    from vramplan.analytic.autograd.graph import Parameter
+    from vramplan.analytic.played_step import Placed, Step
+    from vramplan.inputs.job import Job
+
+
+FOREACH = ("adamw_torch", "adamw_hf")
+"""Optimizers that take all weights at once, but not DTensors (torch/optim/optimizer.py: _foreach_supported_types)."""
+
+
+def is_ignored(parameter: Parameter, job: Job) -> bool:
+    """Whether accelerate leaves it out: four bits in whole numbers (utils/fsdp_utils.py: fsdp2_prepare_model)."""
+    return parameter.quantize != "none" and job.quant_storage == "uint8"
+
+
+class Group:
+    """Weights that are gathered and reduced together."""
+
+    def __init__(self, name: str, members: list[Placed], shares: list[Weight], cards: int, keeps: bool) -> None:
+        self.keeps = keeps
+        """Whether it stays gathered between its forward and its backward."""
+        self.members, self.shares = members, shares
+        parts = [(share, one.parameter) for one, share in zip(members, shares, strict=True)]
+        dtypes = [gathered_dtype(parameter, share) for share, parameter in parts]
+        used = [share.num_elements * DTYPE_BYTES[dtype] for (share, _), dtype in zip(parts, dtypes, strict=True)]
+        cast = sum(size for size, (share, _), dtype in zip(used, parts, dtypes, strict=True) if share.dtype != dtype)
+        trained = [(size, share.num_bytes) for size, (share, p) in zip(used, parts, strict=True) if p.trains]
+        gradients, stored = sum(size for size, _ in trained), sum(size for _, size in trained)
+        self.cast = _buffer(cast, f"{name}: own rows, cast", GATHER)
+        self.copied = _buffer(sum(used), f"{name}: own rows from the host", GATHER)
+        before = [share.num_bytes for (share, _), dtype in zip(parts, dtypes, strict=True) if share.dtype != dtype]
+        self.largest = _buffer(max(before, default=0), f"{name}: own rows from the host, to be cast", GATHER)
+        self.packet = _buffer(cards * sum(used), f"{name}: all rows, as received", GATHER)
+        self.weights = [
+            Storage(cards * size, "communication", f"{name}: gathered weights", "all rows") for size in used
+        ]
+        self.to_reduce = _buffer(cards * gradients, f"{name}: gradients to reduce", COMPUTE)
+        self.reduced = _buffer(gradients, f"{name}: reduced gradients", REDUCE)
+        self.gradient = Storage(stored, "gradient", f"{name} gradients", "own rows", stream=REDUCE)
+
+
+def _buffer(num_bytes: int, label: str, stream: int) -> Storage:
+    return Storage(num_bytes, "communication", label, "", stream=stream)
+
+
+class Fsdp2(Sharded):
+    """One card's part of a run."""
+
+    def __init__(self, step: Step, record: Recorder) -> None:
+        super().__init__(step, record)
+        self.ignored = [one for one in step.placed if is_ignored(one.parameter, self.job)]
+        """Weights that stay whole on every card."""
+        self.divided = [one for one in step.placed if not is_ignored(one.parameter, self.job)]
+        self.shares = [self._share(one) for one in self.divided]
+        self.before, self.layers, self.behind = self._groups()
+        ran = [group for layer, group in self.layers.items() if layer < TOWER or step.setting.looks]
+        self.order = [*self.before, *ran, *self.behind]
+        self.weights: dict[Group, list[int]] = {}
+        """Gathered weights that are there."""
+        self.packets: dict[Group, int] = {}
+        """What was received and is not copied out."""
+        self.held: int | None = None
+        """The packet of the group before, which goes when the next is copied out."""
+        self.sent: int | None = None
+        """Gradients on their way."""
+        self.finished: set[Group] = set()
+        """Groups whose backward is over."""
+        self.inside = False
+        """Whether the phase has come to the layers."""
+        self.embedding_needs_grad = self.job.checkpointing == "full" or any(
+            one.parameter.trains for one in self.before[-1].members
+        )
+
+    def _share(self, one: Placed) -> Weight:
+        """Rows of the first dimension, as many on every card, padding included."""
+        weight = stored(one.parameter, self.job)
+        rows, *others = weight.shape
+        return replace(weight, shape=(ceil_div(rows, self.job.num_gpus), *others))
+
+    def _groups(self) -> tuple[list[Group], dict[int, Group], list[Group]]:
+        """What comes before the layers, the layers, what comes behind them (accelerate, fsdp_utils.py).
+
+        The last group stays gathered, and so does the root, which has whatever no other group has.
+        """
+        tied = self.step.setting.family.is_tied(self.step.setting.config)
+        by_place: dict[int | str, list[tuple[Placed, Weight]]] = {}
+        for one, share in zip(self.divided, self.shares, strict=True):
+            place = self._place(share.name, tied) if one.layer is None else one.layer
+            by_place.setdefault(place, []).append((one, share))
+        cards, names = self.job.num_gpus, {"before": "embedding", "behind": "norm and head", "root": "root"}
+
+        def group(place: int | str, keeps: bool) -> Group:
+            members = [one for one, _ in by_place[place]]
+            name = names[place] if isinstance(place, str) else "layers.*"
+            return Group(name, members, [share for _, share in by_place[place]], cards, keeps)
+
+        keeps = not self.job.fsdp.reshard_after_forward
+        layers = {place: group(place, keeps) for place in by_place if isinstance(place, int)}
+        root = [group("root", True)] if "root" in by_place else []
+        behind = [group("behind", True)] if "behind" in by_place else []
+        before = [group("before", tied or keeps)] if "before" in by_place else []
+        return [*root, *before], layers, behind
+
+    def _place(self, name: str, tied: bool) -> str:
+        """Where a weight outside of the layers goes: with the embedding, with the head, or to the root.
+
+        The final norm goes with the head where accelerate finds it: right below the base model, and not below PEFT's.
+        """
+        if not self.job.fsdp.carves:
+            return "root"
+        setting, embedded = self.step.setting, self.step.embedded
+        norm = setting.family.norm_name
+        found = self.job.method == "full" and setting.seen is None and norm.count(".") == 1 and name.startswith(norm)
+        if found or name.startswith("lm_head"):
+            return "before" if tied else "behind"
+        assert embedded is not None
+        return "before" if name.startswith(embedded.name) else "root"
+
+    # -- loading -------------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Own rows of every weight."""
+        super().load()
+        for share, one in zip(self.shares, self.divided, strict=True):
+            label = f"{'layers.*.' if one.layer is not None else ''}{share.name}"
+            formula = f"{' x '.join(map(str, share.shape))} {share.dtype}, own rows"
+            number = self.record.allocate(Storage(share.num_bytes, "parameter", label, formula))
+            if self.offloads:
+                self.record.free(number)
+        self.leave(self.divided)  # until then a state dict has them (utils/fsdp_utils.py: fsdp2_prepare_model)
+        for one in self.ignored:
+            for storage in one.storages() if one not in self.loaded else ():
+                self.record.allocate(storage)
+
+    def gathered_bytes(self) -> int:
+        """What stays, and the largest other group with its packet beside the one before's."""
+        kept = sum(group.packet.num_bytes for group in self.order if group.keeps)
+        return kept + 3 * max((group.packet.num_bytes for group in self.order if not group.keeps), default=0)
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+        """Gather before, drop or reduce behind."""
+        if piece.phase != self.phase:
+            self.phase, self.inside = piece.phase, False
+            self._free_held()
+        if piece.layer is not None:
+            self.inside, groups = True, [self.layers[piece.layer]]
+        elif not self.inside:
+            groups = self.before
+        else:
+            groups = self.behind if piece in self.step.played.ends else []
+        if piece.phase.startswith("backward"):
+            self._backward(piece, groups, events, offset)
+        else:
+            self._forward(groups, events, offset)
+
+    def _forward(self, groups: list[Group], events: Sequence[int], offset: int) -> None:
+        for group in groups:
+            if group not in self.weights:
+                self._request(group)
+                packet = self._receive(group)
+                self._free_held()
+                self.held = packet
+        self.record.extend(events, offset)
+        for group in groups:
+            if not group.keeps:
+                self._drop(group)
+
+    def _request(self, group: Group) -> None:
+        """All-gather, unless it is there or on its way."""
+        if group in self.weights or group in self.packets:
+            return
+        cast = self._own_rows(group)
+        self.packets[group] = self.record.allocate(group.packet)
+        if cast is not None:
+            self.record.free(cast)
+
+    def _own_rows(self, group: Group) -> int | None:
+        """What is gathered, where that is not the own rows themselves: a copy of the host's, or a cast.
+
+        Those of the host come and are cast one after another (_fsdp_param.py: all_gather_inputs).
+        """
+        if not self.offloads:
+            return self.record.allocate(group.cast) if group.cast.num_bytes else None
+        copied = self.record.allocate(group.copied)
+        self.record.free(self.record.allocate(group.largest))
+        return copied
+
+    def _receive(self, group: Group) -> int:
+        """Copy the weights out of what was received."""
+        self.weights[group] = [self.record.allocate(storage) for storage in group.weights]
+        return self.packets.pop(group)
+
+    def _free_held(self) -> None:
+        if self.held is not None:
+            self.record.free(self.held)
+            self.held = None
+
+    def _drop(self, group: Group) -> None:
+        self.record.free_all(self.weights.pop(group, ()))
+
+    def _backward(self, piece: Piece, groups: list[Group], events: Sequence[int], offset: int) -> None:
+        """Groups come back in the opposite order; what is outside the layers comes first and last."""
+        record = self.record
+        if piece.layer is not None:
+            self._prepare_backward(groups[0])
+            record.extend(events, offset)
+            if piece.layer not in self.step.unfed:  # else nothing tells when its backward is over
+                self._finish_backward(groups[0], offset)
+        elif not self.inside and not self.job.fsdp.carves:  # the root is there, and asks for the last layer at once
+            self._request(self.order[-1])
+            record.extend(events, offset)
+        elif not self.inside:  # the loss has its gradient before the head asks for weights
+            head = self.step.head_begins(events)
+            record.extend(events[:head], offset)
+            if self.behind:
+                self._prepare_backward(self.behind[-1])
+            else:  # the head is the embedding
+                self._request(self.order[-1])
+            record.extend(events[head:], offset)
+            for group in self.behind:
+                self._finish_backward(group, offset)
+        elif piece not in self.step.played.ends:
+            record.extend(events, offset)
+        else:
+            if self.embedding_needs_grad:
+                self._prepare_backward(self.before[-1])
+            record.extend(events, offset)
+            self._end_backward(offset)
+
+    def _end_backward(self, offset: int) -> None:
+        """What is left over: groups that got no call of their own, packets, gradients on their way.
+
+        In the order of the modules: the root, a tower's layers, the embedding, the language model's.
+        """
+        tower = [group for layer, group in self.layers.items() if layer >= TOWER]
+        text = [group for layer, group in self.layers.items() if layer < TOWER]
+        for group in [*self.before[:-1], *tower, self.before[-1], *text]:
+            if group not in self.finished:
+                self._finish_backward(group, offset)
+            if group in self.packets:  # asked for and never used
+                self.record.free(self.packets.pop(group))
+        self.finished.clear()
+        self._arrived()
+
+    def _prepare_backward(self, group: Group) -> None:
+        """Have its weights, and ask for those of the group that comes next."""
+        if group not in self.weights:
+            self._request(group)
+            self.record.free(self._receive(group))
+        place = self.order.index(group)
+        if place:
+            self._request(self.order[place - 1])
+
+    def _finish_backward(self, group: Group, offset: int) -> None:
+        """Drop its weights, and in an optimizer step's last micro-step reduce its gradients.
+
+        Until then gradients stay whole (accelerate: set_requires_gradient_sync).
+        """
+        record = self.record
+        self.finished.add(group)
+        self._drop(group)
+        if not self.is_last:
+            return
+        self._arrived()
+        gradients = self.step.gradients_of(group.members)
+        if not gradients:
+            return
+        self.sent = record.allocate(group.to_reduce)
+        *others, last = gradients
+        record.free_all(offset + place for place in others)
+        reduced = record.allocate(group.reduced) if group.gradient.num_bytes != group.reduced.num_bytes else None
+        self.keep(group.gradient)
+        if reduced is not None:
+            record.free(reduced)
+        record.free(offset + last)  # foreach_reduce's loop still names it
+
+    def _arrived(self) -> None:
+        if self.sent is not None:
+            self.record.free(self.sent)
+            self.sent = None
+
+    def optimize(self, first: bool) -> None:
+        """Every card updates its own rows."""
+        if self.offloads:
+            return
+        pairs = zip(self.shares, self.divided, strict=True)
+        name = "adamw_torch_loop" if self.job.optimizer in FOREACH else self.job.optimizer
+        self.update([share for share, one in pairs if one.parameter.is_reached], first, name)

@@ -1,0 +1,31 @@
+"""What weights are as they were loaded, which is what a strategy divides: their dtype, and a quantized one's tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vramplan.analytic.autograd.graph import SAVED
+from vramplan.analytic.autograd.ops import packed_as
+from vramplan.analytic.layers.modules import is_norm
+from vramplan.analytic.optimizers import Weight
+
+if TYPE_CHECKING:
+    from vramplan.analytic.autograd.graph import Parameter
+    from vramplan.inputs.job import Job
+
+
+def loaded_dtype(parameter: Parameter, job: Job) -> str:
+    """As transformers and PEFT leave it, before an engine casts it or FSDP gathers it in another."""
+    copied = SAVED in parameter.name
+    if parameter.is_adapter and not copied:
+        return job.lora_dtype
+    raised = job.kbit or (job.fp32_norms and is_norm(parameter.name))
+    return (job.saved_dtype if copied else None) or ("fp32" if raised else job.dtype)
+
+
+def divided(parameter: Parameter, job: Job) -> Weight:
+    """The tensor that whoever divides weights sees: of a quantized one what is packed; scales stay whole."""
+    if parameter.quantize == "none":
+        return Weight(parameter.name, parameter.shape, loaded_dtype(parameter, job))
+    shape, dtype = packed_as(parameter.quantize, parameter.shape, job.quant_storage or job.dtype)
+    return Weight(parameter.name, shape, dtype)

@@ -1,0 +1,283 @@
+"""DeepSpeed's ZeRO 1 and 2 as transformers and accelerate set them up: states, and at 2 gradients, are divided.
+
+Mirrors deepspeed 0.19's runtime/zero/stage_1_and_2.py (DeepSpeedZeroOptimizer) on rank 0, which has the embedding:
+the weights of a parameter group are one flat tensor, of which each card updates a part in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from vramplan.analytic.autograd.recorder import Recorder
+from vramplan.analytic.layer_folding import Piece
+from vramplan.analytic.optimizers import Weight, optimizer_of
+from vramplan.analytic.strategies.ddp import Replicated
+from vramplan.analytic.strategies.stored_weights import loaded_dtype
+from vramplan.memory.timeline import Storage
+from vramplan.units import DTYPE_BYTES, ceil_div
+
+if TYPE_CHECKING:
+    from vramplan.analytic.played_step import Placed, Step
+
+ALIGNMENT = 2
+"""Elements that each card's part of a flat tensor is a multiple of (nccl_start_alignment_factor)."""
+NORM_BYTES = 8
+"""Gradient norms are taken in fp64 (runtime/zero/stage_1_and_2.py: get_grad_norm_direct)."""
+
+
+def flat(count: int, dtype: str, category: str, label: str) -> Storage:
+    """A flat tensor."""
+    return Storage(count * DTYPE_BYTES[dtype], category, label, f"{count:,} {dtype}")
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A weight that trains, and where it lies in its group's flat tensor."""
+
+    placed: Placed
+    group: int
+    offset: int
+    count: int
+
+    def owners(self, part: int) -> range:
+        """The cards whose parts it lies in."""
+        return range(self.offset // part, (self.offset + self.count - 1) // part + 1)
+
+    def on_first(self, part: int) -> int:
+        """Elements of it in the first card's part."""
+        return max(0, min(self.count, part - self.offset))
+
+
+class Divided(Replicated):
+    """What all stages have in common: gradients go into a bucket, which is reduced when it is full."""
+
+    def __init__(self, step: Step, record: Recorder) -> None:
+        super().__init__(step, record)
+        self.dtype, self.cards = self.job.dtype, self.job.num_gpus
+        self.trained = self._trained()
+        hidden = step.setting.family.shape(step.setting.config).hidden
+        self.zero = self.job.zero.of_width(hidden)
+        self.bucket_size = self.zero.reduce_bucket_size or 0
+        self.loaded: dict[tuple[int | None, str], list[int]] = {}
+        """Weights as they were loaded."""
+        self.filled: list[Trained] = []
+        """Weights whose gradients wait in the bucket."""
+        self.large: list[int] = []
+        """Gradients beside it, too large for it."""
+
+    def _trained(self) -> dict[tuple[int | None, str], Trained]:
+        """In order of the groups: the Trainer makes two, with and without weight decay."""
+        found, offsets = {}, [0, 0]
+        for group in (0, 1):
+            for one in self.step.placed:
+                name, shape, dtype = one.parameter.name, one.parameter.shape, one.parameter.dtype
+                plain = self.job.loop == "trainer" and not Weight(name, shape, dtype).decays
+                if one.parameter.trains and plain == bool(group):
+                    count = one.parameter.num_elements
+                    found[one.layer, one.name] = Trained(one, group, offsets[group], count)
+                    offsets[group] += count
+        return found
+
+    def load(self) -> None:
+        """Every weight whole, in the dtype that it was loaded in."""
+        for one, storages in self.load_whole(self.step.placed).items():
+            self.loaded[one.layer, one.name] = storages
+
+    def loaded_dtype(self, one: Placed) -> str | None:
+        """Where it is another one than the weight is used in."""
+        loaded = loaded_dtype(one.parameter, self.job)
+        is_cast = one.parameter.quantize == "none" and one.parameter.dtype == self.dtype != loaded
+        return loaded if is_cast and self.job.engine_casts else None
+
+    def cast(self) -> None:
+        """The engine makes all of them one dtype, one after another (engine.py: _cast_module_mixed_precision)."""
+        for one in self.step.placed:
+            if self.loaded_dtype(one) is not None:
+                key = one.layer, one.name
+                before, self.loaded[key] = self.loaded[key], [self.record.allocate(s) for s in one.storages()]
+                self.record.free_all(before)
+
+    @property
+    def group_sizes(self) -> list[int]:
+        """Elements of each group that has any."""
+        groups = groupby(self.trained.values(), key=lambda one: one.group)
+        return [sum(one.count for one in group) for _, group in groups]
+
+    def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+        """Gradients go as they come."""
+        self.phase = piece.phase
+        self.stretch(piece, events, offset)
+
+    def stretch(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+        """Some events of a piece; each gradient that comes among them is taken."""
+        source, tape = self.step.played.source, self.step.tape
+        done = 0
+        if not tape.gives_gradients or not piece.phase.startswith("backward"):
+            self.record.extend(events, offset)
+            return
+        for number, event in enumerate(events):
+            if event < 0 and source[~event] in tape.added:
+                self.record.extend(events[done:number], offset)
+                done = number + 1
+                name = tape.storages[source[~event]].module
+                self.arrived(self.trained[piece.layer, name], offset + ~event)
+        self.record.extend(events[done:], offset)
+
+    def arrived(self, one: Trained, gradient: int) -> None:
+        """A weight's gradient is there: into the bucket with it, or beside it."""
+        if sum(other.count for other in self.filled) + one.count > self.bucket_size:
+            self.flush()
+        self.filled.append(one)
+        if one.count <= self.bucket_size:
+            self.record.free(gradient)
+        else:
+            self.large.append(gradient)
+
+    def flush(self) -> None:
+        """Reduce what is in the bucket and beside it."""
+        if self.filled:
+            self.reduce(self.filled)
+        self.record.free_all(self.large)
+        self.filled, self.large = [], []
+
+    def passing(self, storage: Storage) -> None:
+        """A temporary of one call."""
+        self.record.free(self.record.allocate(storage))
+
+    def norm(self, count: int) -> None:
+        """What the norm of so many elements of a gradient takes."""
+        self.passing(Storage(NORM_BYTES * count, "temporary", "gradient in fp64 for its norm"))
+
+    def to_host(self, count: int) -> None:
+        """What it takes to send them there."""
+        self.norm(count)
+        self.passing(flat(count, "fp32", "temporary", "gradient in fp32, to the host"))
+
+    def reduce(self, members: list[Trained]) -> None:
+        """What one reduction holds."""
+        raise NotImplementedError
+
+    def drop_gradients(self, offset: int) -> None:
+        """They are gone."""
+
+
+class Zero(Divided):
+    """One card's part of a run at stage 1 or 2."""
+
+    def __init__(self, step: Step, record: Recorder) -> None:
+        super().__init__(step, record)
+        multiple = ALIGNMENT * self.cards
+        self.parts = [ceil_div(size, multiple) * ALIGNMENT for size in self.group_sizes]
+        """Elements of a card's part, by group."""
+        self.own = sum(one.count for one in self.trained.values() if one.offset < self.parts[one.group])
+        self.buckets: list[int] = []
+        self.partitions: list[int] = []
+        """Reduced gradients of weights in the own part; of every micro-batch's, the first's stay."""
+        self.reduced = False
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the host has the states and updates the weights."""
+        return self.job.offload != "none"
+
+    def prepare(self) -> None:
+        """Weights that train move into flat tensors, and the own parts get an fp32 copy (``__init__``)."""
+        record = self.record
+        self.cast()
+        for group, part in enumerate(self.parts):
+            whole = flat(part * self.cards, self.dtype, "parameter", "flat weights that train")
+            loaded = [number for key, one in self.trained.items() if one.group == group for number in self.loaded[key]]
+            if whole.num_bytes > self.step.card.usable_bytes - record.live_bytes():  # by way of the host
+                record.free_all(loaded)
+                record.allocate(whole)
+            else:
+                record.allocate(whole)
+                record.free_all(loaded)
+            if not self.offloads:
+                clone = record.allocate(flat(part, self.dtype, "temporary", "own part"))
+                record.allocate(flat(part, "fp32", "optimizer_state", "fp32 copy of the own part"))
+                record.free(clone)
+        if self.offloads:
+            largest = max(one.count for one in self.trained.values())
+            record.allocate(flat(largest, self.dtype, "communication", "gradient on its way to the host"))
+            return
+        zeros = [record.allocate(flat(part, "fp32", "temporary", "zero gradients")) for part in self.parts]
+        record.free_all(zeros)
+
+    def arrived(self, one: Trained, gradient: int) -> None:
+        """The first gradient of a backward brings the bucket."""
+        self._open()
+        super().arrived(one, gradient)
+
+    def _open(self) -> None:
+        if not self.buckets:
+            size = flat(self.bucket_size, self.dtype, "communication", "reduce bucket (reduce_bucket_size)")
+            count = 2 if self.job.zero.overlap_comm else 1
+            self.buckets = [self.record.allocate(size) for _ in range(count)]
+
+    def reduce(self, members: list[Trained]) -> None:
+        """Slices of several owners are put together in a copy (average_tensor); the own ones stay."""
+        record = self.record
+        runs, before = 0, -1
+        for one in members:
+            for owner in one.owners(self.parts[one.group]):
+                runs += owner != before
+                before = owner
+        if runs > 1:
+            self.passing(flat(sum(one.count for one in members), self.dtype, "communication", "bucket, by owner"))
+        mine = any(one.offset < self.parts[one.group] for one in members)
+        if mine and not self.reduced and not self.offloads:
+            self.reduced = True
+            label = "reduced gradients of weights in the own part"
+            self.partitions.append(record.allocate(flat(self.own, self.dtype, "gradient", label)))
+        if self.offloads and self.is_last:
+            for one in members:
+                self.to_host(one.on_first(self.parts[one.group]))
+
+    def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+        """At stage 1 the first gradient brings the bucket, though it waits for the last micro-batch's end."""
+        self.offset = offset
+        if self.job.strategy == "zero1" and piece.phase.startswith("backward") and not self.buckets:
+            head = self.job.method == "full" or any(name.startswith("lm_head") for _, name in self.trained)
+            first = self.step.head_begins(events) if head and piece.layer is None else 0
+            if first or piece.layer is not None:
+                self.record.extend(events[:first], offset)
+                self._open()
+                events = events[first:]
+        super().play(piece, events, offset)
+
+    def backward_ends(self) -> None:
+        """Stage 1 takes all gradients behind the last micro-batch; the bucket goes with the epilogue."""
+        if self.job.strategy == "zero1":
+            if not self.is_last:
+                return
+            for one in self.trained.values():
+                for place in self.step.gradients_of([one.placed]):
+                    self.arrived(one, self.offset + place)
+        self.flush()
+        self.record.free_all(self.buckets)
+        self.record.free_all(self.partitions[1:])
+        self.buckets, self.partitions, self.reduced = [], self.partitions[:1], False
+
+    def optimize(self, first: bool) -> None:
+        """Every card updates its parts: one flat fp32 tensor for each group (step)."""
+        if self.offloads:
+            return
+        record = self.record
+        for one in self.trained.values():
+            self.norm(one.on_first(self.parts[one.group]))
+        for group, part in enumerate(self.parts):
+            joined = record.allocate(flat(part, self.dtype, "temporary", "gradients of the own part"))
+            if self.dtype != "fp32":
+                gradient = record.allocate(flat(part, "fp32", "gradient", "gradients of the own part in fp32"))
+                record.free(joined)
+            else:
+                gradient = joined
+            if group == len(self.parts) - 1:
+                record.free_all(self.partitions)
+                self.partitions = []
+            optimizer_of(self.job.optimizer).step(record, [Weight("own part", (part,), "fp32")], first)
+            record.free(gradient)

@@ -1,0 +1,291 @@
+"""DeepSpeed's ZeRO 3 as transformers and accelerate set it up: weights, gradients and states are divided.
+
+Mirrors deepspeed 0.19's runtime/zero/stage3.py and partition_parameters.py. Of a weight's n elements, whatever its
+shape, every card has ceil(n / cards).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from vramplan.analytic.autograd.graph import SAVED
+from vramplan.analytic.autograd.recorder import Recorder
+from vramplan.analytic.layer_folding import Piece
+from vramplan.analytic.optimizers import Weight, optimizer_of
+from vramplan.analytic.strategies import zero3_coordinator
+from vramplan.analytic.strategies.fsdp import REDUCE
+from vramplan.analytic.strategies.stored_weights import divided
+from vramplan.analytic.strategies.zero3_coordinator import Coordinator, Visit
+from vramplan.analytic.strategies.zero12 import Divided, Trained, flat
+from vramplan.memory.timeline import Storage
+from vramplan.units import DTYPE_BYTES, ceil_div
+
+if TYPE_CHECKING:
+    from vramplan.analytic.played_step import Placed, Step
+
+MIXTURE = "mlp"
+"""What transformers calls a mixture of experts."""
+Module = tuple[int | None, str]
+Turn = tuple[str, bool, Module]
+"""Phase, whether checkpointing runs it again, and the module."""
+
+
+def _entered(before: Turn | None, turn: Turn) -> int:
+    """Modules around the next one that were not around the one before: the layer, its attention ..."""
+    around = [str(turn[2][0]), *turn[2][1].split(".")[:-1]]
+    if before is None or before[:2] != turn[:2]:
+        return len(around)
+    last = [str(before[2][0]), *before[2][1].split(".")[:-1]]
+    shared = next(
+        (n for n, (a, b) in enumerate(zip(last, around, strict=False)) if a != b), min(len(last), len(around))
+    )
+    return len(around) - shared
+
+
+class Zero3(Divided):
+    """One card's part of a run."""
+
+    def __init__(self, step: Step, record: Recorder) -> None:
+        super().__init__(step, record)
+        self.weights: list[zero3_coordinator.Divided] = []
+        self.modules: dict[Module, list[zero3_coordinator.Divided]] = {}
+        self.module_of: dict[Module, Module] = {}
+        mixtures = {one.layer for one in step.placed if one.parameter.name.startswith(f"{MIXTURE}.experts.")}
+        self.leaves = mixtures if step.setting.family.leaf or self.zero.leaf_mixtures else set()
+        """Layers whose mixture is one module to DeepSpeed."""
+        self.late: list[tuple[Trained, int]] = []
+        """Gradients of such a module, which are taken when its backward is over."""
+        copied = {one.parameter.name.removesuffix(SAVED) for one in step.placed if SAVED in one.parameter.name}
+        for number, one in enumerate(step.placed):
+            name = one.parameter.name
+            own = module = name.rpartition(".lora_")[0] or name.removesuffix(SAVED).rpartition(".")[0]
+            if one.layer in self.leaves and module.startswith(f"{MIXTURE}."):
+                module = MIXTURE
+            weight = self._divided(number, one)
+            self.weights.append(weight)
+            if name not in copied:  # the original of a module to save never runs
+                self.modules.setdefault((one.layer, module), []).append(weight)
+            for place in (name, own):  # a gradient is called as its weight
+                self.module_of[one.layer, place] = (one.layer, module)
+        pairs = zip(step.placed, self.weights, strict=True)
+        self.embedding = [weight for one, weight in pairs if one.parameter is step.embedded]
+        if step.setting.family.is_tied(step.setting.config):
+            self.modules[None, "lm_head"] = self.embedding
+            self.module_of[None, "lm_head"] = (None, "lm_head")
+        self.visits = self._visits()
+        self.coordinator = Coordinator(record, self.visits, self.zero, from_host=self.job.offload == "all")
+        self.recomputes = self.job.checkpointing == "full"
+        self.current: Visit | None = None
+        self.running: Turn | None = None
+
+    def _divided(self, number: int, one: Placed) -> zero3_coordinator.Divided:
+        parameter = one.parameter
+        weight = divided(parameter, self.job)
+        dtype = parameter.dtype if parameter.quantize == "none" else weight.dtype
+        count, size = weight.num_elements, DTYPE_BYTES[dtype]
+        threshold = self.zero.param_persistence_threshold or 0
+        own = ceil_div(count, self.cards) * size
+        whole = own * self.cards if self.cards > 1 or self.job.offload == "all" else 0  # one card's part is the whole
+        held = parameter.held and not (self.job.reentrant and self.job.checkpointing == "full")
+        stays = count <= threshold
+        return zero3_coordinator.Divided(number, parameter.name, count, whole, own, stays, parameter.viewed, held)
+
+    # -- whose turn it is ----------------------------------------------------------------------------------------------
+
+    def _turns(self, piece: Piece, events: Sequence[int]) -> Iterator[tuple[int, Turn]]:
+        """(event, turn) of each storage that a module with weights makes; recomputing is a turn of its own."""
+        storages, source = self.step.tape.storages, self.step.played.source
+        backward = piece.phase.startswith("backward")
+        for number, event in enumerate(events):
+            if event >= 0:
+                info = storages[source[event]]
+                module = self.module_of.get((piece.layer, info.module))
+                if module is not None and info.category != "workspace":
+                    yield number, (piece.phase, backward and info.category == "activation", module)
+
+    def _visits(self) -> list[Visit]:
+        """Those of the first micro-step, with the modules around them, whose turn asks for weights to come as well."""
+        found: list[Visit] = []
+        running: Turn | None = None
+        for piece, following in pairwise(self.step.played.pieces):
+            if not piece.phase.endswith(".0"):
+                break
+            for _, turn in self._turns(piece, self.step.played.events[piece.first_event : following.first_event]):
+                if turn != running:
+                    *others, last = self._parts(turn)
+                    found += [Visit(None, ())] * _entered(running, turn)
+                    found += [Visit(None, part) for part in others]
+                    found.append(Visit(turn[2], last))
+                    running = turn
+        return found + [Visit(None, (weight,)) for weight in self._hooked()]
+
+    def _hooked(self) -> list[zero3_coordinator.Divided]:
+        """Frozen weights behind which transformers' hook makes a gradient begin: their modules are fetched once more.
+
+        The patches' weight is read for its dtype before the convolution runs, which makes it the outer module's as well
+        (an external parameter).
+        """
+        step, found = self.step, []
+        if self.job.checkpointing != "full":
+            return []
+        if step.setting.seen is not None and step.setting.looks and step.setting.seen.sight.hooked != "nothing":
+            pairs = zip(step.placed, self.weights, strict=True)
+            found = [weight for one, weight in pairs if len(one.parameter.shape) > 3 and not one.parameter.trains]
+        return found + (self.embedding if self.job.method != "full" else [])
+
+    def _parts(self, turn: Turn) -> list[tuple[zero3_coordinator.Divided, ...]]:
+        """Modules of their own: PEFT's layer around the layer itself, the dropout, the two matrices."""
+        weights = self.modules[turn[2]]
+        if turn[2][0] in self.leaves and turn[2][1] == MIXTURE:
+            return [tuple(weights)]
+        adapters = [(weight,) for weight in weights if ".lora_" in weight.label]
+        own = tuple(weight for weight in weights if ".lora_" not in weight.label)
+        if not adapters:
+            return [own]
+        if not turn[0].startswith("backward") or turn[1]:
+            return [(), own, (), *adapters]
+        return [(), *reversed(adapters), *([] if turn[2] in self.step.idle else [own])]
+
+    # -- loading -------------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Parts of the weights as they come; a quantized model is loaded whole, and divided by the engine."""
+        if self.job.engine_casts:
+            super().load()
+        else:
+            self._divide()
+
+    def _divide(self) -> None:
+        """A part of every frozen weight; those that train are one flat tensor, made later."""
+        for one, weights in zip(self.step.placed, self.weights, strict=True):
+            whole = self.loaded.get((one.layer, one.parameter.name), [])
+            if not one.parameter.trains and self.job.offload != "all":
+                label = f"{'layers.*.' if one.layer is not None else ''}{weights.label}"
+                self.record.allocate(Storage(weights.own_bytes, "parameter", label, "own part"))
+            self.record.free_all(whole[:1])  # scales stay
+
+    def prepare(self) -> None:
+        """The flat part of what trains, its fp32 copy, room for its gradients, the bucket (``__init__``)."""
+        record, dtype = self.record, self.dtype
+        if self.job.engine_casts:
+            self.cast()
+            self._divide()
+        own = sum(self.parts)
+        stored = dtype if self.job.engine_casts or self.job.method == "full" else self.job.lora_dtype
+        if self.job.offload != "all":
+            record.allocate(flat(own, stored, "parameter", "own part of the weights that train"))
+        if self.job.offload == "none":
+            for part in self.parts:
+                record.allocate(flat(part, "fp32", "optimizer_state", "fp32 copy of the own part"))
+            record.allocate(flat(own, dtype, "gradient", "gradients of the own part"))
+        record.allocate(flat(self.bucket_size, dtype, "communication", "reduce bucket (reduce_bucket_size)"))
+
+    @property
+    def parts(self) -> list[int]:
+        """Elements of each sub-group of a card's part."""
+        found: list[int] = []
+        group, size = -1, 0
+        for one in self.trained.values():
+            if one.group != group or size >= self.job.zero.sub_group_size:
+                found.append(0)
+                group, size = one.group, 0
+            size += ceil_div(one.count, self.cards)
+            found[-1] = size
+        return found
+
+    def gathered_bytes(self) -> int:
+        """An evaluation breaks the known order: small weights, and one module's at a time, in a copy where several."""
+        small = sum(weight.gathered_bytes for weight in self.weights if weight.stays)
+        large = (
+            sum(weight.gathered_bytes for weight in weights if not weight.stays) * (1 + (len(weights) > 1))
+            for weights in self.modules.values()
+        )
+        return small + max(large, default=0)
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+        """Each micro-step begins anew."""
+        if piece.phase != self.phase:
+            self._leave()
+            if piece.phase.startswith("forward"):
+                self.coordinator.restart()
+        super().play(piece, events, offset)
+
+    def arrived(self, one: Trained, gradient: int) -> None:
+        """Adapters stay fp32 here: their gradients are cast to what is sent."""
+        if one.placed.layer in self.leaves and one.placed.parameter.name.startswith(f"{MIXTURE}."):
+            self.late.append((one, gradient))
+            return
+        self._take(one, gradient)
+
+    def _take(self, one: Trained, gradient: int) -> None:
+        if one.placed.parameter.dtype != self.dtype:
+            self.passing(flat(one.count, self.dtype, "communication", "gradient, cast"))
+        super().arrived(one, gradient)
+
+    def stretch(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+        """Weights come and go with the modules."""
+        done = 0
+        for number, turn in self._turns(piece, events):
+            if turn == self.running:
+                continue
+            super().stretch(piece, events[done:number], offset)
+            done = number
+            self._leave()
+            self.running = turn
+            while self.current is None or self.current.module is None:
+                if self.current is not None:
+                    self.coordinator.leave(self.current)
+                self.current = self.visits[self.coordinator.step]
+                self.coordinator.enter()
+        super().stretch(piece, events[done:], offset)
+
+    def _leave(self) -> None:
+        if self.current is not None:
+            saves = self.running is not None and self.running[0].startswith("forward") and not self.recomputes
+            self.coordinator.leave(self.current, saves)
+            self.current = self.running = None
+        for one, gradient in self.late:
+            self._take(one, gradient)
+        self.late.clear()
+
+    def reduce(self, members: list[Trained]) -> None:
+        """Several gradients, or one that does not divide evenly, are put together (reduce_scatter_coalesced)."""
+        own = [ceil_div(one.count, self.cards) for one in members]
+        if len(members) > 1 or members[0].count % self.cards:
+            copy = flat(sum(own) * self.cards, self.dtype, "communication", "gradients, by owner")
+            self.passing(Storage(copy.num_bytes, copy.category, copy.label, copy.formula, stream=REDUCE))
+        if self.job.offload != "none":
+            for count in own:
+                self.to_host(count)
+
+    def backward_ends(self) -> None:
+        """The epilogue."""
+        self._leave()
+        for visit in self.visits[self.coordinator.step :]:
+            self.coordinator.enter()
+            self.coordinator.leave(visit)
+        self.flush()
+        if not self.is_last:
+            self.coordinator.drop_held()
+
+    def drop_gradients(self, offset: int) -> None:
+        """The step is over, and with it the last graph."""
+        self.coordinator.drop_held()
+
+    def optimize(self, first: bool) -> None:
+        """Every card updates its part, a sub-group at a time; small weights are whole again behind it."""
+        self.coordinator.release_all()
+        if self.job.offload == "none":
+            for one in self.trained.values():
+                self.norm(ceil_div(one.count, self.cards))
+            for part in self.parts:
+                joined = self.record.allocate(flat(part, self.dtype, "temporary", "gradients of a sub-group"))
+                gradient = self.record.allocate(flat(part, "fp32", "gradient", "gradients of a sub-group in fp32"))
+                self.record.free(joined)
+                optimizer_of(self.job.optimizer).step(self.record, [Weight("own part", (part,), "fp32")], first)
+                self.record.free(gradient)
+        self.coordinator.gather_small(self.weights)

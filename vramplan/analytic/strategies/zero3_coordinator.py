@@ -1,0 +1,199 @@
+"""Which weights are whole at a time under ZeRO-3: DeepSpeed's parameter coordinator, in the state it settles in.
+
+Mirrors deepspeed 0.19's runtime/zero/partitioned_param_coordinator.py once it knows the order of the modules: weights
+are gathered when their module runs, those of the modules to come ahead of time, and what is used again soon stays.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from vramplan.analytic.autograd.recorder import Recorder
+from vramplan.analytic.strategies.fsdp import GATHER
+from vramplan.inputs.job import Zero
+from vramplan.memory.timeline import Storage
+
+
+class Divided(NamedTuple):
+    """A weight of which every card has a part."""
+
+    number: int
+    label: str
+    num_elements: int
+    gathered_bytes: int
+    """Of all parts, padding included."""
+    own_bytes: int
+    stays: bool
+    """Whether it stays whole, being small (stage3_param_persistence_threshold)."""
+    viewed: bool = False
+    """Whether backward keeps a view of it: its memory outlives its release to the end of that."""
+    held: bool = False
+    """Whether the graph holds what was gathered, until that is dropped: DeepSpeed only lets go of it."""
+
+
+class Visit(NamedTuple):
+    """A module's turn in the step."""
+
+    module: Hashable
+    """None: one without weights of its own, around others."""
+    weights: tuple[Divided, ...]
+
+
+class Gathering:
+    """Several weights on their way in one buffer, copied out when the first is waited for."""
+
+    __slots__ = ("buffer", "copied", "waited", "weights")
+
+    def __init__(self, weights: list[Divided], buffer: int) -> None:
+        self.weights, self.buffer = weights, buffer
+        self.copied, self.waited = False, 0
+
+
+class Coordinator:
+    """Gathers and releases along the visits of a micro-step, which are always the same."""
+
+    def __init__(self, record: Recorder, visits: Sequence[Visit], zero: Zero, from_host: bool) -> None:
+        self.record, self.visits, self.zero = record, visits, zero
+        self.from_host = from_host
+        """Whether a card's part comes from the host each time."""
+        self.order = [
+            (weight, step)
+            for step, visit in enumerate(visits)
+            for weight in sorted(visit.weights, key=lambda weight: weight.number)
+        ]
+        self.whole: dict[int, int] = {}
+        """Weights that are there."""
+        self.coming: dict[int, Gathering | int] = {}
+        """Weights on their way: alone, or several in one buffer."""
+        self.in_use: dict[int, int] = {}
+        self.kept: dict[tuple[int, int], bool] = {}
+        self.outlived: dict[int, int] = {}
+        """Memory of released weights that waits for their backward."""
+        self.live = 0
+        self.held: dict[int, int] = {}
+        """Weights that were released and are held."""
+        self.restart()
+
+    def restart(self) -> None:
+        """The next micro-step begins."""
+        self.queue = deque(self.order)
+        self.fetched: dict[int, int] = {}
+        self.step = 0
+
+    def enter(self) -> None:
+        """The next module runs: have its weights, and ask for those to come."""
+        visit, step = self.visits[self.step], self.step
+        self._gather([weight for weight in visit.weights if not self._is_there(weight)])
+        for weight in visit.weights:
+            self.in_use[weight.number] = self.in_use.get(weight.number, 0) + 1
+            self._wait(weight)
+        waiting = {weight.number for weight in visit.weights if self.fetched.get(weight.number, -1) < step}
+        while self.queue and waiting:
+            weight, at = self.queue.popleft()
+            self.fetched[weight.number] = at
+            waiting.discard(weight.number)
+        room = min(self.zero.max_live_parameters - self.live, self.zero.prefetch_bucket_size or 0)
+        ahead: dict[int, Divided] = {}
+        count = 0
+        while self.queue and count < room:
+            weight, at = self.queue.popleft()
+            self.fetched[weight.number] = max(self.fetched.get(weight.number, -1), at)
+            if not self._is_there(weight) and weight.number not in ahead:
+                ahead[weight.number] = weight
+                count += weight.num_elements
+        self._gather(list(ahead.values()))
+        self.step += 1
+
+    def leave(self, visit: Visit, saves: bool = False) -> None:
+        """A module is done: drop what nobody needs soon; `saves`: its forward has saved what backward needs."""
+        for weight in visit.weights:
+            self.in_use[weight.number] -= 1
+            if weight.number in self.outlived and not saves:
+                self.record.free(self.outlived.pop(weight.number))
+            if not self._stays(weight):
+                self.release(weight, saves)
+
+    def release(self, weight: Divided, saves: bool = False) -> None:
+        """Drop a weight that is there and not in use."""
+        if weight.number in self.whole and not self.in_use.get(weight.number):
+            whole = self.whole.pop(weight.number)
+            self.live -= weight.num_elements
+            if saves and weight.viewed:
+                self.outlived[weight.number] = whole
+            elif weight.held and weight.number not in self.held:  # what is gathered again for a recomputation is not
+                self.held[weight.number] = whole
+            else:
+                self.record.free(whole)
+
+    def drop_held(self) -> None:
+        """The graph is gone."""
+        self.record.free_all(self.held.values())
+        self.held.clear()
+
+    def release_all(self) -> None:
+        """The optimizer changes the parts: nothing stays whole."""
+        self.in_use.clear()
+        for visit in self.visits:
+            for weight in visit.weights:
+                if weight.number in self.coming:
+                    self._wait(weight)
+                self.release(weight)
+
+    def gather_small(self, weights: Sequence[Divided]) -> None:
+        """Those that stay are whole again."""
+        for weight in weights:
+            if weight.stays and not self._is_there(weight):
+                self._gather([weight])
+                self._wait(weight)
+
+    def _is_there(self, weight: Divided) -> bool:
+        return weight.number in self.whole or weight.number in self.coming
+
+    def _gather(self, weights: list[Divided]) -> None:
+        """One weight's buffer is the weight itself; several share one (all_gather_coalesced)."""
+        if not weights:
+            return
+        weights.sort(key=lambda weight: weight.number)
+        self.live += sum(weight.num_elements for weight in weights)
+        parts = []
+        if self.from_host:
+            size = sum(weight.own_bytes for weight in weights)
+            parts = [self.record.allocate(Storage(size, "communication", "own parts from the host", stream=GATHER))]
+        size = sum(weight.gathered_bytes for weight in weights)
+        label = f"{weights[0].label}, gathered" if len(weights) == 1 else "weights gathered together"
+        buffer = self.record.allocate(Storage(size, "communication", label, stream=GATHER))
+        self.record.free_all(parts)
+        several = Gathering(weights, buffer)
+        for weight in weights:
+            self.coming[weight.number] = several if len(weights) > 1 else buffer
+
+    def _wait(self, weight: Divided) -> None:
+        found = self.coming.pop(weight.number, None)
+        if isinstance(found, int):
+            self.whole[weight.number] = found
+        elif found is not None:
+            if not found.copied:
+                found.copied = True
+                for one in found.weights:
+                    copy = Storage(one.gathered_bytes, "communication", f"{one.label}, gathered", stream=GATHER)
+                    self.whole[one.number] = self.record.allocate(copy)
+            found.waited += 1
+            if found.waited == len(found.weights):
+                self.record.free(found.buffer)
+
+    def _stays(self, weight: Divided) -> bool:
+        """Whether it is small, was fetched for later, or is used again within `max_reuse_distance` elements."""
+        if weight.stays or self.fetched.get(weight.number, -1) > self.step:
+            return True
+        key = (weight.number, self.step)
+        if key not in self.kept:
+            passed, again = 0, False
+            for visit in self.visits[self.step :]:
+                if passed >= self.zero.max_reuse_distance or again:
+                    break
+                again = any(other.number == weight.number for other in visit.weights)
+                passed += sum(other.num_elements for other in visit.weights)
+            self.kept[key] = again
+        return self.kept[key]

@@ -1,0 +1,91 @@
+"""A run whose samples differ in length: micro-batches of other lengths come before the longest.
+
+Tensors of every length leave blocks of their own size in torch's cache, into which those of other lengths fit badly.
+What is reserved grows from batch to batch while what is allocated does not, until cudaMalloc is refused and the cache
+is emptied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from vramplan.analytic.autograd.recorder import Recorder
+from vramplan.analytic.played_step import micro_steps
+from vramplan.inputs.job import Job
+from vramplan.inputs.sample_lengths import batch_lengths
+from vramplan.memory.timeline import Timeline
+
+
+def varied(timeline_at: Callable[[int], Timeline], job: Job) -> Timeline:
+    """Loading, optimizer steps of as many micro-batches as the job accumulates, and one that the longest ends.
+
+    `timeline_at` gives loading and two steps at a length; the second, with gradients and states there, stands for all
+    that follow it.
+    """
+    (*others, longest), run = batch_lengths(job), _Run()
+    accumulated, several = job.gradient_accumulation_steps, micro_steps(job)
+    whole = several + 1  # pieces of a step
+    run.play(timeline_at(longest), 0)
+    steps = [others[number : number + accumulated] for number in range(0, len(others), accumulated)]
+    for step, lengths in enumerate([*steps, [others[0], longest][-several:]]):
+        first = 1 + min(step, 1) * whole
+        for micro, length in enumerate(lengths):
+            run.play(timeline_at(length), first + min(micro, several - 1))
+        run.play(timeline_at(lengths[-1]), first + several)
+        if step:
+            run.hand_on(timeline_at(lengths[-1]), first)
+    return run.record.timeline()
+
+
+class _Run:
+    """What is put together of pieces of other timelines, all of one numbering of storages."""
+
+    def __init__(self) -> None:
+        self.record = Recorder()
+        self.live: dict[int, int] = {}
+        """Number here by number there."""
+
+    def play(self, timeline: Timeline, piece: int) -> None:
+        """A piece: loading, a micro-step, or an optimizer's step; see :func:`pieces`."""
+        record, live = self.record, self.live
+        for phase, first, last in pieces(timeline)[piece]:
+            record.enter(phase)
+            for event in timeline.events[first:last]:
+                if event >= 0:
+                    before, live[event] = live.get(event), record.allocate(timeline.storages[event])
+                    if before is not None:  # what the step before held goes when there is a new one
+                        record.free(before)
+                elif ~event in live:
+                    record.free(live.pop(~event))
+
+    def hand_on(self, timeline: Timeline, piece: int) -> None:
+        """What a second step, which begins with a piece, leaves takes the place of what the first left it."""
+        begins = pieces(timeline)[piece][0][1]
+        before = _left(timeline.events[:begins])
+        freed = {~event for event in timeline.events[begins:] if event < 0}
+        for old, new in zip([one for one in before if one in freed], _left(timeline.events[begins:]), strict=False):
+            if new in self.live:
+                self.live[old] = self.live.pop(new)
+
+
+def _left(events: Sequence[int]) -> list[int]:
+    """Storages that are allocated and not freed, in order."""
+    found: dict[int, None] = {}
+    for event in events:
+        if event >= 0:
+            found[event] = None
+        else:
+            found.pop(~event, None)
+    return list(found)
+
+
+def pieces(timeline: Timeline) -> list[list[tuple[str, int, int]]]:
+    """A timeline in pieces, each (phase, first event, behind the last): loading, micro-steps, optimizer's steps."""
+    marks = timeline.marks
+    ends = [mark.first_event for mark in marks[1:]] + [len(timeline.events)]
+    found: list[list[tuple[str, int, int]]] = []
+    for mark, end in zip(marks, ends, strict=True):
+        if mark.phase != "backward":
+            found.append([])
+        found[-1].append((mark.phase, mark.first_event, end))
+    return found

@@ -1,0 +1,50 @@
+"""`vramplan models` and `vramplan gpus`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from vramplan.cli.options import AsJson
+from vramplan.errors import ConfigError
+
+
+def models(
+    search: Annotated[str, typer.Argument(help="Only those whose name contains this.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """List the shipped models."""
+    from vramplan.inputs.catalog import load_spec, model_names
+
+    wanted = search.lower()
+    specs = [load_spec(name) for name in model_names()]
+    found = [one for one in specs if any(wanted in name.lower() for name in (one.name, *one.aliases))]
+    _listed(found, "model", search, as_json, "models", "model")
+
+
+def gpus(
+    search: Annotated[str, typer.Argument(help="Only those whose name contains this.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """List the known cards."""
+    from vramplan.inputs.catalog import all_cards
+
+    wanted = search.lower()
+    found = [one for one in all_cards() if any(wanted in n.lower() for n in (one.name, one.title, *one.aliases))]
+    _listed(found, "card", search, as_json, "cards", "card")
+
+
+def _listed(found: list[Any], kind: str, search: str, as_json: bool, table: str, row: str) -> None:
+    if not found:
+        raise ConfigError(f"no {kind} has {search!r} in its name")
+    if as_json:
+        from vramplan.render import json_output as as_text
+
+        to_row: Callable[[Any], dict[str, Any]] = getattr(as_text, row)
+        print(as_text.dumps([to_row(one) for one in found]))
+    else:
+        from vramplan.render import terminal
+
+        terminal.print_all(getattr(terminal, table)(found))

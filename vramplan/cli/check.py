@@ -1,0 +1,159 @@
+"""`vramplan check`: the configuration that the user already has."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vramplan.cli.options import AsJson, Confidence, progress, sure
+from vramplan.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vramplan.planner.check import Verdict
+
+
+SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".sh", ".py", ".ipynb")
+"""Words that end so are files, also where they are missing."""
+
+
+def check(
+    target: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE | -- COMMAND...",
+            help="A configuration, a shell script, or a command behind --.",
+            show_default=False,
+        ),
+    ],
+    gpu: Annotated[str, typer.Option(help="Card by name, or auto for the one in this box.")] = "auto",
+    num_gpus: Annotated[int, typer.Option(help="Cards in the box, where the configuration does not say.", min=1)] = 1,
+    model: Annotated[str | None, typer.Option(help="The model, where the configuration names none.")] = None,
+    framework: Annotated[
+        str | None, typer.Option(help="Whose configuration it is, where it is not recognised.")
+    ] = None,
+    framework_version: Annotated[
+        str | None, typer.Option(help="Version whose defaults hold (the installed one, else the newest known).")
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(help="Tokens of the longest sample, if that is less than the limit.", min=1)
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="full, lora or qlora, where the configuration does not say (DeepSpeed's JSON).")
+    ] = None,
+    checkpointing: Annotated[
+        str | None, typer.Option(help="none or full, where the configuration does not say.")
+    ] = None,
+    images: Annotated[int | None, typer.Option(help="Images in each sample.", min=0)] = None,
+    videos: Annotated[int | None, typer.Option(help="Videos in each sample, instead of images.", min=0)] = None,
+    frames: Annotated[
+        int | None, typer.Option(help="Frames sampled of each, if less than the configuration lets through.", min=1)
+    ] = None,
+    image_size: Annotated[
+        str | None, typer.Option(help="Width and height in pixels of the largest image, or of a video's frames.")
+    ] = None,
+    dataset: Annotated[
+        Path | None, typer.Option(help="The samples (.jsonl, .json, .csv, .tsv, .txt): their lengths decide.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="Folder with the tokenizer.json that counts them (the model's, where it is here)."),
+    ] = None,
+    min_headroom: Annotated[str | None, typer.Option(help="Share of the card that has to stay free: 5%.")] = None,
+    confidence: Confidence = None,
+    fix: Annotated[bool, typer.Option("--fix", help="Print it with the fewest changes that make it fit.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="With --fix: change the file itself.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say before launch whether a configuration fits, why not, and what to change."""
+    several = len(target) > 1 and all(Path(one).suffix in SUFFIXES or Path(one).is_file() for one in target)
+    targets: list[str | list[str]] = [*target] if several or len(target) == 1 else [target]
+    given = {
+        "num_gpus": num_gpus,
+        "model": model,
+        "framework": framework,
+        "framework_version": framework_version,
+        "min_headroom": _share(min_headroom),
+        "sequence_length": seq_len,
+        "method": method,
+        "checkpointing": checkpointing,
+        "images": images,
+        "videos": videos,
+        "frames": frames,
+        "image_size": image_size,
+        "dataset": dataset,
+        "tokenizer": tokenizer,
+        **sure(confidence),
+    }
+    if tokenizer is not None and dataset is None:
+        raise ConfigError("--tokenizer goes with --dataset")
+    if write and not fix:
+        raise ConfigError("--write goes with --fix")
+    if fix:
+        raise typer.Exit(_fixed(targets, gpu, write, as_json, given))
+    codes, answers = [], []
+    for one in targets:
+        found = _judged(one, gpu, **given)
+        if as_json:
+            from vramplan.render import json_output as as_text
+
+            answers.append(as_text.verdict(found))
+        else:
+            from vramplan.render import check as shown
+            from vramplan.render import terminal
+
+            terminal.print_all(*([str(one)] if several else []), shown.verdict(found))
+        codes.append(0 if found.fits else 1)
+    if answers:
+        from vramplan.render import json_output as as_text
+
+        print(as_text.dumps(answers if several else answers[0]))
+    raise typer.Exit(max(codes))
+
+
+def _judged(target: str | list[str], gpu: str, **given: Any) -> Verdict:
+    from vramplan.planner import check as verdict
+
+    with progress() as tell:
+        return verdict.check(target, gpu, progress=tell, **given)
+
+
+def _fixed(targets: list[str | list[str]], gpu: str, write: bool, as_json: bool, given: dict[str, Any]) -> int:
+    """Fix them, and say on standard error what was changed; the exit code."""
+    from vramplan import atomic_write
+    from vramplan.planner import fix as fixing
+    from vramplan.render import fix as shown
+    from vramplan.render import json_output as as_text
+
+    if len(targets) > 1 and not write:
+        raise ConfigError("--fix prints one file; give one, or add --write")
+    codes = []
+    for target in targets:
+        if write and not isinstance(target, str):
+            raise ConfigError("--write changes a file; without it, the command is printed")
+        with progress() as tell:
+            found = fixing.fix(target, gpu, progress=tell, **given)
+        if as_json:
+            print(as_text.dumps(as_text.fix(found)))
+        elif found.after.fits and not write:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(found.text.encode())
+        if write and found.changes:
+            atomic_write.write(Path(str(target)), found.text.encode())
+        print(shown.said(str(target) if isinstance(target, str) else "the command", found), file=sys.stderr)
+        codes.append(0 if found.after.fits else 1)
+    return max(codes)
+
+
+def _share(given: str | None) -> float:
+    if given is None:
+        return 0.0
+    try:
+        share = float(given.rstrip("%")) / 100
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise ConfigError(f"--min-headroom {given}: expected a percentage such as 5%")
+    return share

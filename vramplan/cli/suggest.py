@@ -1,0 +1,202 @@
+"""`vramplan suggest` and `vramplan estimate`."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vramplan.cli import probe as measuring
+from vramplan.cli.options import (
+    Accumulation,
+    AsJson,
+    Confidence,
+    Device,
+    Gpu,
+    MaxRuns,
+    MicroBatch,
+    Model,
+    Record,
+    Timeout,
+    Trust,
+    batch_of,
+    check_file,
+    progress,
+    sure,
+    with_job_flags,
+)
+from vramplan.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vramplan.inputs.gpu import Card
+    from vramplan.planner.suggest import Plan
+
+
+@with_job_flags
+def suggest(
+    model: Model,
+    gpu: Gpu,
+    global_batch: Annotated[int, typer.Option(help="Samples behind one optimizer step.", show_default=False)],
+    samples: Annotated[int | None, typer.Option(help="Samples in the data set: adds the steps of the run.")] = None,
+    epochs: Annotated[float, typer.Option(help="Passes over the data set.")] = 1.0,
+    base_lr: Annotated[float | None, typer.Option(help="A learning rate you know to work, to carry over.")] = None,
+    base_batch: Annotated[int | None, typer.Option(help="The global batch that rate was tuned for.")] = None,
+    probe: Annotated[bool, typer.Option("--probe", help="Run the plan on the card in this box, and mend it.")] = False,
+    device: Device = None,
+    max_runs: MaxRuns = None,
+    timeout: Timeout = None,
+    record: Record = None,
+    confidence: Confidence = None,
+    for_framework: Annotated[
+        str | None,
+        typer.Option("--for", help="Print the plan to paste, for swift, llamafactory, axolotl, trl, torchtune ..."),
+    ] = None,
+    solve: Annotated[
+        str | None, typer.Option(help="Find the largest image-size, max-pixels, max-tiles or seq-len that fits first.")
+    ] = None,
+    trust_remote_code: Trust = False,
+    as_json: AsJson = False,
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Find batch x accumulation for a global batch; with --probe, prove it."""
+    from vramplan.planner import estimate as api
+    from vramplan.planner import suggest as plan
+
+    for flag, value in (("--device", device), ("--max-runs", max_runs), ("--timeout", timeout), ("--record", record)):
+        if value is not None and not probe:
+            raise ConfigError(f"{flag} is about real runs: add --probe")
+    solved = None
+    with progress() as tell:
+        if solve is not None:
+            from vramplan.planner import images as resolutions
+
+            cards = 1 if given.get("strategy") == "pipeline" else given.get("num_gpus", 1)
+            accumulation = max(1, global_batch // cards)  # the smallest micro-batch leaves most room
+            solved = resolutions.solve(
+                model,
+                gpu,
+                solve,
+                progress=tell,
+                gradient_accumulation_steps=accumulation,
+                **sure(confidence),
+                **given,
+            )
+            given = {name: value for name, value in solved.job.items() if name != "gradient_accumulation_steps"}
+        on = measuring.bench(gpu, device, timeout, record, trust_remote_code, tell) if probe else None
+        runs = measuring.most_runs(max_runs)
+        found = api.suggest(
+            model,
+            gpu if on is None else on.card,
+            global_batch,
+            samples=samples,
+            epochs=epochs,
+            base_lr=base_lr,
+            base_batch=base_batch,
+            progress=tell,
+            trust_remote_code=trust_remote_code,
+            **sure(confidence),
+            **given,
+        )
+        verified = None
+        if on is not None:
+            from vramplan.measurements import probe as probing
+            from vramplan.measurements import verify
+
+            if verify.can_be_proved(found):
+                verified = probing.prove(model, found, on=on, most_runs=runs)
+    run = plan.Run(samples, epochs)
+    if for_framework is not None and found.recommended is not None:
+        chosen = (verified.plan if verified is not None else None) or found.recommended
+        fits = _paste(for_framework, model, chosen, api.load_card(gpu) if on is None else on.card, sure(confidence))
+        raise typer.Exit(0 if fits else 1)
+    if as_json:
+        from vramplan.render import json_output as as_text
+
+        shown = as_text.search(found, run)
+        if solved is not None:
+            shown["solved"] = as_text.solved(solved)
+        if verified is not None:
+            from vramplan.render import probe_json
+
+            shown["verified"] = probe_json.verified(verified)
+        print(as_text.dumps(shown))
+    else:
+        from vramplan.render import terminal
+
+        # what is not to be pasted does not go where that would
+        with nullcontext() if for_framework is None else redirect_stdout(sys.stderr):
+            if solved is not None:
+                from vramplan.render import images
+
+                terminal.print_all(images.solved(solved), "")
+            terminal.print_all(terminal.search(found, run, terminal.width()))
+            if verified is not None:
+                from vramplan.render import probe as as_proof
+
+                terminal.print_all(as_proof.verified(verified))
+    measuring.complain()
+    raise typer.Exit(0 if (verified.plan if verified is not None else found.recommended) else 1)
+
+
+def _paste(framework: str, model: str, chosen: Plan, card: Card, confidence: dict[str, float]) -> bool:
+    """The plan in a framework's own words, if it fits so; what that cannot say, on standard error."""
+    from vramplan.planner import export
+
+    written = export.planned(framework, model, chosen.estimate.job, card, **confidence)
+    if written.fits:
+        print(written.text, end="")
+    for note in written.notes:
+        print(f"vramplan: {note}", file=sys.stderr)
+    return written.fits
+
+
+@with_job_flags
+def estimate(
+    model: Model,
+    gpu: Gpu,
+    micro_batch: MicroBatch = None,
+    accumulation: Accumulation = None,
+    by: Annotated[
+        str | None, typer.Option(help="analytic, or trace (the real model; analytic where a block describes it).")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="List every tensor at the peak.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw memory over the step: FILE.svg, .png or .html.")] = None,
+    snapshot: Annotated[Path | None, typer.Option(help="Write FILE.pickle for PyTorch's memory viewer.")] = None,
+    confidence: Confidence = None,
+    trust_remote_code: Trust = False,
+    as_json: AsJson = False,
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Say what one job needs, byte by byte."""
+    from vramplan.planner import estimate as api
+
+    check_file("--plot", plot, (".svg", ".png", ".html"))
+    check_file("--snapshot", snapshot, (".pickle", ".pkl"))
+    card = api.load_card(gpu)
+    given |= batch_of(micro_batch, accumulation)
+    with progress() as tell:
+        found = api.estimate(
+            model, card, by=by, progress=tell, trust_remote_code=trust_remote_code, **sure(confidence), **given
+        )
+    if plot is not None:
+        import vramplan.render.plot as as_picture
+
+        as_picture.write(found, plot)
+    if snapshot is not None:
+        import vramplan.render.memory_snapshot as as_snapshot
+
+        as_snapshot.write(found, snapshot)
+    if as_json:
+        from vramplan.render import json_output as as_text
+
+        print(as_text.dumps(as_text.estimate(found)))
+    else:
+        from vramplan.render import terminal
+
+        terminal.print_all(terminal.estimate(found, card, found.job.num_gpus, explain))
+    raise typer.Exit(0 if found.fits else 1)

@@ -1,0 +1,47 @@
+"""Keys that each framework accepts (known_keys.json, from its code) or vramplan does not (unsupported_keys.json)."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from vramplan.errors import UnsupportedError
+from vramplan.frameworks.settings import Keys
+
+INHERITS: dict[str, tuple[str, ...]] = {
+    "ms-swift": ("transformers",),
+    "llamafactory": ("transformers",),
+    "trl": ("transformers",),
+    "unsloth": ("trl", "transformers"),
+}
+"""Frameworks whose arguments extend transformers' TrainingArguments."""
+
+
+@cache
+def _table(name: str) -> Any:
+    return json.loads(files("vramplan.frameworks.registry").joinpath(name).read_text(encoding="utf-8"))
+
+
+def known_keys(framework: str) -> frozenset[str]:
+    """Every key that some version of the framework takes."""
+    table = _table("known_keys.json")
+    names = (framework, *INHERITS.get(framework, ()), *(("scripts",) if framework == "transformers" else ()))
+    return frozenset(key for name in names for key in table.get(name, ()))
+
+
+def refuse_unmodelled(keys: Keys) -> None:
+    """Refuse what changes memory in ways that nothing models, unless it is off or has one of its harmless values.
+
+    Raises:
+        UnsupportedError: naming all of it.
+    """
+    table = _table("unsupported_keys.json")
+    refused: dict[str, list[Any]] = {}
+    for name in (*INHERITS.get(keys.framework, ()), keys.framework):
+        refused |= table.get(name, {})
+    given = [key for key in keys.source.settings if key in refused]
+    errors = [str(keys.refuse(key)) for key in given if not keys.is_harmless(key, *refused[key])]
+    if errors:
+        raise UnsupportedError("; ".join(errors))

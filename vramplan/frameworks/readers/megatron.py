@@ -1,0 +1,52 @@
+"""Megatron's arguments: pretrain_gpt.py and its like, ``megatron sft`` and ``megatron pt`` of ms-swift.
+
+They are recognised, and what stands in the way of an estimate is named: Megatron's layers, its fp32 main gradients and
+its distributed optimizer are not modelled (megatron/training/arguments.py; ms-swift 4.6.0, swift/megatron/arguments).
+"""
+
+from __future__ import annotations
+
+from vramplan.errors import UnsupportedError
+from vramplan.frameworks.parsed_config import Reading
+from vramplan.frameworks.settings import Keys
+
+DEGREES = {
+    "tensor_model_parallel_size": "tensor parallelism",
+    "pipeline_model_parallel_size": "a pipeline over cards",
+    "context_parallel_size": "context parallelism",
+    "expert_model_parallel_size": "expert parallelism",
+    "expert_tensor_parallel_size": "tensor parallelism of experts",
+}
+SWITCHES = {
+    "use_megatron_fsdp": "Megatron's FSDP",
+    "use_torch_fsdp2": "FSDP2",
+    "optimizer_cpu_offload": "an optimizer on the host",
+    "fine_grained_activation_offloading": "activations on the host",
+    "cpu_offloading": "layers on the host",
+    "use_precision_aware_optimizer": "a precision-aware optimizer",
+    "sequence_parallel": "sequence parallelism",
+    "recompute_activations": "selective recomputation",
+}
+
+
+def read(keys: Keys, cards: int, asked: str | None) -> Reading:
+    """Nothing but the names of what is not modelled.
+
+    Raises:
+        UnsupportedError: always, naming every setting that would have to be modelled.
+    """
+    said = [
+        f"--{name.replace('_', '-')} {keys.count(name, default=1)} ({what})"
+        for name, what in DEGREES.items()
+        if keys.count(name, default=1) > 1
+    ]
+    said += [
+        f"--{name.replace('_', '-')} ({what})" for name, what in SWITCHES.items() if keys.flag(name, default=False)
+    ]
+    granularity = keys.text("recompute_granularity", default="")
+    if granularity not in ("", "none"):
+        said.append(f"--recompute-granularity {granularity}")
+    if keys.text("fp8_format", default="none") not in ("none", ""):
+        said.append("--fp8-format")
+    said.append("Megatron's own layers, fp32 main gradients and optimizer")
+    raise UnsupportedError(f"{keys.source.where}: Megatron is not modelled yet: {', '.join(said)}")

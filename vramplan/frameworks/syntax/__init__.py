@@ -1,0 +1,1 @@
+"""Parsers for what configurations are written in: YAML, TOML, JSON, shell commands, Python."""

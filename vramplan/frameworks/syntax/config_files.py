@@ -1,0 +1,240 @@
+"""Configuration files: YAML and JSON as people write them, each key with its line. Nothing in them is executed."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vramplan.errors import ConfigError
+from vramplan.frameworks.settings import Setting
+
+MOST_BYTES = 4 << 20
+"""Configurations are far below; a data set given by mistake is far above."""
+MOST_VALUES = 100_000
+"""In one file, aliases written out: more is a bomb, not a configuration."""
+
+
+def beside(name: object, folder: Path) -> Path | None:
+    """A file that a configuration names, from here or from its own folder; None where there is none."""
+    for path in (Path(str(name)), folder / str(name)):
+        try:
+            if path.is_file():
+                return path
+        except (OSError, ValueError):  # too long for a name, or with a zero byte
+            continue
+    return None
+
+
+def named(found: Setting, folder: Path, key: str) -> dict[str, Setting]:
+    """What a key says that takes a mapping, JSON in place, or the name of a file of it.
+
+    Lines of comments are left out, as annotated tutorials have them.
+
+    Raises:
+        ConfigError: for a file that is not there, or broken.
+    """
+    if isinstance(found.value, dict):
+        return {name: Setting(value, f"{found.place}: {name}") for name, value in found.value.items()}
+    word = str(found.value).strip()
+    if word.startswith("{"):
+        return from_json(word, found.place)
+    path = beside(word, folder)
+    if path is None:
+        said = " ".join(word.split())[:80]
+        raise ConfigError(f"{found.place}: {key}: no file {said} here or beside the configuration")
+    return mapping(re.sub(r"^\s*//.*$", "", read_text(path), flags=re.MULTILINE), str(path))
+
+
+def read_text(path: Path) -> str:
+    """A file's text.
+
+    Raises:
+        ConfigError: where it cannot be read, is empty, too large, or no UTF-8 text.
+    """
+    try:
+        if path.is_dir():
+            raise ConfigError(f"{path}: is a folder; give a file in it")
+        if path.stat().st_size > MOST_BYTES:
+            raise ConfigError(f"{path}: {path.stat().st_size / (1 << 20):.0f} MiB are no configuration")
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    if b"\0" in raw:
+        raise ConfigError(f"{path}: is binary; give a text file")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{path}:{line}: is not UTF-8 text") from error
+    if not text.strip():
+        raise ConfigError(f"{path}: is empty")
+    return text
+
+
+def read_mapping(path: Path) -> dict[str, Setting]:
+    """The top-level keys of a YAML or JSON file.
+
+    Raises:
+        ConfigError: naming the line of what is broken.
+    """
+    return mapping(read_text(path), str(path))
+
+
+def mapping(text: str, where: str) -> dict[str, Setting]:
+    """The same of a text, TOML by its file's name, JSON where it looks so.
+
+    Raises:
+        ConfigError: naming the line of what is broken.
+    """
+    if where.endswith(".toml"):
+        return from_toml(text, where)
+    return from_json(text, where) if text.lstrip().startswith("{") else from_yaml(text, where)
+
+
+def from_json(text: str, where: str) -> dict[str, Setting]:
+    """JSON, without line numbers but with its doubled keys found.
+
+    Raises:
+        ConfigError: where it is broken.
+    """
+
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for key, value in found:
+            if key in made:
+                raise ConfigError(f"{where}: {key} stands twice")
+            made[key] = value
+        return made
+
+    try:
+        raw = json.loads(text, object_pairs_hook=pairs)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{where}:{error.lineno}: broken JSON: {error.msg}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{where}: nested too deeply") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{where}: expected settings by name, found a {type(raw).__name__}")
+    return {key: Setting(value, where) for key, value in raw.items()}
+
+
+def of_notebook(text: str, where: str) -> str:
+    """The Python in a notebook's cells, one after the other; lines for the shell (``!pip``, ``%cd``) left empty.
+
+    Raises:
+        ConfigError: where it is no notebook.
+    """
+    cells = from_json(text, where).get("cells", Setting([], where)).value
+    code = [cell for cell in cells if isinstance(cell, dict) and cell.get("cell_type") == "code"]
+    if not code:
+        raise ConfigError(f"{where}: no cell with code in it; is this a notebook?")
+    parts = [cell.get("source", "") for cell in code]
+    lines = "\n".join("".join(part) if isinstance(part, list) else str(part) for part in parts).splitlines()
+    return "\n".join("" if line.lstrip().startswith(("!", "%")) else line for line in lines)
+
+
+def from_toml(text: str, where: str) -> dict[str, Setting]:
+    """TOML's tables, without line numbers.
+
+    Raises:
+        ConfigError: where it is broken, or Python is too old to read it.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        raw = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{where}: broken TOML: {str(error).splitlines()[0]}") from error
+    left = [MOST_VALUES]
+    return {key: Setting(_plain(value, where, left), where) for key, value in raw.items()}
+
+
+def from_yaml(text: str, where: str) -> dict[str, Setting]:
+    """YAML as PyYAML reads it, which the frameworks use.
+
+    Raises:
+        ConfigError: naming the line of what is broken.
+    """
+    raw = load_yaml(text, where)
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"{where}: expected settings by name, found {'nothing' if raw is None else 'something else'}")
+    lines: Any = getattr(raw, "lc", None)
+    found, left = {}, [MOST_VALUES]
+    for key in raw:
+        try:
+            line = lines.key(key)[0] + 1
+        except (AttributeError, KeyError, TypeError):  # merged in from an anchor
+            line = None
+        try:
+            found[str(key)] = Setting(_plain(raw[key], where, left), f"{where}:{line}" if line else where)
+        except RecursionError as error:
+            raise ConfigError(f"{where}: {key}: nested too deeply") from error
+    return found
+
+
+def load_yaml(text: str, where: str) -> Any:
+    """The document with its comments and order, as ruamel.yaml keeps them.
+
+    Raises:
+        ConfigError: naming the line of what is broken.
+    """
+    return _parsed(text, where, "rt", "load")
+
+
+def nodes_of(text: str, where: str) -> Any:
+    """The document's mapping as nodes that know where they begin and end.
+
+    Raises:
+        ConfigError: naming the line of what is broken.
+    """
+    root = _parsed(text, where, "safe", "compose")
+    if not isinstance(getattr(root, "value", None), list) or not root.value:
+        raise ConfigError(f"{where}: expected settings by name")
+    return root
+
+
+def _parsed(text: str, where: str, kind: str, method: str) -> Any:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.constructor import DuplicateKeyError
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    reader = YAML(typ=kind, pure=True)
+    reader.version = (1, 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # 1e-4 without a dot: coerced where it is read
+            return getattr(reader, method)(text)
+    except DuplicateKeyError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{where}:{line}: a key stands twice: {str(error.problem).splitlines()[0]}") from error
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        raise ConfigError(f"{where}:{line}: broken YAML: {error.problem or error.context}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{where}: nested too deeply") from error
+    except (YAMLError, ValueError, TypeError, AttributeError, KeyError) as error:  # what its scanner lets through
+        raise ConfigError(f"{where}: broken YAML: {str(error).splitlines()[0] if str(error) else error!r}") from error
+
+
+def _plain(value: Any, where: str, left: list[int]) -> Any:
+    """Plain values; what ruamel.yaml keeps beside them is for writing."""
+    left[0] -= 1
+    if left[0] < 0:
+        raise ConfigError(f"{where}: more than {MOST_VALUES:,} values: aliases that multiply?")
+    if isinstance(value, Mapping):
+        return {str(key): _plain(value[key], where, left) for key in value}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one, where, left) for one in value]
+    if isinstance(value, bool) or value is None:
+        return value
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return str(value)

@@ -1,0 +1,71 @@
+"""What is printed to be pasted, and how a file's or a command's text is made of keys and values."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any, NamedTuple
+
+from vramplan.inputs.job import Job
+
+Pairs = dict[str, Any]
+"""Keys and values, in the order to be written; a section's in a dictionary of its own."""
+FULL_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+class Written(NamedTuple):
+    """A configuration to paste."""
+
+    pairs: Pairs
+    variables: dict[str, str]
+    """Of the environment."""
+    command: str
+    """What starts it; the file's name stands where the configuration goes."""
+    file: str = ""
+    """The file that the pairs go into; none where they go behind the command."""
+    launcher: str = ""
+    """What the command's launcher calls the number of processes, where it is told."""
+    body: str = ""
+    """The file's text, where it is no YAML."""
+
+    def __str__(self) -> str:
+        end = " " if self.file else " \\\n"
+        variables = "".join(f"{name}={value}{end}" for name, value in self.variables.items())
+        if not self.file:
+            flags = "".join(f" \\\n    --{key} {word(value)}" for key, value in self.pairs.items())
+            return f"{variables}{self.command}{flags}\n"
+        if self.file.endswith(".json"):  # which has no comments
+            return self.body
+        return f"# {variables}{self.command}\n{self.body or _section(self.pairs)}"
+
+
+def word(value: Any) -> str:
+    """A value as a word of the shell."""
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(str, value))
+    if isinstance(value, dict):
+        return shlex.quote(json.dumps(value))
+    return str(value).lower() if isinstance(value, bool) else shlex.quote(str(value))
+
+
+def _section(pairs: Pairs, before: str = "") -> str:
+    lines = ""
+    for key, value in pairs.items():
+        if isinstance(value, dict):
+            lines += f"{before}{key}:\n{_section(value, f'{before}  ')}"
+        else:
+            lines += f"{before}{key}: {_yaml(value)}\n"
+    return lines
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(str, value))}]"
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def allocator(job: Job) -> dict[str, str]:
+    """The allocator's setting, as the environment has it."""
+    return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if job.expandable_segments else {}

@@ -1,0 +1,45 @@
+"""How cards share the work, as the configurations say that transformers' arguments take in place of a file."""
+
+from __future__ import annotations
+
+from vramplan.frameworks.readers.zero_config import SIZES
+from vramplan.frameworks.writers.config_text import Pairs
+from vramplan.inputs.job import Job
+
+HOST = {"device": "cpu", "pin_memory": True}
+WRAP = "TRANSFORMER_BASED_WRAP"
+
+
+def engine(job: Job) -> Pairs:
+    """What the Trainer is told of ZeRO or FSDP; nothing where each card works for itself."""
+    if job.strategy.startswith("zero"):
+        auto = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+        halves = {name: {"enabled": "auto"} for name in ("bf16", "fp16")}
+        rest = {"zero_allow_untested_optimizer": True, "zero_optimization": zero(job)}
+        return {"deepspeed": {**dict.fromkeys(auto, "auto"), **halves, **rest}}
+    return fsdp(job) if job.strategy == "fsdp" else {}
+
+
+def zero(job: Job) -> Pairs:
+    """DeepSpeed's ``zero_optimization``; what is not set is transformers' to fill in."""
+    stage = int(job.strategy[-1])
+    pairs: Pairs = {"stage": stage, "overlap_comm": job.zero.overlap_comm}
+    for name in SIZES if stage == 3 else ("reduce_bucket_size",):
+        size = getattr(job.zero, name.removeprefix("stage3_"))
+        pairs[name] = "auto" if size is None else size
+    pairs |= {} if job.offload == "none" else {"offload_optimizer": HOST}
+    return pairs | ({"offload_param": HOST} if job.offload == "all" else {})
+
+
+def fsdp(job: Job) -> Pairs:
+    """`fsdp` and `fsdp_config`."""
+    one, way = job.fsdp.version == 1, job.fsdp
+    config: Pairs = {"fsdp_version": way.version, "fsdp_auto_wrap_policy": WRAP}
+    kept = "full_shard" if way.reshard_after_forward else "shard_grad_op"
+    config["fsdp_reshard_after_forward"] = kept if one else way.reshard_after_forward
+    if one and way.backward_prefetch != "none":
+        config["fsdp_backward_prefetch"] = f"backward_{way.backward_prefetch}"
+    if one and not way.use_orig_params:
+        config["fsdp_use_orig_params"] = False
+    words = "full_shard auto_wrap" + (" offload" if job.offload == "all" else "")
+    return {"fsdp": words, "fsdp_config": config}

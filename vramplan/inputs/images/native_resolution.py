@@ -1,0 +1,153 @@
+"""Images that keep their shape: sides rounded to whole patches, within a range of pixels (Qwen-VL, GLM-4.1V)."""
+
+from __future__ import annotations
+
+from math import ceil, floor, sqrt
+
+from vramplan.errors import ConfigError
+from vramplan.inputs.images.types import Limits, Picture, Size, Tensor, refuse
+from vramplan.inputs.model_spec import Config
+
+MOST_RATIO = 200
+"""smart_resize refuses longer images."""
+
+
+def at_least(size: Size, factor: int) -> Size:
+    """Enlarged where a side is below `factor`."""
+    if min(size) >= factor:
+        return size
+    enlarge = max(factor / size.height, factor / size.width)
+    return Size(int(size.width * enlarge), int(size.height * enlarge))
+
+
+def smart_resize(size: Size, factor: int, least: int, most: int, frames: int = 1, step: int = 1) -> Size:
+    """Both sides multiples of `factor`, `least` to `most` pixels in all frames, nearly the same shape (smart_resize).
+
+    Frames are counted in multiples of `step`, but measured as they are.
+
+    Raises:
+        ConfigError: for an image more than 200 times as long as wide.
+    """
+    width, height = size
+    if max(size) / min(size) > MOST_RATIO:
+        raise ConfigError(
+            f"--image-size {width}x{height}: one side is {max(size) / min(size):.0f} times the other,"
+            f" the processor takes {MOST_RATIO} at most"
+        )
+    rounded = [round(side / factor) * factor for side in size]
+    counted = round(frames / step) * step
+    if counted * rounded[0] * rounded[1] > most:
+        shrink = sqrt((frames * height * width) / most)
+        rounded = [max(factor, floor(side / shrink / factor) * factor) for side in size]
+    elif counted * rounded[0] * rounded[1] < least:
+        grow = sqrt(least / (frames * height * width))
+        rounded = [ceil(side * grow / factor) * factor for side in size]
+    return Size(*rounded)
+
+
+def pixel_range(p: Config, limits: Limits, factor: int, least: int, most: int) -> tuple[int, int]:
+    """Least and most pixels: the user's, the model's (either spelling), the processor's defaults `least` and `most`.
+
+    Raises:
+        ConfigError: where the least is more than the most, or the most less than one token.
+    """
+    size = p.get("size", {})
+    least = limits.min_pixels or p.get("min_pixels") or size.get("shortest_edge") or least
+    most = limits.max_pixels or p.get("max_pixels") or size.get("longest_edge") or most
+    if most < factor * factor:
+        raise ConfigError(f"--max-pixels {most}: one token alone takes {factor} x {factor} = {factor * factor} pixels")
+    if least > most:
+        raise ConfigError(f"--min-pixels {least} is more than --max-pixels {most}: swapped?")
+    return least, most
+
+
+def grid(
+    c: Config, p: Config, size: Size, limits: Limits, patch: int, least: int, most: int, counts_frames: bool = False
+) -> Picture:
+    """The grid of patches, merged 2 x 2 into tokens; every patch holds `temporal_patch_size` times the same image.
+
+    `counts_frames`: the limits count every one of these, and sides below one token are enlarged first (GLM-4.1V).
+    """
+    refuse(limits, "this model", "max_tiles")
+    vision = c.part("vision_config")
+    patch, merge = vision.count("patch_size", patch), vision.count("spatial_merge_size", 2)
+    twice, factor = vision.count("temporal_patch_size", 2), patch * merge
+    least, most = pixel_range(p, limits, factor, least, most)
+    if counts_frames:
+        size = at_least(size, factor)
+    resized = smart_resize(size, factor, least, most, twice if counts_frames else 1)
+    rows, columns = resized.height // patch, resized.width // patch
+    tensors = (
+        Tensor("pixel_values", (rows * columns, 3 * twice * patch * patch)),
+        Tensor("image_grid_thw", (1, 3), "int64", (1, rows, columns)),
+    )
+    return Picture(rows * columns // merge**2, 2, 1, rows, columns, tensors, str(resized))
+
+
+def qwen2_vl(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+    """Qwen2-VL and 2.5-VL: 28 pixels a token; the class allows 1280 tokens, the published models 16,384."""
+    return grid(c, p, size, limits, 14, 56 * 56, 28 * 28 * 1280)
+
+
+def qwen3_vl(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+    """Qwen3-VL: 32 pixels a token; the class is Qwen2-VL's, the published models allow 16 million pixels."""
+    return grid(c, p, size, limits, 16, 56 * 56, 28 * 28 * 1280)
+
+
+def glm4v(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+    """GLM-4.1V: as Qwen2-VL, but the limits count an image as two frames, and small sides are enlarged first."""
+    return grid(c, p, size, limits, 14, 112 * 112, 28 * 28 * 15000, counts_frames=True)
+
+
+def gemma4(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+    """Gemma 4: scaled, up or down, to as many tokens of 48 pixels as the budget holds; the tower takes it in full.
+
+    Raises:
+        ConfigError: for limits that it does not have, or a size that the budget cannot hold.
+    """
+    refuse(limits, "gemma4", "min_pixels", "max_pixels", "max_tiles")
+    vision = c.part("vision_config")
+    patch, pool = vision.count("patch_size", 16), vision.count("pooling_kernel_size", 3)
+    budget = p.count("max_soft_tokens", c.count("vision_soft_tokens_per_image", 280))
+    step, most = patch * pool, budget * pool**2
+    factor = sqrt(most * patch**2 / (size.height * size.width))
+    rows, columns = (floor(factor * side / step) for side in (size.height, size.width))
+    if not rows:
+        rows, columns = 1, min(floor(size.width / size.height), budget)
+    elif not columns:
+        rows, columns = min(floor(size.height / size.width), budget), 1
+    if not 0 < rows * columns <= budget:
+        raise ConfigError(f"--image-size {size.width}x{size.height}: the processor cannot make {budget} tokens of it")
+    high, wide = rows * pool, columns * pool
+    places = [place for y in range(high) for x in range(wide) for place in (x, y)]
+    tensors = (
+        Tensor("pixel_values", (1, most, 3 * patch**2)),
+        Tensor("image_position_ids", (1, most, 2), "int64", (*places, *[-1] * (2 * most - len(places)))),
+    )
+    return Picture(rows * columns, 2, 1, high, wide, tensors, str(Size(columns * step, rows * step)))
+
+
+def pixtral(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+    """Pixtral, Mistral Small 3.1: shrunk to the longest edge, a mark behind each row of tokens.
+
+    Raises:
+        ConfigError: for limits that it does not have, or an image so flat that a side is gone.
+    """
+    refuse(limits, "pixtral", "min_pixels", "max_pixels", "max_tiles")
+    vision = c.part("vision_config")
+    patch, merge = vision.count("patch_size", 16), c.count("spatial_merge_size", 1)
+    longest = p.get("size", {}).get("longest_edge", vision.count("image_size", 1024))
+    width, height = size
+    ratio = max(height / longest, width / longest)
+    if ratio > 1:
+        width, height = floor(width / ratio), floor(height / ratio)
+    step = patch * merge
+    rows, columns = ((side - 1) // step + 1 for side in (height, width))
+    if rows < 1 or columns < 1:
+        raise ConfigError(f"--image-size {size.width}x{size.height}: too flat, shrunk to {longest} a side is gone")
+    resized = Size(columns * step, rows * step)
+    tensors = (
+        Tensor("pixel_values", (1, 3, resized.height, resized.width)),
+        Tensor("image_sizes", (1, 2), "int64", (resized.height, resized.width)),
+    )
+    return Picture(rows * columns, rows, 1, rows * merge, columns * merge, tensors, str(resized))

@@ -1,0 +1,143 @@
+"""The result type: what one job needs on one card, byte by byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from vramplan.inputs.gpu import Card
+from vramplan.inputs.job import Job
+from vramplan.memory.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A part of the device total: some tensors of one kind, at the moment of the allocated peak."""
+
+    category: str
+    label: str
+    num_bytes: int
+    count: int = 1
+    """Tensors in this term."""
+    formula: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CardShare:
+    """What one of several cards needs that a model is spread over."""
+
+    number: int
+    holds: str
+    """Its modules, in words."""
+    parameter_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_total_bytes: int
+    evaluation_bytes: int
+    """Allocated peak of an evaluation at the same batch."""
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a job needs, per GPU. All sizes are bytes.
+
+    `terms` sum to `device_total_bytes`; `__post_init__` is the one place that asserts it.
+    """
+
+    model: str
+    by: str
+    """analytic, trace or probe."""
+    card: str
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    peak_tensor_bytes: int
+    """Highest sum of live tensors, each rounded to 512 bytes, without kernels' own workspaces."""
+    peak_allocated_bytes: int
+    """What torch.cuda.max_memory_allocated would report: workspaces and unsplit block remainders included."""
+    peak_reserved_bytes: int
+    """What torch.cuda.max_memory_reserved would report."""
+    device_total_bytes: int
+    """Reserved plus what lies outside torch's allocator (CUDA context, NCCL): what nvidia-smi shows for the process."""
+    capacity_bytes: int
+    """What this process may take of the card."""
+    margin_bytes: int
+    """Of that, what a plan leaves free for what the estimate may miss."""
+    fits: bool
+    """Whether it fits with the margin left free."""
+    fits_without_margin: bool
+    """Whether it fits where nothing is left free."""
+    phases: dict[str, int]
+    """Allocated peak of each phase: loaded, forward, backward, optimizer, eval."""
+    peak_phase: str
+    terms: tuple[Term, ...]
+    job: Job
+    """The job this answers."""
+    num_parameters: int
+    """Distinct parameters of the model itself, adapters left out."""
+    num_trainable_parameters: int
+    assumptions: tuple[str, ...]
+    image_tokens_per_sample: int | None = None
+    """Positions that the images of a sample take, separators included; None for a model that does not see."""
+    num_vision_parameters: int = 0
+    """Of the tower and of what leads from it to the language model."""
+    notes: tuple[str, ...] = ()
+    micro_step_seconds: float = 0.0
+    """Roofline time of one forward and backward; for comparing plans only."""
+    optimizer_seconds: float = 0.0
+    flops_per_micro_step: int = 0
+    timeline: Timeline | None = field(default=None, repr=False, compare=False)
+    """Loading and two steps, event by event."""
+    cards: tuple[CardShare, ...] = ()
+    """All cards that the model is spread over, where this is the one of them that needs most."""
+
+    def __post_init__(self) -> None:
+        total = sum(term.num_bytes for term in self.terms)
+        if total != self.device_total_bytes:
+            raise AssertionError(f"terms sum to {total}, not to the device total {self.device_total_bytes}")
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes on the card without what torch caches: what it cannot do without where it does not fit."""
+        return self.peak_allocated_bytes + self.device_total_bytes - self.peak_reserved_bytes
+
+    @property
+    def fullest_card(self) -> int:
+        """Number of the card that this is about, of those that the model is spread over."""
+        return next((one.number for one in self.cards if one.device_total_bytes == self.device_total_bytes), 0)
+
+    @property
+    def evaluation_bytes(self) -> int:
+        """Allocated peak of an evaluation at the same batch, on the card where it is highest."""
+        return max((one.evaluation_bytes for one in self.cards), default=self.phases["eval"])
+
+    @property
+    def headroom_bytes(self) -> int:
+        """Bytes of the card left free; negative where it does not fit."""
+        return self.capacity_bytes - self.device_total_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes left free beyond the margin."""
+        return self.headroom_bytes - self.margin_bytes
+
+    def by_category(self) -> dict[str, int]:
+        """Bytes of each category."""
+        totals: dict[str, int] = {}
+        for term in self.terms:
+            totals[term.category] = totals.get(term.category, 0) + term.num_bytes
+        return totals
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An estimate half made: a bound that comes early, and the rest on demand."""
+
+    least_bytes: int
+    """Bytes on the card that the job cannot do without."""
+    finish: Callable[[], Estimate]
+    timeline: Timeline | None = field(default=None, repr=False)
+    """Loading and two steps, where the bound came from them."""
+    seconds: Callable[[Card], tuple[float, float]] | None = None
+    """Roofline time of a micro-step and of the optimizer's step on a card, without the rest."""

@@ -1,0 +1,157 @@
+"""Two jobs side by side: two models, two cards, or two configurations, and where they differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vramplan.errors import ConfigError
+from vramplan.inputs.gpu import Card
+from vramplan.inputs.job import Job
+from vramplan.memory.calibration import CONFIDENCE, with_margin
+from vramplan.memory.estimate import Estimate
+from vramplan.memory.timeline import CATEGORIES
+from vramplan.planner import check
+from vramplan.planner import estimate as api
+from vramplan.progress import Progress, silent
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two."""
+
+    title: str
+    """What it is called beside the other: the model, the card, or the file."""
+    card: Card
+    estimate: Estimate
+    fits: bool
+    """By the configuration's own worst moment, where it is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A size on both sides."""
+
+    category: str
+    label: str
+    bytes: tuple[int, int]
+
+    @property
+    def difference(self) -> int:
+        """The second less the first."""
+        return self.bytes[1] - self.bytes[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Both, and where they differ."""
+
+    sides: tuple[Side, Side]
+
+    @property
+    def categories(self) -> list[Row]:
+        """Every category that either has."""
+        first, second = (side.estimate.by_category() for side in self.sides)
+        sizes = ((name, (first.get(name, 0), second.get(name, 0))) for name in CATEGORIES)
+        return [Row(name, "", both) for name, both in sizes if any(both)]
+
+    @property
+    def terms(self) -> list[Row]:
+        """Tensors at the peaks that differ, the largest difference first; shapes are left out of account."""
+        sizes: dict[tuple[str, str], list[int]] = {}
+        for number, side in enumerate(self.sides):
+            for term in side.estimate.terms:
+                sizes.setdefault((term.category, term.label), [0, 0])[number] += term.num_bytes
+        rows = [Row(category, label, (a, b)) for (category, label), (a, b) in sizes.items() if a != b]
+        return sorted(rows, key=lambda row: -abs(row.difference))
+
+    @property
+    def job(self) -> dict[str, tuple[Any, Any]]:
+        """Settings that differ; those that have no meaning on one side are None there."""
+        first, second = (_settings(side.estimate.job) for side in self.sides)
+        return {
+            name: (first.get(name), second.get(name)) for name in {**first, **second} if _differ(name, first, second)
+        }
+
+
+def compare(
+    targets: Sequence[str],
+    gpus: Sequence[str | Card],
+    *,
+    confidence: float = CONFIDENCE,
+    progress: Progress = silent,
+    trust_remote_code: bool = False,
+    **job: Any,
+) -> Comparison:
+    """Two targets on one card, or one on two cards; a target is a model, or a configuration that `check` reads.
+
+    Keyword arguments are the fields of :class:`vramplan.Job`; of configurations, only `num_gpus`.
+
+    Raises:
+        VramplanError: for whatever cannot be read, cannot run or is not modelled.
+    """
+    targets = [targets] if isinstance(targets, str) else targets
+    gpus = [gpus] if isinstance(gpus, str) else gpus
+    if sorted((len(targets), len(gpus))) != [1, 2]:
+        raise ConfigError("compare takes two models or configurations on one card, or one on two cards: --gpu A,B")
+    configured = [_is_configuration(target) for target in targets]
+    if any(configured) and not all(configured):
+        raise ConfigError(
+            f"{targets[configured.index(True)]} is a configuration, and the other a model: give two alike"
+        )
+    said = [name for name in job if name != "num_gpus"]
+    if configured[0] and said:
+        raise ConfigError(f"{said[0]}: a configuration says that itself; change it there")
+    sides = []
+    for target, gpu in [(target, gpu) for target in targets for gpu in gpus]:
+        card = with_margin(api.load_card(gpu), confidence)
+        title = card.title if len(gpus) > 1 else Path(target).name if configured[0] else target
+        if configured[0]:
+            found = check.check(target, card, confidence=confidence, progress=progress, **job)
+            sides.append(Side(title, card, found.estimate, found.fits))
+        else:
+            one = api.estimate(
+                target, card, confidence=confidence, progress=progress, trust_remote_code=trust_remote_code, **job
+            )
+            sides.append(Side(title if len(gpus) > 1 else one.model.rpartition("/")[2], card, one, one.fits))
+    return Comparison((sides[0], sides[1]))
+
+
+def _is_configuration(target: str) -> bool:
+    """Whether a target is a file other than a model's own ``config.json``.
+
+    Raises:
+        ConfigError: for a file that is not there.
+    """
+    path = Path(target)
+    if not path.is_file() and path.suffix in (".yaml", ".yml", ".sh", ".toml", ".py", ".ipynb"):
+        raise ConfigError(f"{target}: no such file")
+    if not path.is_file():
+        return False
+    if path.suffix != ".json":
+        return True
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return path.name != "config.json"
+    return not (isinstance(found, dict) and ("model_type" in found or "architectures" in found))
+
+
+def _settings(job: Job) -> dict[str, Any]:
+    """What of a job has a meaning."""
+    found = job.model_dump(mode="json")
+    for name in [name for name in found if job.method == "full" and name.startswith("lora_")]:
+        del found[name]
+    for part, strategies in (("zero", ("zero1", "zero2", "zero3")), ("fsdp", ("fsdp",))):
+        settings = found.pop(part)
+        if job.strategy in strategies:
+            found |= {f"{part}.{name}": value for name, value in settings.items()}
+    return found
+
+
+def _differ(name: str, first: dict[str, Any], second: dict[str, Any]) -> bool:
+    missing = object()
+    return bool(first.get(name, missing) != second.get(name, missing))

@@ -1,0 +1,127 @@
+"""The changes that save memory, cheapest first: what each is, why it helps, what it costs."""
+
+from __future__ import annotations
+
+from vramplan.analytic.architectures.lookup import is_described
+from vramplan.inputs.catalog import find_card
+from vramplan.inputs.gpu import Card
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
+from vramplan.planner.estimate_cache import Lever
+from vramplan.planner.lever_effects import FREE
+
+ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_torch_loop")
+"""Optimizers that bitsandbytes' 8-bit AdamW can stand in for."""
+
+
+def levers(spec: ModelSpec, job: Job, card: Card, need_bytes: int) -> list[Lever]:
+    """Every change that applies to a job that needs `need_bytes`, ordered by what it costs."""
+    found = []
+
+    def lever(change: str, why: str, cost: str, **update: object) -> None:
+        found.append(Lever(change, why, cost, update))
+
+    if job.optimizer in ADAMW and job.optimizer != "adamw_torch_fused":
+        lever(
+            "--optimizer adamw_torch_fused",
+            "the fused kernel needs no temporary copy of the weights",
+            FREE,
+            optimizer="adamw_torch_fused",
+        )
+    if job.loss in ("standard", "sliced", "sections"):
+        lever("--loss liger", "logits never exist as a whole, nor in fp32", FREE, loss="liger")
+    if job.lengths is not None and not job.expandable_segments:
+        lever(
+            "PYTORCH_ALLOC_CONF=expandable_segments:True",
+            "what samples of other lengths left is joined, not kept apart",
+            FREE,
+            expandable_segments=True,
+        )
+    if job.batches == "padded":
+        lever("--batches unpadded", "packing or length grouping needs no mask", FREE, batches="unpadded")
+    if job.method == "lora" and job.lora_dropout > 0:
+        lever("--lora-dropout 0", "dropout keeps a mask and a copy of every adapter's input", FREE, lora_dropout=0.0)
+    if job.attention == "eager":
+        lever("--attention sdpa", "scores of all pairs of tokens are never stored", FREE, attention="sdpa")
+    if job.dtype == "fp32" and card.supports("bf16"):
+        lever(
+            "--dtype bf16 --autocast bf16",
+            "half the bytes of weights and states",
+            "accuracy",
+            dtype="bf16",
+            autocast="bf16",
+        )
+    if job.checkpointing == "none":
+        lever("--checkpointing full", "layers keep their input only", "about a third more time", checkpointing="full")
+    half = "bf16" if card.supports("bf16") else "fp16"
+    if job.method == "full":
+        smaller = (("adafactor", "states of a row and a column"), ("sgd", "no optimizer states"))
+        eight = (("adamw_8bit", "states of one byte instead of the weights' dtype"),)
+        for optimizer, why in (*(eight if job.optimizer in ADAMW else ()), *smaller):
+            if job.optimizer != optimizer:
+                lever(f"--optimizer {optimizer}", why, "convergence", optimizer=optimizer)
+        lever(
+            "--method lora",
+            "gradients and states for adapters only",
+            "adapters instead of all weights",
+            method="lora",
+            **({"dtype": half, "autocast": half} if _halves(job, card, half) else {}),
+        )
+    if job.method == "lora" and job.quantize == "none" and is_described(spec):
+        lever("--quantize nf4", "frozen linear layers in four bits", "accuracy, time", quantize="nf4")
+    if job.num_gpus > 1 and job.strategy in ("ddp", "zero0", "zero1", "zero2") and job.quantize == "none":
+        if job.strategy == "ddp":
+            lever("--strategy fsdp", "each card holds a part of the weights", "communication", strategy="fsdp")
+        stored = job.dtype if job.autocast == "none" else job.autocast
+        lever(
+            "--strategy zero3",
+            "each card holds a part of the weights",
+            "communication",
+            strategy="zero3",
+            dtype=stored,
+            autocast="none",
+        )
+    if job.strategy in ("zero2", "zero3") and job.offload == "none" and job.method == "full":
+        lever("--offload optimizer", "the host keeps states and updates weights", "time, host RAM", offload="optimizer")
+    if job.sequence_length >= 1024:
+        shorter = job.sequence_length // 2
+        lever(
+            f"--seq-len {shorter}", "activations and logits shrink with the tokens", "context", sequence_length=shorter
+        )
+    for other in _larger(card, job, need_bytes):
+        size = f"{other.total_mib / 1024:.0f} GiB"
+        update = {"dtype": "bf16", "autocast": "bf16"} if _is_fallback(job, card) and other.supports("bf16") else {}
+        found.append(Lever(f"--gpu {other.name}", size, "a larger card", update, card=other))
+    return found
+
+
+USUAL = ("rtx3090", "rtx4090", "rtx5090", "rtxa6000", "rtx6000-ada", "l40s", "rtxpro-6000-blackwell")
+DATACENTER = ("a100-40gb-sxm", "a100-80gb-sxm", "h100-sxm", "h200-sxm", "b200", "b300", "mi300x", "mi325x")
+"""Cards that people can buy or rent; the others of the catalogue are not proposed."""
+
+
+def _halves(job: Job, card: Card, half: str) -> bool:
+    """Whether adapters want other dtypes than the whole model has."""
+    stays = job.strategy.startswith("zero") or (job.dtype == "fp32" and not _is_fallback(job, card))
+    return not stays and (job.dtype, job.autocast) != (half, half)
+
+
+def _is_fallback(job: Job, card: Card) -> bool:
+    """Whether the dtypes are those that stand in for bf16 on a card without it; elsewhere bf16 is the default again."""
+    return not card.supports("bf16") and job.autocast == "fp16"
+
+
+def _larger(card: Card, job: Job, need_bytes: int) -> list[Card]:
+    """The two smallest usual cards of the same maker that hold what the job needs."""
+    share = card.margin_bytes / card.usable_bytes
+    usual = (find_card(name) for name in (*USUAL, *DATACENTER))
+    fitting = [
+        other
+        for other in usual
+        if other.vendor == card.vendor
+        and round(other.total_mib / 1024) > round(card.total_mib / 1024)
+        and (1 - share) * other.cuda_total_bytes > need_bytes
+        and (job.dtype == "fp32" or other.supports(job.dtype))
+    ]
+    nearest = sorted(fitting, key=lambda other: other.cuda_total_bytes)[:2]
+    return [other.model_copy(update={"margin_bytes": round(share * other.usable_bytes)}) for other in nearest]

@@ -1,0 +1,164 @@
+"""A replayed timeline as PyTorch's memory viewer reads it: pytorch.org/memory_viz, torch/cuda/_memory_viz.py.
+
+Mirrors what torch.cuda.memory._snapshot returns (torch/csrc/cuda/memory_snapshot.cpp and Module.cpp). Sizes of
+allocations are what was asked for, as there; whole blocks stand in ``segments``.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from vramplan.atomic_write import write as write_file
+from vramplan.memory.allocator import SMALL_BUFFER, AllocatorSettings
+from vramplan.memory.estimate import Estimate
+from vramplan.memory.replay import Replay, replay
+from vramplan.memory.timeline import Storage, Timeline
+
+BASE = 1 << 46
+"""Added to all addresses: the simulation's begin at 0, CUDA's look like this. All stay below 2**53 (JavaScript)."""
+PICKLE_PROTOCOL = 4
+"""The newest that the viewer's own unpickler knows."""
+
+Entry = dict[str, Any]
+
+
+def write(one: Estimate, path: Path) -> None:
+    """Write the file that the viewer opens: the estimate's timeline, replayed on its card once more.
+
+    Raises:
+        ConfigError: where `path` cannot be written.
+    """
+    assert one.timeline is not None
+    settings = AllocatorSettings(expandable_segments=one.job.expandable_segments)
+    available = one.capacity_bytes - (one.device_total_bytes - one.peak_reserved_bytes)
+    sizes = one.timeline.sizes()
+    run = replay(one.timeline.events, sizes, max(0, available), settings, record=True, streams=one.timeline.streams())
+    write_file(path, pickle.dumps(snapshot(one.timeline, run, settings), protocol=PICKLE_PROTOCOL))
+
+
+def snapshot(timeline: Timeline, replayed: Replay, settings: AllocatorSettings | None = None) -> Entry:
+    """What torch.cuda.memory._snapshot would return after the timeline, recorded from its beginning.
+
+    `replayed` must hold its history. Time is the number of the event. Every allocation carries its category, which
+    colours it, and two frames, which the viewer shows as its stack: what it is, and the phase.
+    """
+    frames = cache(_frames)
+    phases = _phases(timeline)
+    trace: list[Entry] = []
+    segments: dict[int, tuple[int, str]] = {}  # address: size, type
+    live: dict[int, Entry] = {}  # address: block
+    phase = number = 0
+
+    for action in replayed.history:
+        event = timeline.events[number]
+        storage = timeline.storages[event if event >= 0 else ~event]
+        while phase + 1 < len(phases) and timeline.marks[phase + 1].first_event <= number:
+            phase += 1
+        size, address = action.num_bytes, BASE + action.address
+        entry: Entry = {"addr": address, "size": size, "stream": storage.stream, "time_us": number}
+        entry["frames"] = frames(storage, phases[phase])
+        if action.name == "alloc":
+            entry["size"] = storage.num_bytes
+            live[address] = _block(address, size, storage.num_bytes, "active_allocated", entry["frames"])
+            trace.append({"action": "alloc", "category": storage.category, **entry})
+            number += 1
+        elif action.name == "free":
+            entry["size"] = storage.num_bytes
+            entry["frames"] = live.pop(address)["frames"]
+            trace += [{"action": "free_requested", **entry}, {"action": "free_completed", **entry}]
+            number += 1
+        elif action.name == "oom":
+            entry["device_free"] = action.address
+            del entry["addr"]
+            trace.append({"action": "oom", **entry})
+        else:  # the viewer adds `unknown` to other categories, and stumbles over a misspelling as it does
+            trace.append({"action": action.name, "category": "unknown", **entry})
+            _change(segments, action.name, address, size)
+
+    expandable = settings is not None and settings.expandable_segments
+    return {
+        "segments": _filled(segments, live, expandable),
+        "device_traces": [trace],
+        "allocator_settings": {
+            "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True" if expandable else "",
+            "expandable_segments": expandable,
+        },
+        "external_annotations": [
+            {"device": 0, "time_us": mark.first_event, "name": name, "stage": "START"}
+            for mark, name in zip(timeline.marks, phases, strict=True)
+        ],
+    }
+
+
+def _phases(timeline: Timeline) -> list[str]:
+    """Names of the marks; ``forward 2`` is the second."""
+    count: Counter[str] = Counter()
+    names = []
+    for mark in timeline.marks:
+        count[mark.phase] += 1
+        names.append(f"{mark.phase} {count[mark.phase]}")
+    return [name.removesuffix(" 1") if count[name[:-2]] == 1 else name for name in names]
+
+
+def _frames(storage: Storage, phase: str) -> list[Entry]:
+    """Innermost first; shown as ``filename:line:name``, the flame graph in reverse."""
+    name = f"{storage.label}, {storage.formula}" if storage.formula else storage.label
+    return [
+        {"filename": storage.category, "line": 0, "name": name.replace(";", ",")},  # a flame graph splits there
+        {"filename": "phase", "line": 0, "name": phase},
+    ]
+
+
+def _change(segments: dict[int, tuple[int, str]], name: str, address: int, size: int) -> None:
+    if name in ("segment_free", "segment_unmap"):  # the simulation gives only whole segments back
+        del segments[address]
+        return
+    if name == "segment_map":
+        for first, (mapped, kind) in segments.items():
+            if first + mapped == address:
+                segments[first] = (mapped + size, kind)
+                return
+    segments[address] = (size, "small" if size == SMALL_BUFFER else "large")
+
+
+def _filled(segments: dict[int, tuple[int, str]], live: dict[int, Entry], expandable: bool) -> list[Entry]:
+    """The segments with their blocks; what lies between two in use is one free block."""
+    used = [live[address] for address in sorted(live, reverse=True)]
+    result = []
+    for address, (size, kind) in sorted(segments.items()):
+        blocks: list[Entry] = []
+        at, end = address, address + size
+        while at < end:
+            if used and used[-1]["address"] == at:
+                blocks.append(used.pop())
+            else:
+                upto = min(used[-1]["address"], end) if used else end
+                blocks.append(_block(at, upto - at, 0, "inactive", []))
+            at += blocks[-1]["size"]
+        active = [block for block in blocks if block["state"] == "active_allocated"]
+        allocated = sum(block["size"] for block in active)
+        result.append(
+            {
+                "device": 0,
+                "address": address,
+                "total_size": size,
+                "allocated_size": allocated,
+                "active_size": allocated,
+                "requested_size": sum(block["requested_size"] for block in active),
+                "stream": 0,
+                "segment_type": kind,
+                "segment_pool_id": (0, 0),
+                "is_expandable": expandable,
+                "frames": [],
+                "blocks": blocks,
+            }
+        )
+    return result
+
+
+def _block(address: int, size: int, requested: int, state: str, frames: list[Entry]) -> Entry:
+    return {"address": address, "size": size, "requested_size": requested, "state": state, "frames": frames}

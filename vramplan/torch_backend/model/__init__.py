@@ -1,0 +1,1 @@
+"""The real model and training loop, built with transformers and PEFT."""

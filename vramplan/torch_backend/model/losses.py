@@ -1,0 +1,305 @@
+"""Losses other than transformers' own, as far as memory goes: they allocate, keep and free what the real ones do.
+
+Liger's (liger-kernel 0.8.5, ops/fused_linear_cross_entropy.py, transformers/functional.py) and Apple's
+(cut_cross_entropy 25.1.1) run on Triton and TRL's (trl 1.16, fused LM head) selects tokens by value, so none runs on
+fake tensors as it is; numbers are not computed.
+`sliced` is transformers' own before 4.49, `sections` torchtune's.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from vramplan.errors import MissingDependencyError, UnsupportedError
+from vramplan.torch_backend.trace.cuda_autocast import low_dtype
+from vramplan.units import ceil_div
+
+IGNORED = -100
+TRL_TOKENS, TRL_ENTRIES = 4096, 32768
+"""Tokens by vocabulary entries of one tile of TRL's loss."""
+SECTIONS = 8
+"""num_output_chunks of torchtune's CEWithChunkedOutputLoss."""
+
+
+# -- transformers before 4.49 ------------------------------------------------------------------------------------------
+
+
+def sliced_loss(logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **_: Any) -> torch.Tensor:
+    """ForCausalLMLoss of transformers 4.46 to 4.48: the shifted fp32 logits are copied (loss/loss_utils.py)."""
+    logits = logits.float()
+    shift_logits = logits[..., :-1, :].contiguous()
+    shift_labels = labels[..., 1:].contiguous()
+    return F.cross_entropy(shift_logits.view(-1, vocab_size), shift_labels.view(-1), ignore_index=IGNORED)
+
+
+# -- torchtune ---------------------------------------------------------------------------------------------------------
+
+
+def sections_loss(hidden: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor], labels: torch.Tensor) -> Any:
+    """CEWithChunkedOutputLoss of torchtune 0.6.1 over the chunked_output of its TransformerDecoder."""
+    logits = [head(section) for section in hidden.chunk(SECTIONS, dim=1)]
+    labels = torch.hstack((labels[..., 1:], labels.new_full((len(labels), 1), IGNORED)))
+    targets = [one.reshape(-1) for one in labels.chunk(SECTIONS, dim=1)]
+    return sum(
+        F.cross_entropy(one.reshape(-1, one.shape[-1]).float(), own, ignore_index=IGNORED, reduction="sum")
+        for one, own in zip(logits, targets, strict=True)
+    )
+
+
+# -- Liger -------------------------------------------------------------------------------------------------------------
+
+
+class Liger(torch.autograd.Function):
+    """All work is done in forward, chunk by chunk; the gradients are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """`hidden` (tokens, width), `weight` (vocabulary, width)."""
+        (tokens, width), entries = hidden.shape, weight.shape[0]
+        rows = ceil_div(tokens, ceil_div(entries, width))
+        chunk = min(tokens, 1 << (rows - 1).bit_length())
+        in_place = hidden.dtype == weight.dtype and low_dtype() in (None, hidden.dtype)  # _can_use_mm_out
+        grad_hidden = torch.zeros_like(hidden)
+        grad_weight = torch.zeros_like(weight) if hidden.requires_grad and weight.requires_grad else None
+        per_token = torch.zeros(tokens, dtype=torch.float32, device=hidden.device)
+        counted = labels != IGNORED
+        counted.sum()
+        storage = torch.empty((chunk, entries), dtype=hidden.dtype, device=hidden.device) if in_place else None
+        for start in range(0, tokens, chunk):
+            part = hidden[start : start + chunk]
+            if storage is not None:
+                logits = storage[: len(part)]
+                torch.mm(part, weight.t(), out=logits)
+            else:
+                logits = part @ weight.t()  # autocast casts this view of the weight each time
+            if hidden.requires_grad:
+                if in_place:
+                    torch.mm(logits, weight, out=grad_hidden[start : start + chunk])
+                else:
+                    grad_hidden[start : start + chunk] = logits @ weight
+                if grad_weight is not None:
+                    _add_product(grad_weight, logits, part)
+            del logits, part
+        del storage
+        loss = per_token.sum()
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """What forward kept, scaled in place."""
+        grad_hidden, grad_weight = ctx.saved_tensors
+        return grad_hidden, grad_weight, None
+
+
+def _add_product(grad_weight: torch.Tensor, logits: torch.Tensor, part: torch.Tensor) -> None:
+    """``addmm(out=...)`` for half-precision products, else a product that is added."""
+    if logits.dtype != torch.float32:
+        part = part.to(logits.dtype)
+    else:
+        grad_weight += torch.mm(logits.t(), part).float()
+
+
+def liger_loss(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """LigerForCausalLMLoss: labels are shifted, the hidden state is not; (batch, length, width)."""
+    labels = F.pad(labels, (0, 1), value=IGNORED)
+    shifted = labels[..., 1:].contiguous()
+    return Liger.apply(hidden.view(-1, hidden.shape[-1]), weight, shifted.view(-1))
+
+
+# -- Apple's, as axolotl's plugin puts it in -------------------------------------------------------------------------
+
+
+class Cut(torch.autograd.Function):
+    """LinearCrossEntropyFunction of cut_cross_entropy 25.1.1: its kernels hold no logits; `valid` are token numbers."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor
+    ) -> torch.Tensor:
+        """`hidden` (tokens, width), `weight` (vocabulary, width)."""
+        sums = torch.full((len(valid),), -torch.inf, dtype=torch.float32, device=hidden.device)
+        means = torch.zeros(len(weight), dtype=torch.float32, device=hidden.device)
+        dots = torch.zeros(len(valid), dtype=torch.float32, device=hidden.device)
+        ctx.save_for_backward(hidden, weight, sums, labels, valid, means)
+        return dots.add_(sums).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Both gradients in the hidden states' dtype; the weight's is cast to its own."""
+        hidden, weight, _sums, _labels, _valid, means = ctx.saved_tensors
+        order = torch.argsort(means).to(torch.int32)  # noqa: F841
+        first = torch.zeros_like(hidden)
+        second = torch.zeros_like(weight, dtype=hidden.dtype) if ctx.needs_input_grad[1] else None
+        return first, None if second is None else second.to(weight.dtype), None, None
+
+
+def cut_loss(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """linear_cross_entropy(..., shift=True): all labels but the first of each sample; (batch, length, width)."""
+    mask = labels[..., 1:] != IGNORED
+    places = torch.empty((mask.numel(), mask.dim()), dtype=torch.int64, device=mask.device).to(torch.int32)
+    valid = places.sum(1)
+    del mask, places
+    return Cut.apply(hidden.flatten(0, -2), weight, labels.flatten(), valid) / labels.numel()
+
+
+# -- TRL ---------------------------------------------------------------------------------------------------------------
+
+
+class Pick(torch.autograd.Function):
+    """``x[mask]`` where every position counts: the worst case of an index by mask, which depends on data."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """The positions, and a copy of the rows there."""
+        ctx.save_for_backward(mask)
+        ctx.shape = x.shape
+        positions = torch.empty((mask.numel(), mask.dim()), dtype=torch.int64, device=mask.device)  # noqa: F841
+        return torch.empty((mask.numel(), *x.shape[mask.dim() :]), dtype=x.dtype, device=x.device)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Zeros, and the rows put in: index_put sorts its linear indices."""
+        (mask,) = ctx.saved_tensors
+        out = torch.zeros(ctx.shape, dtype=grad.dtype, device=grad.device)
+        positions = torch.empty((mask.numel(), mask.dim()), dtype=torch.int64, device=mask.device)
+        order = [torch.empty(mask.numel(), dtype=torch.int64, device=mask.device) for _ in range(3)]
+        del positions, order
+        return out, None
+
+
+class Chunked(torch.autograd.Function):
+    """ChunkedLogProbFunction: no logits are kept, backward makes them again tile by tile into fp32 accumulators."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> tuple[Any, ...]:
+        """Log-probability, entropy and whether it was the likeliest, per token."""
+        ctx.set_materialize_grads(False)
+        tokens, low = hidden.shape[0], low_dtype() or hidden.dtype
+        top, total, mean, square, plain, before, at_target = (
+            torch.zeros(tokens, dtype=torch.float32, device=hidden.device) for _ in range(7)
+        )
+        tile = torch.empty((min(tokens, TRL_TOKENS), TRL_ENTRIES), dtype=low, device=hidden.device)
+        for start in range(0, tokens, TRL_TOKENS):
+            part = hidden[start : start + TRL_TOKENS].to(low)
+            for first in range(0, weight.shape[0], TRL_ENTRIES):
+                some = weight[first : first + TRL_ENTRIES]
+                torch.mm(part, some.to(low).t(), out=tile[: len(part), : len(some)])
+        log_z = top + torch.log(total)
+        log_probs = at_target - log_z
+        entropy = log_z - mean / total
+        likeliest = (at_target >= top) & (at_target > before)
+        ctx.save_for_backward(hidden, weight, targets, log_z, entropy)
+        ctx.low = low
+        ctx.mark_non_differentiable(likeliest)
+        del square, plain
+        return log_probs, entropy, likeliest
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        """The tile outlives the casts of the gradients."""
+        hidden, weight, _targets, _log_z, _entropy = ctx.saved_tensors
+        tokens, low = hidden.shape[0], ctx.low
+        wide = [
+            torch.zeros(x.shape, dtype=torch.float32, device=x.device) if need else None
+            for x, need in zip((hidden, weight), ctx.needs_input_grad[:2], strict=True)
+        ]
+        tile = torch.empty((min(tokens, TRL_TOKENS), TRL_ENTRIES), dtype=low, device=hidden.device)
+        grad = grad.float().contiguous()
+        for start in range(0, tokens, TRL_TOKENS):
+            part = hidden[start : start + TRL_TOKENS].to(low)
+            for first in range(0, weight.shape[0], TRL_ENTRIES):
+                some = weight[first : first + TRL_ENTRIES].to(low)
+                torch.mm(part, some.t(), out=tile[: len(part), : len(some)])
+        return (*(None if w is None else w.to(x.dtype) for w, x in zip(wide, (hidden, weight), strict=True)), None)
+
+
+def chunked_loss(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The patched forward's loss: the last position has no label; every other counts."""
+    return loss_of_rows(hidden[:, :-1], weight, labels[:, 1:])
+
+
+def loss_of_rows(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The same of hidden states and labels that belong together."""
+    mask = labels != IGNORED
+    values = Chunked.apply(Pick.apply(hidden, mask), weight, Pick.apply(labels, mask))
+    spread = [one.new_zeros(mask.shape).masked_scatter(mask, one) for one in values]
+    return -spread[0].sum() / mask.sum().clamp(min=1)
+
+
+# -- into a model ------------------------------------------------------------------------------------------------------
+
+
+def use(module: nn.Module, loss: str, owner: str, on_card: bool = False) -> None:
+    """Put a loss in place of the model's own: sliced, sections, liger, cut or chunked; on a card `cut` is the real one.
+
+    Raises:
+        MissingDependencyError: where that is not installed.
+        UnsupportedError: for a model that is no causal language model of transformers.
+    """
+    inner: Any = module.get_base_model() if hasattr(module, "get_base_model") else module
+    if not hasattr(inner, "get_output_embeddings") or inner.get_output_embeddings() is None:
+        raise UnsupportedError(f"{owner}: --loss {loss} needs a causal language model of transformers")
+    if loss == "sliced":
+        inner.loss_function = sliced_loss
+        return
+    fused: Callable[..., torch.Tensor] = real_cut(owner) if on_card and loss == "cut" else FUSED.get(loss, liger_loss)
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
+    @functools.wraps(type(inner).forward)
+    def forward(self: Any, *args: Any, labels: torch.Tensor, **kwargs: Any) -> Any:
+        kwargs.pop("num_items_in_batch", None)
+        outputs = self.base_model(*args, **kwargs)
+        if loss == "sections":
+            return CausalLMOutputWithPast(loss=sections_loss(outputs[0], self.get_output_embeddings(), labels))
+        return CausalLMOutputWithPast(loss=fused(outputs[0], _head(self), labels))
+
+    inner.forward = types.MethodType(forward, inner)
+
+
+FUSED = {"liger": liger_loss, "cut": cut_loss, "chunked": chunked_loss}
+
+
+def real_cut(owner: str) -> Callable[..., torch.Tensor]:
+    """Apple's own kernels.
+
+    Raises:
+        MissingDependencyError: where cut-cross-entropy is not installed.
+    """
+    try:
+        from cut_cross_entropy import linear_cross_entropy
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{owner}: --loss cut on a card needs cut-cross-entropy: pip install cut-cross-entropy"
+        ) from (error)
+    return functools.partial(linear_cross_entropy, shift=True)
+
+
+def use_liger(module: nn.Module, owner: str) -> None:
+    """The real Liger loss, on a card: only the loss, none of its other kernels.
+
+    Raises:
+        MissingDependencyError: where liger-kernel is not installed.
+    """
+    try:
+        from liger_kernel.transformers import _apply_liger_kernel_to_instance
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{owner}: --loss liger on a card needs liger-kernel: pip install liger-kernel"
+        ) from (error)
+    inner: Any = module.get_base_model() if hasattr(module, "get_base_model") else module
+    others = {"rope": False, "rms_norm": False, "swiglu": False, "geglu": False, "layer_norm": False}
+    _apply_liger_kernel_to_instance(model=inner, fused_linear_cross_entropy=True, **others)
+
+
+def _head(model: Any) -> torch.Tensor:
+    head = model.get_output_embeddings()
+    saved = getattr(head, "modules_to_save", None)
+    return saved["default"].weight if saved is not None else head.weight

@@ -1,0 +1,1 @@
+"""A real training step in a child process, measured on the card or on the CPU."""

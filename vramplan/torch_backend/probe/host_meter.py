@@ -1,0 +1,93 @@
+"""A run on the host, measured by the watch over its tensors and the simulated allocator behind them."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from vramplan.inputs.gpu import Card
+from vramplan.memory.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory
+from vramplan.memory.overheads import cublas_workspace
+from vramplan.torch_backend.model.materialize import place
+from vramplan.torch_backend.probe.phase_peaks import Phases
+from vramplan.torch_backend.trace.storage_tracker import Record, Watch
+from vramplan.units import format_bytes
+
+
+class HostMeter(Watch):
+    """Real tensors on the host, each of which goes through the simulated allocator as it comes and goes.
+
+    The card's cuBLAS workspaces, which no host has, are held besides.
+    """
+
+    def __init__(self, card: Card, cap_bytes: int | None, settings: AllocatorSettings, history: bool) -> None:
+        super().__init__()
+        self._waiting = [cublas_workspace(card)] * 2  # one for the forward thread, one for the backward thread
+        self._history: list[Any] | None = [] if history else None
+        limit = {} if cap_bytes is None else {"capacity": cap_bytes}
+        self.allocator = CachingAllocator(settings=settings, history=self._history, **limit)
+        self.phases = Phases()
+        self._blocks: dict[int, Block] = {}
+        self._requested = self._requested_peak = 0
+
+    def watching(self, module: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Look at every tensor made within."""
+        return self
+
+    def loaded(self, module: torch.nn.Module) -> None:
+        """The model is there: its tensors are followed."""
+        self.sums.calibrate(self)
+        place(module, self)
+
+    def enter(self, phase: str) -> None:
+        """What follows belongs to `phase`."""
+        allocator = self.allocator
+        self.phases.close(allocator.peak_allocated, allocator.peak_reserved, self._requested_peak)
+        allocator.peak_allocated, allocator.peak_reserved = allocator.allocated, allocator.reserved
+        self._requested_peak = self._requested
+        self.phases.open(phase)
+        super().enter(phase)
+        while phase == "forward" and self._waiting:
+            workspace = self._waiting.pop()
+            self.allocate(Record(workspace.num_bytes, workspace.label, "", (workspace.num_bytes,), "uint8"))
+
+    def allocate(self, record: Record) -> int:
+        """Note an allocation, and serve it.
+
+        Raises:
+            torch.OutOfMemoryError: as a card would.
+        """
+        number = super().allocate(record)
+        try:
+            block = self._blocks[number] = self.allocator.malloc(record.num_bytes)
+        except OutOfMemory as error:
+            raise torch.OutOfMemoryError(
+                f"out of memory. Tried to allocate {format_bytes(error.requested_bytes)};"
+                f" {format_bytes(error.reserved_bytes)} of {format_bytes(self.allocator.capacity)} are reserved"
+            ) from error
+        self._requested += record.num_bytes
+        self._requested_peak = max(self._requested_peak, self._requested)
+        if self._history is not None:
+            self._history.append(("alloc", block.address, record.num_bytes))
+        return number
+
+    def free(self, number: int) -> None:
+        """Note that a storage is gone."""
+        super().free(number)
+        block = self._blocks.pop(number, None)
+        if block is None:  # it was refused
+            return
+        self._requested -= self.records[number].num_bytes
+        if self._history is not None:
+            self._history.append(("free_completed", block.address, self.records[number].num_bytes))
+        self.allocator.free(block)
+
+    def reserved_bytes(self) -> int:
+        """What the allocator holds right now."""
+        return self.allocator.reserved
+
+    def history(self) -> list[tuple[str, int, int]]:
+        """Every [action, address, bytes] so far, as torch names them."""
+        return [tuple(one) for one in self._history or ()]

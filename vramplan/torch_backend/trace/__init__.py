@@ -1,0 +1,1 @@
+"""The real model's code run on fake tensors, without a GPU."""
