@@ -11,9 +11,10 @@ import vramplan
 from tests.helpers import card_of, cli, cli_json, spec_of
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 from vramplan.inputs.images import EYES, Picture, Size, picture_of
+from vramplan.inputs.images.types import image_size
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.planner import check, images
-from vramplan.planner.job_defaults import complete_job, image_size
+from vramplan.planner.job_defaults import complete_job
 
 INTERNVL = "OpenGVLab/InternVL2_5-8B"
 SIZES = ((336, 336), (1344, 896), (3000, 4000))

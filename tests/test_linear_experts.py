@@ -19,6 +19,7 @@ from tests.helpers import card_of, spec_of
 from vramplan.analytic import estimator
 from vramplan.analytic.autograd.repeated_experts import turns_of
 from vramplan.analytic.played_step import Step
+from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.errors import VramplanError
 from vramplan.inputs.job import Job, Zero
 
@@ -27,18 +28,18 @@ QWEN3 = "Qwen/Qwen3-30B-A3B"
 EXPERTS, LAYERS, WIDTH, INNER, RANK = 128, 48, 2048, 768, 8
 
 
-def played(name: str, config: dict[str, Any], **job: Any) -> Step:
+def played(name: str, config: dict[str, Any], **job: Any) -> SimulatedRun:
     spec = spec_of(name, **config, **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0))
     setting, plan, _ = estimator.prepare(spec, Job(**job, experts="linear"), card_of())
-    return Step(setting, plan, card_of())
+    return SimulatedRun(Step(setting, plan, card_of()))
 
 
 @pytest.mark.parametrize("case", MEASURED["cases"], ids=lambda case: f"{case['model']} {case['job']}")
 def test_phase_by_phase(case: dict[str, Any]) -> None:
     """What is alive once all is loaded, and at the worst of each phase; the forward's is PhiMoE's attention's own."""
     name, given = case["model"], {key: tuple(v) if isinstance(v, list) else v for key, v in case["job"].items()}
-    step = played(name, MEASURED["models"][name], attention="eager", sequence_length=256, **given)
-    timeline = step.timeline
+    run = played(name, MEASURED["models"][name], attention="eager", sequence_length=256, **given)
+    timeline = run.timeline
     levels = timeline.live_bytes(with_kernels=False)
     (begun, *_) = (mark.first_event for mark in timeline.marks if mark.phase == "forward")
     found = {**timeline.phase_peaks(levels), "loaded": levels[begun - 1]}
@@ -46,7 +47,7 @@ def test_phase_by_phase(case: dict[str, Any]) -> None:
     for phase in ("loaded", "backward", "optimizer"):
         assert found[phase] == pytest.approx(case[phase], rel=3.2e-3), phase
     assert found["forward"] == pytest.approx(case["forward"], rel=0.04 if given.get("kbit") else 0.02)
-    assert sum(weight.num_elements for weight in step.trained) == case["trained"]
+    assert sum(weight.num_elements for weight in run.step.trained) == case["trained"]
 
 
 def test_one_stands_for_most() -> None:
@@ -68,11 +69,11 @@ def test_one_stands_for_most() -> None:
                 lambda count: [(number, 1) for number in range(count)],
             )
             all_ = played(QWEN3, config, **job)
-        assert one.num_parameters == all_.num_parameters
+        assert one.step.num_parameters == all_.step.num_parameters
         assert one.timeline.phase_peaks(one.timeline.live_bytes()) == all_.timeline.phase_peaks(
             all_.timeline.live_bytes()
         )
-        assert sum(k.flops * n for k, n in one.kernels()[0]) == sum(k.flops * n for k, n in all_.kernels()[0])
+        assert sum(k.flops * n for k, n in one.step.kernels()[0]) == sum(k.flops * n for k, n in all_.step.kernels()[0])
 
 
 def test_what_the_allocator_makes_of_it() -> None:
@@ -97,7 +98,7 @@ def test_who_takes_turns() -> None:
 
 @pytest.mark.parametrize("name", sorted(MEASURED["models"]))
 def test_parameters_are_the_same(name: str) -> None:
-    assert played(name, {}).num_parameters == spec_of(name).num_parameters
+    assert played(name, {}).step.num_parameters == spec_of(name).num_parameters
 
 
 def test_all_linear_is_every_expert() -> None:

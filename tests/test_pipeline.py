@@ -10,6 +10,7 @@ import vramplan
 from tests.helpers import card_of
 from vramplan.analytic import estimator
 from vramplan.analytic.played_step import Step
+from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.analytic.strategies.device_map import Module, spread
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.inputs.catalog import find_card
@@ -100,13 +101,13 @@ def test_each_card_needs_what_a_traced_run_takes(model_type: str, config: Any, g
     spec = ModelSpec(name="small", model_type=model_type, config={**LLAMA, **config})
     job = Job(**{**TOGETHER, "sequence_length": 128, "micro_batch_size": 2, **given})
     setting, plan, _ = estimator.prepare(spec, job, card_of())
-    step = Step(setting, plan, card_of())
+    run = SimulatedRun(Step(setting, plan, card_of()))
     found = {}
-    for card, timeline in step.timelines.items():
+    for card, timeline in run.timelines.items():
         levels = timeline.live_bytes(with_kernels=False)
         found[card] = timeline.phase_peaks(levels) | {"loaded": levels[timeline.marks[1].first_event - 1]}
         workspaces = sum(one.rounded_bytes for one in timeline.live_at(len(timeline.events) - 1) if one.in_kernel)
-        found[card]["eval"] = evaluation_peak(timeline, step.evaluation_bytes(card)) - workspaces
+        found[card]["eval"] = evaluation_peak(timeline, run.evaluation_bytes(card)) - workspaces
     real = spread_run(spec, job, card_of()).peaks()
     assert found == {card: pytest.approx(peaks, rel=0.002) for card, peaks in real.items()}
 

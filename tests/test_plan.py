@@ -12,7 +12,8 @@ from tests.helpers import card_of, cli, spec_of
 from vramplan import Job, Search
 from vramplan.errors import ConfigError
 from vramplan.memory.estimate import Begun, Estimate, Term
-from vramplan.planner.suggest import Run, divisors, learning_rate, pairs, search
+from vramplan.planner.suggest import Run, learning_rate, pairs, search
+from vramplan.units import divisors
 
 
 def suggest(model: str = "Qwen/Qwen2.5-0.5B", gpu: str = "rtx3060", global_batch: int = 16, **more: Any) -> Search:

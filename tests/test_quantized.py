@@ -17,6 +17,7 @@ from tests.helpers import card_of, spec_of
 from vramplan.analytic import estimator
 from vramplan.analytic.autograd.ops import stored_as
 from vramplan.analytic.played_step import Step
+from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.errors import ConfigError, UnknownNameError
 from vramplan.inputs.job import Job
 from vramplan.planner.job_defaults import complete_job
@@ -34,7 +35,7 @@ def name_of(case: dict[str, Any]) -> str:
     return f"{case['model'].rpartition('/')[2]} { {k: v for k, v in case['job'].items() if k not in usual} }"
 
 
-def played(case: dict[str, Any]) -> Step:
+def played(case: dict[str, Any]) -> SimulatedRun:
     layers = case["layers"]
     changes = {"num_hidden_layers": layers, **({"vocab_size": case["vocabulary"]} if "vocabulary" in case else {})}
     spec = spec_of(case["model"], **changes, **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0))
@@ -42,7 +43,7 @@ def played(case: dict[str, Any]) -> Step:
         spec = spec_of(case["model"], **{**spec.config, "layer_types": spec.config["layer_types"][:layers]})
     job = {key: tuple(value) if isinstance(value, list) else value for key, value in case["job"].items()}
     setting, plan, _ = estimator.prepare(spec, Job(**job), card_of())
-    return Step(setting, plan, card_of())
+    return SimulatedRun(Step(setting, plan, card_of()))
 
 
 def slack(case: dict[str, Any]) -> float:
@@ -59,14 +60,14 @@ def test_against_bitsandbytes(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", BY_PHASE, ids=name_of)
 def test_phase_by_phase(case: dict[str, Any]) -> None:
     """What is alive once all is loaded, and at the worst of forward and backward."""
-    step = played(case)
-    timeline = step.timeline
+    run = played(case)
+    timeline = run.timeline
     levels = timeline.live_bytes(with_kernels=False)
     (begun, *_) = (mark.first_event for mark in timeline.marks if mark.phase == "forward")
     found = {**timeline.phase_peaks(levels), "loaded": levels[begun - 1]}
     for phase in ("loaded", "forward", "backward"):
         assert found[phase] == pytest.approx(case[phase], rel=1e-3, abs=slack(case)), phase
-    assert sum(weight.num_elements for weight in step.trained) == case["trained"]
+    assert sum(weight.num_elements for weight in run.step.trained) == case["trained"]
 
 
 def test_what_a_layer_is_stored_as() -> None:

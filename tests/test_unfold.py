@@ -13,6 +13,7 @@ from vramplan.analytic.estimator import lay_out
 from vramplan.analytic.layer_folding import Fold, fold
 from vramplan.analytic.layers.transformer import Kind
 from vramplan.analytic.played_step import Step
+from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.inputs.job import Job
 from vramplan.memory.replay import replay
 
@@ -53,9 +54,9 @@ def test_folded_equals_whole(name: str, settings: dict[str, Any]) -> None:
     whole_setting, whole_plan = setting_of(spec, job)
     setting, plan = lay_out(spec, job, True)
     assert plan.stacks[-1].copies > 1
-    folded = Step(setting, plan, card_of(), brief=False)
-    brief = Step(setting, plan, card_of())
-    whole = Step(whole_setting, whole_plan, card_of())
+    folded = SimulatedRun(Step(setting, plan, card_of(), brief=False))
+    brief = SimulatedRun(Step(setting, plan, card_of()))
+    whole = SimulatedRun(Step(whole_setting, whole_plan, card_of()))
     levels, replays = [], []
     for step in (whole, folded, brief):
         timeline = step.timeline
@@ -70,8 +71,8 @@ def test_folded_equals_whole(name: str, settings: dict[str, Any]) -> None:
     assert max(levels[2]) == max(levels[0])
     assert replays[1] == pytest.approx(replays[0], rel=2e-3)  # what all layers share may be freed in another order
     assert replays[2] == pytest.approx(replays[1], rel=4e-3)
-    assert folded.num_parameters == whole.num_parameters
-    assert folded.trained == whole.trained
+    assert folded.step.num_parameters == whole.step.num_parameters
+    assert folded.step.trained == whole.step.trained
     assert folded.evaluation_bytes() == whole.evaluation_bytes()
 
 

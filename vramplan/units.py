@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isqrt
+
 KiB = 1 << 10
 MiB = 1 << 20
 GiB = 1 << 30
@@ -55,3 +57,13 @@ def format_count(count: int) -> str:
         if count >= size:
             return f"{count / size:.4g} {unit}"
     return str(count)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending.
+
+    >>> divisors(16)
+    [1, 2, 4, 8, 16]
+    """
+    low = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return sorted({*low, *(number // d for d in low)})

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from vramplan.analytic.layer_folding import Plan
 from vramplan.analytic.layers.modules import Net
 from vramplan.analytic.played_step import Step, micro_steps, no_cycle_collection
+from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.analytic.step_inputs import Setting
 from vramplan.analytic.train_step import play
 from vramplan.inputs.gpu import Card
@@ -115,7 +116,7 @@ class Law:
         ]
         step = Step(self.setting, self.plan, card, net=net)
         sources = zip(step.storages, step.played.source, strict=True)
-        return Course(step.timeline, micro, {id(one): self._lines[source][1] for one, source in sources})
+        return Course(SimulatedRun(step).timeline, micro, {id(one): self._lines[source][1] for one, source in sources})
 
     def _at(self, micro: int) -> Net:
         job = self.setting.job.model_copy(update={"micro_batch_size": micro})

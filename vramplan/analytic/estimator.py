@@ -13,6 +13,7 @@ from vramplan.analytic.layers.moe_peft import FORMER, PATTERNS
 from vramplan.analytic.layers.transformer import Kind
 from vramplan.analytic.optimizers import optimizer_seconds
 from vramplan.analytic.played_step import Step, no_cycle_collection
+from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.analytic.step_inputs import Setting
 from vramplan.analytic.strategies.device_map_layers import contents, fullest, spread_out
 from vramplan.analytic.supported import (
@@ -107,12 +108,13 @@ def begin(spec: ModelSpec, job: Job, card: Card) -> Begun:
     with no_cycle_collection():
         setting, plan, notes = prepare(spec, job, card)
         step = Step(setting, plan, card)
+        run = SimulatedRun(step)
         pattern = setting.stacked
         check_mixture(job, step.routers, card.runs_flash, pattern)
         check_adapters(job, step.widths, linear_names(step, pattern), pattern)
         check_saved(job, step.widths, saved_names(step))
         notes += mixture_notes(spec, job, step.routers, pattern)
-        timelines = step.timelines if job.lengths is None else _varied(spec, job, card, step)
+        timelines = run.timelines if job.lengths is None else _varied(spec, job, card, run)
         peaks = {one: max(timeline.live_bytes(with_kernels=False)) for one, timeline in timelines.items()}
     least_bytes = max(peaks.values()) + sum(term.num_bytes for term in outside_terms(job, card))
 
@@ -120,7 +122,7 @@ def begin(spec: ModelSpec, job: Job, card: Card) -> Begun:
         with no_cycle_collection():
             found = {}
             for one, peak in peaks.items():
-                played = whole(step, (*notes, *count_notes(spec, step.num_parameters)), one)
+                played = whole(run, (*notes, *count_notes(spec, step.num_parameters)), one)
                 played = replace(played, timeline=timelines[one], fed=said(spec, job))
                 found[one] = conclude(played, spec.name, job, card, peak)
             return found[0] if setting.spread_over is None else fullest(found, contents(setting, plan))
@@ -128,30 +130,31 @@ def begin(spec: ModelSpec, job: Job, card: Card) -> Begun:
     return Begun(least_bytes, finish, timelines[0] if len(peaks) == 1 else None, lambda on: step_seconds(step, on))
 
 
-def _varied(spec: ModelSpec, job: Job, card: Card, step: Step) -> dict[int, Timeline]:
+def _varied(spec: ModelSpec, job: Job, card: Card, run: SimulatedRun) -> dict[int, Timeline]:
     """Each card's timeline where lengths vary."""
 
     @cache
     def at(length: int) -> dict[int, Timeline]:
         if length == job.sequence_length:
-            return step.timelines
+            return run.timelines
         setting, plan, _ = prepare(spec, job.model_copy(update={"sequence_length": length}), card)
-        return Step(setting, plan, card).timelines
+        return SimulatedRun(Step(setting, plan, card)).timelines
 
     def on(one: int) -> Callable[[int], Timeline]:
         return lambda length: at(length)[one]
 
-    return {one: varied(on(one), job) for one in step.timelines}
+    return {one: varied(on(one), job) for one in run.timelines}
 
 
-def whole(step: Step, notes: tuple[str, ...], card: int = 0) -> Played:
-    """Everything that a played step tells of a card."""
+def whole(run: SimulatedRun, notes: tuple[str, ...], card: int = 0) -> Played:
+    """Everything that a simulated run tells of a card."""
+    step = run.step
     first, _ = step.kernels()
     micro_step_seconds, update_seconds = step_seconds(step, step.card)
     return Played(
         by="analytic",
-        timeline=step.timelines[card],
-        evaluation_bytes=step.evaluation_bytes(card),
+        timeline=run.timelines[card],
+        evaluation_bytes=run.evaluation_bytes(card),
         num_parameters=step.num_parameters,
         num_trainable_parameters=sum(weight.num_elements for weight in step.trained),
         micro_step_seconds=micro_step_seconds,

@@ -1,7 +1,4 @@
-"""The whole of a training run's memory in order: loading, two steps, and, beside it, an evaluation.
-
-The second step is the one that counts: optimizer states are there by then while gradients are built again.
-"""
+"""One job's training step, played on the tape and unfolded to the whole model: its weights, storages and kernels."""
 
 from __future__ import annotations
 
@@ -16,20 +13,17 @@ from math import prod
 
 from vramplan.analytic.architectures.towers import PARTS, TOWER
 from vramplan.analytic.autograd.graph import Parameter, StorageInfo, Stored
-from vramplan.analytic.autograd.recorder import Recorder
 from vramplan.analytic.autograd.repeated_experts import named
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.layer_folding import Plan, Unfolded, unfold
 from vramplan.analytic.layers.modules import Net
 from vramplan.analytic.optimizers import Weight, is_embedding
 from vramplan.analytic.step_inputs import Setting
-from vramplan.analytic.strategies import sharing_of
-from vramplan.analytic.train_step import declare, play, play_evaluation
+from vramplan.analytic.train_step import declare, play
 from vramplan.inputs.gpu import Card
 from vramplan.inputs.job import Job
-from vramplan.memory.overheads import cublas_workspace
 from vramplan.memory.roofline import Kernel
-from vramplan.memory.timeline import Storage, Timeline
+from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES
 
 EXPERT = re.compile(r"\.experts\.\d+\.")
@@ -173,7 +167,7 @@ def micro_steps(job: Job) -> int:
 
 
 class Step:
-    """One job's step, played once (or given as `net`); its timeline, evaluation peak and work are derived from that."""
+    """One job's step, played once (or given as `net`): what timelines, evaluations and times are derived from."""
 
     def __init__(self, setting: Setting, plan: Plan, card: Card, brief: bool = True, net: Net | None = None) -> None:
         self.setting = setting
@@ -188,9 +182,10 @@ class Step:
             for key, parameter in declare(setting).tape.parameters.items():
                 self.tape.parameters.setdefault(key, parameter)
         self.played = unfold(self.tape, plan, brief and self.job.strategy != "zero3")  # whose modules must all show
-        self.storages = self._described(self.tape, self.played)
+        self.storages = self.described(self.tape, self.played)
 
-    def _described(self, tape: Tape, played: Unfolded) -> list[Storage]:
+    def described(self, tape: Tape, played: Unfolded) -> list[Storage]:
+        """Each storage of the whole model as a timeline shows it."""
         sections = tape.sections
         vocabulary = self.setting.family.shape(self.setting.config).vocabulary
         shown = [
@@ -233,45 +228,6 @@ class Step:
         """Those that got a gradient: a batch without images leaves the tower out."""
         return [one.weight for one in self.placed if one.parameter.is_reached]
 
-    @property
-    def timeline(self) -> Timeline:
-        """The first card's; where all do the same, that of each."""
-        return self.timelines[0]
-
-    @cached_property
-    def timelines(self) -> dict[int, Timeline]:
-        """Each card's own; one alone where all do the same."""
-        return {card: self._timeline(card) for card in self.setting.spread.cards}
-
-    def _timeline(self, card: int) -> Timeline:
-        """Loading and two optimizer steps, each of at most two micro-steps: without gradients, and on top of them."""
-        record = Recorder()
-        share = sharing_of(self, record, card)
-        record.enter("loaded")
-        share.load()
-        for buffer in buffers_of(self.setting) if card == self.setting.spread.rotary else ():
-            record.allocate(buffer)
-        share.prepare()
-        record.enter("forward")
-        for _ in ("forward", "backward"):  # one for each thread
-            record.allocate(cublas_workspace(self.card))
-        events, pieces = self.played.events, self.played.pieces
-        ends = [piece.first_event for piece in pieces[1:]] + [len(events)]
-        for step in range(2):
-            offset = record.splice(self.storages)
-            for before, piece, end in zip((None, *pieces), pieces, ends, strict=False):
-                if before is not None and before.phase.startswith("backward") and piece.phase != before.phase:
-                    share.backward_ends()
-                if piece.phase == "end":  # what the loop itself holds
-                    record.enter("optimizer")
-                    share.optimize(first=step == 0)
-                    share.drop_gradients(offset)
-                    record.extend(share.on_this_card(events[piece.first_event : end]), offset)
-                    break
-                record.enter(piece.phase.partition(".")[0])
-                share.play(piece, events[piece.first_event : end], offset)
-        return record.timeline()
-
     def head_begins(self, events: Sequence[int]) -> int:
         """Which of these events of a backward is the output head's first."""
         storages, source = self.tape.storages, self.played.source
@@ -284,23 +240,6 @@ class Step:
             grad = one.parameter.grad
             if grad is not None and one.copy == 0:
                 found += [self.played.place(id, one.layer) for id in grad.storage.ids]  # type: ignore[union-attr]
-        return found
-
-    def evaluation_bytes(self, card: int = 0) -> int:
-        """Highest sum of live tensors in a forward without gradients at the same batch, model and states left out."""
-        return self._evaluations[card]
-
-    @cached_property
-    def _evaluations(self) -> dict[int, int]:
-        """That of each card."""
-        tape = play_evaluation(self.setting)
-        played = unfold(tape, self.plan, brief=True)
-        storages = self._described(tape, played)
-        gathered = sharing_of(self, Recorder()).gathered_bytes()
-        found = {}
-        for card in self.setting.spread.cards:
-            events = played.on_card(card, played.events)
-            found[card] = max(Timeline(storages, events, []).live_bytes(), default=0) + gathered
         return found
 
     def kernels(self) -> tuple[list[tuple[Kernel, int]], list[tuple[Kernel, int]]]:

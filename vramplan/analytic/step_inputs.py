@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vramplan.analytic.architectures import Family
 from vramplan.analytic.architectures.towers import Seen
 from vramplan.analytic.layers.modules import Training
 from vramplan.analytic.layers.transformer import Kind
-from vramplan.analytic.strategies.device_map import Spread
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import Input
 from vramplan.inputs.model_spec import Config
+
+
+class Spread(NamedTuple):
+    """The cards that a model's modules lie on."""
+
+    layers: tuple[tuple[int, int], ...]
+    """Number and card of each layer that is played."""
+    embed: int = 0
+    norm: int = 0
+    rotary: int = 0
+    head: int = 0
+
+    @property
+    def cards(self) -> tuple[int, ...]:
+        """All of them."""
+        return tuple(sorted({*self[1:], *(card for _, card in self.layers)}))
 
 
 @dataclass(frozen=True, slots=True)

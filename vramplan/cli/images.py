@@ -29,9 +29,9 @@ def images(
 ) -> None:
     """Say what images of many sizes cost, and the largest micro-batch with each."""
     from vramplan.inputs.images import COUNTED, Size
+    from vramplan.inputs.images.types import image_size
     from vramplan.planner import estimate
     from vramplan.planner import images as resolutions
-    from vramplan.planner.job_defaults import image_size
 
     if given.get("image_size") is not None:
         raise ConfigError("--image-size is what `images` shows many of: use --sizes")

@@ -21,7 +21,7 @@ INHERITS: dict[str, tuple[str, ...]] = {
 
 @cache
 def _table(name: str) -> Any:
-    return json.loads(files("vramplan.frameworks.registry").joinpath(name).read_text(encoding="utf-8"))
+    return json.loads(files("vramplan.frameworks").joinpath(name).read_text(encoding="utf-8"))
 
 
 def known_keys(framework: str) -> frozenset[str]:

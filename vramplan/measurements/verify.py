@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vramplan.errors import ConfigError
-from vramplan.inputs.job import MAX_COUNT, Job
+from vramplan.inputs.job import Job
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.measurement import Measured
+from vramplan.planner.monotone_search import largest
 from vramplan.planner.suggest import TOO_LARGE, Plan, Search
 
 Measure = Callable[[Job], Measured]
-LENGTH_STEP = 64
-"""Tokens that a length which is looked for is a multiple of."""
 MOST_RUNS = 8
 """Real runs that one answer may take."""
 
@@ -59,31 +58,6 @@ class Largest:
     """0 where not even one sample fits."""
     exact: bool
     """Whether one sample more was run, and ran out of memory."""
-
-
-def largest(start: int, fits: Callable[[int], bool], most_runs: int, highest: int = MAX_COUNT) -> tuple[int, bool]:
-    """The largest number from 1 to `highest` that fits, and whether that is settled; `fits` must not rise again.
-
-    Steps away from `start` double until the answer changes, then halve. A good start takes two runs.
-
-    >>> largest(10, lambda n: n <= 11, 8)
-    (11, True)
-    """
-    good, bad = 0, highest + 1
-    guess, stride = min(max(1, start), highest), 1
-    for _ in range(most_runs):
-        if bad - good <= 1:
-            break
-        if fits(guess):
-            good = guess
-        else:
-            bad = guess
-        if good and bad <= highest:
-            guess = (good + bad) // 2
-        else:
-            guess = min(highest, good + stride) if good else max(1, bad - stride)
-            stride *= 2
-    return good, bad - good <= 1
 
 
 def find_max(

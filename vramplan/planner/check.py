@@ -32,13 +32,13 @@ from vramplan.inputs.images import EYES, picture_of
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import LINEAR_EXPERTS
-from vramplan.measurements.verify import largest
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.memory.estimate import Estimate
 from vramplan.planner import dataset_limits
 from vramplan.planner import estimate as api
 from vramplan.planner.config_levers import MOST_TRIES, Counsel, counsels, roomy
 from vramplan.planner.job_defaults import FLAGS, POSITIONS
+from vramplan.planner.monotone_search import largest
 from vramplan.planner.suggest import Plan, Search
 from vramplan.progress import Progress, silent
 

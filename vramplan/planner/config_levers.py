@@ -9,9 +9,9 @@ from typing import Any
 from vramplan.errors import VramplanError
 from vramplan.frameworks.registry import Reading
 from vramplan.inputs.gpu import Card
-from vramplan.measurements.verify import LENGTH_STEP, largest
 from vramplan.memory.estimate import Estimate
 from vramplan.planner.lever_effects import Advice
+from vramplan.planner.monotone_search import LENGTH_STEP, largest
 from vramplan.planner.suggest import Search
 
 MOST_TRIES = 32

@@ -20,15 +20,15 @@ from vramplan.frameworks.parsed_config import CAST
 from vramplan.frameworks.registry import Reading, Setting
 from vramplan.frameworks.syntax.config_files import read_text
 from vramplan.frameworks.syntax.shell import typed
-from vramplan.measurements.verify import LENGTH_STEP
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.planner import check
 from vramplan.planner.check import Verdict
 from vramplan.planner.estimate import load_card, load_model
 from vramplan.planner.lever_effects import FREE
 from vramplan.planner.levers import levers
-from vramplan.planner.suggest import divisors
+from vramplan.planner.monotone_search import LENGTH_STEP
 from vramplan.progress import Progress, silent
+from vramplan.units import divisors
 
 MOST_HARSH = 3
 """Changes of the training result that are made together."""

@@ -9,14 +9,15 @@ from typing import Any
 from vramplan.errors import ConfigError, UnknownNameError
 from vramplan.inputs.gpu import Card
 from vramplan.inputs.images import EYES, PROCESSORS, Limits, Picture, Size, count, picture_of
+from vramplan.inputs.images.types import image_size
 from vramplan.inputs.job import MAX_COUNT
 from vramplan.inputs.model_inputs import FEEDS
 from vramplan.inputs.model_spec import ModelSpec
-from vramplan.measurements.verify import LENGTH_STEP, largest
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.estimate import Estimate
 from vramplan.planner import estimate as api
-from vramplan.planner.job_defaults import complete_job, image_size
+from vramplan.planner.job_defaults import complete_job
+from vramplan.planner.monotone_search import LENGTH_STEP, largest
 from vramplan.progress import Progress, silent
 from vramplan.units import ceil_div
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,6 +11,7 @@ from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.inputs import model_inputs
 from vramplan.inputs.gpu import Card
 from vramplan.inputs.images import COUNTED, EYES, picture_of
+from vramplan.inputs.images.types import image_size
 from vramplan.inputs.job import MAX_COUNT, Job, engine_casts
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.sample_lengths import lengths_of
@@ -23,8 +23,6 @@ FLAGS = {
     "gradient_accumulation_steps": "--accumulation",
 }
 
-MOST_PIXELS = 1 << 16
-"""Of one side: larger images are taken for a slip."""
 TEXT_TOKENS = 128
 """Least room for text beside the images, where no length is given."""
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
@@ -105,24 +103,6 @@ def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
     if spec.model_type not in EYES or "sequence_length" in job:
         return made
     return made.model_copy(update={"sequence_length": _length_with_images(spec, made)})
-
-
-def image_size(given: Any) -> Any:
-    """Width and height, however they are given: (1344, 896), [1344, 896] or "1344x896".
-
-    Raises:
-        ConfigError: for something else, or an image without pixels.
-    """
-    if isinstance(given, str):
-        found = re.fullmatch(r"\s*(\d+)\s*[xX\u00d7]\s*(\d+)\s*", given)
-        if found is None:
-            raise ConfigError(f"--image-size {given}: expected WIDTHxHEIGHT in pixels, such as 1344x896")
-        given = (int(found[1]), int(found[2]))
-    if isinstance(given, (list, tuple)) and len(given) == 2 and all(isinstance(side, int) for side in given):
-        if not all(0 < side <= MOST_PIXELS for side in given):
-            raise ConfigError(f"--image-size {given[0]}x{given[1]}: sides must be 1 to {MOST_PIXELS:,} pixels")
-        return tuple(given)
-    raise ConfigError(f"--image-size {given}: expected WIDTHxHEIGHT in pixels, such as 1344x896")
 
 
 SEEING = ("images", "videos", "frames", "image_size", "min_pixels", "max_pixels", "max_tiles", "vision", "projector")

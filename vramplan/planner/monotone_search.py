@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from vramplan.inputs.job import MAX_COUNT
+
 MOST = 1 << 20
 """Larger micro-batches are not looked at."""
+LENGTH_STEP = 64
+"""Tokens that a length which is looked for is a multiple of."""
 
 
 def most_by_tensors(low: int, high: int | None, least: Callable[[int], int], room: int) -> int:
@@ -58,3 +62,28 @@ def largest_batch(low: int, top: int, fits: Callable[[int], bool]) -> int:
         guess = (low + high) // 2
         low, high = (guess, high) if fits(guess) else (low, guess)
     return low
+
+
+def largest(start: int, fits: Callable[[int], bool], most_runs: int, highest: int = MAX_COUNT) -> tuple[int, bool]:
+    """The largest number from 1 to `highest` that fits, and whether that is settled; `fits` must not rise again.
+
+    Steps away from `start` double until the answer changes, then halve. A good start takes two runs.
+
+    >>> largest(10, lambda n: n <= 11, 8)
+    (11, True)
+    """
+    good, bad = 0, highest + 1
+    guess, stride = min(max(1, start), highest), 1
+    for _ in range(most_runs):
+        if bad - good <= 1:
+            break
+        if fits(guess):
+            good = guess
+        else:
+            bad = guess
+        if good and bad <= highest:
+            guess = (good + bad) // 2
+        else:
+            guess = min(highest, good + stride) if good else max(1, bad - stride)
+            stride *= 2
+    return good, bad - good <= 1

@@ -10,6 +10,7 @@ from typing import Any
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 from vramplan.inputs.gpu import Card
 from vramplan.inputs.images import EYES, shown
+from vramplan.inputs.images.types import image_size
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.batch_scaling import Segment, segments
@@ -19,7 +20,7 @@ from vramplan.memory.overheads import outside_terms
 from vramplan.memory.timeline import Timeline
 from vramplan.planner import estimate
 from vramplan.planner.estimate_cache import Estimator
-from vramplan.planner.job_defaults import complete_job, image_size
+from vramplan.planner.job_defaults import complete_job
 from vramplan.planner.lever_effects import Advice, pull
 from vramplan.planner.levers import levers
 from vramplan.planner.suggest import Search

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from math import ceil, isqrt
+from math import ceil
 
 from vramplan.errors import ConfigError
 from vramplan.inputs.gpu import Card
@@ -17,7 +17,7 @@ from vramplan.memory.estimate import Estimate
 from vramplan.planner.estimate_cache import Estimator, Lever, Tried
 from vramplan.planner.lever_effects import Advice, advise
 from vramplan.planner.monotone_search import largest_batch, most_by_tensors
-from vramplan.units import ceil_div
+from vramplan.units import ceil_div, divisors
 
 MANY_STEPS = 64
 """Accumulation beyond this draws a warning."""
@@ -96,16 +96,6 @@ class Run:
     base_batch: int | None = None
     adaptive: bool = True
     """Adam-type optimizer: square-root rule; otherwise linear."""
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors, ascending.
-
-    >>> divisors(16)
-    [1, 2, 4, 8, 16]
-    """
-    low = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
-    return sorted({*low, *(number // d for d in low)})
 
 
 def pairs(global_batch_size: int, devices: int) -> list[tuple[int, int]]:

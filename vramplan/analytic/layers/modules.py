@@ -1,7 +1,8 @@
 """Layers with weights: parameters by name, adapters where the job puts them, on one tape.
 
 A family's forward (:mod:`vramplan.analytic.architectures`) calls these by the names that transformers gives its
-modules. The first call of a name declares the parameter, so that one description yields counts, gradients, states and traffic.
+modules. The first call of a name declares the parameter, so that one description yields counts, gradients, states and
+traffic.
 """
 
 from __future__ import annotations

@@ -24,22 +24,6 @@ KEPT_FREE = 0.9
 """Share of each card's budget that quantized models may take (adjust_max_memory)."""
 
 
-class Spread(NamedTuple):
-    """The cards that a model's modules lie on."""
-
-    layers: tuple[tuple[int, int], ...]
-    """Number and card of each layer that is played."""
-    embed: int = 0
-    norm: int = 0
-    rotary: int = 0
-    head: int = 0
-
-    @property
-    def cards(self) -> tuple[int, ...]:
-        """All of them."""
-        return tuple(sorted({*self[1:], *(card for _, card in self.layers)}))
-
-
 class Module(NamedTuple):
     """A module, or one that is never split (`_no_split_modules`, and what has no modules in it)."""
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from vramplan.analytic.layer_folding import Fold, Plan, fold
 from vramplan.analytic.layers.transformer import Kind
 from vramplan.analytic.played_step import buffers_of
-from vramplan.analytic.step_inputs import Setting
-from vramplan.analytic.strategies.device_map import Module, Spread, balanced, loaded_bytes, spread
+from vramplan.analytic.step_inputs import Setting, Spread
+from vramplan.analytic.strategies.device_map import Module, balanced, loaded_bytes, spread
 from vramplan.analytic.train_step import declare
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.inputs.gpu import Card

@@ -10,8 +10,8 @@ from vramplan.frameworks.parsed_config import Reading
 from vramplan.frameworks.readers.video_sampling import shrunk
 from vramplan.frameworks.settings import Note
 from vramplan.inputs.images import Limits, Size, count
+from vramplan.inputs.images.types import image_size
 from vramplan.inputs.model_spec import ModelSpec
-from vramplan.planner.job_defaults import image_size
 
 ASSUMED = (1024, 672, 448, 336, 224)
 """Sides of the image that is assumed where nothing is said: the first that leaves room for text."""

@@ -14,7 +14,7 @@ from vramplan.frameworks.known_keys import refuse_unmodelled
 from vramplan.frameworks.parsed_config import Reading, Words, settle
 from vramplan.frameworks.readers.transformers_trainer import DTYPES, launched
 from vramplan.frameworks.settings import Keys
-from vramplan.planner.suggest import divisors
+from vramplan.units import divisors
 
 PACKAGE, LAST_TOML = "torchtitan", "0.2.2"
 MODELS = {

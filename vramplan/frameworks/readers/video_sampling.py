@@ -9,8 +9,8 @@ from typing import Any
 from vramplan.frameworks.settings import Keys, Note
 from vramplan.inputs.images import USUAL_FRAME, USUAL_FRAMES, Limits, Size, count
 from vramplan.inputs.images.native_resolution import smart_resize
+from vramplan.inputs.images.types import image_size
 from vramplan.inputs.model_spec import Config, ModelSpec
-from vramplan.planner.job_defaults import image_size
 
 SHARED = int(0.9 * 128000)
 """Tokens that the frames of one video share (qwen_vl_utils 0.0.14, vision_process.py: MODEL_SEQ_LEN)."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vramplan.errors import ConfigError
 from vramplan.inputs.model_spec import Config
@@ -132,3 +133,25 @@ def refuse(limits: Limits, model_type: str, *names: str) -> None:
     for name in names:
         if getattr(limits, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')}: the processor of {model_type} has no such limit")
+
+
+MOST_PIXELS = 1 << 16
+"""Of one side: larger images are taken for a slip."""
+
+
+def image_size(given: Any) -> Any:
+    """Width and height, however they are given: (1344, 896), [1344, 896] or "1344x896".
+
+    Raises:
+        ConfigError: for something else, or an image without pixels.
+    """
+    if isinstance(given, str):
+        found = re.fullmatch(r"\s*(\d+)\s*[xX\u00d7]\s*(\d+)\s*", given)
+        if found is None:
+            raise ConfigError(f"--image-size {given}: expected WIDTHxHEIGHT in pixels, such as 1344x896")
+        given = (int(found[1]), int(found[2]))
+    if isinstance(given, (list, tuple)) and len(given) == 2 and all(isinstance(side, int) for side in given):
+        if not all(0 < side <= MOST_PIXELS for side in given):
+            raise ConfigError(f"--image-size {given[0]}x{given[1]}: sides must be 1 to {MOST_PIXELS:,} pixels")
+        return tuple(given)
+    raise ConfigError(f"--image-size {given}: expected WIDTHxHEIGHT in pixels, such as 1344x896")

@@ -1,0 +1,79 @@
+"""The memory of a training run in order: loading, two optimizer steps, and, beside them, an evaluation.
+
+The second step is the one that counts: optimizer states exist by then while gradients are built again.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from vramplan.analytic.autograd.recorder import Recorder
+from vramplan.analytic.layer_folding import unfold
+from vramplan.analytic.played_step import Step, buffers_of
+from vramplan.analytic.strategies import sharing_of
+from vramplan.analytic.train_step import play_evaluation
+from vramplan.memory.overheads import cublas_workspace
+from vramplan.memory.timeline import Timeline
+
+
+class SimulatedRun:
+    """The timelines of a played step, one per card if cards differ, and its evaluation peaks."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+
+    @property
+    def timeline(self) -> Timeline:
+        """The first card's; where all do the same, that of each."""
+        return self.timelines[0]
+
+    @cached_property
+    def timelines(self) -> dict[int, Timeline]:
+        """Each card's own; one alone where all do the same."""
+        return {card: self._timeline(card) for card in self.step.setting.spread.cards}
+
+    def _timeline(self, card: int) -> Timeline:
+        """Loading and two optimizer steps, each of at most two micro-steps: without gradients, and on top of them."""
+        record = Recorder()
+        share = sharing_of(self.step, record, card)
+        record.enter("loaded")
+        share.load()
+        for buffer in buffers_of(self.step.setting) if card == self.step.setting.spread.rotary else ():
+            record.allocate(buffer)
+        share.prepare()
+        record.enter("forward")
+        for _ in ("forward", "backward"):  # one for each thread
+            record.allocate(cublas_workspace(self.step.card))
+        events, pieces = self.step.played.events, self.step.played.pieces
+        ends = [piece.first_event for piece in pieces[1:]] + [len(events)]
+        for step in range(2):
+            offset = record.splice(self.step.storages)
+            for before, piece, end in zip((None, *pieces), pieces, ends, strict=False):
+                if before is not None and before.phase.startswith("backward") and piece.phase != before.phase:
+                    share.backward_ends()
+                if piece.phase == "end":  # what the loop itself holds
+                    record.enter("optimizer")
+                    share.optimize(first=step == 0)
+                    share.drop_gradients(offset)
+                    record.extend(share.on_this_card(events[piece.first_event : end]), offset)
+                    break
+                record.enter(piece.phase.partition(".")[0])
+                share.play(piece, events[piece.first_event : end], offset)
+        return record.timeline()
+
+    def evaluation_bytes(self, card: int = 0) -> int:
+        """Highest sum of live tensors in a forward without gradients at the same batch, model and states left out."""
+        return self._evaluations[card]
+
+    @cached_property
+    def _evaluations(self) -> dict[int, int]:
+        """That of each card."""
+        tape = play_evaluation(self.step.setting)
+        played = unfold(tape, self.step.plan, brief=True)
+        storages = self.step.described(tape, played)
+        gathered = sharing_of(self.step, Recorder()).gathered_bytes()
+        found = {}
+        for card in self.step.setting.spread.cards:
+            events = played.on_card(card, played.events)
+            found[card] = max(Timeline(storages, events, []).live_bytes(), default=0) + gathered
+        return found
