@@ -10,8 +10,8 @@ import time
 from itertools import product
 
 import vramplan
-from vramplan.inputs.catalog import all_cards
-from vramplan.planner.table import fill, sheet
+from vramplan.inputs.catalog import all_gpus
+from vramplan.planner.table import fill, table_request
 
 MODELS = ("Qwen/Qwen2.5-7B", "HuggingFaceTB/SmolLM2-360M", "meta-llama/Llama-3.1-70B")
 METHODS = ("lora", "qlora", "full")
@@ -23,14 +23,14 @@ SAMPLED = 20
 
 
 def main() -> None:
-    every = [card for card in all_cards() if card.vendor == "NVIDIA"]
+    every = [card for card in all_gpus() if card.vendor == "NVIDIA"]
     number = min(int(sys.argv[1]) if len(sys.argv) > 1 else 70, len(every))
     cards = [every[i * len(every) // number] for i in range(number)]
     shared = alone = 0.0
     cells = asked = 0
     for model, method, length in product(MODELS, METHODS, LENGTHS):
         start = time.process_time()
-        fill(sheet([model], cards, methods=[method], seq_lens=[length]))
+        fill(table_request([model], cards, methods=[method], seq_lens=[length]))
         middle = time.process_time()
         for card in cards[::SAMPLED]:
             try:

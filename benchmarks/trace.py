@@ -12,7 +12,7 @@ import time
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer  # noqa: F401  (imported before the clock starts)
 
-from vramplan.inputs.catalog import find_card, find_model
+from vramplan.inputs.catalog import find_gpu, find_model
 from vramplan.inputs.job import Job
 from vramplan.torch_backend.trace import trace
 
@@ -20,7 +20,7 @@ MODELS = ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B")
 
 
 def main() -> None:
-    card = find_card("h100")
+    card = find_gpu("h100")
     small = find_model("Qwen/Qwen2.5-0.5B")
     assert small is not None
     few = small.model_copy(update={"config": {**small.config, "num_hidden_layers": 1}})

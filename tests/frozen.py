@@ -45,7 +45,7 @@ JOBS = (
     "--gpu a100-80gb --num-gpus 4 --strategy zero2 --method full",
     "--gpu a100-80gb --num-gpus 8 --strategy zero3 --method full --offload optimizer",
     "--gpu h100 --num-gpus 2 --strategy fsdp --method lora",
-    "--gpu rtx4090 --num-gpus 2 --strategy pipeline --method qlora",
+    "--gpu rtx4090 --num-gpus 2 --strategy device_map --method qlora",
 )
 TABLES = (
     "--models qwen2.5-7b,llama-3.1-8b,gemma-3-4b-it --gpus rtx4090,h100 --methods qlora,lora,full --seq-lens 2048,8192",

@@ -13,10 +13,10 @@ from typing import Any
 
 from vramplan.analytic.architectures.lookup import architecture_of
 from vramplan.analytic.estimator import lay_out
-from vramplan.analytic.layer_folding import STACK, Fold, Plan
-from vramplan.analytic.step_inputs import Setting
-from vramplan.inputs.catalog import find_card, find_model
-from vramplan.inputs.gpu import Card
+from vramplan.analytic.layer_folding import STACK, Fold, FoldPlan
+from vramplan.analytic.step_inputs import StepSpec
+from vramplan.inputs.catalog import find_gpu, find_model
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.measurement import Environment, Measured, Peaks
@@ -31,22 +31,22 @@ def spec_of(name: str, **config: Any) -> ModelSpec:
     return spec.model_copy(update={"config": {**spec.config, **config}}) if config else spec
 
 
-def card_of(name: str = "h100") -> Card:
+def card_of(name: str = "h100") -> Gpu:
     """A card of the catalogue."""
-    return find_card(name)
+    return find_gpu(name)
 
 
-def setting_of(spec: ModelSpec, job: Job, whole: bool = True) -> tuple[Setting, Plan]:
+def setting_of(spec: ModelSpec, job: Job, whole: bool = True) -> tuple[StepSpec, FoldPlan]:
     """A setting that plays every layer."""
     setting, plan = lay_out(spec, job, True)
     if setting.stacks:
         folds = tuple(Fold(kinds, i * STACK + len(kinds), 0, 1, i * STACK) for i, kinds in enumerate(stacks_of(spec)))
-        return replace(setting, stacks=tuple(one.played for one in folds)), Plan(folds)
+        return replace(setting, stacks=tuple(one.played for one in folds)), FoldPlan(folds)
     stacks = []
     for one, kinds in zip(plan.stacks, stacks_of(spec), strict=True):
         stacks.append(Fold(kinds, one.base + len(kinds), 0, 1, one.base))
     seen = setting.seen and replace(setting.seen, kinds=stacks[0].played)
-    return replace(setting, kinds=stacks[-1].played, seen=seen), Plan(tuple(stacks))
+    return replace(setting, kinds=stacks[-1].played, seen=seen), FoldPlan(tuple(stacks))
 
 
 def stacks_of(spec: ModelSpec) -> list[tuple[Hashable, ...]]:

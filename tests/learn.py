@@ -1,4 +1,4 @@
-"""What the ledger and published runs teach, as ``vramplan/learned.json``, and the README's tables of them.
+"""What the ledger and published runs teach, as ``vramplan/memory/calibration.json``, and the README's tables of them.
 
 ``python -m tests.learn`` writes both.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.helpers import ROOT
 from vramplan.errors import VramplanError
-from vramplan.inputs.catalog import find_card
+from vramplan.inputs.catalog import find_gpu
 from vramplan.measurements import accuracy, ledger
 from vramplan.memory.calibration import facts
 from vramplan.memory.estimate import Estimate
@@ -22,7 +22,7 @@ from vramplan.render.probe import markdown
 README = ROOT / "README.md"
 LEDGER = ROOT / "tests" / "measured"
 PUBLISHED = ROOT / "tests" / "published.jsonl"
-LEARNED = ROOT / "vramplan" / "learned.json"
+LEARNED = ROOT / "vramplan" / "memory" / "calibration.json"
 
 
 def counts_as_prior(one: accuracy.Published) -> bool:
@@ -46,7 +46,7 @@ def learn() -> dict[str, Any]:
         measured = one.device_total_bytes
         if measured is not None and one.environment.cap_bytes is None and one.job.num_gpus == 1:
             assert one.context_bytes is not None
-            contexts[find_card(one.card).name].append((one.context_bytes, str(one.environment.driver)))
+            contexts[find_gpu(one.card).name].append((one.context_bytes, str(one.environment.driver)))
         if found is not None and measured is not None:
             ratios.append(round(measured / found.device_total_bytes, 4))
     rows = [accuracy.published_row(one) for one in accuracy.load_published(PUBLISHED) if counts_as_prior(one)]

@@ -14,9 +14,9 @@ from itertools import product
 from typing import Any
 
 from tests.helpers import card_of, spec_of
-from vramplan.inputs.images import picture_of
+from vramplan.inputs.images import processed_image
 from vramplan.inputs.job import Job
-from vramplan.inputs.model_inputs import FEEDS
+from vramplan.inputs.model_inputs import MODEL_INPUTS
 from vramplan.inputs.model_spec import Config, ModelSpec
 from vramplan.planner.job_defaults import complete_job
 
@@ -330,7 +330,7 @@ def seeing_cases() -> Iterator[Case]:
 def seeing_job(family: str, **given: Any) -> Job:
     """A job whose samples hold the images and some text."""
     job = Job(**given, sequence_length=1 << 20)
-    picture = picture_of(spec_for(family), job)
+    picture = processed_image(spec_for(family), job)
     assert picture is not None
     return job.model_copy(update={"sequence_length": job.pictures * picture.all_tokens // 64 * 64 + 192})
 
@@ -354,7 +354,7 @@ def other_spec(name: str) -> ModelSpec:
 def other_cases() -> Iterator[Case]:
     """Some of each: methods, dtypes, checkpointing, attention; padding for texts, another size for images."""
     for family in OTHERS:
-        feed = FEEDS[spec_for(family).model_type]
+        feed = MODEL_INPUTS[spec_for(family).model_type]
         jobs = [*OTHER_JOBS]
         if feed.sees is None:
             jobs.append(("full-bf16", PADDED))
@@ -368,7 +368,7 @@ def other_cases() -> Iterator[Case]:
 def other_job(family: str, given: dict[str, Any]) -> Job:
     """A job of some 200 to 500 tokens, or what the image makes."""
     spec = spec_for(family)
-    feed = FEEDS[spec.model_type]
+    feed = MODEL_INPUTS[spec.model_type]
     most = feed.most_tokens(Config(spec.config, spec.name)) if feed.reads else None
     if feed.reads:
         given["sequence_length"] = min(440, most or 440)

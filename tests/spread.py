@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from transformers.integrations import accelerate as placing
 from transformers.loss import loss_utils
 
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.torch_backend.model import build, losses
@@ -212,7 +212,7 @@ class SpreadRun(trace.Run):
         return found
 
 
-def spread_run(spec: ModelSpec, job: Job, card: Card) -> SpreadRun:
+def spread_run(spec: ModelSpec, job: Job, card: Gpu) -> SpreadRun:
     """Two steps and an evaluation, watched."""
     device_map = real_map(bare_model(spec, job.dtype), job.num_gpus)
     alone = job.model_copy(update={"num_gpus": 1, "strategy": "ddp"})

@@ -101,8 +101,8 @@ def test_losses_that_a_card_cannot_prove() -> None:
 
 def test_the_bench_is_the_card_or_what_it_stands_in_for(monkeypatch: pytest.MonkeyPatch) -> None:
     local = card_of("h200")
-    monkeypatch.setattr(nvml, "local_card", lambda: local)
-    assert probe.bench("auto") == probe.bench() == probe.Bench(local, rates=local)
+    monkeypatch.setattr(nvml, "local_gpu", lambda: local)
+    assert probe.bench("auto") == probe.bench() == probe.ProbeDevice(local, rates=local)
     stand_in = probe.bench("rtx4090")
     assert (stand_in.card.name, stand_in.capped, stand_in.rates) == ("rtx4090", True, local)
     with pytest.raises(ConfigError, match="--as-card b200: needs"):
@@ -121,7 +121,7 @@ def test_utilization_counts_the_model_once(monkeypatch: pytest.MonkeyPatch) -> N
         return measured_of(request.job, step_seconds=(9.0, 0.5, 0.5)), []
 
     monkeypatch.setattr(subprocess_runner, "run", fake_run)
-    bench = probe.Bench(card, rates=card)
+    bench = probe.ProbeDevice(card, rates=card)
     plain, checkpointed = (
         bench.measure(LLAMA, job.model_copy(update={"checkpointing": name})).model_flops_utilization
         for name in ("none", "full")

@@ -101,9 +101,13 @@ class Linear4bit(torch.nn.Linear):
     ("kind", "upcast", "job"),
     [
         (Linear8bitLt, "", {"quantize": "int8", "dtype": "bf16"}),
-        (Linear8bitLt, "model lm_head", {"quantize": "int8", "dtype": "fp32", "kbit": True}),
+        (Linear8bitLt, "model lm_head", {"quantize": "int8", "dtype": "fp32", "prepare_for_kbit_training": True}),
         (Linear4bit, "", {"quantize": "nf4", "double_quant": True, "dtype": "bf16"}),
-        (Linear4bit, "model lm_head", {"quantize": "nf4", "double_quant": True, "dtype": "bf16", "kbit": True}),
+        (
+            Linear4bit,
+            "model lm_head",
+            {"quantize": "nf4", "double_quant": True, "dtype": "bf16", "prepare_for_kbit_training": True},
+        ),
         (Linear4bit, "norm", {"quantize": "nf4", "double_quant": True, "dtype": "bf16", "fp32_norms": True}),
     ],
 )
@@ -119,7 +123,9 @@ def test_quantized_models(tmp_path: Path, kind: type, upcast: str, job: dict[str
             one.weight = torch.nn.Parameter(one.weight.to(torch.int8), requires_grad=False)
             one.weight.compress_statistics = True  # type: ignore[attr-defined]
     found = trainer_callback.read(TrainingArguments(output_dir=str(tmp_path), use_cpu=True), model).job
-    assert {key: found[key] for key in found if key in {*job, "quantize", "kbit", "fp32_norms"}} == job
+    assert {
+        key: found[key] for key in found if key in {*job, "quantize", "prepare_for_kbit_training", "fp32_norms"}
+    } == job
 
 
 def test_the_same_as_by_hand(tmp_path: Path) -> None:

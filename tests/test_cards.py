@@ -10,25 +10,25 @@ import pytest
 import vramplan
 from tests.helpers import ROOT
 from vramplan.errors import ConfigError, UnknownNameError
-from vramplan.inputs.catalog import all_cards, card_names, find_card
-from vramplan.inputs.gpu import Card
-from vramplan.inputs.nvml import Usage, as_reported, local_card, usage
+from vramplan.inputs.catalog import all_gpus, card_names, find_gpu
+from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.nvml import Usage, as_reported, local_gpu, usage
 from vramplan.units import MiB
 
 
 def test_the_catalogue() -> None:
-    cards = all_cards()
+    cards = all_gpus()
     assert len(cards) == 137
     names = [name.lower() for name in card_names()]
     assert len(names) == len(set(names))
-    rows = json.loads((ROOT / "vramplan" / "cards.json").read_bytes())
-    assert [Card.model_validate_json(json.dumps(row)) for row in rows] == cards
+    rows = json.loads((ROOT / "vramplan" / "inputs" / "gpus.json").read_bytes())
+    assert [Gpu.model_validate_json(json.dumps(row)) for row in rows] == cards
     for card in cards:
         assert card.cuda_total_bytes <= card.driver_total_bytes
         assert card.flops_per_second["fp32"] > 0
         assert card.sources
-        assert find_card(card.name) == card
-        assert find_card(card.title) == card
+        assert find_gpu(card.name) == card
+        assert find_gpu(card.title) == card
 
 
 @pytest.mark.parametrize(
@@ -51,24 +51,24 @@ def test_the_catalogue() -> None:
     ],
 )
 def test_names(asked: str, name: str) -> None:
-    assert find_card(asked).name == name
+    assert find_gpu(asked).name == name
 
 
 def test_an_unknown_card_names_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="rtx4090"):
-        find_card("rtx4091")
+        find_gpu("rtx4091")
 
 
 def test_sizes_are_what_drivers_and_cuda_report() -> None:
-    card = find_card("rtx4090")
+    card = find_gpu("rtx4090")
     assert card.driver_total_bytes == 24564 * MiB
     assert card.cuda_total_bytes == 24081 * MiB  # the smallest seen in public logs
-    assert find_card("h200").driver_total_bytes == 143771 * MiB
+    assert find_gpu("h200").driver_total_bytes == 143771 * MiB
 
 
 @pytest.mark.parametrize(("name", "bf16"), [("v100", False), ("t4", False), ("a100", True), ("rtx3090", True)])
 def test_bf16(name: str, bf16: bool) -> None:
-    assert find_card(name).supports("bf16") is bf16
+    assert find_gpu(name).supports("bf16") is bf16
     default = vramplan.estimate("Qwen/Qwen2.5-0.5B", name).job
     assert default.dtype == ("bf16" if bf16 else "fp16")
     if not bf16:
@@ -165,14 +165,14 @@ def test_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 
     fake = FakeNvml(fails=False)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    assert local_card().name == "a100-80gb-sxm"
-    assert vramplan.load_card("AUTO").held_bytes == 900 * MiB - (81920 - 81038) * MiB
+    assert local_gpu().name == "a100-80gb-sxm"
+    assert vramplan.load_gpu("AUTO").held_bytes == 900 * MiB - (81920 - 81038) * MiB
     with pytest.raises(ConfigError, match="does not answer for card 7"):
-        local_card(7)
+        local_gpu(7)
     assert fake.open == 0
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(fails=True))
     with pytest.raises(ConfigError, match="no NVIDIA driver answers"):
-        local_card()
+        local_gpu()
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(vramplan.VramplanError, match="pip install nvidia-ml-py"):
-        local_card()
+        local_gpu()

@@ -19,7 +19,8 @@ from tests.test_frameworks import FOLDER, REFERENCED
 from vramplan.errors import ConfigError, VramplanError
 from vramplan.frameworks.detect import Found, from_path, from_words
 from vramplan.frameworks.known_keys import known_keys
-from vramplan.frameworks.registry import FRAMEWORKS, Setting, Source
+from vramplan.frameworks.registry import FRAMEWORKS
+from vramplan.frameworks.settings import ConfigSource, ConfigValue
 from vramplan.frameworks.syntax.argv import split
 from vramplan.frameworks.syntax.config_files import load_yaml, read_mapping
 from vramplan.frameworks.syntax.shell import commands
@@ -219,7 +220,7 @@ def test_any_subset_in_any_order_reads(name: str, data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.sampled_from(sorted(own)), unique=True))
     odd = data.draw(st.dictionaries(st.sampled_from([*sorted(own), "deepspeed", "stray"]), VALUES, max_size=3))
     values = {key: own[key] for key in chosen} | odd
-    source = Source({key: Setting(value, f"line of {key}") for key, value in values.items()})
+    source = ConfigSource({key: ConfigValue(value, f"line of {key}") for key, value in values.items()})
     said = ""
     try:
         reading = check.read(Found(name, FRAMEWORKS[name], source), 1)
@@ -388,7 +389,7 @@ def test_unsloth_without_bf16() -> None:
 def test_a_huge_batch_is_only_a_number() -> None:
     """What is offered beside it are its divisors, not all numbers up to it."""
     values = {"model.flavor": "8B", "training.global_batch_size": 10**9, "activation_checkpoint.mode": "full"}
-    source = Source({key: Setting(value, key) for key, value in values.items()})
+    source = ConfigSource({key: ConfigValue(value, key) for key, value in values.items()})
     reading = check.read(Found("torchtitan", FRAMEWORKS["torchtitan"], source), 1)
     assert reading.job["gradient_accumulation_steps"] == 10**9 // 8
     assert len(reading.names["gradient_accumulation_steps"]) == 100

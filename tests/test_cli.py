@@ -304,7 +304,7 @@ def test_a_defect_of_ours_is_no_answer(monkeypatch: pytest.MonkeyPatch, capsys: 
         raise RuntimeError("a defect")
 
     monkeypatch.setattr("sys.argv", ["vramplan", "gpus"])
-    monkeypatch.setattr("vramplan.inputs.catalog.all_cards", broken)
+    monkeypatch.setattr("vramplan.inputs.catalog.all_gpus", broken)
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == 70

@@ -15,7 +15,7 @@ from tests.helpers import cli
 from vramplan.errors import ConfigError, MissingDependencyError, VramplanError
 from vramplan.inputs import dataset, hub
 from vramplan.inputs.dataset import readers as rows_module
-from vramplan.inputs.dataset.length_statistics import Spread
+from vramplan.inputs.dataset.length_statistics import LengthDistribution
 from vramplan.inputs.dataset.readers import rows
 from vramplan.inputs.dataset.schemas import sample
 from vramplan.inputs.dataset.token_counts import by_characters
@@ -144,7 +144,7 @@ def test_statistics_against_every_batch() -> None:
     """Quantiles by sorting, and expectations over all ordered batches of two and three."""
     draw = random.Random(4)
     lengths = [draw.choice([3, 5, 8, 13, 40]) for _ in range(24)]
-    spread = Spread.of((length, 0, 1) for length in lengths)
+    spread = LengthDistribution.of((length, 0, 1) for length in lengths)
     assert [spread.quantile(share) for share in (0.01, 0.5, 0.95, 1.0)] == [
         sorted(lengths)[index] for index in (0, 11, 22, 23)
     ]

@@ -9,7 +9,7 @@ import pytest
 import vramplan
 from tests.helpers import card_of, spec_of
 from vramplan.errors import VramplanError
-from vramplan.inputs.model_inputs import FEEDS, check_feed, said
+from vramplan.inputs.model_inputs import MODEL_INPUTS, check_inputs, describe
 from vramplan.inputs.model_spec import Config
 from vramplan.planner.job_defaults import complete_job
 
@@ -36,9 +36,9 @@ T5, WHISPER = "google-t5/t5-small", "openai/whisper-tiny"
 def test_what_one_sample_is(model: str, given: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
     spec = spec_of(model)
     job = complete_job(spec, card_of(), given)
-    inputs = FEEDS[spec.model_type].inputs(Config(spec.config, spec.name), job)
+    inputs = MODEL_INPUTS[spec.model_type].inputs(Config(spec.config, spec.name), job)
     assert {one.name: one.shape for one in inputs} == shapes
-    assert FEEDS[spec.model_type].trains in str(said(spec, job))
+    assert MODEL_INPUTS[spec.model_type].trains in str(describe(spec, job))
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_one_line_says_what_is_wrong(model: str, given: dict[str, Any], words: s
 def test_another_class_of_the_same_type_is_refused() -> None:
     spec = spec_of(BERT, architectures=["BertForSequenceClassification"])
     with pytest.raises(VramplanError, match="a BertForSequenceClassification is not known"):
-        check_feed(spec, complete_job(spec, card_of(), {}))
-    check_feed(spec_of(BERT, architectures=["BertForPreTraining"]), complete_job(spec, card_of(), {}))
+        check_inputs(spec, complete_job(spec, card_of(), {}))
+    check_inputs(spec_of(BERT, architectures=["BertForPreTraining"]), complete_job(spec, card_of(), {}))
 
 
 def test_the_search_finds_a_batch() -> None:

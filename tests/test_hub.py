@@ -21,7 +21,7 @@ from vramplan.errors import HubError, SpecError, UnknownNameError, VramplanError
 from vramplan.inputs import hub
 from vramplan.inputs.catalog import find_model
 from vramplan.inputs.hub import resolve_model
-from vramplan.inputs.images import picture_of
+from vramplan.inputs.images import processed_image
 
 TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -245,7 +245,7 @@ def test_the_image_processor_is_read_too(server: HubServer, tmp_path: Path, name
     for file, data in files.items():
         (tmp_path / file).write_bytes(data)
     for spec in (resolve_model("someone/sees"), resolve_model(str(tmp_path)), resolve_model(f"{tmp_path}/config.json")):
-        picture = picture_of(spec, Job(images=1, image_size=(2000, 2000), sequence_length=4096))
+        picture = processed_image(spec, Job(images=1, image_size=(2000, 2000), sequence_length=4096))
         assert picture is not None
         assert picture.tokens == 484, "22 x 22 tokens of 28 pixels: what 401,408 pixels allow"
 
@@ -267,7 +267,7 @@ def test_the_video_processor_is_read_too(
     for file, data in files.items():
         (tmp_path / file).write_bytes(data)
     for spec in (resolve_model("someone/watches"), resolve_model(str(tmp_path))):
-        film = picture_of(spec, Job(videos=1, frames=2, image_size=(2000, 2000), sequence_length=4096))
+        film = processed_image(spec, Job(videos=1, frames=2, image_size=(2000, 2000), sequence_length=4096))
         assert film is not None
         assert film.tokens == tokens
 

@@ -10,7 +10,7 @@ import pytest
 import vramplan
 from tests.helpers import card_of, cli, cli_json, spec_of
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
-from vramplan.inputs.images import EYES, Picture, Size, picture_of
+from vramplan.inputs.images import IMAGE_PROCESSORS, ProcessedImage, Size, processed_image
 from vramplan.inputs.images.types import image_size
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.planner import check, images
@@ -20,10 +20,10 @@ INTERNVL = "OpenGVLab/InternVL2_5-8B"
 SIZES = ((336, 336), (1344, 896), (3000, 4000))
 
 
-def seen(model: str, size: tuple[int, int], **job: object) -> Picture:
+def seen(model: str, size: tuple[int, int], **job: object) -> ProcessedImage:
     spec = spec_of(model)
     given = {"sequence_length": 1 << 20, "image_size": size, **job}
-    found = picture_of(spec, complete_job(spec, card_of(), given))
+    found = processed_image(spec, complete_job(spec, card_of(), given))
     assert found is not None
     return found
 
@@ -79,7 +79,7 @@ def test_limits_are_the_users_the_models_the_classes() -> None:
     assert seen(INTERNVL, (3000, 4000), max_tiles=1).tiles == 1
 
 
-@pytest.mark.parametrize("model_type", EYES)
+@pytest.mark.parametrize("model_type", IMAGE_PROCESSORS)
 def test_every_shipped_model_that_sees_takes_any_image(model_type: str) -> None:
     from vramplan.inputs.catalog import load_spec, model_names
 
@@ -258,7 +258,7 @@ def test_a_scripts_processor(tmp_path: Path, said: str, given: dict[str, Any], t
     script = tmp_path / "train.py"
     script.write_text(PROCESSED.format(said))
     estimate = check.check(script, "h100", images=1, **given).estimate
-    picture = picture_of(spec_of("Qwen/Qwen2.5-VL-3B-Instruct"), estimate.job)
+    picture = processed_image(spec_of("Qwen/Qwen2.5-VL-3B-Instruct"), estimate.job)
     assert picture is not None
     assert picture.tokens == tokens
 

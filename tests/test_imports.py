@@ -38,7 +38,7 @@ HEAVY = ("torch", "transformers", "peft", "accelerate", "huggingface_hub", "http
 def test_the_quick_path_loads_nothing_heavy() -> None:
     done = run(
         "import sys, vramplan\n"
-        "from vramplan.render import text\n"
+        "from vramplan.render import terminal\n"
         "vramplan.suggest('Qwen/Qwen2.5-7B-Instruct', 'rtx4090d', 16)\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )

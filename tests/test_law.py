@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 
 from vramplan.analytic import estimator
-from vramplan.analytic.batch_scaling import Course, Law
-from vramplan.inputs.catalog import find_card, find_model
-from vramplan.inputs.gpu import Card
-from vramplan.memory.estimate import Begun
+from vramplan.analytic.batch_scaling import BatchScaling, ScaledStep
+from vramplan.inputs.catalog import find_gpu, find_model
+from vramplan.inputs.gpu import Gpu
+from vramplan.memory.estimate import PartialEstimate
 from vramplan.planner.job_defaults import complete_job
 
 PLAYED = (2, 3, 6, 11, 64, 65, 66)
 """At 512 tokens tensors outgrow the allocator's small pool one after another, and with it what a step leaves out."""
 
 
-def lawful(model: str, card: str, job: dict[str, Any]) -> tuple[Law, Card, Callable[[int], Begun]]:
+def lawful(model: str, card: str, job: dict[str, Any]) -> tuple[BatchScaling, Gpu, Callable[[int], PartialEstimate]]:
     """A law, the card, and what plays the same."""
-    spec, on = find_model(model), find_card(card)
+    spec, on = find_model(model), find_gpu(card)
     assert spec is not None
     full = complete_job(spec, on, job)
     setting, plan, _ = estimator.prepare(spec, full, on)
-    law = Law(setting, plan)
+    law = BatchScaling(setting, plan)
     return law, on, lambda micro: estimator.begin(spec, full.model_copy(update={"micro_batch_size": micro}), on)
 
 
@@ -45,7 +45,7 @@ def test_a_law_gives_what_is_played(model: str, card: str, job: dict[str, Any]) 
         assert law.holds(micro)
         begun, course = begin(micro), law.course(micro, on)
         assert begun.timeline is not None
-        played = Course(begun.timeline, micro)
+        played = ScaledStep(begun.timeline, micro)
         assert course.events == played.events
         assert course.streams == played.streams
         assert course.sizes(micro) == played.sizes(micro) == begun.timeline.sizes()

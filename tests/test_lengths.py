@@ -14,8 +14,8 @@ from vramplan.errors import ConfigError
 from vramplan.inputs.job import Job
 from vramplan.inputs.sample_lengths import batch_lengths, lengths_of
 from vramplan.planner import check
-from vramplan.planner.levers import levers
-from vramplan.planner.table import fill, request
+from vramplan.planner.levers import memory_levers
+from vramplan.planner.table import fill, table_request
 from vramplan.units import GiB, MiB
 
 QWEN = "Qwen/Qwen2.5-0.5B"
@@ -98,7 +98,7 @@ def test_where_they_have_no_meaning() -> None:
     with pytest.raises(ConfigError, match="packed rows are all full"):
         vramplan.estimate(QWEN, "rtx4090", lengths="64-512", batches="packed")
     with pytest.raises(ConfigError, match="--lengths is not tabled yet"):
-        fill(request([QWEN], ["rtx4090"], lengths="64-512"))
+        fill(table_request([QWEN], ["rtx4090"], lengths="64-512"))
     done = cli("report", QWEN, "--gpu", "rtx4090", "--lengths", "64-512", "--out", "report.html")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "a report is about equal lengths" in done.stderr
@@ -115,7 +115,7 @@ def test_the_command_line() -> None:
     assert joined.peak_reserved_bytes < 0.8 * found["peak_reserved_bytes"]
     assert joined.peak_reserved_bytes < 1.2 * joined.peak_allocated_bytes
     apart = joined.job.model_copy(update={"expandable_segments": False})
-    (lever,) = (one for one in levers(spec_of(QWEN), apart, card_of(), 0) if "expandable" in one.change)
+    (lever,) = (one for one in memory_levers(spec_of(QWEN), apart, card_of(), 0) if "expandable" in one.change)
     assert lever.update == {"expandable_segments": True}
 
 

@@ -46,7 +46,9 @@ def test_phase_by_phase(case: dict[str, Any]) -> None:
     assert max(found.values()) == pytest.approx(max(case[phase] for phase in found), rel=3.2e-3)
     for phase in ("loaded", "backward", "optimizer"):
         assert found[phase] == pytest.approx(case[phase], rel=3.2e-3), phase
-    assert found["forward"] == pytest.approx(case["forward"], rel=0.04 if given.get("kbit") else 0.02)
+    assert found["forward"] == pytest.approx(
+        case["forward"], rel=0.04 if given.get("prepare_for_kbit_training") else 0.02
+    )
     assert sum(weight.num_elements for weight in run.step.trained) == case["trained"]
 
 
@@ -118,7 +120,11 @@ def test_all_linear_is_every_expert() -> None:
     ("name", "given", "said"),
     [
         (QWEN3, {"strategy": "zero3", "num_gpus": 2}, "--strategy zero3: qwen3_moe with experts of linear layers"),
-        ("moonshotai/Moonlight-16B-A3B", {"quantize": "nf4", "kbit": True}, "stops at these experts with kbit"),
+        (
+            "moonshotai/Moonlight-16B-A3B",
+            {"quantize": "nf4", "prepare_for_kbit_training": True},
+            "stops at these experts with prepare_model",
+        ),
         (QWEN3, {"by": "trace"}, "transformers before 5|needs torch"),
     ],
 )

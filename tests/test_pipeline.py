@@ -13,7 +13,7 @@ from vramplan.analytic.played_step import Step
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.analytic.strategies.device_map import Module, spread
 from vramplan.errors import ConfigError, UnsupportedError
-from vramplan.inputs.catalog import find_card
+from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.estimate import Estimate
@@ -21,7 +21,7 @@ from vramplan.memory.summarize import evaluation_peak
 from vramplan.planner.job_defaults import complete_job
 from vramplan.planner.suggest import Search
 
-TOGETHER = {"strategy": "pipeline", "num_gpus": 2}
+TOGETHER = {"strategy": "device_map", "num_gpus": 2}
 
 
 def estimate(model: str, gpu: str = "rtx4090", **job: Any) -> Estimate:
@@ -152,7 +152,7 @@ def test_a_small_card_in_front_takes_what_it_has() -> None:
     one = estimate("meta-llama/Llama-3.1-70B", "rtx4090")
     first, last = one.cards
     assert not one.fits
-    assert first.parameter_bytes < find_card("rtx4090").usable_bytes < last.parameter_bytes
+    assert first.parameter_bytes < find_gpu("rtx4090").usable_bytes < last.parameter_bytes
 
 
 @pytest.mark.parametrize(

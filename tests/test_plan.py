@@ -11,7 +11,7 @@ import vramplan
 from tests.helpers import card_of, cli, spec_of
 from vramplan import Job, Search
 from vramplan.errors import ConfigError
-from vramplan.memory.estimate import Begun, Estimate, Term
+from vramplan.memory.estimate import Estimate, PartialEstimate, Term
 from vramplan.planner.suggest import Run, learning_rate, pairs, search
 from vramplan.units import divisors
 
@@ -45,8 +45,8 @@ def test_targets_that_cannot_be_met_name_the_nearest(target: int, cards: int, sa
 def fake(need: int, per_sample: int, seconds: float = 1.0, fixed: float = 0.0) -> Any:
     """An estimator with a straight line for memory and time."""
 
-    def begin(spec: Any, job: Job, card: Any) -> Begun:
-        return Begun(0, lambda: estimate(job))
+    def begin(spec: Any, job: Job, card: Any) -> PartialEstimate:
+        return PartialEstimate(0, lambda: estimate(job))
 
     def estimate(job: Job) -> Estimate:
         total = need + per_sample * job.micro_batch_size

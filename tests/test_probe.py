@@ -18,7 +18,7 @@ import vramplan  # noqa: E402
 from tests.helpers import ROOT, card_of, cli, cli_json  # noqa: E402
 from tests.test_trace import SMALL, job_of, small  # noqa: E402
 from vramplan.errors import ConfigError, SpecError  # noqa: E402
-from vramplan.inputs.gpu import Card  # noqa: E402
+from vramplan.inputs.gpu import Gpu  # noqa: E402
 from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec  # noqa: E402
 from vramplan.measurements import ledger, measure, probe, subprocess_runner  # noqa: E402
 from vramplan.measurements.measure import Case  # noqa: E402
@@ -31,11 +31,11 @@ LLAMA = small("llama", num_key_value_heads=2)
 EAGER = {"sequence_length": 32, "attention": "eager"}
 
 
-def on(card: Card | None = None, **settings: Any) -> probe.Bench:
+def on(card: Gpu | None = None, **settings: Any) -> probe.ProbeDevice:
     return probe.bench(card or card_of("rtx4090"), device="cpu", timeout_seconds=120, **settings)
 
 
-def card_with(num_bytes: int) -> Card:
+def card_with(num_bytes: int) -> Gpu:
     """A card that leaves torch so much."""
     whole = card_of("rtx4090")
     outside = sum(term.num_bytes for term in outside_terms(job_of(), whole))
@@ -369,4 +369,4 @@ def test_bad_input(folder: Path, arguments: tuple[str, ...], said: str) -> None:
 def test_a_model_that_fails_says_where(tmp_path: Path) -> None:
     broken = small("llama", num_key_value_heads=3)
     with pytest.raises(SpecError, match="fails: "):
-        probe.Bench(card_of("rtx4090"), "cpu", capped=True, timeout_seconds=120).measure(broken, job_of())
+        probe.ProbeDevice(card_of("rtx4090"), "cpu", capped=True, timeout_seconds=120).measure(broken, job_of())

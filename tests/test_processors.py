@@ -14,7 +14,7 @@ import numpy
 
 from tests.helpers import spec_of
 from vramplan.errors import ConfigError
-from vramplan.inputs.images import EYES, Limits, Picture, Size
+from vramplan.inputs.images import IMAGE_PROCESSORS, Limits, ProcessedImage, Size
 from vramplan.inputs.model_spec import Config
 
 
@@ -27,12 +27,16 @@ def sizes(count: int, longest: int = 4000) -> Iterator[Size]:
         yield Size(draw.randint(low, high), draw.randint(*other))
 
 
-def ours(model: str, size: Size, limits: Limits = Limits()) -> Picture:
+def ours(model: str, size: Size, limits: Limits = Limits()) -> ProcessedImage:
     spec = spec_of(model)
-    return EYES[spec.model_type].processor(Config(spec.config, "c"), Config(spec.processor, "p"), size, limits)
+    return IMAGE_PROCESSORS[spec.model_type].processor(
+        Config(spec.config, "c"), Config(spec.processor, "p"), size, limits
+    )
 
 
-def agree(model: str, size: Size, limits: Limits, real: Callable[[], int], mine: Callable[[Picture], int]) -> None:
+def agree(
+    model: str, size: Size, limits: Limits, real: Callable[[], int], mine: Callable[[ProcessedImage], int]
+) -> None:
     try:
         expected: int | None = real()
     except (ValueError, ZeroDivisionError):

@@ -50,10 +50,10 @@ MISTRAL: dict[str, Any] = {
     "loss": "sliced",
 }
 """The adapters of the same file's rows, and transformers 4.48."""
-OUTSIDE = {"version": 1, "backward_prefetch": "pre", "checkpoint_outside": True}
+OUTSIDE = {"version": 1, "backward_prefetch": "pre", "checkpoint_wraps_fsdp": True}
 FSDP: dict[str, Any] = {"num_gpus": 2, "strategy": "fsdp", "reentrant": True, "fsdp": OUTSIDE}
 """Transformers 4.48 checkpoints FSDP's layers from outside."""
-ON_HOST = FSDP | {"fsdp": OUTSIDE | {"loads_on_card": False}}
+ON_HOST = FSDP | {"fsdp": OUTSIDE | {"loads_whole_model": False}}
 """And loads four bits on the host; they are packed in bf16."""
 
 

@@ -89,10 +89,10 @@ def test_what_goes_with_it() -> None:
     assert complete_job(spec, card, {"method": "qlora"}).quantize == "nf4"
     for given, error in (
         ({"method": "full", "quantize": "nf4"}, ConfigError),
-        ({"method": "lora", "kbit": True}, ConfigError),
+        ({"method": "lora", "prepare_for_kbit_training": True}, ConfigError),
         ({"method": "lora", "saved_dtype": "fp32"}, ConfigError),
         ({"method": "full", "modules_to_save": ("lm_head",)}, ConfigError),
-        ({"quantize": "nf4", "kbit": True, "autocast": "none", "attention": "flash"}, ConfigError),
+        ({"quantize": "nf4", "prepare_for_kbit_training": True, "autocast": "none", "attention": "flash"}, ConfigError),
         ({"modules_to_save": ("mlp",)}, UnknownNameError),
         ({"modules_to_save": ("q_proj",), "lora_targets": ("q_proj",)}, ConfigError),
     ):

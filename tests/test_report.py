@@ -42,7 +42,7 @@ def of_page(grid_: grid.Grid, asked: list[Any]) -> list[Any]:
     """What the page's law says of [values, card, micro-batch]."""
     if shutil.which("node") is None:
         pytest.skip("no JavaScript engine on this system")
-    law = ROOT / "vramplan" / "render" / "page" / "law.js"
+    law = ROOT / "vramplan" / "render" / "page" / "interpolate.js"
     program = f"""
 const law = require({json.dumps(str(law))}), {{ data, asked }} = JSON.parse(require("fs").readFileSync(0));
 console.log(JSON.stringify(asked.map(([values, card, micro]) => {{

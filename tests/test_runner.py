@@ -118,9 +118,9 @@ def test_a_process_that_hangs_is_stopped(child: Any, tmp_path: Path) -> None:
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     inner = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(100)"
     script = (  # whoever starts the tests may have had it ignored
-        "import signal, sys\nfrom vramplan import runner\nfrom tests.test_runner import request\n"
-        f"signal.signal(signal.SIGINT, signal.default_int_handler)\nrunner.CHILD = ('-c', {inner!r})\n"
-        "try:\n    runner.run(request(), 60)\nexcept KeyboardInterrupt:\n    sys.exit(130)\n"
+        "import signal, sys\nfrom vramplan.measurements import subprocess_runner\nfrom tests.test_runner import request\n"
+        f"signal.signal(signal.SIGINT, signal.default_int_handler)\nsubprocess_runner.CHILD = ('-c', {inner!r})\n"
+        "try:\n    subprocess_runner.run(request(), 60)\nexcept KeyboardInterrupt:\n    sys.exit(130)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     child_process = _wait_for(tmp_path / "pid")
@@ -132,13 +132,13 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_the_process_dies_with_its_parent(tmp_path: Path) -> None:
     """However the parent ends: killed, it can do nothing any more."""
     inner = (
-        "import os, sys, threading, time; from vramplan.measure import child; sys.stdin.readline();"
+        "import os, sys, threading, time; from vramplan.torch_backend.probe import child; sys.stdin.readline();"
         " threading.Thread(target=child._die_with_parent, daemon=True).start();"
         f" open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(100)"
     )
     script = (
-        "from vramplan import runner\nfrom tests.test_runner import request\n"
-        f"runner.CHILD = ('-c', {inner!r})\nrunner.run(request(), 60)\n"
+        "from vramplan.measurements import subprocess_runner\nfrom tests.test_runner import request\n"
+        f"runner.CHILD = ('-c', {inner!r})\nsubprocess_runner.run(request(), 60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     child_process = _wait_for(tmp_path / "pid")

@@ -143,7 +143,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"strategy": "fsdp", "quantize": "int8"}, "int8"),
     ({"strategy": "fsdp", "quantize": "nf4", "quant_storage": "fp32"}, "quant_storage"),
     (FSDP1 | NF4 | {"quant_storage": "uint8"}, "uint8"),
-    (FSDP1 | NF4 | {"kbit": True}, "kbit"),
+    (FSDP1 | NF4 | {"prepare_for_kbit_training": True}, "prepare_for_kbit_training"),
     (FSDP1 | NF4 | {"autocast": "none"}, "autocast"),
     (FSDP1 | NF4 | {"fsdp": {"version": 1, "reshard_after_forward": False}}, "SHARD_GRAD_OP"),
     (FSDP1 | {"fp32_norms": True}, "fp32_norms"),

@@ -76,7 +76,7 @@ class Reality:
         size = int(self.predict(job).peak_allocated_bytes * self.ratio)
         return measured_of(job, outcome="ok" if ok else "oom", peak_allocated_bytes=size if ok else None)
 
-    def verified(self, global_batch: int = 16, most: int = 8) -> verify.Verified:
+    def verified(self, global_batch: int = 16, most: int = 8) -> verify.VerifiedPlan:
         return verify.verify(self.search(global_batch), self.measure, self.predict, most)
 
 

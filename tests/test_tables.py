@@ -21,7 +21,7 @@ from vramplan.errors import ConfigError, VramplanError
 from vramplan.inputs.catalog import find_model
 from vramplan.memory.replay import replay
 from vramplan.planner.monotone_search import largest_batch, most_by_tensors
-from vramplan.planner.table import Sheet, Table, embedded, fill, sheet
+from vramplan.planner.table import Table, TableRequest, embedded, fill, table_request
 from vramplan.planner.table.config import read
 from vramplan.render.table import grid
 from vramplan.render.terminal import gib
@@ -349,9 +349,9 @@ def test_formats_say_the_same(keep: Path) -> None:
 def test_what_no_block_describes_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = vramplan.load_model("smollm2-135m").model_copy(update={"model_type": "unheard-of", "name": "a/b"})
     with pytest.raises(VramplanError, match="no block describes 'unheard-of'"):
-        sheet([spec], ["t4"])
-    one = Sheet(sheet(["smollm2-135m"], ["t4"]).models, sheet(["smollm2-135m"], ["t4"]).cards, ("lora",), (64,),
-                "memory", 1, {}, ("a/b",))  # fmt: skip
+        table_request([spec], ["t4"])
+    small = table_request(["smollm2-135m"], ["t4"])
+    one = TableRequest(small.models, small.cards, ("lora",), (64,), "memory", 1, {}, ("a/b",))
     assert "not described and left out: a/b" in fill(one).note
 
 

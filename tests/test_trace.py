@@ -15,7 +15,7 @@ from tests.matrix_cases import all_cases, spec_for  # noqa: E402
 from vramplan.analytic import estimator  # noqa: E402
 from vramplan.inputs.job import Job  # noqa: E402
 from vramplan.inputs.model_spec import ModelSpec  # noqa: E402
-from vramplan.memory.summarize import conclude  # noqa: E402
+from vramplan.memory.summarize import summarize  # noqa: E402
 from vramplan.torch_backend.trace import trace  # noqa: E402
 from vramplan.torch_backend.trace.fake_tensors import Fakes  # noqa: E402
 from vramplan.torch_backend.trace.storage_tracker import Watch  # noqa: E402
@@ -370,10 +370,10 @@ def test_mistral_under_the_trainer_on_an_a100(given: dict[str, Any], measured_gi
 def test_the_law_gives_what_a_trace_would(model_type: str) -> None:
     more = {"num_local_experts": 4} if model_type == "mixtral" else {}
     spec, card = small(model_type, num_key_value_heads=2, **more), card_of("h100")
-    law = trace.Law()
+    law = trace.TracedModel()
     for batch, steps in ((1, 3), (5, 1), (7, 2)):
         job = job_of(micro_batch_size=batch, gradient_accumulation_steps=steps, attention="sdpa")
-        by_law, traced = conclude(law.played(spec, job, card), spec.name, job, card), trace.estimate(spec, job, card)
+        by_law, traced = summarize(law.played(spec, job, card), spec.name, job, card), trace.estimate(spec, job, card)
         assert by_law.peak_allocated_bytes == traced.peak_allocated_bytes
         assert by_law.peak_reserved_bytes == traced.peak_reserved_bytes
         assert by_law.phases == pytest.approx(traced.phases, rel=5e-3)  # an evaluation's peak is the higher of lines

@@ -11,7 +11,7 @@ from tests.helpers import card_of, setting_of, spec_of
 from vramplan.analytic.architectures.lookup import architecture_of
 from vramplan.analytic.estimator import lay_out
 from vramplan.analytic.layer_folding import Fold, fold
-from vramplan.analytic.layers.transformer import Kind
+from vramplan.analytic.layers.transformer import LayerKind
 from vramplan.analytic.played_step import Step
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.inputs.job import Job
@@ -89,19 +89,19 @@ def test_kernels_are_multiplied() -> None:
 @pytest.mark.parametrize("count", range(1, 40))
 @pytest.mark.parametrize("period", [1, 2, 4, 6])
 def test_a_fold_stands_for_every_layer(count: int, period: int) -> None:
-    kinds = [Kind(sliding=(layer + 1) % period != 0) for layer in range(count)]
+    kinds = [LayerKind(sliding=(layer + 1) % period != 0) for layer in range(count)]
     plan = fold(kinds)
     assert [plan.played[layer] for layer in plan.layers()] == kinds
     assert sum(plan.copies_of(layer) for layer in range(len(plan.played))) == count
 
 
 def test_irregular_layers_are_all_played() -> None:
-    kinds = [Kind(sliding=layer in (0, 5, 6)) for layer in range(12)]
+    kinds = [LayerKind(sliding=layer in (0, 5, 6)) for layer in range(12)]
     assert fold(kinds) == Fold(tuple(kinds), 12, 0, 1)
 
 
 def test_first_layers_of_their_own_kind_stand_for_themselves() -> None:
-    kinds = [Kind(dense=layer < 3) for layer in range(61)]
+    kinds = [LayerKind(dense=layer < 3) for layer in range(61)]
     plan = fold(kinds)
     assert (plan.first, plan.period, len(plan.played)) == (5, 1, 7)
     assert [plan.played[min(layer, 5)] for layer in plan.layers()] == kinds

@@ -11,7 +11,7 @@ import pytest
 import vramplan
 from tests.helpers import card_of, cli, cli_json, spec_of
 from vramplan.errors import ConfigError, VramplanError
-from vramplan.inputs.images import FILMS, Limits, Picture, Size, fixed_tiles, picture_of, videos
+from vramplan.inputs.images import VIDEO_PROCESSORS, Limits, ProcessedImage, Size, fixed_tiles, processed_image, videos
 from vramplan.inputs.model_spec import Config, ModelSpec
 from vramplan.planner import images
 from vramplan.planner.job_defaults import complete_job
@@ -21,10 +21,10 @@ QWEN3 = "Qwen/Qwen3-VL-8B-Instruct"
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 64, 200, 768)
 
 
-def seen(model: str, size: tuple[int, int], frames: int, **job: Any) -> Picture:
+def seen(model: str, size: tuple[int, int], frames: int, **job: Any) -> ProcessedImage:
     given = {"sequence_length": 1 << 20, "videos": 1, "frames": frames, "image_size": size, **job}
     spec = spec_of(model)
-    found = picture_of(spec, complete_job(spec, card_of(), given))
+    found = processed_image(spec, complete_job(spec, card_of(), given))
     assert found is not None
     return found
 
@@ -59,7 +59,9 @@ def test_patches(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
         except (ValueError, ZeroDivisionError):
             expected = None
         try:
-            found = FILMS[model_type](Config({"vision_config": {}}, "c"), Config(own, "p"), size, frames, Limits())
+            found = VIDEO_PROCESSORS[model_type](
+                Config({"vision_config": {}}, "c"), Config(own, "p"), size, frames, Limits()
+            )
             mine: Any = (found.tiles, found.rows, found.columns)
         except ConfigError:
             mine = None

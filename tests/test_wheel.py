@@ -20,7 +20,7 @@ def test_a_wheel_works_from_an_empty_folder(tmp_path: Path) -> None:
         names = set(archive.namelist())
         archive.extractall(tmp_path / "site")
     assert "vramplan/model_specs/Qwen/Qwen2.5-7B.json" in names
-    assert "vramplan/cards.json" in names
+    assert "vramplan/inputs/gpus.json" in names
     assert "vramplan/py.typed" in names
     assert not any(name.startswith(("tests/", "model_specs/")) for name in names)
     empty = tmp_path / "empty"

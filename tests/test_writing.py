@@ -12,7 +12,7 @@ from vramplan.errors import UnsupportedError
 from vramplan.frameworks.detect import from_path, from_words
 from vramplan.frameworks.syntax.shell import commands
 from vramplan.frameworks.writers import WRITERS, write
-from vramplan.inputs.catalog import find_card, find_model
+from vramplan.inputs.catalog import find_gpu, find_model
 from vramplan.planner import check, export
 from vramplan.planner.job_defaults import complete_job
 
@@ -145,13 +145,13 @@ def test_images_come_from_the_data() -> None:
 
 def test_a_plan_is_judged_as_its_framework_reads_it() -> None:
     """LLaMA-Factory keeps Gemma 2's fp32 weights; torchtune casts nothing; DeepSpeed's file is no whole job."""
-    spec, card = spec_of("google/gemma-2-9b"), find_card("a100-40gb-sxm")
+    spec, card = spec_of("google/gemma-2-9b"), find_gpu("a100-40gb-sxm")
     job = complete_job(spec, card, {"sequence_length": 1024, "micro_batch_size": 2})
     told = export.planned("llamafactory", spec, job, card)
     assert not told.fits
     assert "as llamafactory takes it, micro-batch 2 needs" in told.notes[-1]
     assert export.planned("swift", find_model("google/gemma-2-9b-it") or spec, job, card).fits
-    spec, card = spec_of("Qwen/Qwen2.5-7B"), find_card("h100")
+    spec, card = spec_of("Qwen/Qwen2.5-7B"), find_gpu("h100")
     job = complete_job(spec, card, {"strategy": "zero2", "num_gpus": 4, "sequence_length": 512})
     assert export.planned("deepspeed", spec, job, card).fits
     spec = spec_of("OpenGVLab/InternVL3-1B")
@@ -160,7 +160,7 @@ def test_a_plan_is_judged_as_its_framework_reads_it() -> None:
 
 
 def test_another_micro_batch_where_a_framework_takes_more() -> None:
-    spec, card = spec_of("meta-llama/Llama-3.2-1B"), find_card("rtx4090")
+    spec, card = spec_of("meta-llama/Llama-3.2-1B"), find_gpu("rtx4090")
     given = {"checkpointing": "none", "sequence_length": 1024, "dtype": "fp32", "autocast": "bf16"}
     job = complete_job(spec, card, {**given, "micro_batch_size": 4, "gradient_accumulation_steps": 4})
     told = export.planned("torchtune", spec, job, card)

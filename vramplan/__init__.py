@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vramplan.errors import VramplanError
-    from vramplan.inputs.gpu import Card
+    from vramplan.inputs.gpu import Gpu
     from vramplan.inputs.job import Job
     from vramplan.inputs.model_spec import ModelSpec
     from vramplan.measurements.probe import find_max, probe, prove
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vramplan.memory.measurement import Measured
     from vramplan.planner.check import Verdict, check
     from vramplan.planner.compare import Comparison, compare
-    from vramplan.planner.estimate import estimate, load_card, load_model, suggest
+    from vramplan.planner.estimate import estimate, load_gpu, load_model, suggest
     from vramplan.planner.fix import Fix, fix
     from vramplan.planner.suggest import Plan, Search
     from vramplan.planner.table import Table, table
@@ -48,8 +48,8 @@ _HOME = {
     "find_max": "measurements.probe",
     "prove": "measurements.probe",
     "load_model": "planner.estimate",
-    "load_card": "planner.estimate",
-    "Card": "inputs.gpu",
+    "load_gpu": "planner.estimate",
+    "Gpu": "inputs.gpu",
     "VramplanError": "errors",
     "Estimate": "memory.estimate",
     "Term": "memory.estimate",
@@ -60,12 +60,15 @@ _HOME = {
     "ModelSpec": "inputs.model_spec",
 }
 
+_FORMER = {"Card": "Gpu", "load_card": "load_gpu"}
+"""Names of the release before, kept for one more."""
+
 __all__ = [
-    "Card",
     "Comparison",
     "DoesNotFit",
     "Estimate",
     "Fix",
+    "Gpu",
     "Job",
     "Measured",
     "ModelSpec",
@@ -82,7 +85,7 @@ __all__ = [
     "estimate",
     "find_max",
     "fix",
-    "load_card",
+    "load_gpu",
     "load_model",
     "preflight",
     "probe",
@@ -95,6 +98,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when first used: ``import vramplan`` itself costs nothing."""
+    if name in _FORMER:
+        from warnings import warn
+
+        warn(f"vramplan.{name} is now vramplan.{_FORMER[name]}", DeprecationWarning, stacklevel=2)
+        name = _FORMER[name]
     if name not in _HOME:
         raise AttributeError(f"module 'vramplan' has no attribute {name!r}")
     from importlib import import_module

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vramplan.analytic.layers import moe_peft
 from vramplan.analytic.layers.modules import is_norm
 from vramplan.errors import ConfigError, MissingDependencyError, UnsupportedError, VramplanError
-from vramplan.frameworks.parsed_config import at_least
+from vramplan.frameworks.parsed_config import ParsedConfig, at_least
 from vramplan.frameworks.readers.transformers_trainer import (
     ATTENTION,
     DTYPES,
@@ -20,8 +20,8 @@ from vramplan.frameworks.readers.transformers_trainer import (
     mapped,
     reentrant,
 )
-from vramplan.frameworks.registry import Keys, Note, Reading, Setting, Source
-from vramplan.inputs.images import EYES
+from vramplan.frameworks.settings import ConfigReader, ConfigSource, ConfigValue, Note
+from vramplan.inputs.images import IMAGE_PROCESSORS
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.planner.check import Verdict, judge
 from vramplan.units import format_bytes
@@ -134,15 +134,15 @@ def spec_of(model: nn.Module) -> ModelSpec:
     return ModelSpec(name=name, model_type=inner.config.model_type, config=config)
 
 
-def read(args: TrainingArguments, model: nn.Module) -> Reading:
+def read(args: TrainingArguments, model: nn.Module) -> ParsedConfig:
     """The job: batches and the like from the arguments, dtypes, adapters and what trains from the model itself.
 
     Raises:
         UnsupportedError: for what is not modelled.
     """
     values = {name: value for name, value in args.to_dict().items() if name not in HERE}
-    keys = Keys(
-        Source({name: Setting(value, f"TrainingArguments({name}=...)") for name, value in values.items()}),
+    keys = ConfigReader(
+        ConfigSource({name: ConfigValue(value, f"TrainingArguments({name}=...)") for name, value in values.items()}),
         "transformers",
     )
     inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -160,7 +160,7 @@ def read(args: TrainingArguments, model: nn.Module) -> Reading:
     job |= reentrant(
         keys, job, not at_least(own, "5.0"), checkpoints_outside(own)
     )  # modeling_utils.py: its own default
-    reading = Reading("transformers", f"{version('transformers')} (installed)", "", job, NAMES, [])
+    reading = ParsedConfig("transformers", f"{version('transformers')} (installed)", "", job, NAMES, [])
     if str(args.eval_strategy.value) != "no":
         reading.eval_batch_size = args.per_device_eval_batch_size
     return reading
@@ -181,7 +181,7 @@ def _of_model(model: nn.Module) -> dict[str, Any]:
     copies = [one for path, one in weights.items() if SAVED in path]
     if copies:
         job["saved_dtype"] = _one_dtype("modules_to_save", copies)
-    eyes = EYES.get(inner.config.model_type)
+    eyes = IMAGE_PROCESSORS.get(inner.config.model_type)
     for path, one in weights.items() if eyes is not None else ():
         part = part_of(bare(path), eyes) if one.requires_grad else None  # type: ignore[arg-type]
         if part is not None:
@@ -214,7 +214,9 @@ def _dtypes(model: Any, stored: dict[str, str]) -> dict[str, Any]:
     layers = [one for one in layers if not hasattr(one, "base_layer")]  # PEFT's are called the same
     if not layers:
         return {"dtype": first, **raised}
-    job: dict[str, Any] = {"kbit": True} if norms | rest == {"fp32"} else {"dtype": first, **raised}
+    job: dict[str, Any] = (
+        {"prepare_for_kbit_training": True} if norms | rest == {"fp32"} else {"dtype": first, **raised}
+    )
     if type(layers[0]).__name__ == "Linear8bitLt":
         if not layers[0].state.threshold:
             raise UnsupportedError("bitsandbytes: llm_int8_threshold 0 is not modelled yet")
@@ -232,12 +234,14 @@ def _of_adapters(model: Any, dtype: str) -> dict[str, Any]:
     if config.bias != "none":
         raise UnsupportedError("PEFT: trained biases are not modelled yet")
     targets = [config.target_modules] if isinstance(config.target_modules, str) else list(config.target_modules or ())
-    stacked = set(getattr(config, "target_parameters", None) or ())
+    target_parameters = set(getattr(config, "target_parameters", None) or ())
     former = moe_peft.FORMER[moe_peft.PATTERNS.get(str(getattr(model.config, "model_type", "")), "")]
-    doubled = any(moe_peft.DOUBLED in pattern for pattern in config.rank_pattern) == (moe_peft.DOUBLED in stacked)
-    if not stacked <= set(former.values()) or not doubled:
-        raise UnsupportedError(f"PEFT: target_parameters {', '.join(sorted(stacked))} are not modelled")
-    targets += [name for name, parameter in former.items() if parameter in stacked]
+    doubled = any(moe_peft.DOUBLED in pattern for pattern in config.rank_pattern) == (
+        moe_peft.DOUBLED in target_parameters
+    )
+    if not target_parameters <= set(former.values()) or not doubled:
+        raise UnsupportedError(f"PEFT: target_parameters {', '.join(sorted(target_parameters))} are not modelled")
+    targets += [name for name, parameter in former.items() if parameter in target_parameters]
     saved = {"modules_to_save": tuple(sorted(config.modules_to_save))} if config.modules_to_save else {}
     return saved | {
         "method": "dora" if config.use_dora else "lora",

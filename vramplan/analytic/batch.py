@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vramplan.analytic.architectures.towers import Seen
+from vramplan.analytic.architectures.towers import VisionInput
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.autograd.tape import Tape
-from vramplan.analytic.step_inputs import Setting
+from vramplan.analytic.step_inputs import StepSpec
 from vramplan.inputs.job import Job
 
 
@@ -23,7 +23,7 @@ class Batch(NamedTuple):
     """All of it, where the model is no causal language model."""
 
 
-def make_batch(tape: Tape, setting: Setting, phase: str, batch: int, length: int, steps: int = 1) -> Batch:
+def make_batch(tape: Tape, setting: StepSpec, phase: str, batch: int, length: int, steps: int = 1) -> Batch:
     """A micro-batch, and those that wait.
 
     The Trainer fetches the micro-batches of all `steps` of an optimizer step at once; here those that wait are one
@@ -51,7 +51,7 @@ def make_batch(tape: Tape, setting: Setting, phase: str, batch: int, length: int
     return Batch(held[0], held[1], images[0] if images else None, held[2:] + images[1:])
 
 
-def named_batch(tape: Tape, setting: Setting, batch: int, steps: int) -> Batch:
+def named_batch(tape: Tape, setting: StepSpec, batch: int, steps: int) -> Batch:
     """The same for a model with inputs of its own."""
     named = {
         one.name: tape.empty((batch, *one.shape), one.dtype, one.name.replace("_", " "), "activation")
@@ -67,7 +67,7 @@ def named_batch(tape: Tape, setting: Setting, batch: int, steps: int) -> Batch:
     return Batch(first, named.get("labels", first), None, waiting, named)
 
 
-def image_inputs(tape: Tape, seen: Seen, samples: int, images: int, length: int) -> list[Tensor]:
+def image_inputs(tape: Tape, seen: VisionInput, samples: int, images: int, length: int) -> list[Tensor]:
     """What the images of so many samples take on the device; pixels first."""
     return [
         tape.empty(one.batched(samples, images, length), one.dtype, one.name.replace("_", " "), "activation")

@@ -15,13 +15,13 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
-from vramplan.analytic.layer_folding import Plan
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layer_folding import FoldPlan
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.played_step import Step, micro_steps, no_cycle_collection
 from vramplan.analytic.run_timeline import SimulatedRun
-from vramplan.analytic.step_inputs import Setting
+from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.train_step import play
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.memory.allocator import SMALL_SIZE
 from vramplan.memory.overheads import cublas_workspace
 from vramplan.memory.timeline import BLOCK_BYTES, Timeline
@@ -31,7 +31,7 @@ FIRST = 2
 """The least micro-batch that the lines go through."""
 
 
-class Line(NamedTuple):
+class LinearSize(NamedTuple):
     """How the bytes of a storage go on from some micro-batch."""
 
     num_bytes: int
@@ -40,13 +40,13 @@ class Line(NamedTuple):
     in_kernel: bool
 
 
-class Course:
+class ScaledStep:
     """The whole model's step at one micro-batch, and how its sizes go on from there (`grows`, by id of the storage)."""
 
     def __init__(self, timeline: Timeline, micro: int, grows: Mapping[int, int] | None = None) -> None:
         grows = grows or {}
         distinct = {id(one): one for one in timeline.storages}  # layers share their storages
-        lines = {key: Line(one.num_bytes, grows.get(key, 0), one.in_kernel) for key, one in distinct.items()}
+        lines = {key: LinearSize(one.num_bytes, grows.get(key, 0), one.in_kernel) for key, one in distinct.items()}
         numbers = {line: number for number, line in enumerate(dict.fromkeys(lines.values()))}
         kinds = {key: numbers[line] for key, line in lines.items()}
         self.micro, self.lines = micro, list(numbers)
@@ -72,16 +72,16 @@ class Course:
         return max(accumulate([signed[step] for step in self.steps]))
 
 
-class Law:
+class BatchScaling:
     """The steps of one setting; cards differ in cuBLAS's workspace alone."""
 
-    def __init__(self, setting: Setting, plan: Plan) -> None:
+    def __init__(self, setting: StepSpec, plan: FoldPlan) -> None:
         self.setting, self.plan = setting, plan
         self.reach = 0
         """The largest micro-batch that was played and found on the lines."""
         self.broken = False
         """Whether one was not."""
-        self.courses: dict[tuple[int, int], Course] = {}
+        self.courses: dict[tuple[int, int], ScaledStep] = {}
         """By the number of small tensors, some of which are left out
         (:func:`vramplan.analytic.layer_folding.unfold`), and the bytes of that workspace."""
 
@@ -98,7 +98,7 @@ class Law:
                 self.reach = self.reach if self.broken else beyond
         return micro <= self.reach
 
-    def course(self, micro: int, card: Card) -> Course:
+    def course(self, micro: int, card: Gpu) -> ScaledStep:
         """The step at a micro-batch that the law holds for, or at one from which it goes on to there."""
         sizes = [first + more * (micro - FIRST) for first, more in self._lines]
         key = sum(size <= SMALL_SIZE for size in sizes), cublas_workspace(card).num_bytes
@@ -107,7 +107,7 @@ class Law:
                 self.courses[key] = self._course(micro, sizes, card)
         return self.courses[key]
 
-    def _course(self, micro: int, sizes: list[int], card: Card) -> Course:
+    def _course(self, micro: int, sizes: list[int], card: Gpu) -> ScaledStep:
         net = copy(self._first)
         net.tape = copy(net.tape)
         net.tape.storages = [
@@ -116,18 +116,20 @@ class Law:
         ]
         step = Step(self.setting, self.plan, card, net=net)
         sources = zip(step.storages, step.played.source, strict=True)
-        return Course(SimulatedRun(step).timeline, micro, {id(one): self._lines[source][1] for one, source in sources})
+        return ScaledStep(
+            SimulatedRun(step).timeline, micro, {id(one): self._lines[source][1] for one, source in sources}
+        )
 
-    def _at(self, micro: int) -> Net:
+    def _at(self, micro: int) -> Modules:
         job = self.setting.job.model_copy(update={"micro_batch_size": micro})
         return play(replace(self.setting, job=job), micro_steps(job))
 
     @cached_property
-    def _first(self) -> Net:
+    def _first(self) -> Modules:
         return self._at(FIRST)
 
     @cached_property
-    def _second(self) -> Net:
+    def _second(self) -> Modules:
         return self._at(FIRST + 1)
 
     @cached_property
@@ -136,7 +138,7 @@ class Law:
         both = zip(self._first.tape.storages, self._second.tape.storages, strict=True)
         return [(one.num_bytes, other.num_bytes - one.num_bytes) for one, other in both]
 
-    def _continues(self, net: Net, micro: int) -> bool:
+    def _continues(self, net: Modules, micro: int) -> bool:
         """Whether a play does the same as the first, on the lines."""
         return net.tape.events == self._first.tape.events and all(
             one.num_bytes == first + more * (micro - FIRST)

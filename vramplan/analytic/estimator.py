@@ -7,14 +7,14 @@ from dataclasses import replace
 from functools import cache
 
 from vramplan.analytic.architectures.lookup import architecture_of, is_described
-from vramplan.analytic.architectures.towers import Seen
-from vramplan.analytic.layer_folding import HEAD, TAIL, Plan, fold
+from vramplan.analytic.architectures.towers import VisionInput
+from vramplan.analytic.layer_folding import HEAD, TAIL, FoldPlan, fold
 from vramplan.analytic.layers.moe_peft import FORMER, PATTERNS
-from vramplan.analytic.layers.transformer import Kind
+from vramplan.analytic.layers.transformer import LayerKind
 from vramplan.analytic.optimizers import optimizer_seconds
 from vramplan.analytic.played_step import Step, no_cycle_collection
 from vramplan.analytic.run_timeline import SimulatedRun
-from vramplan.analytic.step_inputs import Setting
+from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.strategies.device_map_layers import contents, fullest, spread_out
 from vramplan.analytic.supported import (
     check_adapters,
@@ -26,16 +26,16 @@ from vramplan.analytic.supported import (
 )
 from vramplan.analytic.train_step import declare
 from vramplan.analytic.varied_lengths import varied
-from vramplan.inputs.gpu import Card
-from vramplan.inputs.images import EYES, picture_of
+from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.job import Job
-from vramplan.inputs.model_inputs import FEEDS, said
+from vramplan.inputs.model_inputs import MODEL_INPUTS, describe
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import are_linear, check_job
-from vramplan.memory.estimate import Begun, Estimate
+from vramplan.memory.estimate import Estimate, PartialEstimate
 from vramplan.memory.overheads import outside_terms
 from vramplan.memory.roofline import flops, seconds
-from vramplan.memory.summarize import Played, conclude
+from vramplan.memory.summarize import SimulatedStep, summarize
 from vramplan.memory.timeline import Timeline
 
 VERSIONS = "torch 2.13, transformers 5.23, peft 0.21"
@@ -43,7 +43,7 @@ VERSIONS = "torch 2.13, transformers 5.23, peft 0.21"
 VERSIONS_LOOPED = "torch 2.13, transformers 5.23 with the mixtures of 4.57, peft 0.21"
 
 
-def prepare(spec: ModelSpec, job: Job, card: Card) -> tuple[Setting, Plan, list[str]]:
+def prepare(spec: ModelSpec, job: Job, card: Gpu) -> tuple[StepSpec, FoldPlan, list[str]]:
     """Check everything and choose what to play.
 
     Raises:
@@ -53,12 +53,12 @@ def prepare(spec: ModelSpec, job: Job, card: Card) -> tuple[Setting, Plan, list[
     check_modelled(job)
     notes = check_model(spec, architecture_of(spec), job)
     setting, plan = lay_out(spec, job, card.runs_flash)
-    if job.strategy == "pipeline":
+    if job.strategy == "device_map":
         setting, plan = spread_out(setting, plan, card, spec.name)
     return setting, plan, notes
 
 
-def lay_out(spec: ModelSpec, job: Job, flash_fits: bool) -> tuple[Setting, Plan]:
+def lay_out(spec: ModelSpec, job: Job, flash_fits: bool) -> tuple[StepSpec, FoldPlan]:
     """What to play of a model, and what that stands for.
 
     Raises:
@@ -67,30 +67,32 @@ def lay_out(spec: ModelSpec, job: Job, flash_fits: bool) -> tuple[Setting, Plan]
     family, config, sight, whole = architecture_of(spec)
     if family.model is not None:
         folds = tuple(fold(kinds, stack) for stack, kinds in enumerate(family.model.stacks(config)))
-        inputs, played = tuple(FEEDS[spec.model_type].inputs(config, job)), tuple(one.played for one in folds)
-        return Setting(family, config, job, (), flash_fits, stacks=played, inputs=inputs), Plan(folds)
+        inputs, played = tuple(MODEL_INPUTS[spec.model_type].inputs(config, job)), tuple(one.played for one in folds)
+        return StepSpec(family, config, job, (), flash_fits, stacks=played, inputs=inputs), FoldPlan(folds)
     deep = sight.deep(whole) if sight else 0
     kinds = family.kinds(config)
     text = fold(kinds, head=max(HEAD, deep + 1), tail=tail_of(kinds))
-    looped = are_linear(spec, job)
-    stacked = "" if looped else PATTERNS.get(spec.model_type, "")
+    layers: tuple[LayerKind, ...] = text.played  # type: ignore[assignment]
+    linear_experts = are_linear(spec, job)
+    peft_expert_pattern = "" if linear_experts else PATTERNS.get(spec.model_type, "")
     if sight is None:
-        return Setting(family, config, job, text.played, flash_fits, stacked=stacked, looped=looped), Plan((text,))  # type: ignore[arg-type]
-    picture = picture_of(spec, job)
+        step_spec = StepSpec(family, config, job, layers, flash_fits, None, peft_expert_pattern, linear_experts)
+        return step_spec, FoldPlan((text,))
+    picture = processed_image(spec, job)
     assert picture is not None
     tower = fold(sight.kinds(whole.part("vision_config")), stack=1, tail=max(1, -sight.chosen(whole)))
-    seen = Seen(sight, whole, tower.played, picture)
-    setting = Setting(family, config, job, text.played, flash_fits, seen, stacked, looped)  # type: ignore[arg-type]
-    return setting, Plan((tower, text))
+    seen = VisionInput(sight, whole, tower.played, picture)
+    setting = StepSpec(family, config, job, layers, flash_fits, seen, peft_expert_pattern, linear_experts)
+    return setting, FoldPlan((tower, text))
 
 
-def tail_of(kinds: list[Kind]) -> int:
+def tail_of(kinds: list[LayerKind]) -> int:
     """Last layers that stand for themselves: from the last that attends to images, where gradients of these begin."""
     crossing = [number for number, kind in enumerate(kinds) if kind.crosses]
     return len(kinds) - crossing[-1] if crossing else TAIL
 
 
-def estimate(spec: ModelSpec, job: Job, card: Card) -> Estimate:
+def estimate(spec: ModelSpec, job: Job, card: Gpu) -> Estimate:
     """What the job needs on the card.
 
     Raises:
@@ -99,7 +101,7 @@ def estimate(spec: ModelSpec, job: Job, card: Card) -> Estimate:
     return begin(spec, job, card).finish()
 
 
-def begin(spec: ModelSpec, job: Job, card: Card) -> Begun:
+def begin(spec: ModelSpec, job: Job, card: Gpu) -> PartialEstimate:
     """Play the step; the allocator's replay and all the rest wait until they are asked for.
 
     Raises:
@@ -109,28 +111,30 @@ def begin(spec: ModelSpec, job: Job, card: Card) -> Begun:
         setting, plan, notes = prepare(spec, job, card)
         step = Step(setting, plan, card)
         run = SimulatedRun(step)
-        pattern = setting.stacked
+        pattern = setting.peft_expert_pattern
         check_mixture(job, step.routers, card.runs_flash, pattern)
         check_adapters(job, step.widths, linear_names(step, pattern), pattern)
         check_saved(job, step.widths, saved_names(step))
         notes += mixture_notes(spec, job, step.routers, pattern)
         timelines = run.timelines if job.lengths is None else _varied(spec, job, card, run)
         peaks = {one: max(timeline.live_bytes(with_kernels=False)) for one, timeline in timelines.items()}
-    least_bytes = max(peaks.values()) + sum(term.num_bytes for term in outside_terms(job, card))
+    lower_bound_bytes = max(peaks.values()) + sum(term.num_bytes for term in outside_terms(job, card))
 
     def finish() -> Estimate:
         with no_cycle_collection():
             found = {}
             for one, peak in peaks.items():
                 played = whole(run, (*notes, *count_notes(spec, step.num_parameters)), one)
-                played = replace(played, timeline=timelines[one], fed=said(spec, job))
-                found[one] = conclude(played, spec.name, job, card, peak)
+                played = replace(played, timeline=timelines[one], fed=describe(spec, job))
+                found[one] = summarize(played, spec.name, job, card, peak)
             return found[0] if setting.spread_over is None else fullest(found, contents(setting, plan))
 
-    return Begun(least_bytes, finish, timelines[0] if len(peaks) == 1 else None, lambda on: step_seconds(step, on))
+    return PartialEstimate(
+        lower_bound_bytes, finish, timelines[0] if len(peaks) == 1 else None, lambda on: step_seconds(step, on)
+    )
 
 
-def _varied(spec: ModelSpec, job: Job, card: Card, run: SimulatedRun) -> dict[int, Timeline]:
+def _varied(spec: ModelSpec, job: Job, card: Gpu, run: SimulatedRun) -> dict[int, Timeline]:
     """Each card's timeline where lengths vary."""
 
     @cache
@@ -146,12 +150,12 @@ def _varied(spec: ModelSpec, job: Job, card: Card, run: SimulatedRun) -> dict[in
     return {one: varied(on(one), job) for one in run.timelines}
 
 
-def whole(run: SimulatedRun, notes: tuple[str, ...], card: int = 0) -> Played:
+def whole(run: SimulatedRun, notes: tuple[str, ...], card: int = 0) -> SimulatedStep:
     """Everything that a simulated run tells of a card."""
     step = run.step
     first, _ = step.kernels()
     micro_step_seconds, update_seconds = step_seconds(step, step.card)
-    return Played(
+    return SimulatedStep(
         by="analytic",
         timeline=run.timelines[card],
         evaluation_bytes=run.evaluation_bytes(card),
@@ -160,14 +164,14 @@ def whole(run: SimulatedRun, notes: tuple[str, ...], card: int = 0) -> Played:
         micro_step_seconds=micro_step_seconds,
         optimizer_seconds=update_seconds,
         flops_per_micro_step=flops(first),
-        versions=VERSIONS_LOOPED if step.setting.looped else VERSIONS,
+        versions=VERSIONS_LOOPED if step.setting.linear_experts else VERSIONS,
         notes=notes,
         picture=None if step.setting.seen is None else step.setting.seen.picture,
         num_vision_parameters=step.num_vision_parameters,
     )
 
 
-def step_seconds(step: Step, card: Card) -> tuple[float, float]:
+def step_seconds(step: Step, card: Gpu) -> tuple[float, float]:
     """Roofline time of a micro-step and of the optimizer's step on a card; a further micro-step where there is one."""
     first, further = step.kernels()
     return seconds(further or first, card), optimizer_seconds(step.job.optimizer, step.trained, card)
@@ -189,7 +193,7 @@ def listed_layers(spec: ModelSpec) -> tuple[str, ...] | None:
     It is not for a mixture whose experts PEFT adapts by all-linear: those are no linear layers any more, since
     transformers 5.
     """
-    if spec.model_type not in PATTERNS or not is_described(spec) or spec.model_type in EYES:
+    if spec.model_type not in PATTERNS or not is_described(spec) or spec.model_type in IMAGE_PROCESSORS:
         return None
     family = architecture_of(spec).family
     job = Job(method="full").model_copy(update={"attention": family.attention[0]})

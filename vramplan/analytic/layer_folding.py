@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from vramplan.analytic.autograd.graph import Section
+from vramplan.analytic.autograd.graph import LayerSection
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.memory.allocator import SMALL_SIZE
 
@@ -81,7 +81,7 @@ def leading(kinds: Sequence[Hashable]) -> int:
     return alike if alike < len(kinds) and kinds[0] not in kinds[alike:] else 0
 
 
-class Plan(NamedTuple):
+class FoldPlan(NamedTuple):
     """How the stacks of a model are played, in the order that their weights are loaded."""
 
     stacks: tuple[Fold, ...]
@@ -95,7 +95,7 @@ class Plan(NamedTuple):
         return 1 if layer is None else self.of(layer).copies_of(layer)
 
 
-class Piece(NamedTuple):
+class UnfoldedSection(NamedTuple):
     """A stretch of the unfolded record: one layer's share of one phase."""
 
     phase: str
@@ -114,14 +114,14 @@ class Unfolded:
     """First storage of each layer's section, by phase and layer of the whole model."""
     first_outside: dict[int, int]
     """First storage of each section outside the layers, by the section's number in the record."""
-    pieces: list[Piece]
+    pieces: list[UnfoldedSection]
     """Where each phase and, within it, each layer's share begins, in order."""
     tape: Tape
     section_of: list[int]
     """The section that each played storage was made in."""
 
     @cached_property
-    def ends(self) -> frozenset[Piece]:
+    def ends(self) -> frozenset[UnfoldedSection]:
         """The last piece of each phase."""
         return frozenset(one for one, following in pairwise(self.pieces) if one.phase != following.phase)
 
@@ -140,7 +140,7 @@ class Unfolded:
         return [event for event in events if storages[source[event if event >= 0 else ~event]].card == card]
 
 
-def unfold(tape: Tape, plan: Plan, brief: bool = False) -> Unfolded:
+def unfold(tape: Tape, plan: FoldPlan, brief: bool = False) -> Unfolded:
     """Write the played record out for all layers.
 
     `brief` leaves out, in all but the first and last copy of the repeated layers, small tensors that come and go within
@@ -150,7 +150,7 @@ def unfold(tape: Tape, plan: Plan, brief: bool = False) -> Unfolded:
 
 
 class _Writer:
-    def __init__(self, tape: Tape, plan: Plan, brief: bool) -> None:
+    def __init__(self, tape: Tape, plan: FoldPlan, brief: bool) -> None:
         self.tape = tape
         self.plan = plan
         self.brief = brief
@@ -197,7 +197,7 @@ class _Writer:
         following = tape.sections[number + 1] if number + 1 < len(tape.sections) else None
         last_event = following.first_event if following else len(tape.events)
         last_storage = following.first_storage if following else len(tape.storages)
-        result.pieces.append(Piece(section.phase, layer, len(result.events)))
+        result.pieces.append(UnfoldedSection(section.phase, layer, len(result.events)))
         base = len(result.source)
         if layer is None:
             result.first_outside[number] = base
@@ -230,7 +230,7 @@ class _Writer:
             known = self.lasting[number] = [e for e in events if (e if e >= 0 else ~e) not in passing]
         return known
 
-    def _elsewhere(self, storage: int, here: Section, layer: int | None) -> list[int]:
+    def _elsewhere(self, storage: int, here: LayerSection, layer: int | None) -> list[int]:
         """Where a storage of another section lies in the whole model, as seen from `layer`."""
         number = self.section_of[storage]
         home = self.tape.sections[number]

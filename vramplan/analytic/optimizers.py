@@ -13,7 +13,7 @@ from math import prod
 
 from vramplan.analytic.autograd.recorder import Recorder
 from vramplan.errors import UnknownNameError, UnsupportedError
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.memory.roofline import BANDWIDTH_EFFICIENCY, LAUNCH_SECONDS
 from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div
@@ -281,7 +281,7 @@ def optimizer_of(name: str) -> Optimizer:
     raise UnknownNameError("optimizer", name, [*OPTIMIZERS, *ALIASES, *KNOWN_UNMODELLED])
 
 
-def optimizer_seconds(name: str, weights: Sequence[Weight], card: Card) -> float:
+def optimizer_seconds(name: str, weights: Sequence[Weight], card: Gpu) -> float:
     """Time of one optimizer step: traffic over weights, gradients and states, or its launches."""
     row = optimizer_of(name)
     traffic = row.state_passes * sum(weight.num_bytes for weight in weights)

@@ -15,12 +15,12 @@ from vramplan.analytic.architectures.towers import PARTS, TOWER
 from vramplan.analytic.autograd.graph import Parameter, StorageInfo, Stored
 from vramplan.analytic.autograd.repeated_experts import named
 from vramplan.analytic.autograd.tape import Tape
-from vramplan.analytic.layer_folding import Plan, Unfolded, unfold
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layer_folding import FoldPlan, Unfolded, unfold
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.optimizers import Weight, is_embedding
-from vramplan.analytic.step_inputs import Setting
+from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.train_step import declare, play
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.memory.roofline import Kernel
 from vramplan.memory.timeline import Storage
@@ -80,7 +80,7 @@ def _stored(name: str, shape: tuple[int, ...], dtype: str, stored: Stored, in_la
     ]
 
 
-def buffers_of(setting: Setting) -> list[Storage]:
+def buffers_of(setting: StepSpec) -> list[Storage]:
     """What is loaded with the parameters and is none: tables and frequencies."""
     family, config = setting.family, setting.config
     found = []
@@ -112,7 +112,7 @@ def layer_of(played: list[Parameter], layer: int) -> Iterator[Placed]:
             yield from (Placed(one, layer, copy) for one in several)
 
 
-def weights_of(tape: Tape, plan: Plan) -> list[Placed]:
+def weights_of(tape: Tape, plan: FoldPlan) -> list[Placed]:
     """All parameters of the whole model, in order of use; adapters last, as PEFT adds them to a loaded model."""
     by_layer = _by_layer(tape)
     placed: list[Placed] = []
@@ -126,7 +126,7 @@ def weights_of(tape: Tape, plan: Plan) -> list[Placed]:
     return sorted(placed, key=lambda one: one.parameter.is_adapter)
 
 
-def in_order(tape: Tape, plan: Plan, loads: tuple[str | int, ...]) -> list[Placed]:
+def in_order(tape: Tape, plan: FoldPlan, loads: tuple[str | int, ...]) -> list[Placed]:
     """The same in an order that is given: beginnings of names, numbers of stacks."""
     by_layer = _by_layer(tape)
     outside = by_layer.get(None, [])
@@ -169,7 +169,9 @@ def micro_steps(job: Job) -> int:
 class Step:
     """One job's step, played once (or given as `net`): what timelines, evaluations and times are derived from."""
 
-    def __init__(self, setting: Setting, plan: Plan, card: Card, brief: bool = True, net: Net | None = None) -> None:
+    def __init__(
+        self, setting: StepSpec, plan: FoldPlan, card: Gpu, brief: bool = True, net: Modules | None = None
+    ) -> None:
         self.setting = setting
         self.plan = plan
         self.card = card
@@ -255,6 +257,6 @@ class Step:
         return first, further
 
 
-def count_parameters(setting: Setting, plan: Plan) -> int:
+def count_parameters(setting: StepSpec, plan: FoldPlan) -> int:
     """Distinct parameters of the whole model."""
     return sum(one.parameter.num_elements for one in weights_of(declare(setting).tape, plan))

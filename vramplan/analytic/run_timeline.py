@@ -10,7 +10,7 @@ from functools import cached_property
 from vramplan.analytic.autograd.recorder import Recorder
 from vramplan.analytic.layer_folding import unfold
 from vramplan.analytic.played_step import Step, buffers_of
-from vramplan.analytic.strategies import sharing_of
+from vramplan.analytic.strategies import strategy_of
 from vramplan.analytic.train_step import play_evaluation
 from vramplan.memory.overheads import cublas_workspace
 from vramplan.memory.timeline import Timeline
@@ -35,7 +35,7 @@ class SimulatedRun:
     def _timeline(self, card: int) -> Timeline:
         """Loading and two optimizer steps, each of at most two micro-steps: without gradients, and on top of them."""
         record = Recorder()
-        share = sharing_of(self.step, record, card)
+        share = strategy_of(self.step, record, card)
         record.enter("loaded")
         share.load()
         for buffer in buffers_of(self.step.setting) if card == self.step.setting.spread.rotary else ():
@@ -71,7 +71,7 @@ class SimulatedRun:
         tape = play_evaluation(self.step.setting)
         played = unfold(tape, self.step.plan, brief=True)
         storages = self.step.described(tape, played)
-        gathered = sharing_of(self.step, Recorder()).gathered_bytes()
+        gathered = strategy_of(self.step, Recorder()).gathered_bytes()
         found = {}
         for card in self.step.setting.spread.cards:
             events = played.on_card(card, played.events)

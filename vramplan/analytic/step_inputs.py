@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vramplan.analytic.architectures import Family
-from vramplan.analytic.architectures.towers import Seen
-from vramplan.analytic.layers.modules import Training
-from vramplan.analytic.layers.transformer import Kind
+from vramplan.analytic.architectures.towers import VisionInput
+from vramplan.analytic.layers.modules import WeightConfig
+from vramplan.analytic.layers.transformer import LayerKind
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import Input
 from vramplan.inputs.model_spec import Config
 
 
-class Spread(NamedTuple):
+class DevicePlacement(NamedTuple):
     """The cards that a model's modules lie on."""
 
     layers: tuple[tuple[int, int], ...]
@@ -32,47 +32,47 @@ class Spread(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class StepSpec:
     """What to play: a family with its configuration, and a job."""
 
     family: Family
     config: Config
     job: Job
-    kinds: tuple[Kind, ...]
+    kinds: tuple[LayerKind, ...]
     """The layers to play, which may be fewer than the model has."""
     flash_fits: bool
     """Whether the card runs SDPA's flash kernel (compute capability 8.0)."""
-    seen: Seen | None = None
+    seen: VisionInput | None = None
     """How it sees, where it does."""
-    stacked: str = ""
+    peft_expert_pattern: str = ""
     """How PEFT adapts its experts (:mod:`vramplan.analytic.layers.moe_peft`)."""
-    looped: bool = False
+    linear_experts: bool = False
     """Whether its experts are linear layers of their own (:mod:`vramplan.analytic.layers.moe_linear_experts`)."""
     stacks: tuple[tuple[Hashable, ...], ...] = ()
     """The layers to play of each stack, where it is no causal language model."""
     inputs: tuple[Input, ...] = ()
     """And what it takes."""
-    spread_over: Spread | None = None
+    spread_over: DevicePlacement | None = None
     """The cards that it is spread over, where these are several."""
 
     @property
-    def spread(self) -> Spread:
+    def spread(self) -> DevicePlacement:
         """Where everything lies: on one card, but for a model that is spread over several."""
-        return self.spread_over or Spread(tuple((number, 0) for number in range(len(self.kinds))))
+        return self.spread_over or DevicePlacement(tuple((number, 0) for number in range(len(self.kinds))))
 
     @property
     def looks(self) -> bool:
         """Whether there is an image or a video in the batch."""
         return self.seen is not None and self.job.pictures > 0
 
-    def training(self) -> Training:
+    def training(self) -> WeightConfig:
         """Which weights there are and which train."""
         job = self.job
         lora = job.method != "full"
         used = job.dtype if job.engine_casts else job.computed_dtype
         # what all weights are used in, however they are stored
-        return Training(
-            dtype=used or ("fp32" if job.kbit else job.dtype),
+        return WeightConfig(
+            dtype=used or ("fp32" if job.prepare_for_kbit_training else job.dtype),
             fp32_norms=job.fp32_norms and used is None and job.strategy != "zero3",  # there it reaches no part of them
             full=not lora,
             lora_rank=job.lora_rank if lora else 0,
@@ -84,8 +84,8 @@ class Setting:
             modules_to_save=job.modules_to_save or (),
             saved_dtype=used or job.saved_dtype,
             quantize="nf4-double" if job.quantize == "nf4" and job.double_quant else job.quantize,
-            stacks=self.stacked,
-            looped=self.looped,
+            stacks=self.peft_expert_pattern,
+            linear_experts=self.linear_experts,
             compute_dtype=job.dtype,
             input_needs_grad=job.checkpointing == "full",  # modeling_utils.py: activation_checkpointing_enable
         )

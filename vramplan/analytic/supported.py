@@ -10,7 +10,7 @@ from vramplan.analytic.layers.losses import FUSED
 from vramplan.analytic.optimizers import optimizer_of
 from vramplan.errors import ConfigError, SpecError, UnknownNameError, UnsupportedError
 from vramplan.inputs.job import Job
-from vramplan.inputs.model_inputs import check_feed
+from vramplan.inputs.model_inputs import check_inputs
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import are_linear, check_spec
 
@@ -47,7 +47,7 @@ def check_model(spec: ModelSpec, architecture: Architecture, job: Job) -> list[s
         ConfigError: for an attention implementation or a length that cannot run.
     """
     check_spec(spec)
-    check_feed(spec, job)
+    check_inputs(spec, job)
     family, config = architecture.family, architecture.config
     for key, value in family.refuses:
         found = config.get(key)
@@ -102,8 +102,8 @@ def check_shared(spec: ModelSpec, architecture: Architecture, job: Job) -> None:
             f"--strategy {job.strategy}: {spec.model_type} with experts of linear layers, as before transformers 5, is"
             " not modelled yet; use ddp or zero2"
         )
-    if job.strategy == "pipeline" and (architecture.sight is not None or architecture.family.model is not None):
-        raise UnsupportedError(f"--strategy pipeline: {spec.model_type} is not modelled yet; use ddp or zero2")
+    if job.strategy == "device_map" and (architecture.sight is not None or architecture.family.model is not None):
+        raise UnsupportedError(f"--strategy device_map: {spec.model_type} is not modelled yet; use ddp or zero2")
     if job.strategy not in ("zero3", "fsdp"):
         return
     where, (family, config, sight, _) = f"--strategy {job.strategy}: {spec.model_type}", architecture

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vramplan.analytic.architectures.encoder import Scene
+from vramplan.analytic.architectures.encoder import ForwardPass
 from vramplan.analytic.architectures.towers import see
 from vramplan.analytic.autograd import ops
-from vramplan.analytic.autograd.graph import Section, Tensor
+from vramplan.analytic.autograd.graph import LayerSection, Tensor
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.batch import Batch, as_handed, make_batch
 from vramplan.analytic.layers import losses
 from vramplan.analytic.layers.attention_kernels import causal_mask
-from vramplan.analytic.layers.modules import Net
-from vramplan.analytic.layers.transformer import Context, Crossing, Kind
-from vramplan.analytic.step_inputs import Setting
+from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.layers.transformer import Context, CrossAttentionInput, LayerKind
+from vramplan.analytic.step_inputs import StepSpec
 from vramplan.inputs.model_spec import Config
 
 
-def new_net(setting: Setting) -> Net:
+def new_net(setting: StepSpec) -> Modules:
     """An empty tape with the setting's layers on it."""
-    net = Net(Tape(), setting.training())
+    net = Modules(Tape(), setting.training())
     job = setting.job
     net.tape.reentrant = job.reentrant
-    net.tape.holds_leaves = job.strategy == "fsdp" and job.fsdp.checkpoint_outside and job.method != "full"
+    net.tape.holds_leaves = job.strategy == "fsdp" and job.fsdp.checkpoint_wraps_fsdp and job.method != "full"
     return net
 
 
-def declare(setting: Setting) -> Net:
+def declare(setting: StepSpec) -> Modules:
     """Play one forward for the sake of its parameters alone; a model that sees is shown an image."""
     setting = replace(setting, job=setting.job.model_copy(update={"images": 1}))
     net = new_net(setting)
@@ -36,7 +36,7 @@ def declare(setting: Setting) -> Net:
     return net
 
 
-def play(setting: Setting, micro_steps: int) -> Net:
+def play(setting: StepSpec, micro_steps: int) -> Modules:
     """Forward and backward of `micro_steps` micro-batches.
 
     Phases are named ``forward.N`` and ``backward.N``; gradients stay on the parameters from one to the next. What the
@@ -63,11 +63,11 @@ def play(setting: Setting, micro_steps: int) -> Net:
             loss = None
     tape.enter("end", None)
     del loss, batch
-    tape.sections.append(Section("over", None, len(tape.events), len(tape.storages), len(tape.kernels)))
+    tape.sections.append(LayerSection("over", None, len(tape.events), len(tape.storages), len(tape.kernels)))
     return net
 
 
-def play_evaluation(setting: Setting) -> Tape:
+def play_evaluation(setting: StepSpec) -> Tape:
     """A forward without gradients at the same batch."""
     net = new_net(setting)
     tape, job = net.tape, setting.job
@@ -80,7 +80,7 @@ def play_evaluation(setting: Setting) -> Tape:
     return tape
 
 
-def run_forward(net: Net, setting: Setting, phase: str, batch: Batch) -> Tensor:
+def run_forward(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``model(input_ids, labels=labels).loss`` under the job's autocast; accelerate converts the outputs to fp32.
 
     They come back to the card that the inputs lie on (accelerate's AlignDevicesHook: io_same_device).
@@ -99,17 +99,17 @@ def run_forward(net: Net, setting: Setting, phase: str, batch: Batch) -> Tensor:
     return loss
 
 
-def forward(net: Net, setting: Setting, phase: str, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+def forward(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> tuple[Tensor, list[Tensor]]:
     """The loss, and the outputs beside it."""
     model = setting.family.model
     if model is not None:
-        scene = Scene(net, setting.job, setting.flash_fits, phase, setting.stacks, batch.named or {})
+        scene = ForwardPass(net, setting.job, setting.flash_fits, phase, setting.stacks, batch.named or {})
         return model.forward(scene, setting.config)
     loss, logits = causal_lm(net, setting, phase, batch)
     return loss, [] if logits is None else [logits]
 
 
-def causal_lm(net: Net, setting: Setting, phase: str, batch: Batch) -> tuple[Tensor, Tensor | None]:
+def causal_lm(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> tuple[Tensor, Tensor | None]:
     """LlamaForCausalLM.forward: the model, the head, the loss; the logits are among the outputs."""
     tape, job, c = net.tape, setting.job, setting.config
     family, spread = setting.family, setting.spread
@@ -145,7 +145,7 @@ def sliced_loss(logits: Tensor) -> Tensor:
     return losses.sliced_cross_entropy(ops.to(logits, "fp32", "logits in fp32"))
 
 
-def model(net: Net, setting: Setting, phase: str, batch: Batch) -> Tensor:
+def model(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """LlamaModel.forward: embedding, layers, final norm. The embeddings live to the end of the function."""
     tape, family, c = net.tape, setting.family, setting.config
     spread = setting.spread
@@ -165,7 +165,7 @@ def model(net: Net, setting: Setting, phase: str, batch: Batch) -> Tensor:
         net.enter_layer(phase, number, x)
         own, given = ctx.of(kind).on(card), ops.move(x, card, "hidden state on the next card")
 
-        def layer(x: Tensor, own: Context = own, kind: Kind = kind) -> Tensor | tuple[Tensor, ...]:
+        def layer(x: Tensor, own: Context = own, kind: LayerKind = kind) -> Tensor | tuple[Tensor, ...]:
             return family.layer(net, c, x, own, kind)
 
         with tape.on(card):
@@ -184,7 +184,7 @@ def model(net: Net, setting: Setting, phase: str, batch: Batch) -> Tensor:
     return x
 
 
-def across_images(net: Net, setting: Setting, phase: str, batch: Batch) -> Crossing | None:
+def across_images(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> CrossAttentionInput | None:
     """Images for layers that attend to them; None where there are none, or they go into the text."""
     if not setting.looks or setting.seen is None or setting.seen.sight.across is None:
         return None
@@ -195,7 +195,7 @@ def across_images(net: Net, setting: Setting, phase: str, batch: Batch) -> Cross
     return found
 
 
-def with_images(net: Net, setting: Setting, phase: str, batch: Batch, x: Tensor) -> Tensor:
+def with_images(net: Modules, setting: StepSpec, phase: str, batch: Batch, x: Tensor) -> Tensor:
     """The embeddings of image tokens replaced by the features of the images (LlavaModel.forward)."""
     assert setting.seen is not None
     assert batch.pixels is not None
@@ -216,7 +216,7 @@ def skips_final_norm(c: Config) -> bool:
     return c.get("do_layer_norm_before") is False
 
 
-def context(net: Net, setting: Setting, x: Tensor, given: Batch) -> Context:
+def context(net: Modules, setting: StepSpec, x: Tensor, given: Batch) -> Context:
     """Rotary tables and masks, which all layers share; masks are in the dtype of the token embeddings."""
     tape, job, family, c = net.tape, setting.job, setting.family, setting.config
     batch, length, _ = x.shape
@@ -254,7 +254,7 @@ def context(net: Net, setting: Setting, x: Tensor, given: Batch) -> Context:
     return ctx
 
 
-def mask(tape: Tape, setting: Setting, x: Tensor, sliding: bool, dtype: str) -> Tensor | None:
+def mask(tape: Tape, setting: StepSpec, x: Tensor, sliding: bool, dtype: str) -> Tensor | None:
     """The mask that transformers builds for a kind of layer, or None (masking_utils.py)."""
     job, (batch, length, _) = setting.job, x.shape
     if job.attention == "flash":

@@ -29,10 +29,10 @@ def gpus(
     as_json: AsJson = False,
 ) -> None:
     """List the known cards."""
-    from vramplan.inputs.catalog import all_cards
+    from vramplan.inputs.catalog import all_gpus
 
     wanted = search.lower()
-    found = [one for one in all_cards() if any(wanted in n.lower() for n in (one.name, one.title, *one.aliases))]
+    found = [one for one in all_gpus() if any(wanted in n.lower() for n in (one.name, one.title, *one.aliases))]
     _listed(found, "card", search, as_json, "cards", "card")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramplan.cli.options import AsJson, Confidence, Gpu, Model, progress, sure, with_job_flags
+from vramplan.cli.options import AsJson, Confidence, GpuName, Model, progress, sure, with_job_flags
 from vramplan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @with_job_flags
 def images(
     model: Model,
-    gpu: Gpu,
+    gpu: GpuName,
     sizes: Annotated[str | None, typer.Option(help="Image sizes to show: 448x448,1344x896 (the usual ones).")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw it: FILE.svg or .png.")] = None,
     confidence: Confidence = None,
@@ -40,7 +40,7 @@ def images(
     wanted = resolutions.SIZES
     if sizes is not None:
         wanted = tuple(Size(*image_size(one)) for one in sizes.split(","))
-    card, spec = estimate.load_card(gpu), estimate.load_model(model)
+    card, spec = estimate.load_gpu(gpu), estimate.load_model(model)
     if spec.model_type in COUNTED:
         _count(spec, wanted, as_json, given, plot)
         raise typer.Exit(0)

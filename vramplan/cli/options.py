@@ -22,7 +22,7 @@ Model = Annotated[
         metavar="MODEL", help="A shipped name, a Hub id, a folder, a config.json or package.module:function."
     ),
 ]
-Gpu = Annotated[str, typer.Option(help="Card by name, or auto for the one in this box.", show_default=False)]
+GpuName = Annotated[str, typer.Option(help="Card by name, or auto for the one in this box.", show_default=False)]
 Trust = Annotated[
     bool, typer.Option("--trust-remote-code", help="Let traces and probes run code that comes with the model.")
 ]
@@ -93,7 +93,7 @@ JOB_FLAGS = {
         str, "standard, sliced (transformers before 4.49), sections (torchtune), liger, cut or chunked (standard)."
     ),
     "loop": Flag(str, "trainer (transformers' Trainer) or plain (trainer)."),
-    "strategy": Flag(str, "How cards share the work: ddp, fsdp, zero0, zero1, zero2, zero3, pipeline (ddp)."),
+    "strategy": Flag(str, "How cards share the work: ddp, fsdp, zero0, zero1, zero2, zero3, device_map (ddp)."),
     "offload": Flag(str, "What the host keeps under ZeRO and FSDP: none, optimizer, all (none)."),
     "job": Flag(Path, "A JSON file with more settings of the job."),
 }

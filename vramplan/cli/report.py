@@ -12,7 +12,7 @@ from vramplan.cli.options import (
     Accumulation,
     AsJson,
     Confidence,
-    Gpu,
+    GpuName,
     MicroBatch,
     Model,
     Trust,
@@ -29,7 +29,7 @@ from vramplan.errors import ConfigError
 @with_job_flags
 def report(
     model: Model,
-    gpu: Gpu,
+    gpu: GpuName,
     out: Annotated[Path, typer.Option(help="The page: FILE.html.", show_default=False)],
     micro_batch: MicroBatch = None,
     accumulation: Accumulation = None,

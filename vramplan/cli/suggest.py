@@ -15,7 +15,7 @@ from vramplan.cli.options import (
     AsJson,
     Confidence,
     Device,
-    Gpu,
+    GpuName,
     MaxRuns,
     MicroBatch,
     Model,
@@ -31,14 +31,14 @@ from vramplan.cli.options import (
 from vramplan.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vramplan.inputs.gpu import Card
+    from vramplan.inputs.gpu import Gpu
     from vramplan.planner.suggest import Plan
 
 
 @with_job_flags
 def suggest(
     model: Model,
-    gpu: Gpu,
+    gpu: GpuName,
     global_batch: Annotated[int, typer.Option(help="Samples behind one optimizer step.", show_default=False)],
     samples: Annotated[int | None, typer.Option(help="Samples in the data set: adds the steps of the run.")] = None,
     epochs: Annotated[float, typer.Option(help="Passes over the data set.")] = 1.0,
@@ -74,7 +74,7 @@ def suggest(
         if solve is not None:
             from vramplan.planner import images as resolutions
 
-            cards = 1 if given.get("strategy") == "pipeline" else given.get("num_gpus", 1)
+            cards = 1 if given.get("strategy") in ("device_map", "pipeline") else given.get("num_gpus", 1)
             accumulation = max(1, global_batch // cards)  # the smallest micro-batch leaves most room
             solved = resolutions.solve(
                 model,
@@ -111,7 +111,7 @@ def suggest(
     run = plan.Run(samples, epochs)
     if for_framework is not None and found.recommended is not None:
         chosen = (verified.plan if verified is not None else None) or found.recommended
-        fits = _paste(for_framework, model, chosen, api.load_card(gpu) if on is None else on.card, sure(confidence))
+        fits = _paste(for_framework, model, chosen, api.load_gpu(gpu) if on is None else on.card, sure(confidence))
         raise typer.Exit(0 if fits else 1)
     if as_json:
         from vramplan.render import json_output as as_text
@@ -142,7 +142,7 @@ def suggest(
     raise typer.Exit(0 if (verified.plan if verified is not None else found.recommended) else 1)
 
 
-def _paste(framework: str, model: str, chosen: Plan, card: Card, confidence: dict[str, float]) -> bool:
+def _paste(framework: str, model: str, chosen: Plan, card: Gpu, confidence: dict[str, float]) -> bool:
     """The plan in a framework's own words, if it fits so; what that cannot say, on standard error."""
     from vramplan.planner import export
 
@@ -157,7 +157,7 @@ def _paste(framework: str, model: str, chosen: Plan, card: Card, confidence: dic
 @with_job_flags
 def estimate(
     model: Model,
-    gpu: Gpu,
+    gpu: GpuName,
     micro_batch: MicroBatch = None,
     accumulation: Accumulation = None,
     by: Annotated[
@@ -177,7 +177,7 @@ def estimate(
 
     check_file("--plot", plot, (".svg", ".png", ".html"))
     check_file("--snapshot", snapshot, (".pickle", ".pkl"))
-    card = api.load_card(gpu)
+    card = api.load_gpu(gpu)
     given |= batch_of(micro_batch, accumulation)
     with progress() as tell:
         found = api.estimate(

@@ -127,13 +127,13 @@ def _together(texts: dict[str, str]) -> str:
 
 def _made(wanted: dict[str, Wanted], format: str | None, jobs: int | None, config: Path | None) -> dict[str, str]:
     """Each table as text, a share of the progress for each; `config` is the file that asks for them."""
-    from vramplan.planner.table import fill, sheet
+    from vramplan.planner.table import fill, table_request
     from vramplan.render.table import FORMATS
 
     texts, sheets = {}, {}
     for name, asked in wanted.items():
         try:
-            sheets[name] = sheet(**asked.sheet)
+            sheets[name] = table_request(**asked.sheet)
         except ConfigError as error:
             raise ConfigError(f"{config}: {name}: {error}" if config else str(error)) from error
     with progress() as tell:

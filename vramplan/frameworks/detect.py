@@ -12,11 +12,11 @@ from typing import NamedTuple
 from vramplan.errors import ConfigError, UnknownNameError, nearest_names
 from vramplan.frameworks.readers import accelerate_launch, python_script
 from vramplan.frameworks.registry import FRAMEWORKS, Framework
-from vramplan.frameworks.settings import Keys, Note, Setting, Source, Spelling
+from vramplan.frameworks.settings import ConfigReader, ConfigSource, ConfigValue, Note, Spelling
 from vramplan.frameworks.syntax import shell
 from vramplan.frameworks.syntax.config_files import beside, mapping, of_notebook, read_mapping, read_text
 from vramplan.frameworks.syntax.python_ast import read_script
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".txt")
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
@@ -46,13 +46,13 @@ class Found(NamedTuple):
 
     name: str
     framework: Framework
-    source: Source
+    source: ConfigSource
     origin: Origin | None = None
     """None where a file of settings was given."""
 
 
 def from_path(
-    path: Path, asked: str | None, environment: Mapping[str, str] = os.environ, card: Card | None = None
+    path: Path, asked: str | None, environment: Mapping[str, str] = os.environ, card: Gpu | None = None
 ) -> Found:
     """A configuration file, or a shell script with a training command; `card` answers what Python asks of it.
 
@@ -63,7 +63,7 @@ def from_path(
 
 
 def from_text(
-    text: str, path: Path, asked: str | None, environment: Mapping[str, str] = os.environ, card: Card | None = None
+    text: str, path: Path, asked: str | None, environment: Mapping[str, str] = os.environ, card: Gpu | None = None
 ) -> Found:
     """The same of a text that stands, or might stand, in that file.
 
@@ -80,14 +80,14 @@ def from_text(
     else:
         settings = mapping(text, str(path))
         name = asked or _recognised(settings, str(path))
-    seen = {key: Setting(environment[key], key) for key in VARIABLES & environment.keys()}
+    seen = {key: ConfigValue(environment[key], key) for key in VARIABLES & environment.keys()}
     spelling: Spelling = "python" if is_python else "yaml"
-    source = Source(settings, _exported(settings, seen), (), str(path), spelling=spelling, card=card)
+    source = ConfigSource(settings, _exported(settings, seen), (), str(path), spelling=spelling, card=card)
     return Found(name, _framework(name), source)
 
 
 def from_words(
-    words: Sequence[str], asked: str | None, environment: Mapping[str, str] = os.environ, card: Card | None = None
+    words: Sequence[str], asked: str | None, environment: Mapping[str, str] = os.environ, card: Gpu | None = None
 ) -> Found:
     """A command as it would be typed.
 
@@ -98,7 +98,7 @@ def from_words(
 
 
 def from_line(
-    line: str, asked: str | None, environment: Mapping[str, str] = os.environ, card: Card | None = None
+    line: str, asked: str | None, environment: Mapping[str, str] = os.environ, card: Gpu | None = None
 ) -> Found:
     """The same in one line.
 
@@ -112,7 +112,7 @@ def from_line(
     return found
 
 
-def _from_script(text: str, path: Path, asked: str | None, environment: Mapping[str, str], card: Card | None) -> Found:
+def _from_script(text: str, path: Path, asked: str | None, environment: Mapping[str, str], card: Gpu | None) -> Found:
     found = []
     for command in shell.commands(text, str(path), environment):
         one = _from_command(command, f"{path}:{command.line}", path.parent, asked, environment, card)
@@ -132,7 +132,7 @@ def _from_command(
     folder: Path,
     asked: str | None,
     environment: Mapping[str, str],
-    card: Card | None,
+    card: Gpu | None,
 ) -> Found | None:
     """The command's framework and settings; None where it trains nothing. Files it names may lie in `folder`."""
     own = _unwrapped(command.words)
@@ -163,17 +163,17 @@ def _from_command(
     seen = {key: value for key, value in environment.items() if key in VARIABLES} | command.environment
     seen |= {key: str(one.value) for key, one in launched.items()}
     exported, lost = (
-        {key: Setting(value, f"{where}: {key}") for key, value in values.items()}
+        {key: ConfigValue(value, f"{where}: {key}") for key, value in values.items()}
         for values in (seen, command.unexported)
     )
     started_by = () if file else tuple(words[:2])
-    source = Source(launcher | settings, _exported(settings, exported), started_by, where, lost, spelling, card)
+    source = ConfigSource(launcher | settings, _exported(settings, exported), started_by, where, lost, spelling, card)
     return Found(name, _framework(name), source, Origin(command, len(own_words)))
 
 
 def _of_program(
-    program: str, folder: Path, flags: Mapping[str, Setting], card: Card | None
-) -> tuple[str, dict[str, Setting]] | None:
+    program: str, folder: Path, flags: Mapping[str, ConfigValue], card: Gpu | None
+) -> tuple[str, dict[str, ConfigValue]] | None:
     """(framework, settings) of the Python file that a command runs; None where it is not here, or trains nothing."""
     path = beside(program, folder)
     if path is None:
@@ -192,12 +192,12 @@ VARIABLES = {
 """Variables of the environment that change memory."""
 
 
-def _exported(settings: dict[str, Setting], environment: dict[str, Setting]) -> dict[str, Setting]:
+def _exported(settings: dict[str, ConfigValue], environment: dict[str, ConfigValue]) -> dict[str, ConfigValue]:
     """The environment, and under it what a configuration exports itself (ENV:, env:), which is no setting then."""
     for key in ("ENV", "env"):
         own = settings.pop(key, None)
         if own is not None and isinstance(own.value, dict):
-            inner = {name: Setting(value, f"{own.place}: {name}") for name, value in own.value.items()}
+            inner = {name: ConfigValue(value, f"{own.place}: {name}") for name, value in own.value.items()}
             environment = inner | environment
     return environment
 
@@ -206,7 +206,7 @@ LIKENESS = 0.75
 """difflib's ratio from which a variable's name is taken for another's: MAX_PIXEL, IMAGAE_MAX_PIXELS."""
 
 
-def tell_lost(keys: Keys) -> None:
+def tell_lost(keys: ConfigReader) -> None:
     """Variables that do not reach the command, or that nothing reads."""
     for name, found in keys.source.lost.items():
         if name in VARIABLES or _meant(name):
@@ -239,17 +239,17 @@ def _launches(word: str) -> bool:
     return name in LAUNCHERS or PYTHON.fullmatch(name) is not None
 
 
-def _unlaunched(words: list[str]) -> tuple[list[str], dict[str, Setting]]:
+def _unlaunched(words: list[str]) -> tuple[list[str], dict[str, ConfigValue]]:
     """(the program and its own words, what its launcher was told)."""
-    words, told = list(words), dict[str, Setting]()
+    words, told = list(words), dict[str, ConfigValue]()
     while words and _launches(words[0]):
         launcher = Path(words.pop(0)).name
         if words[:1] == ["launch"]:
             words.pop(0)
         if launcher == "accelerate":
-            told.setdefault("num_processes", Setting("all", "accelerate launch"))
+            told.setdefault("num_processes", ConfigValue("all", "accelerate launch"))
         if launcher == "deepspeed":
-            told.setdefault("nproc_per_node", Setting("all", "deepspeed"))
+            told.setdefault("nproc_per_node", ConfigValue("all", "deepspeed"))
         while words and words[0].startswith("-"):
             name, mark, value = words.pop(0).lstrip("-").replace("-", "_").partition("=")
             if name in ("m", "module"):
@@ -258,7 +258,9 @@ def _unlaunched(words: list[str]) -> tuple[list[str], dict[str, Setting]]:
                 continue
             if not mark and name not in VALUELESS and words:
                 value = words.pop(0)
-            told[{"num_gpus": "nproc_per_node", "num_nodes": "nnodes"}.get(name, name)] = Setting(value, f"--{name}")
+            told[{"num_gpus": "nproc_per_node", "num_nodes": "nnodes"}.get(name, name)] = ConfigValue(
+                value, f"--{name}"
+            )
         if words and words[0] in MODULES:
             words[0] = "torchrun"
     return words, told
@@ -274,7 +276,7 @@ def _claimed(words: list[str]) -> tuple[str | None, list[str]]:
     return None, words
 
 
-def _recognised(settings: Mapping[str, Setting], where: str) -> str:
+def _recognised(settings: Mapping[str, ConfigValue], where: str) -> str:
     if "distributed_type" in settings or "compute_environment" in settings:
         raise ConfigError(f"{where}: an accelerate configuration names no model; check the command that uses it")
     hits = {name: len(framework.marks & settings.keys()) for name, framework in FRAMEWORKS.items()}

@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from vramplan.errors import UnsupportedError
-from vramplan.frameworks.settings import Keys
+from vramplan.frameworks.settings import ConfigReader
 
 INHERITS: dict[str, tuple[str, ...]] = {
     "ms-swift": ("transformers",),
@@ -31,7 +31,7 @@ def known_keys(framework: str) -> frozenset[str]:
     return frozenset(key for name in names for key in table.get(name, ()))
 
 
-def refuse_unmodelled(keys: Keys) -> None:
+def refuse_unmodelled(keys: ConfigReader) -> None:
     """Refuse what changes memory in ways that nothing models, unless it is off or has one of its harmless values.
 
     Raises:

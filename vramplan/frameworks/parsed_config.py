@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from vramplan.errors import ConfigError
 from vramplan.frameworks.readers.video_sampling import Sampling
-from vramplan.frameworks.settings import FALSE, TRUE, Keys, Note, Spelling
+from vramplan.frameworks.settings import FALSE, TRUE, ConfigReader, Note, Spelling
 
 Words = str | Mapping[Any, str]
 """A key whose value is the job's own; or, for each value of the job, ``key value; key value``."""
@@ -38,7 +38,7 @@ SPELT: Mapping[Spelling, Callable[[str, str], str]] = {
 
 
 @dataclass(slots=True)
-class Reading:
+class ParsedConfig:
     """One configuration, understood."""
 
     framework: str
@@ -125,14 +125,14 @@ def _parts(version: str) -> list[int]:
     return [int(one) for one in re.findall(r"\d+", version)[:3]]
 
 
-def allocator(keys: Keys, expandable: bool) -> dict[str, bool]:
+def allocator(keys: ConfigReader, expandable: bool) -> dict[str, bool]:
     """Torch's allocator settings: the environment's, or what the framework sets where that is silent."""
     said = keys.variable("PYTORCH_ALLOC_CONF") or keys.variable("PYTORCH_CUDA_ALLOC_CONF")
     on = expandable if said is None else "expandable_segments:true" in said.lower().replace(" ", "")
     return {"expandable_segments": True} if on else {}
 
 
-def visible_cards(keys: Keys, cards: int) -> int:
+def visible_cards(keys: ConfigReader, cards: int) -> int:
     """Cards that the command sees: CUDA_VISIBLE_DEVICES, else the box's `cards`."""
     said = keys.variable("CUDA_VISIBLE_DEVICES")
     if said is None or "all" in said:
@@ -140,7 +140,7 @@ def visible_cards(keys: Keys, cards: int) -> int:
     return max(1, len([one for one in said.split(",") if one.strip()]))
 
 
-def started(keys: Keys, cards: int) -> int | None:
+def started(keys: ConfigReader, cards: int) -> int | None:
     """Processes that NPROC_PER_NODE and NNODES start; None where the first is not set.
 
     Raises:
@@ -161,7 +161,7 @@ def started(keys: Keys, cards: int) -> int | None:
     return int(said) * int(nodes)
 
 
-def tell_frozen(keys: Keys) -> None:
+def tell_frozen(keys: ConfigReader) -> None:
     """Say where a script picks itself what trains."""
     keys.asked.add("requires_grad")
     if "requires_grad" in keys.source.settings:
@@ -173,7 +173,7 @@ def tell_frozen(keys: Keys) -> None:
         )
 
 
-def tell_scaler(keys: Keys, job: dict[str, Any]) -> None:
+def tell_scaler(keys: ConfigReader, job: dict[str, Any]) -> None:
     """Say where fp16's gradient scaler meets bf16 gradients; engines that divide the work have scalers of their own."""
     trains = job.get("dtype") if job["method"] == "full" else job.get("lora_dtype")
     if (job.get("autocast"), trains, job.get("strategy", "ddp")) == ("fp16", "bf16", "ddp"):
@@ -185,9 +185,9 @@ def tell_scaler(keys: Keys, job: dict[str, Any]) -> None:
         )
 
 
-def tell_sharing(keys: Keys, job: dict[str, Any]) -> None:
+def tell_sharing(keys: ConfigReader, job: dict[str, Any]) -> None:
     """Say what more cards do not do."""
-    if job.get("strategy") == "pipeline":
+    if job.get("strategy") == "device_map":
         keys.note(
             "warning",
             "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from vramplan.frameworks.parsed_config import Reading
+from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.frameworks.readers import (
     axolotl,
     deepspeed_json,
@@ -18,14 +18,14 @@ from vramplan.frameworks.readers import (
     trl,
     unsloth,
 )
-from vramplan.frameworks.settings import Keys, Note, Setting, Source
+from vramplan.frameworks.settings import ConfigReader, ConfigSource, ConfigValue, Note
 from vramplan.frameworks.syntax import argv
 
 
 class Framework(NamedTuple):
     """One training framework."""
 
-    read: Callable[[Keys, int, str | None], Reading]
+    read: Callable[[ConfigReader, int, str | None], ParsedConfig]
     """(settings, cards, version asked for) -> what they come to."""
     commands: tuple[tuple[str, ...], ...]
     """First words of its commands; scripts by their last part."""
@@ -33,7 +33,7 @@ class Framework(NamedTuple):
     """Keys that only its configurations have."""
     in_sections: bool = False
     """Whether its settings stand in sections, and are read as section.key."""
-    split: Callable[[Sequence[str]], tuple[list[str], dict[str, Setting]]] = argv.split
+    split: Callable[[Sequence[str]], tuple[list[str], dict[str, ConfigValue]]] = argv.split
     """(words behind its command) -> words of no flag, settings."""
     file_keys: tuple[str, ...] = ("config",)
     """Flags that name a configuration file."""
@@ -105,4 +105,4 @@ FRAMEWORKS: dict[str, Framework] = {
 }
 """By package, the ones whose words say most about themselves first; what none of them claims is the Trainer's."""
 
-__all__ = ["FRAMEWORKS", "Framework", "Keys", "Note", "Reading", "Setting", "Source"]
+__all__ = ["FRAMEWORKS", "ConfigReader", "ConfigSource", "ConfigValue", "Framework", "Note", "ParsedConfig"]

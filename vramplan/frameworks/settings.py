@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.syntax.shell import UNKNOWN
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.model_spec import ModelSpec
 
 UNSET = (None, "", "null", "None", "none", "~")
@@ -29,7 +29,7 @@ Spelling = Literal["yaml", "flags", "python"]
 Kind = Literal["warning", "default", "ignored", "unknown"]
 
 
-class Setting(NamedTuple):
+class ConfigValue(NamedTuple):
     """A value, and where it stands."""
 
     value: Any
@@ -49,21 +49,21 @@ class Note(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ConfigSource:
     """A configuration as it was found."""
 
-    settings: Mapping[str, Setting]
-    environment: Mapping[str, Setting] = field(default_factory=dict)
+    settings: Mapping[str, ConfigValue]
+    environment: Mapping[str, ConfigValue] = field(default_factory=dict)
     """Variables exported to the command."""
     command: tuple[str, ...] = ()
     """Words before its flags: swift sft."""
     where: str = "the command"
     """File, or how else to call it."""
-    lost: Mapping[str, Setting] = field(default_factory=dict)
+    lost: Mapping[str, ConfigValue] = field(default_factory=dict)
     """Variables that were set but do not reach the command."""
     spelling: Spelling = "yaml"
     """How its settings are written."""
-    card: Card | None = None
+    card: Gpu | None = None
     """The card that it is to run on, where that is known."""
     model: ModelSpec | None = None
     """The model that it names, where that has been looked up."""
@@ -74,15 +74,15 @@ class Source:
         return self.card is None or self.card.supports("bf16")
 
 
-class Keys:
+class ConfigReader:
     """A source read key by key; whatever nobody asked for is told at the end."""
 
-    def __init__(self, source: Source, framework: str) -> None:
+    def __init__(self, source: ConfigSource, framework: str) -> None:
         self.source, self.framework = source, framework
         self.asked: set[str] = set()
         self.synonyms: dict[str, tuple[str, ...]] = {}
         self.notes: list[Note] = []
-        self.pinned: dict[str, Setting] = {}
+        self.pinned: dict[str, ConfigValue] = {}
         """Fields of the job that another file says as well, and must say alike."""
 
     @property
@@ -92,7 +92,7 @@ class Keys:
 
     # -- values --------------------------------------------------------------------------------------------------------
 
-    def setting(self, *names: str) -> Setting | None:
+    def setting(self, *names: str) -> ConfigValue | None:
         """The first of these that is set."""
         self.asked.update(names)
         self.synonyms |= {name: names for name in names if len(names) > len(self.synonyms.get(name, ()))}
@@ -169,7 +169,7 @@ class Keys:
         given = found.value if isinstance(found.value, list) else str(found.value).split(",")
         return tuple(str(one).strip() for one in given if str(one).strip())
 
-    def part(self, name: str) -> Keys | None:
+    def part(self, name: str) -> ConfigReader | None:
         """A nested mapping."""
         found = self.setting(name)
         if found is None:
@@ -180,8 +180,8 @@ class Keys:
                 given = json.loads(given)
         if not isinstance(given, dict):
             raise self.wrong((name,), "a mapping")
-        inner = {key: Setting(value, f"{found.place}: {key}") for key, value in given.items()}
-        return Keys(Source(inner, self.source.environment, (), self.source.where), self.framework)
+        inner = {key: ConfigValue(value, f"{found.place}: {key}") for key, value in given.items()}
+        return ConfigReader(ConfigSource(inner, self.source.environment, (), self.source.where), self.framework)
 
     def variable(self, name: str) -> str | None:
         """A variable of the environment."""
@@ -250,7 +250,7 @@ class Keys:
             self.notes.append(Note("unknown", name, f"{said}{meant}", found.place))
 
 
-def _at(found: Setting, name: str) -> str:
+def _at(found: ConfigValue, name: str) -> str:
     if found.place.endswith(f": {name}"):  # a nested mapping's
         return found.place
     return found.place if found.place.lstrip("-").replace("-", "_") == name else f"{found.place}: {name}"

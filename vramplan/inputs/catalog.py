@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vramplan.errors import UnknownNameError
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.model_spec import ModelSpec
 
 _PACKAGE = Path(__file__).parent.parent
@@ -101,7 +101,7 @@ def _answers_to(row: dict[str, Any]) -> set[str]:
     return names | {name.removeprefix("rtx") for name in names if re.fullmatch(r"rtx\d{4}\w*", name)}
 
 
-def find_card(name: str) -> Card:
+def find_gpu(name: str) -> Gpu:
     """The card called `name`, by its short name, its maker's name or a usual abbreviation.
 
     Raises:
@@ -114,9 +114,9 @@ def find_card(name: str) -> Card:
     raise UnknownNameError("card", name, card_names(), "`vramplan gpus` lists all")
 
 
-def _card(row: dict[str, Any]) -> Card:
+def _card(row: dict[str, Any]) -> Gpu:
     """A shipped row, validated by the tests, as a card."""
-    return Card.model_construct(None, **_frozen(row))
+    return Gpu.model_construct(None, **_frozen(row))
 
 
 def card_names() -> list[str]:
@@ -124,6 +124,6 @@ def card_names() -> list[str]:
     return [name for row in _card_rows() for name in (row["name"], *row["aliases"])]
 
 
-def all_cards() -> list[Card]:
+def all_gpus() -> list[Gpu]:
     """Every card of the catalogue, in its order."""
     return [_card(row) for row in _card_rows()]

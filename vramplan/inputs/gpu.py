@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from vramplan.units import MiB
 
 
-class Card(BaseModel):
+class Gpu(BaseModel):
     """One GPU model."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from vramplan.errors import ConfigError, HubError, SpecError, UnknownNameError, nearest_names
 from vramplan.inputs.catalog import find_model, known_model_names
-from vramplan.inputs.images import FILMS, PROCESSORS
+from vramplan.inputs.images import PROCESSORS, VIDEO_PROCESSORS
 from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec
 from vramplan.inputs.remote_configs import DIALECTS
 
@@ -102,7 +102,7 @@ def from_config_file(path: Path) -> ModelSpec:
     beside = next((path.parent / name for name in PROCESSOR_FILES if (path.parent / name).is_file()), None)
     own = _json_object(beside) if model_type in PROCESSORS and beside is not None else {}
     video, own_file = own.get("video_processor", {}), path.parent / VIDEO_FILE
-    if model_type in FILMS and not video and own_file.is_file():
+    if model_type in VIDEO_PROCESSORS and not video and own_file.is_file():
         video = _json_object(own_file)
     try:
         return ModelSpec(
@@ -218,7 +218,7 @@ def _fetch_processor(repo: str, config: Path) -> None:
     model_type = _json_object(config).get("model_type")
     if model_type in PROCESSORS:
         next((name for name in PROCESSOR_FILES if _fetch(repo, name)), None)
-    if model_type in FILMS:
+    if model_type in VIDEO_PROCESSORS:
         _fetch(repo, VIDEO_FILE)
 
 

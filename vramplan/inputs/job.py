@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 Method = Literal["full", "lora", "dora"]
 Quantize = Literal["none", "nf4", "int8"]
@@ -19,10 +20,39 @@ Loop = Literal["trainer", "plain"]
 Experts = Literal["stacked", "linear"]
 Part = Literal["frozen", "train", "lora"]
 Offload = Literal["none", "optimizer", "all"]
-Strategy = Literal["ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "pipeline"]
 
 MAX_COUNT = 1 << 24
 """Larger batches, lengths or ranks than this are taken for a slip of the hand."""
+
+
+FORMER_FIELDS = {
+    "kbit": "prepare_for_kbit_training",
+    "loads_on_card": "loads_whole_model",
+    "carves": "wraps_embeddings",
+    "checkpoint_outside": "checkpoint_wraps_fsdp",
+}
+"""Names of the release before, accepted for one more."""
+FORMER_VALUES = {("strategy", "pipeline"): "device_map"}
+
+
+def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a job with former names replaced by the current ones."""
+    return {
+        FORMER_FIELDS.get(name, name): FORMER_VALUES.get((name, value), value) if isinstance(value, str) else value
+        for name, value in settings.items()
+    }
+
+
+def renamed(name: str, default: bool) -> Any:
+    """A field that its former name is accepted for, too."""
+    former = next(before for before, now in FORMER_FIELDS.items() if now == name)
+    return Field(default=default, validation_alias=AliasChoices(name, former))
+
+
+Strategy = Annotated[
+    Literal["ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "device_map"],
+    BeforeValidator(lambda value: with_current_names({"strategy": value})["strategy"]),
+]
 
 
 class Settings(BaseModel):
@@ -40,14 +70,14 @@ class Fsdp(Settings):
     """Whether gathered layers are dropped between forward and backward (FULL_SHARD), or kept (SHARD_GRAD_OP)."""
     use_orig_params: bool = True
     """Version 1: whether weights stay parameters of their own (transformers' default; accelerate's launcher says)."""
-    loads_on_card: bool = True
+    loads_whole_model: bool = renamed("loads_whole_model", True)
     """Whether a quantized model comes to every card whole before it is divided, as in transformers, or to the host."""
-    carves: bool = True
+    wraps_embeddings: bool = renamed("wraps_embeddings", True)
     """Version 2: whether embedding and head are gathered on their own, as by accelerate 1.15, or by the whole model's
     group, from its forward to its backward's end (axolotl)."""
     backward_prefetch: Literal["none", "pre", "post"] = "none"
     """When version 1 asks for the next layer: before a layer's backward, or behind it. Version 2 always does before."""
-    checkpoint_outside: bool = False
+    checkpoint_wraps_fsdp: bool = renamed("checkpoint_wraps_fsdp", False)
     """Whether reentrant checkpointing goes around the sharded layer (transformers before 4.52), not within it. Under
     version 1 no layer is then asked for early, and a frozen layer's hook holds the layer's input and the gradient of
     that until backward ends."""
@@ -120,7 +150,7 @@ class Job(BaseModel):
     quantize: Quantize = "none"
     """How frozen linear layers are stored, by bitsandbytes: nf4 in blocks of 64, or int8, computed in `dtype`; the
     output head, embeddings and norms keep their dtype."""
-    kbit: bool = False
+    prepare_for_kbit_training: bool = renamed("prepare_for_kbit_training", False)
     """Whether all that is not quantized is made fp32, hidden states with it: PEFT's prepare_model_for_kbit_training."""
     double_quant: bool = True
     """Whether nf4's scales are quantized as well."""
@@ -134,7 +164,7 @@ class Job(BaseModel):
     of its own, as before (but for architectures that were stacked then: gpt_oss, qwen3_vl_moe, llama4)."""
     device_map: bool | None = None
     """Whether from_pretrained is given a device_map: it loads onto the card at once, and first asks torch for the whole
-    model in one piece (transformers 4.50 on, nothing did before); null: for quantized models and `pipeline` alone."""
+    model in one piece (transformers 4.50 on, nothing did before); null: for quantized models and `device_map` alone."""
     fp32_norms: bool = False
     """Whether the norms alone are made fp32, and with them what they give."""
     autocast: Autocast = "bf16"
@@ -186,10 +216,10 @@ class Job(BaseModel):
     loop: Loop = "trainer"
     """What the loop itself keeps: transformers' Trainer with accelerate, or a plain loop that holds only the loss."""
     num_gpus: int = Field(default=1, gt=0, le=1 << 16)
-    """Cards: so many copies of the run, but for `strategy` pipeline, which spreads one over them."""
+    """Cards: so many copies of the run, but for `strategy` device_map, which spreads one over them."""
     strategy: Strategy = "ddp"
-    """How cards share the work: ddp, where each holds the whole model; DeepSpeed's ZeRO; torch's FSDP; pipeline, where
-    ``device_map="auto"`` spreads the layers over the cards of one process."""
+    """How cards share the work: ddp, where each holds the whole model; DeepSpeed's ZeRO; torch's FSDP; device_map,
+    where transformers' ``device_map="auto"`` places the layers on several cards of one process, which run in turn."""
     offload: Offload = "none"
     """What the host keeps instead of the cards: optimizer (states and their update), all (weights as well; FSDP's)."""
     zero: Zero = Zero()
@@ -232,7 +262,7 @@ class Job(BaseModel):
     @property
     def is_mapped(self) -> bool:
         """Whether transformers itself loads the model onto the card, rather than to the host first."""
-        return self.quantize != "none" or self.strategy == "pipeline" if self.device_map is None else self.device_map
+        return self.quantize != "none" or self.strategy == "device_map" if self.device_map is None else self.device_map
 
     @property
     def casts(self) -> bool:
@@ -242,7 +272,7 @@ class Job(BaseModel):
     @property
     def data_parallel(self) -> int:
         """Cards, or groups of cards, that take a micro-batch each."""
-        return 1 if self.strategy == "pipeline" else self.num_gpus
+        return 1 if self.strategy == "device_map" else self.num_gpus
 
     @property
     def global_batch_size(self) -> int:

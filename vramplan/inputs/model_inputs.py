@@ -30,7 +30,7 @@ class Input(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class ModelInputs:
     """How one architecture is trained, and on what."""
 
     trains: str
@@ -108,19 +108,19 @@ def masked_text_and_mask(c: Config, job: Job) -> list[Input]:
 
 def classed_image(c: Config, job: Job) -> list[Input]:
     """An image and its class."""
-    return [Input("pixel_values", pixels(FEEDS["vit"], c, job), "fp32"), Input("labels", ())]
+    return [Input("pixel_values", pixels(MODEL_INPUTS["vit"], c, job), "fp32"), Input("labels", ())]
 
 
 def clip_pair(c: Config, job: Job) -> list[Input]:
     """A text with its mask and its image."""
     length = job.sequence_length
-    image = Input("pixel_values", pixels(FEEDS["clip"], c, job), "fp32")
+    image = Input("pixel_values", pixels(MODEL_INPUTS["clip"], c, job), "fp32")
     return [Input("input_ids", (length,)), image, *with_mask(job, length)]
 
 
 def siglip_pair(c: Config, job: Job) -> list[Input]:
     """A text, filled up to its length and without a mask (SiglipTokenizer: model_input_names), and its image."""
-    image = Input("pixel_values", pixels(FEEDS["siglip"], c, job), "fp32")
+    image = Input("pixel_values", pixels(MODEL_INPUTS["siglip"], c, job), "fp32")
     return [Input("input_ids", (job.sequence_length,)), image]
 
 
@@ -140,7 +140,7 @@ def speech(c: Config, job: Job) -> list[Input]:
     ]
 
 
-def pixels(feed: Feed, c: Config, job: Job) -> tuple[int, int, int]:
+def pixels(feed: ModelInputs, c: Config, job: Job) -> tuple[int, int, int]:
     """Channels, height, width."""
     width, height = feed.image(c, job)
     return feed.vision(c).count("num_channels", 3), height, width
@@ -178,16 +178,18 @@ def text_table(most: int) -> Callable[[Config], int | None]:
     return lambda c: c.part("text_config").count("max_position_embeddings", most)
 
 
-FEEDS: dict[str, Feed] = {
-    "bert": Feed("BertForMaskedLM", masked_text, table),
-    "roberta": Feed("RobertaForMaskedLM", masked_text, table_behind_padding),
-    "xlm-roberta": Feed("XLMRobertaForMaskedLM", masked_text, table_behind_padding),
-    "deberta-v2": Feed("DebertaV2ForMaskedLM", masked_text_and_mask, deberta_table),
-    "vit": Feed("ViTForImageClassification", classed_image, reads=False, sees=""),
-    "clip": Feed("CLIPModel", clip_pair, text_table(77), sees="vision_config", arguments={"return_loss": True}),
-    "siglip": Feed("SiglipModel", siglip_pair, text_table(64), sees="vision_config", arguments={"return_loss": True}),
-    "t5": Feed("T5ForConditionalGeneration", text_to_text, writes=True, tokens={"decoder_start_token_id": 0}),
-    "whisper": Feed("WhisperForConditionalGeneration", speech, lambda c: c.count("max_target_positions", 448)),
+MODEL_INPUTS: dict[str, ModelInputs] = {
+    "bert": ModelInputs("BertForMaskedLM", masked_text, table),
+    "roberta": ModelInputs("RobertaForMaskedLM", masked_text, table_behind_padding),
+    "xlm-roberta": ModelInputs("XLMRobertaForMaskedLM", masked_text, table_behind_padding),
+    "deberta-v2": ModelInputs("DebertaV2ForMaskedLM", masked_text_and_mask, deberta_table),
+    "vit": ModelInputs("ViTForImageClassification", classed_image, reads=False, sees=""),
+    "clip": ModelInputs("CLIPModel", clip_pair, text_table(77), sees="vision_config", arguments={"return_loss": True}),
+    "siglip": ModelInputs(
+        "SiglipModel", siglip_pair, text_table(64), sees="vision_config", arguments={"return_loss": True}
+    ),
+    "t5": ModelInputs("T5ForConditionalGeneration", text_to_text, writes=True, tokens={"decoder_start_token_id": 0}),
+    "whisper": ModelInputs("WhisperForConditionalGeneration", speech, lambda c: c.count("max_target_positions", 448)),
 }
 """By transformers' model_type."""
 
@@ -201,7 +203,7 @@ def complete(spec: ModelSpec, given: dict[str, object]) -> dict[str, object]:
     Raises:
         ConfigError: naming the flag.
     """
-    feed = FEEDS.get(spec.model_type)
+    feed = MODEL_INPUTS.get(spec.model_type)
     if feed is None:
         if given.get("target_length") is not None:
             raise ConfigError(f"--target-len {given['target_length']}: {spec.name} has no decoder beside an encoder")
@@ -233,21 +235,21 @@ def complete(spec: ModelSpec, given: dict[str, object]) -> dict[str, object]:
     return made
 
 
-def tokens_of_image(feed: Feed, c: Config, given: Mapping[str, object]) -> int:
+def tokens_of_image(feed: ModelInputs, c: Config, given: Mapping[str, object]) -> int:
     """Patches of one image, and the class token."""
     job = Job.model_construct(None, image_size=given.get("image_size"))
     rows, columns = feed.patches(c, job)
     return max(1, rows * columns + 1)
 
 
-def check_feed(spec: ModelSpec, job: Job) -> None:
+def check_inputs(spec: ModelSpec, job: Job) -> None:
     """Refuse what this architecture cannot be trained on.
 
     Raises:
         ConfigError: naming the flag and what is allowed.
         UnsupportedError: for another class than the one that is described.
     """
-    feed = FEEDS.get(spec.model_type)
+    feed = MODEL_INPUTS.get(spec.model_type)
     if feed is None:
         return
     c = Config(spec.config, spec.name)
@@ -274,9 +276,9 @@ def check_feed(spec: ModelSpec, job: Job) -> None:
             raise ConfigError(f"--image-size {width}x{height}: {spec.name} cuts images in patches of {patch} x {patch}")
 
 
-def said(spec: ModelSpec, job: Job) -> str | None:
+def describe(spec: ModelSpec, job: Job) -> str | None:
     """What a sample is, in a few words; None for a language model."""
-    feed = FEEDS.get(spec.model_type)
+    feed = MODEL_INPUTS.get(spec.model_type)
     if feed is None:
         return None
     c, parts = Config(spec.config, spec.name), []

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from vramplan.errors import ConfigError, MissingDependencyError, UnknownNameError
-from vramplan.inputs.catalog import find_card
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.catalog import find_gpu
+from vramplan.inputs.gpu import Gpu
 from vramplan.units import MiB
 
 
-def local_card(device: int = 0) -> Card:
+def local_gpu(device: int = 0) -> Gpu:
     """The NVIDIA card that CUDA would call number `device`, with what other processes hold of it right now.
 
     Raises:
@@ -37,14 +37,14 @@ def local_card(device: int = 0) -> Card:
     return as_reported(name if isinstance(name, str) else name.decode(), int(memory.total), int(memory.used))
 
 
-def as_reported(title: str, total_bytes: int, used_bytes: int) -> Card:
+def as_reported(title: str, total_bytes: int, used_bytes: int) -> Gpu:
     """The catalogue's card called `title`, with the size and use that the driver reports.
 
     Raises:
         ConfigError: when the catalogue has no such card.
     """
     try:
-        known = find_card(title)
+        known = find_gpu(title)
     except UnknownNameError as error:
         raise ConfigError(
             f"--gpu auto: {title!r} is not in the catalogue; name one like it, see `vramplan gpus`"

@@ -25,7 +25,7 @@ def lengths_of(given: Any) -> tuple[int, ...]:
     if isinstance(given, str):
         found = re.fullmatch(r"\s*(\d+)\s*-\s*(\d+)\s*", given)
         if found is not None and 0 < int(found[1]) < int(found[2]) <= MAX_COUNT:
-            return spread(int(found[1]), int(found[2]))
+            return even_lengths(int(found[1]), int(found[2]))
         words = given.split(",")
         given = [int(one) for one in words] if all(one.strip().isdecimal() for one in words) else ()
     if not isinstance(given, (list, tuple)) or not 0 < len(given) <= MOST_SAMPLES:
@@ -35,7 +35,7 @@ def lengths_of(given: Any) -> tuple[int, ...]:
     return tuple(given)
 
 
-def spread(shortest: int, longest: int) -> tuple[int, ...]:
+def even_lengths(shortest: int, longest: int) -> tuple[int, ...]:
     """Lengths drawn evenly between two, the same each time, and the longest."""
     drawn = Random(SAMPLES)
     return (*(drawn.randint(shortest, longest) for _ in range(SAMPLES - 1)), longest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramplan.errors import CannotRunError, ConfigError, UnsupportedError
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 
@@ -21,7 +21,7 @@ def are_linear(spec: ModelSpec, job: Job) -> bool:
     return job.experts == "linear" and spec.model_type in LINEAR_EXPERTS
 
 
-def check_job(job: Job, card: Card) -> None:
+def check_job(job: Job, card: Gpu) -> None:
     """Refuse what no estimate models, and what the card cannot run.
 
     Raises:
@@ -34,8 +34,8 @@ def check_job(job: Job, card: Card) -> None:
         raise ConfigError("modules_to_save has no meaning with --method full: every weight trains")
     if job.saved_dtype and not job.modules_to_save:
         raise ConfigError("saved_dtype is that of modules_to_save, and there are none")
-    if job.kbit and job.quantize == "none":
-        raise ConfigError("kbit goes with --quantize nf4 or int8: it is about what is left unquantized")
+    if job.prepare_for_kbit_training and job.quantize == "none":
+        raise ConfigError("prepare_for_kbit_training needs --quantize nf4 or int8: it casts what is not quantized")
     check_sharing(job)
     check_card(job, card)
 
@@ -48,7 +48,7 @@ def check_sharing(job: Job) -> None:
         ConfigError: for one that cannot run.
     """
     zero = job.strategy.startswith("zero")
-    if job.offload != "none" and job.strategy in ("ddp", "pipeline"):
+    if job.offload != "none" and job.strategy in ("ddp", "device_map"):
         raise ConfigError(f"--offload {job.offload} is DeepSpeed's and FSDP's: --strategy zero2, zero3 or fsdp")
     if job.offload == "all" and job.strategy in ("zero1", "zero2"):
         raise ConfigError("--offload all: DeepSpeed offloads weights at stage 3 alone; give --strategy zero3")
@@ -66,7 +66,11 @@ def check_sharing(job: Job) -> None:
     if job.strategy == "zero1" and job.zero.overlap_comm:
         raise UnsupportedError("zero: overlap_comm at stage 1 is not modelled yet")
     alone = {f"--quantize {job.quantize}": job.quantize != "none", "--method dora": job.method == "dora"}
-    alone |= {"modules_to_save": bool(job.modules_to_save), "kbit": job.kbit, "fp32_norms": job.fp32_norms}
+    alone |= {
+        "modules_to_save": bool(job.modules_to_save),
+        "prepare_for_kbit_training": job.prepare_for_kbit_training,
+        "fp32_norms": job.fp32_norms,
+    }
     for name in (name for name, is_on in alone.items() if is_on and job.strategy == "zero0"):
         raise UnsupportedError(f"--strategy zero0 with {name} is not modelled yet; use zero2")
     if job.device_map and job.strategy in ("zero3", "fsdp"):
@@ -79,10 +83,10 @@ def check_sharing(job: Job) -> None:
         _check_zero3(job)
     if job.strategy == "fsdp":
         _check_fsdp(job)
-    if job.strategy == "pipeline" and job.loss in ("sliced", "sections", "cut"):
-        raise UnsupportedError(f"--strategy pipeline with --loss {job.loss} is not modelled yet; use --loss standard")
-    if job.strategy in ("fsdp", "pipeline") and job.num_gpus == 1:
-        name = {"fsdp": "FSDP"}.get(job.strategy, "a pipeline")
+    if job.strategy == "device_map" and job.loss in ("sliced", "sections", "cut"):
+        raise UnsupportedError(f"--strategy device_map with --loss {job.loss} is not modelled yet; use --loss standard")
+    if job.strategy in ("fsdp", "device_map") and job.num_gpus == 1:
+        name = {"fsdp": "FSDP"}.get(job.strategy, "device_map")
         raise ConfigError(f"{name} needs more than one card: --num-gpus")
 
 
@@ -125,7 +129,9 @@ def _check_fsdp(job: Job) -> None:
         )
     if not first:
         return
-    raised = "kbit" if job.kbit else "fp32_norms" if job.fp32_norms and job.dtype != "fp32" else ""
+    raised = "fp32_norms" if job.fp32_norms and job.dtype != "fp32" else ""
+    if job.prepare_for_kbit_training:
+        raised = "prepare_for_kbit_training"
     if raised:
         raise ConfigError(
             f"--strategy fsdp with {raised}: FSDP 1 flattens weights of one dtype alone, and norms are fp32 beside"
@@ -160,7 +166,7 @@ def check_spec(spec: ModelSpec) -> None:
         raise UnsupportedError(f"{spec.name}: quantization_config: quantized checkpoints are not modelled yet")
 
 
-def check_card(job: Job, card: Card) -> None:
+def check_card(job: Job, card: Gpu) -> None:
     """Refuse what the card cannot run.
 
     Raises:
@@ -190,7 +196,7 @@ def check_card(job: Job, card: Card) -> None:
     if (
         job.attention == "flash"
         and job.autocast == "none"
-        and (job.dtype == "fp32" or (job.kbit and not job.engine_casts))
+        and (job.dtype == "fp32" or (job.prepare_for_kbit_training and not job.engine_casts))
     ):
         raise ConfigError("--attention flash: FlashAttention takes bf16 or fp16 only; add --autocast bf16")
     if job.attention == "flash" and not card.runs_flash:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vramplan.errors import ConfigError, UnknownNameError, VramplanError
-from vramplan.inputs.catalog import find_card
+from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.measurements import ledger, measure
 from vramplan.memory.calibration import CONFIDENCE
@@ -192,7 +192,7 @@ def estimate(one: Measured, by: str, confidence: float = CONFIDENCE) -> Estimate
         VramplanError: where it is not modelled.
     """
     spec = ModelSpec(name=one.model, model_type=one.model_type, config=one.config)
-    card = find_card(one.card)
+    card = find_gpu(one.card)
     card = card.model_copy(
         update={"held_bytes": one.environment.held_by_others_bytes if not one.environment.cap_bytes else 0}
     )
@@ -225,7 +225,7 @@ def _choices(runs: Sequence[Measured]) -> list[Choice]:
             k: v for k, v in one.job.settings.items() if k not in ("micro_batch_size", "gradient_accumulation_steps")
         }
         try:
-            searched = api.suggest(spec, find_card(one.card), one.job.num_gpus, advice=False, **job)
+            searched = api.suggest(spec, find_gpu(one.card), one.job.num_gpus, advice=False, **job)
         except VramplanError:
             continue
         found[key] = Choice(one.identity, "analytic", searched.max_micro_batch_size, true)

@@ -14,8 +14,8 @@ from vramplan.inputs.catalog import find_model
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.measurements import ledger, probe
-from vramplan.measurements.probe import Bench
-from vramplan.measurements.verify import Try
+from vramplan.measurements.probe import ProbeDevice
+from vramplan.measurements.verify import ProbeRun
 from vramplan.memory.measurement import Measured, identity
 from vramplan.planner.job_defaults import complete_job
 from vramplan.units import GiB, counted
@@ -47,7 +47,7 @@ class Case:
         more = [f"as {self.as_card}"] * bool(self.as_card) + ["largest"] * self.find_max + ["history"] * self.history
         return " ".join([self.model, *said, *more])
 
-    def full_job(self, on: Bench) -> tuple[ModelSpec, Job]:
+    def full_job(self, on: ProbeDevice) -> tuple[ModelSpec, Job]:
         """The model, and the job with everything filled in."""
         spec = find_model(self.model)
         if spec is None:
@@ -114,7 +114,7 @@ CASES = (
 """The matrix, the most informative runs first."""
 
 
-def left(on: Bench, folder: Path, only: str = "", cases: Sequence[Case] = CASES) -> list[Case]:
+def left(on: ProbeDevice, folder: Path, only: str = "", cases: Sequence[Case] = CASES) -> list[Case]:
     """The cases that the ledger does not hold yet.
 
     Raises:
@@ -130,7 +130,7 @@ def left(on: Bench, folder: Path, only: str = "", cases: Sequence[Case] = CASES)
     return [one for one in wanted if not _is_done(one, on, known)]
 
 
-def _is_done(one: Case, on: Bench, known: Sequence[Measured]) -> bool:
+def _is_done(one: Case, on: ProbeDevice, known: Sequence[Measured]) -> bool:
     on = _bench_for(one, on)
     spec, job = one.full_job(on)
     cap = probe.limit(on.card, job) if on.capped else None
@@ -161,14 +161,14 @@ def frontiers(known: Sequence[Measured]) -> dict[str, int | None]:
     return {key: max(sizes) if max(sizes) + 1 in failed.get(key, ()) else None for key, sizes in ran.items()}
 
 
-def _bench_for(one: Case, on: Bench) -> Bench:
+def _bench_for(one: Case, on: ProbeDevice) -> ProbeDevice:
     if one.as_card is None or one.as_card == on.card.name:
         return replace(on, history=one.history)
     other = probe.bench(one.as_card, device=on.device)
     return replace(on, card=other.card, capped=other.capped, history=one.history)
 
 
-def run(on: Bench, folder: Path, cases: Sequence[Case], seconds: float) -> Iterator[tuple[str, bool]]:
+def run(on: ProbeDevice, folder: Path, cases: Sequence[Case], seconds: float) -> Iterator[tuple[str, bool]]:
     """Measure case by case; each run is in the ledger before the next one starts.
 
     Yields a line for each, and whether it was measured.
@@ -194,16 +194,16 @@ def run(on: Bench, folder: Path, cases: Sequence[Case], seconds: float) -> Itera
             yield f"{one.name}: {str(error).removeprefix(f'{one.model}: ')}", False
 
 
-def _measure(one: Case, on: Bench) -> str:
+def _measure(one: Case, on: ProbeDevice) -> str:
     spec, job = one.full_job(on)
     if one.find_max:
         settings = {k: v for k, v in job.settings.items() if k != "micro_batch_size"}
         found = probe.find_max(spec, on=on, **settings)
         return f"largest micro-batch {found.micro_batch_size}" + ("" if found.exact else ", perhaps more")
-    return line(Try(job, on.measure(spec, job), on.predict(spec, job)))
+    return line(ProbeRun(job, on.measure(spec, job), on.predict(spec, job)))
 
 
-def line(one: Try) -> str:
+def line(one: ProbeRun) -> str:
     """A run in one line."""
     if not one.fits:
         return f"out of memory in {one.measured.failed_phase}"

@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 from vramplan.inputs import nvml
-from vramplan.inputs.catalog import find_card
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.catalog import find_gpu
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import check_card
 from vramplan.measurements import subprocess_runner, verify
 from vramplan.measurements.subprocess_runner import TIMEOUT_SECONDS, History
-from vramplan.measurements.verify import MOST_RUNS, Largest, Try, Verified
+from vramplan.measurements.verify import MOST_RUNS, LargestBatch, ProbeRun, VerifiedPlan
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.measurement import Measured, Request
 from vramplan.memory.overheads import outside_terms
@@ -36,15 +36,15 @@ def _not_kept(measured: Measured, history: History) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class ProbeDevice:
     """What runs are made on, and how."""
 
-    card: Card
+    card: Gpu
     """The card in this box, or the one it stands in for."""
     device: Device = "cuda"
     capped: bool = False
     """Whether torch's allocator is held to the card's size."""
-    rates: Card | None = None
+    rates: Gpu | None = None
     """The card whose arithmetic is used: the one in this box."""
     steps: int = 3
     history: bool = False
@@ -68,8 +68,8 @@ class Bench:
             raise UnsupportedError(f"--quantize {job.quantize} is not probed yet")
         if job.lengths is not None:
             raise UnsupportedError("--lengths is not probed yet")
-        if job.strategy == "pipeline":
-            raise UnsupportedError("--strategy pipeline is not probed yet")
+        if job.strategy == "device_map":
+            raise UnsupportedError("--strategy device_map is not probed yet")
         if job.strategy != "ddp" and self.device == "cpu":
             raise UnsupportedError(
                 f"--strategy {job.strategy} --device cpu: the host's watch does not see into sharded tensors"
@@ -143,12 +143,12 @@ def free_memory() -> int | None:
     return None
 
 
-def limit(card: Card, job: Job) -> int:
+def limit(card: Gpu, job: Job) -> int:
     """What torch's allocator may take of a card: all that a process gets, less what lies outside of it."""
     return card.usable_bytes - sum(term.num_bytes for term in outside_terms(job, card))
 
 
-def bench(gpu: str | Card | None = None, *, device: str = "cuda", **settings: Any) -> Bench:
+def bench(gpu: str | Gpu | None = None, *, device: str = "cuda", **settings: Any) -> ProbeDevice:
     """The card in this box, or that card standing in for `gpu`.
 
     On the host (`device` cpu) tensors are watched and run through the simulated allocator of `gpu`.
@@ -159,29 +159,31 @@ def bench(gpu: str | Card | None = None, *, device: str = "cuda", **settings: An
     if device not in ("cuda", "cpu"):
         raise ConfigError(f"--device {device}: expected cuda or cpu")
     wanted = None if gpu is None or (isinstance(gpu, str) and gpu.lower() == "auto") else gpu
-    wanted = find_card(wanted) if isinstance(wanted, str) else wanted
+    wanted = find_gpu(wanted) if isinstance(wanted, str) else wanted
     if device == "cpu":
         if wanted is None:
             raise ConfigError(
                 "--device cpu needs the name of the card whose memory and kernels count: --as-card, for suggest --gpu"
             )
-        return Bench(wanted, "cpu", capped=True, **settings)
+        return ProbeDevice(wanted, "cpu", capped=True, **settings)
     try:
-        local = nvml.local_card()
+        local = nvml.local_gpu()
     except VramplanError as error:
         why = str(error).removeprefix("--gpu auto: ").partition(";")[0]
         raise ConfigError(f"no card to probe: {why}; `vramplan estimate` needs none") from error
     if wanted is None or wanted.name == local.name:
-        return Bench(local, rates=local, **settings)
+        return ProbeDevice(local, rates=local, **settings)
     if wanted.usable_bytes > local.usable_bytes:
         raise ConfigError(
             f"--as-card {wanted.name}: needs {format_bytes(wanted.usable_bytes)}, the {local.title} here has"
             f" {format_bytes(local.usable_bytes)} free"
         )
-    return Bench(wanted, capped=True, rates=local, **settings)
+    return ProbeDevice(wanted, capped=True, rates=local, **settings)
 
 
-def probe(model: str | ModelSpec, gpu: str | Card | None = None, *, on: Bench | None = None, **job: Any) -> Try:
+def probe(
+    model: str | ModelSpec, gpu: str | Gpu | None = None, *, on: ProbeDevice | None = None, **job: Any
+) -> ProbeRun:
     """Run a job on the card in this box, for real, beside its estimate; keyword arguments are fields of :class:`Job`.
 
     Raises:
@@ -190,17 +192,17 @@ def probe(model: str | ModelSpec, gpu: str | Card | None = None, *, on: Bench | 
     on = on or bench(gpu)
     spec = estimate.load_model(model)
     full = complete_job(spec, on.card, job)
-    return Try(full, on.measure(spec, full), on.predict(spec, full))
+    return ProbeRun(full, on.measure(spec, full), on.predict(spec, full))
 
 
 def find_max(
     model: str | ModelSpec,
-    gpu: str | Card | None = None,
+    gpu: str | Gpu | None = None,
     *,
-    on: Bench | None = None,
+    on: ProbeDevice | None = None,
     most_runs: int = MOST_RUNS,
     **job: Any,
-) -> Largest:
+) -> LargestBatch:
     """The largest micro-batch that really runs.
 
     Raises:
@@ -220,7 +222,9 @@ def find_max(
     return verify.find_max(full, start, lambda one: on.measure(spec, one), lambda one: on.predict(spec, one), most_runs)
 
 
-def prove(model: str | ModelSpec, search: Search, *, on: Bench | None = None, most_runs: int = MOST_RUNS) -> Verified:
+def prove(
+    model: str | ModelSpec, search: Search, *, on: ProbeDevice | None = None, most_runs: int = MOST_RUNS
+) -> VerifiedPlan:
     """Run a search's recommended plan; step down where it does not fit, up where there is room.
 
     Raises:

@@ -18,7 +18,7 @@ MOST_RUNS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
+class ProbeRun:
     """One real run beside its estimate."""
 
     job: Job
@@ -33,27 +33,27 @@ class Try:
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerifiedPlan:
     """What the runs showed of a search's plans."""
 
     search: Search
-    tries: tuple[Try, ...]
+    tries: tuple[ProbeRun, ...]
     plan: Plan | None
     """The plan to use, as it was run; None where none of those tried ran."""
     settled: bool
     """Whether the next larger pair is known not to run, or was not worth a run."""
 
     @property
-    def proof(self) -> Try | None:
+    def proof(self) -> ProbeRun | None:
         """The run of the plan to use."""
         return next((one for one in self.tries if self.plan and one.job == self.plan.estimate.job and one.fits), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Largest:
+class LargestBatch:
     """The largest micro-batch that a card takes."""
 
-    tries: tuple[Try, ...]
+    tries: tuple[ProbeRun, ...]
     micro_batch_size: int
     """0 where not even one sample fits."""
     exact: bool
@@ -62,17 +62,17 @@ class Largest:
 
 def find_max(
     job: Job, start: int, measure: Measure, predict: Callable[[Job], Estimate | None], most_runs: int = MOST_RUNS
-) -> Largest:
+) -> LargestBatch:
     """The largest micro-batch that really runs, looked for around `start`."""
-    tries: list[Try] = []
+    tries: list[ProbeRun] = []
 
     def fits(micro: int) -> bool:
         one = job.model_copy(update={"micro_batch_size": micro})
-        tries.append(Try(one, measure(one), predict(one)))
+        tries.append(ProbeRun(one, measure(one), predict(one)))
         return tries[-1].fits
 
     found, exact = largest(start, fits, most_runs)
-    return Largest(tuple(tries), found, exact)
+    return LargestBatch(tuple(tries), found, exact)
 
 
 def can_be_proved(search: Search) -> bool:
@@ -80,7 +80,7 @@ def can_be_proved(search: Search) -> bool:
     return search.recommended is not None or search.rejected[0].reason != TOO_LARGE
 
 
-def verify(search: Search, measure: Measure, predict: Callable[[Job], Estimate | None], most_runs: int) -> Verified:
+def verify(search: Search, measure: Measure, predict: Callable[[Job], Estimate | None], most_runs: int) -> VerifiedPlan:
     """Run the recommended plan; on out of memory step down, with room to spare step up.
 
     Up only where the estimate kept a larger pair from being a plan at all: a smaller one that was chosen for its speed
@@ -95,12 +95,12 @@ def verify(search: Search, measure: Measure, predict: Callable[[Job], Estimate |
         [(plan.micro_batch_size, plan.gradient_accumulation_steps) for plan in search.plans]
         + [(one.micro_batch_size, one.gradient_accumulation_steps) for one in search.rejected]
     )
-    tries: dict[int, Try] = {}
+    tries: dict[int, ProbeRun] = {}
 
-    def run(index: int) -> Try:
+    def run(index: int) -> ProbeRun:
         micro, steps = pairs[index]
         job = search.job.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps})
-        tries[index] = Try(job, measure(job), predict(job))
+        tries[index] = ProbeRun(job, measure(job), predict(job))
         return tries[index]
 
     chosen = search.recommended or search.rejected[0]
@@ -120,10 +120,12 @@ def verify(search: Search, measure: Measure, predict: Callable[[Job], Estimate |
     else:
         below, settled = largest(first, lambda n: run(n - 1).fits, most_runs - 1, first)
         best = below - 1 if below else None
-    return Verified(search, tuple(tries.values()), _as_plan(search, tries[best]) if best is not None else None, settled)
+    return VerifiedPlan(
+        search, tuple(tries.values()), _as_plan(search, tries[best]) if best is not None else None, settled
+    )
 
 
-def _room_for(last: Try, predict: Callable[[Job], Estimate | None], job: Job, pair: tuple[int, int]) -> bool:
+def _room_for(last: ProbeRun, predict: Callable[[Job], Estimate | None], job: Job, pair: tuple[int, int]) -> bool:
     """Whether a larger pair may fit: its estimate, times measured over predicted of the last run."""
     larger = predict(job.model_copy(update={"micro_batch_size": pair[0], "gradient_accumulation_steps": pair[1]}))
     if larger is None or last.predicted is None or not last.measured.peak_allocated_bytes:
@@ -133,7 +135,7 @@ def _room_for(last: Try, predict: Callable[[Job], Estimate | None], job: Job, pa
     return larger.peak_allocated_bytes * ratio + outside <= larger.capacity_bytes
 
 
-def _as_plan(search: Search, proof: Try) -> Plan:
+def _as_plan(search: Search, proof: ProbeRun) -> Plan:
     """The plan that was run: one of the search's own, or a pair that the estimate had rejected."""
     for plan in search.plans:
         if (plan.micro_batch_size, plan.gradient_accumulation_steps) == (

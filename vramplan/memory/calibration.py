@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vramplan.errors import ConfigError
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 
 CONFIDENCE = 0.9
 """How sure a verdict is where nothing is said."""
@@ -77,14 +77,14 @@ def margin(confidence: float) -> Margin:
     return Margin(share, f"safety margin {share:.1%}: {said}")
 
 
-def with_margin(card: Card, confidence: float) -> Card:
+def with_margin(card: Gpu, confidence: float) -> Gpu:
     """The card, with as much of it kept free as `confidence` asks for."""
     found = margin(confidence)
     kept = card.usable_bytes - int(card.usable_bytes / (1 + found.share))
     return card.model_copy(update={"margin_bytes": kept, "margin_source": found.source})
 
 
-def context(card: Card) -> tuple[int, str] | None:
+def context(card: Gpu) -> tuple[int, str] | None:
     """Memory outside torch's allocator as measured on this card, and where from; None where nobody measured it."""
     known = facts()["contexts"].get(card.name)
     if known is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.memory.timeline import Timeline
 
@@ -98,7 +98,7 @@ class Estimate:
             raise AssertionError(f"terms sum to {total}, not to the device total {self.device_total_bytes}")
 
     @property
-    def least_bytes(self) -> int:
+    def lower_bound_bytes(self) -> int:
         """Bytes on the card without what torch caches: what it cannot do without where it does not fit."""
         return self.peak_allocated_bytes + self.device_total_bytes - self.peak_reserved_bytes
 
@@ -131,13 +131,13 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class PartialEstimate:
     """An estimate half made: a bound that comes early, and the rest on demand."""
 
-    least_bytes: int
+    lower_bound_bytes: int
     """Bytes on the card that the job cannot do without."""
     finish: Callable[[], Estimate]
     timeline: Timeline | None = field(default=None, repr=False)
     """Loading and two steps, where the bound came from them."""
-    seconds: Callable[[Card], tuple[float, float]] | None = None
+    seconds: Callable[[Gpu], tuple[float, float]] | None = None
     """Roofline time of a micro-step and of the optimizer's step on a card, without the rest."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 
@@ -149,7 +149,7 @@ class Request(BaseModel):
     """The model."""
     job: Job
     """What to run; each rank takes its own micro-batches."""
-    card: Card
+    card: Gpu
     """The card that the run is compared with."""
     device: Literal["cuda", "cpu"] = "cuda"
     """A card, or the host with its tensors watched."""

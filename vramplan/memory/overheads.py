@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.memory.calibration import context
 from vramplan.memory.estimate import Term
@@ -23,7 +23,7 @@ DDP_BUCKET_BYTES = 25 * MiB
 """torch/nn/parallel/distributed.py: bucket_cap_mb = 25, the first bucket 1 MiB (torch 2.13)."""
 
 
-def cublas_workspace(card: Card) -> Storage:
+def cublas_workspace(card: Gpu) -> Storage:
     """What each thread's cuBLAS handle takes through the caching allocator, once, at its first matrix product.
 
     32 MiB from compute capability 9.0 on, else CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8, 8320 KiB
@@ -53,12 +53,12 @@ def ddp_buckets(gradients: Sequence[int]) -> list[Storage]:
     return buckets
 
 
-def context_bytes(card: Card) -> int:
+def context_bytes(card: Gpu) -> int:
     """CUDA's context and kernels: as measured on such a card, else a prior."""
     return (context(card) or (CUDA_CONTEXT_BYTES, ""))[0]
 
 
-def outside_terms(job: Job, card: Card) -> list[Term]:
+def outside_terms(job: Job, card: Gpu) -> list[Term]:
     """Memory that torch's allocator does not see: as measured on such a card, else a prior."""
     _, said = context(card) or (0, "a prior")
     terms = [Term("context", "CUDA context and kernels", context_bytes(card), formula=said, source="see overheads.py")]

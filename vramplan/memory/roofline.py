@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.units import DTYPE_BYTES
 
 MATMUL_EFFICIENCY = 0.7
@@ -29,7 +29,7 @@ class Kernel(NamedTuple):
     dtype: str
 
 
-def seconds(kernels: Sequence[tuple[Kernel, int]], card: Card) -> float:
+def seconds(kernels: Sequence[tuple[Kernel, int]], card: Gpu) -> float:
     """Roofline time of a list of kernels, each with its number of runs."""
     rates = {dtype: card.flops_per_second.get(dtype, card.flops_per_second["fp32"]) for dtype in DTYPE_BYTES}
     bandwidth = card.bandwidth_bytes_per_second * BANDWIDTH_EFFICIENCY

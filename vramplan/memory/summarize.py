@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from vramplan.inputs.gpu import Card
-from vramplan.inputs.images import Picture, shown
+from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.images import ProcessedImage, shown
 from vramplan.inputs.job import Job
 from vramplan.inputs.sample_lengths import MICRO_STEPS
 from vramplan.memory.allocator import UNLIMITED, AllocatorSettings
@@ -21,7 +21,7 @@ PHASES = ("loaded", "forward", "backward", "optimizer", "eval")
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class SimulatedStep:
     """What a source found out about a job, the card's limit not yet looked at."""
 
     by: str
@@ -38,7 +38,7 @@ class Played:
     versions: str
     """The libraries whose behaviour this is."""
     notes: tuple[str, ...] = ()
-    picture: Picture | None = None
+    picture: ProcessedImage | None = None
     """What becomes of each image or video; None for a model that does not see."""
     num_vision_parameters: int = 0
     fed: str | None = None
@@ -52,7 +52,7 @@ class Played:
         return max(self.timeline.live_bytes(with_kernels=False))
 
 
-def conclude(played: Played, model: str, job: Job, card: Card, peak_tensor_bytes: int | None = None) -> Estimate:
+def summarize(played: SimulatedStep, model: str, job: Job, card: Gpu, peak_tensor_bytes: int | None = None) -> Estimate:
     """Replay the timeline on the card, and say what everything is."""
     timeline = played.timeline
     if peak_tensor_bytes is None:
@@ -126,7 +126,7 @@ STRATEGIES = {
     "zero1": "DeepSpeed ZeRO-1: optimizer states are divided",
     "zero2": "DeepSpeed ZeRO-2: gradients and optimizer states are divided",
     "zero3": "DeepSpeed ZeRO-3: weights, gradients and optimizer states are divided",
-    "pipeline": "device_map auto: one process, the layers spread over the cards, which work one after another",
+    "device_map": "device_map auto: one process, the layers spread over the cards, which work one after another",
     "fsdp": "FSDP: weights, gradients and optimizer states are divided",
 }
 
@@ -141,7 +141,7 @@ def said_sharing(job: Job) -> str:
     return f"{STRATEGIES['fsdp']} (version {job.fsdp.version}{whole})"
 
 
-def _sharing(job: Job, played: Played) -> list[str]:
+def _sharing(job: Job, played: SimulatedStep) -> list[str]:
     """The same, and what the host keeps for each of them."""
     said = [one for one in (said_sharing(job), _four_bits_shared(job)) if one]
     if job.offload != "none":
@@ -167,7 +167,7 @@ def _four_bits_shared(job: Job) -> str:
         return (
             "four-bit weights, packed in uint8, stay whole on every card; bnb_4bit_quant_storage: bfloat16 divides them"
         )
-    where = "every card, as by transformers 5 (4 does on the host)" if job.fsdp.loads_on_card else "the host"
+    where = "every card, as by transformers 5 (4 does on the host)" if job.fsdp.loads_whole_model else "the host"
     return f"the base is loaded whole on {where}, then divided"
 
 
@@ -181,7 +181,7 @@ def _texts(job: Job) -> str:
     )
 
 
-def _images(job: Job, picture: Picture | None) -> str:
+def _images(job: Job, picture: ProcessedImage | None) -> str:
     """What is seen, and what trains of what sees it."""
     if picture is None:
         return ""
@@ -263,9 +263,9 @@ def said_method(job: Job) -> str:
 
 def said_weights(job: Job) -> str:
     """How weights are stored, and what is computed in."""
-    if job.engine_casts and (job.kbit or job.fp32_norms):
+    if job.engine_casts and (job.prepare_for_kbit_training or job.fp32_norms):
         return f"{_quantized(job)}{job.dtype} weights, which DeepSpeed makes of fp32 ones, no autocast"
-    weights = f"{_quantized(job)}{'fp32' if job.kbit else job.dtype} weights"
+    weights = f"{_quantized(job)}{'fp32' if job.prepare_for_kbit_training else job.dtype} weights"
     weights += " but fp32 norms" if job.fp32_norms else ""
     if job.computed_dtype and job.method == "full" and job.dtype != "fp32":
         return f"{weights}, which accelerate divides in fp32 and gathers in {job.computed_dtype}"
@@ -275,14 +275,14 @@ def said_weights(job: Job) -> str:
 def said_engine(job: Job, own_model: bool = False) -> str:
     """Optimizer, checkpointing, kernels and loop."""
     kind = ("reentrant" if job.reentrant else "full") + " checkpointing"
-    kind += " around FSDP's layers" if job.strategy == "fsdp" and job.fsdp.checkpoint_outside else ""
+    kind += " around FSDP's layers" if job.strategy == "fsdp" and job.fsdp.checkpoint_wraps_fsdp else ""
     checkpointing = kind if job.checkpointing == "full" else "no checkpointing"
     kernels = "" if own_model else f"{job.attention} attention, {job.loss} loss, "
     loop = "transformers Trainer" if job.loop == "trainer" else "plain loop"
     return f"{job.optimizer}, {checkpointing}, {kernels}{loop}"
 
 
-def assumptions(job: Job, card: Card, played: Played) -> tuple[str, ...]:
+def assumptions(job: Job, card: Gpu, played: SimulatedStep) -> tuple[str, ...]:
     """What the answer takes for granted, said with every answer."""
     source = {"trace": "the model's own code, traced with "}.get(played.by, "") + played.versions
     return (

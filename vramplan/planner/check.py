@@ -21,14 +21,14 @@ from vramplan.errors import (
 )
 from vramplan.frameworks.detect import Found, from_path, from_words, tell_lost
 from vramplan.frameworks.known_keys import known_keys
-from vramplan.frameworks.parsed_config import allocator, tell_frozen, tell_scaler, tell_sharing
+from vramplan.frameworks.parsed_config import ParsedConfig, allocator, tell_frozen, tell_scaler, tell_sharing
 from vramplan.frameworks.readers import image_limits, video_sampling, zero_config
-from vramplan.frameworks.registry import Keys, Note, Reading
+from vramplan.frameworks.settings import ConfigReader, Note
 from vramplan.frameworks.syntax.argv import in_sections
 from vramplan.inputs.catalog import find_model
 from vramplan.inputs.dataset import Lengths
-from vramplan.inputs.gpu import Card
-from vramplan.inputs.images import EYES, picture_of
+from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import LINEAR_EXPERTS
@@ -36,7 +36,7 @@ from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.memory.estimate import Estimate
 from vramplan.planner import dataset_limits
 from vramplan.planner import estimate as api
-from vramplan.planner.config_levers import MOST_TRIES, Counsel, counsels, roomy
+from vramplan.planner.config_levers import MOST_TRIES, Counsel, counsels, reserve_headroom
 from vramplan.planner.job_defaults import FLAGS, POSITIONS
 from vramplan.planner.monotone_search import largest
 from vramplan.planner.suggest import Plan, Search
@@ -53,8 +53,8 @@ CACHED = (
 class Verdict:
     """What a configuration needs of a card."""
 
-    reading: Reading
-    card: Card
+    reading: ParsedConfig
+    card: Gpu
     estimate: Estimate
     """Of training."""
     evaluation_bytes: int | None
@@ -100,7 +100,7 @@ class Verdict:
 
 def check(
     target: str | Path | Sequence[str],
-    gpu: str | Card = "auto",
+    gpu: str | Gpu = "auto",
     *,
     num_gpus: int = 1,
     model: str | ModelSpec | None = None,
@@ -120,7 +120,7 @@ def check(
     Raises:
         VramplanError: for what cannot be read, or is not modelled.
     """
-    card = api.load_card(gpu)
+    card = api.load_gpu(gpu)
     if isinstance(target, (str, Path)):
         found = from_path(Path(target), framework, card=card)
     else:
@@ -140,7 +140,7 @@ def check(
 
 def examine(
     found: Found,
-    gpu: str | Card,
+    gpu: str | Gpu,
     *,
     num_gpus: int = 1,
     model: str | ModelSpec | None = None,
@@ -152,7 +152,7 @@ def examine(
     Raises:
         VramplanError: for what cannot be read, or is not modelled.
     """
-    card = api.load_card(gpu)
+    card = api.load_gpu(gpu)
     reading = read(found, num_gpus, framework_version)
     spec = _model(model if model is not None else reading.model, reading, found)
     if spec.published_dtype not in (None, "bf16"):  # which may decide what it is loaded in
@@ -163,9 +163,9 @@ def examine(
         return judge(reading, spec, card, **given)
     except (ConfigError, UnknownNameError, UnsupportedError) as error:
         said = _in_its_words(str(error), reading)
-        if reading.job.get("strategy") == "pipeline":
+        if reading.job.get("strategy") == "device_map":
             spread = f"one process that sees {reading.job['num_gpus']} cards and spreads the model over them"
-            said = said.replace("--strategy pipeline", spread).replace("use ddp or zero2", "start one for each card")
+            said = said.replace("--strategy device_map", spread).replace("use ddp or zero2", "start one for each card")
         if isinstance(error, CannotRunError):
             words = reading.say(error.update)
             said = f"{error.why}; " + (f"write {', '.join(words)}" if words else "no setting of its own changes that")
@@ -173,7 +173,7 @@ def examine(
         raise
 
 
-def _in_its_words(said: str, reading: Reading) -> str:
+def _in_its_words(said: str, reading: ParsedConfig) -> str:
     """An error's flags as the keys that the configuration has."""
     for field, flag in FLAGS.items():
         key = reading.names.get(field)
@@ -183,9 +183,9 @@ def _in_its_words(said: str, reading: Reading) -> str:
 
 
 def judge(
-    reading: Reading,
+    reading: ParsedConfig,
     spec: ModelSpec,
-    gpu: str | Card,
+    gpu: str | Gpu,
     *,
     min_headroom: float = 0.0,
     confidence: float = CONFIDENCE,
@@ -201,7 +201,7 @@ def judge(
     Raises:
         VramplanError: for what cannot run, or is not modelled.
     """
-    card = api.load_card(gpu)
+    card = api.load_gpu(gpu)
     job = {**reading.job, **{name: value for name, value in given.items() if value is not None}}
     if dataset is not None:
         job.setdefault("sequence_length", _most_positions(spec))
@@ -255,13 +255,13 @@ def judge(
     free = {
         name: value for name, value in job.items() if name not in ("micro_batch_size", "gradient_accumulation_steps")
     }
-    room = roomy(card, one, verdict.spare_bytes)
+    room = reserve_headroom(card, one, verdict.spare_bytes)
     search = api.suggest(spec, room, one.job.global_batch_size, confidence=confidence, progress=progress, **free)
     plan = search.recommended
     if plan is not None:  # where it is the same: what torch would give back on a fuller card
         other = plan if plan.micro_batch_size != one.micro_batch_size else None
         return replace(verdict, search=search, plan=other)
-    picture = picture_of(spec, one.job) if spec.model_type in EYES else None
+    picture = processed_image(spec, one.job) if spec.model_type in IMAGE_PROCESSORS else None
     shortest = one.job.pictures * picture.all_tokens if picture is not None else 0
 
     def changed(update: dict[str, Any]) -> Estimate:
@@ -271,7 +271,7 @@ def judge(
     return replace(verdict, search=search, advice=tuple(advice))
 
 
-def read(found: Found, cards: int, version: str | None = None) -> Reading:
+def read(found: Found, cards: int, version: str | None = None) -> ParsedConfig:
     """What a configuration comes to on a box with so many cards, with a note for all that a reader should know.
 
     Raises:
@@ -279,7 +279,7 @@ def read(found: Found, cards: int, version: str | None = None) -> Reading:
     """
     if version is not None and not re.match(r"\d+(\.\d+)*", version):
         raise ConfigError(f"--framework-version {version}: expected a version such as 4.57.6")
-    keys = Keys(in_sections(found.source) if found.framework.in_sections else found.source, found.name)
+    keys = ConfigReader(in_sections(found.source) if found.framework.in_sections else found.source, found.name)
     reading = found.framework.read(keys, cards, version)
     reading.synonyms = keys.synonyms
     _agree(keys, reading.job)
@@ -297,7 +297,7 @@ def read(found: Found, cards: int, version: str | None = None) -> Reading:
     return reading
 
 
-def _agree(keys: Keys, job: dict[str, Any]) -> None:
+def _agree(keys: ConfigReader, job: dict[str, Any]) -> None:
     for field, said in keys.pinned.items():
         value = job.get(field, Job.model_fields[field].default)
         if said.value != value:
@@ -306,7 +306,7 @@ def _agree(keys: Keys, job: dict[str, Any]) -> None:
             )
 
 
-def _model(name: str | ModelSpec, reading: Reading, found: Found) -> ModelSpec:
+def _model(name: str | ModelSpec, reading: ParsedConfig, found: Found) -> ModelSpec:
     """The model by the configuration's name; by its last part where a folder is not here, or the Hub does not answer.
 
     Raises:
@@ -332,13 +332,13 @@ def _model(name: str | ModelSpec, reading: Reading, found: Found) -> ModelSpec:
         return spec
 
 
-LISTING = ("ms-swift", "llamafactory", "axolotl")
+EXPANDS_ALL_LINEAR = ("ms-swift", "llamafactory", "axolotl")
 """What looks for linear layers itself and gives PEFT their names, where all are wanted."""
 
 
-def settled(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str, Any]:
+def settled(spec: ModelSpec, reading: ParsedConfig, job: dict[str, Any]) -> dict[str, Any]:
     """What only the model decides: its longest sample, its images."""
-    sees = spec.model_type in EYES
+    sees = spec.model_type in IMAGE_PROCESSORS
     dropped = set() if sees else {"vision", "projector", "max_pixels", "min_pixels", "max_tiles"}
     if spec.model_type not in LINEAR_EXPERTS:
         dropped.add("experts")
@@ -353,7 +353,7 @@ def settled(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str,
         job |= video_sampling.settled(spec, reading.sampling, job, reading.notes)
     elif sees:
         job |= image_limits.settled(spec, reading, job)
-    lists = reading.framework in LISTING and job.get("experts", "stacked") == "stacked"
+    lists = reading.framework in EXPANDS_ALL_LINEAR and job.get("experts", "stacked") == "stacked"
     if job["method"] != "full" and lists and job.get("lora_targets") is None:
         job["lora_targets"] = listed_layers(spec)
     return {name: value for name, value in job.items() if value is not None}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vramplan.errors import ConfigError
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.memory.estimate import Estimate
@@ -25,7 +25,7 @@ class Side:
 
     title: str
     """What it is called beside the other: the model, the card, or the file."""
-    card: Card
+    card: Gpu
     estimate: Estimate
     fits: bool
     """By the configuration's own worst moment, where it is one."""
@@ -79,7 +79,7 @@ class Comparison:
 
 def compare(
     targets: Sequence[str],
-    gpus: Sequence[str | Card],
+    gpus: Sequence[str | Gpu],
     *,
     confidence: float = CONFIDENCE,
     progress: Progress = silent,
@@ -107,7 +107,7 @@ def compare(
         raise ConfigError(f"{said[0]}: a configuration says that itself; change it there")
     sides = []
     for target, gpu in [(target, gpu) for target in targets for gpu in gpus]:
-        card = with_margin(api.load_card(gpu), confidence)
+        card = with_margin(api.load_gpu(gpu), confidence)
         title = card.title if len(gpus) > 1 else Path(target).name if configured[0] else target
         if configured[0]:
             found = check.check(target, card, confidence=confidence, progress=progress, **job)

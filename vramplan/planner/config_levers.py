@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vramplan.errors import VramplanError
-from vramplan.frameworks.registry import Reading
-from vramplan.inputs.gpu import Card
+from vramplan.frameworks.parsed_config import ParsedConfig
+from vramplan.inputs.gpu import Gpu
 from vramplan.memory.estimate import Estimate
 from vramplan.planner.lever_effects import Advice
 from vramplan.planner.monotone_search import LENGTH_STEP, largest
@@ -37,7 +37,7 @@ class Counsel:
     """Another card's size."""
 
 
-def roomy(card: Card, one: Estimate, spare_bytes: int) -> Card:
+def reserve_headroom(card: Gpu, one: Estimate, spare_bytes: int) -> Gpu:
     """The card with so much less that what fits it, margin included, leaves this much free of the whole one."""
     if spare_bytes <= one.margin_bytes:
         return card
@@ -46,7 +46,9 @@ def roomy(card: Card, one: Estimate, spare_bytes: int) -> Card:
     return card.model_copy(update={"held_bytes": card.held_bytes + capacity - usable})
 
 
-def counsels(reading: Reading, search: Search, estimated: Estimated, shortest: int, spare_bytes: int) -> list[Counsel]:
+def counsels(
+    reading: ParsedConfig, search: Search, estimated: Estimated, shortest: int, spare_bytes: int
+) -> list[Counsel]:
     """Each change that the framework has words for; of lengths the largest that fits, down to `shortest` tokens.
 
     Where more than the margin has to stay free, each is estimated again on the whole card, on which torch caches more.
@@ -84,7 +86,7 @@ def counsels(reading: Reading, search: Search, estimated: Estimated, shortest: i
     return found
 
 
-def _batch(reading: Reading, search: Search, advice: Advice) -> dict[str, int]:
+def _batch(reading: ParsedConfig, search: Search, advice: Advice) -> dict[str, int]:
     """The batch that the figures are for, where the configuration has another."""
     if advice.micro_batch_size == reading.job["micro_batch_size"]:
         return {}

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vramplan.frameworks.registry import Note, Reading
+from vramplan.frameworks.parsed_config import ParsedConfig
+from vramplan.frameworks.settings import Note
 from vramplan.inputs import hub
-from vramplan.inputs.dataset import Lengths, Spread, counter_for, measure
-from vramplan.inputs.images import EYES, picture_of
+from vramplan.inputs.dataset import LengthDistribution, Lengths, counter_for, measure
+from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.job import MAX_COUNT
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.planner.job_defaults import complete_job
@@ -30,9 +31,9 @@ class Data:
     """A data set under a job."""
 
     lengths: Lengths
-    spread: Spread
+    spread: LengthDistribution
     """All samples, their images as tokens."""
-    kept: Spread
+    kept: LengthDistribution
     """Those that train, no longer than the limit."""
     limit: int
     """Tokens that the configuration lets through."""
@@ -99,17 +100,17 @@ def lengths_of(dataset: str | Path | Lengths, spec: ModelSpec, tokenizer: str | 
 
 
 def applied(
-    lengths: Lengths, spec: ModelSpec, card: Any, reading: Reading, job: dict[str, Any], given: Mapping[str, Any]
+    lengths: Lengths, spec: ModelSpec, card: Any, reading: ParsedConfig, job: dict[str, Any], given: Mapping[str, Any]
 ) -> tuple[Data, dict[str, Any]]:
     """(the data under a job whose sequence length is the limit, the job at its longest sample).
 
     Raises:
         ConfigError: where no sample is left.
     """
-    sees, limit = spec.model_type in EYES, job["sequence_length"]
+    sees, limit = spec.model_type in IMAGE_PROCESSORS, job["sequence_length"]
     per_image = 0
     if sees:
-        picture = picture_of(spec, complete_job(spec, card, {**job, "sequence_length": MAX_COUNT, "images": 1}))
+        picture = processed_image(spec, complete_job(spec, card, {**job, "sequence_length": MAX_COUNT, "images": 1}))
         per_image = picture.all_tokens if picture is not None else 0
     elif any(images for _, images in lengths.counts):
         reading.notes.insert(0, Note("warning", "images", f"are in {lengths.path}, but {spec.name} takes text alone"))

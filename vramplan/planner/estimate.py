@@ -10,8 +10,8 @@ from vramplan.analytic.architectures.lookup import architecture_of, is_described
 from vramplan.analytic.optimizers import optimizer_of
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError
 from vramplan.inputs import hub, nvml
-from vramplan.inputs.catalog import find_card
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.catalog import find_gpu
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import MAX_COUNT, Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import CONFIDENCE, with_margin
@@ -19,7 +19,7 @@ from vramplan.memory.estimate import Estimate
 from vramplan.planner import suggest as plan
 from vramplan.planner.estimate_cache import Estimator
 from vramplan.planner.job_defaults import complete_job
-from vramplan.planner.levers import levers
+from vramplan.planner.levers import memory_levers
 from vramplan.progress import Progress, silent
 
 
@@ -32,20 +32,20 @@ def load_model(name: str | ModelSpec) -> ModelSpec:
     return name if isinstance(name, ModelSpec) else hub.resolve_model(name)
 
 
-def load_card(name: str | Card) -> Card:
+def load_gpu(name: str | Gpu) -> Gpu:
     """A card by name; "auto" is the one in this box; one that is loaded is itself.
 
     Raises:
         VramplanError: when there is none.
     """
-    if isinstance(name, Card):
+    if isinstance(name, Gpu):
         return name
-    return nvml.local_card() if name.lower() == "auto" else find_card(name)
+    return nvml.local_gpu() if name.lower() == "auto" else find_gpu(name)
 
 
 def estimate(
     model: str | ModelSpec,
-    gpu: str | Card,
+    gpu: str | Gpu,
     *,
     by: str | None = None,
     progress: Progress = silent,
@@ -78,7 +78,7 @@ def estimate(
 
 def suggest(
     model: str | ModelSpec,
-    gpu: str | Card,
+    gpu: str | Gpu,
     global_batch: int,
     *,
     samples: int | None = None,
@@ -115,7 +115,9 @@ def suggest(
     full = complete_job(spec, card, job)
     run = plan.Run(samples, epochs, base_lr, base_batch, optimizer_of(full.optimizer).adaptive)
     begin, settle, described = source(spec, progress, trust_remote_code)
-    advised = levers if advice and described else None  # where it is traced, advice would be traces for each lever
+    advised = (
+        memory_levers if advice and described else None
+    )  # where it is traced, advice would be traces for each lever
     return plan.search(spec, settle(spec, full), card, global_batch, begin, run, advised)
 
 
@@ -156,6 +158,6 @@ def _needs_trace(spec: ModelSpec) -> bool:
     return True
 
 
-def _resolve(model: str | ModelSpec, gpu: str | Card, confidence: float) -> tuple[ModelSpec, Card]:
-    card = with_margin(load_card(gpu), confidence)  # a typo there needs no network
+def _resolve(model: str | ModelSpec, gpu: str | Gpu, confidence: float) -> tuple[ModelSpec, Gpu]:
+    card = with_margin(load_gpu(gpu), confidence)  # a typo there needs no network
     return load_model(model), card

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
-from vramplan.memory.estimate import Begun, Estimate
+from vramplan.memory.estimate import Estimate, PartialEstimate
 
-Estimator = Callable[[ModelSpec, Job, Card], Begun]
+Estimator = Callable[[ModelSpec, Job, Gpu], PartialEstimate]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +22,18 @@ class Lever:
     why: str
     cost: str
     update: Mapping[str, Any] = field(default_factory=dict)
-    card: Card | None = None
+    card: Gpu | None = None
 
 
-class Tried:
+class EstimateCache:
     """Estimates by micro-batch and accumulation, each made once; a whole one only where the tensors may fit."""
 
-    def __init__(self, spec: ModelSpec, job: Job, card: Card, estimator: Estimator) -> None:
+    def __init__(self, spec: ModelSpec, job: Job, card: Gpu, estimator: Estimator) -> None:
         self.spec, self.job, self.card, self.estimator = spec, job, card, estimator
-        self.begun: dict[tuple[int, int], Begun] = {}
+        self.begun: dict[tuple[int, int], PartialEstimate] = {}
         self.known: dict[tuple[int, int], Estimate] = {}
 
-    def begin(self, micro: int, steps: int) -> Begun:
+    def begin(self, micro: int, steps: int) -> PartialEstimate:
         """The first half of an estimate."""
         key = (micro, steps)
         if key not in self.begun:
@@ -50,7 +50,7 @@ class Tried:
 
     def too_large(self, micro: int, steps: int) -> bool:
         """Whether its tensors alone are more than the card has."""
-        return self.begin(micro, steps).least_bytes > self.card.plannable_bytes
+        return self.begin(micro, steps).lower_bound_bytes > self.card.plannable_bytes
 
     def fits(self, micro: int, steps: int) -> bool:
         """Whether this micro-batch fits."""
@@ -59,10 +59,10 @@ class Tried:
     def need(self, micro: int, steps: int) -> int:
         """Bytes that this micro-batch needs on the card; at least, where that already is too much."""
         if not self.fits(micro, steps):
-            return self.begin(micro, steps).least_bytes
+            return self.begin(micro, steps).lower_bound_bytes
         return self(micro, steps).device_total_bytes
 
-    def changed(self, lever: Lever) -> Tried:
+    def changed(self, lever: Lever) -> EstimateCache:
         """The same with a lever pulled."""
         job = self.job.model_copy(update=dict(lever.update))
-        return Tried(self.spec, job, lever.card or self.card, self.estimator)
+        return EstimateCache(self.spec, job, lever.card or self.card, self.estimator)

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 from vramplan.errors import UnsupportedError
 from vramplan.frameworks import writers
 from vramplan.frameworks.detect import Found, from_words
-from vramplan.frameworks.registry import FRAMEWORKS, Setting, Source
+from vramplan.frameworks.registry import FRAMEWORKS
+from vramplan.frameworks.settings import ConfigSource, ConfigValue
 from vramplan.frameworks.syntax import shell
-from vramplan.inputs.gpu import Card
-from vramplan.inputs.images import EYES, picture_of
+from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.job import Job
-from vramplan.inputs.model_inputs import FEEDS
+from vramplan.inputs.model_inputs import MODEL_INPUTS
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.planner import check, estimate
@@ -27,7 +28,7 @@ SCALED = "fp16"
 """The key that a warning about fp16's gradient scaler is told under, which is passed on."""
 
 
-class Pasted(NamedTuple):
+class ExportedPlan(NamedTuple):
     """A job in a framework's own words."""
 
     text: str
@@ -39,7 +40,9 @@ class Pasted(NamedTuple):
     """Whether it fits that way."""
 
 
-def planned(framework: str, model: str | ModelSpec, job: Job, card: Card, *, confidence: float = CONFIDENCE) -> Pasted:
+def planned(
+    framework: str, model: str | ModelSpec, job: Job, card: Gpu, *, confidence: float = CONFIDENCE
+) -> ExportedPlan:
     """A plan to paste that fits as the framework takes it; where the one asked for does not, another micro-batch.
 
     Raises:
@@ -62,14 +65,14 @@ def planned(framework: str, model: str | ModelSpec, job: Job, card: Card, *, con
     return other._replace(notes=[*other.notes, f"{said}: planned anew"])
 
 
-def pasted(framework: str, model: str | ModelSpec, job: Job, asked: Job | None = None) -> Pasted:
+def pasted(framework: str, model: str | ModelSpec, job: Job, asked: Job | None = None) -> ExportedPlan:
     """A job in a framework's own words; `asked` is what it is compared with, where that is another.
 
     Raises:
         UnsupportedError: for a framework that nothing is written for.
     """
     spec, asked = estimate.load_model(model), asked or job
-    if spec.model_type in FEEDS:
+    if spec.model_type in MODEL_INPUTS:
         raise UnsupportedError(
             f"--for {framework}: it is written for causal language models, not for {spec.model_type}"
         )
@@ -80,30 +83,30 @@ def pasted(framework: str, model: str | ModelSpec, job: Job, asked: Job | None =
     reading = check.read(_as_written(written, package, job, spec), job.num_gpus)
     data = {name: getattr(job, name) for name in OF_THE_DATA if name in job.model_fields_set}
     taken = check.settled(spec, reading, reading.job | data)
-    again, sees = Job(**taken), spec.model_type in EYES
+    again, sees = Job(**taken), spec.model_type in IMAGE_PROCESSORS
     notes = [
         f"{package} takes {field} as {attrgetter(field)(again)}, not {attrgetter(field)(asked)}"
         for field in writers.unsaid(framework, asked, again)
         if not (sees and field in ("max_pixels", "max_tiles"))  # which may be said in another way
         and not (job is not asked and field in BATCH)
     ]
-    pictures = [picture_of(spec, one) for one in (again, asked)] if sees else []
+    pictures = [processed_image(spec, one) for one in (again, asked)] if sees else []
     theirs, ours = (0 if one is None else one.all_tokens for one in pictures or (None, None))
     if theirs != ours:
         notes.append(f"{package} makes {theirs:,} tokens of an image, not {ours:,}")
     notes += [f"{note.key} {note.text}" for note in reading.notes if note.key == SCALED]
-    return Pasted(str(written), taken, notes)
+    return ExportedPlan(str(written), taken, notes)
 
 
-def _as_written(written: writers.Written, package: str, job: Job, spec: ModelSpec) -> Found:
+def _as_written(written: writers.ConfigText, package: str, job: Job, spec: ModelSpec) -> Found:
     """What was written, as its reader finds it."""
     if not written.file:
         (command,) = shell.commands(str(written), "--for", {})
         words = [f"{name}={value}" for name, value in command.environment.items()] + command.words
         found = from_words(words, None, {})
         return found._replace(source=replace(found.source, model=spec))
-    settings = {key: Setting(value, f"--{key}") for key, value in written.pairs.items()}
+    settings = {key: ConfigValue(value, f"--{key}") for key, value in written.pairs.items()}
     if written.launcher:
-        settings[written.launcher] = Setting(job.num_gpus, f"--{written.launcher}")
-    environment = {key: Setting(value, key) for key, value in written.variables.items()}
-    return Found(package, FRAMEWORKS[package], Source(settings, environment, model=spec))
+        settings[written.launcher] = ConfigValue(job.num_gpus, f"--{written.launcher}")
+    environment = {key: ConfigValue(value, key) for key, value in written.variables.items()}
+    return Found(package, FRAMEWORKS[package], ConfigSource(settings, environment, model=spec))

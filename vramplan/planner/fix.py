@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 from vramplan.errors import CannotRunError, UnsupportedError, VramplanError
 from vramplan.frameworks.detect import Found, from_line, from_text
 from vramplan.frameworks.edit import command, config_file
-from vramplan.frameworks.parsed_config import CAST
-from vramplan.frameworks.registry import Reading, Setting
+from vramplan.frameworks.parsed_config import CAST, ParsedConfig
+from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.config_files import read_text
 from vramplan.frameworks.syntax.shell import typed
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.planner import check
 from vramplan.planner.check import Verdict
-from vramplan.planner.estimate import load_card, load_model
+from vramplan.planner.estimate import load_gpu, load_model
 from vramplan.planner.lever_effects import FREE
-from vramplan.planner.levers import levers
+from vramplan.planner.levers import memory_levers
 from vramplan.planner.monotone_search import LENGTH_STEP
 from vramplan.progress import Progress, silent
 from vramplan.units import divisors
@@ -70,7 +70,7 @@ class Fix:
     before: Verdict
     after: Verdict
     """Of the text as it is now."""
-    least_bytes: int
+    lower_bound_bytes: int
     """The least need of all that was tried."""
 
 
@@ -93,7 +93,7 @@ def fix(
     """
     text: str
     find: Callable[[str], Found]
-    card = with_margin(load_card(gpu), confidence)
+    card = with_margin(load_gpu(gpu), confidence)
     if isinstance(target, (str, Path)):
         path = Path(target)
         text, find = read_text(path), lambda one: from_text(one, path, framework, card=card)
@@ -139,7 +139,7 @@ class _Tries:
                 self.text = self._edited(words)
                 self.found = self.find(self.text)
 
-    def _read(self, found: Found) -> Reading:
+    def _read(self, found: Found) -> ParsedConfig:
         return check.read(found, self.given.get("num_gpus") or 1, self.given.get("framework_version"))
 
     def fixed(self) -> Fix:
@@ -209,7 +209,7 @@ class _Tries:
     def _options(self, base: Verdict) -> tuple[list[Option], list[Option]]:
         """(what leaves the result as it is, what does not) for a job, as far as the framework has words for it."""
         job, found = base.estimate.job, [*_ladders(base)]
-        for lever in levers(self.given["model"], job, self.card, base.estimate.capacity_bytes):
+        for lever in memory_levers(self.given["model"], job, self.card, base.estimate.capacity_bytes):
             if lever.card is not None or lever.update in NEVER:
                 continue
             length = lever.update.get("sequence_length")
@@ -258,7 +258,7 @@ class _Tries:
             self.known[key] = made if same else None
         return self.known[key]
 
-    def _words(self, updates: Sequence[Mapping[str, Any]], reading: Reading | None = None) -> dict[str, str]:
+    def _words(self, updates: Sequence[Mapping[str, Any]], reading: ParsedConfig | None = None) -> dict[str, str]:
         """Changes in the words that the text itself uses; what is so already is left out."""
         settings, reading = self.found.source.settings, reading or self.first.reading
         words: dict[str, str] = {}
@@ -316,7 +316,7 @@ def _ladders(base: Verdict) -> list[Option]:
     return found
 
 
-def _before(settings: Mapping[str, Setting], key: str) -> str | None:
+def _before(settings: Mapping[str, ConfigValue], key: str) -> str | None:
     return _said(settings[key].value) if key in settings else None
 
 

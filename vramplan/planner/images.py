@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from vramplan.errors import ConfigError, UnknownNameError
-from vramplan.inputs.gpu import Card
-from vramplan.inputs.images import EYES, PROCESSORS, Limits, Picture, Size, count, picture_of
+from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.images import IMAGE_PROCESSORS, PROCESSORS, Limits, ProcessedImage, Size, count, processed_image
 from vramplan.inputs.images.types import image_size
 from vramplan.inputs.job import MAX_COUNT
-from vramplan.inputs.model_inputs import FEEDS
+from vramplan.inputs.model_inputs import MODEL_INPUTS
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.estimate import Estimate
@@ -44,7 +44,7 @@ class Row:
     """One size on one card."""
 
     size: Size
-    picture: Picture
+    picture: ProcessedImage
     sequence_length: int
     max_micro_batch_size: int
     """Largest micro-batch that fits; 0 where none does."""
@@ -67,7 +67,7 @@ class Solved:
 
 def table(
     model: str | ModelSpec,
-    gpu: str | Card,
+    gpu: str | Gpu,
     sizes: Sequence[Size] = SIZES,
     *,
     progress: Progress = silent,
@@ -88,7 +88,7 @@ def table(
         settings = fitted(spec, card, {**job, "image_size": size})
         found = api.suggest(spec, card, 1, advice=False, confidence=confidence, **settings)
         full = complete_job(spec, card, settings)
-        picture = picture_of(spec, full)
+        picture = processed_image(spec, full)
         assert picture is not None
         at_one = found.smallest
         rows.append(Row(size, picture, full.sequence_length, found.max_micro_batch_size, at_one))
@@ -102,7 +102,7 @@ def counts(
     max_pixels: int | None = None,
     max_tiles: int | None = None,
     frames: int | None = None,
-) -> list[tuple[Size, Picture]]:
+) -> list[tuple[Size, ProcessedImage]]:
     """What the model's processor makes of each size, of an image or of a video of `frames`; memory aside.
 
     Raises:
@@ -113,19 +113,19 @@ def counts(
     return [(size, count(spec, size, limits, frames)) for size in sizes]
 
 
-def fitted(spec: ModelSpec, card: Card, job: dict[str, Any]) -> dict[str, Any]:
+def fitted(spec: ModelSpec, card: Gpu, job: dict[str, Any]) -> dict[str, Any]:
     """The job with a length that holds its images and some text, where none was given."""
     if job.get("sequence_length") is not None:
         return job
     longest = complete_job(spec, card, {**job, "sequence_length": MAX_COUNT})
-    picture = picture_of(spec, longest)
+    picture = processed_image(spec, longest)
     assert picture is not None
     return {**job, "sequence_length": longest.pictures * picture.all_tokens + TEXT_TOKENS}
 
 
 def solve(
     model: str | ModelSpec,
-    gpu: str | Card,
+    gpu: str | Gpu,
     quantity: str,
     *,
     progress: Progress = silent,
@@ -162,7 +162,7 @@ def solve(
     return Solved(quantity, values(index), settings, found, bounded=tried.get(index + 1) is not None)
 
 
-def _ladder(spec: ModelSpec, card: Card, quantity: str, job: dict[str, Any]) -> Callable[[int], Any]:
+def _ladder(spec: ModelSpec, card: Gpu, quantity: str, job: dict[str, Any]) -> Callable[[int], Any]:
     """The values to choose from, by number from 1."""
     width, height = job.get("image_size") or (1, 1)
 
@@ -175,7 +175,7 @@ def _ladder(spec: ModelSpec, card: Card, quantity: str, job: dict[str, Any]) -> 
     if quantity == "seq-len":
         job.pop("sequence_length", None)
         full = complete_job(spec, card, {**job, "sequence_length": MAX_COUNT})
-        picture = picture_of(spec, full)
+        picture = processed_image(spec, full)
         shortest = full.pictures * picture.all_tokens if picture is not None else 0
     ladders: dict[str, Callable[[int], Any]] = {
         "image-size": sized,
@@ -203,17 +203,17 @@ def _said(value: Any) -> str:
     return str(value) if isinstance(value, Size) else f"{value:,}"
 
 
-def _run(spec: ModelSpec, card: Card, confidence: float, job: dict[str, Any]) -> Estimate | None:
+def _run(spec: ModelSpec, card: Gpu, confidence: float, job: dict[str, Any]) -> Estimate | None:
     """The estimate; None where the model or its processor refuses the job."""
     try:
-        settings = fitted(spec, card, job) if spec.model_type in EYES else job
+        settings = fitted(spec, card, job) if spec.model_type in IMAGE_PROCESSORS else job
         return api.estimate(spec, card, confidence=confidence, **settings)
     except ConfigError:
         return None
 
 
-def _resolve(model: str | ModelSpec, gpu: str | Card, sees: bool = True) -> tuple[ModelSpec, Card]:
-    card = api.load_card(gpu)
+def _resolve(model: str | ModelSpec, gpu: str | Gpu, sees: bool = True) -> tuple[ModelSpec, Gpu]:
+    card = api.load_gpu(gpu)
     spec = api.load_model(model)
     if sees:
         _check_sees(spec)
@@ -221,7 +221,7 @@ def _resolve(model: str | ModelSpec, gpu: str | Card, sees: bool = True) -> tupl
 
 
 def _check_sees(spec: ModelSpec) -> None:
-    if spec.model_type in FEEDS and FEEDS[spec.model_type].sees is not None:
+    if spec.model_type in MODEL_INPUTS and MODEL_INPUTS[spec.model_type].sees is not None:
         raise ConfigError(
             f"{spec.name}: images that go into a text are shown here; `estimate --image-size` knows its own"
         )

@@ -9,10 +9,10 @@ from pydantic import ValidationError
 from vramplan.analytic.architectures.lookup import architecture_of, is_described
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.inputs import model_inputs
-from vramplan.inputs.gpu import Card
-from vramplan.inputs.images import COUNTED, EYES, picture_of
+from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.images import COUNTED, IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.images.types import image_size
-from vramplan.inputs.job import MAX_COUNT, Job, engine_casts
+from vramplan.inputs.job import MAX_COUNT, Job, engine_casts, with_current_names
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.sample_lengths import lengths_of
 
@@ -29,7 +29,7 @@ POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 """Keys that bound the length of a sequence."""
 
 
-def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
+def complete_job(spec: ModelSpec, card: Gpu, given: dict[str, Any]) -> Job:
     """A job from what was given, the rest filled in; keys with None count as not given.
 
     bf16 weights under bf16 autocast; on a card without bf16, fp16 (trained weights in fp32, since the gradient scaler
@@ -38,7 +38,7 @@ def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
     Raises:
         ConfigError: for a value out of range, naming the flag.
     """
-    job = {key: value for key, value in given.items() if value is not None}
+    job = with_current_names({key: value for key, value in given.items() if value is not None})
     if job.get("method") == "qlora":
         job |= {"method": "lora", "quantize": job.get("quantize", "nf4")}
     half = "bf16" if card.supports("bf16") else "fp16"
@@ -80,11 +80,11 @@ def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
         job["image_size"] = image_size(job["image_size"])
     job = model_inputs.complete(spec, job)
     _check_videos(job)
-    if spec.model_type in EYES:
+    if spec.model_type in IMAGE_PROCESSORS:
         if not job.get("videos"):
             job.setdefault("images", 1)
         _check_parts(job)
-    elif spec.model_type not in model_inputs.FEEDS:
+    elif spec.model_type not in model_inputs.MODEL_INPUTS:
         _check_blind(spec, job)
     most = None
     if is_described(spec):
@@ -100,7 +100,7 @@ def complete_job(spec: ModelSpec, card: Card, given: dict[str, Any]) -> Job:
         made = Job.model_validate(job)
     except ValidationError as error:
         raise ConfigError(_said(error)) from error
-    if spec.model_type not in EYES or "sequence_length" in job:
+    if spec.model_type not in IMAGE_PROCESSORS or "sequence_length" in job:
         return made
     return made.model_copy(update={"sequence_length": _length_with_images(spec, made)})
 
@@ -116,7 +116,7 @@ def _check_blind(spec: ModelSpec, job: dict[str, Any]) -> None:
             flag = f"--{name.replace('_', '-')} {said}"
             if spec.model_type in COUNTED or "vision_config" in spec.config:
                 raise UnsupportedError(
-                    f"{flag}: how {spec.model_type} sees is not described yet; known: {', '.join(EYES)}"
+                    f"{flag}: how {spec.model_type} sees is not described yet; known: {', '.join(IMAGE_PROCESSORS)}"
                     + ("; `vramplan images` counts its tokens" if spec.model_type in COUNTED else "")
                 )
             raise ConfigError(f"{flag}: {spec.name} takes text alone")
@@ -144,7 +144,7 @@ def _check_parts(job: dict[str, Any]) -> None:
 def _length_with_images(spec: ModelSpec, job: Job) -> int:
     """The default length, doubled until the images or videos and some text fit."""
     length = job.sequence_length
-    found = picture_of(spec, job.model_copy(update={"sequence_length": MAX_COUNT}))
+    found = processed_image(spec, job.model_copy(update={"sequence_length": MAX_COUNT}))
     while found is not None and length < job.pictures * found.all_tokens + TEXT_TOKENS:
         length *= 2
     return length

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vramplan.errors import VramplanError
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.estimate import Estimate
-from vramplan.planner.estimate_cache import Estimator, Lever, Tried
+from vramplan.planner.estimate_cache import EstimateCache, Estimator, Lever
 
 FREE = "free"
 """The cost of a lever that costs nothing."""
@@ -36,18 +36,18 @@ class Advice:
     """The same as fields of the job; empty for another card."""
 
 
-def pull(spec: ModelSpec, job: Job, card: Card, estimator: Estimator, levers: Sequence[Lever]) -> list[Advice]:
+def pull(spec: ModelSpec, job: Job, card: Gpu, estimator: Estimator, levers: Sequence[Lever]) -> list[Advice]:
     """What each lever saves of a job as it is, and whether it fits then.
 
     Raises:
         VramplanError: whatever the estimator raises of the job itself.
     """
-    tried = Tried(spec, job, card, estimator)
+    tried = EstimateCache(spec, job, card, estimator)
     return advise(tried, False, None, tried(job.micro_batch_size, job.gradient_accumulation_steps), levers)
 
 
 def advise(
-    tried: Tried,
+    tried: EstimateCache,
     any_fits: bool,
     following: tuple[int, int] | None,
     smallest: Estimate,
@@ -68,7 +68,7 @@ def advise(
             fits = changed.fits(micro, steps)
         except VramplanError:  # a lever that this model or card does not have
             continue
-        saved = before.least_bytes - changed.begin(micro, steps).least_bytes
+        saved = before.lower_bound_bytes - changed.begin(micro, steps).lower_bound_bytes
         if (lever.card is None and saved <= 0) or (any_fits and not fits):
             continue
         need = changed.need(micro, steps)

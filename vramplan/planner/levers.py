@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vramplan.analytic.architectures.lookup import is_described
-from vramplan.inputs.catalog import find_card
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.catalog import find_gpu
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.planner.estimate_cache import Lever
@@ -14,7 +14,7 @@ ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_torch_loop")
 """Optimizers that bitsandbytes' 8-bit AdamW can stand in for."""
 
 
-def levers(spec: ModelSpec, job: Job, card: Card, need_bytes: int) -> list[Lever]:
+def memory_levers(spec: ModelSpec, job: Job, card: Gpu, need_bytes: int) -> list[Lever]:
     """Every change that applies to a job that needs `need_bytes`, ordered by what it costs."""
     found = []
 
@@ -100,21 +100,21 @@ DATACENTER = ("a100-40gb-sxm", "a100-80gb-sxm", "h100-sxm", "h200-sxm", "b200", 
 """Cards that people can buy or rent; the others of the catalogue are not proposed."""
 
 
-def _halves(job: Job, card: Card, half: str) -> bool:
+def _halves(job: Job, card: Gpu, half: str) -> bool:
     """Whether adapters want other dtypes than the whole model has."""
     stays = job.strategy.startswith("zero") or (job.dtype == "fp32" and not _is_fallback(job, card))
     return not stays and (job.dtype, job.autocast) != (half, half)
 
 
-def _is_fallback(job: Job, card: Card) -> bool:
+def _is_fallback(job: Job, card: Gpu) -> bool:
     """Whether the dtypes are those that stand in for bf16 on a card without it; elsewhere bf16 is the default again."""
     return not card.supports("bf16") and job.autocast == "fp16"
 
 
-def _larger(card: Card, job: Job, need_bytes: int) -> list[Card]:
+def _larger(card: Gpu, job: Job, need_bytes: int) -> list[Gpu]:
     """The two smallest usual cards of the same maker that hold what the job needs."""
     share = card.margin_bytes / card.usable_bytes
-    usual = (find_card(name) for name in (*USUAL, *DATACENTER))
+    usual = (find_gpu(name) for name in (*USUAL, *DATACENTER))
     fitting = [
         other
         for other in usual

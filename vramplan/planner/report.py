@@ -8,8 +8,8 @@ from itertools import product
 from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
-from vramplan.inputs.gpu import Card
-from vramplan.inputs.images import EYES, shown
+from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.images import IMAGE_PROCESSORS, shown
 from vramplan.inputs.images.types import image_size
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
@@ -22,7 +22,7 @@ from vramplan.planner import estimate
 from vramplan.planner.estimate_cache import Estimator
 from vramplan.planner.job_defaults import complete_job
 from vramplan.planner.lever_effects import Advice, pull
-from vramplan.planner.levers import levers
+from vramplan.planner.levers import memory_levers
 from vramplan.planner.suggest import Search
 from vramplan.progress import Progress, silent
 
@@ -72,7 +72,7 @@ class Grid:
     """What each change saves at the start, cheapest first."""
     axes: Mapping[str, tuple[Any, ...]]
     """Values of each field that varies."""
-    cards: tuple[Card, ...]
+    cards: tuple[Gpu, ...]
     """The one that is asked for comes first."""
     kinds: tuple[int, ...]
     """Of each card, by number."""
@@ -95,21 +95,21 @@ class Source:
     estimator: Estimator
     settle: Callable[[ModelSpec, Job], Job]
 
-    def job(self, card: Card, **update: Any) -> Job:
+    def job(self, card: Gpu, **update: Any) -> Job:
         """The job on a card, some fields of it changed."""
         return self.settle(self.spec, complete_job(self.spec, card, {**self.given, **update}))
 
-    def __call__(self, card: Card, **update: Any) -> Estimate:
+    def __call__(self, card: Gpu, **update: Any) -> Estimate:
         """What that job needs."""
         return self.estimator(self.spec, self.job(card, **update), card).finish()
 
 
 def build(
     model: str | ModelSpec,
-    gpu: str | Card,
+    gpu: str | Gpu,
     *,
     global_batch: int | None = None,
-    cards: Sequence[str | Card] | None = None,
+    cards: Sequence[str | Gpu] | None = None,
     sequence_lengths: Sequence[int] | None = None,
     ranks: Sequence[int] | None = None,
     image_sizes: Sequence[str | tuple[int, int]] | None = None,
@@ -126,7 +126,7 @@ def build(
     Raises:
         VramplanError: for whatever cannot run or is not modelled.
     """
-    spec, card = estimate.load_model(model), with_margin(estimate.load_card(gpu), confidence)
+    spec, card = estimate.load_model(model), with_margin(estimate.load_gpu(gpu), confidence)
     estimator, settle, described = estimate.source(spec, progress, trust_remote_code)
     batch = {
         name: job.pop(name) for name in ("micro_batch_size", "gradient_accumulation_steps") if job.get(name) is not None
@@ -134,16 +134,16 @@ def build(
     first = complete_job(spec, card, {**job, **batch})
     if first.lengths is not None:
         raise UnsupportedError("--lengths: a report is about equal lengths; estimate and suggest take it")
-    if first.strategy == "pipeline":
-        raise UnsupportedError("--strategy pipeline: a report is about one card; estimate and suggest show them all")
+    if first.strategy == "device_map":
+        raise UnsupportedError("--strategy device_map: a report is about one card; estimate and suggest show them all")
     if (
-        first.pictures and spec.model_type in EYES and first.image_size is None
+        first.pictures and spec.model_type in IMAGE_PROCESSORS and first.image_size is None
     ):  # what is assumed can be changed as well
         size, _ = shown(first)
         job["image_size"] = (size.width, size.height)
         first = complete_job(spec, card, {**job, **batch})
     wanted = global_batch or (first.global_batch_size if batch else GLOBAL_BATCH * first.data_parallel)
-    others = [with_margin(estimate.load_card(name), confidence) for name in (cards if cards is not None else CARDS)]
+    others = [with_margin(estimate.load_gpu(name), confidence) for name in (cards if cards is not None else CARDS)]
     _axes(first, described, sequence_lengths, ranks, image_sizes)  # what cannot be chosen is refused before any work
     found = estimate.suggest(
         spec, card, wanted, advice=False, progress=progress, confidence=confidence,
@@ -154,7 +154,7 @@ def build(
         batch = chosen.job.model_dump(include={"micro_batch_size", "gradient_accumulation_steps"})
     source = Source(spec, {**job, **batch}, estimator, settle)
     start = source(card)
-    helpful = levers(spec, start.job, card, start.device_total_bytes) if described else []
+    helpful = memory_levers(spec, start.job, card, start.device_total_bytes) if described else []
     advice = tuple(pull(spec, start.job, card, estimator, helpful))
     axes = _axes(start.job, described, sequence_lengths, ranks, image_sizes)
     offered, kinds, representatives = _kinds(source, [card, *(other for other in others if other.name != card.name)])
@@ -194,11 +194,11 @@ def _axes(
     return axes
 
 
-def _kinds(source: Source, cards: Sequence[Card]) -> tuple[list[Card], list[int], list[Card]]:
+def _kinds(source: Source, cards: Sequence[Gpu]) -> tuple[list[Gpu], list[int], list[Gpu]]:
     """The cards that the job runs on, the number of each one's kind, and a card of each kind without limit."""
-    offered: list[Card] = []
+    offered: list[Gpu] = []
     kinds: list[int] = []
-    steps: list[tuple[Card, Job, Timeline]] = []
+    steps: list[tuple[Gpu, Job, Timeline]] = []
     for card in cards:
         wide = card.model_copy(update={"cuda_total_bytes": LIMITLESS, "held_bytes": 0, "margin_bytes": 0})
         try:
@@ -225,9 +225,9 @@ def _choice(
     source: Source,
     values: Mapping[str, Any],
     micros: Sequence[int],
-    cards: Sequence[Card],
+    cards: Sequence[Gpu],
     kinds: Sequence[int],
-    representatives: Sequence[Card],
+    representatives: Sequence[Gpu],
 ) -> Choice:
     columns = []
     for kind, wide in enumerate(representatives):
@@ -240,7 +240,7 @@ def _choice(
 
 
 def _column(
-    source: Source, values: Mapping[str, Any], micros: Sequence[int], cards: Sequence[Card], wide: Card
+    source: Source, values: Mapping[str, Any], micros: Sequence[int], cards: Sequence[Gpu], wide: Gpu
 ) -> Column:
     """Micro-batches until one is too large for all cards, that one included."""
     estimates, pressed, steps = {}, {}, {}
@@ -257,16 +257,16 @@ def _column(
     return Column(estimates, pressed, segments(steps))
 
 
-def _outside(one: Estimate, card: Card) -> int:
+def _outside(one: Estimate, card: Gpu) -> int:
     return sum(term.num_bytes for term in outside_terms(one.job, card))
 
 
-def _least(one: Estimate, card: Card) -> int:
+def _least(one: Estimate, card: Gpu) -> int:
     """Bytes on `card` that the tensors alone take."""
     return one.peak_tensor_bytes + _outside(one, card)
 
 
-def _total(one: Estimate, card: Card) -> int:
+def _total(one: Estimate, card: Gpu) -> int:
     return one.peak_reserved_bytes + _outside(one, card)
 
 

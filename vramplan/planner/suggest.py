@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 
 from vramplan.errors import ConfigError
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.estimate import Estimate
-from vramplan.planner.estimate_cache import Estimator, Lever, Tried
+from vramplan.planner.estimate_cache import EstimateCache, Estimator, Lever
 from vramplan.planner.lever_effects import Advice, advise
 from vramplan.planner.monotone_search import largest_batch, most_by_tensors
 from vramplan.units import ceil_div, divisors
@@ -69,7 +69,7 @@ class Search:
     """The answer to "which batch?"."""
 
     model: str
-    card: Card
+    card: Gpu
     job: Job
     global_batch_size: int
     plans: tuple[Plan, ...]
@@ -120,11 +120,11 @@ def pairs(global_batch_size: int, devices: int) -> list[tuple[int, int]]:
 def search(
     spec: ModelSpec,
     job: Job,
-    card: Card,
+    card: Gpu,
     global_batch_size: int,
     estimator: Estimator,
     run: Run = Run(),
-    levers: Callable[[ModelSpec, Job, Card, int], list[Lever]] | None = None,
+    levers: Callable[[ModelSpec, Job, Gpu, int], list[Lever]] | None = None,
 ) -> Search:
     """Every pair that meets the target exactly, fitting or rejected with the reason, fastest first.
 
@@ -133,8 +133,8 @@ def search(
         VramplanError: whatever the estimator raises.
     """
     wanted = pairs(global_batch_size, job.data_parallel)
-    tried = Tried(spec, job, card, estimator)
-    good, bad = _sorted_out(wanted, tried)
+    tried = EstimateCache(spec, job, card, estimator)
+    good, bad = _split_by_fit(wanted, tried)
     plans = _ranked([(micro, steps, tried(micro, steps)) for micro, steps in good], job.data_parallel, run)
     rejected = _rejected(bad, tried)
     largest = _largest_micro_batch(good, bad, tried)
@@ -165,15 +165,15 @@ def search(
 Pair = tuple[int, int]
 
 
-def _smallest(wanted: list[Pair], tried: Tried) -> Estimate:
+def _smallest(wanted: list[Pair], tried: EstimateCache) -> Estimate:
     """The pair that needs least: micro-batch 1, or the one that accumulates nothing, finished only where it may."""
     first, last = tried(*wanted[0]), wanted[-1]
-    if tried.begin(*last).least_bytes >= first.device_total_bytes:
+    if tried.begin(*last).lower_bound_bytes >= first.device_total_bytes:
         return first
     return min(first, tried(*last), key=lambda one: one.device_total_bytes)
 
 
-def _sorted_out(wanted: list[Pair], tried: Tried) -> tuple[list[Pair], list[Pair]]:
+def _split_by_fit(wanted: list[Pair], tried: EstimateCache) -> tuple[list[Pair], list[Pair]]:
     """The pairs that fit, and those that do not.
 
     The last accumulates nothing: its forward runs without gradients in memory, so it may fit where smaller ones do not
@@ -185,7 +185,7 @@ def _sorted_out(wanted: list[Pair], tried: Tried) -> tuple[list[Pair], list[Pair
     return ([*good, whole], bad) if tried.fits(*whole) else (good, [*bad, whole])
 
 
-def _largest_fitting(wanted: list[Pair], tried: Tried) -> int:
+def _largest_fitting(wanted: list[Pair], tried: EstimateCache) -> int:
     """Index of the largest pair that fits, -1 for none; memory never falls as the micro-batch grows."""
     low, high = -1, len(wanted)
     probe = 0
@@ -199,14 +199,14 @@ def _largest_fitting(wanted: list[Pair], tried: Tried) -> int:
     return low
 
 
-def _largest_micro_batch(good: list[Pair], bad: list[Pair], tried: Tried) -> int:
+def _largest_micro_batch(good: list[Pair], bad: list[Pair], tried: EstimateCache) -> int:
     """The largest micro-batch that fits at all, whether or not it divides the target."""
     if not good:
         return 0
     low, steps = good[-1]
     high = next((micro for micro, _ in bad if micro > low), None)
     room = tried.card.plannable_bytes
-    top = most_by_tensors(low, high, lambda micro: tried.begin(micro, steps).least_bytes, room)
+    top = most_by_tensors(low, high, lambda micro: tried.begin(micro, steps).lower_bound_bytes, room)
     return largest_batch(low, top, lambda micro: tried.fits(micro, steps))
 
 
@@ -251,7 +251,7 @@ def _recommend(plans: list[Plan]) -> Plan | None:
     return max(near, key=lambda plan: plan.estimate.headroom_bytes, default=None)
 
 
-def _rejected(too_large: list[tuple[int, int]], tried: Tried) -> list[Rejected]:
+def _rejected(too_large: list[tuple[int, int]], tried: EstimateCache) -> list[Rejected]:
     rejected: list[Rejected] = []
     for micro, steps in too_large:
         if rejected:
@@ -263,8 +263,8 @@ def _rejected(too_large: list[tuple[int, int]], tried: Tried) -> list[Rejected]:
     return rejected
 
 
-def _reason(tried: Tried, micro: int, steps: int) -> str:
-    if tried.begin(micro, steps).least_bytes > tried.card.usable_bytes:
+def _reason(tried: EstimateCache, micro: int, steps: int) -> str:
+    if tried.begin(micro, steps).lower_bound_bytes > tried.card.usable_bytes:
         return TOO_LARGE
     one = tried(micro, steps)
     if one.fits_without_margin:

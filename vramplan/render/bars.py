@@ -41,7 +41,7 @@ class Bar:
         return Measurement(0, min(self.width, options.max_width))  # a narrow terminal keeps the figures beside it
 
 
-def stacked(sizes: Sequence[tuple[int, str]], capacity: int, width: int) -> Bar:
+def peft_expert_pattern(sizes: Sequence[tuple[int, str]], capacity: int, width: int) -> Bar:
     """Sizes on top of each other in their styles, in all as long as their sum, and the rest of the card."""
     parts, done, filled = [], 0, 0
     for size, style in sizes:

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vramplan.frameworks.registry import Note
+from vramplan.frameworks.settings import Note
 from vramplan.planner.check import Verdict
 from vramplan.render.bars import fullness
 from vramplan.render.terminal import breakdown, footer, free_gib, gib, heading, phases, spread, then_gib

@@ -15,7 +15,7 @@ def said(where: str, one: Fix) -> str:
     if not after.fits:
         return (
             f"{where}: no change of its settings makes it fit {after.card.title} at a global batch of"
-            f" {job.global_batch_size}: the least of all that was tried is {gib(one.least_bytes)} of {room} GiB"
+            f" {job.global_batch_size}: the least of all that was tried is {gib(one.lower_bound_bytes)} of {room} GiB"
         )
     count = f"{len(one.changes)} change{'s' if len(one.changes) > 1 else ''}"
     lines = [

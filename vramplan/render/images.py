@@ -13,8 +13,8 @@ from rich.text import Text
 
 from vramplan.atomic_write import write as write_file
 from vramplan.errors import ConfigError, MissingDependencyError
-from vramplan.inputs.gpu import Card
-from vramplan.inputs.images import Picture, Size
+from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.images import ProcessedImage, Size
 from vramplan.planner.images import Row, Solved
 from vramplan.render.plot import INSTALL
 from vramplan.render.terminal import NARROW, WIDTH, bar, footer, gib, heading
@@ -23,7 +23,7 @@ from vramplan.units import GiB
 KINDS = (".svg", ".png")
 
 
-def table(rows: Sequence[Row], card: Card, width: int = WIDTH) -> RenderableType:
+def table(rows: Sequence[Row], card: Gpu, width: int = WIDTH) -> RenderableType:
     """`vramplan images`."""
     first, wide = rows[0].at_one, width >= NARROW
     shown = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
@@ -42,7 +42,7 @@ def table(rows: Sequence[Row], card: Card, width: int = WIDTH) -> RenderableType
             str(row.size),
             *[row.picture.said] * wide,
             f"{row.picture.all_tokens:,}",
-            gib(one.device_total_bytes if one.fits_without_margin else one.least_bytes),
+            gib(one.device_total_bytes if one.fits_without_margin else one.lower_bound_bytes),
             *[bar(one, 14)] * wide,
             Text(str(fits), style="bold green") if fits else Text("does not fit", style="red"),
         )
@@ -55,7 +55,7 @@ def table(rows: Sequence[Row], card: Card, width: int = WIDTH) -> RenderableType
     return Group(heading(first, card, job.num_gpus), Text(""), shown, Text(""), Text(each), Text(""), *footer(first))
 
 
-def counts(model: str, model_type: str, rows: Sequence[tuple[Size, Picture]]) -> RenderableType:
+def counts(model: str, model_type: str, rows: Sequence[tuple[Size, ProcessedImage]]) -> RenderableType:
     """`vramplan images` for a model whose memory nothing describes."""
     shown = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
     for name in ("pixels", "becomes", "tokens"):
@@ -79,7 +79,7 @@ def solved(one: Solved) -> Text:
     )
 
 
-def write(rows: Sequence[Row], card: Card, path: Path) -> None:
+def write(rows: Sequence[Row], card: Gpu, path: Path) -> None:
     """Draw micro-batch and memory against tokens into an SVG or PNG file.
 
     Raises:
@@ -92,7 +92,7 @@ def write(rows: Sequence[Row], card: Card, path: Path) -> None:
     write_file(path, picture(rows, card, kind[1:]))
 
 
-def picture(rows: Sequence[Row], card: Card, kind: str) -> bytes:
+def picture(rows: Sequence[Row], card: Gpu, kind: str) -> bytes:
     """Memory at micro-batch 1 as bars beside the card's size, the largest micro-batch above each.
 
     Raises:

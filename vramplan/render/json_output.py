@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from vramplan.inputs.gpu import Card
-from vramplan.inputs.images import Picture, Size
+from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.images import ProcessedImage, Size
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.estimate import Estimate
 from vramplan.planner.check import Verdict
@@ -127,7 +127,7 @@ def search(one: Search, run: Run) -> dict[str, Any]:
     }
 
 
-def _counts(picture: Picture) -> dict[str, Any]:
+def _counts(picture: ProcessedImage) -> dict[str, Any]:
     return {
         "becomes": picture.said,
         "tokens": picture.tokens,
@@ -136,7 +136,7 @@ def _counts(picture: Picture) -> dict[str, Any]:
     }
 
 
-def counts(rows: Sequence[tuple[Size, Picture]]) -> list[dict[str, Any]]:
+def counts(rows: Sequence[tuple[Size, ProcessedImage]]) -> list[dict[str, Any]]:
     """`vramplan images --json` for a model whose memory nothing describes."""
     return [{**size._asdict(), **_counts(picture)} for size, picture in rows]
 
@@ -171,7 +171,7 @@ def model(spec: ModelSpec) -> dict[str, Any]:
     return spec.model_dump(mode="json")
 
 
-def card(one: Card) -> dict[str, Any]:
+def card(one: Gpu) -> dict[str, Any]:
     """One entry of `vramplan gpus --json`."""
     return one.model_dump(mode="json")
 
@@ -251,5 +251,5 @@ def fix(one: Fix) -> dict[str, Any]:
         "fitted_before": one.before.fits,
         "changes": [change._asdict() for change in one.changes],
         "text": one.text,
-        "least_bytes": one.least_bytes,
+        "least_bytes": one.lower_bound_bytes,
     }

@@ -9,13 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from vramplan.measurements.accuracy import Accuracy, Row, summary
-from vramplan.measurements.verify import Largest, Try, Verified
+from vramplan.measurements.verify import LargestBatch, ProbeRun, VerifiedPlan
 from vramplan.memory.measurement import Measured
 from vramplan.memory.summarize import PHASES
 from vramplan.units import GiB, counted, format_bytes, format_count
 
 
-def tried(one: Try) -> RenderableType:
+def tried(one: ProbeRun) -> RenderableType:
     """`vramplan probe`: one run beside its estimate."""
     run = one.measured
     verdict = Text("ran", style="bold green") if one.fits else Text("ran out of memory", style="bold red")
@@ -63,7 +63,7 @@ def _where(run: Measured) -> str:
     return ", though an evaluation at this batch runs out of memory" if run.failed_phase == "eval" else ""
 
 
-def comparison(one: Try) -> Table:
+def comparison(one: ProbeRun) -> Table:
     """Estimate and measurement side by side, with the error of the estimate."""
     run, predicted = one.measured, one.predicted
     table = Table(box=None, padding=(0, 2), header_style="bold", pad_edge=False)
@@ -117,7 +117,7 @@ def footer(run: Measured) -> Text:
     return Text("Measured with " + ", ".join(parts) + "; random weights and tokens.", style="dim")
 
 
-def runs(tries: Iterable[Try]) -> Table:
+def runs(tries: Iterable[ProbeRun]) -> Table:
     """Several runs, a line each."""
     table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
     for name in ("micro", "accum.", "reserved GiB", "measured", "error"):
@@ -139,7 +139,7 @@ def runs(tries: Iterable[Try]) -> Table:
     return table
 
 
-def largest(one: Largest) -> RenderableType:
+def largest(one: LargestBatch) -> RenderableType:
     """`vramplan probe --find-max`."""
     said = Text(f"Largest micro-batch that runs: {one.micro_batch_size}", style="bold")
     if not one.exact:
@@ -148,7 +148,7 @@ def largest(one: Largest) -> RenderableType:
     return Group(heading(first), Text(""), runs(one.tries), Text(""), said, Text(""), footer(first))
 
 
-def verified(one: Verified) -> RenderableType:
+def verified(one: VerifiedPlan) -> RenderableType:
     """What `suggest --probe` adds."""
     first = one.tries[0].measured
     shown: list[RenderableType] = [Text("Proved by real runs", style="bold"), runs(one.tries), Text("")]

@@ -6,12 +6,12 @@ from dataclasses import asdict
 from typing import Any
 
 from vramplan.measurements.accuracy import Accuracy, summary
-from vramplan.measurements.verify import Largest, Try, Verified
+from vramplan.measurements.verify import LargestBatch, ProbeRun, VerifiedPlan
 from vramplan.render import json_output
 from vramplan.render.probe import groups
 
 
-def tried(one: Try) -> dict[str, Any]:
+def tried(one: ProbeRun) -> dict[str, Any]:
     """One run beside its estimate."""
     run = one.measured
     return {
@@ -26,7 +26,7 @@ def tried(one: Try) -> dict[str, Any]:
     }
 
 
-def largest(one: Largest) -> dict[str, Any]:
+def largest(one: LargestBatch) -> dict[str, Any]:
     """`probe --find-max --json`."""
     return {
         "largest_micro_batch_size": one.micro_batch_size,
@@ -35,7 +35,7 @@ def largest(one: Largest) -> dict[str, Any]:
     }
 
 
-def verified(one: Verified) -> dict[str, Any]:
+def verified(one: VerifiedPlan) -> dict[str, Any]:
     """What `suggest --probe --json` adds, as `verified`."""
     return {
         "plan": None if one.plan is None else json_output.plan(one.plan),

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.batch_scaling import Segment
 from vramplan.memory.estimate import Estimate
@@ -31,7 +31,7 @@ FLAGS = {
 """How each axis is called, and the flag that sets it."""
 
 
-def report(model: str | ModelSpec, gpu: str | Card, **choices: Any) -> bytes:
+def report(model: str | ModelSpec, gpu: str | Gpu, **choices: Any) -> bytes:
     """One page about a job, as HTML; keyword arguments are those of :func:`vramplan.planner.report.build`.
 
     Raises:

@@ -8,12 +8,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.estimate import Estimate, Term
 from vramplan.planner.lever_effects import Advice
 from vramplan.planner.suggest import FRAGMENTED, WITHOUT_MARGIN, Plan, Run, Search
-from vramplan.render.bars import Bar, alike, plain, stacked
+from vramplan.render.bars import Bar, alike, peft_expert_pattern, plain
 from vramplan.units import GiB, format_bytes, format_count
 
 WIDTH = 80
@@ -58,7 +58,7 @@ def bar(one: Estimate, width: int = BAR) -> Bar:
     """How full a card is, and of what."""
     totals = one.by_category()
     sizes = [(totals.get(category, 0), colour) for category, (_, colour) in CATEGORIES.items()]
-    return stacked(sizes, one.capacity_bytes, width)
+    return peft_expert_pattern(sizes, one.capacity_bytes, width)
 
 
 def _grid(*justify: str) -> Table:
@@ -81,9 +81,8 @@ def search(one: Search, run: Run, width: int = WIDTH) -> RenderableType:
     else:
         shown += [
             Text("Nothing fits: ", style="bold red")
-            + Text(
-                f"even micro-batch {one.smallest.micro_batch_size} needs at least {gib(one.smallest.least_bytes)} of "
-            )
+            + Text(f"even micro-batch {one.smallest.micro_batch_size} needs at least ")
+            + Text(f"{gib(one.smallest.lower_bound_bytes)} of ")
             + Text(f"{free_gib(one.smallest.capacity_bytes - one.smallest.margin_bytes)} GiB."),
             Text(""),
             breakdown(one.smallest),
@@ -99,7 +98,7 @@ def search(one: Search, run: Run, width: int = WIDTH) -> RenderableType:
     return Group(*shown)
 
 
-def heading(one: Estimate, card: Card, num_gpus: int) -> Text:
+def heading(one: Estimate, card: Gpu, num_gpus: int) -> Text:
     """What is trained on what."""
     cards = f"{num_gpus} x {card.title}" if num_gpus > 1 else card.title
     full = one.job.method == "full"
@@ -213,7 +212,7 @@ def advice_table(advice: Sequence[Advice], nothing_fits: bool, micro_batch_size:
 # -- estimate ----------------------------------------------------------------------------------------------------------
 
 
-def estimate(one: Estimate, card: Card, num_gpus: int, explain: bool = False) -> RenderableType:
+def estimate(one: Estimate, card: Gpu, num_gpus: int, explain: bool = False) -> RenderableType:
     """`vramplan estimate`."""
     verdict = Text("fits", style="bold green") if one.fits else Text("does not fit", style="bold red")
     if one.fits_without_margin and not one.fits:
@@ -223,8 +222,8 @@ def estimate(one: Estimate, card: Card, num_gpus: int, explain: bool = False) ->
         if one.fits and one.headroom_bytes >= 0
         else ""
         if one.fits_without_margin
-        else f", needs at least {gib(one.least_bytes)} of {free_gib(one.capacity_bytes)} GiB"
-        if one.least_bytes > one.capacity_bytes
+        else f", needs at least {gib(one.lower_bound_bytes)} of {free_gib(one.capacity_bytes)} GiB"
+        if one.lower_bound_bytes > one.capacity_bytes
         else ", for want of a free stretch large enough"
     )
     batch = Text(f"micro-batch {one.micro_batch_size}, accumulation {one.gradient_accumulation_steps}: ") + verdict
@@ -327,7 +326,7 @@ def models(specs: Sequence[ModelSpec]) -> Table:
     return table
 
 
-def cards(all_cards: Sequence[Card]) -> Table:
+def cards(all_cards: Sequence[Gpu]) -> Table:
     """`vramplan gpus`."""
     table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
     table.add_column("name", no_wrap=True)

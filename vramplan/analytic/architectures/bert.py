@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
-from vramplan.analytic.architectures.encoder import Model, Outcome, Scene, alike
+from vramplan.analytic.architectures.encoder import ForwardPass, ForwardSpec, ModelOutput, alike
 from vramplan.analytic.architectures.family import Family, Shape
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import losses
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.transformer import Context, Softcap, activation, attend
 from vramplan.inputs.model_inputs import Input
 from vramplan.inputs.model_spec import Config
@@ -36,14 +36,14 @@ BERT = Kin(("cls.predictions.transform.dense", "cls.predictions.transform.LayerN
 ROBERTA = Kin(("lm_head.dense", "lm_head.layer_norm"), "gelu", counts=True)
 
 
-def masked_lm(scene: Scene, c: Config, kin: Kin = BERT) -> Outcome:
+def masked_lm(scene: ForwardPass, c: Config, kin: Kin = BERT) -> ModelOutput:
     """BertForMaskedLM: every position's logits, a cross-entropy in their own dtype."""
     hidden = encode(scene, c, kin)
     logits = words(scene.net, c, hidden, kin)
-    return Outcome(word_loss(scene, logits), [logits])
+    return ModelOutput(word_loss(scene, logits), [logits])
 
 
-def words(net: Net, c: Config, x: Tensor, kin: Kin = BERT) -> Tensor:
+def words(net: Modules, c: Config, x: Tensor, kin: Kin = BERT) -> Tensor:
     """BertLMPredictionHead: the last layer shares the embedding's weight and has a bias of its own."""
     dense, norm = kin.head
     x = net.linear(dense, x, x.shape[-1], True)
@@ -52,21 +52,21 @@ def words(net: Net, c: Config, x: Tensor, kin: Kin = BERT) -> Tensor:
     return net.head(x, c.count("vocab_size"), c.flag("tie_word_embeddings", True), bias=True)
 
 
-def word_loss(scene: Scene, logits: Tensor) -> Tensor:
+def word_loss(scene: ForwardPass, logits: Tensor) -> Tensor:
     """CrossEntropyLoss over all rows."""
     scene.tape.module = "loss"
     rows = logits.view(logits.num_elements // logits.shape[-1], logits.shape[-1])
     return losses.cross_entropy(rows, scene.inputs["labels"])
 
 
-def encode(scene: Scene, c: Config, kin: Kin) -> Tensor:
+def encode(scene: ForwardPass, c: Config, kin: Kin) -> Tensor:
     """BertModel without a pooler; what the embeddings give lives until all layers are done."""
     embedded = embed(scene, c, kin)
     ctx = scene.context(scene.padding(embedded), c.number("attention_probs_dropout_prob", 0.1))
     return scene.layers(0, embedded, lambda x: layer(scene.net, c, x, ctx))
 
 
-def embed(scene: Scene, c: Config, kin: Kin) -> Tensor:
+def embed(scene: ForwardPass, c: Config, kin: Kin) -> Tensor:
     """Words, kinds of sentence (all of one kind, picked by position from a table), positions."""
     net, ids, width, name = scene.net, scene.inputs["input_ids"], c.count("hidden_size"), "embeddings"
     where = counted_positions(net, ids) if kin.counts else net.resident((1, ids.shape[1]), "int64")
@@ -81,14 +81,14 @@ def embed(scene: Scene, c: Config, kin: Kin) -> Tensor:
     return ops.dropout(x, c.number("hidden_dropout_prob", 0.1))
 
 
-def counted_positions(net: Net, ids: Tensor) -> Tensor:
+def counted_positions(net: Modules, ids: Tensor) -> Tensor:
     """create_position_ids_from_input_ids: padding is not counted."""
     net.tape.module = "embeddings"
     whole = [net.tape.empty(ids.shape, "int64", "tokens counted") for _ in range(2)]
     return whole[-1]
 
 
-def layer(net: Net, c: Config, x: Tensor, ctx: Context) -> Tensor:
+def layer(net: Modules, c: Config, x: Tensor, ctx: Context) -> Tensor:
     """Attention, feed-forward; a norm behind each sum."""
     attended, *kept = attention(net, c, x, ctx)
     inner = net.linear("intermediate.dense", attended, c.count("intermediate_size"), True)
@@ -96,13 +96,13 @@ def layer(net: Net, c: Config, x: Tensor, ctx: Context) -> Tensor:
     return add_and_norm(net, c, "output", inner, attended)
 
 
-def attention(net: Net, c: Config, x: Tensor, ctx: Context) -> tuple[Tensor, ...]:
+def attention(net: Modules, c: Config, x: Tensor, ctx: Context) -> tuple[Tensor, ...]:
     """Every word to every word; the scores stay in the model's dtype."""
     out, *kept = self_attention(net, c, x, ctx)
     return add_and_norm(net, c, "attention.output", out, x), *kept
 
 
-def self_attention(net: Net, c: Config, x: Tensor, ctx: Context) -> tuple[Tensor, ...]:
+def self_attention(net: Modules, c: Config, x: Tensor, ctx: Context) -> tuple[Tensor, ...]:
     """BertSelfAttention."""
     batch, length, width = x.shape
     heads = c.count("num_attention_heads")
@@ -113,7 +113,7 @@ def self_attention(net: Net, c: Config, x: Tensor, ctx: Context) -> tuple[Tensor
     return attend(q, k, v, ctx, scores=Softcap(in_fp32=False, casts=False))
 
 
-def add_and_norm(net: Net, c: Config, name: str, x: Tensor, residual: Tensor) -> Tensor:
+def add_and_norm(net: Modules, c: Config, name: str, x: Tensor, residual: Tensor) -> Tensor:
     """BertSelfOutput, BertOutput: a layer, dropout, the sum, its norm."""
     x = net.linear(f"{name}.dense", x, residual.shape[-1], True)
     x = ops.dropout(x, c.number("hidden_dropout_prob", 0.1))
@@ -128,14 +128,14 @@ def tables(c: Config) -> list[Input]:
 
 FAMILIES = {
     "bert": Family.of_model(
-        Model(masked_lm, lambda c: alike(c.count("num_hidden_layers")), tables=tables),
+        ForwardSpec(masked_lm, lambda c: alike(c.count("num_hidden_layers")), tables=tables),
         shape,
         refuses=(("is_decoder", True), ("position_embedding_type", "relative_key")),
     ),
     **dict.fromkeys(
         ("roberta", "xlm-roberta"),
         Family.of_model(
-            Model(partial(masked_lm, kin=ROBERTA), lambda c: alike(c.count("num_hidden_layers")), tables=tables),
+            ForwardSpec(partial(masked_lm, kin=ROBERTA), lambda c: alike(c.count("num_hidden_layers")), tables=tables),
             shape,
             refuses=(("is_decoder", True),),
         ),

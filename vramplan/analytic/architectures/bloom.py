@@ -7,8 +7,8 @@ from vramplan.analytic.architectures.gpt import by_layer_count
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Grads, Tensor
 from vramplan.analytic.layers import attention_kernels as kernels
-from vramplan.analytic.layers.modules import Net
-from vramplan.analytic.layers.transformer import Context, Kind, attend, merged, plain_mlp, rotary
+from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.layers.transformer import Context, LayerKind, attend, merged, plain_mlp, rotary
 from vramplan.inputs.model_spec import Config
 
 # -- BLOOM -------------------------------------------------------------------------------------------------------------
@@ -24,7 +24,7 @@ def bloom_shape(c: Config) -> Shape:
     )
 
 
-def bloom_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+def bloom_embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
     """Embedding with a norm of its own."""
     shape = bloom_shape(c)
     x = net.embedding("transformer.word_embeddings", ids, shape.vocabulary, shape.hidden)
@@ -32,7 +32,7 @@ def bloom_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
     return net.layer_norm("transformer.word_embeddings_layernorm", x)
 
 
-def bloom(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+def bloom(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, ...]:
     """Eager attention with ALiBi; q, k and v are cut out of the fused projection."""
     width, dropout = x.shape[-1], c.number("hidden_dropout", 0.0)
     attended, weights = bloom_attention(net, c, x, net.layer_norm("input_layernorm", x), ctx, dropout)
@@ -43,7 +43,7 @@ def bloom(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Ten
 
 
 def bloom_attention(
-    net: Net, c: Config, residual: Tensor, x: Tensor, ctx: Context, dropout: float
+    net: Modules, c: Config, residual: Tensor, x: Tensor, ctx: Context, dropout: float
 ) -> tuple[Tensor, ...]:
     """``alibi.baddbmm(q, k)``: scaling and bias are part of the product. All scores are locals to the end."""
     batch, length, width = x.shape
@@ -66,7 +66,7 @@ def bloom_attention(
 # -- Falcon ------------------------------------------------------------------------------------------------------------
 
 
-def falcon(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+def falcon(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, ...]:
     """Falcon: parallel branches behind one norm (7b) or two (40b, 180b)."""
     new, width = c.flag("new_decoder_architecture", False), x.shape[-1]
     bias = c.flag("bias", False)
@@ -84,7 +84,7 @@ def falcon(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Te
 
 
 def falcon_attention(
-    net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind, new: bool, bias: bool
+    net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind, new: bool, bias: bool
 ) -> tuple[Tensor, ...]:
     """One key/value head (7b), or groups whose k and v are copied out to all query heads (40b)."""
     heads = c.count("num_attention_heads")
@@ -127,7 +127,7 @@ def broadcast(x: Tensor, heads: int) -> Tensor:
     return merged(x if x.shape[2] == heads else ops.repeat_heads(x, heads), False)
 
 
-def falcon_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+def falcon_embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
     """``transformer.word_embeddings``."""
     return net.embedding("transformer.word_embeddings", ids, c.count("vocab_size"), c.count("hidden_size"))
 

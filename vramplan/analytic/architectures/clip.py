@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.architectures.encoder import Model, Outcome, Scene, alike
+from vramplan.analytic.architectures.encoder import ForwardPass, ForwardSpec, ModelOutput, alike
 from vramplan.analytic.architectures.family import Family, Shape
 from vramplan.analytic.architectures.towers.tower import given_a_gradient
 from vramplan.analytic.architectures.towers.vit import clip_block, patches, table_of, with_class
@@ -10,7 +10,7 @@ from vramplan.analytic.architectures.vit import interpolated
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import losses
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.inputs.model_inputs import Input, grid, interpolates
 from vramplan.inputs.model_spec import Config
 
@@ -30,7 +30,7 @@ def stacks(c: Config) -> list[list[object]]:
     return alike(*(c.part(f"{name}_config").count("num_hidden_layers", 12) for name in ("vision", "text")))
 
 
-def contrast(scene: Scene, c: Config) -> Outcome:
+def contrast(scene: ForwardPass, c: Config) -> ModelOutput:
     """CLIPModel: both towers, their projections normalised, every text with every image."""
     net, size = scene.net, c.count("projection_dim", 512)
     seen, image = projected(net, "visual_projection", vision(scene, c.part("vision_config")), size)
@@ -40,16 +40,16 @@ def contrast(scene: Scene, c: Config) -> Outcome:
     scores = similarity(net, words, images)
     net.tape.module = "loss"
     loss = both_ways(scores)
-    return Outcome(loss, [scores, scores, words, images, read, text, seen, image])
+    return ModelOutput(loss, [scores, scores, words, images, read, text, seen, image])
 
 
-def projected(net: Net, name: str, states: tuple[Tensor, Tensor], size: int) -> tuple[Tensor, Tensor]:
+def projected(net: Modules, name: str, states: tuple[Tensor, Tensor], size: int) -> tuple[Tensor, Tensor]:
     """A tower's last states, and the pooled one in the space that both share."""
     hidden, pooled = states
     return hidden, net.linear(name, pooled, size)
 
 
-def vision(scene: Scene, c: Config) -> tuple[Tensor, Tensor]:
+def vision(scene: ForwardPass, c: Config) -> tuple[Tensor, Tensor]:
     """CLIPVisionModel: what the first layer takes lives to its end; the class token's state is normed."""
     net = scene.net
     x = embed_image(scene, c)
@@ -61,7 +61,7 @@ def vision(scene: Scene, c: Config) -> tuple[Tensor, Tensor]:
     return hidden, net.layer_norm("vision_model.post_layernorm", pooled)
 
 
-def embed_image(scene: Scene, c: Config) -> Tensor:
+def embed_image(scene: ForwardPass, c: Config) -> Tensor:
     """Patches, the class token before them, positions."""
     net, name = scene.net, "vision_model.embeddings"
     x = image_patches(scene, c, bias=False)
@@ -75,7 +75,7 @@ def embed_image(scene: Scene, c: Config) -> Tensor:
     return ops.add(x, interpolated(table, side, grid(c, scene.job)))
 
 
-def image_patches(scene: Scene, c: Config, bias: bool) -> Tensor:
+def image_patches(scene: ForwardPass, c: Config, bias: bool) -> Tensor:
     """The patches of the batch's images, to which transformers' hook gives a gradient."""
     net = scene.net
     net.tape.module = "vision_model.embeddings"
@@ -85,7 +85,7 @@ def image_patches(scene: Scene, c: Config, bias: bool) -> Tensor:
     return given_a_gradient(x, net.training.input_needs_grad)
 
 
-def texts(scene: Scene, c: Config) -> tuple[Tensor, Tensor]:
+def texts(scene: ForwardPass, c: Config) -> tuple[Tensor, Tensor]:
     """CLIPTextModel: causal; the state at each text's end is picked."""
     net = scene.net
     x = embed_text(scene, c)
@@ -98,7 +98,7 @@ def texts(scene: Scene, c: Config) -> tuple[Tensor, Tensor]:
     return hidden, ops.gathered(hidden, (samples, width), "states at the ends of the texts")
 
 
-def embed_text(scene: Scene, c: Config, vocabulary: int = 49408, most: int = 77) -> Tensor:
+def embed_text(scene: ForwardPass, c: Config, vocabulary: int = 49408, most: int = 77) -> Tensor:
     """Words and positions; transformers' own counts of both where the configuration leaves them out."""
     net, ids, width = scene.net, scene.inputs["input_ids"], c.count("hidden_size")
     words = net.embedding("text_model.embeddings.token_embedding", ids, c.count("vocab_size", vocabulary), width)
@@ -113,7 +113,7 @@ def normalised(x: Tensor) -> Tensor:
     return ops.mul(x, length, "normalised")
 
 
-def similarity(net: Net, words: Tensor, images: Tensor) -> Tensor:
+def similarity(net: Modules, words: Tensor, images: Tensor) -> Tensor:
     """Every text with every image, times a learned number."""
     samples, width = words.shape
     scores = ops.matmul(words, images, 2 * samples * samples * width, (samples, samples), "similarities")
@@ -149,4 +149,4 @@ LOADS = (
     VISION,
     "vision_model",
 )
-FAMILIES = {"clip": Family.of_model(Model(contrast, stacks, LOADS, tables=tables), shape)}
+FAMILIES = {"clip": Family.of_model(ForwardSpec(contrast, stacks, LOADS, tables=tables), shape)}

@@ -6,12 +6,12 @@ from vramplan.analytic.architectures.family import Family, times
 from vramplan.analytic.architectures.llama import patterned, window_or
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.layers.modules import Net
-from vramplan.analytic.layers.transformer import Context, Kind, attend, gated_mlp, heads_of, rotate
+from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.layers.transformer import Context, LayerKind, attend, gated_mlp, heads_of, rotate
 from vramplan.inputs.model_spec import Config
 
 
-def norm(net: Net, name: str, x: Tensor) -> Tensor:
+def norm(net: Modules, name: str, x: Tensor) -> Tensor:
     """CohereLayerNorm: the mean is taken off twice, each difference kept for its own product."""
     net.tape.module = name
     weight = net.parameter(f"{name}.weight", *(x.shape[2:]))
@@ -24,7 +24,7 @@ def norm(net: Net, name: str, x: Tensor) -> Tensor:
     return ops.to(x, dtype, "output")
 
 
-def turned(q: Tensor, k: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, Tensor]:
+def turned(q: Tensor, k: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, Tensor]:
     """Interleaved rotary in fp32, both cast back at the end."""
     if not kind.rotary:
         return q, k
@@ -35,7 +35,7 @@ def turned(q: Tensor, k: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, Tens
     return ops.to(q_turned, dtype, "rotated"), ops.to(k_turned, dtype, "rotated")
 
 
-def cohere(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def cohere(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """One norm, then attention and feed-forward side by side."""
     residual = x
     x = norm(net, "input_layernorm", x)
@@ -44,7 +44,7 @@ def cohere(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
     return ops.add(ops.add(residual, out), x, "residual stream")
 
 
-def cohere_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+def cohere_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, ...]:
     """Attention; command-r-plus norms the heads of q and k."""
     heads, bias, qk_norm = heads_of(c), c.flag("attention_bias", False), c.flag("use_qk_norm", False)
     batch, length, width = x.shape
@@ -58,9 +58,9 @@ def cohere_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -
     return net.linear("self_attn.o_proj", out, width, bias), *kept
 
 
-def cohere2_kinds(c: Config) -> list[Kind]:
+def cohere2_kinds(c: Config) -> list[LayerKind]:
     """Three sliding layers with rotary, then a full one without positions."""
-    return [Kind(kind.sliding, rotary=kind.sliding) for kind in patterned(c, 4)]
+    return [LayerKind(kind.sliding, rotary=kind.sliding) for kind in patterned(c, 4)]
 
 
 FAMILIES = {

@@ -6,28 +6,28 @@ Scores are (B * heads, S, S); positions are P = 2 * buckets relative ones, whose
 from __future__ import annotations
 
 from vramplan.analytic.architectures.bert import add_and_norm, shape, word_loss, words
-from vramplan.analytic.architectures.encoder import Model, Outcome, Scene, alike
+from vramplan.analytic.architectures.encoder import ForwardPass, ForwardSpec, ModelOutput, alike
 from vramplan.analytic.architectures.family import Family
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.layers.attention_kernels import softmax
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.transformer import activation
 from vramplan.errors import UnsupportedError
 from vramplan.inputs.model_inputs import Input
 from vramplan.inputs.model_spec import Config
 
 
-def masked_lm(scene: Scene, c: Config) -> Outcome:
+def masked_lm(scene: ForwardPass, c: Config) -> ModelOutput:
     """DebertaV2ForMaskedLM: BERT's head."""
     check(c)
     hidden = states_of(scene, c)
     logits = words(scene.net, c, hidden)
-    return Outcome(word_loss(scene, logits), [logits])
+    return ModelOutput(word_loss(scene, logits), [logits])
 
 
-def states_of(scene: Scene, c: Config) -> Tensor:
+def states_of(scene: ForwardPass, c: Config) -> Tensor:
     """DebertaV2Model: the states of all layers live until the last is there."""
     mask = scene.inputs["attention_mask"]
     scene.tape.module = "inputs"
@@ -62,7 +62,7 @@ def distances(c: Config) -> int:
     return int(most) if most > 0 else c.count("max_position_embeddings", 512)
 
 
-def embed(scene: Scene, c: Config, mask: Tensor, kinds: Tensor) -> Tensor:
+def embed(scene: ForwardPass, c: Config, mask: Tensor, kinds: Tensor) -> Tensor:
     """DebertaV2Embeddings: words, positions or zeros in their place, a norm, padding set to zero."""
     net, ids, width, name = scene.net, scene.inputs["input_ids"], c.count("hidden_size"), "embeddings"
     x = found = net.embedding(f"{name}.word_embeddings", ids, c.count("vocab_size"), width)
@@ -79,7 +79,7 @@ def embed(scene: Scene, c: Config, mask: Tensor, kinds: Tensor) -> Tensor:
     return ops.dropout(x, c.number("hidden_dropout_prob", 0.1))
 
 
-def encode(scene: Scene, c: Config, x: Tensor, mask: Tensor, states: list[Tensor]) -> Tensor:
+def encode(scene: ForwardPass, c: Config, x: Tensor, mask: Tensor, states: list[Tensor]) -> Tensor:
     """DebertaV2Encoder: one mask, one table of relative positions, one norm of their embeddings for all layers."""
     net, tape, (batch, length, width) = scene.net, scene.tape, x.shape
     tape.module = "encoder"
@@ -115,7 +115,7 @@ def bucketed(tape: Tape, square: tuple[int, ...]) -> Tensor:
     return buckets
 
 
-def layer(net: Net, c: Config, x: Tensor, pairs: Tensor, apart: Tensor, table: Tensor) -> Tensor:
+def layer(net: Modules, c: Config, x: Tensor, pairs: Tensor, apart: Tensor, table: Tensor) -> Tensor:
     """DebertaV2Layer: BERT's but for the attention."""
     seen = attention(net, c, x, pairs, apart, table)
     attended = add_and_norm(net, c, "attention.output", seen, x)
@@ -125,7 +125,7 @@ def layer(net: Net, c: Config, x: Tensor, pairs: Tensor, apart: Tensor, table: T
     return add_and_norm(net, c, "output", inner, attended)
 
 
-def attention(net: Net, c: Config, x: Tensor, pairs: Tensor, apart: Tensor, table: Tensor) -> Tensor:
+def attention(net: Modules, c: Config, x: Tensor, pairs: Tensor, apart: Tensor, table: Tensor) -> Tensor:
     """DisentangledSelfAttention: word to word, word to position, position to word."""
     batch, length, width = x.shape
     heads = c.count("num_attention_heads")
@@ -148,14 +148,14 @@ def attention(net: Net, c: Config, x: Tensor, pairs: Tensor, apart: Tensor, tabl
     return out.view(batch, length, width)
 
 
-def projected(net: Net, name: str, x: Tensor, heads: int) -> Tensor:
+def projected(net: Modules, name: str, x: Tensor, heads: int) -> Tensor:
     """transpose_for_scores of a projection: head by head in memory."""
     batch, length, width = x.shape
     out = net.linear(f"attention.self.{name}_proj", x, width, True).view(batch, length, heads, width // heads)
     return ops.copy(ops.heads_first(out), "heads apart")
 
 
-def position_scores(net: Net, q: Tensor, k: Tensor, apart: Tensor, table: Tensor, heads: int) -> Tensor:
+def position_scores(net: Modules, q: Tensor, k: Tensor, apart: Tensor, table: Tensor, heads: int) -> Tensor:
     """disentangled_attention_bias: scores of every position, of which those that stand there are gathered.
 
     Queries and keys of positions are made by the words' own projections, once for each sample.
@@ -196,7 +196,9 @@ def tables(c: Config) -> list[Input]:
 
 FAMILIES = {
     "deberta-v2": Family.of_model(
-        Model(masked_lm, lambda c: alike(c.count("num_hidden_layers")), ("embeddings", 0, "encoder"), tables=tables),
+        ForwardSpec(
+            masked_lm, lambda c: alike(c.count("num_hidden_layers")), ("embeddings", 0, "encoder"), tables=tables
+        ),
         shape,
         attention=("eager",),
         refuses=(("legacy", False),),

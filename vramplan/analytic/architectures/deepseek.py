@@ -14,32 +14,34 @@ from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import moe_linear_experts
 from vramplan.analytic.layers.mla import Turn, as_complex, interleaved, latent_attention
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.moe import Experts, Groups, Routed, declare, routed, scored_router, wide_router
-from vramplan.analytic.layers.transformer import Context, Kind, attend, gated, heads_of, partial_rotary
+from vramplan.analytic.layers.transformer import Context, LayerKind, attend, gated, heads_of, partial_rotary
 from vramplan.inputs.model_spec import Config
 
-Router = Callable[[Net, Config, Tensor, Experts], Routed]
-Loop = Callable[[Net, str, Tensor, Routed, Experts], Tensor]
+Router = Callable[[Modules, Config, Tensor, Experts], Routed]
+Loop = Callable[[Modules, str, Tensor, Routed, Experts], Tensor]
 """How experts take turns before transformers 5."""
 
 
-def in_fp32(net: Net, name: str, x: Tensor, to: Routed, experts: Experts) -> Tensor:
+def in_fp32(net: Modules, name: str, x: Tensor, to: Routed, experts: Experts) -> Tensor:
     """DeepseekV3MoE.moe: what the experts give is added up in fp32."""
     return ops.to(moe_linear_experts.in_turn(net, name, x, to, experts, widens=True)[0], x.dtype, "output")
 
 
-def first_dense(default: int) -> Callable[[Config], list[Kind]]:
+def first_dense(default: int) -> Callable[[Config], list[LayerKind]]:
     """The first layers are no mixtures."""
 
-    def kinds(c: Config) -> list[Kind]:
+    def kinds(c: Config) -> list[LayerKind]:
         dense = c.get("first_k_dense_replace", default)
-        return [Kind(dense=layer < dense) for layer in range(c.count("num_hidden_layers"))]
+        return [LayerKind(dense=layer < dense) for layer in range(c.count("num_hidden_layers"))]
 
     return kinds
 
 
-def shared_and_routed(net: Net, c: Config, x: Tensor, kind: Kind, router: Router, loop: Loop = in_fp32) -> Tensor:
+def shared_and_routed(
+    net: Modules, c: Config, x: Tensor, kind: LayerKind, router: Router, loop: Loop = in_fp32
+) -> Tensor:
     """DeepseekV3MoE: all tokens through the shared experts besides; a layer that is no mixture."""
     act, bias = c.text("hidden_act", "silu"), c.flag("mlp_bias", False)
     if kind.dense:
@@ -47,10 +49,10 @@ def shared_and_routed(net: Net, c: Config, x: Tensor, kind: Kind, router: Router
     width = c.count("moe_intermediate_size")
     experts = Experts(c.count("n_routed_experts"), c.count("num_experts_per_tok"), width, act)
     rows = flat(x)
-    if not net.training.looped:
+    if not net.training.linear_experts:
         declare(net, "mlp.experts", x.shape[-1], experts)  # before the router
     to = router(net, c, rows, experts)
-    out = (loop if net.training.looped else routed)(net, "mlp.experts", rows, to, experts).view(*x.shape)
+    out = (loop if net.training.linear_experts else routed)(net, "mlp.experts", rows, to, experts).view(*x.shape)
     shared = gated(net, "mlp.shared_experts", x, width * c.count("n_shared_experts"), act, bias)
     return ops.add(out, shared, "output")
 
@@ -71,20 +73,20 @@ def latent(turn: Turn, router: Router, loop: Loop) -> Layer:
     )
 
 
-def v2_router(net: Net, c: Config, x: Tensor, experts: Experts) -> Routed:
+def v2_router(net: Modules, c: Config, x: Tensor, experts: Experts) -> Routed:
     """DeepseekV2TopkRouter."""
     limited = c.text("topk_method", "greedy") == "group_limited_greedy"
     groups = Groups(c.count("n_group"), c.count("topk_group")) if limited else None
     return wide_router(net, "mlp.gate", x, experts, groups)
 
 
-def v3_router(net: Net, c: Config, x: Tensor, experts: Experts) -> Routed:
+def v3_router(net: Modules, c: Config, x: Tensor, experts: Experts) -> Routed:
     """DeepseekV3TopkRouter: a correction in the model's dtype helps to choose."""
     groups = Groups(c.count("n_group", 8), c.count("topk_group", 4))
     return scored_router(net, "mlp.gate", x, experts, groups, c.flag("norm_topk_prob", True), net.training.dtype)
 
 
-def glm4_moe(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def glm4_moe(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """GLM 4.5: grouped-query attention with rotary on part of each head."""
     return layer(
         net,
@@ -97,7 +99,7 @@ def glm4_moe(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor
     )
 
 
-def glm4_moe_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+def glm4_moe_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, ...]:
     """Glm4MoeAttention."""
     heads, bias = heads_of(c), c.flag("attention_bias", False)
     batch, length, width = x.shape
@@ -113,7 +115,7 @@ def glm4_moe_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind)
     return net.linear("self_attn.o_proj", out, width), *kept
 
 
-def glm4_router(net: Net, c: Config, x: Tensor, experts: Experts) -> Routed:
+def glm4_router(net: Modules, c: Config, x: Tensor, experts: Experts) -> Routed:
     """Glm4MoeTopkRouter: the correction is fp32."""
     groups = Groups(c.count("n_group", 1), c.count("topk_group", 1))
     return scored_router(net, "mlp.gate", x, experts, groups, c.flag("norm_topk_prob", True), "fp32")

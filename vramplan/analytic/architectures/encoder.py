@@ -10,7 +10,7 @@ from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.layer_folding import STACK
 from vramplan.analytic.layers.attention_kernels import causal_mask
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.transformer import Context
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import Input
@@ -20,7 +20,7 @@ Layer = Callable[..., "Tensor | tuple[Tensor, ...]"]
 """Takes the state, and what the layer before returned beside it."""
 
 
-class Outcome(NamedTuple):
+class ModelOutput(NamedTuple):
     """What a forward returns: the loss, and the other outputs, which live until the loop has the loss."""
 
     loss: Tensor
@@ -28,10 +28,10 @@ class Outcome(NamedTuple):
 
 
 @dataclass(slots=True)
-class Scene:
+class ForwardPass:
     """One forward: the job, the batch, the layers to play."""
 
-    net: Net
+    net: Modules
     job: Job
     flash_fits: bool
     """Whether the card runs SDPA's flash kernel (compute capability 8.0)."""
@@ -95,10 +95,10 @@ class Scene:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ForwardSpec:
     """One architecture, described once."""
 
-    forward: Callable[[Scene, Config], Outcome]
+    forward: Callable[[ForwardPass, Config], ModelOutput]
     stacks: Callable[[Config], list[list[Hashable]]]
     """For each stack of layers what sets each layer apart from its neighbours."""
     loads: tuple[str | int, ...] = ()

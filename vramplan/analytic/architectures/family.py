@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from vramplan.analytic.architectures.encoder import Model
+from vramplan.analytic.architectures.encoder import ForwardSpec
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.layers.modules import Net
-from vramplan.analytic.layers.transformer import Context, Kind, heads_of
+from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.layers.transformer import Context, LayerKind, heads_of
 from vramplan.inputs.model_spec import Config
 
 
@@ -36,10 +36,10 @@ class Rotary(NamedTuple):
     """Positions of their own for each sample, as images in them make."""
 
 
-Layer = Callable[[Net, Config, Tensor, Context, Kind], "Tensor | tuple[Tensor, ...]"]
+Layer = Callable[[Modules, Config, Tensor, Context, LayerKind], "Tensor | tuple[Tensor, ...]"]
 """Returns the hidden state; BLOOM, Falcon and GPT-J also their attention weights, which the model's loop holds."""
-Part = Callable[[Net, Config, Tensor], Tensor]
-NormFunction = Callable[[Net, str, Tensor], Tensor]
+Part = Callable[[Modules, Config, Tensor], Tensor]
+NormFunction = Callable[[Modules, str, Tensor], Tensor]
 
 
 def hub_shape(c: Config) -> Shape:
@@ -52,9 +52,9 @@ def hub_shape(c: Config) -> Shape:
     )
 
 
-def all_full(c: Config) -> list[Kind]:
+def all_full(c: Config) -> list[LayerKind]:
     """Every layer attends to everything."""
-    return [Kind()] * c.count("num_hidden_layers")
+    return [LayerKind()] * c.count("num_hidden_layers")
 
 
 def full_rotary(c: Config) -> Rotary | None:
@@ -62,27 +62,27 @@ def full_rotary(c: Config) -> Rotary | None:
     return Rotary(heads_of(c).dim)
 
 
-def embed_tokens(net: Net, c: Config, ids: Tensor) -> Tensor:
+def embed_tokens(net: Modules, c: Config, ids: Tensor) -> Tensor:
     """``model.embed_tokens(input_ids)``."""
     return net.embedding("model.embed_tokens", ids, c.count("vocab_size"), c.count("hidden_size"))
 
 
-def rms_norm(net: Net, name: str, x: Tensor) -> Tensor:
+def rms_norm(net: Modules, name: str, x: Tensor) -> Tensor:
     """RMS norm, cast back before the weight."""
     return net.rms_norm(name, x)
 
 
-def layer_norm(net: Net, name: str, x: Tensor) -> Tensor:
+def layer_norm(net: Modules, name: str, x: Tensor) -> Tensor:
     """LayerNorm with weight and bias."""
     return net.layer_norm(name, x)
 
 
-def unchanged(net: Net, c: Config, x: Tensor) -> Tensor:
+def unchanged(net: Modules, c: Config, x: Tensor) -> Tensor:
     """`x` itself."""
     return x
 
 
-def times(net: Net, c: Config, x: Tensor) -> Tensor:
+def times(net: Modules, c: Config, x: Tensor) -> Tensor:
     """`x` times a number."""
     return ops.scale(x)
 
@@ -106,7 +106,7 @@ class Family:
     before_head: Part = unchanged
     after_head: Part = unchanged
     shape: Callable[[Config], Shape] = hub_shape
-    kinds: Callable[[Config], list[Kind]] = all_full
+    kinds: Callable[[Config], list[LayerKind]] = all_full
     window: Callable[[Config], int | None] = lambda c: None
     rotary: Callable[[Config], Rotary | None] = full_rotary
     attention: tuple[str, ...] = ("sdpa", "flash", "eager")
@@ -125,13 +125,13 @@ class Family:
     """Whether DeepSpeed takes a mixture, router and all, for one module (0.19, zero/leaf_module_config.py)."""
     remote_code: bool = False
     """Whether the published model brings its own code, which may keep more than this description of it."""
-    model: Model | None = None
+    model: ForwardSpec | None = None
     """All of it in one function, for what is no causal language model; `layer`, `embed` and the like are not asked."""
 
     @classmethod
     def of_model(
         cls,
-        model: Model,
+        model: ForwardSpec,
         shape: Callable[[Config], Shape],
         attention: tuple[str, ...] = ("sdpa", "flash", "eager"),
         refuses: tuple[tuple[str, object], ...] = (),

@@ -6,22 +6,22 @@ from vramplan.analytic.architectures.family import Family, Rotary
 from vramplan.analytic.architectures.llama import patterned, window_or
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.layers.modules import Net
-from vramplan.analytic.layers.transformer import Context, Kind, attention, gated_mlp, heads_of
+from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.layers.transformer import Context, LayerKind, attention, gated_mlp, heads_of
 from vramplan.inputs.model_spec import Config
 
 
-def norm(net: Net, name: str, x: Tensor) -> Tensor:
+def norm(net: Modules, name: str, x: Tensor) -> Tensor:
     """``(x_normed * (1.0 + weight.float())).type_as(x)``."""
     return net.rms_norm(name, x, offset=True)
 
 
-def embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+def embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
     """Embedding times the root of the width."""
     return net.embedding("model.embed_tokens", ids, c.count("vocab_size"), c.count("hidden_size"), scaled=True)
 
 
-def cap(net: Net, c: Config, logits: Tensor) -> Tensor:
+def cap(net: Modules, c: Config, logits: Tensor) -> Tensor:
     """Gemma 2 caps its logits with a tanh."""
     if c.get("final_logit_softcapping") is None:
         return logits
@@ -36,7 +36,7 @@ def act(c: Config) -> str:
     return "gelu_pytorch_tanh" if name == "gelu" else name
 
 
-def gemma(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def gemma(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """Gemma 1: Llama's layer with its own norm."""
     bias = c.flag("attention_bias", False)
     residual = x
@@ -49,7 +49,7 @@ def gemma(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
     return ops.add(residual, x, "residual stream")
 
 
-def sandwich(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind, qk_norm: bool = False) -> Tensor:
+def sandwich(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind, qk_norm: bool = False) -> Tensor:
     """Gemma 2 and 3: a norm before and after each branch."""
     bias = c.flag("attention_bias", False)
     residual = x
@@ -64,7 +64,7 @@ def sandwich(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind, qk_norm: 
     return ops.add(residual, x, "residual stream")
 
 
-def gemma3(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def gemma3(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """Gemma 3: norms on the heads of q and k as well."""
     return sandwich(net, c, x, ctx, kind, qk_norm=True)
 

@@ -8,10 +8,10 @@ from vramplan.analytic.architectures.family import Family, Rotary, Shape, embed_
 from vramplan.analytic.architectures.llama import every_layer_slides, plain_window
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.transformer import (
     Context,
-    Kind,
+    LayerKind,
     Softcap,
     activation,
     attend,
@@ -31,7 +31,7 @@ def gpt_shape(c: Config) -> Shape:
     return Shape(c.count("n_layer"), c.count("n_embd"), c.count("vocab_size"), c.get("n_positions"), hard_limit=True)
 
 
-def gpt2_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+def gpt2_embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
     """Token plus learned position, then dropout."""
     width = c.count("n_embd")
     tokens = net.embedding("transformer.wte", ids, c.count("vocab_size"), width)
@@ -41,7 +41,7 @@ def gpt2_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
     return ops.dropout(ops.add(tokens, positions, "embedding"), c.number("embd_pdrop", 0.1))
 
 
-def gpt2(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def gpt2(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """q, k and v are views of one projection; softmax stays in the model's dtype."""
     width = x.shape[-1]
     dropout = c.number("resid_pdrop", 0.1)
@@ -58,7 +58,7 @@ def gpt2(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
     return ops.add(residual, x, "residual stream")
 
 
-def gpt2_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+def gpt2_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, ...]:
     """One fused projection with bias, cut in three."""
     batch, length, width = x.shape
     heads = c.count("n_head")
@@ -71,7 +71,7 @@ def gpt2_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> 
 # -- GPT-J -------------------------------------------------------------------------------------------------------------
 
 
-def gptj(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+def gptj(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, ...]:
     """Attention and feed-forward side by side behind one norm; scores in fp32."""
     batch, length, width = x.shape
     heads = c.count("n_head")
@@ -88,7 +88,7 @@ def gptj(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tens
     return ops.add(ops.add(out, x), residual, "residual stream"), weights
 
 
-def gptj_rotary(net: Net, c: Config, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+def gptj_rotary(net: Modules, c: Config, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
     """Every layer gathers its own tables, one pair for k and one for q; all are locals of the attention."""
     tape, length, width = net.tape, q.shape[1], c.count("rotary_dim", 64)
     tape.module = "attn"
@@ -113,7 +113,7 @@ def gptj_buffers(c: Config) -> tuple[tuple[int, ...], ...]:
     return ((c.count("n_positions", 2048), c.count("rotary_dim", 64)),)
 
 
-def gptj_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+def gptj_embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
     """``transformer.wte``."""
     return net.embedding("transformer.wte", ids, c.count("vocab_size"), c.count("n_embd"))
 
@@ -121,7 +121,7 @@ def gptj_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
 # -- GPT-NeoX ----------------------------------------------------------------------------------------------------------
 
 
-def gpt_neox(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def gpt_neox(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """Pythia: parallel branches, each behind its own norm; v keeps the fused projection alive."""
     width = c.count("intermediate_size")
     act, bias, dropout = c.text("hidden_act", "gelu"), c.flag("attention_bias", True), c.number("hidden_dropout", 0.0)
@@ -136,7 +136,7 @@ def gpt_neox(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor
     return ops.add(mlp, attended, "residual stream")
 
 
-def neox_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind, bias: bool) -> tuple[Tensor, ...]:
+def neox_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind, bias: bool) -> tuple[Tensor, ...]:
     """One projection, laid out head by head."""
     heads = heads_of(c)
     batch, length, width = x.shape
@@ -147,7 +147,7 @@ def neox_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind, bia
     return net.linear("attention.dense", out, width, bias), *kept
 
 
-def neox_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+def neox_embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
     """``gpt_neox.embed_in``."""
     return net.embedding("gpt_neox.embed_in", ids, c.count("vocab_size"), c.count("hidden_size"))
 
@@ -171,7 +171,7 @@ def opt_shape(c: Config) -> Shape:
     )
 
 
-def opt_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+def opt_embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
     """Token plus learned position (two extra rows); opt-350m widens a narrow embedding."""
     width, narrow = c.count("hidden_size"), c.count("word_embed_proj_dim", c.count("hidden_size"))
     x = net.embedding("model.decoder.embed_tokens", ids, c.count("vocab_size"), narrow)
@@ -184,7 +184,7 @@ def opt_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
     return ops.add(x, positions, "embedding")
 
 
-def opt(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def opt(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """OPT: dropout on both branches; norms before them, or after (350m)."""
     before, dropout = c.flag("do_layer_norm_before", True), c.number("dropout", 0.1)
     residual = x
@@ -207,7 +207,7 @@ def opt(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
     return x if before else net.layer_norm("final_layer_norm", x)
 
 
-def opt_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+def opt_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, ...]:
     """Equal heads; the query is scaled by hand."""
     heads, bias = heads_of(c), c.flag("enable_bias", True)
     batch, length, width = x.shape
@@ -219,7 +219,7 @@ def opt_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> t
     return net.linear("self_attn.out_proj", out, width, bias), *kept
 
 
-def opt_before_head(net: Net, c: Config, x: Tensor) -> Tensor:
+def opt_before_head(net: Modules, c: Config, x: Tensor) -> Tensor:
     """A projection back to a narrow embedding (350m)."""
     narrow = c.count("word_embed_proj_dim", c.count("hidden_size"))
     return x if narrow == c.count("hidden_size") else net.linear("model.decoder.project_out", x, narrow)
@@ -228,7 +228,7 @@ def opt_before_head(net: Net, c: Config, x: Tensor) -> Tensor:
 # -- StarCoder2 --------------------------------------------------------------------------------------------------------
 
 
-def starcoder2(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def starcoder2(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """StarCoder2: grouped heads, biases, plain feed-forward."""
     bias, dropout = c.flag("use_bias", True), c.number("residual_dropout", 0.0)
     residual = x
@@ -242,16 +242,16 @@ def starcoder2(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tens
     return ops.add(residual, ops.dropout(x, dropout), "residual stream")
 
 
-def starcoder_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+def starcoder_embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
     """Embedding with dropout."""
     x = embed_tokens(net, c, ids)
     net.held = [x]
     return ops.dropout(x, c.number("embedding_dropout", 0.0))
 
 
-def by_layer_count(c: Config, key: str = "n_layer") -> list[Kind]:
+def by_layer_count(c: Config, key: str = "n_layer") -> list[LayerKind]:
     """Full attention everywhere, layers counted by an older key."""
-    return [Kind()] * c.count(key, c.get("num_hidden_layers"))
+    return [LayerKind()] * c.count(key, c.get("num_hidden_layers"))
 
 
 FAMILIES = {

@@ -8,13 +8,13 @@ from vramplan.analytic.architectures.moe import ROUTED, flat
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Grads, Tensor
 from vramplan.analytic.layers import attention_kernels as kernels
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.moe import Experts, Routed, routed
-from vramplan.analytic.layers.transformer import Context, Kind, heads_of
+from vramplan.analytic.layers.transformer import Context, LayerKind, heads_of
 from vramplan.inputs.model_spec import Config
 
 
-def gpt_oss(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def gpt_oss(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """GptOssDecoderLayer; norms multiply by their weight in fp32."""
     residual = x
     x = olmo_norm(net, "input_layernorm", x)
@@ -35,7 +35,7 @@ def gpt_oss(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
     return ops.add(residual, out, "residual stream")
 
 
-def router(net: Net, x: Tensor, experts: Experts) -> Routed:
+def router(net: Modules, x: Tensor, experts: Experts) -> Routed:
     """GptOssTopKRouter: a softmax over the best logits alone, in their dtype."""
     name = "mlp.router"
     net.routers.add(name)
@@ -57,7 +57,7 @@ def clamped_gate(both: Tensor, experts: Experts) -> Tensor:
     return ops.mul(ops.shift(up), glu)
 
 
-def attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+def attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, ...]:
     """Eager attention; a learned logit of each head takes part in the softmax and is dropped."""
     heads, bias = heads_of(c), c.flag("attention_bias", True)
     batch, length, width = x.shape
@@ -74,7 +74,7 @@ def attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple
     return net.linear("self_attn.o_proj", out.view(batch, length, heads.query * heads.dim), width, bias), weights
 
 
-def turned(x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def turned(x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """_apply_rotary_emb: both halves by tables of half a head."""
     cos, sin = ctx.cos[kind.sliding], ctx.sin[kind.sliding]
     first, second = ops.split(x, cos.shape[-1], cos.shape[-1])
@@ -83,7 +83,7 @@ def turned(x: Tensor, ctx: Context, kind: Kind) -> Tensor:
     return ops.cat(one, other)
 
 
-def with_sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, Tensor]:
+def with_sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, Tensor]:
     """eager_attention_forward: the largest score of each row is subtracted before the softmax."""
     batch, length, heads, dim = q.shape
     groups, mask = heads // k.shape[2], ctx.masks.get(kind.sliding)

@@ -8,17 +8,17 @@ from vramplan.analytic.architectures.family import Family, Rotary, embed_tokens,
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers.mla import latent_attention
-from vramplan.analytic.layers.modules import Net
-from vramplan.analytic.layers.transformer import Context, Kind, attend, attention, gated_mlp, heads_of, rotary
+from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.layers.transformer import Context, LayerKind, attend, attention, gated_mlp, heads_of, rotary
 from vramplan.inputs.model_spec import Config
 
 
 def pre_norm_layer(
-    net: Net,
+    net: Modules,
     c: Config,
     x: Tensor,
     ctx: Context,
-    kind: Kind,
+    kind: LayerKind,
     bias: bool = False,
     out_bias: bool = False,
     mlp_bias: bool = False,
@@ -38,29 +38,29 @@ def pre_norm_layer(
     return ops.add(residual, ops.scale(x) if scales_residual else x, "residual stream")
 
 
-def llama(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def llama(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """Llama, SmolLM, Yi, InternLM 3 ...: biases by key."""
     bias = c.flag("attention_bias", c.flag("qkv_bias", False))
     return pre_norm_layer(net, c, x, ctx, kind, bias, bias, c.flag("mlp_bias", False))
 
 
-def mistral(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def mistral(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """Mistral: no biases."""
     return pre_norm_layer(net, c, x, ctx, kind)
 
 
-def qwen2(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def qwen2(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """Qwen 1.5, 2 and 2.5: biases on q, k and v."""
     return pre_norm_layer(net, c, x, ctx, kind, bias=True)
 
 
-def qwen3(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def qwen3(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """Qwen 3: a norm on every head of q and k."""
     bias = c.flag("attention_bias", False)
     return pre_norm_layer(net, c, x, ctx, kind, bias, bias, qk_norm=True)
 
 
-def seed_oss(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def seed_oss(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """Seed-OSS: biases on q, k and v, dropout on both residual branches."""
     return pre_norm_layer(
         net,
@@ -75,23 +75,23 @@ def seed_oss(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor
     )
 
 
-def granite(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def granite(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """Granite: every residual branch is scaled."""
     bias = c.flag("attention_bias", False)
     return pre_norm_layer(net, c, x, ctx, kind, bias, bias, c.flag("mlp_bias", False), scales_residual=True)
 
 
-def granite_embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+def granite_embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
     """Embedding times a number."""
     return ops.scale(embed_tokens(net, c, ids), "scaled embedding")
 
 
-def minicpm(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def minicpm(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """MiniCPM: Llama with scaled residual branches."""
     return pre_norm_layer(net, c, x, ctx, kind, scales_residual=True)
 
 
-def minicpm3(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def minicpm3(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """MiniCPM 3: MiniCPM with latent attention."""
     residual = x
     x = net.rms_norm("input_layernorm", x)
@@ -103,12 +103,12 @@ def minicpm3(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor
     return ops.add(residual, ops.scale(x), "residual stream")
 
 
-def olmo_norm(net: Net, name: str, x: Tensor) -> Tensor:
+def olmo_norm(net: Modules, name: str, x: Tensor) -> Tensor:
     """OLMo 2's RMS norm multiplies by its weight in fp32."""
     return net.rms_norm(name, x, cast_last=True)
 
 
-def olmo2(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def olmo2(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """OLMo 2 and 3: no norm before, one after each branch; norms over all of q and of k; rotary in fp32."""
     residual = x
     x, *kept = olmo_attention(net, c, x, ctx, kind)
@@ -120,7 +120,7 @@ def olmo2(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
     return ops.add(residual, x, "residual stream")
 
 
-def olmo_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+def olmo_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, ...]:
     """Attention with q and k normed before they are split into heads."""
     heads, bias = heads_of(c), c.flag("attention_bias", False)
     batch, length, width = x.shape
@@ -139,9 +139,9 @@ def olmo_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> 
 # -- which layers slide, and how far -----------------------------------------------------------------------------------
 
 
-def every_layer_slides(c: Config) -> list[Kind]:
+def every_layer_slides(c: Config) -> list[LayerKind]:
     """Mistral, Phi-3, StarCoder2: all layers where a window is set."""
-    return [Kind(sliding=plain_window(c) is not None)] * c.count("num_hidden_layers")
+    return [LayerKind(sliding=plain_window(c) is not None)] * c.count("num_hidden_layers")
 
 
 def plain_window(c: Config) -> int | None:
@@ -154,9 +154,9 @@ def mistral_window(c: Config) -> int | None:
     return plain_window(c) if c.has("sliding_window") else 4096
 
 
-def mistral_kinds(c: Config) -> list[Kind]:
+def mistral_kinds(c: Config) -> list[LayerKind]:
     """All layers slide, or none."""
-    return [Kind(sliding=mistral_window(c) is not None)] * c.count("num_hidden_layers")
+    return [LayerKind(sliding=mistral_window(c) is not None)] * c.count("num_hidden_layers")
 
 
 def qwen_window(c: Config) -> int | None:
@@ -164,29 +164,29 @@ def qwen_window(c: Config) -> int | None:
     return plain_window(c) if c.flag("use_sliding_window", False) else None
 
 
-def qwen_kinds(c: Config) -> list[Kind]:
+def qwen_kinds(c: Config) -> list[LayerKind]:
     """The layers from max_window_layers (28) on slide."""
     first, slides = c.count("max_window_layers", 28), qwen_window(c) is not None
-    return [Kind(sliding=slides and layer >= first) for layer in range(c.count("num_hidden_layers"))]
+    return [LayerKind(sliding=slides and layer >= first) for layer in range(c.count("num_hidden_layers"))]
 
 
-def patterned(c: Config, period: int) -> list[Kind]:
+def patterned(c: Config, period: int) -> list[LayerKind]:
     """Every `period`-th layer is full, the others slide; layer_types in the configuration wins."""
     layers = c.count("num_hidden_layers")
     types = c.get("layer_types")
     if types is not None:
-        return [Kind(sliding=name == "sliding_attention") for name in types]
+        return [LayerKind(sliding=name == "sliding_attention") for name in types]
     period = c.count("sliding_window_pattern", period)
-    return [Kind(sliding=(layer + 1) % period != 0) for layer in range(layers)]
+    return [LayerKind(sliding=(layer + 1) % period != 0) for layer in range(layers)]
 
 
-def smollm3_kinds(c: Config) -> list[Kind]:
+def smollm3_kinds(c: Config) -> list[LayerKind]:
     """Every fourth layer has no positions."""
     every = c.count("no_rope_layer_interval", 4)
     layers = c.get("no_rope_layers")
     if layers is not None:
-        return [Kind(rotary=bool(has)) for has in layers]
-    return [Kind(rotary=(layer + 1) % every != 0) for layer in range(c.count("num_hidden_layers"))]
+        return [LayerKind(rotary=bool(has)) for has in layers]
+    return [LayerKind(rotary=(layer + 1) % every != 0) for layer in range(c.count("num_hidden_layers"))]
 
 
 def window_or(default: int) -> Callable[[Config], int]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from vramplan.analytic.architectures import FAMILIES, Family, family_of
-from vramplan.analytic.architectures.towers import SIGHTS, Sight
+from vramplan.analytic.architectures.towers import SIGHTS, VisionTower
 from vramplan.errors import UnsupportedError
 from vramplan.inputs.model_spec import Config, ModelSpec
 
@@ -18,7 +18,7 @@ class Architecture(NamedTuple):
     """The language model's."""
     config: Config
     """The language model's."""
-    sight: Sight | None
+    sight: VisionTower | None
     whole: Config
 
 

@@ -8,8 +8,8 @@ from vramplan.analytic.architectures.family import Family
 from vramplan.analytic.architectures.llama import llama
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.layers.modules import Net
-from vramplan.analytic.layers.transformer import Context, Kind, attend, gated_mlp, heads_of
+from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.layers.transformer import Context, LayerKind, attend, gated_mlp, heads_of
 from vramplan.inputs.model_spec import Config
 
 CROSSING = tuple(range(3, 40, 5))
@@ -18,12 +18,12 @@ MORE_EMBEDDINGS = 8
 """Rows of the embedding beyond the vocabulary: the image's token among them."""
 
 
-def layer(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def layer(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """Llama's layer, or one that attends to images."""
     return crossing_layer(net, c, x, ctx) if kind.crosses else llama(net, c, x, ctx, kind)
 
 
-def crossing_layer(net: Net, c: Config, x: Tensor, ctx: Context) -> Tensor:
+def crossing_layer(net: Modules, c: Config, x: Tensor, ctx: Context) -> Tensor:
     """Norm, cross-attention, gate, add; norm, feed-forward, rows without images to 0, gate, add."""
     assert ctx.crossing is not None
     residual = x
@@ -38,13 +38,13 @@ def crossing_layer(net: Net, c: Config, x: Tensor, ctx: Context) -> Tensor:
     return ops.add(residual, gate(net, "cross_attn_mlp_gate", x), "residual stream")
 
 
-def gate(net: Net, name: str, x: Tensor) -> Tensor:
+def gate(net: Modules, name: str, x: Tensor) -> Tensor:
     """``gate.tanh() * x`` with a gate of one number."""
     net.tape.module = name
     return ops.mul(ops.tanh(net.parameter(name, 1)), x, "gated")
 
 
-def cross_attention(net: Net, c: Config, x: Tensor, ctx: Context) -> tuple[Tensor, ...]:
+def cross_attention(net: Modules, c: Config, x: Tensor, ctx: Context) -> tuple[Tensor, ...]:
     """Grouped-query attention of the text to all tiles of all images, a norm on each head of q and k."""
     assert ctx.crossing is not None
     heads, (batch, length, width), states = heads_of(c), x.shape, ctx.crossing.states
@@ -58,15 +58,15 @@ def cross_attention(net: Net, c: Config, x: Tensor, ctx: Context) -> tuple[Tenso
     return net.linear("cross_attn.o_proj", out, width), *kept
 
 
-def embed(net: Net, c: Config, ids: Tensor) -> Tensor:
+def embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
     """``model.embed_tokens(input_ids)``."""
     return net.embedding("model.embed_tokens", ids, c.count("vocab_size") + MORE_EMBEDDINGS, c.count("hidden_size"))
 
 
-def kinds(c: Config) -> list[Kind]:
+def kinds(c: Config) -> list[LayerKind]:
     """Which layers attend to images."""
     crossing = c.get("cross_attention_layers", CROSSING)
-    return [Kind(crosses=number in crossing) for number in range(c.count("num_hidden_layers"))]
+    return [LayerKind(crosses=number in crossing) for number in range(c.count("num_hidden_layers"))]
 
 
 FAMILIES = {

@@ -9,16 +9,18 @@ from vramplan.analytic.architectures.llama import every_layer_slides, plain_wind
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import moe_linear_experts
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.moe import Experts, declare, routed, softmax_router
-from vramplan.analytic.layers.transformer import Context, Kind, attend, attention, gated, heads_of, rotary
+from vramplan.analytic.layers.transformer import Context, LayerKind, attend, attention, gated, heads_of, rotary
 from vramplan.inputs.model_spec import Config
 
-Attention = Callable[[Net, Config, Tensor, Context, Kind], tuple[Tensor, ...]]
-FeedForward = Callable[[Net, Config, Tensor, Kind], Tensor]
+Attention = Callable[[Modules, Config, Tensor, Context, LayerKind], tuple[Tensor, ...]]
+FeedForward = Callable[[Modules, Config, Tensor, LayerKind], Tensor]
 
 
-def layer(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind, attends: Attention, feeds: FeedForward) -> Tensor:
+def layer(
+    net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind, attends: Attention, feeds: FeedForward
+) -> Tensor:
     """Norm, attention, add; norm, feed-forward, add."""
     residual = x
     x = net.rms_norm("input_layernorm", x)
@@ -38,12 +40,12 @@ def flat(x: Tensor) -> Tensor:
 # -- Mixtral -----------------------------------------------------------------------------------------------------------
 
 
-def mixtral(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def mixtral(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """Mixtral: the shares stay in fp32, and with them the weighted rows."""
     return layer(net, c, x, ctx, kind, attention, mixtral_experts)
 
 
-def mixtral_experts(net: Net, c: Config, x: Tensor, kind: Kind) -> Tensor:
+def mixtral_experts(net: Modules, c: Config, x: Tensor, kind: LayerKind) -> Tensor:
     """MixtralSparseMoeBlock."""
     experts = Experts(
         c.count("num_local_experts", 8),
@@ -52,7 +54,7 @@ def mixtral_experts(net: Net, c: Config, x: Tensor, kind: Kind) -> Tensor:
         c.text("hidden_act", "silu"),
     )
     rows = flat(x)
-    if net.training.looped:
+    if net.training.linear_experts:
         return moe_linear_experts.by_softmax(
             net, "block_sparse_moe", rows, experts, True, moe_linear_experts.BY_NUMBER
         )[0].view(*x.shape)
@@ -63,12 +65,12 @@ def mixtral_experts(net: Net, c: Config, x: Tensor, kind: Kind) -> Tensor:
 # -- OLMoE -------------------------------------------------------------------------------------------------------------
 
 
-def olmoe(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def olmoe(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """OLMoE: norms over all of q and of k."""
     return layer(net, c, x, ctx, kind, olmoe_attention, olmoe_experts)
 
 
-def olmoe_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+def olmoe_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, ...]:
     """OlmoeAttention."""
     heads, bias = heads_of(c), c.flag("attention_bias", False)
     batch, length, width = x.shape
@@ -82,7 +84,7 @@ def olmoe_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) ->
     return net.linear("self_attn.o_proj", out, width, bias), *kept
 
 
-def olmoe_experts(net: Net, c: Config, x: Tensor, kind: Kind) -> Tensor:
+def olmoe_experts(net: Modules, c: Config, x: Tensor, kind: LayerKind) -> Tensor:
     """OlmoeSparseMoeBlock."""
     experts = Experts(
         c.count("num_experts", 64),
@@ -93,10 +95,10 @@ def olmoe_experts(net: Net, c: Config, x: Tensor, kind: Kind) -> Tensor:
     return by_softmax(net, c, x, experts)
 
 
-def by_softmax(net: Net, c: Config, x: Tensor, experts: Experts) -> Tensor:
+def by_softmax(net: Modules, c: Config, x: Tensor, experts: Experts) -> Tensor:
     """Each token through the best of a softmax."""
     rows, normalises = flat(x), c.flag("norm_topk_prob", False)
-    if net.training.looped:
+    if net.training.linear_experts:
         return moe_linear_experts.by_softmax(net, "mlp", rows, experts, normalises)[0].view(*x.shape)
     if experts.first:
         declare(net, "mlp.experts", x.shape[-1], experts)
@@ -107,17 +109,17 @@ def by_softmax(net: Net, c: Config, x: Tensor, experts: Experts) -> Tensor:
 # -- Qwen --------------------------------------------------------------------------------------------------------------
 
 
-def qwen2_moe(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def qwen2_moe(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """Qwen 1.5's and 2's mixtures: biases on q, k and v, a shared expert."""
     bias = c.flag("qkv_bias", True)
 
-    def attends(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+    def attends(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, ...]:
         return attention(net, c, x, ctx, kind, bias)
 
     return layer(net, c, x, ctx, kind, attends, qwen2_experts)
 
 
-def qwen2_experts(net: Net, c: Config, x: Tensor, kind: Kind) -> Tensor:
+def qwen2_experts(net: Modules, c: Config, x: Tensor, kind: LayerKind) -> Tensor:
     """Qwen2MoeSparseMoeBlock: a shared expert besides, of which each token takes its own share.
 
     It runs first; before transformers 5 it ran last.
@@ -125,7 +127,7 @@ def qwen2_experts(net: Net, c: Config, x: Tensor, kind: Kind) -> Tensor:
     if kind.dense:
         return qwen_experts(net, c, x, kind)
     rows, width, act = flat(x), c.count("shared_expert_intermediate_size"), c.text("hidden_act", "silu")
-    if net.training.looped:
+    if net.training.linear_experts:
         normalises = c.flag("norm_topk_prob", False)
         out, held = moe_linear_experts.by_softmax(net, "mlp", rows, qwen_sizes(c), normalises)
         shared = gated(net, "mlp.shared_expert", rows, width, act)
@@ -140,15 +142,16 @@ def qwen2_experts(net: Net, c: Config, x: Tensor, kind: Kind) -> Tensor:
     return out
 
 
-def qwen2_moe_kinds(c: Config) -> list[Kind]:
+def qwen2_moe_kinds(c: Config) -> list[LayerKind]:
     """Every other of the first max_window_layers (28) layers slides, where use_sliding_window says so."""
     last = c.count("max_window_layers", 28) if qwen_window(c) is not None else 0
     return [
-        Kind(sliding=layer % 2 == 0 and layer < last, dense=not sparse) for layer, sparse in enumerate(sparse_every(c))
+        LayerKind(sliding=layer % 2 == 0 and layer < last, dense=not sparse)
+        for layer, sparse in enumerate(sparse_every(c))
     ]
 
 
-def qwen_experts(net: Net, c: Config, x: Tensor, kind: Kind) -> Tensor:
+def qwen_experts(net: Modules, c: Config, x: Tensor, kind: LayerKind) -> Tensor:
     """Qwen3MoeSparseMoeBlock, or a layer that is no mixture."""
     if kind.dense:
         return gated(net, "mlp", x, c.count("intermediate_size"), c.text("hidden_act", "silu"))
@@ -166,11 +169,11 @@ def qwen_sizes(c: Config) -> Experts:
     )
 
 
-def qwen3_moe(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def qwen3_moe(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """Qwen 3's mixtures: a norm on every head of q and k."""
     bias = c.flag("attention_bias", False)
 
-    def attends(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+    def attends(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, ...]:
         return attention(net, c, x, ctx, kind, bias, bias, rms_norm)
 
     return layer(net, c, x, ctx, kind, attends, qwen_experts)
@@ -182,10 +185,10 @@ def sparse_every(c: Config) -> list[bool]:
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(c.count("num_hidden_layers"))]
 
 
-def qwen3_moe_kinds(c: Config) -> list[Kind]:
+def qwen3_moe_kinds(c: Config) -> list[LayerKind]:
     """All layers slide where use_sliding_window says so."""
     slides = qwen_window(c) is not None
-    return [Kind(sliding=slides, dense=not sparse) for sparse in sparse_every(c)]
+    return [LayerKind(sliding=slides, dense=not sparse) for sparse in sparse_every(c)]
 
 
 ROUTED = (("output_router_logits", True),)

@@ -8,10 +8,10 @@ from vramplan.analytic.architectures.family import Family, Rotary, layer_norm
 from vramplan.analytic.architectures.llama import every_layer_slides, plain_window
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.transformer import (
     Context,
-    Kind,
+    LayerKind,
     attend,
     fused_gated_mlp,
     heads_of,
@@ -26,7 +26,7 @@ def partial(default: float, per_row: bool = False) -> Callable[[Config], Rotary]
     return lambda c: Rotary(int(heads_of(c).dim * c.number("partial_rotary_factor", default)), per_row=per_row)
 
 
-def phi(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def phi(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """Phi 2: attention and feed-forward side by side behind one LayerNorm; biases everywhere."""
     heads = heads_of(c)
     batch, length, width = x.shape
@@ -47,7 +47,7 @@ def phi(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
     return ops.add(ops.add(out, x), residual, "residual stream")
 
 
-def phi3(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def phi3(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """Phi 3 and 4: q, k, v in one projection (v keeps all of it alive), gate and up in another."""
     dropout = c.number("resid_pdrop", 0.0)
     residual = x
@@ -60,7 +60,7 @@ def phi3(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
     return ops.add(residual, ops.dropout(x, dropout), "residual stream")
 
 
-def phi3_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+def phi3_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, ...]:
     """Attention from one fused projection."""
     heads = heads_of(c)
     batch, length, width = x.shape
@@ -74,7 +74,7 @@ def phi3_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> 
     return net.linear("self_attn.o_proj", out, width), *kept
 
 
-def glm(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind, sandwich: bool = False) -> Tensor:
+def glm(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind, sandwich: bool = False) -> Tensor:
     """GLM 4: Llama with partial interleaved rotary and a fused feed-forward; GLM-4-0414 norms each branch again."""
     residual = x
     x = net.rms_norm("input_layernorm", x)
@@ -90,7 +90,7 @@ def glm(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind, sandwich: bool
     return ops.add(residual, x, "residual stream")
 
 
-def glm_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, ...]:
+def glm_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, ...]:
     """Separate projections, rotary on half of each head."""
     heads, bias = heads_of(c), c.flag("attention_bias", True)
     batch, length, width = x.shape
@@ -102,7 +102,7 @@ def glm_attention(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> t
     return net.linear("self_attn.o_proj", out, width), *kept
 
 
-def glm4(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def glm4(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """GLM-4-0414."""
     return glm(net, c, x, ctx, kind, sandwich=True)
 

@@ -9,14 +9,14 @@ from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Grads, Tensor
 from vramplan.analytic.layers import attention_kernels as kernels
 from vramplan.analytic.layers import moe_linear_experts
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.moe import Experts, Routed, routed
-from vramplan.analytic.layers.transformer import Context, Kind, attention
+from vramplan.analytic.layers.transformer import Context, LayerKind, attention
 from vramplan.errors import ConfigError
 from vramplan.inputs.model_spec import Config
 
 
-def phimoe(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
+def phimoe(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """PhimoeDecoderLayer."""
     bias, residual = c.flag("attention_bias", False), x
     x = net.layer_norm("input_layernorm", x)
@@ -31,7 +31,7 @@ def phimoe(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
         c.text("hidden_act", "silu"),
     )
     rows = flat(x)
-    if net.training.looped:
+    if net.training.linear_experts:
         scores = net.linear("block_sparse_moe.gate", rows, experts.number)
         to = mixed(net, scores)
         out, held = moe_linear_experts.in_turn(
@@ -43,7 +43,7 @@ def phimoe(net: Net, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:
     return ops.add(residual, out.view(*x.shape), "residual stream")
 
 
-def router(net: Net, x: Tensor, experts: Experts) -> Routed:
+def router(net: Modules, x: Tensor, experts: Experts) -> Routed:
     """PhimoeTopKRouter: a linear layer that returns three tensors, on which PEFT's adapter fails."""
     name = "mlp.router"
     if net.is_target(name):
@@ -56,7 +56,7 @@ def router(net: Net, x: Tensor, experts: Experts) -> Routed:
     return mixed(net, ops.linear(x, weight, None, "router logits"))
 
 
-def mixed(net: Net, scores: Tensor) -> Routed:
+def mixed(net: Modules, scores: Tensor) -> Routed:
     """Sparsemixer."""
     first, one, held = drawn(scores, scores)
     others = ops.scale(scores.detach(), "scores but the largest")

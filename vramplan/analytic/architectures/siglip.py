@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from vramplan.analytic.architectures.clip import LOADS, TEXT, VISION, embed_text, image_patches, stacks
-from vramplan.analytic.architectures.encoder import Model, Outcome, Scene
+from vramplan.analytic.architectures.encoder import ForwardPass, ForwardSpec, ModelOutput
 from vramplan.analytic.architectures.family import Family, Shape
 from vramplan.analytic.architectures.towers.vit import clip_block, table_of
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers.attention_kernels import softmax
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.transformer import plain_mlp
 from vramplan.inputs.model_inputs import Input, grid, interpolates
 from vramplan.inputs.model_spec import Config
@@ -24,7 +24,7 @@ def shape(c: Config) -> Shape:
     return Shape(layers, text.count("hidden_size", 768), text.count("vocab_size", 32000), None)
 
 
-def contrast(scene: Scene, c: Config) -> Outcome:
+def contrast(scene: ForwardPass, c: Config) -> ModelOutput:
     """SiglipModel: both towers, normalised, every text with every image."""
     net = scene.net
     seen, image = vision(scene, c.part("vision_config"))
@@ -37,7 +37,7 @@ def contrast(scene: Scene, c: Config) -> Outcome:
     scores = ops.mul(scores, ops.exp(net.parameter("logit_scale", 1)), "scaled similarities")
     scores = ops.add(scores, net.parameter("logit_bias", 1), "shifted similarities")
     net.tape.module = "loss"
-    return Outcome(yes_or_no(scores), [scores, scores, words, images, read, text, seen, image])
+    return ModelOutput(yes_or_no(scores), [scores, scores, words, images, read, text, seen, image])
 
 
 def yes_or_no(scores: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ def yes_or_no(scores: Tensor) -> Tensor:
     return ops.total(ops.neg(ops.total(likelihoods)).view(1, scores.shape[0])).view()
 
 
-def vision(scene: Scene, c: Config) -> tuple[Tensor, Tensor]:
+def vision(scene: ForwardPass, c: Config) -> tuple[Tensor, Tensor]:
     """SiglipVisionModel: what the first layer takes lives to its end; all patches' states pooled by attention."""
     net, name = scene.net, "vision_model.embeddings"
     x = image_patches(scene, c, bias=True)
@@ -66,7 +66,7 @@ def vision(scene: Scene, c: Config) -> tuple[Tensor, Tensor]:
     return hidden, pooled(net, c, hidden)
 
 
-def texts(scene: Scene, c: Config) -> tuple[Tensor, Tensor]:
+def texts(scene: ForwardPass, c: Config) -> tuple[Tensor, Tensor]:
     """SiglipTextModel: every word sees every other; the last word's state goes through one layer."""
     net = scene.net
     x = embed_text(scene, c, 32000, 64)
@@ -79,7 +79,7 @@ def texts(scene: Scene, c: Config) -> tuple[Tensor, Tensor]:
     return hidden, net.linear("text_model.head", last, size, True)
 
 
-def pooled(net: Net, c: Config, x: Tensor) -> Tensor:
+def pooled(net: Modules, c: Config, x: Tensor) -> Tensor:
     """SiglipMultiheadAttentionPoolingHead: one learned query asks all patches; norm, feed-forward, add."""
     name, (samples, _, width) = "vision_model.head", x.shape
     net.tape.module = name
@@ -92,7 +92,7 @@ def pooled(net: Net, c: Config, x: Tensor) -> Tensor:
     return ops.rows(x, 1).view(samples, width)
 
 
-def asked(net: Net, c: Config, query: Tensor, x: Tensor) -> Tensor:
+def asked(net: Modules, c: Config, query: Tensor, x: Tensor) -> Tensor:
     """``nn.MultiheadAttention(query, x, x)``, batch first and its weights asked for: no fused kernel.
 
     (torch/nn/functional.py: multi_head_attention_forward, _in_projection_packed.) It takes the last layer's weight
@@ -131,4 +131,4 @@ def tables(c: Config) -> list[Input]:
     ]
 
 
-FAMILIES = {"siglip": Family.of_model(Model(contrast, stacks, LOADS, tables=tables), shape)}
+FAMILIES = {"siglip": Family.of_model(ForwardSpec(contrast, stacks, LOADS, tables=tables), shape)}

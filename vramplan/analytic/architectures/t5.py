@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vramplan.analytic.architectures.encoder import Model, Outcome, Scene, alike
+from vramplan.analytic.architectures.encoder import ForwardPass, ForwardSpec, ModelOutput, alike
 from vramplan.analytic.architectures.family import Family, Shape
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor, leaf
 from vramplan.analytic.layers import losses
 from vramplan.analytic.layers.biased_attention import attend
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.transformer import Context, activation
 from vramplan.inputs.model_spec import Config
 
@@ -28,7 +28,7 @@ def decoder_layers(c: Config) -> int:
     return c.count("num_decoder_layers", c.count("num_layers"))
 
 
-def write(scene: Scene, c: Config) -> Outcome:
+def write(scene: ForwardPass, c: Config) -> ModelOutput:
     """T5ForConditionalGeneration: the head is always the embedding's weight; before 1.1 its input is scaled."""
     net, labels = scene.net, scene.inputs["labels"]
     read = stack(scene, c, ENCODER, scene.inputs["input_ids"])
@@ -40,10 +40,10 @@ def write(scene: Scene, c: Config) -> Outcome:
     logits = net.head(x, c.count("vocab_size"), tied=True)
     net.tape.module = "loss"
     rows = logits.view(logits.num_elements // logits.shape[-1], logits.shape[-1])
-    return Outcome(losses.cross_entropy(rows, labels), [logits, read])
+    return ModelOutput(losses.cross_entropy(rows, labels), [logits, read])
 
 
-def stack(scene: Scene, c: Config, which: int, ids: Tensor, read: Tensor | None = None) -> Tensor:
+def stack(scene: ForwardPass, c: Config, which: int, ids: Tensor, read: Tensor | None = None) -> Tensor:
     """T5Stack; the bias that its first layer makes goes from layer to layer, the embeddings live to its end."""
     net, dropout = scene.net, c.number("dropout_rate", 0.1)
     embedded = net.embedding("shared", ids, c.count("vocab_size"), c.count("d_model"))
@@ -64,7 +64,7 @@ def stack(scene: Scene, c: Config, which: int, ids: Tensor, read: Tensor | None 
 
 
 def layer(
-    scene: Scene,
+    scene: ForwardPass,
     c: Config,
     x: Tensor,
     ctx: Context,
@@ -89,7 +89,7 @@ class Bias(NamedTuple):
 
 
 def attention(
-    scene: Scene, c: Config, x: Tensor, ctx: Context, name: str, bias: Bias, read: Tensor | None = None
+    scene: ForwardPass, c: Config, x: Tensor, ctx: Context, name: str, bias: Bias, read: Tensor | None = None
 ) -> tuple[Tensor, ...]:
     """T5LayerSelfAttention, T5LayerCrossAttention: norm, attention, dropout, add; the bias; eager's probabilities."""
     normed = norm(scene.net, f"{name}.layer_norm", x)
@@ -98,7 +98,7 @@ def attention(
 
 
 def attend_with_bias(
-    scene: Scene, c: Config, x: Tensor, ctx: Context, name: str, bias: Bias, read: Tensor | None
+    scene: ForwardPass, c: Config, x: Tensor, ctx: Context, name: str, bias: Bias, read: Tensor | None
 ) -> tuple[Tensor, ...]:
     """T5Attention: the first layer makes the bias that all share, zeros where the decoder looks at the encoder."""
     net, heads, dim = scene.net, c.count("num_heads"), c.count("d_kv")
@@ -122,14 +122,14 @@ def attend_with_bias(
     return net.linear(f"{module}.o", out, x.shape[-1]), added, *kept
 
 
-def feed_forward(net: Net, c: Config, x: Tensor, name: str) -> Tensor:
+def feed_forward(net: Modules, c: Config, x: Tensor, name: str) -> Tensor:
     """T5LayerFF: norm, feed-forward, dropout, add."""
     inner = norm(net, f"{name}.layer_norm", x)
     inner = dense(net, c, inner, f"{name}.DenseReluDense")
     return ops.add(x, ops.dropout(inner, c.number("dropout_rate", 0.1)), "residual stream")
 
 
-def dense(net: Net, c: Config, x: Tensor, name: str) -> Tensor:
+def dense(net: Modules, c: Config, x: Tensor, name: str) -> Tensor:
     """T5DenseActDense, T5DenseGatedActDense; what goes into the last layer is first given its weight's dtype."""
     gate, _, act = c.text("feed_forward_proj", "relu").rpartition("-")
     fn, wide, width = activation("gelu_new" if (gate, act) == ("gated", "gelu") else act), c.count("d_ff"), x.shape[-1]
@@ -145,7 +145,7 @@ def dense(net: Net, c: Config, x: Tensor, name: str) -> Tensor:
     return net.linear(f"{name}.wo", x, width)
 
 
-def norm(net: Net, name: str, x: Tensor) -> Tensor:
+def norm(net: Modules, name: str, x: Tensor) -> Tensor:
     """T5LayerNorm: an RMS norm that multiplies the given dtype by fp32, then casts to a half weight's dtype."""
     net.tape.module = name
     weight = net.parameter(f"{name}.weight", x.shape[-1])
@@ -156,7 +156,7 @@ def norm(net: Net, name: str, x: Tensor) -> Tensor:
     return ops.mul(weight, x, "output")
 
 
-def relative_bias(net: Net, c: Config, module: str, shape: tuple[int, ...], one_way: bool) -> Tensor:
+def relative_bias(net: Modules, c: Config, module: str, shape: tuple[int, ...], one_way: bool) -> Tensor:
     """compute_bias: a bucket for each distance, a number of each head for each bucket; seen as (1, heads, Q, K)."""
     tape, (_, heads, *square) = net.tape, shape
     name = f"{module}.relative_attention_bias"
@@ -207,7 +207,7 @@ def bucketed(distances: Tensor, one_way: bool) -> Tensor:
 LOADS = ("shared", ENCODER, "encoder", DECODER, "decoder")
 FAMILIES = {
     "t5": Family.of_model(
-        Model(write, lambda c: alike(c.count("num_layers"), decoder_layers(c)), LOADS, clamps_fp16=True),
+        ForwardSpec(write, lambda c: alike(c.count("num_layers"), decoder_layers(c)), LOADS, clamps_fp16=True),
         shape,
         attention=("sdpa", "eager"),
     )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.architectures.encoder import Model, Outcome, Scene, alike
+from vramplan.analytic.architectures.encoder import ForwardPass, ForwardSpec, ModelOutput, alike
 from vramplan.analytic.architectures.family import Family, Shape
 from vramplan.analytic.architectures.towers.tower import given_a_gradient
 from vramplan.analytic.architectures.towers.vit import patches, with_class
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import losses
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.transformer import Context, activation, attend
 from vramplan.inputs.model_inputs import grid, interpolates
 from vramplan.inputs.model_spec import Config
@@ -25,16 +25,16 @@ def num_labels(c: Config) -> int:
     return c.count("num_labels", len(c.get("id2label") or ()) or 2)
 
 
-def classify(scene: Scene, c: Config) -> Outcome:
+def classify(scene: ForwardPass, c: Config) -> ModelOutput:
     """ViTForImageClassification: the class token's last state, one layer, a cross-entropy."""
     hidden = encode(scene, c)
     chosen = ops.rows(hidden, 1).view(hidden.shape[0], hidden.shape[2])
     logits = scene.net.linear("classifier", chosen, num_labels(c), True)
     scene.tape.module = "loss"
-    return Outcome(losses.cross_entropy(logits, scene.inputs["labels"]), [logits])
+    return ModelOutput(losses.cross_entropy(logits, scene.inputs["labels"]), [logits])
 
 
-def encode(scene: Scene, c: Config) -> Tensor:
+def encode(scene: ForwardPass, c: Config) -> Tensor:
     """ViTModel without a pooler; the pixels in the model's dtype and what the first layer takes live to its end."""
     net = scene.net
     net.tape.module = "embeddings"
@@ -45,7 +45,7 @@ def encode(scene: Scene, c: Config) -> Tensor:
     return net.layer_norm("layernorm", x)
 
 
-def embed(scene: Scene, c: Config, pixels: Tensor) -> Tensor:
+def embed(scene: ForwardPass, c: Config, pixels: Tensor) -> Tensor:
     """Patches, the class token before them, a learned position for each."""
     net, cells = scene.net, grid(c, scene.job)
     x = patches(net, "embeddings.patch_embeddings.projection", pixels, c, cells, True, c.count("patch_size"))
@@ -67,7 +67,7 @@ def interpolated(table: Tensor, side: int, cells: tuple[int, int]) -> Tensor:
     return ops.join(first, rest, (1, cells[0] * cells[1] + 1, width))
 
 
-def layer(net: Net, c: Config, x: Tensor, ctx: Context) -> Tensor:
+def layer(net: Modules, c: Config, x: Tensor, ctx: Context) -> Tensor:
     """Norm, attention, add; norm, feed-forward, add."""
     dropout, residual = c.number("hidden_dropout_prob", 0.0), x
     x = net.layer_norm("layernorm_before", x)
@@ -81,7 +81,7 @@ def layer(net: Net, c: Config, x: Tensor, ctx: Context) -> Tensor:
     return ops.add(x, residual, "residual stream")
 
 
-def attention(net: Net, c: Config, x: Tensor, ctx: Context) -> tuple[Tensor, ...]:
+def attention(net: Modules, c: Config, x: Tensor, ctx: Context) -> tuple[Tensor, ...]:
     """ViTAttention: every patch to every patch."""
     batch, length, width = x.shape
     heads, bias = c.count("num_attention_heads"), c.flag("qkv_bias", True)
@@ -93,7 +93,7 @@ def attention(net: Net, c: Config, x: Tensor, ctx: Context) -> tuple[Tensor, ...
     return net.linear("attention.o_proj", out, width, True), *kept
 
 
-def feed_forward(net: Net, c: Config, x: Tensor) -> Tensor:
+def feed_forward(net: Modules, c: Config, x: Tensor) -> Tensor:
     """ViTMLP, whose input's name is taken over by each result."""
     width = x.shape[-1]
     x = net.linear("mlp.fc1", x, c.count("intermediate_size"), True)
@@ -101,4 +101,4 @@ def feed_forward(net: Net, c: Config, x: Tensor) -> Tensor:
     return net.linear("mlp.fc2", x, width, True)
 
 
-FAMILIES = {"vit": Family.of_model(Model(classify, lambda c: alike(c.count("num_hidden_layers"))), shape)}
+FAMILIES = {"vit": Family.of_model(ForwardSpec(classify, lambda c: alike(c.count("num_hidden_layers"))), shape)}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.architectures.encoder import Model, Outcome, Scene, alike
+from vramplan.analytic.architectures.encoder import ForwardPass, ForwardSpec, ModelOutput, alike
 from vramplan.analytic.architectures.family import Family, Shape
 from vramplan.analytic.architectures.towers.tower import given_a_gradient
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import losses
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.transformer import Context, Softcap, activation, eager_attention, flash_package, sdpa
 from vramplan.inputs.model_spec import Config
 
@@ -24,7 +24,7 @@ def shape(c: Config) -> Shape:
     return Shape(layers, c.count("d_model"), c.count("vocab_size"), None)
 
 
-def write(scene: Scene, c: Config) -> Outcome:
+def write(scene: ForwardPass, c: Config) -> ModelOutput:
     """WhisperForConditionalGeneration: sound in, text out; the head shares the decoder's embedding."""
     net, labels = scene.net, scene.inputs["labels"]
     net.tape.module = "inputs"
@@ -34,10 +34,10 @@ def write(scene: Scene, c: Config) -> Outcome:
     logits = net.head(hidden, c.count("vocab_size"), c.flag("tie_word_embeddings", True))
     net.tape.module = "loss"
     rows = logits.view(logits.num_elements // logits.shape[-1], logits.shape[-1])
-    return Outcome(losses.cross_entropy(rows, labels), [logits, heard])
+    return ModelOutput(losses.cross_entropy(rows, labels), [logits, heard])
 
 
-def encode(scene: Scene, c: Config) -> Tensor:
+def encode(scene: ForwardPass, c: Config) -> Tensor:
     """WhisperEncoder: two convolutions, the second of which halves the frames, fixed positions, layers, a norm.
 
     What comes out of the convolutions lives to its end.
@@ -60,7 +60,7 @@ def encode(scene: Scene, c: Config) -> Tensor:
 
 
 def convolution(
-    scene: Scene, name: str, x: Tensor, channels: int, width: int, frames: int, hooked: bool = False
+    scene: ForwardPass, name: str, x: Tensor, channels: int, width: int, frames: int, hooked: bool = False
 ) -> Tensor:
     """``nn.Conv1d`` over three frames: (B, width, frames); the first one's output is what transformers' hook finds."""
     net = scene.net
@@ -70,7 +70,7 @@ def convolution(
     return given_a_gradient(out, hooked and net.training.input_needs_grad)
 
 
-def decode(scene: Scene, c: Config, ids: Tensor, heard: Tensor) -> Tensor:
+def decode(scene: ForwardPass, c: Config, ids: Tensor, heard: Tensor) -> Tensor:
     """WhisperDecoder: words and positions, which live to its end, layers, a norm."""
     net, width, dropout = scene.net, c.count("d_model"), c.number("attention_dropout", 0.0)
     words = net.embedding("decoder.embed_tokens", ids, c.count("vocab_size"), width)
@@ -86,7 +86,7 @@ def decode(scene: Scene, c: Config, ids: Tensor, heard: Tensor) -> Tensor:
     return x
 
 
-def encoder_layer(net: Net, c: Config, x: Tensor, ctx: Context) -> Tensor:
+def encoder_layer(net: Modules, c: Config, x: Tensor, ctx: Context) -> Tensor:
     """Norm, attention, add; norm, feed-forward, add."""
     residual = x
     x = net.layer_norm("self_attn_layer_norm", x)
@@ -97,7 +97,7 @@ def encoder_layer(net: Net, c: Config, x: Tensor, ctx: Context) -> Tensor:
     return ops.clamp(x) if x.dtype == "fp16" else x
 
 
-def decoder_layer(net: Net, c: Config, x: Tensor, ctx: Context, cross: Context, heard: Tensor) -> Tensor:
+def decoder_layer(net: Modules, c: Config, x: Tensor, ctx: Context, cross: Context, heard: Tensor) -> Tensor:
     """The same, and between them attention to what was heard."""
     heads, dropout = c.count("decoder_attention_heads"), c.number("dropout", 0.0)
     residual = x
@@ -113,7 +113,7 @@ def decoder_layer(net: Net, c: Config, x: Tensor, ctx: Context, cross: Context, 
     return feed_forward(net, c, x, c.count("decoder_ffn_dim"))
 
 
-def feed_forward(net: Net, c: Config, x: Tensor, wide: int) -> Tensor:
+def feed_forward(net: Modules, c: Config, x: Tensor, wide: int) -> Tensor:
     """Written out in the layer: norm, feed-forward, add."""
     residual, width = x, x.shape[-1]
     x = net.layer_norm("final_layer_norm", x)
@@ -125,7 +125,7 @@ def feed_forward(net: Net, c: Config, x: Tensor, wide: int) -> Tensor:
 
 
 def attention(
-    net: Net, x: Tensor, ctx: Context, name: str, heads: int, heard: Tensor | None = None
+    net: Modules, x: Tensor, ctx: Context, name: str, heads: int, heard: Tensor | None = None
 ) -> tuple[Tensor, ...]:
     """WhisperAttention: the query scaled by hand, all three laid out head by head; keys without a bias."""
     width, source = x.shape[-1], x if heard is None else heard
@@ -166,7 +166,7 @@ LOADS = (
 )
 FAMILIES = {
     "whisper": Family.of_model(
-        Model(write, lambda c: alike(c.count("encoder_layers"), c.count("decoder_layers")), LOADS),
+        ForwardSpec(write, lambda c: alike(c.count("encoder_layers"), c.count("decoder_layers")), LOADS),
         shape,
         refuses=(("apply_spec_augment", True),),
     )

@@ -40,7 +40,7 @@ class Like(NamedTuple):
     dtype: str
 
 
-class Section(NamedTuple):
+class LayerSection(NamedTuple):
     """A stretch of the record: one layer's share of one phase (`layer` is None outside the repeated layers)."""
 
     phase: str
@@ -50,7 +50,7 @@ class Section(NamedTuple):
     first_kernel: int
 
 
-class Storage:
+class LiveStorage:
     """One allocation. Python frees it where PyTorch would."""
 
     __slots__ = ("emit", "id")
@@ -85,9 +85,11 @@ class Node:
     def __init__(self, tape: Tape, inputs: tuple[Tensor, ...], backward: Backward, num_grads: int = 1) -> None:
         self.edges = [None if tensor.node is None else (tensor.node, tensor.index) for tensor in inputs]
         self.backward = backward
-        self.saved: list[Storage | Resident] = []
-        self.attributes: list[Storage | Resident] = []
-        self.frame: Frame | None = None  # set with the first saved tensor: torch's hooks on those alone hold it
+        self.saved: list[LiveStorage | Resident] = []
+        self.attributes: list[LiveStorage | Resident] = []
+        self.frame: CheckpointFrame | None = (
+            None  # set with the first saved tensor: torch's hooks on those alone hold it
+        )
         self.slots: list[int] = []
         tape.sequence += 1
         self.sequence = tape.sequence
@@ -106,7 +108,7 @@ class Tensor:
     def __init__(
         self,
         tape: Tape,
-        storage: Storage | Resident,
+        storage: LiveStorage | Resident,
         shape: tuple[int, ...],
         dtype: str,
         node: Node | None = None,
@@ -237,7 +239,7 @@ class StopRecompute(Exception):
     """Raised inside a recomputed forward once the last saved tensor is there (checkpoint's early stop)."""
 
 
-class Frame:
+class CheckpointFrame:
     """One checkpointed call: its forward saved nothing; the first node that wants a tensor replays it.
 
     Mirrors torch/utils/checkpoint.py (non-reentrant, early stop on), torch 2.13.
@@ -250,7 +252,7 @@ class Frame:
         self.inputs = inputs
         self.waiting: list[ReferenceType[Node]] = []
         """For each slot the node that will ask for it, if it lives until then (torch's weak_holders)."""
-        self.slots: list[Storage | Resident | None] | None = None
+        self.slots: list[LiveStorage | Resident | None] | None = None
         self.autocast = autocast
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from weakref import WeakValueDictionary
 
-from vramplan.analytic.autograd.graph import Storage, StorageInfo
+from vramplan.analytic.autograd.graph import LiveStorage, StorageInfo
 from vramplan.memory.allocator import SMALL_SIZE
 from vramplan.memory.timeline import BLOCK_BYTES
 from vramplan.units import round_up
@@ -22,12 +22,12 @@ LAST = 2
 in a sum of their own."""
 
 
-class Several(Storage):
+class RepeatedStorage(LiveStorage):
     """The storages of all that one stands for."""
 
     __slots__ = ("__weakref__", "copies", "more")
 
-    def __init__(self, id: int, turns: Turns) -> None:
+    def __init__(self, id: int, turns: RepeatedExperts) -> None:
         super().__init__(id, turns.events.append)
         self.copies = turns.copies
         self.more = range(0)
@@ -42,7 +42,7 @@ class Several(Storage):
             self.emit(~id)
 
 
-class Turns:
+class RepeatedExperts:
     """Keeps the record of a tape in order while one stands for many; `copies` is how many that are now."""
 
     def __init__(self, events: list[int], storages: list[StorageInfo], taken: set[int]) -> None:
@@ -51,11 +51,11 @@ class Turns:
         """Gradients that somebody takes as they come, each expert's."""
         self.copies = 1
         self.begun = 0
-        self.made: WeakValueDictionary[int, Several] = WeakValueDictionary()
+        self.made: WeakValueDictionary[int, RepeatedStorage] = WeakValueDictionary()
 
-    def storage(self, id: int) -> Several:
+    def storage(self, id: int) -> RepeatedStorage:
         """A storage made in a turn that stands for many."""
-        made = self.made[id] = Several(id, self)
+        made = self.made[id] = RepeatedStorage(id, self)
         return made
 
     def stand_for(self, copies: int) -> None:
@@ -98,7 +98,7 @@ class Turns:
                     self.taken.add(id)
                 self.events += [id, ~id]
 
-    def _multiply(self, one: Several) -> None:
+    def _multiply(self, one: RepeatedStorage) -> None:
         """Small ones share storages as far as these stay small: the allocator packs them so."""
         info, first = self.storages[one.id], len(self.storages)
         size = round_up(info.num_bytes, BLOCK_BYTES)

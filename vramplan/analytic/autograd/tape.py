@@ -21,20 +21,20 @@ from weakref import ref
 from vramplan.analytic.autograd.graph import (
     Accumulate,
     Backward,
-    Frame,
+    CheckpointFrame,
     Grads,
+    LayerSection,
+    LiveStorage,
     Node,
     Parameter,
     Resident,
-    Section,
     StopRecompute,
-    Storage,
     StorageInfo,
     Tensor,
     count_dependencies,
     leaf,
 )
-from vramplan.analytic.autograd.repeated_experts import Turns
+from vramplan.analytic.autograd.repeated_experts import RepeatedExperts
 from vramplan.memory.roofline import Kernel
 from vramplan.units import DTYPE_BYTES
 
@@ -53,13 +53,13 @@ class Tape:
         self.kept: set[int] = set()
         self.added: set[int] = set()
         """Gradients of weights that do not stay: added to earlier ones, or taken away (`gives_gradients`)."""
-        self.turns = Turns(self.events, self.storages, self.added)
+        self.turns = RepeatedExperts(self.events, self.storages, self.added)
         self.gives_gradients = False
         """Whether somebody takes each weight's gradient as it comes."""
         self.keeps_inputs = False
         """Whether linear layers keep their input even for a frozen weight (DeepSpeed 0.19, runtime/zero/linear.py)."""
         self.kernels: list[Kernel] = []
-        self.sections: list[Section] = []
+        self.sections: list[LayerSection] = []
         self.parameters: dict[tuple[int | None, str], Parameter] = {}
         self.sequence = 0
         self.layer: int | None = None
@@ -75,8 +75,8 @@ class Tape:
         self.leaves: list[Tensor] = []
         self.autocast: str | None = None
         self.autocast_cache: dict[int, Tensor] = {}
-        self.frame: Frame | None = None
-        self.recomputing: Frame | None = None
+        self.frame: CheckpointFrame | None = None
+        self.recomputing: CheckpointFrame | None = None
         self.in_backward = False
         self.alone = _holders([Tensor(self, Resident(), (), "fp32")], 0)
         self.unpacked: Node | None = None
@@ -88,9 +88,9 @@ class Tape:
         if self.sections and self.phase == phase and self.layer == layer:
             return
         self.phase, self.layer = phase, layer
-        self.sections.append(Section(phase, layer, len(self.events), len(self.storages), len(self.kernels)))
+        self.sections.append(LayerSection(phase, layer, len(self.events), len(self.storages), len(self.kernels)))
 
-    def allocate(self, shape: tuple[int, ...], dtype: str, what: str, category: str = "") -> Storage:
+    def allocate(self, shape: tuple[int, ...], dtype: str, what: str, category: str = "") -> LiveStorage:
         """A new storage. Its category defaults to activation in forward and temporary in backward."""
         storages = self.storages
         id = len(storages)
@@ -100,7 +100,7 @@ class Tape:
             StorageInfo(prod(shape) * DTYPE_BYTES[dtype], category, self.module, what, shape, dtype, self.card)
         )
         self.events.append(id)
-        return self.turns.storage(id) if self.turns.copies > 1 else Storage(id, self.events.append)
+        return self.turns.storage(id) if self.turns.copies > 1 else LiveStorage(id, self.events.append)
 
     def empty(self, shape: tuple[int, ...], dtype: str, what: str, category: str = "") -> Tensor:
         """A new tensor without autograd history."""
@@ -125,7 +125,7 @@ class Tape:
     def keep(self, *tensors: Tensor) -> None:
         """Count these as kept for later, whoever holds them."""
         for tensor in tensors:
-            if isinstance(tensor.storage, Storage):
+            if isinstance(tensor.storage, LiveStorage):
                 self.kept.update(tensor.storage.ids)
 
     def save(self, node: Node | None, *tensors: Tensor) -> None:
@@ -136,14 +136,14 @@ class Tape:
         for tensor in tensors:
             if frame is None:
                 node.saved.append(tensor.storage)
-                if isinstance(tensor.storage, Storage):
+                if isinstance(tensor.storage, LiveStorage):
                     self.kept.update(tensor.storage.ids)
             elif self.recomputing is frame:
                 slots = frame.slots
                 assert slots is not None
                 node.saved.append(tensor.storage)
                 slots.append(None if frame.waiting[len(slots)]() is None else tensor.storage)
-                if isinstance(tensor.storage, Storage):
+                if isinstance(tensor.storage, LiveStorage):
                     self.kept.update(tensor.storage.ids)
                 if len(slots) == len(frame.waiting):
                     raise StopRecompute
@@ -164,9 +164,9 @@ class Tape:
             return function(*inputs)
         if self.reentrant:
             return self._checkpoint_reentrant(function, inputs)
-        frame = Frame(function, inputs, self.autocast)
+        frame = CheckpointFrame(function, inputs, self.autocast)
         for tensor in inputs:
-            if isinstance(tensor.storage, Storage):
+            if isinstance(tensor.storage, LiveStorage):
                 self.kept.update(tensor.storage.ids)
         outer, self.frame = self.frame, frame
         try:
@@ -204,7 +204,7 @@ class Tape:
             one.node, one.index = node, index
         return outputs
 
-    def _recompute(self, frame: Frame) -> None:
+    def _recompute(self, frame: CheckpointFrame) -> None:
         frame.slots = []
         outer_recomputing, self.recomputing = self.recomputing, frame
         outer_frame, self.frame = self.frame, frame
@@ -319,17 +319,17 @@ class Tape:
         node.reached = True
         if node.grad is not None:
             self.work(0, 3 * grad.num_bytes, grad.dtype)
-            if node.name and isinstance(grad.storage, Storage):
+            if node.name and isinstance(grad.storage, LiveStorage):
                 self.added.update(grad.storage.ids)
             return
         if node.name:
             self.module = node.name
         if not alone or node.reorders:
             grad = self.empty(grad.shape, grad.dtype, "gradient")
-        if node.name and isinstance(grad.storage, Storage):
+        if node.name and isinstance(grad.storage, LiveStorage):
             id = grad.storage.id
             self.storages[id] = self.storages[id]._replace(category="gradient", module=node.name, what="gradient")
-        if node.name and self.gives_gradients and isinstance(grad.storage, Storage):
+        if node.name and self.gives_gradients and isinstance(grad.storage, LiveStorage):
             self.added.update(grad.storage.ids)
         else:
             node.grad = grad
@@ -356,7 +356,7 @@ class Tape:
 
     def card_of(self, tensor: Tensor) -> int:
         """The card that a tensor lies on; a weight lies where it is used."""
-        return self.storages[tensor.storage.id].card if isinstance(tensor.storage, Storage) else self.card
+        return self.storages[tensor.storage.id].card if isinstance(tensor.storage, LiveStorage) else self.card
 
     @contextmanager
     def autocasting(self, dtype: str | None) -> Iterator[None]:

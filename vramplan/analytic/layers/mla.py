@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.transformer import Context, attend
 from vramplan.inputs.model_spec import Config
 
 Turn = Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor]]
 
 
-def latent_attention(net: Net, c: Config, x: Tensor, ctx: Context, turn: Turn) -> tuple[Tensor, ...]:
+def latent_attention(net: Modules, c: Config, x: Tensor, ctx: Context, turn: Turn) -> tuple[Tensor, ...]:
     """DeepseekV3Attention, by how it turns the rotary part of q and k."""
     heads, bias = c.count("num_attention_heads"), c.flag("attention_bias", False)
     plain, turning, value = c.count("qk_nope_head_dim"), c.count("qk_rope_head_dim"), c.count("v_head_dim")

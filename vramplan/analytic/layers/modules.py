@@ -18,7 +18,7 @@ from vramplan.analytic.layers.lora import Adapter
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class WeightConfig:
     """What of a job decides which weights exist, in which dtype, and which of them train."""
 
     dtype: str = "bf16"
@@ -46,7 +46,7 @@ class Training:
     """transformers' enable_input_require_grads: the embedding's output is made a leaf that needs a gradient."""
     stacks: str = ""
     """Pattern by which PEFT adapts weights of all experts in one (:mod:`vramplan.analytic.layers.moe_peft`)."""
-    looped: bool = False
+    linear_experts: bool = False
     """Whether every expert is linear layers of its own (:mod:`vramplan.analytic.layers.moe_linear_experts`)."""
 
 
@@ -56,11 +56,11 @@ def is_norm(name: str) -> bool:
 
 
 @dataclass(slots=True)
-class Net:
+class Modules:
     """The layers of one model on one tape."""
 
     tape: Tape
-    training: Training
+    training: WeightConfig
     embedded: Parameter | None = None
     """The first embedding's weight, which a tied head shares."""
     embedded_dtype: str = ""

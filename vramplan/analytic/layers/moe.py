@@ -15,7 +15,7 @@ from typing import NamedTuple
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import attention_kernels, moe_peft
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.transformer import activation
 
 
@@ -41,7 +41,7 @@ Routed = tuple[Tensor, Tensor]
 # -- routers -----------------------------------------------------------------------------------------------------------
 
 
-def router_weight(net: Net, name: str, experts: int, width: int) -> Tensor:
+def router_weight(net: Modules, name: str, experts: int, width: int) -> Tensor:
     """A router's weight; PEFT adds an adapter's ``lora_B @ lora_A`` to it, and once before to see whether that fits."""
     training = net.training
     net.routers.add(name)
@@ -57,7 +57,9 @@ def router_weight(net: Net, name: str, experts: int, width: int) -> Tensor:
     return ops.add(weight, delta, "weight with adapter")
 
 
-def softmax_router(net: Net, name: str, x: Tensor, experts: Experts, normalises: bool, widens: bool = False) -> Routed:
+def softmax_router(
+    net: Modules, name: str, x: Tensor, experts: Experts, normalises: bool, widens: bool = False
+) -> Routed:
     """The best of a softmax in fp32, in the logits' dtype again unless `widens` (mixtral)."""
     weight = router_weight(net, name, experts.number, x.shape[-1])
     net.tape.module = name
@@ -69,7 +71,7 @@ def softmax_router(net: Net, name: str, x: Tensor, experts: Experts, normalises:
     return best if widens else ops.to(best, logits.dtype, "shares of a token's experts"), which
 
 
-def wide_logits(net: Net, name: str, x: Tensor, experts: Experts) -> Tensor:
+def wide_logits(net: Modules, name: str, x: Tensor, experts: Experts) -> Tensor:
     """``F.linear(x.type(float32), weight.type(float32))``; under autocast both are cast back for the product."""
     weight = router_weight(net, name, experts.number, x.shape[-1])
     net.tape.module = name
@@ -84,7 +86,7 @@ class Groups(NamedTuple):
     best: int = 1
 
 
-def wide_router(net: Net, name: str, x: Tensor, experts: Experts, groups: Groups | None) -> Routed:
+def wide_router(net: Modules, name: str, x: Tensor, experts: Experts, groups: Groups | None) -> Routed:
     """DeepSeek V2: a softmax in fp32; with `groups` the best of those groups whose best is best."""
     scores = attention_kernels.softmax_fp32(wide_logits(net, name, x, experts))
     held: list[Tensor] = []
@@ -99,7 +101,7 @@ def wide_router(net: Net, name: str, x: Tensor, experts: Experts, groups: Groups
 
 
 def scored_router(
-    net: Net, name: str, x: Tensor, experts: Experts, groups: Groups, normalises: bool, correction: str
+    net: Modules, name: str, x: Tensor, experts: Experts, groups: Groups, normalises: bool, correction: str
 ) -> Routed:
     """DeepSeek V3: a score for each expert; those of the groups whose two best add up to most are chosen from.
 
@@ -107,9 +109,9 @@ def scored_router(
     gradients, though nothing flows back through it; before transformers 5 all of it was, in a function of its own.
     """
     scores = ops.sigmoid(wide_logits(net, name, x, experts))
-    with net.tape.no_grad() if net.training.looped else nullcontext():
+    with net.tape.no_grad() if net.training.linear_experts else nullcontext():
         which, held = best_of_groups(net, scores, experts, groups, correction)
-    if net.training.looped:
+    if net.training.linear_experts:
         held.clear()
     shares = ops.gather(scores, which, which.shape)
     if normalises:
@@ -120,7 +122,7 @@ def scored_router(
 
 
 def best_of_groups(
-    net: Net, scores: Tensor, experts: Experts, groups: Groups, correction: str
+    net: Modules, scores: Tensor, experts: Experts, groups: Groups, correction: str
 ) -> tuple[Tensor, list[Tensor]]:
     """A token's experts, and what was made to find them."""
     choice = ops.add(scores, net.resident((experts.number,), correction), "corrected scores")
@@ -158,7 +160,7 @@ def gated(both: Tensor, experts: Experts) -> Tensor:
     return ops.mul(activation(experts.act)(gate), up)
 
 
-def declare(net: Net, name: str, width: int, experts: Experts) -> None:
+def declare(net: Modules, name: str, width: int, experts: Experts) -> None:
     """The weights of all experts in the order of the module."""
     for last, rows, columns in (("gate_up_proj", 2 * experts.width, width), ("down_proj", width, experts.width)):
         weight = net.parameter(f"{name}.{last}", experts.number, rows, columns)
@@ -166,7 +168,7 @@ def declare(net: Net, name: str, width: int, experts: Experts) -> None:
 
 
 def routed(
-    net: Net, name: str, x: Tensor, to: Routed, experts: Experts, gate: Callable[[Tensor, Experts], Tensor] = gated
+    net: Modules, name: str, x: Tensor, to: Routed, experts: Experts, gate: Callable[[Tensor, Experts], Tensor] = gated
 ) -> Tensor:
     """What the experts of each token give, added up by its shares: (tokens, width) in and out."""
     tape, (tokens, width), (shares, _) = net.tape, x.shape, to
@@ -174,8 +176,8 @@ def routed(
     tape.module = name
     declare(net, name, width, experts)
     # the wrapper of what was declared last is the outer one, whose factors are made first
-    second = stacked(net, f"{name}.down_proj", (experts.number, width, experts.width))
-    first = stacked(net, f"{name}.gate_up_proj", (experts.number, 2 * experts.width, width))
+    second = peft_expert_pattern(net, f"{name}.down_proj", (experts.number, width, experts.width))
+    first = peft_expert_pattern(net, f"{name}.gate_up_proj", (experts.number, 2 * experts.width, width))
     tape.module = name
     by_expert = [tape.empty((rows,), "int64", what) for what in ("experts in order", "order of the rows")]
     picked = ops.chosen(x, tape.empty((rows,), "int64", "token of each row"), (rows, width), "rows by expert")
@@ -199,7 +201,7 @@ def routed(
     return ops.to(total, x.dtype, "output")
 
 
-def expert_bias(net: Net, name: str, of: str, by_expert: Tensor, experts: Experts, width: int) -> Tensor | None:
+def expert_bias(net: Modules, name: str, of: str, by_expert: Tensor, experts: Experts, width: int) -> Tensor | None:
     """Each row's own: ``bias[expert of the row]``."""
     if not experts.biased:
         return None
@@ -207,7 +209,7 @@ def expert_bias(net: Net, name: str, of: str, by_expert: Tensor, experts: Expert
     return ops.chosen(bias, by_expert, (by_expert.shape[0], width), "bias of each row")
 
 
-def stacked(net: Net, name: str, shape: tuple[int, int, int]) -> Callable[[], Tensor]:
+def peft_expert_pattern(net: Modules, name: str, shape: tuple[int, int, int]) -> Callable[[], Tensor]:
     """A weight of all experts; where PEFT adapts it, with the adapter folded in, once to see whether that fits."""
     weight = net.parameter(name, *shape)
     short = name.rpartition(".")[2]
@@ -224,6 +226,6 @@ def stacked(net: Net, name: str, shape: tuple[int, int, int]) -> Callable[[], Te
     return lambda: ops.folded(weight, *factors)
 
 
-def _adapted(net: Net, parameter: str) -> bool:
+def _adapted(net: Modules, parameter: str) -> bool:
     training = net.training
     return training.lora_rank > 0 and parameter in moe_peft.adapted(training.stacks, training.lora_targets)

@@ -11,7 +11,7 @@ from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.autograd.repeated_experts import turns_of
 from vramplan.analytic.layers import attention_kernels
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.moe import Experts, Routed
 from vramplan.analytic.layers.transformer import gated
 from vramplan.errors import ConfigError
@@ -26,7 +26,7 @@ Looped = tuple[Tensor, list[Tensor]]
 
 
 def in_turn(
-    net: Net, name: str, x: Tensor, to: Routed, experts: Experts, names: tuple[str, ...] = (), widens: bool = False
+    net: Modules, name: str, x: Tensor, to: Routed, experts: Experts, names: tuple[str, ...] = (), widens: bool = False
 ) -> Looped:
     """``for expert_idx in expert_hit``: each takes its rows and adds what it gives: (tokens, width) in and out.
 
@@ -53,8 +53,8 @@ def in_turn(
                 made = ops.mul(made, share, "weighted output")
             if widens and made.dtype != total.dtype:
                 raise ConfigError(
-                    "transformers 4 stops at these experts with kbit under autocast: what they give is fp32, their sum"
-                    f" {total.dtype}; give --autocast none"
+                    "transformers 4 stops at these experts with prepare_model_for_kbit_training under autocast: their"
+                    f" outputs are fp32, the sum of them {total.dtype}; give --autocast none"
                 )
             made = ops.to(made, total.dtype, "weighted output")
             total = ops.added_at(total, where, made)
@@ -64,7 +64,7 @@ def in_turn(
 
 
 def by_softmax(
-    net: Net, name: str, x: Tensor, experts: Experts, normalises: bool, names: tuple[str, ...] = ()
+    net: Modules, name: str, x: Tensor, experts: Experts, normalises: bool, names: tuple[str, ...] = ()
 ) -> Looped:
     """MixtralSparseMoeBlock, Qwen3MoeSparseMoeBlock, OlmoeSparseMoeBlock: (tokens, width) in and out.
 
@@ -80,7 +80,7 @@ def by_softmax(
     return out, [*held, logits, shares, which]
 
 
-def in_order(net: Net, name: str, x: Tensor, to: Routed, experts: Experts) -> Tensor:
+def in_order(net: Modules, name: str, x: Tensor, to: Routed, experts: Experts) -> Tensor:
     """DeepseekV2MoE.moe: rows are sorted by expert first, every expert takes a slice, and what they give is joined."""
     tape, (tokens, width), (shares, _) = net.tape, x.shape, to
     count = tokens * experts.top

@@ -12,12 +12,12 @@ from typing import NamedTuple
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import attention_kernels as kernels
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.errors import SpecError, UnknownNameError
 from vramplan.inputs.model_spec import Config
 
 
-class Kind(NamedTuple):
+class LayerKind(NamedTuple):
     """What sets a layer apart from its neighbours."""
 
     sliding: bool = False
@@ -28,7 +28,7 @@ class Kind(NamedTuple):
     """Whether one feed-forward takes all tokens, among layers that are mixtures of experts."""
 
 
-class Crossing(NamedTuple):
+class CrossAttentionInput(NamedTuple):
     """Images as cross-attention sees them."""
 
     states: Tensor
@@ -57,10 +57,10 @@ class Context:
     attention_dropout: float = 0.0
     cache: list[Tensor] | None = None
     """Keys and values of all layers, where the model fills a cache (DynamicCache.update joins them to nothing)."""
-    crossing: Crossing | None = None
+    crossing: CrossAttentionInput | None = None
     """Images, where layers attend to them; every layer is handed them."""
 
-    def of(self, kind: Kind) -> Context:
+    def of(self, kind: LayerKind) -> Context:
         """What a layer of `kind` is handed: a checkpointed one keeps its own mask and tables alive, not the others'."""
         own = (kind.sliding,)
         return replace(
@@ -119,7 +119,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return ops.add(ops.mul(x, cos, "x * cos"), ops.mul(rotate_half(x), sin, "rotated half * sin"), "rotated")
 
 
-def rotary(q: Tensor, k: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, Tensor]:
+def rotary(q: Tensor, k: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, Tensor]:
     """``apply_rotary_pos_emb``; nothing on layers without positions."""
     if not kind.rotary:
         return q, k
@@ -129,7 +129,7 @@ def rotary(q: Tensor, k: Tensor, ctx: Context, kind: Kind) -> tuple[Tensor, Tens
 
 
 def partial_rotary(
-    q: Tensor, k: Tensor, ctx: Context, kind: Kind, keeps: bool = False, one_by_one: bool = False
+    q: Tensor, k: Tensor, ctx: Context, kind: LayerKind, keeps: bool = False, one_by_one: bool = False
 ) -> tuple[Tensor, ...]:
     """Rotary on the first part of each head; the pieces are joined again, which makes q and k contiguous.
 
@@ -176,7 +176,7 @@ def attend(
     k: Tensor,
     v: Tensor,
     ctx: Context,
-    kind: Kind = Kind(),
+    kind: LayerKind = LayerKind(),
     contiguous: bool = False,
     scores: Softcap = Softcap(),
 ) -> tuple[Tensor, ...]:
@@ -287,14 +287,14 @@ def merged(x: Tensor, contiguous: bool) -> Tensor:
 
 
 def attention(
-    net: Net,
+    net: Modules,
     c: Config,
     x: Tensor,
     ctx: Context,
-    kind: Kind,
+    kind: LayerKind,
     bias: bool = False,
     out_bias: bool = False,
-    norm: Callable[[Net, str, Tensor], Tensor] | None = None,
+    norm: Callable[[Modules, str, Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
     """Grouped-query attention with separate projections, `norm` on each head of q and k (qwen3, gemma3)."""
     heads = heads_of(c)
@@ -358,13 +358,13 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
         raise UnknownNameError("activation function", name, ACTIVATIONS) from None
 
 
-def gated_mlp(net: Net, c: Config, x: Tensor, act: str = "silu", bias: bool = False) -> Tensor:
+def gated_mlp(net: Modules, c: Config, x: Tensor, act: str = "silu", bias: bool = False) -> Tensor:
     """``down(act(gate(x)) * up(x))``, as wide as the configuration says."""
     return gated(net, "mlp", x, c.count("intermediate_size"), act, bias)
 
 
 def gated(
-    net: Net, name: str, x: Tensor, width: int, act: str, bias: bool = False, names: Sequence[str] = ()
+    net: Modules, name: str, x: Tensor, width: int, act: str, bias: bool = False, names: Sequence[str] = ()
 ) -> Tensor:
     """``down(act(gate(x)) * up(x))`` of the module `name`, `width` wide; `names` where these are called otherwise."""
     first, second, third = names or ("gate_proj", "up_proj", "down_proj")
@@ -374,7 +374,7 @@ def gated(
     return net.linear(f"{name}.{third}", product, x.shape[-1], bias)
 
 
-def fused_gated_mlp(net: Net, c: Config, x: Tensor) -> Tensor:
+def fused_gated_mlp(net: Modules, c: Config, x: Tensor) -> Tensor:
     """``gate, up = gate_up(x).chunk(2); down(up * act(gate))`` (phi3, glm)."""
     width = c.count("intermediate_size")
     both = net.linear("mlp.gate_up_proj", x, 2 * width)
@@ -384,7 +384,7 @@ def fused_gated_mlp(net: Net, c: Config, x: Tensor) -> Tensor:
 
 
 def plain_mlp(
-    net: Net, x: Tensor, first: str, second: str, width: int, act: str, bias: bool = True, cached: bool = True
+    net: Modules, x: Tensor, first: str, second: str, width: int, act: str, bias: bool = True, cached: bool = True
 ) -> Tensor:
     """``second(act(first(x)))``."""
     out = x.shape[-1]

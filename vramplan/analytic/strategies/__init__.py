@@ -5,28 +5,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vramplan.analytic.autograd.recorder import Recorder
-from vramplan.analytic.strategies.ddp import Replicated
-from vramplan.analytic.strategies.device_map_split import Pipeline
+from vramplan.analytic.strategies.ddp import Strategy
+from vramplan.analytic.strategies.device_map_split import DeviceMap
 from vramplan.analytic.strategies.fsdp1 import Fsdp1
 from vramplan.analytic.strategies.fsdp2 import Fsdp2
-from vramplan.analytic.strategies.zero0 import Zero0
-from vramplan.analytic.strategies.zero3 import Zero3
-from vramplan.analytic.strategies.zero12 import Zero
+from vramplan.analytic.strategies.zero0 import ZeroStage0
+from vramplan.analytic.strategies.zero3 import ZeroStage3
+from vramplan.analytic.strategies.zero12 import ZeroStage12
 
 if TYPE_CHECKING:
     from vramplan.analytic.played_step import Step
 
 
-def sharing_of(step: Step, record: Recorder, card: int = 0) -> Replicated:
+def strategy_of(step: Step, record: Recorder, card: int = 0) -> Strategy:
     """What the job's strategy makes of a played step, on one of the cards."""
-    if step.job.strategy == "pipeline":
-        return Pipeline(step, record, card)
-    kinds: dict[str, type[Replicated]] = {
-        "ddp": Replicated,
-        "zero0": Zero0,
-        "zero1": Zero,
-        "zero2": Zero,
-        "zero3": Zero3,
+    if step.job.strategy == "device_map":
+        return DeviceMap(step, record, card)
+    kinds: dict[str, type[Strategy]] = {
+        "ddp": Strategy,
+        "zero0": ZeroStage0,
+        "zero1": ZeroStage12,
+        "zero2": ZeroStage12,
+        "zero3": ZeroStage3,
         "fsdp": Fsdp1 if step.job.fsdp.version == 1 else Fsdp2,
     }
     return kinds[step.job.strategy](step, record)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vramplan.analytic.autograd.recorder import Recorder
-from vramplan.analytic.layer_folding import Piece
+from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.optimizers import Weight, optimizer_of
 from vramplan.analytic.strategies.device_map import asked_at_once
 from vramplan.memory.overheads import ddp_buckets
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vramplan.analytic.played_step import Placed, Step
 
 
-class Replicated:
+class Strategy:
     """What a strategy does, in the order that a run comes to it; others differ from this one."""
 
     def __init__(self, step: Step, record: Recorder) -> None:
@@ -76,7 +76,7 @@ class Replicated:
         """Those of the played step's events that happen on this card."""
         return events
 
-    def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+    def play(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         """One layer's share of a phase, whose storages are numbered from `offset`."""
         self.phase = piece.phase
         self.record.extend(events, offset)

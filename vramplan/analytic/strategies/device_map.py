@@ -11,7 +11,7 @@ from math import inf
 from typing import NamedTuple
 
 from vramplan.analytic.autograd.graph import Parameter
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.memory.overheads import context_bytes
 from vramplan.units import DTYPE_BYTES, GiB
@@ -42,7 +42,7 @@ def loaded_bytes(weight: Parameter, dtype: str) -> int:
     return int(weight.num_elements * IN_BITSANDBYTES.get(weight.quantize, DTYPE_BYTES[dtype]))
 
 
-def asked_at_once(weights: Sequence[Parameter], job: Job, card: Card) -> int:
+def asked_at_once(weights: Sequence[Parameter], job: Job, card: Gpu) -> int:
     """Bytes of the one piece that transformers asks for before it loads onto a card (caching_allocator_warmup).
 
     Version 5.23 asks for the model as it will be stored. Version 4.57 counts it unquantized, at most what the card has

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from vramplan.analytic.layer_folding import Fold, Plan, fold
-from vramplan.analytic.layers.transformer import Kind
+from vramplan.analytic.layer_folding import Fold, FoldPlan, fold
+from vramplan.analytic.layers.transformer import LayerKind
 from vramplan.analytic.played_step import buffers_of
-from vramplan.analytic.step_inputs import Setting, Spread
+from vramplan.analytic.step_inputs import DevicePlacement, StepSpec
 from vramplan.analytic.strategies.device_map import Module, balanced, loaded_bytes, spread
 from vramplan.analytic.train_step import declare
 from vramplan.errors import ConfigError, UnsupportedError
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.memory.estimate import CardShare, Estimate
 from vramplan.memory.overheads import outside_terms
 
@@ -21,7 +21,7 @@ EMBED, NORM, ROTARY, HEAD = "model.embed_tokens", "model.norm", "model.rotary_em
 """The modules around the layers, for models that have these and no others."""
 
 
-def spread_out(setting: Setting, plan: Plan, card: Card, model: str) -> tuple[Setting, Plan]:
+def spread_out(setting: StepSpec, plan: FoldPlan, card: Gpu, model: str) -> tuple[StepSpec, FoldPlan]:
     """The same model, its layers played for each card apart.
 
     Raises:
@@ -35,16 +35,16 @@ def spread_out(setting: Setting, plan: Plan, card: Card, model: str) -> tuple[Se
     found = spread(modules, balanced(modules, leaf, job.num_gpus, free, job.quantize != "none"), tied)
     if len(set(found.values())) == 1:
         raise ConfigError(
-            f"--strategy pipeline: {model} is so small that transformers leaves it whole on the first card"
+            f"--strategy device_map: {model} is so small that transformers leaves it whole on the first card"
         )
     if job.loss == "liger" and found[NORM] != found[HEAD]:
         raise ConfigError(
-            "--strategy pipeline --loss liger: Liger multiplies hidden states by the head's weight, which lie on cards"
-            f" {found[NORM]} and {found[HEAD]} here; use --loss standard"
+            "--strategy device_map --loss liger: Liger multiplies hidden states by the head's weight, which lie on"
+            f" cards {found[NORM]} and {found[HEAD]} here; use --loss standard"
         )
     kinds = family.kinds(config)
     folds: list[Fold] = []
-    played: list[Kind] = []
+    played: list[LayerKind] = []
     layers: list[tuple[int, int]] = []
     of_layer = [found[_layer(number)] for number in range(len(kinds))]
     for one in sorted(set(of_layer)):
@@ -52,11 +52,11 @@ def spread_out(setting: Setting, plan: Plan, card: Card, model: str) -> tuple[Se
         layers += [(folded.base + number, one) for number in range(len(folded.played))]
         played += folded.played  # type: ignore[arg-type]
         folds.append(folded)
-    lies = Spread(tuple(layers), found[EMBED], found[NORM], found[ROTARY], found[HEAD])
-    return replace(setting, kinds=tuple(played), spread_over=lies), Plan(tuple(folds))
+    lies = DevicePlacement(tuple(layers), found[EMBED], found[NORM], found[ROTARY], found[HEAD])
+    return replace(setting, kinds=tuple(played), spread_over=lies), FoldPlan(tuple(folds))
 
 
-def modules_of(setting: Setting, plan: Plan, owner: str) -> tuple[tuple[Module, ...], int]:
+def modules_of(setting: StepSpec, plan: FoldPlan, owner: str) -> tuple[tuple[Module, ...], int]:
     """The model's modules with their bytes as they are loaded, and the largest that has weights of its own.
 
     Raises:
@@ -73,7 +73,7 @@ def modules_of(setting: Setting, plan: Plan, owner: str) -> tuple[tuple[Module, 
         or family.remote_code
         or family.rotary(setting.config) is None
     ):
-        raise UnsupportedError(f"--strategy pipeline: {owner} is not modelled yet; use ddp or fsdp")
+        raise UnsupportedError(f"--strategy device_map: {owner} is not modelled yet; use ddp or fsdp")
     around[ROTARY] = sum(buffer.num_bytes for buffer in buffers_of(setting))
     of_layer: Counter[int] = Counter()
     for (layer, _), size in sizes.items():
@@ -91,7 +91,7 @@ def _layer(number: int) -> str:
     return f"model.layers.{number}"
 
 
-def contents(setting: Setting, plan: Plan) -> dict[int, str]:
+def contents(setting: StepSpec, plan: FoldPlan) -> dict[int, str]:
     """What each card holds, in words."""
     lies = setting.spread
     found: dict[int, list[str]] = {card: [] for card in lies.cards}

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vramplan.analytic.autograd.recorder import Recorder
-from vramplan.analytic.layer_folding import Piece
-from vramplan.analytic.strategies.ddp import Replicated
+from vramplan.analytic.layer_folding import UnfoldedSection
+from vramplan.analytic.strategies.ddp import Strategy
 
 if TYPE_CHECKING:
     from vramplan.analytic.played_step import Step
 
 
-class Pipeline(Replicated):
+class DeviceMap(Strategy):
     """What one of the cards sees: its own weights with their gradients and states, and what is made on it."""
 
     def __init__(self, step: Step, record: Recorder, card: int) -> None:
@@ -29,7 +29,7 @@ class Pipeline(Replicated):
         """What happens on this card."""
         return self.step.played.on_card(self.card, events)
 
-    def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+    def play(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         """What happens on this card."""
         self.record.extend(self.on_this_card(events), offset)
 

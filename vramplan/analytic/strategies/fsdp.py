@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vramplan.analytic.autograd.recorder import Recorder
 from vramplan.analytic.optimizers import Weight
-from vramplan.analytic.strategies.ddp import Replicated
+from vramplan.analytic.strategies.ddp import Strategy
 from vramplan.analytic.strategies.stored_weights import divided, loaded_dtype
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def gathered_dtype(parameter: Parameter, weight: Weight) -> str:
     return parameter.dtype if parameter.quantize == "none" else weight.dtype
 
 
-class Sharded(Replicated):
+class Sharded(Strategy):
     """One card's part of a run."""
 
     def __init__(self, step: Step, record: Recorder) -> None:
@@ -50,7 +50,7 @@ class Sharded(Replicated):
 
     def load(self) -> None:
         """A quantized model comes to every card whole (transformers 5.23, quantizers/quantizer_bnb_4bit.py)."""
-        if self.job.quantize != "none" and self.job.fsdp.loads_on_card:
+        if self.job.quantize != "none" and self.job.fsdp.loads_whole_model:
             self.loaded = self.load_whole(self.step.placed)
 
     def loaded_dtype(self, one: Placed) -> str:

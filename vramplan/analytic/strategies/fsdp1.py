@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from vramplan.analytic.architectures.towers import TOWER
 from vramplan.analytic.autograd.recorder import Recorder
-from vramplan.analytic.layer_folding import Piece
+from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.optimizers import Weight
 from vramplan.analytic.strategies.fsdp import CAST, GATHER, REDUCE, Sharded, gathered_dtype, stored
 from vramplan.memory.timeline import Storage
@@ -64,7 +64,7 @@ class Fsdp1(Sharded):
             unit = Unit(name, members, [stored(one.parameter, job) for one in members], cards)
             self.units.setdefault(layer, []).append(unit)
         # _runtime_utils.py, _get_handle_to_prefetch: a unit whose forward ran without gradients is not asked for
-        around = job.reentrant and job.fsdp.checkpoint_outside
+        around = job.reentrant and job.fsdp.checkpoint_wraps_fsdp
         self.prefetch = "none" if around else job.fsdp.backward_prefetch
         layers = [layer for layer in self.units if layer is not None and (layer < TOWER or step.setting.looks)]
         self.before = {layer: self.units[one] for one, layer in pairwise(layers)}
@@ -101,7 +101,7 @@ class Fsdp1(Sharded):
         sizes = {layer: sum(unit.whole.num_bytes for unit in units) for layer, units in self.units.items()}
         return sizes.pop(None) + max(sizes.values(), default=0)
 
-    def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+    def play(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         """Gather before, drop or reduce behind; the root stays from the beginning to the end."""
         if piece.phase != self.phase:
             self.phase = piece.phase

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from vramplan.analytic.architectures.towers import TOWER
 from vramplan.analytic.autograd.recorder import Recorder
-from vramplan.analytic.layer_folding import Piece
+from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.optimizers import Weight
 from vramplan.analytic.strategies.fsdp import COMPUTE, GATHER, REDUCE, Sharded, gathered_dtype, stored
 from vramplan.memory.timeline import Storage
@@ -127,7 +127,7 @@ class Fsdp2(Sharded):
 
         The final norm goes with the head where accelerate finds it: right below the base model, and not below PEFT's.
         """
-        if not self.job.fsdp.carves:
+        if not self.job.fsdp.wraps_embeddings:
             return "root"
         setting, embedded = self.step.setting, self.step.embedded
         norm = setting.family.norm_name
@@ -160,7 +160,7 @@ class Fsdp2(Sharded):
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
-    def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+    def play(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         """Gather before, drop or reduce behind."""
         if piece.phase != self.phase:
             self.phase, self.inside = piece.phase, False
@@ -221,7 +221,7 @@ class Fsdp2(Sharded):
     def _drop(self, group: Group) -> None:
         self.record.free_all(self.weights.pop(group, ()))
 
-    def _backward(self, piece: Piece, groups: list[Group], events: Sequence[int], offset: int) -> None:
+    def _backward(self, piece: UnfoldedSection, groups: list[Group], events: Sequence[int], offset: int) -> None:
         """Groups come back in the opposite order; what is outside the layers comes first and last."""
         record = self.record
         if piece.layer is not None:
@@ -229,7 +229,9 @@ class Fsdp2(Sharded):
             record.extend(events, offset)
             if piece.layer not in self.step.unfed:  # else nothing tells when its backward is over
                 self._finish_backward(groups[0], offset)
-        elif not self.inside and not self.job.fsdp.carves:  # the root is there, and asks for the last layer at once
+        elif (
+            not self.inside and not self.job.fsdp.wraps_embeddings
+        ):  # the root is there, and asks for the last layer at once
             self._request(self.order[-1])
             record.extend(events, offset)
         elif not self.inside:  # the loss has its gradient before the head asks for weights

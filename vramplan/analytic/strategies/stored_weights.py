@@ -19,7 +19,7 @@ def loaded_dtype(parameter: Parameter, job: Job) -> str:
     copied = SAVED in parameter.name
     if parameter.is_adapter and not copied:
         return job.lora_dtype
-    raised = job.kbit or (job.fp32_norms and is_norm(parameter.name))
+    raised = job.prepare_for_kbit_training or (job.fp32_norms and is_norm(parameter.name))
     return (job.saved_dtype if copied else None) or ("fp32" if raised else job.dtype)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from vramplan.analytic.autograd.recorder import Recorder
 from vramplan.analytic.optimizers import Weight, optimizer_of
-from vramplan.analytic.strategies.ddp import Replicated
+from vramplan.analytic.strategies.ddp import Strategy
 from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES
 
@@ -23,7 +23,7 @@ BUCKET = 500_000_000
 """Elements from which on a joined copy is reduced, whatever reduce_bucket_size says (MEMORY_OPT_ALLREDUCE_SIZE)."""
 
 
-class Zero0(Replicated):
+class ZeroStage0(Strategy):
     """One card's part of a run, which is all of it."""
 
     def __init__(self, step: Step, record: Recorder) -> None:

@@ -12,9 +12,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from vramplan.analytic.autograd.recorder import Recorder
-from vramplan.analytic.layer_folding import Piece
+from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.optimizers import Weight, optimizer_of
-from vramplan.analytic.strategies.ddp import Replicated
+from vramplan.analytic.strategies.ddp import Strategy
 from vramplan.analytic.strategies.stored_weights import loaded_dtype
 from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div
@@ -51,7 +51,7 @@ class Trained:
         return max(0, min(self.count, part - self.offset))
 
 
-class Divided(Replicated):
+class Divided(Strategy):
     """What all stages have in common: gradients go into a bucket, which is reduced when it is full."""
 
     def __init__(self, step: Step, record: Recorder) -> None:
@@ -106,12 +106,12 @@ class Divided(Replicated):
         groups = groupby(self.trained.values(), key=lambda one: one.group)
         return [sum(one.count for one in group) for _, group in groups]
 
-    def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+    def play(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         """Gradients go as they come."""
         self.phase = piece.phase
         self.stretch(piece, events, offset)
 
-    def stretch(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+    def stretch(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         """Some events of a piece; each gradient that comes among them is taken."""
         source, tape = self.step.played.source, self.step.tape
         done = 0
@@ -164,7 +164,7 @@ class Divided(Replicated):
         """They are gone."""
 
 
-class Zero(Divided):
+class ZeroStage12(Divided):
     """One card's part of a run at stage 1 or 2."""
 
     def __init__(self, step: Step, record: Recorder) -> None:
@@ -237,7 +237,7 @@ class Zero(Divided):
             for one in members:
                 self.to_host(one.on_first(self.parts[one.group]))
 
-    def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+    def play(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         """At stage 1 the first gradient brings the bucket, though it waits for the last micro-batch's end."""
         self.offset = offset
         if self.job.strategy == "zero1" and piece.phase.startswith("backward") and not self.buckets:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from vramplan.analytic.autograd.graph import SAVED
 from vramplan.analytic.autograd.recorder import Recorder
-from vramplan.analytic.layer_folding import Piece
+from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.optimizers import Weight, optimizer_of
 from vramplan.analytic.strategies import zero3_coordinator
 from vramplan.analytic.strategies.fsdp import REDUCE
@@ -44,7 +44,7 @@ def _entered(before: Turn | None, turn: Turn) -> int:
     return len(around) - shared
 
 
-class Zero3(Divided):
+class ZeroStage3(Divided):
     """One card's part of a run."""
 
     def __init__(self, step: Step, record: Recorder) -> None:
@@ -94,7 +94,7 @@ class Zero3(Divided):
 
     # -- whose turn it is ----------------------------------------------------------------------------------------------
 
-    def _turns(self, piece: Piece, events: Sequence[int]) -> Iterator[tuple[int, Turn]]:
+    def _turns(self, piece: UnfoldedSection, events: Sequence[int]) -> Iterator[tuple[int, Turn]]:
         """(event, turn) of each storage that a module with weights makes; recomputing is a turn of its own."""
         storages, source = self.step.tape.storages, self.step.played.source
         backward = piece.phase.startswith("backward")
@@ -206,7 +206,7 @@ class Zero3(Divided):
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
-    def play(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+    def play(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         """Each micro-step begins anew."""
         if piece.phase != self.phase:
             self._leave()
@@ -226,7 +226,7 @@ class Zero3(Divided):
             self.passing(flat(one.count, self.dtype, "communication", "gradient, cast"))
         super().arrived(one, gradient)
 
-    def stretch(self, piece: Piece, events: Sequence[int], offset: int) -> None:
+    def stretch(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         """Weights come and go with the modules."""
         done = 0
         for number, turn in self._turns(piece, events):

@@ -8,14 +8,14 @@ from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.readers import fsdp_config
-from vramplan.frameworks.settings import TRUE, UNSET, Setting
+from vramplan.frameworks.settings import TRUE, UNSET, ConfigValue
 from vramplan.frameworks.syntax.config_files import beside, read_mapping
 
 SEVERAL = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 """Kinds of distribution that are read; the others are refused by name."""
 
 
-def launched(told: Mapping[str, Setting], folder: Path) -> tuple[dict[str, Setting], dict[str, Setting]]:
+def launched(told: Mapping[str, ConfigValue], folder: Path) -> tuple[dict[str, ConfigValue], dict[str, ConfigValue]]:
     """(settings, environment) that the launcher gives the script.
 
     Raises:
@@ -29,13 +29,13 @@ def launched(told: Mapping[str, Setting], folder: Path) -> tuple[dict[str, Setti
         if path is None:
             raise ConfigError(f"{file.place}: no file {file.value}")
         found = read_mapping(path) | {name: one for name, one in found.items() if one.value != "all"}
-    kind = found.get("distributed_type", Setting("MULTI_GPU", "accelerate"))
+    kind = found.get("distributed_type", ConfigValue("MULTI_GPU", "accelerate"))
     named = "FSDP" if _is_on(found.get("use_fsdp")) else str(kind.value).upper()
     if named not in SEVERAL:
         raise UnsupportedError(f"{kind.place}: distributed_type: {named} is not modelled yet")
-    settings: dict[str, Setting] = {}
+    settings: dict[str, ConfigValue] = {}
     if named == "NO" and "num_processes" not in told:
-        settings["num_processes"] = Setting(1, kind.place)
+        settings["num_processes"] = ConfigValue(1, kind.place)
     elif "num_processes" in found:
         settings["num_processes"] = found["num_processes"]
     if "num_machines" in found and file is None:
@@ -50,22 +50,22 @@ def launched(told: Mapping[str, Setting], folder: Path) -> tuple[dict[str, Setti
     return settings, environment
 
 
-def _is_on(found: Setting | None) -> bool:
+def _is_on(found: ConfigValue | None) -> bool:
     return found is not None and str(found.value).lower() in (*TRUE, "")  # a flag stands without a value
 
 
-def _deepspeed(found: Mapping[str, Setting], wanted: bool) -> Setting | None:
+def _deepspeed(found: Mapping[str, ConfigValue], wanted: bool) -> ConfigValue | None:
     """DeepSpeed's own configuration, in its words; without a stage accelerate takes the second."""
     if not wanted:
         return None
-    part = found.get("deepspeed_config", Setting({}, "accelerate"))
+    part = found.get("deepspeed_config", ConfigValue({}, "accelerate"))
     inner: dict[str, Any] = part.value if isinstance(part.value, dict) else {}
     file = inner.get("deepspeed_config_file")
     if file not in UNSET:
-        return Setting(file, part.place)
-    stage = found.get("zero_stage", Setting(inner.get("zero_stage", 2), part.place))
+        return ConfigValue(file, part.place)
+    stage = found.get("zero_stage", ConfigValue(inner.get("zero_stage", 2), part.place))
     offloads = {}
     for name in ("offload_optimizer", "offload_param"):
-        said = found.get(f"{name}_device", Setting(inner.get(f"{name}_device", "none"), part.place))
+        said = found.get(f"{name}_device", ConfigValue(inner.get(f"{name}_device", "none"), part.place))
         offloads[name] = {"device": said.value}
-    return Setting({"zero_optimization": {"stage": stage.value, **offloads}}, stage.place)
+    return ConfigValue({"zero_optimization": {"stage": stage.value, **offloads}}, stage.place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vramplan.errors import ConfigError
-from vramplan.frameworks.parsed_config import Reading, Words, at_least, settle, without
+from vramplan.frameworks.parsed_config import ParsedConfig, Words, at_least, settle, without
 from vramplan.frameworks.readers.transformers_trainer import (
     adapters,
     arguments,
@@ -18,7 +18,7 @@ from vramplan.frameworks.readers.transformers_trainer import (
     reentrant,
     targets,
 )
-from vramplan.frameworks.settings import Keys
+from vramplan.frameworks.settings import ConfigReader
 
 PACKAGE, NEWEST = "axolotl", "0.19.0"
 CUT = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
@@ -28,7 +28,7 @@ FSDP_VERSION = 1
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 
 
-def read(keys: Keys, cards: int, asked: str | None) -> Reading:
+def read(keys: ConfigReader, cards: int, asked: str | None) -> ParsedConfig:
     """The job of an axolotl configuration."""
     version, where = settle(PACKAGE, asked, NEWEST)
     method = keys.text("adapter", default="full")
@@ -104,7 +104,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         "quantize": {"nf4": "adapter qlora; load_in_4bit true"},
         "lora_dropout": "lora_dropout",
     }
-    reading = Reading("axolotl", f"{version} ({where})", keys.name("base_model") or "", job, names, keys.notes)
+    reading = ParsedConfig("axolotl", f"{version} ({where})", keys.name("base_model") or "", job, names, keys.notes)
     held = keys.number("val_set_size", default=0.0)
     reading.taken = without(held)
     if held > 0 or keys.has("test_datasets"):
@@ -115,7 +115,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     return reading
 
 
-def _dtypes(keys: Keys) -> dict[str, str]:
+def _dtypes(keys: ConfigReader) -> dict[str, str]:
     """bf16: auto loads bf16 weights and runs bf16 autocast on any card since Ampere."""
     if keys.flag("fp16", default=False) or keys.has("float16"):
         return {"dtype": "fp16", "autocast": "fp16"}
@@ -129,7 +129,7 @@ BITSANDBYTES = ("adamw_8bit", "adamw_bnb_8bit")
 """Optimizers whose states FSDP 2 does not divide."""
 
 
-def _divided(keys: Keys, job: dict[str, Any]) -> dict[str, Any]:
+def _divided(keys: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:
     """Four bits are packed in bf16 (loaders/model.py); version 2 is wrapped in its own way (monkeypatch/accelerate)."""
     found: dict[str, Any] = {}
     if job.get("quantize") == "nf4" and job.get("strategy") in ("fsdp", "zero3"):
@@ -143,18 +143,18 @@ def _divided(keys: Keys, job: dict[str, Any]) -> dict[str, Any]:
         names = ("fsdp_cpu_ram_efficient_loading", "cpu_ram_efficient_loading")
         if config.flag(*names, default=False) and job.get("quantize") == "nf4":
             raise ConfigError(f"{keys.source.where}: {names[1]}: axolotl stops at it with load_in_4bit under FSDP 2")
-        found["fsdp"] = job["fsdp"] | {"carves": False}
+        found["fsdp"] = job["fsdp"] | {"wraps_embeddings": False}
     return found
 
 
-def _checkpointing(keys: Keys) -> str:
+def _checkpointing(keys: ConfigReader) -> str:
     given = keys.text("gradient_checkpointing", "activation_checkpointing", default="false")
     if given in ("offload", "offload_disk", "unsloth"):
         raise keys.refuse("gradient_checkpointing")
     return checkpointing(keys)
 
 
-def _adapters(keys: Keys) -> dict[str, Any]:
+def _adapters(keys: ConfigReader) -> dict[str, Any]:
     if not keys.has("lora_r"):
         raise keys.refuse("lora_r", "is not set; axolotl needs it for adapter: lora")
     for name in KERNELS:
@@ -178,7 +178,7 @@ def _adapters(keys: Keys) -> dict[str, Any]:
     return job
 
 
-def _attention(keys: Keys) -> dict[str, str]:
+def _attention(keys: ConfigReader) -> dict[str, str]:
     job = attention(keys, "attn_implementation")
     if keys.flag("flash_attention", default=False):
         job = {"attention": "flash"}
@@ -189,7 +189,7 @@ def _attention(keys: Keys) -> dict[str, str]:
     return job
 
 
-def _loss(keys: Keys) -> dict[str, str]:
+def _loss(keys: ConfigReader) -> dict[str, str]:
     plugins = " ".join(keys.names("plugins"))
     cut = "CutCrossEntropy" in plugins and keys.flag("cut_cross_entropy", default=True)
     fused = keys.flag("liger_fused_linear_cross_entropy", default=False)

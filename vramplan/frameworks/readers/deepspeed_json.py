@@ -6,9 +6,9 @@ from typing import Any
 
 from vramplan.errors import ConfigError
 from vramplan.frameworks.known_keys import refuse_unmodelled
-from vramplan.frameworks.parsed_config import Reading, Words, settle
+from vramplan.frameworks.parsed_config import ParsedConfig, Words, settle
 from vramplan.frameworks.readers import zero_config
-from vramplan.frameworks.settings import Keys, Setting
+from vramplan.frameworks.settings import ConfigReader, ConfigValue
 
 PACKAGE, NEWEST = "deepspeed", "0.19.8"
 MICRO, STEPS, WHOLE = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
@@ -21,7 +21,7 @@ NAMES: dict[str, Words] = {
 }
 
 
-def read(keys: Keys, cards: int, asked: str | None) -> Reading:
+def read(keys: ConfigReader, cards: int, asked: str | None) -> ParsedConfig:
     """The job of a DeepSpeed configuration without the command that names it."""
     version, where = settle(PACKAGE, asked, NEWEST)
     refuse_unmodelled(keys)
@@ -39,15 +39,15 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         "optimizer": "adamw_torch_fused",
         "num_gpus": cards,
     }
-    zero = keys.setting("zero_optimization") or Setting({}, keys.source.where)
+    zero = keys.setting("zero_optimization") or ConfigValue({}, keys.source.where)
     job |= zero_config.fields(keys, zero)
     if not keys.has("optimizer"):
         keys.note("default", "optimizer", "not set: the script's own, taken as fused AdamW")
     keys.note("default", "", "method, checkpointing and length are the script's: --method, --checkpointing, --seq-len")
-    return Reading(PACKAGE, f"{version} ({where})", "", job, NAMES, keys.notes)
+    return ParsedConfig(PACKAGE, f"{version} ({where})", "", job, NAMES, keys.notes)
 
 
-def _batch(keys: Keys, cards: int) -> tuple[int, int]:
+def _batch(keys: ConfigReader, cards: int) -> tuple[int, int]:
     """(micro-batch, steps): any two of the three say the third (runtime/config.py: _set_batch_related_parameters)."""
     for name in (MICRO, STEPS, WHOLE):
         if keys.text(name, default="") == "auto":
@@ -69,7 +69,7 @@ def _batch(keys: Keys, cards: int) -> tuple[int, int]:
     return micro, steps
 
 
-def _is_on(keys: Keys, name: str) -> bool:
+def _is_on(keys: ConfigReader, name: str) -> bool:
     part = keys.part(name)
     if part is None or part.text("enabled", default="false") == "auto":
         return False

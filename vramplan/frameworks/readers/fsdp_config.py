@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from vramplan.frameworks.settings import FALSE, TRUE, UNSET, Keys, Setting, Source
+from vramplan.frameworks.settings import FALSE, TRUE, UNSET, ConfigReader, ConfigSource, ConfigValue
 from vramplan.frameworks.syntax.config_files import named
 
 SHARDS = {"full_shard": True, "1": True, "true": True, "shard_grad_op": False, "2": False, "false": False}
@@ -26,7 +26,7 @@ VERSION = 2
 """What transformers 5 takes where nothing is said (training_args.py); before, and in accelerate's launcher, it is 1."""
 
 
-def referenced(keys: Keys, usual: int = VERSION) -> dict[str, Any]:
+def referenced(keys: ConfigReader, usual: int = VERSION) -> dict[str, Any]:
     """What `fsdp` and its configuration come to; nothing where neither is there. `usual`: the version unless said.
 
     Raises:
@@ -41,7 +41,7 @@ def referenced(keys: Keys, usual: int = VERSION) -> dict[str, Any]:
         return {}
     if words - WORDS:
         raise keys.refuse("fsdp")
-    own = config or Keys(Source({}, {}, (), keys.source.where), "FSDP")
+    own = config or ConfigReader(ConfigSource({}, {}, (), keys.source.where), "FSDP")
     version = _version(keys, own, usual)
     strategy = own.text("fsdp_sharding_strategy", "sharding_strategy", default="")
     strategy = own.text("fsdp_reshard_after_forward", "reshard_after_forward", default=strategy)
@@ -76,30 +76,30 @@ def referenced(keys: Keys, usual: int = VERSION) -> dict[str, Any]:
     return job
 
 
-def _unpacked(keys: Keys) -> Keys:
+def _unpacked(keys: ConfigReader) -> ConfigReader:
     """ms-swift's `fsdp` names a configuration of both keys (arguments/sft_args.py: _init_fsdp)."""
     found = keys.setting("fsdp")
     if keys.framework != "ms-swift" or found is None or set(str(found.value).lower().split()) <= {*WORDS, *FALSE}:
         return keys
     preset = PRESETS.get(str(found.value))
-    inner = named(found if preset is None else Setting(preset, found.place), keys.folder, "fsdp")
-    both: dict[str, Setting] = {name: inner[name] for name in ("fsdp", "fsdp_config") if name in inner}
-    both.setdefault("fsdp", Setting("full_shard auto_wrap", found.place))
-    packed = Keys(replace(keys.source, settings={**keys.source.settings, **both}), keys.framework)
+    inner = named(found if preset is None else ConfigValue(preset, found.place), keys.folder, "fsdp")
+    both: dict[str, ConfigValue] = {name: inner[name] for name in ("fsdp", "fsdp_config") if name in inner}
+    both.setdefault("fsdp", ConfigValue("full_shard auto_wrap", found.place))
+    packed = ConfigReader(replace(keys.source, settings={**keys.source.settings, **both}), keys.framework)
     packed.asked, packed.notes = keys.asked, keys.notes
     return packed
 
 
-def _config(keys: Keys) -> Keys | None:
+def _config(keys: ConfigReader) -> ConfigReader | None:
     """`fsdp_config`: a mapping, JSON, or a file's."""
     found = keys.setting("fsdp_config")
     if found is None:
         return None
     where = keys.source.where if isinstance(found.value, dict) else str(found.value)
-    return Keys(Source(named(found, keys.folder, "fsdp_config"), {}, (), where), "FSDP")
+    return ConfigReader(ConfigSource(named(found, keys.folder, "fsdp_config"), {}, (), where), "FSDP")
 
 
-def _version(keys: Keys, own: Keys, usual: int) -> int:
+def _version(keys: ConfigReader, own: ConfigReader, usual: int) -> int:
     source = keys if keys.has("fsdp_version") else own
     version = source.count("fsdp_version", "version", default=usual)
     if version not in (1, 2):
@@ -110,15 +110,15 @@ def _version(keys: Keys, own: Keys, usual: int) -> int:
     return version
 
 
-def launched(found: dict[str, Setting]) -> dict[str, Setting]:
+def launched(found: dict[str, ConfigValue]) -> dict[str, ConfigValue]:
     """The launcher's own keys as the Trainer's; its version is 1 where nothing is said (commands/launch.py)."""
-    inner = found.get("fsdp_config", Setting({}, "accelerate"))
+    inner = found.get("fsdp_config", ConfigValue({}, "accelerate"))
     given: dict[str, Any] = dict(inner.value) if isinstance(inner.value, dict) else {}
     given |= {name: one.value for name, one in found.items() if name.startswith("fsdp_") and name != "fsdp_config"}
     given = {name: value for name, value in given.items() if value not in UNSET}
     given |= {"num_machines": found["num_machines"].value} if "num_machines" in found else {}
     wrap = {"fsdp_auto_wrap_policy": "NO_WRAP"}
     return {
-        "fsdp": Setting(True, inner.place),
-        "fsdp_config": Setting({"fsdp_version": 1} | wrap | given, inner.place),
+        "fsdp": ConfigValue(True, inner.place),
+        "fsdp_config": ConfigValue({"fsdp_version": 1} | wrap | given, inner.place),
     }

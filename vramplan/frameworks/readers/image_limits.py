@@ -6,7 +6,7 @@ from math import isqrt, sqrt
 from typing import Any
 
 from vramplan.errors import ConfigError
-from vramplan.frameworks.parsed_config import Reading
+from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.frameworks.readers.video_sampling import shrunk
 from vramplan.frameworks.settings import Note
 from vramplan.inputs.images import Limits, Size, count
@@ -19,7 +19,7 @@ TILED = ("internvl",)
 """Models whose processor cuts an image into at most so many tiles."""
 
 
-def settled(spec: ModelSpec, reading: Reading, job: dict[str, Any]) -> dict[str, Any]:
+def settled(spec: ModelSpec, reading: ParsedConfig, job: dict[str, Any]) -> dict[str, Any]:
     """The largest image that the caps let through; a cap that the model's processor does not read changes nothing."""
     found: dict[str, Any] = {"min_pixels": None, "max_pixels": None}
     if spec.model_type not in TILED:

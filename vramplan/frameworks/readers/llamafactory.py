@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramplan.errors import ConfigError
-from vramplan.frameworks.parsed_config import Reading, at_least, settle, started, without
+from vramplan.frameworks.parsed_config import ParsedConfig, at_least, settle, started, without
 from vramplan.frameworks.readers.transformers_trainer import (
     NAMES,
     adapters,
@@ -21,7 +21,7 @@ from vramplan.frameworks.readers.transformers_trainer import (
     reentrant,
 )
 from vramplan.frameworks.readers.video_sampling import Sampling
-from vramplan.frameworks.settings import Keys
+from vramplan.frameworks.settings import ConfigReader
 
 PACKAGE, NEWEST = "llamafactory", "0.9.5"
 MAX_PIXELS, MIN_PIXELS = 768 * 768, 32 * 32
@@ -32,7 +32,7 @@ SHIPPED = "examples/deepspeed/ds_z{}_config.json"
 """DeepSpeed's configurations in its repository."""
 
 
-def read(keys: Keys, cards: int, asked: str | None) -> Reading:
+def read(keys: ConfigReader, cards: int, asked: str | None) -> ParsedConfig:
     """The job of a LLaMA-Factory configuration."""
     version, where = settle(PACKAGE, asked, NEWEST)
     keys.only("stage", "sft", "pt", why="is not modelled yet; modelled: sft, pt")
@@ -104,7 +104,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         "offload": {"optimizer": f"deepspeed {SHIPPED.format(str(job.get('strategy'))[-1] + '_offload')}"},
     }
     model = keys.name("model_name_or_path") or ""
-    reading = Reading("llamafactory", f"{version} ({where})", model, job, names, keys.notes)
+    reading = ParsedConfig("llamafactory", f"{version} ({where})", model, job, names, keys.notes)
     reading.rows = "packed" if packs else "samples"
     held = keys.number("val_size", default=0.0)
     reading.taken = without(held, keys.count("max_samples", default=1) if keys.has("max_samples") else None)
@@ -115,7 +115,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     return reading
 
 
-def _dtypes(keys: Keys, method: str, version: str, is_zero3: bool) -> dict[str, str]:
+def _dtypes(keys: ConfigReader, method: str, version: str, is_zero3: bool) -> dict[str, str]:
     """Weights as the checkpoint has them; whatever trains becomes fp32, unless pure_bf16 or ZeRO-3 (adapter.py)."""
     half = half_of(keys)
     if keys.flag("pure_bf16", default=False):
@@ -146,7 +146,7 @@ def _dtypes(keys: Keys, method: str, version: str, is_zero3: bool) -> dict[str, 
     return {"dtype": stored, "autocast": half, "lora_dtype": "fp32"}
 
 
-def _parts(keys: Keys, method: str) -> dict[str, str]:
+def _parts(keys: ConfigReader, method: str) -> dict[str, str]:
     job: dict[str, str] = {}
     if not keys.flag("freeze_vision_tower", default=True):
         job["vision"] = "train" if method == "full" else "lora"
@@ -155,14 +155,14 @@ def _parts(keys: Keys, method: str) -> dict[str, str]:
     return job
 
 
-def _sampling(keys: Keys) -> Sampling:
+def _sampling(keys: ConfigReader) -> Sampling:
     """Frames are resized like images, before the model's own video processor sees them (data/mm_plugin.py)."""
     said = tuple(name for name in ("video_maxlen", "video_max_pixels") if keys.has(name))
     frames = keys.count("video_maxlen", default=1) if "video_maxlen" in said else None
     return Sampling(frames, keys.count("video_max_pixels", default=VIDEO_PIXELS), keys=said)
 
 
-def _ranks(keys: Keys, cards: int) -> int:
+def _ranks(keys: ConfigReader, cards: int) -> int:
     """All visible cards, one process each (launcher.py); NPROC_PER_NODE takes fewer."""
     several = started(keys, cards)
     if several is not None:

@@ -7,8 +7,8 @@ its distributed optimizer are not modelled (megatron/training/arguments.py; ms-s
 from __future__ import annotations
 
 from vramplan.errors import UnsupportedError
-from vramplan.frameworks.parsed_config import Reading
-from vramplan.frameworks.settings import Keys
+from vramplan.frameworks.parsed_config import ParsedConfig
+from vramplan.frameworks.settings import ConfigReader
 
 DEGREES = {
     "tensor_model_parallel_size": "tensor parallelism",
@@ -29,7 +29,7 @@ SWITCHES = {
 }
 
 
-def read(keys: Keys, cards: int, asked: str | None) -> Reading:
+def read(keys: ConfigReader, cards: int, asked: str | None) -> ParsedConfig:
     """Nothing but the names of what is not modelled.
 
     Raises:

@@ -7,7 +7,7 @@ from math import ceil
 from typing import Any
 
 from vramplan.errors import ConfigError
-from vramplan.frameworks.parsed_config import Reading, at_least, settle, started, visible_cards
+from vramplan.frameworks.parsed_config import ParsedConfig, at_least, settle, started, visible_cards
 from vramplan.frameworks.readers import zero_config
 from vramplan.frameworks.readers.transformers_trainer import (
     BATCH,
@@ -26,7 +26,7 @@ from vramplan.frameworks.readers.transformers_trainer import (
     storage,
 )
 from vramplan.frameworks.readers.video_sampling import from_environment
-from vramplan.frameworks.settings import FALSE, TRUE, Keys
+from vramplan.frameworks.settings import FALSE, TRUE, ConfigReader
 
 PACKAGE, NEWEST = "ms-swift", "4.6.0"
 KINDS = ("tuner_type", "train_type", "sft_type")
@@ -39,7 +39,7 @@ SAMPLES_A_STEP = 16
 """gradient_accumulation_steps, where it is not set, makes this many samples of a step."""
 
 
-def read(keys: Keys, cards: int, asked: str | None) -> Reading:
+def read(keys: ConfigReader, cards: int, asked: str | None) -> ParsedConfig:
     """The job of a ``swift sft`` command."""
     version, where = _version(keys, asked)
     method = keys.text(*KINDS, default="lora")
@@ -100,7 +100,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         "quantize": {"nf4": f"quant_method bnb; quant_bits 4{computes}", "int8": "quant_method bnb; quant_bits 8"},
         "method": {"lora": f"{'tuner_type' if at_least(version, '4.0') else 'train_type'} lora"},
     }
-    reading = Reading(
+    reading = ParsedConfig(
         "ms-swift",
         f"{version} ({where})",
         keys.name("model", "model_id_or_path", "model_type") or "",
@@ -122,7 +122,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     return reading
 
 
-def _taken(keys: Keys, held: float) -> Callable[[int], int]:
+def _taken(keys: ConfigReader, held: float) -> Callable[[int], int]:
     """``data.jsonl#500`` takes 500 samples, some twice where there are fewer (swift/dataset/dataset_meta.py)."""
     (*_, named) = keys.names("dataset") or ("",)
     number = named.rpartition("#")[2] if "#" in named and len(keys.names("dataset")) == 1 else ""
@@ -134,14 +134,14 @@ def _taken(keys: Keys, held: float) -> Callable[[int], int]:
     return taken
 
 
-def _attention(keys: Keys) -> dict[str, str]:
+def _attention(keys: ConfigReader) -> dict[str, str]:
     """attn_impl; in 2.x use_flash_attn, which false makes eager (2.6.1, swift/llm/utils/model.py)."""
     if keys.text("use_flash_attn", default="") in (*TRUE, *FALSE):
         return {"attention": "flash" if keys.flag("use_flash_attn", default=False) else "eager"}
     return attention(keys, "attn_impl", "use_flash_attn", "attn_implementation")
 
 
-def _version(keys: Keys, asked: str | None) -> tuple[str, str]:
+def _version(keys: ConfigReader, asked: str | None) -> tuple[str, str]:
     """The version whose words these are, where they tell, else the usual."""
     said = next((name for name in reversed(KINDS) if keys.has(name)), None)
     own = {"sft_type": "2.6.1", "train_type": "3.12.6", "tuner_type": NEWEST}
@@ -150,7 +150,7 @@ def _version(keys: Keys, asked: str | None) -> tuple[str, str]:
     return settle(PACKAGE, asked, NEWEST)
 
 
-def _dtypes(keys: Keys, method: str) -> dict[str, str]:
+def _dtypes(keys: ConfigReader, method: str) -> dict[str, str]:
     """`torch_dtype` also chooses autocast; fp32 weights get fp16 (sft_args.py)."""
     stored = dtype_of(keys, "torch_dtype", "dtype")
     if stored is None:
@@ -169,7 +169,7 @@ def _dtypes(keys: Keys, method: str) -> dict[str, str]:
     return {"dtype": stored, "autocast": half}
 
 
-def _quantized(keys: Keys, by_method: bool, job: dict[str, Any]) -> dict[str, Any]:
+def _quantized(keys: ConfigReader, by_method: bool, job: dict[str, Any]) -> dict[str, Any]:
     """Bitsandbytes, four or eight bits; of a model that sees, tower and projector stay as they are (quant_args.py).
 
     Since version 3 nothing is quantized where no quant_method is named.
@@ -196,7 +196,7 @@ def _quantized(keys: Keys, by_method: bool, job: dict[str, Any]) -> dict[str, An
     return {"quantize": "nf4", "double_quant": double, "quantize_vision": False} | storage(keys, job)
 
 
-def _adapters(keys: Keys) -> dict[str, Any]:
+def _adapters(keys: ConfigReader) -> dict[str, Any]:
     job = adapters(keys, "lora_rank", dropouts=("lora_dropout", "lora_dropout_p"), dropout=0.05)
     targets = [
         one for one in keys.names("target_modules", "lora_target_modules") if one.lower() not in ("all-linear", "all")
@@ -210,7 +210,7 @@ def _adapters(keys: Keys) -> dict[str, Any]:
     return job
 
 
-def _saved(keys: Keys, dtype: str) -> dict[str, Any]:
+def _saved(keys: ConfigReader, dtype: str) -> dict[str, Any]:
     """DoRA, and modules that train whole; what is fp16 and trains becomes fp32 (pipelines/train/tuner.py)."""
     job = beside(keys, "use_dora", "modules_to_save" if keys.has("modules_to_save") else "lora_modules_to_save")
     if "modules_to_save" in job:
@@ -221,7 +221,7 @@ def _saved(keys: Keys, dtype: str) -> dict[str, Any]:
     return job
 
 
-def _parts(keys: Keys, method: str, frozen: bool) -> dict[str, str]:
+def _parts(keys: ConfigReader, method: str, frozen: bool) -> dict[str, str]:
     """What happens to the tower and the projector; 2.x did not freeze the tower."""
     trained = "train" if method == "full" else "lora"
     job = {}
@@ -231,7 +231,7 @@ def _parts(keys: Keys, method: str, frozen: bool) -> dict[str, str]:
     return job
 
 
-def _images(keys: Keys) -> dict[str, Any]:
+def _images(keys: ConfigReader) -> dict[str, Any]:
     """The caps of the environment, or of the command itself."""
     job: dict[str, Any] = {}
     for field, variable in (("max_pixels", "MAX_PIXELS"), ("min_pixels", "MIN_PIXELS"), ("max_tiles", "MAX_NUM")):
@@ -247,7 +247,7 @@ def _images(keys: Keys) -> dict[str, Any]:
     return job
 
 
-def _ranks(keys: Keys, cards: int) -> int:
+def _ranks(keys: ConfigReader, cards: int) -> int:
     """NPROC_PER_NODE x NNODES; without them one process."""
     several = started(keys, cards)
     if several is None and keys.has(RANKS):
@@ -255,7 +255,7 @@ def _ranks(keys: Keys, cards: int) -> int:
     return several or 1
 
 
-def _spread(keys: Keys, cards: int, job: dict[str, Any], counts: bool) -> dict[str, Any]:
+def _spread(keys: ConfigReader, cards: int, job: dict[str, Any], counts: bool) -> dict[str, Any]:
     """A process that sees several cards spreads the model over them: device_map auto (swift/utils/env.py: is_mp).
 
     `counts`: since version 3 also where NPROC_PER_NODE starts fewer processes than there are cards; before, one process
@@ -284,4 +284,4 @@ def _spread(keys: Keys, cards: int, job: dict[str, Any], counts: bool) -> dict[s
             f"{keys.source.where}: {seen} cards are visible to one process: ms-swift refuses DeepSpeed and FSDP beside"
             f" its device_map; set NPROC_PER_NODE={seen}"
         )
-    return {"strategy": "pipeline", "num_gpus": seen}
+    return {"strategy": "device_map", "num_gpus": seen}

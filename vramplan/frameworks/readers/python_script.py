@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.parsed_config import at_least, settle
-from vramplan.frameworks.settings import Setting
+from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.python_ast import FREEZES, Call, Script
 from vramplan.frameworks.syntax.shell import UNKNOWN
 
-Settings = dict[str, Setting]
+Settings = dict[str, ConfigValue]
 
 CONFIGS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "UnslothTrainingArguments")
 TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer", "UnslothTrainer")
@@ -100,12 +100,12 @@ def settings_of(script: Script) -> tuple[str, Settings]:
     found = own | _model(script, own, is_trl) | _quantized(script) | _adapters(script)
     found |= _caps(script) | _by_hand(script)
     found.pop("model_init_kwargs", None)
-    for kbit in script.named("prepare_model_for_kbit_training"):
-        found["kbit"] = Setting(True, kbit.place)
-        said = kbit.keywords.get("use_gradient_checkpointing", Setting(True, kbit.place))
+    for call in script.named("prepare_model_for_kbit_training"):
+        found["prepare_for_kbit_training"] = ConfigValue(True, call.place)
+        said = call.keywords.get("use_gradient_checkpointing", ConfigValue(True, call.place))
         found.setdefault("gradient_checkpointing", said)
     for switch in script.named("gradient_checkpointing_enable"):
-        found.setdefault("gradient_checkpointing", Setting(True, switch.place))
+        found.setdefault("gradient_checkpointing", ConfigValue(True, switch.place))
     if not is_trl and "max_length" not in found:
         found |= _truncated(script)
     return ("trl" if is_trl else "transformers"), found
@@ -114,7 +114,7 @@ def settings_of(script: Script) -> tuple[str, Settings]:
 def _by_hand(script: Script) -> Settings:
     """Where the script says itself which weights train."""
     calls = script.named(*FREEZES)
-    return {"requires_grad": Setting(True, calls[0].place)} if calls else {}
+    return {"requires_grad": ConfigValue(True, calls[0].place)} if calls else {}
 
 
 def _only(script: Script, *names: str) -> Call:
@@ -142,7 +142,7 @@ def _trainer(script: Script) -> Settings:
     return {name: keywords[name] for name in ("max_seq_length", "packing", "model_init_kwargs") if name in keywords}
 
 
-def _translated(keywords: Mapping[str, Setting], words: Mapping[str, str | None], where: str) -> Settings:
+def _translated(keywords: Mapping[str, ConfigValue], words: Mapping[str, str | None], where: str) -> Settings:
     """Arguments in TRL's words.
 
     Raises:
@@ -173,13 +173,13 @@ def _model(script: Script, own: Settings, is_trl: bool) -> Settings:
         raise UnsupportedError(f"{load.place}: {kind}: is not read yet; read: {', '.join(f'...{one}' for one in READ)}")
     found = _translated(load.keywords, MODEL, "from_pretrained")
     if load.positional:
-        found["model_name_or_path"] = Setting(load.positional[0], load.place)
+        found["model_name_or_path"] = ConfigValue(load.positional[0], load.place)
     flash = found.pop("use_flash_attention_2", None)
     if flash is not None and flash.value is True:
-        found["attn_implementation"] = Setting("flash_attention_2", flash.place)
+        found["attn_implementation"] = ConfigValue("flash_attention_2", flash.place)
     if is_trl and "dtype" not in found:
         known, _ = settle("transformers", None, "5.23.0")
-        found["dtype"] = Setting("auto" if at_least(known, "5.0") else "float32", f"{load.place}: no dtype")
+        found["dtype"] = ConfigValue("auto" if at_least(known, "5.0") else "float32", f"{load.place}: no dtype")
     return found
 
 
@@ -197,7 +197,7 @@ def _caps(script: Script) -> Settings:
         given = {name: one for name, one in call.keywords.items() if name in ("min_pixels", "max_pixels")}
         if size is not None and isinstance(size.value, dict) and size.value.get("longest_edge", 0) > AREA:
             edges = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
-            given |= {name: Setting(size.value[e], size.place) for name, e in edges.items() if e in size.value}
+            given |= {name: ConfigValue(size.value[e], size.place) for name, e in edges.items() if e in size.value}
         elif size is not None:
             raise UnsupportedError(f"{size.place}: {call.name}(size=...) is not modelled yet; give max_pixels")
         for name in RESIZES:
@@ -210,13 +210,13 @@ def _caps(script: Script) -> Settings:
 def _named_model(script: Script, own: Settings) -> Settings:
     """``SFTTrainer(model="name", args=SFTConfig(model_init_kwargs={...}))``."""
     call = _only(script, *TRAINERS)
-    named = call.keywords.get("model") or (Setting(call.positional[0], call.place) if call.positional else None)
+    named = call.keywords.get("model") or (ConfigValue(call.positional[0], call.place) if call.positional else None)
     found: Settings = {}
     if named is not None and isinstance(named.value, str) and UNKNOWN not in named.value:
         found["model_name_or_path"] = named
     extra = own.get("model_init_kwargs")
     if extra is not None and isinstance(extra.value, dict):
-        inner = {name: Setting(value, extra.place) for name, value in extra.value.items()}
+        inner = {name: ConfigValue(value, extra.place) for name, value in extra.value.items()}
         found |= _translated(inner, MODEL, "model_init_kwargs")
     return found
 
@@ -227,7 +227,7 @@ def _quantized(script: Script) -> Settings:
     found = _translated(call.keywords, QUANTIZED, "BitsAndBytesConfig")
     four = found.get("load_in_4bit")
     if four is not None and four.value is True:
-        found.setdefault("bnb_4bit_compute_dtype", Setting("float32", f"{call.place}: BitsAndBytesConfig"))
+        found.setdefault("bnb_4bit_compute_dtype", ConfigValue("float32", f"{call.place}: BitsAndBytesConfig"))
     return found
 
 
@@ -243,7 +243,7 @@ def _adapters(script: Script) -> Settings:
         raise UnsupportedError(f"{init.place}: LoraConfig(init_lora_weights={init.value!r}) is not modelled yet")
     keywords = {name: one for name, one in call.keywords.items() if name != "init_lora_weights"}
     peft = {"use_peft": True, "lora_r": 8, "lora_dropout": 0.0, "lora_target_modules": ["q_proj", "v_proj"]}
-    return {name: Setting(value, f"{call.place}: LoraConfig") for name, value in peft.items()} | _translated(
+    return {name: ConfigValue(value, f"{call.place}: LoraConfig") for name, value in peft.items()} | _translated(
         keywords, LORA, "LoraConfig"
     )
 
@@ -265,15 +265,15 @@ def _unsloth(script: Script) -> Settings:
     load = loads[0]
     found = dict(load.keywords)
     if load.positional:
-        found["model_name"] = Setting(load.positional[0], load.place)
+        found["model_name"] = ConfigValue(load.positional[0], load.place)
     adapters = [call for call in script.named("get_peft_model") if call.name.startswith("Fast")]
     for call in adapters[:1]:
         found |= {name: one for name, one in call.keywords.items() if name not in ("max_seq_length", "model")}
-        found["get_peft_model"] = Setting(True, call.place)
-    found["loader"] = Setting(load.name.partition(".")[0], load.place)
+        found["get_peft_model"] = ConfigValue(True, call.place)
+    found["loader"] = ConfigValue(load.name.partition(".")[0], load.place)
     configs = script.named(*CONFIGS)
     if configs:
-        found["arguments"] = Setting(configs[0].last, configs[0].place)
+        found["arguments"] = ConfigValue(configs[0].last, configs[0].place)
     if "**" in found:
         said = str(found["**"].value).replace(UNKNOWN, "")
         raise ConfigError(f"{found['**'].place}: {said} is not known without running the script")

@@ -11,9 +11,9 @@ from typing import Any
 
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError
 from vramplan.frameworks.known_keys import refuse_unmodelled
-from vramplan.frameworks.parsed_config import Reading, Words, settle
+from vramplan.frameworks.parsed_config import ParsedConfig, Words, settle
 from vramplan.frameworks.readers.transformers_trainer import DTYPES, launched
-from vramplan.frameworks.settings import Keys
+from vramplan.frameworks.settings import ConfigReader
 from vramplan.units import divisors
 
 PACKAGE, LAST_TOML = "torchtitan", "0.2.2"
@@ -33,7 +33,7 @@ NAMES: dict[str, Words] = {
 }
 
 
-def read(keys: Keys, cards: int, asked: str | None) -> Reading:
+def read(keys: ConfigReader, cards: int, asked: str | None) -> ParsedConfig:
     """The job of a torchtitan configuration."""
     if keys.has("module") or keys.has("config"):
         raise keys.refuse("config", "is Python of torchtitan 0.3, which is not read yet; read: the TOML of 0.2")
@@ -72,13 +72,13 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     keys.note("default", "", "its own layers are estimated by transformers' Llama (within 0.4 % in traces)")
     whole = batch * job["gradient_accumulation_steps"]
     steps = {"gradient_accumulation_steps": dict.fromkeys(divisors(whole), f"training.global_batch_size {whole}")}
-    reading = Reading(PACKAGE, f"{version} ({where})", _model(keys), job, NAMES | steps, keys.notes)
+    reading = ParsedConfig(PACKAGE, f"{version} ({where})", _model(keys), job, NAMES | steps, keys.notes)
     if keys.flag("validation.enable", default=False):
         reading.eval_batch_size = keys.count("validation.local_batch_size", default=8)
     return reading
 
 
-def _model(keys: Keys) -> str:
+def _model(keys: ConfigReader) -> str:
     name, flavor = keys.text("model.name", default="llama3"), keys.text("model.flavor", default="debugmodel")
     if name != "llama3":
         raise keys.refuse("model.name", "has layers of its own that are not modelled yet; read: llama3")
@@ -88,7 +88,7 @@ def _model(keys: Keys) -> str:
     return MODELS[name, flavor]
 
 
-def _accumulation(keys: Keys, batch: int) -> int:
+def _accumulation(keys: ConfigReader, batch: int) -> int:
     """global_batch_size over what one step takes; unset or -1 is no accumulation (train.py)."""
     if keys.text("training.global_batch_size", default="-1") == "-1":
         return 1
@@ -98,14 +98,14 @@ def _accumulation(keys: Keys, batch: int) -> int:
     return whole // batch
 
 
-def _dtype(keys: Keys, name: str, usual: str) -> str:
+def _dtype(keys: ConfigReader, name: str, usual: str) -> str:
     given = keys.text(name, default=usual)
     if DTYPES.get(given) not in ("bf16", "fp32"):
         raise keys.wrong((name,), "float32 or bfloat16")
     return DTYPES[given]
 
 
-def _optimizer(keys: Keys) -> str:
+def _optimizer(keys: ConfigReader) -> str:
     """AdamW in three implementations; fused where nothing is said (components/optimizer.py)."""
     if keys.text("optimizer.name", default="adamw") != "adamw":
         raise keys.refuse("optimizer.name", "is not modelled yet; modelled: AdamW")
@@ -116,7 +116,7 @@ def _optimizer(keys: Keys) -> str:
     return kinds[given]
 
 
-def _checkpointing(keys: Keys) -> str:
+def _checkpointing(keys: ConfigReader) -> str:
     """Selective by default: every second layer, or every second product of matrices."""
     if keys.is_null("activation_checkpoint.mode"):  # "none" is one of its modes
         return "none"

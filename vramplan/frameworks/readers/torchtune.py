@@ -12,9 +12,9 @@ from typing import Any
 
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError
 from vramplan.frameworks.known_keys import refuse_unmodelled
-from vramplan.frameworks.parsed_config import Reading, Words, settle
+from vramplan.frameworks.parsed_config import ParsedConfig, Words, settle
 from vramplan.frameworks.readers.transformers_trainer import DTYPES
-from vramplan.frameworks.settings import Keys, Setting
+from vramplan.frameworks.settings import ConfigReader, ConfigValue
 from vramplan.frameworks.syntax import argv
 
 PACKAGE, NEWEST = "torchtune", "0.6.1"
@@ -84,7 +84,7 @@ NAMES: dict[str, Words] = {
 }
 
 
-def split(words: Sequence[str]) -> tuple[list[str], dict[str, Setting]]:
+def split(words: Sequence[str]) -> tuple[list[str], dict[str, ConfigValue]]:
     """What follows ``tune run``: torchrun's flags, the recipe, ``--config NAME``, ``key=value`` and ``~key``.
 
     Raises:
@@ -98,9 +98,9 @@ def split(words: Sequence[str]) -> tuple[list[str], dict[str, Setting]]:
         if word.startswith("-") and not mark:
             value = rest.pop(0) if rest and name not in VALUELESS else "true"
         if word.startswith("-"):
-            settings[name] = Setting(value, word.partition("=")[0])
+            settings[name] = ConfigValue(value, word.partition("=")[0])
         elif not word.startswith("~"):
-            settings.setdefault("recipe", Setting(word, "tune run"))
+            settings.setdefault("recipe", ConfigValue(word, "tune run"))
     file = settings.get("config")
     if file is not None and not str(file.value).endswith((".yaml", ".yml")):
         raise ConfigError(
@@ -109,7 +109,7 @@ def split(words: Sequence[str]) -> tuple[list[str], dict[str, Setting]]:
     return [], settings
 
 
-def read(keys: Keys, cards: int, asked: str | None) -> Reading:
+def read(keys: ConfigReader, cards: int, asked: str | None) -> ParsedConfig:
     """The job of a torchtune configuration."""
     version, where = settle(PACKAGE, asked, NEWEST)
     refuse_unmodelled(keys)
@@ -146,10 +146,10 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         )
     if keys.flag("compile", default=False):
         keys.note("warning", "compile", "compiled layers and losses keep less than is counted here")
-    return Reading(PACKAGE, f"{version} ({where})", model, job, NAMES, keys.notes)
+    return ParsedConfig(PACKAGE, f"{version} ({where})", model, job, NAMES, keys.notes)
 
 
-def _recipe(keys: Keys, method: str) -> None:
+def _recipe(keys: ConfigReader, method: str) -> None:
     """The recipe, where the command names one, has to be read and to train what the model is for."""
     recipe = keys.name("recipe")
     if recipe is None:
@@ -163,7 +163,7 @@ def _recipe(keys: Keys, method: str) -> None:
         raise ConfigError(f"recipe {recipe} does not go with a model that is built for {method}")
 
 
-def _builder(keys: Keys) -> tuple[str, str, bool]:
+def _builder(keys: ConfigReader) -> tuple[str, str, bool]:
     """(model, method, whether its base is quantized) by the name of the function that builds it.
 
     Raises:
@@ -191,7 +191,7 @@ def _builder(keys: Keys) -> tuple[str, str, bool]:
     return MODELS[bare], "lora" if adapted else "full", four
 
 
-def _dtype(keys: Keys) -> str:
+def _dtype(keys: ConfigReader) -> str:
     """One dtype for weights, adapters, gradients and states; nothing is autocast."""
     given = keys.text("dtype", default="fp32")
     if DTYPES.get(given) not in ("bf16", "fp32"):
@@ -201,7 +201,7 @@ def _dtype(keys: Keys) -> str:
     return DTYPES[given]
 
 
-def _optimizer(keys: Keys) -> str:
+def _optimizer(keys: ConfigReader) -> str:
     path = keys.name("optimizer._component_") or "torch.optim.AdamW"
     if path not in OPTIMIZERS:
         raise keys.refuse("optimizer._component_", f"is not modelled yet; modelled: {', '.join(OPTIMIZERS)}")
@@ -211,7 +211,7 @@ def _optimizer(keys: Keys) -> str:
     return "adamw_torch_fused" if fused else OPTIMIZERS[path]
 
 
-def _loss(keys: Keys) -> str:
+def _loss(keys: ConfigReader) -> str:
     path = keys.name("loss._component_") or "torchtune.modules.loss.CEWithChunkedOutputLoss"
     if path not in LOSSES:
         raise keys.refuse("loss._component_", f"is not modelled yet; modelled: {', '.join(LOSSES)}")
@@ -220,7 +220,7 @@ def _loss(keys: Keys) -> str:
     return LOSSES[path]
 
 
-def _adapters(keys: Keys) -> dict[str, Any]:
+def _adapters(keys: ConfigReader) -> dict[str, Any]:
     attention = tuple(LAYERS.get(one, one) for one in keys.names("model.lora_attn_modules"))
     if not attention:
         raise UnsupportedError(f"{keys.source.where}: model.lora_attn_modules is not set; torchtune needs it")
@@ -234,7 +234,7 @@ def _adapters(keys: Keys) -> dict[str, Any]:
     }
 
 
-def _own_code(keys: Keys, method: str, checkpointing: str) -> None:
+def _own_code(keys: ConfigReader, method: str, checkpointing: str) -> None:
     """Where torchtune's layers keep other tensors than transformers': traced with 0.6.1's own Llama 3.1.
 
     Its attention copies keys and values for every query head (modules/attention.py), and where norms train they keep

@@ -8,10 +8,10 @@ from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.known_keys import refuse_unmodelled
-from vramplan.frameworks.parsed_config import Reading, Words, at_least, settle, visible_cards, without
+from vramplan.frameworks.parsed_config import ParsedConfig, Words, at_least, settle, visible_cards, without
 from vramplan.frameworks.readers import fsdp_config as fsdp
 from vramplan.frameworks.readers import zero_config
-from vramplan.frameworks.settings import TRUE, Keys
+from vramplan.frameworks.settings import TRUE, ConfigReader
 
 PACKAGE, NEWEST = "transformers", "5.23.0"
 DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16", "float32": "fp32"}
@@ -45,7 +45,7 @@ ALL_LINEAR = 'LoraConfig(target_modules="all-linear")'
 
 
 def arguments(
-    keys: Keys,
+    keys: ConfigReader,
     micro_batch_size: int = 8,
     accumulation: int | None = 1,
     size: tuple[str, ...] = (BATCH,),
@@ -69,8 +69,8 @@ def arguments(
         fused = config is None or config.flag("fused_linear_cross_entropy", default=True)
         job["loss"] = "liger" if fused else "standard"
     job["batches"] = "padded" if job["micro_batch_size"] > 1 else "unpadded"
-    if keys.source.spelling == "python" and keys.flag("kbit", default=False):
-        job["kbit"] = True
+    if keys.source.spelling == "python" and keys.flag("prepare_for_kbit_training", default=False):
+        job["prepare_for_kbit_training"] = True
     for name in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
         extra = keys.part(name)
         if extra is not None and extra.source.settings.keys() - {"use_reentrant", "preserve_rng_state"}:
@@ -79,7 +79,7 @@ def arguments(
 
 
 def adapters(
-    keys: Keys, *rank: str, usual: int = 8, dropouts: tuple[str, ...] = ("lora_dropout",), dropout: float = 0.0
+    keys: ConfigReader, *rank: str, usual: int = 8, dropouts: tuple[str, ...] = ("lora_dropout",), dropout: float = 0.0
 ) -> dict[str, Any]:
     """Rank and dropout: what each is called, and what it is where nothing is said."""
     return {
@@ -88,7 +88,7 @@ def adapters(
     }
 
 
-def quantized(keys: Keys, dtype: str, job: dict[str, Any]) -> dict[str, Any]:
+def quantized(keys: ConfigReader, dtype: str, job: dict[str, Any]) -> dict[str, Any]:
     """Four bits, whose layers have to compute in the dtype of all others; scales twice only where asked for."""
     if not keys.flag("load_in_4bit", default=False):
         return {"quantize": "int8"} if keys.flag("load_in_8bit", default=False) else {}
@@ -101,7 +101,7 @@ def quantized(keys: Keys, dtype: str, job: dict[str, Any]) -> dict[str, Any]:
     return {"quantize": "nf4", "double_quant": keys.flag("use_bnb_nested_quant", default=False)} | storage(keys, job)
 
 
-def storage(keys: Keys, job: dict[str, Any]) -> dict[str, str]:
+def storage(keys: ConfigReader, job: dict[str, Any]) -> dict[str, str]:
     """What four bits are packed in, where that decides who can divide them; transformers takes uint8."""
     given = keys.text("bnb_4bit_quant_storage", default="uint8")
     if given not in (*DTYPES, "uint8"):
@@ -109,14 +109,14 @@ def storage(keys: Keys, job: dict[str, Any]) -> dict[str, str]:
     return {"quant_storage": DTYPES.get(given, given)} if job.get("strategy") in ("fsdp", "zero3") else {}
 
 
-def beside(keys: Keys, dora: str, saved: str) -> dict[str, Any]:
+def beside(keys: ConfigReader, dora: str, saved: str) -> dict[str, Any]:
     """What goes with an adapter: DoRA's magnitudes, modules that train whole; what each is called."""
     job: dict[str, Any] = {"method": "dora"} if keys.flag(dora, default=False) else {}
     named = tuple(word for one in keys.names(saved) for word in one.split())
     return job | ({"modules_to_save": named} if named else {})
 
 
-def reentrant(keys: Keys, job: dict[str, Any], usual: bool, outside: bool = False) -> dict[str, Any]:
+def reentrant(keys: ConfigReader, job: dict[str, Any], usual: bool, outside: bool = False) -> dict[str, Any]:
     """The kind of checkpointing, where it matters.
 
     It does for int8 layers, whose inputs only the older kind drops, and under FSDP 1 where checkpointing goes around
@@ -130,14 +130,14 @@ def reentrant(keys: Keys, job: dict[str, Any], usual: bool, outside: bool = Fals
         return {}
     said = keys.part("gradient_checkpointing_kwargs")
     older = usual if said is None else said.flag("use_reentrant", default=usual)
-    return {"reentrant": older} | ({"fsdp": fsdp | {"checkpoint_outside": True}} if outside and older else {})
+    return {"reentrant": older} | ({"fsdp": fsdp | {"checkpoint_wraps_fsdp": True}} if outside and older else {})
 
 
 def loaded(job: dict[str, Any], before_5: bool) -> dict[str, Any]:
     """Transformers before 5 loads a quantized base to the host for FSDP (_load_state_dict_into_meta_model)."""
     if not before_5 or "quantize" not in job or job.get("strategy") != "fsdp":
         return {}
-    return {"fsdp": job["fsdp"] | {"loads_on_card": False}}
+    return {"fsdp": job["fsdp"] | {"loads_whole_model": False}}
 
 
 def mapped(job: dict[str, Any]) -> dict[str, bool]:
@@ -165,12 +165,12 @@ def leaves(job: dict[str, Any]) -> dict[str, Any]:
     return {"zero": {**job.get("zero", {}), "leaf_mixtures": True}} if job.get("strategy") == "zero3" else {}
 
 
-def half_of(keys: Keys) -> str:
+def half_of(keys: ConfigReader) -> str:
     """The half-precision type of autocast."""
     return next((name for name in ("bf16", "fp16") if keys.flag(name, default=False)), "none")
 
 
-def checkpointing(keys: Keys) -> str:
+def checkpointing(keys: ConfigReader) -> str:
     """Off where nothing is said, which is told."""
     if keys.flag("gradient_checkpointing", "activation_checkpointing", default=False):
         return "full"
@@ -179,14 +179,14 @@ def checkpointing(keys: Keys) -> str:
     return "none"
 
 
-def evaluation(keys: Keys, micro_batch_size: int, runs: bool) -> int | None:
+def evaluation(keys: ConfigReader, micro_batch_size: int, runs: bool) -> int | None:
     """Samples in an evaluation's forward, where one is run."""
     size = keys.count("per_device_eval_batch_size", default=micro_batch_size)
     strategy = keys.text("eval_strategy", "evaluation_strategy", default="steps" if runs else "no")
     return None if strategy == "no" or not runs else size
 
 
-def attention(keys: Keys, *names: str) -> dict[str, str]:
+def attention(keys: ConfigReader, *names: str) -> dict[str, str]:
     """The attention, where it is said."""
     given = keys.text(*names, default="")
     if not given:
@@ -196,7 +196,7 @@ def attention(keys: Keys, *names: str) -> dict[str, str]:
     return {"attention": ATTENTION[given]} if ATTENTION[given] else {}
 
 
-def dtype_of(keys: Keys, *names: str) -> str | None:
+def dtype_of(keys: ConfigReader, *names: str) -> str | None:
     """A dtype, where one is said; auto is the checkpoint's own."""
     given = keys.text(*names, default="auto")
     if given == "auto":
@@ -206,7 +206,7 @@ def dtype_of(keys: Keys, *names: str) -> str | None:
     return DTYPES[given]
 
 
-def published(keys: Keys) -> str | None:
+def published(keys: ConfigReader) -> str | None:
     """The dtype of the checkpoint, where that is known."""
     model = keys.source.model
     own = None if model is None else model.published_dtype
@@ -215,7 +215,7 @@ def published(keys: Keys) -> str | None:
     return own
 
 
-def taken_over(keys: Keys, name: str, loads: str) -> str:
+def taken_over(keys: ConfigReader, name: str, loads: str) -> str:
     """The dtype of the checkpoint, which `loads` takes over, with a word on what that comes to."""
     own = published(keys)
     said = "taken as bf16; fp32 would take twice as much" if own is None else f"{own} here"
@@ -224,7 +224,7 @@ def taken_over(keys: Keys, name: str, loads: str) -> str:
     return own or "bf16"
 
 
-def read(keys: Keys, cards: int, asked: str | None) -> Reading:
+def read(keys: ConfigReader, cards: int, asked: str | None) -> ParsedConfig:
     """A script of one's own around the Trainer, or its TrainingArguments as JSON."""
     known, where = settle(PACKAGE, asked, NEWEST)
     model = keys.name("model_name_or_path", "model", "model_id")
@@ -260,7 +260,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     names = NAMES | {"sequence_length": next((name for name in LENGTHS if keys.has(name)), usual)}
     if keys.source.spelling == "python":
         names |= PYTHON | {"method": {"lora": f"model get_peft_model(model, {ALL_LINEAR})"}}
-    reading = Reading("transformers", f"{known} ({where})", model or "", job, names, keys.notes)
+    reading = ParsedConfig("transformers", f"{known} ({where})", model or "", job, names, keys.notes)
     capped(keys, reading)
     if keys.has("max_train_samples"):
         reading.taken = without(0, keys.count("max_train_samples", default=1))
@@ -272,7 +272,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
     return reading
 
 
-def sharing(keys: Keys, cards: int, count: Callable[[Keys, int], int]) -> dict[str, Any]:
+def sharing(keys: ConfigReader, cards: int, count: Callable[[ConfigReader, int], int]) -> dict[str, Any]:
     """How many cards there are, by `count`, and whether a ``device_map`` spreads the model over them.
 
     Raises:
@@ -295,10 +295,10 @@ def sharing(keys: Keys, cards: int, count: Callable[[Keys, int], int]) -> dict[s
         )
     if placed not in ("auto", "balanced"):
         raise keys.refuse("device_map", f"{placed} over {several} cards is not modelled yet; modelled: auto")
-    return {"strategy": "pipeline", "num_gpus": several}
+    return {"strategy": "device_map", "num_gpus": several}
 
 
-def ranks(keys: Keys, cards: int) -> int:
+def ranks(keys: ConfigReader, cards: int) -> int:
     """Processes that a launcher was told to start; one card each."""
     said = keys.source.settings.get("nproc_per_node") or keys.source.settings.get("num_processes")
     keys.asked |= {"nproc_per_node", "num_processes", "nnodes", "num_machines"}
@@ -315,7 +315,7 @@ def ranks(keys: Keys, cards: int) -> int:
     return keys.count("nproc_per_node", "num_processes", default=1) * keys.count("nnodes", default=1)
 
 
-def launched(keys: Keys, cards: int) -> int:
+def launched(keys: ConfigReader, cards: int) -> int:
     """The same of a command that starts a process for each card that it sees, where nothing is said."""
     said = {"nproc_per_node", "num_processes"} & keys.source.settings.keys()
     return ranks(keys, cards) if said else visible_cards(keys, cards)
@@ -325,7 +325,7 @@ LAYERS = ("model.layers.0.", "model.language_model.layers.0.", "language_model.m
 LINEAR = tuple(f"self_attn.{one}_proj" for one in "qkvo") + tuple(f"mlp.{one}_proj" for one in ("gate", "up", "down"))
 
 
-def capped(keys: Keys, reading: Reading) -> None:
+def capped(keys: ConfigReader, reading: ParsedConfig) -> None:
     """Caps on images that a script gave its processor, which keeps to them itself."""
     if keys.source.spelling == "python":
         names = [name for name in ("min_pixels", "max_pixels") if keys.has(name)]
@@ -334,7 +334,7 @@ def capped(keys: Keys, reading: Reading) -> None:
         reading.caps_resize = False
 
 
-def targets(keys: Keys, name: str) -> tuple[str, ...] | None:
+def targets(keys: ConfigReader, name: str) -> tuple[str, ...] | None:
     """The layers that get an adapter: names, or the ones that PEFT's regular expression means; None for all-linear.
 
     Raises:

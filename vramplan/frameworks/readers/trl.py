@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vramplan.frameworks.parsed_config import Reading, at_least, settle
+from vramplan.frameworks.parsed_config import ParsedConfig, at_least, settle
 from vramplan.frameworks.readers import zero_config
 from vramplan.frameworks.readers.transformers_trainer import (
     ALL_LINEAR,
@@ -27,12 +27,12 @@ from vramplan.frameworks.readers.transformers_trainer import (
     taken_over,
     targets,
 )
-from vramplan.frameworks.settings import Keys
+from vramplan.frameworks.settings import ConfigReader
 
 PACKAGE, NEWEST = "trl", "1.16.0"
 
 
-def read(keys: Keys, cards: int, asked: str | None) -> Reading:
+def read(keys: ConfigReader, cards: int, asked: str | None) -> ParsedConfig:
     """The job of a ``trl sft`` configuration."""
     version, where = settle(PACKAGE, asked, NEWEST)
     if asked is None and keys.has("max_seq_length"):
@@ -79,7 +79,7 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
                 found["strategy"]: f"accelerate_config {name}" for name, found in CONFIGURATIONS.items() if found
             },
         }
-    reading = Reading("trl", f"{version} ({where})", keys.name("model_name_or_path") or "", job, names, keys.notes)
+    reading = ParsedConfig("trl", f"{version} ({where})", keys.name("model_name_or_path") or "", job, names, keys.notes)
     capped(keys, reading)
     reading.brings = {found["strategy"]: found for found in CONFIGURATIONS.values() if found}
     reading.rows = "packed" if keys.flag("packing", default=False) else "samples"
@@ -96,14 +96,14 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 """TRL's own accelerate configurations, by name (accelerate_configs/*.yaml)."""
 
 
-def _strategy(keys: Keys) -> dict[str, Any]:
+def _strategy(keys: ConfigReader) -> dict[str, Any]:
     given = keys.text("accelerate_config", default="single_gpu")
     if given not in CONFIGURATIONS:
         raise keys.refuse("accelerate_config")
     return CONFIGURATIONS[given]
 
 
-def _dtypes(keys: Keys, version: str) -> dict[str, str]:
+def _dtypes(keys: ConfigReader, version: str) -> dict[str, str]:
     """fp32 weights unless said otherwise, by transformers 4 before 0.27; bf16 autocast by default since 0.19."""
     stored = dtype_of(keys, "dtype", "torch_dtype")
     if stored is None and keys.has("dtype", "torch_dtype"):
@@ -122,7 +122,7 @@ def _dtypes(keys: Keys, version: str) -> dict[str, str]:
     return {"dtype": stored, "autocast": "bf16" if bf16 else "fp16" if fp16 else "none"}
 
 
-def _quantized(keys: Keys, version: str, job: dict[str, Any]) -> dict[str, Any]:
+def _quantized(keys: ConfigReader, version: str, job: dict[str, Any]) -> dict[str, Any]:
     """Four or eight bits; the scales only where asked for. What trains is bf16 (trainer/sft_trainer.py).
 
     Before 0.27, PEFT's preparation makes the rest fp32, of which bf16 runs in four bits keep the norms alone
@@ -135,19 +135,20 @@ def _quantized(keys: Keys, version: str, job: dict[str, Any]) -> dict[str, Any]:
         raise keys.wrong(("load_in_8bit",), "false beside load_in_4bit: TRL takes one of both")
     on_host = four and job.get("strategy") == "fsdp" and not at_least(version, "0.27")
     if on_host:
-        job["fsdp"] = job["fsdp"] | {"loads_on_card": False}
+        job["fsdp"] = job["fsdp"] | {"loads_whole_model": False}
     prepares = not at_least(version, "0.27") and not on_host
     if four and prepares and dtype_of(keys, "dtype", "torch_dtype") is None:
         raise keys.refuse("load_in_4bit", "computing in fp32 or fp16 is not modelled yet; give dtype: bfloat16")
     found = quantized(keys, job["dtype"], job)
     if prepares:
-        return found | ({"fp32_norms": True} if four and job["autocast"] == "bf16" else {"kbit": True})
+        raised = "fp32_norms" if four and job["autocast"] == "bf16" else "prepare_for_kbit_training"
+        return found | {raised: True}
     if job["method"] == "dora":
         raise keys.refuse("use_dora", "on a quantized base, whose magnitudes stay fp32, is not modelled yet")
     return found | {"lora_dtype": "bf16"} | ({"saved_dtype": "bf16"} if "modules_to_save" in job else {})
 
 
-def _loss(keys: Keys, version: str) -> dict[str, Any]:
+def _loss(keys: ConfigReader, version: str) -> dict[str, Any]:
     """Full logits up to 1.6; after that never (chunked_nll)."""
     if keys.flag("use_liger_kernel", "use_liger", default=False):
         return {"loss": "chunked" if at_least(version, "1.16") else "liger"}  # 1.16 leaves its fused head in place

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from vramplan.errors import ConfigError
-from vramplan.frameworks.parsed_config import Reading, settle
+from vramplan.frameworks.parsed_config import ParsedConfig, settle
 from vramplan.frameworks.readers.transformers_trainer import (
     BATCH,
     NAMES,
@@ -24,7 +24,7 @@ from vramplan.frameworks.readers.transformers_trainer import (
     mapped,
     parts,
 )
-from vramplan.frameworks.settings import Keys
+from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.catalog import find_model
 
 PACKAGE, NEWEST = "unsloth", "2026.10.9"
@@ -40,7 +40,7 @@ CONFIG_DEFAULTS: dict[bool, dict[str, Any]] = {
 """What unsloth puts into SFTConfig (models/rl.py); TrainingArguments keep transformers'."""
 
 
-def read(keys: Keys, cards: int, asked: str | None) -> Reading:
+def read(keys: ConfigReader, cards: int, asked: str | None) -> ParsedConfig:
     """The job of a script around unsloth."""
     version, where = settle(PACKAGE, asked, NEWEST)
     own = keys.text("arguments", default="sftconfig") != "trainingarguments"
@@ -79,13 +79,13 @@ def read(keys: Keys, cards: int, asked: str | None) -> Reading:
         "quantize": {"nf4": "load_in_4bit True"},
         "checkpointing": {"full": "use_gradient_checkpointing True"},
     }
-    reading = Reading(PACKAGE, f"{version} ({where})", _model(keys), job, names, keys.notes)
+    reading = ParsedConfig(PACKAGE, f"{version} ({where})", _model(keys), job, names, keys.notes)
     capped(keys, reading)
     reading.eval_batch_size = evaluation(keys, 4 if own else 8, keys.has("eval_strategy", "evaluation_strategy"))
     return reading
 
 
-def _stored(keys: Keys, whole: bool) -> str:
+def _stored(keys: ConfigReader, whole: bool) -> str:
     """bf16 where nothing is said, fp16 on cards without it, also where bf16 is (models/llama.py: from_pretrained).
 
     Weights that train are fp32 instead of fp16 (unsloth_zoo, training_utils.py: prepare_model_for_training).
@@ -98,7 +98,7 @@ def _stored(keys: Keys, whole: bool) -> str:
     return "fp32" if whole and stored == "fp16" else stored
 
 
-def _model(keys: Keys) -> str:
+def _model(keys: ConfigReader) -> str:
     """Unsloth's copies are the originals under its own name; quantized copies by the name before that."""
     given = keys.name("model_name") or ""
     plain = DYNAMIC.sub("", given)
@@ -110,7 +110,7 @@ def _model(keys: Keys) -> str:
     return plain
 
 
-def _adapters(keys: Keys) -> dict[str, Any]:
+def _adapters(keys: ConfigReader) -> dict[str, Any]:
     job = adapters(keys, "r", usual=16)
     named = keys.names("target_modules")
     if named in ((), ("all-linear",)):
@@ -121,7 +121,7 @@ def _adapters(keys: Keys) -> dict[str, Any]:
     return job
 
 
-def _quantized(keys: Keys) -> dict[str, Any]:
+def _quantized(keys: ConfigReader) -> dict[str, Any]:
     """Four bits unless told otherwise; what a checkpoint in four bits leaves in sixteen is not known by its name."""
     sixteen = keys.flag("load_in_16bit", default=False) or keys.flag("load_in_8bit", default=False)
     if not keys.flag("load_in_4bit", default=not sixteen):
@@ -136,7 +136,7 @@ def _quantized(keys: Keys) -> dict[str, Any]:
     return {"quantize": "nf4", "double_quant": True}
 
 
-def _checkpointing(keys: Keys, length: int) -> dict[str, str]:
+def _checkpointing(keys: ConfigReader, length: int) -> dict[str, str]:
     """What "unsloth" sends to the host, the layers' inputs, is counted on the card here."""
     given = keys.text("use_gradient_checkpointing", default="unsloth")
     if given not in ("unsloth", "true", "false"):
@@ -153,7 +153,7 @@ def _checkpointing(keys: Keys, length: int) -> dict[str, str]:
     return {"checkpointing": "full"}
 
 
-def _parts(keys: Keys) -> dict[str, str]:
+def _parts(keys: ConfigReader) -> dict[str, str]:
     """FastVisionModel adapts the tower as well, unless told otherwise; parts of layers are not told apart here."""
     for name in ("finetune_language_layers", "finetune_attention_modules", "finetune_mlp_modules"):
         if not keys.flag(name, default=True):

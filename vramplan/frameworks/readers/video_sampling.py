@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
-from vramplan.frameworks.settings import Keys, Note
+from vramplan.frameworks.settings import ConfigReader, Note
 from vramplan.inputs.images import USUAL_FRAME, USUAL_FRAMES, Limits, Size, count
 from vramplan.inputs.images.native_resolution import smart_resize
 from vramplan.inputs.images.types import image_size
@@ -34,7 +34,7 @@ class Sampling:
     """What of this the configuration says."""
 
 
-def from_environment(keys: Keys) -> Sampling:
+def from_environment(keys: ConfigReader) -> Sampling:
     """The variables that ms-swift reads (swift/model/models/qwen.py, swift/template/templates/internvl.py)."""
     said = {}
     for name in (*QWENS, "FPS_MAX_FRAMES", "VIDEO_SEGMENTS"):

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError, nearest_names
-from vramplan.frameworks.settings import TRUE, Keys, Note, Setting, Source
+from vramplan.frameworks.settings import TRUE, ConfigReader, ConfigSource, ConfigValue, Note
 from vramplan.frameworks.syntax.config_files import named
 from vramplan.inputs.job import engine_casts
 
@@ -62,7 +62,7 @@ BATCH = {
 """Numbers that transformers wants to be its own, or auto (integrations/deepspeed.py: fill_match)."""
 
 
-def referenced(keys: Keys) -> dict[str, Any]:
+def referenced(keys: ConfigReader) -> dict[str, Any]:
     """What the key `deepspeed` brings: a preset, a file, or JSON in place.
 
     Raises:
@@ -76,10 +76,10 @@ def referenced(keys: Keys) -> dict[str, Any]:
     if shipped is not None:
         stage = int(shipped[1])
         return preset(stage, "none" if not shipped[2] else "all" if stage == 3 else "optimizer")
-    own = Keys(Source(named(found, keys.folder, "deepspeed"), {}, (), str(found.value)), "DeepSpeed")
+    own = ConfigReader(ConfigSource(named(found, keys.folder, "deepspeed"), {}, (), str(found.value)), "DeepSpeed")
     for name, field in BATCH.items():
         if own.text(name, default="auto") != "auto":
-            keys.pinned[field] = Setting(own.count(name, default=1), f"{found.value}: {name}")
+            keys.pinned[field] = ConfigValue(own.count(name, default=1), f"{found.value}: {name}")
     _half(own, keys)
     job = fields(own, found)
     keys.notes += own.notes
@@ -102,7 +102,7 @@ def cast(job: dict[str, Any]) -> None:
             job["lora_dtype"] = job["dtype"]
 
 
-def _half(own: Keys, keys: Keys) -> None:
+def _half(own: ConfigReader, keys: ConfigReader) -> None:
     """Refuse a half-precision type that is fixed and not the trainer's: transformers stops there (fill_match)."""
     for name in ("bf16", "fp16"):
         part = own.part(name)
@@ -115,7 +115,7 @@ def _half(own: Keys, keys: Keys) -> None:
             )
 
 
-def fields(own: Keys, found: Setting) -> dict[str, Any]:
+def fields(own: ConfigReader, found: ConfigValue) -> dict[str, Any]:
     """The fields of a job in a DeepSpeed configuration."""
     zero = own.part("zero_optimization")
     if zero is None:
@@ -146,16 +146,16 @@ def fields(own: Keys, found: Setting) -> dict[str, Any]:
 
 def unset(stage: int) -> dict[str, Any]:
     """What DeepSpeed takes where the stage alone is said, as accelerate passes it on (DeepSpeedPlugin)."""
-    keys = Keys(Source({"zero_optimization": Setting({"stage": stage}, "")}), "DeepSpeed")
-    return fields(keys, Setting(stage, ""))
+    keys = ConfigReader(ConfigSource({"zero_optimization": ConfigValue({"stage": stage}, "")}), "DeepSpeed")
+    return fields(keys, ConfigValue(stage, ""))
 
 
-def _elements(zero: Keys, name: str) -> int | None:
+def _elements(zero: ConfigReader, name: str) -> int | None:
     """A number of elements; None for auto, which transformers fills in by the model's width."""
     return None if zero.text(name, default="") == "auto" else zero.count(name, default=SIZES[name], least=0)
 
 
-def _offload(zero: Keys) -> str:
+def _offload(zero: ConfigReader) -> str:
     """What the host keeps."""
     found = "none"
     for name, what in (("offload_optimizer", "optimizer"), ("offload_param", "all")):
@@ -167,7 +167,7 @@ def _offload(zero: Keys) -> str:
     return found
 
 
-def _optimizer(own: Keys, stage: int) -> dict[str, Any]:
+def _optimizer(own: ConfigReader, stage: int) -> dict[str, Any]:
     """An optimizer of DeepSpeed's own, which replaces the framework's."""
     part = own.part("optimizer")
     if part is None:
@@ -180,7 +180,7 @@ def _optimizer(own: Keys, stage: int) -> dict[str, Any]:
     return {"optimizer": OPTIMIZERS[name]}
 
 
-def _stage(stage: int, found: Setting) -> dict[str, Any]:
+def _stage(stage: int, found: ConfigValue) -> dict[str, Any]:
     if stage not in (0, 1, 2, 3):
         raise UnsupportedError(f"{found.place}: deepspeed: ZeRO stage {stage} is not modelled")
     return {"strategy": f"zero{stage}"}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from vramplan.errors import ConfigError
-from vramplan.frameworks.settings import Setting, Source
+from vramplan.frameworks.settings import ConfigSource, ConfigValue
 from vramplan.frameworks.syntax.shell import UNKNOWN
 
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*(=.*)?", re.DOTALL)
@@ -51,7 +51,7 @@ def pieces(words: Sequence[str]) -> Iterator[Piece]:
             yield Piece("", word, word, first, first)
 
 
-def split(words: Sequence[str]) -> tuple[list[str], dict[str, Setting]]:
+def split(words: Sequence[str]) -> tuple[list[str], dict[str, ConfigValue]]:
     """(words that belong to no flag, settings).
 
     A flag's name is taken with underscores. What is given twice counts the second time, as argparse has it.
@@ -63,7 +63,7 @@ def split(words: Sequence[str]) -> tuple[list[str], dict[str, Setting]]:
             )
     found = list(pieces(words))
     return [one.shown for one in found if not one.name], {
-        one.name: Setting(one.value, one.shown) for one in found if one.name
+        one.name: ConfigValue(one.value, one.shown) for one in found if one.name
     }
 
 
@@ -77,19 +77,19 @@ def _value(values: list[str]) -> object:
     return values[0] if len(values) == 1 else list(values)
 
 
-def dotted(settings: dict[str, Setting]) -> dict[str, Setting]:
+def dotted(settings: dict[str, ConfigValue]) -> dict[str, ConfigValue]:
     """``a.b: 1`` put into a mapping under ``a``.
 
     Raises:
         ConfigError: where ``a`` is something else as well.
     """
-    made: dict[str, Setting] = {}
+    made: dict[str, ConfigValue] = {}
     for name, found in settings.items():
         first, _, rest = name.partition(".")
         if not rest:
             made[name] = found
             continue
-        outer = made.setdefault(first, Setting({}, found.place))
+        outer = made.setdefault(first, ConfigValue({}, found.place))
         if not isinstance(outer.value, dict):
             raise ConfigError(f"{found.place}: {first} is given as a value and as a mapping")
         outer.value[rest] = found.value
@@ -99,22 +99,22 @@ def dotted(settings: dict[str, Setting]) -> dict[str, Setting]:
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
-def in_sections(source: Source) -> Source:
+def in_sections(source: ConfigSource) -> ConfigSource:
     """A source whose settings stand in sections, each as ``section.key``, with what refers to another put in."""
     settings = flattened(source.settings)
     for name, found in settings.items():
         reference = _REFERENCE.fullmatch(str(found.value).strip())
         if reference is not None and reference[1] in settings:
-            settings[name] = Setting(settings[reference[1]].value, found.place)
+            settings[name] = ConfigValue(settings[reference[1]].value, found.place)
     return replace(source, settings=settings)
 
 
-def flattened(settings: Mapping[str, Setting], before: str = "") -> dict[str, Setting]:
+def flattened(settings: Mapping[str, ConfigValue], before: str = "") -> dict[str, ConfigValue]:
     """The inverse: what stands in a section, as ``section.key``; what is given dotted goes before it."""
-    made: dict[str, Setting] = {}
+    made: dict[str, ConfigValue] = {}
     for name, found in settings.items():
         if isinstance(found.value, dict):
-            inner = {key: Setting(value, found.place) for key, value in found.value.items()}
+            inner = {key: ConfigValue(value, found.place) for key, value in found.value.items()}
             made = flattened(inner, f"{before}{name}.") | made
         else:
             made[f"{before}{name}"] = found

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vramplan.errors import ConfigError
-from vramplan.frameworks.settings import Setting
+from vramplan.frameworks.settings import ConfigValue
 
 MOST_BYTES = 4 << 20
 """Configurations are far below; a data set given by mistake is far above."""
@@ -30,7 +30,7 @@ def beside(name: object, folder: Path) -> Path | None:
     return None
 
 
-def named(found: Setting, folder: Path, key: str) -> dict[str, Setting]:
+def named(found: ConfigValue, folder: Path, key: str) -> dict[str, ConfigValue]:
     """What a key says that takes a mapping, JSON in place, or the name of a file of it.
 
     Lines of comments are left out, as annotated tutorials have them.
@@ -39,7 +39,7 @@ def named(found: Setting, folder: Path, key: str) -> dict[str, Setting]:
         ConfigError: for a file that is not there, or broken.
     """
     if isinstance(found.value, dict):
-        return {name: Setting(value, f"{found.place}: {name}") for name, value in found.value.items()}
+        return {name: ConfigValue(value, f"{found.place}: {name}") for name, value in found.value.items()}
     word = str(found.value).strip()
     if word.startswith("{"):
         return from_json(word, found.place)
@@ -76,7 +76,7 @@ def read_text(path: Path) -> str:
     return text
 
 
-def read_mapping(path: Path) -> dict[str, Setting]:
+def read_mapping(path: Path) -> dict[str, ConfigValue]:
     """The top-level keys of a YAML or JSON file.
 
     Raises:
@@ -85,7 +85,7 @@ def read_mapping(path: Path) -> dict[str, Setting]:
     return mapping(read_text(path), str(path))
 
 
-def mapping(text: str, where: str) -> dict[str, Setting]:
+def mapping(text: str, where: str) -> dict[str, ConfigValue]:
     """The same of a text, TOML by its file's name, JSON where it looks so.
 
     Raises:
@@ -96,7 +96,7 @@ def mapping(text: str, where: str) -> dict[str, Setting]:
     return from_json(text, where) if text.lstrip().startswith("{") else from_yaml(text, where)
 
 
-def from_json(text: str, where: str) -> dict[str, Setting]:
+def from_json(text: str, where: str) -> dict[str, ConfigValue]:
     """JSON, without line numbers but with its doubled keys found.
 
     Raises:
@@ -119,7 +119,7 @@ def from_json(text: str, where: str) -> dict[str, Setting]:
         raise ConfigError(f"{where}: nested too deeply") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{where}: expected settings by name, found a {type(raw).__name__}")
-    return {key: Setting(value, where) for key, value in raw.items()}
+    return {key: ConfigValue(value, where) for key, value in raw.items()}
 
 
 def of_notebook(text: str, where: str) -> str:
@@ -128,7 +128,7 @@ def of_notebook(text: str, where: str) -> str:
     Raises:
         ConfigError: where it is no notebook.
     """
-    cells = from_json(text, where).get("cells", Setting([], where)).value
+    cells = from_json(text, where).get("cells", ConfigValue([], where)).value
     code = [cell for cell in cells if isinstance(cell, dict) and cell.get("cell_type") == "code"]
     if not code:
         raise ConfigError(f"{where}: no cell with code in it; is this a notebook?")
@@ -137,7 +137,7 @@ def of_notebook(text: str, where: str) -> str:
     return "\n".join("" if line.lstrip().startswith(("!", "%")) else line for line in lines)
 
 
-def from_toml(text: str, where: str) -> dict[str, Setting]:
+def from_toml(text: str, where: str) -> dict[str, ConfigValue]:
     """TOML's tables, without line numbers.
 
     Raises:
@@ -152,10 +152,10 @@ def from_toml(text: str, where: str) -> dict[str, Setting]:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{where}: broken TOML: {str(error).splitlines()[0]}") from error
     left = [MOST_VALUES]
-    return {key: Setting(_plain(value, where, left), where) for key, value in raw.items()}
+    return {key: ConfigValue(_plain(value, where, left), where) for key, value in raw.items()}
 
 
-def from_yaml(text: str, where: str) -> dict[str, Setting]:
+def from_yaml(text: str, where: str) -> dict[str, ConfigValue]:
     """YAML as PyYAML reads it, which the frameworks use.
 
     Raises:
@@ -172,7 +172,7 @@ def from_yaml(text: str, where: str) -> dict[str, Setting]:
         except (AttributeError, KeyError, TypeError):  # merged in from an anchor
             line = None
         try:
-            found[str(key)] = Setting(_plain(raw[key], where, left), f"{where}:{line}" if line else where)
+            found[str(key)] = ConfigValue(_plain(raw[key], where, left), f"{where}:{line}" if line else where)
         except RecursionError as error:
             raise ConfigError(f"{where}: {key}: nested too deeply") from error
     return found

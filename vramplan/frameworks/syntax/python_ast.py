@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vramplan.errors import ConfigError
-from vramplan.frameworks.settings import Setting
+from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.shell import UNKNOWN
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 
 EMULATED = ("is_bf16_supported", "is_torch_bf16_gpu_available", "is_torch_bf16_available")
 """torch's and transformers' questions for bf16: true on all cards, which emulate it (torch 2.13, cuda/__init__.py)."""
@@ -54,7 +54,7 @@ class Call:
     line: int
     place: str
     positional: list[Any] = field(default_factory=list)
-    keywords: dict[str, Setting] = field(default_factory=dict)
+    keywords: dict[str, ConfigValue] = field(default_factory=dict)
 
     @property
     def last(self) -> str:
@@ -76,7 +76,9 @@ class Script:
         return [call for call in self.calls if call.last in names]
 
 
-def read_script(text: str, where: str, flags: Mapping[str, Setting] | None = None, card: Card | None = None) -> Script:
+def read_script(
+    text: str, where: str, flags: Mapping[str, ConfigValue] | None = None, card: Gpu | None = None
+) -> Script:
     """Every call of a script; `flags` are its command's, which go before what its argparse defaults to.
 
     What it asks of the card is answered by `card`; bf16 is taken for granted where none is known.
@@ -99,7 +101,7 @@ def read_script(text: str, where: str, flags: Mapping[str, Setting] | None = Non
 class _Reader:
     """Goes through a tree in the order of its lines, with what the names hold there."""
 
-    def __init__(self, where: str, flags: Mapping[str, Setting], card: Card | None) -> None:
+    def __init__(self, where: str, flags: Mapping[str, ConfigValue], card: Gpu | None) -> None:
         self.script = Script(where)
         self.flags, self.card = flags, card
         self.names: dict[str, Any] = {}
@@ -170,13 +172,13 @@ class _Reader:
         for keyword in node.keywords:
             line = f"{self.script.where}:{keyword.value.lineno}"
             if keyword.arg is not None:
-                call.keywords[keyword.arg] = Setting(self._or_unknown(keyword.value, keyword.arg), line)
+                call.keywords[keyword.arg] = ConfigValue(self._or_unknown(keyword.value, keyword.arg), line)
                 continue
             spread = self._or_unknown(keyword.value)
             if isinstance(spread, dict):
-                call.keywords |= {str(key): Setting(value, line) for key, value in spread.items()}
+                call.keywords |= {str(key): ConfigValue(value, line) for key, value in spread.items()}
             else:
-                call.keywords["**"] = Setting(f"{UNKNOWN}**{ast.unparse(keyword.value)}", line)
+                call.keywords["**"] = ConfigValue(f"{UNKNOWN}**{ast.unparse(keyword.value)}", line)
         self.script.calls.append(call)
 
     def _argument(self, node: ast.Call) -> None:

@@ -7,10 +7,10 @@ from operator import attrgetter
 
 from vramplan.errors import UnsupportedError
 from vramplan.frameworks.writers import native, trainer_based
-from vramplan.frameworks.writers.config_text import Written
+from vramplan.frameworks.writers.config_text import ConfigText
 from vramplan.inputs.job import Job
 
-WRITERS: Mapping[str, Callable[[str, Job], Written]] = {
+WRITERS: Mapping[str, Callable[[str, Job], ConfigText]] = {
     "swift": trainer_based.swift,
     "llamafactory": trainer_based.llamafactory,
     "axolotl": trainer_based.axolotl,
@@ -25,8 +25,8 @@ WRITERS: Mapping[str, Callable[[str, Job], Written]] = {
 PACKAGES = {"swift": "ms-swift", "accelerate": "transformers"}
 """Their packages, where those are called otherwise."""
 COMPARED = (
-    "method", "lora_rank", "lora_targets", "lora_dropout", "lora_dtype", "dtype", "autocast", "quantize", "kbit",
-    "fp32_norms", "modules_to_save", "saved_dtype", "optimizer", "experts",
+    "method", "lora_rank", "lora_targets", "lora_dropout", "lora_dtype", "dtype", "autocast", "quantize",
+    "prepare_for_kbit_training", "fp32_norms", "modules_to_save", "saved_dtype", "optimizer", "experts",
     "vision", "projector", "max_pixels", "max_tiles", "images", "sequence_length", "micro_batch_size",
     "gradient_accumulation_steps", "checkpointing", "attention", "loss", "num_gpus", "strategy", "offload",
 )  # fmt: skip
@@ -35,7 +35,7 @@ COMPARED = (
 
 ENGINES = ("ddp", "zero0", "zero1", "zero2", "zero3", "fsdp")
 SHARES: Mapping[str, tuple[str, ...]] = {
-    "swift": (*ENGINES, "pipeline"),
+    "swift": (*ENGINES, "device_map"),
     "llamafactory": ENGINES[:-1],
     **dict.fromkeys(("axolotl", "trl", "transformers", "accelerate"), ENGINES),
 }
@@ -70,7 +70,7 @@ def unsaid(framework: str, job: Job, again: Job) -> list[str]:
     return [*found, "batches"] if whole else found
 
 
-def write(framework: str, model: str, job: Job) -> Written:
+def write(framework: str, model: str, job: Job) -> ConfigText:
     """The job in a framework's own words.
 
     Raises:
@@ -78,7 +78,7 @@ def write(framework: str, model: str, job: Job) -> Written:
     """
     if framework not in WRITERS:
         raise UnsupportedError(f"--for {framework}: nothing is written for it yet; known: {', '.join(WRITERS)}")
-    if job.strategy == "pipeline" and framework not in ("swift", "deepspeed"):
+    if job.strategy == "device_map" and framework not in ("swift", "deepspeed"):
         raise UnsupportedError(f"--for {framework}: device_map stands in a script of one's own; --for swift writes it")
     if framework != "deepspeed" and job.strategy not in SHARES.get(framework, ("ddp",)):
         by = "accelerate" if framework == "llamafactory" else "axolotl, transformers, accelerate and others"
@@ -88,4 +88,4 @@ def write(framework: str, model: str, job: Job) -> Written:
     return WRITERS[framework](model, job)
 
 
-__all__ = ["PACKAGES", "SAYS", "WRITERS", "Written", "unsaid", "write"]
+__all__ = ["PACKAGES", "SAYS", "WRITERS", "ConfigText", "unsaid", "write"]

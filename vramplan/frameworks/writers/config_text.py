@@ -13,7 +13,7 @@ Pairs = dict[str, Any]
 FULL_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-class Written(NamedTuple):
+class ConfigText(NamedTuple):
     """A configuration to paste."""
 
     pairs: Pairs

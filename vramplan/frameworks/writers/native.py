@@ -7,13 +7,13 @@ from typing import Any
 
 from vramplan.errors import UnsupportedError
 from vramplan.frameworks.readers import torchtune as tune
-from vramplan.frameworks.writers.config_text import FULL_NAMES, Pairs, Written, allocator
+from vramplan.frameworks.writers.config_text import FULL_NAMES, ConfigText, Pairs, allocator
 from vramplan.frameworks.writers.zero_fsdp import zero
 from vramplan.inputs.catalog import find_model
 from vramplan.inputs.job import Job
 
 
-def torchtune(model: str, job: Job) -> Written:
+def torchtune(model: str, job: Job) -> ConfigText:
     """Torchtune's YAML, but for its tokenizer, data set and checkpoint.
 
     Raises:
@@ -49,7 +49,7 @@ def torchtune(model: str, job: Job) -> Written:
         "compile": False,
     }
     command = f"tune run {method}_finetune_single_device --config train.yaml"
-    return Written(pairs, allocator(job), command, file="train.yaml")
+    return ConfigText(pairs, allocator(job), command, file="train.yaml")
 
 
 def _builder(model: str, method: str) -> str:
@@ -91,7 +91,7 @@ def _plain(framework: str, job: Job) -> None:
             raise UnsupportedError(f"--for {framework}: {said} is not modelled there")
 
 
-def unsloth(model: str, job: Job) -> Written:
+def unsloth(model: str, job: Job) -> ConfigText:
     """A Python script of unsloth's three calls, but for its data set.
 
     Raises:
@@ -139,7 +139,7 @@ def unsloth(model: str, job: Job) -> Written:
     read = load | ({} if whole else adapters | {"get_peft_model": True}) | arguments | {"arguments": "SFTConfig"}
     read["loader"] = loader
     command = f"torchrun --nproc_per_node {job.num_gpus} train.py" if job.num_gpus > 1 else "python train.py"
-    return Written(read, allocator(job), command, file="train.py", launcher="nproc_per_node", body=body)
+    return ConfigText(read, allocator(job), command, file="train.py", launcher="nproc_per_node", body=body)
 
 
 def _call(pairs: Pairs, *first: str) -> str:
@@ -152,7 +152,7 @@ def _literal(value: Any) -> str:
     return json.dumps(value) if isinstance(value, (str, list)) else str(value)
 
 
-def deepspeed(model: str, job: Job) -> Written:
+def deepspeed(model: str, job: Job) -> ConfigText:
     """DeepSpeed's JSON; model, method, length and checkpointing are said by what is trained with it.
 
     Raises:
@@ -173,4 +173,4 @@ def deepspeed(model: str, job: Job) -> Written:
     }
     if half in ("bf16", "fp16"):
         pairs[half] = {"enabled": True}
-    return Written(pairs, {}, "", file="deepspeed.json", body=json.dumps(pairs, indent=2) + "\n")
+    return ConfigText(pairs, {}, "", file="deepspeed.json", body=json.dumps(pairs, indent=2) + "\n")

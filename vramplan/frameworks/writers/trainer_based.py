@@ -10,7 +10,7 @@ from vramplan.frameworks.readers.axolotl import CUT, LIGER
 from vramplan.frameworks.readers.llamafactory import MAX_PIXELS
 from vramplan.frameworks.readers.trl import CONFIGURATIONS
 from vramplan.frameworks.readers.zero_config import preset, unset
-from vramplan.frameworks.writers.config_text import FULL_NAMES, Pairs, Written, allocator, word
+from vramplan.frameworks.writers.config_text import FULL_NAMES, ConfigText, Pairs, allocator, word
 from vramplan.frameworks.writers.zero_fsdp import engine
 from vramplan.inputs.job import Fsdp, Job, Zero
 
@@ -39,7 +39,7 @@ def _beside(job: Job, dora: str, saved: str) -> Pairs:
     return pairs | ({saved: list(job.modules_to_save)} if job.modules_to_save else {})
 
 
-def swift(model: str, job: Job) -> Written:
+def swift(model: str, job: Job) -> ConfigText:
     """``swift sft`` of ms-swift 4."""
     pairs = {
         "model": model,
@@ -63,14 +63,14 @@ def swift(model: str, job: Job) -> Written:
     if job.batches == "packed":
         pairs["packing"] = True
     variables = {"NPROC_PER_NODE": str(job.num_gpus)}
-    if job.strategy == "pipeline":  # one process that sees all cards
+    if job.strategy == "device_map":  # one process that sees all cards
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(job.num_gpus)))}
     pairs |= _swift_engine(job)
     if job.max_pixels is not None:
         variables["MAX_PIXELS"] = str(job.max_pixels)
     if job.max_tiles is not None:
         variables["MAX_NUM"] = str(job.max_tiles)
-    return Written(pairs, variables | allocator(job), "swift sft")
+    return ConfigText(pairs, variables | allocator(job), "swift sft")
 
 
 def _swift_engine(job: Job) -> Pairs:
@@ -89,7 +89,7 @@ def _swift_engine(job: Job) -> Pairs:
     return {"gradient_checkpointing": False, "fsdp": "fsdp2" if is_shipped else pairs}
 
 
-def llamafactory(model: str, job: Job) -> Written:
+def llamafactory(model: str, job: Job) -> ConfigText:
     """LLaMA-Factory's YAML."""
     pairs = {
         "model_name_or_path": model,
@@ -124,10 +124,10 @@ def llamafactory(model: str, job: Job) -> Written:
     pairs |= engine(job)
     variables = {"NPROC_PER_NODE": str(job.num_gpus)} if job.num_gpus > 1 else {"CUDA_VISIBLE_DEVICES": "0"}
     variables |= {"FORCE_TORCHRUN": "1"} if "deepspeed" in pairs else {}
-    return Written(pairs, variables | allocator(job), "llamafactory-cli train train.yaml", file="train.yaml")
+    return ConfigText(pairs, variables | allocator(job), "llamafactory-cli train train.yaml", file="train.yaml")
 
 
-def axolotl(model: str, job: Job) -> Written:
+def axolotl(model: str, job: Job) -> ConfigText:
     """Axolotl's YAML."""
     pairs: Pairs = {"base_model": model}
     if job.method != "full":
@@ -160,7 +160,7 @@ def axolotl(model: str, job: Job) -> Written:
         pairs["sample_packing"] = True
     pairs |= _axolotl_engine(job)
     command = f"accelerate launch --num_processes {job.num_gpus} -m axolotl.cli.train train.yaml"
-    return Written(pairs, allocator(job), command, file="train.yaml", launcher="num_processes")
+    return ConfigText(pairs, allocator(job), command, file="train.yaml", launcher="num_processes")
 
 
 def _axolotl_engine(job: Job) -> Pairs:
@@ -201,7 +201,7 @@ def _shares_alike(job: Job, other: Job) -> bool:
 TRL_ADAPTERS = ("lora_r", "lora_target_modules", "all-linear", "use_dora", "lora_modules_to_save")
 
 
-def trl(model: str, job: Job) -> Written:
+def trl(model: str, job: Job) -> ConfigText:
     """TRL's YAML."""
     pairs = _trainer(model, job) | {"num_processes": job.num_gpus}
     if job.method != "full":
@@ -215,17 +215,17 @@ def trl(model: str, job: Job) -> Written:
     shipped = ((name, Job.model_validate(found, strict=False)) for name, found in CONFIGURATIONS.items())
     alike = [name for name, one in shipped if _shares_alike(job, one)]
     pairs |= {"accelerate_config": alike[0]} if alike and job.strategy != "ddp" else engine(job)
-    return Written(pairs, allocator(job), "trl sft --config train.yaml", file="train.yaml")
+    return ConfigText(pairs, allocator(job), "trl sft --config train.yaml", file="train.yaml")
 
 
-def transformers(model: str, job: Job) -> Written:
+def transformers(model: str, job: Job) -> ConfigText:
     """Flags for a script around transformers' Trainer.
 
     Raises:
         UnsupportedError: for what only the script's own code can say.
     """
     command = f"torchrun --nproc_per_node {job.num_gpus} train.py"
-    return Written(_script(model, job) | engine(job), allocator(job), command, launcher="nproc_per_node")
+    return ConfigText(_script(model, job) | engine(job), allocator(job), command, launcher="nproc_per_node")
 
 
 def _script(model: str, job: Job) -> Pairs:
@@ -247,7 +247,7 @@ def _kind(job: Job) -> Pairs:
     return {"gradient_checkpointing_kwargs": {"use_reentrant": job.reentrant}} if job.checkpointing == "full" else {}
 
 
-def accelerate(model: str, job: Job) -> Written:
+def accelerate(model: str, job: Job) -> ConfigText:
     """The same flags behind ``accelerate launch``, which is told how cards share the work.
 
     Raises:
@@ -268,4 +268,4 @@ def accelerate(model: str, job: Job) -> Written:
         pairs |= engine(job)
     said = " ".join(f"--{name} {word(value)}" for name, value in launcher.items())
     command = f"accelerate launch {shared} {said} train.py".replace("  ", " ")
-    return Written(pairs, allocator(job), command, launcher="num_processes")
+    return ConfigText(pairs, allocator(job), command, launcher="num_processes")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vramplan.inputs.dataset.length_statistics import Lengths, Spread, measure
+from vramplan.inputs.dataset.length_statistics import LengthDistribution, Lengths, measure
 from vramplan.inputs.dataset.token_counts import counter_for
 
-__all__ = ["Lengths", "Spread", "counter_for", "measure"]
+__all__ = ["LengthDistribution", "Lengths", "counter_for", "measure"]

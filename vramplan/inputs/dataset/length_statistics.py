@@ -38,9 +38,11 @@ class Lengths:
         """All of them."""
         return sum(self.counts.values())
 
-    def spread(self, image_tokens: int) -> Spread:
+    def spread(self, image_tokens: int) -> LengthDistribution:
         """The samples by their whole length, where an image takes so many tokens."""
-        return Spread.of((text + images * image_tokens, images, count) for (text, images), count in self.counts.items())
+        return LengthDistribution.of(
+            (text + images * image_tokens, images, count) for (text, images), count in self.counts.items()
+        )
 
 
 def measure(path: Path, tokens: Tokens, progress: Progress) -> Lengths:
@@ -58,7 +60,7 @@ def measure(path: Path, tokens: Tokens, progress: Progress) -> Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class LengthDistribution:
     """Samples by length."""
 
     lengths: tuple[int, ...]
@@ -69,7 +71,7 @@ class Spread:
     """Most in one sample."""
 
     @classmethod
-    def of(cls, found: Iterable[tuple[int, int, int]]) -> Spread:
+    def of(cls, found: Iterable[tuple[int, int, int]]) -> LengthDistribution:
         """From (length, images, samples)."""
         by_length: Counter[int] = Counter()
         most = 0
@@ -112,7 +114,7 @@ class Spread:
         at = bisect_right(self.lengths, length)
         return self.samples - (self.upto[at - 1] if at else 0)
 
-    def limited(self, limit: int, drops: bool) -> Spread:
+    def limited(self, limit: int, drops: bool) -> LengthDistribution:
         """With a limit that longer samples are cut to, or dropped for.
 
         Raises:
@@ -125,8 +127,8 @@ class Spread:
             raise ConfigError(
                 f"every sample has more than {limit:,} tokens (the shortest {self.lengths[0]:,}): all are dropped"
             )
-        made = Spread.of(kept if drops else [*kept, (limit, 0, self.longer(limit))])
-        return Spread(made.lengths, made.upto, self.images)
+        made = LengthDistribution.of(kept if drops else [*kept, (limit, 0, self.longer(limit))])
+        return LengthDistribution(made.lengths, made.upto, self.images)
 
     def expected_longest(self, samples: int) -> float:
         """Of the longest among so many drawn at random: what a batch is padded to."""

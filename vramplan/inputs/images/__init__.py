@@ -5,7 +5,7 @@ from __future__ import annotations
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.inputs.images import adaptive_tiles, fixed_tiles, native_resolution, videos
 from vramplan.inputs.images.remote_code import COUNTED
-from vramplan.inputs.images.types import Eyes, Film, Limits, Picture, Processor, Size, Tensor
+from vramplan.inputs.images.types import Film, ImageProcessor, Limits, ProcessedImage, Processor, Size, Tensor
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import Config, ModelSpec
 
@@ -13,7 +13,7 @@ from vramplan.inputs.model_spec import Config, ModelSpec
 def by_tower(processors: dict[str, Processor]) -> Processor:
     """The processor that goes with the tower, where an architecture takes several."""
 
-    def processor(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+    def processor(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
         tower = c.part("vision_config").text("model_type", next(iter(processors)))
         if tower not in processors:
             raise UnsupportedError(f"a vision tower of type {tower!r} is not known; known: {', '.join(processors)}")
@@ -27,41 +27,43 @@ NEXT = ("model.vision_tower", ("model.multi_modal_projector", "model.image_newli
 QWEN = ("model.visual", ("model.visual.merger", "model.visual.deepstack_merger_list"), "mm_token_type_ids")
 PHI = "model.embed_tokens_extend.image_embed"
 PHI_PROJECTOR = ("img_projection_up", "img_projection_down", "global_img_feature_extensor", "sub_img_feature_extensor")
-EYES: dict[str, Eyes] = {
-    "internvl": Eyes(fixed_tiles.internvl, *LLAVA, film=videos.internvl),
-    "llava": Eyes(by_tower({"clip_vision_model": fixed_tiles.llava, "pixtral": native_resolution.pixtral}), *LLAVA),
-    "llava_next": Eyes(fixed_tiles.llava_next, *NEXT),
-    "llava_onevision": Eyes(fixed_tiles.llava_onevision, *NEXT, film=videos.llava_onevision),
-    "gemma3": Eyes(fixed_tiles.gemma3, *LLAVA, "token_type_ids"),
-    "paligemma": Eyes(fixed_tiles.paligemma, *LLAVA, "token_type_ids"),
-    "mistral3": Eyes(native_resolution.pixtral, *LLAVA),
-    "idefics3": Eyes(fixed_tiles.idefics3, "model.vision_model", ("model.connector",)),
-    "smolvlm": Eyes(fixed_tiles.idefics3, "model.vision_model", ("model.connector",), film=videos.smolvlm),
-    "qwen2_vl": Eyes(native_resolution.qwen2_vl, *QWEN, videos.qwen2_vl),
-    "qwen2_5_vl": Eyes(native_resolution.qwen2_vl, *QWEN, videos.qwen2_vl),
-    "qwen3_vl": Eyes(native_resolution.qwen3_vl, *QWEN, videos.qwen3_vl),
-    "qwen3_vl_moe": Eyes(native_resolution.qwen3_vl, *QWEN, videos.qwen3_vl),
-    "qwen3_5": Eyes(native_resolution.qwen3_vl, *QWEN, videos.qwen3_vl),
-    "qwen3_5_moe": Eyes(native_resolution.qwen3_vl, *QWEN, videos.qwen3_vl),
-    "mllama": Eyes(fixed_tiles.mllama, "model.vision_model", ("model.multi_modal_projector",)),
-    "llama4": Eyes(adaptive_tiles.llama4, "vision_model", ("multi_modal_projector",)),
-    "gemma3n": Eyes(fixed_tiles.gemma3n, "model.vision_tower", ("model.embed_vision",), "token_type_ids"),
-    "gemma4": Eyes(
+IMAGE_PROCESSORS: dict[str, ImageProcessor] = {
+    "internvl": ImageProcessor(fixed_tiles.internvl, *LLAVA, film=videos.internvl),
+    "llava": ImageProcessor(
+        by_tower({"clip_vision_model": fixed_tiles.llava, "pixtral": native_resolution.pixtral}), *LLAVA
+    ),
+    "llava_next": ImageProcessor(fixed_tiles.llava_next, *NEXT),
+    "llava_onevision": ImageProcessor(fixed_tiles.llava_onevision, *NEXT, film=videos.llava_onevision),
+    "gemma3": ImageProcessor(fixed_tiles.gemma3, *LLAVA, "token_type_ids"),
+    "paligemma": ImageProcessor(fixed_tiles.paligemma, *LLAVA, "token_type_ids"),
+    "mistral3": ImageProcessor(native_resolution.pixtral, *LLAVA),
+    "idefics3": ImageProcessor(fixed_tiles.idefics3, "model.vision_model", ("model.connector",)),
+    "smolvlm": ImageProcessor(fixed_tiles.idefics3, "model.vision_model", ("model.connector",), film=videos.smolvlm),
+    "qwen2_vl": ImageProcessor(native_resolution.qwen2_vl, *QWEN, videos.qwen2_vl),
+    "qwen2_5_vl": ImageProcessor(native_resolution.qwen2_vl, *QWEN, videos.qwen2_vl),
+    "qwen3_vl": ImageProcessor(native_resolution.qwen3_vl, *QWEN, videos.qwen3_vl),
+    "qwen3_vl_moe": ImageProcessor(native_resolution.qwen3_vl, *QWEN, videos.qwen3_vl),
+    "qwen3_5": ImageProcessor(native_resolution.qwen3_vl, *QWEN, videos.qwen3_vl),
+    "qwen3_5_moe": ImageProcessor(native_resolution.qwen3_vl, *QWEN, videos.qwen3_vl),
+    "mllama": ImageProcessor(fixed_tiles.mllama, "model.vision_model", ("model.multi_modal_projector",)),
+    "llama4": ImageProcessor(adaptive_tiles.llama4, "vision_model", ("multi_modal_projector",)),
+    "gemma3n": ImageProcessor(fixed_tiles.gemma3n, "model.vision_tower", ("model.embed_vision",), "token_type_ids"),
+    "gemma4": ImageProcessor(
         native_resolution.gemma4, "model.vision_tower", ("model.embed_vision",), "mm_token_type_ids", videos.gemma4
     ),
-    "phi4_multimodal": Eyes(
+    "phi4_multimodal": ImageProcessor(
         adaptive_tiles.phi4, f"{PHI}.img_processor", tuple(f"{PHI}.{part}" for part in PHI_PROJECTOR)
     ),
-    "glm4v": Eyes(native_resolution.glm4v, *QWEN, videos.glm4v),
-    "glm4v_moe": Eyes(native_resolution.glm4v, *QWEN, videos.glm4v),
+    "glm4v": ImageProcessor(native_resolution.glm4v, *QWEN, videos.glm4v),
+    "glm4v_moe": ImageProcessor(native_resolution.glm4v, *QWEN, videos.glm4v),
 }
 """By transformers' model_type."""
 
-PROCESSORS = {**COUNTED, **{model_type: eyes.processor for model_type, eyes in EYES.items()}}
+PROCESSORS = {**COUNTED, **{model_type: eyes.processor for model_type, eyes in IMAGE_PROCESSORS.items()}}
 """All whose tokens can be counted, also where no block describes the model."""
-FILMS: dict[str, Film] = {
+VIDEO_PROCESSORS: dict[str, Film] = {
     **videos.FILMED,
-    **{model_type: eyes.film for model_type, eyes in EYES.items() if eyes.film is not None},
+    **{model_type: eyes.film for model_type, eyes in IMAGE_PROCESSORS.items() if eyes.film is not None},
 }
 """Those that take videos, too."""
 
@@ -71,7 +73,7 @@ USUAL_FRAMES, USUAL_FRAME = 16, Size(640, 360)
 """The same of a video: few frames, as small as data sets store them."""
 
 
-def count(spec: ModelSpec, size: Size, limits: Limits, frames: int | None = None) -> Picture:
+def count(spec: ModelSpec, size: Size, limits: Limits, frames: int | None = None) -> ProcessedImage:
     """What the model's processor makes of one image, or of one video of `frames` frames.
 
     Raises:
@@ -83,23 +85,23 @@ def count(spec: ModelSpec, size: Size, limits: Limits, frames: int | None = None
     return PROCESSORS[spec.model_type](config, processor, size, limits)
 
 
-def film(spec: ModelSpec, size: Size, limits: Limits, frames: int) -> Picture:
+def film(spec: ModelSpec, size: Size, limits: Limits, frames: int) -> ProcessedImage:
     """What the model's video processor makes of one video; without a file of its own it reads the image processor's.
 
     Raises:
         ConfigError: for a video or limits that it refuses, and where there is none.
     """
-    if spec.model_type not in FILMS:
+    if spec.model_type not in VIDEO_PROCESSORS:
         raise ConfigError(
             f"--videos: the processor of {spec.model_type} takes none; frames can be given as images (--images)."
-            f" Those of {', '.join(FILMS)} do"
+            f" Those of {', '.join(VIDEO_PROCESSORS)} do"
         )
     settings = spec.video_processor or spec.processor
     config, processor = Config(spec.config, spec.name), Config(settings, f"{spec.name}: video_preprocessor_config.json")
-    return FILMS[spec.model_type](config, processor, size, frames, limits)
+    return VIDEO_PROCESSORS[spec.model_type](config, processor, size, frames, limits)
 
 
-def picture_of(spec: ModelSpec, job: Job) -> Picture | None:
+def processed_image(spec: ModelSpec, job: Job) -> ProcessedImage | None:
     """What the model's processor makes of each of the job's images or videos; None where it has none.
 
     Raises:
@@ -133,19 +135,19 @@ def shown(job: Job) -> tuple[Size, int | None]:
 
 __all__ = [
     "COUNTED",
-    "EYES",
-    "FILMS",
+    "IMAGE_PROCESSORS",
     "PROCESSORS",
     "USUAL_FRAME",
     "USUAL_FRAMES",
     "USUAL_SIZE",
-    "Eyes",
+    "VIDEO_PROCESSORS",
+    "ImageProcessor",
     "Limits",
-    "Picture",
+    "ProcessedImage",
     "Processor",
     "Size",
     "Tensor",
     "count",
-    "picture_of",
+    "processed_image",
     "shown",
 ]

@@ -10,7 +10,7 @@ from struct import pack, unpack
 
 from vramplan.errors import ConfigError
 from vramplan.inputs.images.fixed_tiles import canvases, side
-from vramplan.inputs.images.types import Limits, Picture, Size, Tensor, refuse
+from vramplan.inputs.images.types import Limits, ProcessedImage, Size, Tensor, refuse
 from vramplan.inputs.model_spec import Config
 from vramplan.units import ceil_div
 
@@ -33,7 +33,7 @@ def by_shape(most: int) -> list[tuple[int, int]]:
     return [one for group in shapes.values() for one in group]
 
 
-def llama4(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+def llama4(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     """Llama 4: the canvas that enlarges least or shrinks least, and the whole image beside more than one tile.
 
     Marks around, one behind each tile of a row but the last, one behind each row.
@@ -52,7 +52,7 @@ def llama4(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
     tokens = views * int(across**2 * vision.number("pixel_shuffle_ratio", 0.5) ** 2)
     said = f"{columns} x {rows} tiles + whole" if many else "1 tile"
     pixels = Tensor("pixel_values", (views, 3, tile, tile))
-    return Picture(tokens, 3 + rows * columns * many, views, across, across, (pixels,), said)
+    return ProcessedImage(tokens, 3 + rows * columns * many, views, across, across, (pixels,), said)
 
 
 def phi_canvas(size: Size, tile: int, most: int) -> tuple[int, int]:
@@ -70,7 +70,7 @@ def phi_canvas(size: Size, tile: int, most: int) -> tuple[int, int]:
     return best
 
 
-def phi4(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+def phi4(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     """Phi-4-multimodal: scaled into a canvas, padded right and below; features of padding alone are cut off.
 
     Features are 2 x 2 patches; each row of the whole image and of the tiles has an end, one mark parts the two.
@@ -109,4 +109,4 @@ def phi4(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
     )
     tokens = square * (square + 1) + 1 + kept_rows * (kept_columns + 1)
     said = f"{columns} x {rows} tiles + whole"
-    return Picture(tokens, 0, views, patches, patches, tensors, said)
+    return ProcessedImage(tokens, 0, views, patches, patches, tensors, said)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import floor, inf, sqrt
 
-from vramplan.inputs.images.types import Limits, Picture, Processor, Size, Tensor, refuse
+from vramplan.inputs.images.types import Limits, ProcessedImage, Processor, Size, Tensor, refuse
 from vramplan.inputs.model_spec import Config
 from vramplan.units import ceil_div
 
@@ -43,7 +43,7 @@ def best_canvas(size: Size, tile: int, least: int, most: int) -> tuple[int, int]
     return best
 
 
-def internvl(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+def internvl(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     """InternVL: a canvas of up to 12 tiles of 448 pixels, and a thumbnail where there is more than one.
 
     Raises:
@@ -60,10 +60,10 @@ def internvl(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
     shrunk = int(across * c.number("downsample_ratio", 0.5))
     said = f"{columns} x {rows} tiles + thumbnail" if tiles > 1 else "1 tile"
     pixels = Tensor("pixel_values", (tiles, 3, tile, tile))
-    return Picture(tiles * shrunk * shrunk, 2, tiles, across, across, (pixels,), said)
+    return ProcessedImage(tiles * shrunk * shrunk, 2, tiles, across, across, (pixels,), said)
 
 
-def llava(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+def llava(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     """LLaVA 1.5: one square of the tower's size, the middle of the image.
 
     Raises:
@@ -75,7 +75,9 @@ def llava(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
     across = tile // patch
     keeps_class = c.text("vision_feature_select_strategy", "default") == "full"
     pixels = Tensor("pixel_values", (1, 3, tile, tile))
-    return Picture(across * across + keeps_class, 0, 1, across, across, (pixels,), f"{tile} x {tile}, its middle")
+    return ProcessedImage(
+        across * across + keeps_class, 0, 1, across, across, (pixels,), f"{tile} x {tile}, its middle"
+    )
 
 
 def squeezed(
@@ -83,13 +85,13 @@ def squeezed(
 ) -> Processor:
     """A processor that squeezes any image into one square of the tower's size, `square` where that says none."""
 
-    def processor(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+    def processor(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
         refuse(limits, owner, "min_pixels", "max_pixels", "max_tiles")
         vision = c.part("vision_config")
         tile, patch = side(vision.get("image_size", square)), side(vision.get("patch_size", cell))
         across = tile // patch
         pixels = Tensor("pixel_values", (1, 3, tile, tile))
-        return Picture(tokens(c, across), extra, 1, across, across, (pixels,), f"{tile} x {tile}, squeezed")
+        return ProcessedImage(tokens(c, across), extra, 1, across, across, (pixels,), f"{tile} x {tile}, squeezed")
 
     return processor
 
@@ -104,7 +106,7 @@ AROUND_CROPS = 16
 """``Here is the original image ... and here are some crops to help you see better ...``; a space before each crop."""
 
 
-def gemma3(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+def gemma3(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     """Gemma 3; with --max-tiles pan and scan: a long image in parts as well, each like the whole, behind some words.
 
     Only a call switches that on: what preprocessor_config.json says is overruled (processing_gemma3.py:
@@ -140,7 +142,7 @@ def arrangements(most: int) -> list[tuple[int, int]]:
     return [(a, b) for a in range(1, most + 1) for b in range(1, most + 1) if a * b <= most]
 
 
-def mllama(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+def mllama(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     """Llama 3.2 Vision: the canvas that enlarges least or shrinks least; always four tiles go through the tower.
 
     The text has one token for it; all patches of all tiles and their class tokens are keys of cross-attention.
@@ -162,7 +164,7 @@ def mllama(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
         Tensor("aspect_ratio_mask", (most,), "int64", (1,) * used + (0,) * (most - used), "samples"),
         Tensor("cross_attention_mask", (most,), "int64", (1,) * used + (0,) * (most - used), "tokens"),
     )
-    return Picture(1, 0, most, across, across, tensors, f"{columns} x {rows} of {most} tiles")
+    return ProcessedImage(1, 0, most, across, across, tensors, f"{columns} x {rows} of {most} tiles")
 
 
 def most_tiles(vision: Config) -> int:
@@ -201,7 +203,7 @@ ONEVISION = tuple((384 * rows, 384 * columns) for rows in range(1, 7) for column
 
 def anyres(
     c: Config, size: Size, limits: Limits, canvases: Sequence[Sequence[int]], most_tiles: int | None = None
-) -> Picture:
+) -> ProcessedImage:
     """The whole image once, and once more in tiles on the best canvas; a learned end behind each row of features.
 
     Above `most_tiles` tiles' worth of features they are shrunk (anyres_max_9).
@@ -224,15 +226,15 @@ def anyres(
         Tensor("image_sizes", (1, 2), "int64", (size.height, size.width)),
     )
     said = f"{right} x {down} tiles + whole"
-    return Picture(whole + rows * (columns + 1), 0, tiles, across, across, tensors, said, (rows, columns))
+    return ProcessedImage(whole + rows * (columns + 1), 0, tiles, across, across, tensors, said, (rows, columns))
 
 
-def llava_next(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+def llava_next(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     """LLaVA 1.6."""
     return anyres(c, size, limits, NEXT)
 
 
-def llava_onevision(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+def llava_onevision(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     """LLaVA-OneVision; `anyres_max_9` bounds the features, not the tiles of the tower."""
     return anyres(c, size, limits, ONEVISION, int(c.text("vision_aspect_ratio", "anyres_max_9").rpartition("_")[2]))
 
@@ -258,7 +260,7 @@ def on_longest_edge(size: Size, longest: int, most: int = 4096) -> Size:
     return Size(max(width, 1), max(height, 1))
 
 
-def idefics3(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+def idefics3(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     """Idefics 3, SmolVLM: every image enlarged to four tiles' width, cut up, and once more as a whole.
 
     Each view stands between marks; each tile has a name, each row of tiles an end.
@@ -283,4 +285,4 @@ def idefics3(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
         Tensor("pixel_attention_mask", (1, views, tile, tile), "int64"),
     )
     said = f"{columns} x {rows} tiles + whole" if rows else "1 tile"
-    return Picture(views * per_tile, 3 + 2 * rows * columns + rows, views, across, across, tensors, said)
+    return ProcessedImage(views * per_tile, 3 + 2 * rows * columns + rows, views, across, across, tensors, said)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil, floor, sqrt
 
 from vramplan.errors import ConfigError
-from vramplan.inputs.images.types import Limits, Picture, Size, Tensor, refuse
+from vramplan.inputs.images.types import Limits, ProcessedImage, Size, Tensor, refuse
 from vramplan.inputs.model_spec import Config
 
 MOST_RATIO = 200
@@ -63,7 +63,7 @@ def pixel_range(p: Config, limits: Limits, factor: int, least: int, most: int) -
 
 def grid(
     c: Config, p: Config, size: Size, limits: Limits, patch: int, least: int, most: int, counts_frames: bool = False
-) -> Picture:
+) -> ProcessedImage:
     """The grid of patches, merged 2 x 2 into tokens; every patch holds `temporal_patch_size` times the same image.
 
     `counts_frames`: the limits count every one of these, and sides below one token are enlarged first (GLM-4.1V).
@@ -81,25 +81,25 @@ def grid(
         Tensor("pixel_values", (rows * columns, 3 * twice * patch * patch)),
         Tensor("image_grid_thw", (1, 3), "int64", (1, rows, columns)),
     )
-    return Picture(rows * columns // merge**2, 2, 1, rows, columns, tensors, str(resized))
+    return ProcessedImage(rows * columns // merge**2, 2, 1, rows, columns, tensors, str(resized))
 
 
-def qwen2_vl(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+def qwen2_vl(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     """Qwen2-VL and 2.5-VL: 28 pixels a token; the class allows 1280 tokens, the published models 16,384."""
     return grid(c, p, size, limits, 14, 56 * 56, 28 * 28 * 1280)
 
 
-def qwen3_vl(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+def qwen3_vl(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     """Qwen3-VL: 32 pixels a token; the class is Qwen2-VL's, the published models allow 16 million pixels."""
     return grid(c, p, size, limits, 16, 56 * 56, 28 * 28 * 1280)
 
 
-def glm4v(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+def glm4v(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     """GLM-4.1V: as Qwen2-VL, but the limits count an image as two frames, and small sides are enlarged first."""
     return grid(c, p, size, limits, 14, 112 * 112, 28 * 28 * 15000, counts_frames=True)
 
 
-def gemma4(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+def gemma4(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     """Gemma 4: scaled, up or down, to as many tokens of 48 pixels as the budget holds; the tower takes it in full.
 
     Raises:
@@ -124,10 +124,10 @@ def gemma4(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
         Tensor("pixel_values", (1, most, 3 * patch**2)),
         Tensor("image_position_ids", (1, most, 2), "int64", (*places, *[-1] * (2 * most - len(places)))),
     )
-    return Picture(rows * columns, 2, 1, high, wide, tensors, str(Size(columns * step, rows * step)))
+    return ProcessedImage(rows * columns, 2, 1, high, wide, tensors, str(Size(columns * step, rows * step)))
 
 
-def pixtral(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+def pixtral(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     """Pixtral, Mistral Small 3.1: shrunk to the longest edge, a mark behind each row of tokens.
 
     Raises:
@@ -150,4 +150,4 @@ def pixtral(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
         Tensor("pixel_values", (1, 3, resized.height, resized.width)),
         Tensor("image_sizes", (1, 2), "int64", (resized.height, resized.width)),
     )
-    return Picture(rows * columns, rows, 1, rows * merge, columns * merge, tensors, str(resized))
+    return ProcessedImage(rows * columns, rows, 1, rows * merge, columns * merge, tensors, str(resized))

@@ -10,17 +10,17 @@ from math import ceil, log, sqrt
 
 from vramplan.errors import ConfigError
 from vramplan.inputs.images.fixed_tiles import best_resolution
-from vramplan.inputs.images.types import Limits, Picture, Processor, Size, refuse
+from vramplan.inputs.images.types import Limits, ProcessedImage, Processor, Size, refuse
 from vramplan.inputs.model_spec import Config
 from vramplan.units import ceil_div
 
 
-def counted(tokens: int, extra: int, tiles: int, said: str) -> Picture:
+def counted(tokens: int, extra: int, tiles: int, said: str) -> ProcessedImage:
     """A picture of which only the tokens are known."""
-    return Picture(tokens, extra, tiles, 0, 0, (), said)
+    return ProcessedImage(tokens, extra, tiles, 0, 0, (), said)
 
 
-def qwen_vl(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+def qwen_vl(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     """Qwen-VL: one square of 448 pixels, resampled to 256 tokens (visual.py); a start and an end."""
     refuse(limits, "qwen", "min_pixels", "max_pixels", "max_tiles")
     visual = c.part("visual")
@@ -28,7 +28,7 @@ def qwen_vl(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
     return counted(visual.count("n_queries", 256), 2, 1, f"1 tile of {tile}")
 
 
-def phi3_v(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+def phi3_v(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     """Phi-3-vision, Phi-3.5-vision: scaled to as many tiles of 336 as num_crops allows, 144 tokens each.
 
     A mark behind each row of 12, and one between the tiles and the whole image, are among the tokens
@@ -50,7 +50,7 @@ def phi3_v(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
     return counted(tokens, 0, crops + 1, f"{across * down} tiles + whole image")
 
 
-def deepseek_vl2(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+def deepseek_vl2(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     """DeepSeek-VL2: the best of 23 canvases of tiles of 384, a newline behind each row, the whole image first.
 
     That is for one or two images in a sample; three or more are one tile each (processing_deepseek_vl_v2.py).
@@ -75,7 +75,7 @@ CANDIDATES = tuple(
 """DeepSeek-VL2's candidate_resolutions, (width, height); where two are equally good the first wins."""
 
 
-def kimi_vl(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
+def kimi_vl(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     """Kimi-VL: shrunk to in_token_limit patches, padded to whole tokens of 28 pixels (image_processing_kimi_vl.py).
 
     Raises:
@@ -97,7 +97,7 @@ def kimi_vl(c: Config, p: Config, size: Size, limits: Limits) -> Picture:
     return counted(rows * columns, 4, 1, f"{28 * columns} x {28 * rows}")
 
 
-def minicpmv(c: Config, p: Config, size: Size, limits: Limits, numbered: bool | None = None) -> Picture:
+def minicpmv(c: Config, p: Config, size: Size, limits: Limits, numbered: bool | None = None) -> ProcessedImage:
     """MiniCPM-V 2.5 to 4.5: up to 9 slices and an overview, 96 or 64 tokens each (image_processing_minicpmv.py).
 
     Marks around each, the image's number (from 2.6 on), and a newline between rows of slices stand beside them.

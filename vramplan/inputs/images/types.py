@@ -53,7 +53,7 @@ class Tensor(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class ProcessedImage:
     """One image or video after its processor."""
 
     tokens: int
@@ -103,14 +103,14 @@ class Picture:
         return sum(prod(one.shape) * {"fp32": 4, "int64": 8}[one.dtype] for one in self.tensors)
 
 
-Processor = Callable[[Config, Config, Size, Limits], Picture]
+Processor = Callable[[Config, Config, Size, Limits], ProcessedImage]
 """(the model's configuration, its preprocessor_config.json, image, limits)"""
-Film = Callable[[Config, Config, Size, int, Limits], Picture]
+Film = Callable[[Config, Config, Size, int, Limits], ProcessedImage]
 """(the model's configuration, its video_preprocessor_config.json, one frame, number of frames, limits)"""
 
 
 @dataclass(frozen=True, slots=True)
-class Eyes:
+class ImageProcessor:
     """How one architecture sees: its processor, and what its parts and inputs are called."""
 
     processor: Processor

@@ -14,7 +14,7 @@ from math import floor
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.inputs.images import fixed_tiles, native_resolution
 from vramplan.inputs.images.remote_code import minicpmv
-from vramplan.inputs.images.types import Film, Limits, Picture, Size, Tensor, refuse
+from vramplan.inputs.images.types import Film, Limits, ProcessedImage, Size, Tensor, refuse
 from vramplan.inputs.model_spec import Config
 from vramplan.units import ceil_div
 
@@ -29,7 +29,9 @@ def tokens_of(text: str) -> int:
     return len(PIECES.findall(text))
 
 
-def dated(made: Picture, texts: list[str], marks: int = 2, count: Callable[[str], int] = tokens_of) -> Picture:
+def dated(
+    made: ProcessedImage, texts: list[str], marks: int = 2, count: Callable[[str], int] = tokens_of
+) -> ProcessedImage:
     """The same with each frame, or pair of them, between `marks` marks and beside its text."""
     extra = made.extra_tokens + len(texts) * marks + sum(map(count, texts))
     return replace(made, extra_tokens=extra, runs=len(texts))
@@ -46,7 +48,7 @@ def clock(frames: int) -> list[str]:
 
 def patched(
     c: Config, frames: int, patch: int, resize: Callable[[int], Size], token: str = "video_token_id"
-) -> Picture:
+) -> ProcessedImage:
     """Frames in pairs, an odd last one doubled; `resize` takes pixels of a token's side."""
     vision = c.part("vision_config")
     patch, merge, twice = vision.count("patch_size", patch), vision.count("spatial_merge_size", 2), pairs(c)
@@ -57,7 +59,7 @@ def patched(
         Tensor("video_grid_thw", (1, 3), "int64", (times, rows, columns)),
     )
     tokens, said = times * rows * columns // merge**2, f"{frames} frames of {resized}"
-    return Picture(tokens, 2, times, rows, columns, tensors, said, frames=frames, token=token)
+    return ProcessedImage(tokens, 2, times, rows, columns, tensors, said, frames=frames, token=token)
 
 
 def pairs(c: Config) -> int:
@@ -65,7 +67,7 @@ def pairs(c: Config) -> int:
     return c.part("vision_config").count("temporal_patch_size", 2)
 
 
-def qwen2_vl(c: Config, p: Config, size: Size, frames: int, limits: Limits) -> Picture:
+def qwen2_vl(c: Config, p: Config, size: Size, frames: int, limits: Limits) -> ProcessedImage:
     """Qwen2-VL, 2.5-VL: limits count the pixels of a frame; `cap_pixels_per_frame` shares 128,000 tokens out."""
     refuse(limits, "this model", "max_tiles")
 
@@ -101,14 +103,14 @@ def counting_all(
     return resize
 
 
-def qwen3_vl(c: Config, p: Config, size: Size, frames: int, limits: Limits) -> Picture:
+def qwen3_vl(c: Config, p: Config, size: Size, frames: int, limits: Limits) -> ProcessedImage:
     """Qwen3-VL, Qwen3.5: each pair of frames between marks of its own, its middle in seconds before it."""
     made = patched(c, frames, 16, counting_all(c, p, size, frames, limits, 128 * 32 * 32, 32 * 32 * 768))
     middles = [(first + min(first + pairs(c), frames) - 1) / 2 for first in range(0, frames, pairs(c))]
     return dated(made, [f"<{middle / FPS:.1f} seconds>" for middle in middles])
 
 
-def glm4v(c: Config, p: Config, size: Size, frames: int, limits: Limits) -> Picture:
+def glm4v(c: Config, p: Config, size: Size, frames: int, limits: Limits) -> ProcessedImage:
     """GLM-4.1V, 4.5V: each pair of frames between marks of its own, whole seconds behind it."""
     resize = counting_all(c, p, size, frames, limits, 112 * 112, 28 * 28 * 2 * 30000)
     made = patched(c, frames, 14, resize, "image_token_id")
@@ -134,7 +136,7 @@ def square(c: Config, p: Config, key: str, usual: int) -> tuple[int, int]:
     return side, side // patch
 
 
-def internvl(c: Config, p: Config, size: Size, frames: int, limits: Limits) -> Picture:
+def internvl(c: Config, p: Config, size: Size, frames: int, limits: Limits) -> ProcessedImage:
     """InternVL: one tile a frame, which is numbered."""
     refuse(limits, "internvl", "min_pixels", "max_pixels", "max_tiles")
     tile, across = square(c, p, "size", 448)
@@ -142,20 +144,22 @@ def internvl(c: Config, p: Config, size: Size, frames: int, limits: Limits) -> P
     texts = ["\n" * (number > 1) + f"Frame{number}: " for number in range(1, frames + 1)]
     pixels = Tensor("pixel_values", (frames, 3, tile, tile))
     said = f"{frames} frames of {tile} x {tile}"
-    return dated(Picture(frames * each, 0, frames, across, across, (pixels,), said, frames=frames), texts)
+    return dated(ProcessedImage(frames * each, 0, frames, across, across, (pixels,), said, frames=frames), texts)
 
 
-def llava_onevision(c: Config, p: Config, size: Size, frames: int, limits: Limits) -> Picture:
+def llava_onevision(c: Config, p: Config, size: Size, frames: int, limits: Limits) -> ProcessedImage:
     """LLaVA-OneVision: each frame squeezed into a square, its features halved both ways; one end behind all."""
     refuse(limits, "llava_onevision", "min_pixels", "max_pixels", "max_tiles")
     tile, across = square(c, p, "size", 384)
     pixels = Tensor("pixel_values_videos", (1, frames, 3, tile, tile))
     half = ceil_div(across, 2)
     tokens, said = frames * half * half + 1, f"{frames} frames of {tile} x {tile}"
-    return Picture(tokens, 0, frames, across, across, (pixels,), said, (half, half), frames, token="video_token_id")
+    return ProcessedImage(
+        tokens, 0, frames, across, across, (pixels,), said, (half, half), frames, token="video_token_id"
+    )
 
 
-def smolvlm(c: Config, p: Config, size: Size, frames: int, limits: Limits) -> Picture:
+def smolvlm(c: Config, p: Config, size: Size, frames: int, limits: Limits) -> ProcessedImage:
     """SmolVLM: each frame squeezed into one tile, dated; a sentence before all, two lines' ends behind."""
     refuse(limits, "smolvlm", "min_pixels", "max_pixels", "max_tiles")
     tile, across = square(c, p, "max_image_size", 364)
@@ -165,7 +169,7 @@ def smolvlm(c: Config, p: Config, size: Size, frames: int, limits: Limits) -> Pi
         Tensor("pixel_attention_mask", (1, frames, tile, tile), "int64"),
     )
     said = f"{frames} frames of {tile} x {tile}"
-    made = Picture(frames * each, INTRODUCTION, frames, across, across, tensors, said, frames=frames)
+    made = ProcessedImage(frames * each, INTRODUCTION, frames, across, across, tensors, said, frames=frames)
     return dated(made, [f"\nFrame from {time}:" for time in clock(frames)], marks=3)
 
 
@@ -173,7 +177,7 @@ INTRODUCTION = 32
 """``You are provided the following series of ... frames from a 0:00:08 [H:MM:SS] video.`` and what stands last."""
 
 
-def gemma4(c: Config, p: Config, size: Size, frames: int, limits: Limits) -> Picture:
+def gemma4(c: Config, p: Config, size: Size, frames: int, limits: Limits) -> ProcessedImage:
     """Gemma 4: each frame as an image of a smaller budget, dated."""
     one = native_resolution.gemma4(
         c, Config({"max_soft_tokens": p.count("max_soft_tokens", 70)}, "video processor"), size, limits
@@ -186,15 +190,17 @@ def gemma4(c: Config, p: Config, size: Size, frames: int, limits: Limits) -> Pic
         Tensor("num_frames_per_video", (1,), "int64", (frames,)),
     )
     tokens, said = frames * one.tokens, f"{frames} frames of {one.said}"
-    made = Picture(tokens, 0, frames, one.rows, one.columns, tensors, said, frames=frames, token="video_token_id")
+    made = ProcessedImage(
+        tokens, 0, frames, one.rows, one.columns, tensors, said, frames=frames, token="video_token_id"
+    )
     return dated(made, [" " * (number > 0) + f"{time} " for number, time in enumerate(clock(frames))])
 
 
-def minicpm(c: Config, p: Config, size: Size, frames: int, limits: Limits) -> Picture:
+def minicpm(c: Config, p: Config, size: Size, frames: int, limits: Limits) -> ProcessedImage:
     """MiniCPM-V: every frame an image without a number, not cut up unless --max-tiles says so, a line's end behind."""
     one = minicpmv(c, p, size, Limits(limits.min_pixels, limits.max_pixels, limits.max_tiles or 1), numbered=False)
     said = f"{frames} frames of {one.said}"
-    return Picture(frames * one.tokens, frames * (one.extra_tokens + 1), frames * one.tiles, 0, 0, (), said)
+    return ProcessedImage(frames * one.tokens, frames * (one.extra_tokens + 1), frames * one.tiles, 0, 0, (), said)
 
 
 FILMED: dict[str, Film] = {"minicpmv": minicpm}

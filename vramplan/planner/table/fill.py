@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 from vramplan.analytic.estimator import VERSIONS
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import check_job
 from vramplan.memory.roofline import BANDWIDTH_EFFICIENCY, LAUNCH_SECONDS, MATMUL_EFFICIENCY
 from vramplan.memory.summarize import said_engine, said_method, said_sharing, said_weights
 from vramplan.planner.job_defaults import complete_job
-from vramplan.planner.table.request import SHOWN, Sheet
+from vramplan.planner.table.request import SHOWN, TableRequest
 from vramplan.planner.table.shared_steps import Shared, Traits, traits
 from vramplan.progress import Progress, silent
 from vramplan.version import __version__
@@ -68,7 +68,7 @@ class Row:
 class Table:
     """A filled sheet."""
 
-    sheet: Sheet
+    sheet: TableRequest
     rows: dict[Place, Row]
 
     @property
@@ -102,7 +102,7 @@ class Table:
         return "; ".join(filter(None, parts))
 
 
-def fill(sheet: Sheet, *, jobs: int = 1, progress: Progress = silent) -> Table:
+def fill(sheet: TableRequest, *, jobs: int = 1, progress: Progress = silent) -> Table:
     """Work every cell out, on `jobs` processes.
 
     Raises:
@@ -124,7 +124,7 @@ def fill(sheet: Sheet, *, jobs: int = 1, progress: Progress = silent) -> Table:
     return Table(sheet, {place: found[place] for place in places})
 
 
-def _worked_out(sheet: Sheet, places: list[Place], jobs: int) -> Iterator[tuple[Place, Row]]:
+def _worked_out(sheet: TableRequest, places: list[Place], jobs: int) -> Iterator[tuple[Place, Row]]:
     if jobs <= 1:
         yield from ((place, work_out(sheet, place)) for place in places)
         return
@@ -136,11 +136,11 @@ def _worked_out(sheet: Sheet, places: list[Place], jobs: int) -> Iterator[tuple[
             yield waiting[done], done.result()
 
 
-_sheet: list[Sheet] = []
+_sheet: list[TableRequest] = []
 """What this process works on, sent once."""
 
 
-def _begin_process(sheet: Sheet) -> None:
+def _begin_process(sheet: TableRequest) -> None:
     _sheet[:] = [sheet]
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -157,14 +157,14 @@ def _work_out_here(place: Place) -> Row:
     return work_out(_sheet[0], place)
 
 
-def work_out(sheet: Sheet, place: Place) -> Row:
+def work_out(sheet: TableRequest, place: Place) -> Row:
     """One model, method and length on every card."""
     spec, method, length = sheet.models[place.model], sheet.methods[place.method], sheet.lengths[place.length]
     given = {name: value for name, value in sheet.job.items() if method != "full" or not name.startswith("lora_")}
     given |= {"method": method, "sequence_length": length, "micro_batch_size": 1}
     known: Known = {}
     cells: list[Cell] = []
-    cards: Iterable[Card] = sheet.cards
+    cards: Iterable[Gpu] = sheet.cards
     if sheet.show == "card":
         cards = sorted(cards, key=lambda card: card.plannable_bytes)
     for card in cards:
@@ -180,7 +180,7 @@ def work_out(sheet: Sheet, place: Place) -> Row:
     return Row(tuple(cells), tuple(said))
 
 
-def _cell(sheet: Sheet, shared: Shared, card: Card) -> Cell:
+def _cell(sheet: TableRequest, shared: Shared, card: Gpu) -> Cell:
     if not SHOWN[sheet.show].takes_batch:
         largest = shared.max_batch(card) if sheet.show == "max-batch" else shared.tokens_per_second(card)
         return Cell(card.name, largest, largest > 0)
@@ -199,7 +199,7 @@ def _smallest(cells: list[Cell]) -> Cell:
 Known = dict[tuple[Job, Traits], Shared | VramplanError]
 
 
-def _shared(spec: ModelSpec, given: dict[str, object], card: Card, known: Known) -> Shared:
+def _shared(spec: ModelSpec, given: dict[str, object], card: Gpu, known: Known) -> Shared:
     """What this card shares with those before it.
 
     Raises:
@@ -209,8 +209,8 @@ def _shared(spec: ModelSpec, given: dict[str, object], card: Card, known: Known)
     check_job(job, card)
     if job.lengths is not None:
         raise UnsupportedError("--lengths is not tabled yet; estimate and suggest take it")
-    if job.strategy == "pipeline":  # where layers go depends on the card
-        raise UnsupportedError("--strategy pipeline is not tabled yet")
+    if job.strategy == "device_map":  # where layers go depends on the card
+        raise UnsupportedError("--strategy device_map is not tabled yet")
     key = job, traits(card, job)
     if key not in known:
         laws = (
@@ -238,7 +238,7 @@ def _said(job: Job) -> tuple[str, ...]:
     return said_method(job), said_weights(job), said_sharing(job), said_engine(job), batches
 
 
-def title(sheet: Sheet) -> str:
+def title(sheet: TableRequest) -> str:
     """What the cells are."""
     shown = SHOWN[sheet.show]
     return shown.title + (f" at micro-batch {sheet.micro_batch_size}" if shown.takes_batch else "")

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from vramplan.analytic.architectures.lookup import is_described
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError
-from vramplan.inputs.catalog import all_cards, load_spec, model_names
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.catalog import all_gpus, load_spec, model_names
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import MAX_COUNT
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import CONFIDENCE, with_margin
@@ -44,11 +44,11 @@ OWN = ("method", "sequence_length", "micro_batch_size", "gradient_accumulation_s
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class TableRequest:
     """A table to fill."""
 
     models: tuple[ModelSpec, ...]
-    cards: tuple[Card, ...]
+    cards: tuple[Gpu, ...]
     methods: tuple[str, ...]
     lengths: tuple[int, ...]
     show: str
@@ -60,9 +60,9 @@ class Sheet:
     """Models that a pattern matched and no block describes."""
 
 
-def sheet(
+def table_request(
     models: Sequence[str | ModelSpec],
-    gpus: Sequence[str | Card],
+    gpus: Sequence[str | Gpu],
     *,
     methods: Sequence[str] = ("lora",),
     seq_lens: Sequence[int] = (2048,),
@@ -70,7 +70,7 @@ def sheet(
     micro_batch: int | None = None,
     confidence: float = CONFIDENCE,
     **job: Any,
-) -> Sheet:
+) -> TableRequest:
     """A table of these models on these cards; keyword arguments are fields of :class:`vramplan.Job`.
 
     Names with ``*``, ``?`` or ``[`` are patterns over the shipped models and cards.
@@ -101,7 +101,7 @@ def sheet(
         for number in numbers:
             if isinstance(number, bool) or not isinstance(number, int) or not 0 < number <= MAX_COUNT:
                 raise ConfigError(f"{flag} {number}: expected whole numbers from 1 to {MAX_COUNT}")
-    return Sheet(
+    return TableRequest(
         unique(described, lambda one: one.name),
         tuple(with_margin(one, confidence) for one in unique(cards, lambda one: one.name)),
         tuple(dict.fromkeys(methods)),
@@ -136,18 +136,18 @@ def models_called(name: str | ModelSpec) -> list[ModelSpec]:
     return [spec]
 
 
-def cards_called(name: str | Card) -> list[Card]:
+def cards_called(name: str | Gpu) -> list[Gpu]:
     """The cards of a name or a pattern over short names.
 
     Raises:
         VramplanError: where there are none.
     """
     if isinstance(name, str) and _is_pattern(name):
-        matched = [one for one in all_cards() if fnmatchcase(one.name, name.lower())]
+        matched = [one for one in all_gpus() if fnmatchcase(one.name, name.lower())]
         if not matched:
-            raise UnknownNameError("cards", name, [one.name for one in all_cards()], "`vramplan gpus` lists all")
+            raise UnknownNameError("cards", name, [one.name for one in all_gpus()], "`vramplan gpus` lists all")
         return matched
-    return [estimate.load_card(name)]
+    return [estimate.load_gpu(name)]
 
 
 def one_of(flag: str, value: str, known: Iterable[str]) -> None:

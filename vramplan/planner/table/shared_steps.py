@@ -13,12 +13,12 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from vramplan.analytic import estimator
-from vramplan.analytic.batch_scaling import Course, Law
-from vramplan.inputs.gpu import Card
+from vramplan.analytic.batch_scaling import BatchScaling, ScaledStep
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.allocator import AllocatorSettings
-from vramplan.memory.estimate import Begun
+from vramplan.memory.estimate import PartialEstimate
 from vramplan.memory.overheads import cublas_workspace, outside_terms
 from vramplan.memory.replay import Replay, replay
 from vramplan.memory.summarize import settle
@@ -39,7 +39,7 @@ class Traits(NamedTuple):
     """CuBLAS's: the plays of a law are the same whatever it is."""
 
 
-def traits(card: Card, job: Job) -> Traits:
+def traits(card: Gpu, job: Job) -> Traits:
     """Those of a card."""
     sized = job.strategy in ("zero1", "zero2") or (job.is_mapped and job.experts == "linear")
     size = card.usable_bytes if sized else 0
@@ -49,13 +49,13 @@ def traits(card: Card, job: Job) -> Traits:
 class Shared:
     """What cards of the same traits share; steps are played on `card`, one of them."""
 
-    def __init__(self, spec: ModelSpec, job: Job, card: Card, law: Law | None = None) -> None:
+    def __init__(self, spec: ModelSpec, job: Job, card: Gpu, law: BatchScaling | None = None) -> None:
         self.spec, self.job, self.card = spec, job, card
-        self.law = law or Law(*estimator.prepare(spec, job, card)[:2])
+        self.law = law or BatchScaling(*estimator.prepare(spec, job, card)[:2])
         self.tensors: dict[int, int] = {}
         """Peak tensor bytes by micro-batch."""
         self.replays: dict[int, list[Replay]] = {}
-        self.played: OrderedDict[int, Course] = OrderedDict()
+        self.played: OrderedDict[int, ScaledStep] = OrderedDict()
         """By micro-batch, where there is no law."""
         self.largest: dict[int, int] = {}
         """The answer by limit."""
@@ -66,7 +66,7 @@ class Shared:
             self.tensors[micro] = self._course(micro).peak(micro)
         return self.tensors[micro]
 
-    def _course(self, micro: int) -> Course:
+    def _course(self, micro: int) -> ScaledStep:
         """The step at a micro-batch, or one that goes on to there."""
         if self.law.holds(micro):
             return self.law.course(micro, self.card)
@@ -75,12 +75,12 @@ class Shared:
         else:
             begun = self._play(micro)
             assert begun.timeline is not None
-            self.played[micro] = Course(begun.timeline, micro)
+            self.played[micro] = ScaledStep(begun.timeline, micro)
         if len(self.played) > KEPT:
             self.played.popitem(last=False)
         return self.played[micro]
 
-    def _play(self, micro: int) -> Begun:
+    def _play(self, micro: int) -> PartialEstimate:
         job = self.job.model_copy(update={"micro_batch_size": micro})
         return estimator.begin(self.spec, job, self.card)
 
@@ -98,21 +98,21 @@ class Shared:
         """Whether a micro-batch fits; where its tensors alone do not, the allocator has no room for them either."""
         return self.tensors.get(micro, 0) <= limit and not self.replayed(micro, limit).out_of_memory
 
-    def need(self, micro: int, card: Card) -> tuple[int, bool]:
+    def need(self, micro: int, card: Gpu) -> tuple[int, bool]:
         """(bytes on the card, whether that fits), as `estimate` says."""
         outside = _outside(self.job, card)
         limits = (card.plannable_bytes - outside, card.usable_bytes - outside)
         run, fits, _ = settle(self.peak(micro), limits, lambda limit: self.replayed(micro, limit))
         return run.peak_reserved_bytes + outside, fits
 
-    def max_batch(self, card: Card) -> int:
+    def max_batch(self, card: Gpu) -> int:
         """The largest micro-batch that fits, as `suggest` says; 0 for none."""
         limit = card.plannable_bytes - _outside(self.job, card)
         if limit not in self.largest:
             self.largest[limit] = self._max_batch(limit)
         return self.largest[limit]
 
-    def tokens_per_second(self, card: Card) -> int:
+    def tokens_per_second(self, card: Gpu) -> int:
         """What one card gets through at the largest micro-batch that fits, as the roofline says; 0 where none does."""
         micro = self.max_batch(card)
         if not micro:
@@ -129,5 +129,5 @@ class Shared:
         return largest_batch(1, most_by_tensors(below, above, self.peak, limit), lambda one: self.fits(one, limit))
 
 
-def _outside(job: Job, card: Card) -> int:
+def _outside(job: Job, card: Gpu) -> int:
     return sum(term.num_bytes for term in outside_terms(job, card))

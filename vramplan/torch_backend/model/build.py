@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError
-from vramplan.inputs.images import EYES, Eyes, Picture, picture_of
+from vramplan.inputs.images import IMAGE_PROCESSORS, ImageProcessor, ProcessedImage, processed_image
 from vramplan.inputs.job import Job
-from vramplan.inputs.model_inputs import FEEDS, Input, check_feed
+from vramplan.inputs.model_inputs import MODEL_INPUTS, Input, check_inputs
 from vramplan.inputs.model_spec import IMPORT_PATH, Config, ModelSpec
 from vramplan.inputs.validation import check_spec
 from vramplan.torch_backend.dtypes import DTYPES
@@ -33,7 +33,7 @@ SAVED = "modules_to_save."
 class Pictures:
     """The images or videos of every sample, and how the model is told of them."""
 
-    one: Picture
+    one: ProcessedImage
     per_sample: int
     token_id: int
     """What stands in the ids where a feature of them goes."""
@@ -79,12 +79,12 @@ def build(
         VramplanError: for an architecture that the installed transformers does not know, and all else that cannot be.
     """
     check_spec(spec)
-    check_feed(spec, job)
+    check_inputs(spec, job)
     if spec.model_type == IMPORT_PATH:
         subject = from_import_path(spec.name, job, device)
     else:
         subject = from_config(spec, job, device, trust_remote_code, making)
-    module, eyes = subject.module, EYES.get(spec.model_type)
+    module, eyes = subject.module, IMAGE_PROCESSORS.get(spec.model_type)
     if eyes is not None:
         freeze(module, job, eyes)
     if subject.fed is None:
@@ -108,8 +108,8 @@ def settle(spec: ModelSpec, job: Job) -> Job:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    if spec.model_type in FEEDS:
-        known = getattr(transformers, FEEDS[spec.model_type].trains)
+    if spec.model_type in MODEL_INPUTS:
+        known = getattr(transformers, MODEL_INPUTS[spec.model_type].trains)
     elif spec.model_type in CONFIG_MAPPING:
         known = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[spec.model_type], None)
     else:
@@ -154,19 +154,19 @@ def from_config(spec: ModelSpec, job: Job, device: str, trust_remote_code: bool,
 
 
 def _fed(spec: ModelSpec, job: Job) -> Fed | None:
-    feed, config = FEEDS.get(spec.model_type), Config(spec.config, spec.name)
+    feed, config = MODEL_INPUTS.get(spec.model_type), Config(spec.config, spec.name)
     return None if feed is None else Fed(tuple(feed.inputs(config, job)), feed.called_with(config, job))
 
 
 def _pictures(spec: ModelSpec, job: Job, config: Any) -> Pictures | None:
-    one = picture_of(spec, job)
+    one = processed_image(spec, job)
     if one is None or not job.pictures:
         return None
     token = getattr(config, one.token, None) or getattr(config.vision_config, one.token)
-    return Pictures(one, job.pictures, token, EYES[spec.model_type].token_types)
+    return Pictures(one, job.pictures, token, IMAGE_PROCESSORS[spec.model_type].token_types)
 
 
-def freeze(module: nn.Module, job: Job, eyes: Eyes) -> None:
+def freeze(module: nn.Module, job: Job, eyes: ImageProcessor) -> None:
     """Freeze the tower and the projector where the job says so; adapters come later."""
     for path, one in module.named_parameters():
         part = part_of(bare(path), eyes)
@@ -184,14 +184,14 @@ def bare(path: str) -> str:
     return path.removeprefix("base_model.model.")
 
 
-def part_of(path: str, eyes: Eyes) -> str | None:
+def part_of(path: str, eyes: ImageProcessor) -> str | None:
     """Vision or projector, for a module or parameter of either."""
     if any(f"{path}.".startswith(f"{one}.") for one in eyes.projector):
         return "projector"
     return "vision" if f"{path}.".startswith(f"{eyes.tower}.") else None
 
 
-def _left_alone(job: Job, eyes: Eyes | None) -> str | None:
+def _left_alone(job: Job, eyes: ImageProcessor | None) -> str | None:
     """Modules that get no adapter, as PEFT's regular expression."""
     if eyes is None:
         return None
@@ -229,8 +229,8 @@ def _transformers_config(spec: ModelSpec, trust_remote_code: bool) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     settings = deepcopy(dict(spec.config))  # transformers writes into what is nested
-    if spec.model_type in FEEDS:
-        settings = {**FEEDS[spec.model_type].tokens, **settings}
+    if spec.model_type in MODEL_INPUTS:
+        settings = {**MODEL_INPUTS[spec.model_type].tokens, **settings}
     remote = settings.get("auto_map")
     if remote and spec.model_type not in CONFIG_MAPPING:
         if not trust_remote_code:
@@ -263,10 +263,10 @@ def _class_for(spec: ModelSpec, config: Any, trust_remote_code: bool) -> Any:
 
     if trust_remote_code and spec.config.get("auto_map"):
         return lambda config, **more: AutoModelForCausalLM.from_config(config, trust_remote_code=True, **more)
-    if type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and spec.model_type in EYES:
+    if type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and spec.model_type in IMAGE_PROCESSORS:
         return transformers.AutoModelForImageTextToText.from_config
-    if spec.model_type in FEEDS:
-        return getattr(transformers, FEEDS[spec.model_type].trains)._from_config
+    if spec.model_type in MODEL_INPUTS:
+        return getattr(transformers, MODEL_INPUTS[spec.model_type].trains)._from_config
     for name in spec.config.get("architectures") or ():
         found = getattr(transformers, name, None)
         if found is not None and "labels" in inspect.signature(found.forward).parameters:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.memory.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory
 from vramplan.memory.overheads import cublas_workspace
 from vramplan.torch_backend.model.materialize import place
@@ -22,7 +22,7 @@ class HostMeter(Watch):
     The card's cuBLAS workspaces, which no host has, are held besides.
     """
 
-    def __init__(self, card: Card, cap_bytes: int | None, settings: AllocatorSettings, history: bool) -> None:
+    def __init__(self, card: Gpu, cap_bytes: int | None, settings: AllocatorSettings, history: bool) -> None:
         super().__init__()
         self._waiting = [cublas_workspace(card)] * 2  # one for the forward thread, one for the backward thread
         self._history: list[Any] | None = [] if history else None

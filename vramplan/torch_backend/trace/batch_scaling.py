@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec
-from vramplan.memory.estimate import Begun
+from vramplan.memory.estimate import PartialEstimate
 from vramplan.memory.overheads import outside_terms
-from vramplan.memory.summarize import Played, conclude
+from vramplan.memory.summarize import SimulatedStep, summarize
 from vramplan.memory.timeline import Storage, Timeline
 from vramplan.torch_backend.model.training_loop import WAITING
 
@@ -24,14 +24,14 @@ POINTS = (2, 3)
 """Micro-batches that the law goes through."""
 
 
-class Law:
+class TraceScaling:
     """Estimates of one model at any batch; `trace` is called once for each point and kind of step."""
 
-    def __init__(self, trace: Callable[[ModelSpec, Job, Card], Played]) -> None:
+    def __init__(self, trace: Callable[[ModelSpec, Job, Gpu], SimulatedStep]) -> None:
         self.trace = trace
-        self.known: dict[Job, Played] = {}
+        self.known: dict[Job, SimulatedStep] = {}
 
-    def begin(self, spec: ModelSpec, job: Job, card: Card) -> Begun:
+    def begin(self, spec: ModelSpec, job: Job, card: Gpu) -> PartialEstimate:
         """The first half of an estimate, as the search wants it.
 
         Raises:
@@ -39,10 +39,10 @@ class Law:
         """
         played = self.played(spec, job, card)
         peak_tensor_bytes = played.peak_tensor_bytes
-        least_bytes = peak_tensor_bytes + sum(term.num_bytes for term in outside_terms(job, card))
-        return Begun(least_bytes, lambda: conclude(played, spec.name, job, card, peak_tensor_bytes))
+        lower_bound_bytes = peak_tensor_bytes + sum(term.num_bytes for term in outside_terms(job, card))
+        return PartialEstimate(lower_bound_bytes, lambda: summarize(played, spec.name, job, card, peak_tensor_bytes))
 
-    def played(self, spec: ModelSpec, job: Job, card: Card) -> Played:
+    def played(self, spec: ModelSpec, job: Job, card: Gpu) -> SimulatedStep:
         """The job's timeline: traced at batch 1, else from the law; traced as it is where the law does not hold."""
         batch, steps = job.micro_batch_size, job.gradient_accumulation_steps
         kind = job.model_copy(update={"gradient_accumulation_steps": min(2, steps)})
@@ -60,7 +60,7 @@ class Law:
             return "a model of your own"
         return f"no block describes {spec.model_type!r}"
 
-    def _at(self, spec: ModelSpec, kind: Job, card: Card, batch: int) -> Played:
+    def _at(self, spec: ModelSpec, kind: Job, card: Gpu, batch: int) -> SimulatedStep:
         job = kind.model_copy(update={"micro_batch_size": batch})
         if job not in self.known:
             found = self.trace(spec, job, card)
@@ -72,7 +72,7 @@ class Law:
         return self.known[job]
 
 
-def between(low: Played, high: Played, batch: int) -> Played:
+def between(low: SimulatedStep, high: SimulatedStep, batch: int) -> SimulatedStep:
     """The step at `batch`, from two steps at :data:`POINTS`."""
     first, second = POINTS
 
@@ -96,7 +96,7 @@ def between(low: Played, high: Played, batch: int) -> Played:
     )
 
 
-def with_accumulation(played: Played, steps: int) -> Played:
+def with_accumulation(played: SimulatedStep, steps: int) -> SimulatedStep:
     """The same with `steps` micro-batches fetched together instead of the two that were traced."""
     if steps <= 2:
         return played

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.torch_backend.trace import flash_attn_stub
 from vramplan.torch_backend.trace.cuda_autocast import cuda_autocast, low_dtype
 from vramplan.torch_backend.trace.sdpa import sdpa_for
@@ -40,7 +40,7 @@ def _float_dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 
 
 @contextmanager
-def as_cuda(card: Card, kernels: bool = True) -> Iterator[None]:
+def as_cuda(card: Gpu, kernels: bool = True) -> Iterator[None]:
     """Within, torch and transformers take the branches of a real run on the card.
 
     Without `kernels`, for real steps on the host, attention is left to the kernels that are there.

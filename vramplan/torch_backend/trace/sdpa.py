@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from vramplan.inputs.gpu import Card
+from vramplan.inputs.gpu import Gpu
 from vramplan.torch_backend.trace.cuda_autocast import cast, low_dtype, without_autocast
 
 aten = torch.ops.aten
@@ -95,7 +95,7 @@ def can_efficient(call: Call, capability: int) -> bool:
     )
 
 
-def choose(call: Call, card: Card) -> str:
+def choose(call: Call, card: Gpu) -> str:
     """The first usable kernel in the order flash, efficient, math (select_sdp_backend).
 
     cuDNN's, which newer cards may prefer, keeps the same tensors as flash does. Cards of other vendors are taken to
@@ -199,7 +199,7 @@ def math_attention(call: Call, mask: torch.Tensor | None, scale: float | None) -
     return output
 
 
-def sdpa_for(card: Card) -> Callable[..., torch.Tensor]:
+def sdpa_for(card: Gpu) -> Callable[..., torch.Tensor]:
     """A stand-in for ``F.scaled_dot_product_attention`` on the card."""
 
     def sdpa(

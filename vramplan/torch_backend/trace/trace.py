@@ -9,16 +9,16 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError
-from vramplan.inputs.gpu import Card
-from vramplan.inputs.images import EYES, picture_of
+from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.job import Job
-from vramplan.inputs.model_inputs import said
+from vramplan.inputs.model_inputs import describe
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import check_job
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.overheads import cublas_workspace, ddp_buckets
 from vramplan.memory.roofline import flops, seconds
-from vramplan.memory.summarize import Played, conclude
+from vramplan.memory.summarize import SimulatedStep, summarize
 from vramplan.memory.timeline import Storage
 from vramplan.progress import Progress, silent
 from vramplan.torch_backend import dependencies
@@ -38,19 +38,19 @@ KERNELS_ELSEWHERE = ("causal_conv1d", "selective_scan", "chunk_scan", "delta_rul
 
 
 def estimate(
-    spec: ModelSpec, job: Job, card: Card, progress: Progress = silent, trust_remote_code: bool = False
+    spec: ModelSpec, job: Job, card: Gpu, progress: Progress = silent, trust_remote_code: bool = False
 ) -> Estimate:
     """What the job needs on the card, traced.
 
     Raises:
         VramplanError: for whatever cannot run or cannot be traced.
     """
-    return conclude(trace(spec, job, card, progress, trust_remote_code), spec.name, job, card)
+    return summarize(trace(spec, job, card, progress, trust_remote_code), spec.name, job, card)
 
 
 def trace(
-    spec: ModelSpec, job: Job, card: Card, progress: Progress = silent, trust_remote_code: bool = False
-) -> Played:
+    spec: ModelSpec, job: Job, card: Gpu, progress: Progress = silent, trust_remote_code: bool = False
+) -> SimulatedStep:
     """Run the job's steps on fake tensors.
 
     Raises:
@@ -64,7 +64,7 @@ def trace(
 def run(
     spec: ModelSpec,
     job: Job,
-    card: Card,
+    card: Gpu,
     fakes: Fakes | None,
     progress: Progress = silent,
     trust_remote_code: bool = False,
@@ -82,8 +82,8 @@ def run(
         )
     if job.lengths is not None:
         raise UnsupportedError("--lengths is not traced; --by analytic takes it")
-    if job.strategy == "pipeline":
-        raise UnsupportedError("--strategy pipeline: several cards are not traced; --by analytic describes them")
+    if job.strategy == "device_map":
+        raise UnsupportedError("--strategy device_map: several cards are not traced; --by analytic describes them")
     progress(f"building {spec.name}", 0.0)
     with quiet(), as_cuda(card):
         recipe = optimizers.recipe(job)
@@ -93,7 +93,7 @@ def run(
     return found
 
 
-class Law(batch_scaling.Law):
+class TracedModel(batch_scaling.TraceScaling):
     """The law over traces on fake tensors; progress is that of all traces together."""
 
     def __init__(self, progress: Progress = silent, trust_remote_code: bool = False) -> None:
@@ -117,7 +117,7 @@ class Run:
         recipe: optimizers.Recipe,
         spec: ModelSpec,
         job: Job,
-        card: Card,
+        card: Gpu,
         fakes: Fakes | None,
         progress: Progress,
     ) -> None:
@@ -195,15 +195,15 @@ class Run:
         record.category, record.in_kernel = storage.category, storage.in_kernel
         self.watch.allocate(record)
 
-    def played(self, versions: str) -> Played:
+    def played(self, versions: str) -> SimulatedStep:
         """What the run tells."""
         watch, card, upto = self.watch, self.card, self.training_events
         counted = own_parameters(self.subject.module)
-        eyes = EYES.get(self.spec.model_type)
+        eyes = IMAGE_PROCESSORS.get(self.spec.model_type)
         levels = watch.timeline(None).live_bytes()
         work = [(kernel, 1) for phase in ("forward", "backward") for kernel in watch.work.get(phase, [])]
         optimizer = [(kernel, 1) for kernel in watch.work.get("optimizer", [])]
-        return Played(
+        return SimulatedStep(
             by="trace",
             timeline=watch.timeline(self.subject.vocabulary, upto),
             evaluation_bytes=max(levels[upto - 1 :]) - levels[upto - 1],
@@ -215,8 +215,8 @@ class Run:
             versions=versions,
             notes=_slow_path(self.subject.module),
             own_model=self.subject.example is not None,
-            fed=said(self.spec, self.job),
-            picture=picture_of(self.spec, self.job),
+            fed=describe(self.spec, self.job),
+            picture=processed_image(self.spec, self.job),
             num_vision_parameters=sum(p.numel() for name, p in counted.items() if part_of(bare(name), eyes))
             if eyes
             else 0,
@@ -235,4 +235,4 @@ def _slow_path(module: torch.nn.Module) -> tuple[str, ...]:
     )
 
 
-__all__ = ["Law", "Run", "estimate", "run", "settle", "trace"]
+__all__ = ["Run", "TracedModel", "estimate", "run", "settle", "trace"]

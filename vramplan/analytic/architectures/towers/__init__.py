@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from vramplan.analytic.architectures.towers import glm, mllama, pixtral, qwen, siglip, vit
-from vramplan.analytic.architectures.towers.tower import PARTS, TOWER, Seen, Sight, see
+from vramplan.analytic.architectures.towers.tower import PARTS, TOWER, VisionInput, VisionTower, see
 
-SIGHTS: dict[str, Sight] = {
+SIGHTS: dict[str, VisionTower] = {
     **vit.SIGHTS,
     **siglip.SIGHTS,
     **pixtral.SIGHTS,
@@ -14,4 +14,4 @@ SIGHTS: dict[str, Sight] = {
     **mllama.SIGHTS,
 }
 
-__all__ = ["PARTS", "SIGHTS", "TOWER", "Seen", "Sight", "see"]
+__all__ = ["PARTS", "SIGHTS", "TOWER", "VisionInput", "VisionTower", "see"]

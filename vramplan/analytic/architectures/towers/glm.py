@@ -6,21 +6,21 @@ from dataclasses import replace
 
 from vramplan.analytic.architectures.family import rms_norm
 from vramplan.analytic.architectures.towers import qwen
-from vramplan.analytic.architectures.towers.tower import Look, Sight, joined
+from vramplan.analytic.architectures.towers.tower import TowerContext, VisionTower, joined
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.transformer import gated
-from vramplan.inputs.images import Picture
+from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.model_spec import Config
 
 
-def embed(net: Net, c: Config, picture: Picture, pixels: Tensor) -> Tensor:
+def embed(net: Modules, c: Config, picture: ProcessedImage, pixels: Tensor) -> Tensor:
     """One row for each patch, normed."""
     return net.rms_norm("visual.post_conv_layernorm", qwen.flat_patches(net, c, pixels, bias=True))
 
 
-def place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
+def place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor:
     """Cosines and sines of both directions; a learned position for each patch, sampled between those of a square."""
     x = qwen.place(net, c, look, x)
     name, (patches, width) = "visual.embeddings.position_embedding", x.shape
@@ -33,7 +33,7 @@ def place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
     return ops.add(x, ops.to(found, table.dtype, "positions"))
 
 
-def layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
+def layer(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
     """RMS norm, a gated feed-forward as wide as the language model."""
     width, act = c.count("out_hidden_size"), c.text("hidden_act", "silu")
     return qwen.block(
@@ -49,7 +49,7 @@ def layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
     )
 
 
-def finish(net: Net, c: Config, x: Tensor) -> Tensor:
+def finish(net: Modules, c: Config, x: Tensor) -> Tensor:
     """Norm; squares of patches to one token by a convolution."""
     x = net.rms_norm("visual.post_layernorm", x)
     name, (patches, width), merge = "visual.downsample", x.shape, c.count("spatial_merge_size", 2)
@@ -60,7 +60,7 @@ def finish(net: Net, c: Config, x: Tensor) -> Tensor:
     return ops.patches(x.view(tokens, merge**2 * width), weight, shift, (tokens, out))
 
 
-def project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+def project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
     """A layer, a norm, a gated feed-forward."""
     c, name = whole.part("vision_config"), "visual.merger"
     x = net.linear(f"{name}.proj", x, x.shape[-1])
@@ -69,7 +69,7 @@ def project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
     return joined(net, ops.pieces(x))
 
 
-GLM = Sight(
+GLM = VisionTower(
     embed,
     layer,
     project,

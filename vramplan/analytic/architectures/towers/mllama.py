@@ -10,13 +10,13 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from vramplan.analytic.architectures.mllama import gate
-from vramplan.analytic.architectures.towers.tower import Look, Sight
+from vramplan.analytic.architectures.towers.tower import TowerContext, VisionTower
 from vramplan.analytic.architectures.towers.vit import clip_embed, tower_attention, with_class
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.layers.modules import Net
-from vramplan.analytic.layers.transformer import Crossing, plain_mlp
-from vramplan.inputs.images import Picture
+from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.layers.transformer import CrossAttentionInput, plain_mlp
+from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.images.fixed_tiles import arrangements, most_tiles
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import Config
@@ -45,7 +45,7 @@ def stages(c: Config) -> list[Hashable]:
     return [*local, *(Stage(True, number == 0) for number in range(c.count("num_global_layers", 8)))]
 
 
-def place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
+def place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor:
     """Each tile's place, class tokens, patches' positions in tile and canvas, a norm, padding, the mask."""
     width = x.shape[-1]
     net.inner.append(x)
@@ -64,7 +64,7 @@ def place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
     return x
 
 
-def arrangement_ids(net: Net, images: int) -> Tensor:
+def arrangement_ids(net: Modules, images: int) -> Tensor:
     """``aspect_ratio_ids``, which come with the batch."""
     return net.tape.empty((images, 1), "int64", "ids of the tiles' arrangement")
 
@@ -74,7 +74,7 @@ def rows_of_tables(c: Config) -> int:
     return len(c.get("supported_aspect_ratios", arrangements(most_tiles(c)))) + 1
 
 
-def add_tiles(net: Net, c: Config, name: str, x: Tensor, images: int) -> Tensor:
+def add_tiles(net: Modules, c: Config, name: str, x: Tensor, images: int) -> Tensor:
     """MllamaPrecomputedAspectRatioEmbedding: a vector for each tile of the arrangement, gated."""
     net.tape.module = name
     tiles, width = most_tiles(c), x.shape[-1]
@@ -84,7 +84,7 @@ def add_tiles(net: Net, c: Config, name: str, x: Tensor, images: int) -> Tensor:
     return ops.add(x, found)
 
 
-def add_positions(net: Net, c: Config, x: Tensor, images: int) -> Tensor:
+def add_positions(net: Modules, c: Config, x: Tensor, images: int) -> Tensor:
     """MllamaPrecomputedPositionEmbedding: one for each patch of a tile, and one for each of the canvas, gated."""
     (tiles, patches, width), name = x.shape, f"{NAME}.gated_positional_embedding"
     net.tape.module = name
@@ -98,7 +98,7 @@ def add_positions(net: Net, c: Config, x: Tensor, images: int) -> Tensor:
     return ops.add(x, shared)
 
 
-def mask_of_tiles(net: Net, images: int, length: int) -> Tensor:
+def mask_of_tiles(net: Modules, images: int, length: int) -> Tensor:
     """A product of every patch with every patch, times the least number: two of that size for a moment."""
     tape, dtype = net.tape, net.training.dtype
     column = tape.empty((images, length, 1), dtype, "patches that are padding")
@@ -109,7 +109,7 @@ def mask_of_tiles(net: Net, images: int, length: int) -> Tensor:
     return mask
 
 
-def layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
+def layer(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
     """Norm, attention, add; norm, feed-forward, add; both gated in global layers."""
     stage = look.kind
     assert isinstance(stage, Stage)
@@ -128,7 +128,7 @@ def layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
     return x
 
 
-def opened(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
+def opened(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
     """Between the two kinds of layers: a norm, and each tile's place once more; played as part of the layer."""
     net.inner[1] = x
     x = net.layer_norm("layernorm_post", x)
@@ -138,23 +138,23 @@ def opened(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
     return x
 
 
-def finish(net: Net, c: Config, x: Tensor) -> Tensor:
+def finish(net: Modules, c: Config, x: Tensor) -> Tensor:
     """The last layer's output and the chosen ones' side by side, padding cut off: (tiles, keys, all their widths)."""
     net.tape.module = NAME
     (images, length, width), tiles = x.shape, most_tiles(c)
     padded, patches = length // tiles, (c.count("image_size", 448) // c.count("patch_size", 14)) ** 2 + 1
     own = ops.rows(x.view(images * tiles, padded, width), patches)
     chosen = [net.inner[2 + number] for number in c.get("intermediate_layers_indices", (3, 7, 15, 23, 30))]
-    stacked = ops.join_rows(chosen, (images * tiles, padded, len(chosen) * width))
-    return ops.cat(own, ops.rows(stacked, patches))
+    peft_expert_pattern = ops.join_rows(chosen, (images * tiles, padded, len(chosen) * width))
+    return ops.cat(own, ops.rows(peft_expert_pattern, patches))
 
 
-def project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+def project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
     """One layer."""
     return net.linear("multi_modal_projector", x, whole.part("text_config").count("hidden_size"), True)
 
 
-def across(net: Net, job: Job, shape: tuple[int, ...], features: Tensor) -> Crossing:
+def across(net: Modules, job: Job, shape: tuple[int, ...], features: Tensor) -> CrossAttentionInput:
     """_prepare_cross_attention_mask: which tokens see which keys, repeated to all of them and turned around."""
     tape, dtype, (batch, length) = net.tape, net.training.dtype, shape
     tape.module = "inputs"
@@ -167,11 +167,11 @@ def across(net: Net, job: Job, shape: tuple[int, ...], features: Tensor) -> Cros
     open_keys = tape.empty(full, "bool", "keys that are seen")
     rows = tape.empty((batch, length, 1), dtype, "rows with images")
     del open_keys, unseen
-    return Crossing(features, mask, rows)
+    return CrossAttentionInput(features, mask, rows)
 
 
 SIGHTS = {
-    "mllama": Sight(
+    "mllama": VisionTower(
         clip_embed,
         layer,
         project,

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.architectures.towers.tower import Look, Sight, joined
+from vramplan.analytic.architectures.towers.tower import TowerContext, VisionTower, joined
 from vramplan.analytic.architectures.towers.vit import all_alike, chosen_layer, llava_project, patch_tokens
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.transformer import activation, attend, gated_mlp, rotate
-from vramplan.inputs.images import Picture
+from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.model_spec import Config
 
 
-def embed(net: Net, c: Config, picture: Picture, pixels: Tensor) -> Tensor:
+def embed(net: Modules, c: Config, picture: ProcessedImage, pixels: Tensor) -> Tensor:
     """One token for each patch."""
     pixels = ops.to(pixels, net.training.dtype, "pixels in the model's dtype")
     return patch_tokens(net, "vision_tower.patch_conv", pixels, c, picture, bias=False)
 
 
-def place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
+def place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor:
     """All images in one row, a norm, positions, and a mask as wide and as high as the row is long."""
     tape, width = net.tape, x.shape[-1]
     tape.module = "vision_tower"
@@ -33,7 +33,7 @@ def place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
     return x
 
 
-def layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
+def layer(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
     """Norm, attention, add; norm, gated feed-forward, add."""
     residual = x
     x = net.rms_norm("attention_norm", x)
@@ -45,7 +45,7 @@ def layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
     return ops.add(residual, x, "residual stream")
 
 
-def attention(net: Net, c: Config, x: Tensor, look: Look) -> tuple[Tensor, ...]:
+def attention(net: Modules, c: Config, x: Tensor, look: TowerContext) -> tuple[Tensor, ...]:
     """Rotary attention along the row, and what the layer keeps besides."""
     (_, patches, width), heads = x.shape, c.count("num_attention_heads")
     q, k, v = (net.linear(f"attention.{name}_proj", x, width).view(1, patches, heads, width // heads) for name in "qkv")
@@ -58,7 +58,7 @@ def attention(net: Net, c: Config, x: Tensor, look: Look) -> tuple[Tensor, ...]:
     return net.linear("attention.o_proj", out, width), *kept
 
 
-def mistral3_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+def mistral3_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
     """A norm, each image's patches unfolded in squares and merged, two layers."""
     c, merge = whole.part("vision_config"), whole.count("spatial_merge_size", 2) ** 2
     width, wide = c.count("hidden_size"), whole.part("text_config").count("hidden_size")
@@ -74,7 +74,7 @@ def mistral3_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Te
     return joined(net, ops.pieces(x))
 
 
-def merged(net: Net, x: Tensor, patches: tuple[int, ...], merge: int) -> Tensor:
+def merged(net: Modules, x: Tensor, patches: tuple[int, ...], merge: int) -> Tensor:
     """``F.unfold`` of each image, joined: rows of `merge` patches."""
     net.tape.module = "multi_modal_projector.patch_merger"
     width = x.shape[-1] * merge
@@ -85,8 +85,10 @@ def merged(net: Net, x: Tensor, patches: tuple[int, ...], merge: int) -> Tensor:
 
 
 SIGHTS = {
-    "llava/pixtral": Sight(embed, layer, llava_project, all_alike, place=place, chosen=chosen_layer, holds_cast=False),
-    "mistral3": Sight(
+    "llava/pixtral": VisionTower(
+        embed, layer, llava_project, all_alike, place=place, chosen=chosen_layer, holds_cast=False
+    ),
+    "mistral3": VisionTower(
         embed, layer, mistral3_project, all_alike, place=place, chosen=chosen_layer, fills_cache=False, holds_cast=False
     ),
 }

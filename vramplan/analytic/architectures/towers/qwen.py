@@ -6,14 +6,14 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 from vramplan.analytic.architectures.family import NormFunction, layer_norm, rms_norm
-from vramplan.analytic.architectures.towers.tower import Look, Sight, joined
+from vramplan.analytic.architectures.towers.tower import TowerContext, VisionTower, joined
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import attention_kernels as kernels
 from vramplan.analytic.layers.attention_kernels import Pieces
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.transformer import eager_pieces, gated_mlp, plain_mlp, rotate
-from vramplan.inputs.images import Picture
+from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.model_spec import Config
 
 Mlp = Callable[[Tensor], Tensor]
@@ -24,12 +24,12 @@ def width_of(c: Config) -> int:
     return c.count("embed_dim", c.count("hidden_size"))
 
 
-def embed(net: Net, c: Config, picture: Picture, pixels: Tensor) -> Tensor:
+def embed(net: Modules, c: Config, picture: ProcessedImage, pixels: Tensor) -> Tensor:
     """One row for each patch."""
     return flat_patches(net, c, pixels, bias=c.has("num_position_embeddings"))
 
 
-def flat_patches(net: Net, c: Config, pixels: Tensor, bias: bool) -> Tensor:
+def flat_patches(net: Modules, c: Config, pixels: Tensor, bias: bool) -> Tensor:
     """``nn.Conv3d`` over flattened patches: (patches, width)."""
     name, width = "visual.patch_embed.proj", width_of(c)
     net.tape.module = name
@@ -39,7 +39,7 @@ def flat_patches(net: Net, c: Config, pixels: Tensor, bias: bool) -> Tensor:
     return ops.patches(pixels, weight, shift, (pixels.shape[0], width))
 
 
-def place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
+def place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor:
     """Cosines and sines of both directions."""
     net.tape.module = "visual.rotary_pos_emb"
     dim = width_of(c) // c.count("num_heads")
@@ -48,7 +48,7 @@ def place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
 
 
 def attention(
-    net: Net, c: Config, x: Tensor, look: Look, pieces: Pieces, bias: bool = True, out_bias: bool = True
+    net: Modules, c: Config, x: Tensor, look: TowerContext, pieces: Pieces, bias: bool = True, out_bias: bool = True
 ) -> Tensor:
     """Attention within each piece of the row; one call for each, whose results are joined."""
     (patches, width), heads = x.shape, c.count("num_heads")
@@ -72,7 +72,7 @@ def attention(
     return out
 
 
-def turned(q: Tensor, k: Tensor, look: Look, dtype: str) -> tuple[Tensor, Tensor]:
+def turned(q: Tensor, k: Tensor, look: TowerContext, dtype: str) -> tuple[Tensor, Tensor]:
     """``apply_rotary_pos_emb_vision``: in fp32."""
     assert look.cos is not None
     assert look.sin is not None
@@ -84,7 +84,7 @@ def turned(q: Tensor, k: Tensor, look: Look, dtype: str) -> tuple[Tensor, Tensor
     return q_turned, ops.to(k_turned, dtype, "rotated")
 
 
-def whole_images(look: Look) -> Pieces:
+def whole_images(look: TowerContext) -> Pieces:
     """One piece for each image, or pair of frames."""
     size = look.picture.rows * look.picture.columns
     return Pieces((size,) * look.picture.tiles * look.images)
@@ -94,10 +94,10 @@ def whole_images(look: Look) -> Pieces:
 
 
 def block(
-    net: Net,
+    net: Modules,
     c: Config,
     x: Tensor,
-    look: Look,
+    look: TowerContext,
     pieces: Pieces,
     norm: NormFunction,
     mlp: Mlp,
@@ -115,7 +115,7 @@ def block(
     return ops.add(x, y, "residual stream")
 
 
-def qwen2_layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
+def qwen2_layer(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
     """LayerNorm, two layers."""
     width, act = int(width_of(c) * c.number("mlp_ratio", 4)), c.text("hidden_act", "quick_gelu")
     return block(
@@ -123,7 +123,7 @@ def qwen2_layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
     )
 
 
-def merged(net: Net, c: Config, x: Tensor, out: int) -> Tensor:
+def merged(net: Modules, c: Config, x: Tensor, out: int) -> Tensor:
     """Four neighbours to one token, two layers."""
     wide = width_of(c) * c.count("spatial_merge_size", 2) ** 2
     x = x.view(x.num_elements // wide, wide)
@@ -131,7 +131,7 @@ def merged(net: Net, c: Config, x: Tensor, out: int) -> Tensor:
     return net.linear("visual.merger.mlp.2", ops.gelu(x), out, True)
 
 
-def qwen2_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+def qwen2_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
     """Norm and merge."""
     c = whole.part("vision_config")
     return joined(net, ops.pieces(merged(net, c, net.layer_norm("visual.merger.ln_q", x), c.count("hidden_size"))))
@@ -151,7 +151,7 @@ def kinds(c: Config) -> list[Hashable]:
     return [number in full for number in range(c.count("depth"))]
 
 
-def windows(c: Config, look: Look) -> Pieces:
+def windows(c: Config, look: TowerContext) -> Pieces:
     """Windows of 112 pixels, cut off at the right and lower edges (get_vision_window_index)."""
     merge = c.count("spatial_merge_size", 2)
     side = c.count("window_size", 112) // merge // c.count("patch_size", 14)
@@ -163,7 +163,7 @@ def windows(c: Config, look: Look) -> Pieces:
     return Pieces(tuple(areas) * look.picture.tiles * look.images)
 
 
-def windowed(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
+def windowed(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor:
     """Patches and positions sorted by window."""
     x = ops.pick_rows(x)
     x = place(net, c, look, x)
@@ -173,13 +173,13 @@ def windowed(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
     return x
 
 
-def qwen2_5_layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
+def qwen2_5_layer(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
     """RMS norm, a gated feed-forward; windows in most layers."""
     pieces, act = whole_images(look) if look.kind else windows(c, look), c.text("hidden_act", "silu")
     return block(net, c, x, look, pieces, rms_norm, lambda y: gated_mlp(net, c, y, act, True))
 
 
-def qwen2_5_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+def qwen2_5_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
     """Norm, merge, back in the order of the image."""
     c = whole.part("vision_config")
     x = merged(net, c, net.rms_norm("visual.merger.ln_q", x), c.count("out_hidden_size"))
@@ -189,7 +189,7 @@ def qwen2_5_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Ten
 # -- Qwen3-VL ----------------------------------------------------------------------------------------------------------
 
 
-def qwen3_place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
+def qwen3_place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor:
     """Four learned positions of a square grid, weighted, for each patch; then cosines and sines."""
     tape, (patches, width) = net.tape, x.shape
     name = "visual.pos_embed.weight"
@@ -203,7 +203,7 @@ def qwen3_place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
     return place(net, c, look, x)
 
 
-def qwen3_layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
+def qwen3_layer(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
     """LayerNorm, two layers."""
     width, names = c.count("intermediate_size"), ("mlp.linear_fc1", "mlp.linear_fc2")
     return block(
@@ -211,7 +211,7 @@ def qwen3_layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
     )
 
 
-def qwen3_merged(net: Net, c: Config, x: Tensor, name: str, norm_last: bool) -> Tensor:
+def qwen3_merged(net: Modules, c: Config, x: Tensor, name: str, norm_last: bool) -> Tensor:
     """Norm before or behind the merge of four neighbours, two layers."""
     wide = width_of(c) * c.count("spatial_merge_size", 2) ** 2
     shape = (x.num_elements // wide, wide)
@@ -220,13 +220,13 @@ def qwen3_merged(net: Net, c: Config, x: Tensor, name: str, norm_last: bool) -> 
     return net.linear(f"{name}.linear_fc2", ops.gelu(x), c.count("out_hidden_size"), True)
 
 
-def qwen3_between(net: Net, c: Config, x: Tensor) -> None:
+def qwen3_between(net: Modules, c: Config, x: Tensor) -> None:
     """DeepStack: some layers' outputs are merged as well."""
     net.tape.enter(net.tape.phase, None)
     net.deep.append(qwen3_merged(net, c, x, f"visual.deepstack_merger_list.{len(net.deep)}", True))
 
 
-def qwen3_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+def qwen3_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
     """Norm and merge."""
     return joined(net, ops.pieces(qwen3_merged(net, whole.part("vision_config"), x, "visual.merger", False)))
 
@@ -237,7 +237,7 @@ def deep_layers(c: Config) -> list[int]:
 
 
 QWEN2 = "qwen2_vl_text"
-QWEN3 = Sight(
+QWEN3 = VisionTower(
     embed,
     qwen3_layer,
     qwen3_project,
@@ -254,7 +254,7 @@ QWEN3 = Sight(
 SIGHTS = {
     "qwen3_vl": QWEN3,
     "qwen3_vl_moe": replace(QWEN3, text_type="qwen3_vl_moe_text"),
-    "qwen2_vl": Sight(
+    "qwen2_vl": VisionTower(
         embed,
         qwen2_layer,
         qwen2_project,
@@ -265,7 +265,7 @@ SIGHTS = {
         returns_features=False,
         holds_first=False,
     ),
-    "qwen2_5_vl": Sight(
+    "qwen2_5_vl": VisionTower(
         embed,
         qwen2_5_layer,
         qwen2_5_project,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vramplan.analytic.architectures.towers.tower import NO_TEXT_TOWER, Look, Sight, joined
+from vramplan.analytic.architectures.towers.tower import NO_TEXT_TOWER, TowerContext, VisionTower, joined
 from vramplan.analytic.architectures.towers.vit import (
     all_alike,
     anyres_project,
@@ -15,15 +15,15 @@ from vramplan.analytic.architectures.towers.vit import (
 )
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.errors import UnsupportedError
-from vramplan.inputs.images import Picture
+from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.model_spec import Config
 
 NAME = "vision_tower"
 
 
-def embed(net: Net, c: Config, picture: Picture, pixels: Tensor) -> Tensor:
+def embed(net: Modules, c: Config, picture: ProcessedImage, pixels: Tensor) -> Tensor:
     """One token for each patch of each tile."""
     if c.flag("vision_use_head", True) and c.text("model_type", "") == "siglip_vision_model":
         raise UnsupportedError("vision_use_head: SigLIP's pooling head is not described by any block")
@@ -31,27 +31,27 @@ def embed(net: Net, c: Config, picture: Picture, pixels: Tensor) -> Tensor:
     return patch_tokens(net, f"{NAME}.embeddings.patch_embedding", pixels, c, picture, bias=True)
 
 
-def place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
+def place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor:
     """A learned position for each patch."""
     return ops.add(x, table_of(net, f"{NAME}.embeddings.position_embedding.weight", x.shape[1], x.shape[2]))
 
 
-def layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
+def layer(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
     """CLIP's layer with another activation."""
     return clip_layer(net, c, x, look, "gelu_pytorch_tanh")
 
 
-def finish(net: Net, c: Config, x: Tensor) -> Tensor:
+def finish(net: Modules, c: Config, x: Tensor) -> Tensor:
     """The last norm."""
     return net.layer_norm(f"{NAME}.post_layernorm", x)
 
 
-def paligemma_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+def paligemma_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
     """One layer."""
     return net.linear("multi_modal_projector.linear", x, whole.part("vision_config").count("projection_dim"), True)
 
 
-def gemma3_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+def gemma3_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
     """Patches averaged in squares, a norm, one product."""
     tiles, _, width = x.shape
     net.tape.module = "multi_modal_projector"
@@ -64,13 +64,13 @@ def gemma3_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tens
     return ops.product(x, weight)
 
 
-def onevision_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+def onevision_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
     """As LLaVA-NeXT; the model's forward keeps all that the tower returns, with the state that was chosen."""
     net.outer.append(x)
     return anyres_project(net, whole, picture, x)
 
 
-def idefics_place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
+def idefics_place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor:
     """A learned position for each patch of each tile, looked up one by one."""
     tiles, patches, width = x.shape
     net.tape.module = f"{NAME}.embeddings"
@@ -79,7 +79,7 @@ def idefics_place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
     return ops.add(x, ops.embedding(ids, table))
 
 
-def idefics_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+def idefics_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
     """Squares of patches made one token by pixel shuffle, one layer."""
     net.tape.module = "pixel shuffle"
     squares = whole.count("scale_factor", 2) ** 2
@@ -89,7 +89,7 @@ def idefics_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Ten
     return joined(net, x)
 
 
-IDEFICS = Sight(
+IDEFICS = VisionTower(
     embed,
     layer,
     idefics_project,
@@ -102,7 +102,7 @@ IDEFICS = Sight(
     hooked="placed",
     wrapped="transformers names the attention of the tower's layers for a group each, which is not modelled",
 )
-GEMMAS = Sight(
+GEMMAS = VisionTower(
     embed,
     layer,
     gemma3_project,
@@ -118,7 +118,7 @@ SIGHTS = {
     "smolvlm": IDEFICS,
     "paligemma": replace(GEMMAS, project=paligemma_project),
     "gemma3": GEMMAS,
-    "llava_onevision": Sight(
+    "llava_onevision": VisionTower(
         embed,
         layer,
         onevision_project,

@@ -9,9 +9,9 @@ from math import prod
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor, leaf
 from vramplan.analytic.layer_folding import STACK
-from vramplan.analytic.layers.modules import Net, Training
-from vramplan.analytic.layers.transformer import Context, Crossing
-from vramplan.inputs.images import Picture
+from vramplan.analytic.layers.modules import Modules, WeightConfig
+from vramplan.analytic.layers.transformer import Context, CrossAttentionInput
+from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import Config
 
@@ -26,23 +26,23 @@ PARTS = ("vision_tower", "visual", "multi_modal_projector", "image_newline")
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class VisionTower:
     """How one architecture sees, described once."""
 
-    embed: Callable[[Net, Config, Picture, Tensor], Tensor]
+    embed: Callable[[Modules, Config, ProcessedImage, Tensor], Tensor]
     """From pixels to what the first layer takes: patches, to which transformers' hook gives a gradient, come first."""
-    layer: Callable[[Net, Config, Tensor, Look], Tensor]
-    project: Callable[[Net, Config, Picture, Tensor], Tensor]
+    layer: Callable[[Modules, Config, Tensor, TowerContext], Tensor]
+    project: Callable[[Modules, Config, ProcessedImage, Tensor], Tensor]
     """From the last layer's output to (tokens, width of the language model)."""
     kinds: Callable[[Config], list[Hashable]]
     """What sets each layer apart from its neighbours."""
     text_type: str | None = None
     """The language model's architecture, where the configuration does not say."""
-    place: Callable[[Net, Config, Look, Tensor], Tensor] | None = None
+    place: Callable[[Modules, Config, TowerContext, Tensor], Tensor] | None = None
     """What comes between patches and layers: positions and the like."""
     token_types: bool = False
     """Whether the processor marks image tokens for the model."""
-    finish: Callable[[Net, Config, Tensor], Tensor] = lambda net, c, x: x
+    finish: Callable[[Modules, Config, Tensor], Tensor] = lambda net, c, x: x
     """What the tower does after its layers."""
     chosen: Callable[[Config], int] = lambda whole: 0
     """Which of the tower's states the language model sees: 0 its output, -1 what its last layer gives, -2 the layer
@@ -50,7 +50,7 @@ class Sight:
     fills_cache: bool = True
     """Whether the language model decides on its own cache of keys and values, which only the outer configuration
     switches off."""
-    between: Callable[[Net, Config, Tensor], None] | None = None
+    between: Callable[[Modules, Config, Tensor], None] | None = None
     """What happens to a layer's output outside of the layer (Qwen 3's DeepStack): features for the first layers of the
     language model, put into `net.deep`."""
     deep: Callable[[Config], int] = lambda whole: 0
@@ -74,17 +74,17 @@ class Sight:
     """Whether checkpointing reaches the tower's layers."""
     wrapped: str = ""
     """What of FSDP is not one group for each layer (accelerate 1.15 wraps the classes in `_no_split_modules`)."""
-    across: Callable[[Net, Job, tuple[int, ...], Tensor], Crossing] | None = None
+    across: Callable[[Modules, Job, tuple[int, ...], Tensor], CrossAttentionInput] | None = None
     """From the shape of the ids and the features to what cross-attention takes, where features do not go into the
     text (Llama 3.2 Vision)."""
 
 
 @dataclass(slots=True)
-class Look:
+class TowerContext:
     """What all layers of the tower share in one forward."""
 
     ctx: Context
-    picture: Picture
+    picture: ProcessedImage
     images: int
     """Images in the micro-batch."""
     kind: Hashable = None
@@ -93,18 +93,18 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class VisionInput:
     """The sight of one model on one job."""
 
-    sight: Sight
+    sight: VisionTower
     config: Config
     """Of the whole model."""
     kinds: tuple[Hashable, ...]
     """Layers to play."""
-    picture: Picture
+    picture: ProcessedImage
 
 
-def training_of(part: str, given: Training, job: Job) -> Training:
+def training_of(part: str, given: WeightConfig, job: Job) -> WeightConfig:
     """What trains in a part that is frozen, trained, or adapted."""
     quantize = given.quantize if job.quantize_vision else "none"
     return replace(given, full=part == "train", lora_rank=job.lora_rank if part == "lora" else 0, quantize=quantize)
@@ -120,7 +120,7 @@ def in_one_row(pixels: Tensor, dtype: str | None) -> Tensor:
     return pixels.view(pixels.shape[0] * pixels.shape[1], *pixels.shape[2:])
 
 
-def joined(net: Net, x: Tensor) -> Tensor:
+def joined(net: Modules, x: Tensor) -> Tensor:
     """``torch.cat(features)`` of all images; the outer forward keeps what each image gave."""
     net.outer.append(x)
     net.tape.module = "inputs"
@@ -132,7 +132,7 @@ def given_a_gradient(x: Tensor, wanted: bool) -> Tensor:
     return leaf(x) if wanted and x.node is None and x.tape.grad_enabled else x
 
 
-def own_look(look: Look, kind: Hashable, job: Job) -> Look:
+def own_look(look: TowerContext, kind: Hashable, job: Job) -> TowerContext:
     """What a layer is handed; FSDP2 casts the tables for each group (MixedPrecisionPolicy: cast_forward_inputs)."""
     own = replace(look, kind=kind)
     if job.computed_dtype is not None and job.fsdp.version == 2 and own.cos is not None and own.sin is not None:
@@ -142,7 +142,9 @@ def own_look(look: Look, kind: Hashable, job: Job) -> Look:
     return own
 
 
-def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Tensor) -> tuple[Tensor, Tensor]:
+def see(
+    net: Modules, seen: VisionInput, job: Job, flash_fits: bool, phase: str, pixels: Tensor
+) -> tuple[Tensor, Tensor]:
     """``get_image_features(pixel_values)``: one row for each image token of the batch, and the tower's own output."""
     tape, sight, whole = net.tape, seen.sight, seen.config
     c, given = whole.part("vision_config"), net.training
@@ -162,7 +164,7 @@ def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Te
     x = sight.embed(net, c, seen.picture, pixels)
     # enable_input_require_grads finds the embeddings of every model within (transformers 5.23)
     x = given_a_gradient(x, given.input_needs_grad and sight.hooked == "patches")
-    look = Look(Context(job.attention, flash_fits), seen.picture, images)
+    look = TowerContext(Context(job.attention, flash_fits), seen.picture, images)
     if sight.place is not None:
         x = sight.place(net, c, look, x)
     x = given_a_gradient(x, given.input_needs_grad and sight.hooked == "placed")
@@ -174,7 +176,7 @@ def see(net: Net, seen: Seen, job: Job, flash_fits: bool, phase: str, pixels: Te
         if index and number == len(seen.kinds) + index + 1:
             chosen = x
 
-        def layer(x: Tensor, own: Look = own_look(look, kind, job)) -> Tensor:
+        def layer(x: Tensor, own: TowerContext = own_look(look, kind, job)) -> Tensor:
             return sight.layer(net, c, x, own)
 
         x = tape.checkpoint(layer, x) if job.checkpointing == "full" and sight.checkpoints else layer(x)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from vramplan.analytic.architectures.towers.tower import NO_TEXT_TOWER, Look, Sight
+from vramplan.analytic.architectures.towers.tower import NO_TEXT_TOWER, TowerContext, VisionTower
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Resident, Tensor
-from vramplan.analytic.layers.modules import Net
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.transformer import Context, Softcap, activation, attend, plain_mlp
 from vramplan.errors import UnsupportedError
-from vramplan.inputs.images import Picture
+from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.model_spec import Config
 
 
@@ -19,7 +19,7 @@ def all_alike(c: Config) -> list[Hashable]:
     return [None] * c.count("num_hidden_layers")
 
 
-def with_class(net: Net, name: str, x: Tensor, width: int, *shape: int) -> Tensor:
+def with_class(net: Modules, name: str, x: Tensor, width: int, *shape: int) -> Tensor:
     """A class token in front of each tile's patches."""
     tiles, patches, _ = x.shape
     token = net.parameter(name, *shape)
@@ -27,7 +27,7 @@ def with_class(net: Net, name: str, x: Tensor, width: int, *shape: int) -> Tenso
 
 
 def tower_attention(
-    net: Net,
+    net: Modules,
     x: Tensor,
     ctx: Context,
     heads: int,
@@ -53,29 +53,29 @@ def tower_attention(
 # -- InternVL ----------------------------------------------------------------------------------------------------------
 
 
-def intern_norm(net: Net, c: Config, name: str, x: Tensor) -> Tensor:
+def intern_norm(net: Modules, c: Config, name: str, x: Tensor) -> Tensor:
     """LayerNorm, or RMS norm in the tower of 6 billion parameters."""
     return net.rms_norm(name, x) if c.text("norm_type", "layer_norm") == "rms_norm" else net.layer_norm(name, x)
 
 
-def intern_embed(net: Net, c: Config, picture: Picture, pixels: Tensor) -> Tensor:
+def intern_embed(net: Modules, c: Config, picture: ProcessedImage, pixels: Tensor) -> Tensor:
     """One token for each patch of each tile."""
     return patch_tokens(net, "vision_tower.embeddings.patch_embeddings.projection", pixels, c, picture, bias=True)
 
 
-def table_of(net: Net, name: str, count: int, width: int) -> Tensor:
+def table_of(net: Modules, name: str, count: int, width: int) -> Tensor:
     """A table of positions looked up from end to end: ``nn.Embedding(position_ids)``."""
     net.tape.module = name
     return ops.embedding(Tensor(net.tape, Resident(), (1, count), "int64"), net.parameter(name, count, width))
 
 
-def patch_tokens(net: Net, name: str, pixels: Tensor, c: Config, picture: Picture, bias: bool) -> Tensor:
+def patch_tokens(net: Modules, name: str, pixels: Tensor, c: Config, picture: ProcessedImage, bias: bool) -> Tensor:
     """``nn.Conv2d`` whose stride is its kernel: (tiles, patches, width)."""
     return patches(net, name, pixels, c, (picture.rows, picture.columns), bias)
 
 
 def patches(
-    net: Net, name: str, pixels: Tensor, c: Config, grid: tuple[int, int], bias: bool, patch: int | None = None
+    net: Modules, name: str, pixels: Tensor, c: Config, grid: tuple[int, int], bias: bool, patch: int | None = None
 ) -> Tensor:
     """The same for a `grid` of rows and columns; `patch` where a rest at the edges is left out."""
     net.tape.module = name
@@ -86,7 +86,7 @@ def patches(
     return ops.patches(pixels, weight, shift, (tiles, grid[0] * grid[1], width))
 
 
-def intern_place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
+def intern_place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor:
     """The class token, and a learned position for each."""
     width = x.shape[-1]
     net.tape.module = "vision_tower.embeddings"
@@ -95,7 +95,7 @@ def intern_place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
     return ops.dropout(ops.add(x, table), c.number("hidden_dropout_prob", 0.0))
 
 
-def intern_layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
+def intern_layer(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
     """Norm, attention, a weight for each channel, add; the same around the feed-forward."""
     width, heads = c.count("hidden_size"), c.count("num_attention_heads")
     norms = ("q_norm", "k_norm") if c.flag("use_qk_norm", False) else None
@@ -122,7 +122,7 @@ def intern_layer(net: Net, c: Config, x: Tensor, look: Look) -> Tensor:
     return ops.add(y, x, "residual stream")
 
 
-def intern_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+def intern_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
     """The class token dropped, four patches made one token by pixel shuffle, two layers."""
     net.tape.module = "pixel shuffle"
     tiles, _, width = x.shape
@@ -141,13 +141,13 @@ def intern_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tens
 # -- CLIP --------------------------------------------------------------------------------------------------------------
 
 
-def clip_embed(net: Net, c: Config, picture: Picture, pixels: Tensor) -> Tensor:
+def clip_embed(net: Modules, c: Config, picture: ProcessedImage, pixels: Tensor) -> Tensor:
     """One token for each patch of each tile."""
     pixels = ops.to(pixels, net.training.dtype, "pixels in the model's dtype")
     return patch_tokens(net, "vision_tower.embeddings.patch_embedding", pixels, c, picture, bias=False)
 
 
-def clip_place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
+def clip_place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor:
     """The class token, a learned position for each, a norm."""
     width = x.shape[-1]
     net.tape.module = "vision_tower.embeddings"
@@ -156,12 +156,12 @@ def clip_place(net: Net, c: Config, look: Look, x: Tensor) -> Tensor:
     return net.layer_norm("vision_tower.pre_layrnorm", x)
 
 
-def clip_layer(net: Net, c: Config, x: Tensor, look: Look, act: str = "quick_gelu") -> Tensor:
+def clip_layer(net: Modules, c: Config, x: Tensor, look: TowerContext, act: str = "quick_gelu") -> Tensor:
     """One layer of a tower."""
     return clip_block(net, c, x, look.ctx, c.text("hidden_act", act))
 
 
-def clip_block(net: Net, c: Config, x: Tensor, ctx: Context, act: str) -> Tensor:
+def clip_block(net: Modules, c: Config, x: Tensor, ctx: Context, act: str) -> Tensor:
     """Norm, attention, add; norm, feed-forward, add."""
     residual = x
     x = net.layer_norm("layer_norm1", x)
@@ -175,7 +175,7 @@ def clip_block(net: Net, c: Config, x: Tensor, ctx: Context, act: str) -> Tensor
     return ops.add(residual, x, "residual stream")
 
 
-def clip_finish(net: Net, c: Config, x: Tensor) -> Tensor:
+def clip_finish(net: Modules, c: Config, x: Tensor) -> Tensor:
     """A norm of the class token, which nobody asks for."""
     net.layer_norm("vision_tower.post_layernorm", ops.copy(ops.rows(x, 1)))
     return x
@@ -193,7 +193,7 @@ def chosen_layer(whole: Config) -> int:
     return layer if layer < 0 else layer - whole.part("vision_config").count("num_hidden_layers") - 1
 
 
-def two_layers(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+def two_layers(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
     """The class token dropped where the model wants that, two layers."""
     if whole.text("vision_feature_select_strategy", "default") == "default":
         x = ops.rows(x, picture.rows * picture.columns)
@@ -203,20 +203,20 @@ def two_layers(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
     return net.linear("multi_modal_projector.linear_2", x, wide, bias)
 
 
-def llava_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+def llava_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
     """Two layers, the features of all images in one tensor."""
     x = two_layers(net, whole, picture, x)
     net.outer.append(x)
     return ops.copy(x, "features of all images")
 
 
-def anyres_project(net: Net, whole: Config, picture: Picture, x: Tensor) -> Tensor:
+def anyres_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
     """Two layers, tiles put together; a video's frames are shrunk instead."""
     x = two_layers(net, whole, picture, x)
     return pooled(net, picture, x) if picture.frames else packed(net, picture, x)
 
 
-def pooled(net: Net, picture: Picture, x: Tensor) -> Tensor:
+def pooled(net: Modules, picture: ProcessedImage, x: Tensor) -> Tensor:
     """Each frame's features halved both ways, all frames in one row, an end behind them (apply_pooling)."""
     net.tape.module = "video features"
     (frames, _, width), each = x.shape, picture.features[0] * picture.features[1]
@@ -230,7 +230,7 @@ def pooled(net: Net, picture: Picture, x: Tensor) -> Tensor:
     return x.view(videos * picture.tokens, width)
 
 
-def packed(net: Net, picture: Picture, x: Tensor) -> Tensor:
+def packed(net: Modules, picture: ProcessedImage, x: Tensor) -> Tensor:
     """Tiles put together as an image, padding cut off, an end behind each row, the whole image first.
 
     One image after another (pack_image_features), then all together.
@@ -253,8 +253,8 @@ def packed(net: Net, picture: Picture, x: Tensor) -> Tensor:
 
 
 SIGHTS = {
-    "internvl": Sight(intern_embed, intern_layer, intern_project, all_alike, place=intern_place),
-    "llava": Sight(
+    "internvl": VisionTower(intern_embed, intern_layer, intern_project, all_alike, place=intern_place),
+    "llava": VisionTower(
         clip_embed,
         clip_layer,
         llava_project,
@@ -266,7 +266,7 @@ SIGHTS = {
         tower_type="clip_vision_model",
         wrapped=NO_TEXT_TOWER.format("CLIP"),
     ),
-    "llava_next": Sight(
+    "llava_next": VisionTower(
         clip_embed,
         clip_layer,
         anyres_project,

@@ -71,9 +71,9 @@ def unbind(x: Tensor) -> list[Tensor]:
     tape, like = x.tape, x.like
 
     def backward(*grads: Tensor) -> Grads:
-        stacked = made(tape, like, "stacked gradient", passes=2)
+        peft_expert_pattern = made(tape, like, "stacked gradient", passes=2)
         ordered = made(tape, like, "gradient in order", passes=2)
-        del stacked
+        del peft_expert_pattern
         return [ordered]
 
     count, shape = x.shape[1], (x.shape[0], *x.shape[2:])
