@@ -118,7 +118,8 @@ def test_a_process_that_hangs_is_stopped(child: Any, tmp_path: Path) -> None:
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     inner = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(100)"
     script = (  # whoever starts the tests may have had it ignored
-        "import signal, sys\nfrom vramplan.measurements import subprocess_runner\nfrom tests.test_runner import request\n"
+        "import signal, sys\nfrom vramplan.measurements import subprocess_runner\n"
+        "from tests.test_runner import request\n"
         f"signal.signal(signal.SIGINT, signal.default_int_handler)\nsubprocess_runner.CHILD = ('-c', {inner!r})\n"
         "try:\n    subprocess_runner.run(request(), 60)\nexcept KeyboardInterrupt:\n    sys.exit(130)\n"
     )

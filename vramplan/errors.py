@@ -11,20 +11,77 @@
     └── MissingDependencyError    an extra is not installed; names the install command
 
 "Does not fit" is a result, not an error.
+
+A message names settings by :func:`setting`, so that whoever shows it can spell them: a Python caller reads
+``sequence_length=0``, the command line ``--seq-len 0``, a configuration's reader the key that stands in the file.
+
+>>> error = ConfigError(f"{setting('sequence_length', 0)}: expected 1 or more")
+>>> str(error), error.field, error.value, error.reason
+('sequence_length=0: expected 1 or more', 'sequence_length', '0', 'expected 1 or more')
+>>> error.spelled(lambda field, value: f"--seq-len {value}")
+'--seq-len 0: expected 1 or more'
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+Speller = Callable[[str, str], str]
+"""(field of the job or parameter, value as text or "") -> the setting as its reader writes it."""
+_SETTING = re.compile("\x02([^\x1f\x03]*)\x1f([^\x03]*)\x03")
+
+
+def setting(field: str, value: object = "") -> str:
+    """A setting inside an error's message, to be spelled by whoever shows the message."""
+    text = "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return f"\x02{field}\x1f{text}\x03"
+
+
+def spell(message: str, speller: Speller) -> str:
+    """A message with each of its settings spelled."""
+    return _SETTING.sub(lambda match: speller(match[1], match[2]), message)
+
+
+def as_python(field: str, value: str) -> str:
+    """A setting as a keyword argument."""
+    return f"{field}={value}" if value else field
 
 
 class VramplanError(Exception):
     """A mistake or limit that the user can act on. ``str(error)`` is one line, whatever value it quotes."""
 
     def __str__(self) -> str:
+        return self.spelled(as_python)
+
+    @property
+    def text(self) -> str:
+        """The message with its settings not spelled yet, for an error that says more."""
         return " ".join(line.strip() for line in super().__str__().splitlines())
+
+    def spelled(self, speller: Speller) -> str:
+        """The message on one line, its settings spelled."""
+        return spell(self.text, speller)
+
+    @property
+    def field(self) -> str | None:
+        """The first setting that the message names; None if it names none."""
+        match = _SETTING.search(self.text)
+        return match[1] if match else None
+
+    @property
+    def value(self) -> str | None:
+        """The value of that setting as text."""
+        match = _SETTING.search(self.text)
+        return match[2] if match else None
+
+    @property
+    def reason(self) -> str:
+        """The message behind that setting."""
+        match = _SETTING.search(self.text)
+        return spell(self.text[match.end() :].lstrip(" :"), as_python) if match else str(self)
 
 
 class SpecError(VramplanError):
@@ -38,10 +95,11 @@ class ConfigError(VramplanError):
 class CannotRunError(ConfigError):
     """Torch or the card cannot run a setting."""
 
-    def __init__(self, setting: str, why: str, flags: str, update: Mapping[str, Any]) -> None:
+    def __init__(self, settings: str, why: str, runs: Mapping[str, Any], update: Mapping[str, Any]) -> None:
         self.why, self.update = why, update
-        """Without the names of flags, which only the command line has; the fields of the job that would run."""
-        super().__init__(f"{setting}: {why}; run {flags}")
+        """The reason; the fields of the job to change. `runs` are all fields worth naming, changed or not."""
+        advice = " ".join(setting(name, value) for name, value in runs.items())
+        super().__init__(f"{settings}: {why}; run {advice}")
 
 
 class UnsupportedError(VramplanError):

@@ -181,7 +181,7 @@ def check_card(job: Job, card: Gpu) -> None:
             raise CannotRunError(
                 f"{flag} bf16",
                 f"{card.title} has no bf16 units (compute capability {card.compute_capability})",
-                f"--dtype {update['dtype']} --autocast {'none' if zero else 'fp16'}",
+                {"dtype": update["dtype"], "autocast": "none" if zero else "fp16"},
                 {name: value for name, value in update.items() if getattr(job, name) != value},
             )
     if job.loop == "trainer" and job.autocast == "fp16" and job.trained_dtype == "fp16":
@@ -190,7 +190,7 @@ def check_card(job: Job, card: Gpu) -> None:
         raise CannotRunError(
             f"{flag} fp16 --autocast fp16",
             "the gradient scaler refuses to unscale fp16 gradients of weights that are stored so",
-            f"{flag} fp32 --autocast fp16",
+            {field: "fp32", "autocast": "fp16"},
             {field: "fp32"},
         )
     if (
@@ -203,6 +203,6 @@ def check_card(job: Job, card: Gpu) -> None:
         raise CannotRunError(
             "--attention flash",
             f"FlashAttention-2 needs compute capability 8.0; {card.title} has {card.compute_capability}",
-            "--attention sdpa",
+            {"attention": "sdpa"},
             {"attention": "sdpa"},
         )
