@@ -223,7 +223,7 @@ def generated() -> dict[str, str]:
 @pytest.mark.parametrize("command", FLAGS)
 def test_every_command_and_option_is_in_the_reference(command: str) -> None:
     pages = generated()
-    assert f"[`vramplan {command}`](commands/{command}.md)" in pages["reference/commands.md"]
+    assert f"[`vramplan {command}`]({command}.md)" in pages["reference/commands/index.md"]
     page = pages[f"reference/commands/{command}.md"]
     missing = [flag for flag in FLAGS[command].split() if f"`{flag} " not in page and f"`{flag}`" not in page]
     assert not missing
@@ -250,6 +250,15 @@ def test_every_page_is_in_the_navigation() -> None:
     text = (ROOT / "mkdocs.yml").read_text()
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in PAGES[1:]}
     assert not [page for page in pages if f" {page}\n" not in text]
+
+
+@pytest.mark.parametrize("path", [ROOT / "docs" / "architecture.md", ROOT / "CONTRIBUTING.md"], ids=title_of)
+def test_files_and_functions_that_are_named_exist(path: Path) -> None:
+    named = set(re.findall(r"`((?:vramplan|tests|model_specs|docs)/[\w/.]*)(?::(\w+))?`", path.read_text()))
+    assert named
+    assert not [file for file, _ in named if not (ROOT / file).exists()]
+    for file, name in named:
+        assert not name or re.search(rf"^(def|class) {name}\b", (ROOT / file).read_text(), re.MULTILINE), (file, name)
 
 
 @pytest.mark.skipif(find_spec("mkdocs") is None or find_spec("mkdocstrings") is None, reason="needs the extra docs")

@@ -20,7 +20,7 @@ from vramplan.cli.app import app
 from vramplan.errors import ConfigError, VramplanError
 from vramplan.inputs.catalog import find_model
 from vramplan.memory.replay import replay
-from vramplan.planner.monotone_search import largest_batch, most_by_tensors
+from vramplan.planner.monotone_search import largest_batch, largest_by_tensors
 from vramplan.planner.table import Table, TableRequest, embedded, fill, table_request
 from vramplan.planner.table.config import read
 from vramplan.render.table import grid
@@ -118,7 +118,7 @@ def test_the_search_finds_the_largest(kink: int, room: int) -> None:
     def least(micro: int) -> int:
         return 7 + 3 * micro + 11 * max(0, micro - kink)
 
-    top = most_by_tensors(1, None, least, room)
+    top = largest_by_tensors(1, None, least, room)
     assert least(top) <= room < least(top + 1)
     for answer in {1, top // 3 or 1, top}:
         assert largest_batch(1, top, lambda micro: micro <= answer) == answer  # noqa: B023

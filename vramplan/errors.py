@@ -32,12 +32,26 @@ from typing import Any
 Speller = Callable[[str, str], str]
 """(field of the job or parameter, value as text or "") -> the setting as its reader writes it."""
 _SETTING = re.compile("\x02([^\x1f\x03]*)\x1f([^\x03]*)\x03")
+_IN_BRACES = re.compile(r"\{(\w+)(?:=([^{}]+))?\}")
 
 
 def setting(field: str, value: object = "") -> str:
     """A setting inside an error's message, to be spelled by whoever shows the message."""
     text = "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return f"\x02{field}\x1f{text}\x03"
+
+
+def name_settings(message: str, job: object = None) -> str:
+    """A message whose settings stand in braces: ``{loss}`` with the job's value, ``{loss=liger}`` with another.
+
+    Without a job, ``{loss}`` is the bare name.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        field, value = match[1], match[2]
+        return setting(field, value if value is not None else "" if job is None else getattr(job, field))
+
+    return _IN_BRACES.sub(replace, message)
 
 
 def spell(message: str, speller: Speller) -> str:

@@ -30,7 +30,7 @@ def images(
     """Say what images of many sizes cost, and the largest micro-batch with each."""
     from vramplan.inputs.images import COUNTED, Size
     from vramplan.inputs.images.types import image_size
-    from vramplan.planner import estimate
+    from vramplan.inputs.load import load_gpu, load_model
     from vramplan.planner import images as resolutions
 
     if given.get("image_size") is not None:
@@ -40,7 +40,7 @@ def images(
     wanted = resolutions.SIZES
     if sizes is not None:
         wanted = tuple(Size(*image_size(one)) for one in sizes.split(","))
-    card, spec = estimate.load_gpu(gpu), estimate.load_model(model)
+    card, spec = load_gpu(gpu), load_model(model)
     if spec.model_type in COUNTED:
         _count(spec, wanted, as_json, given, plot)
         raise typer.Exit(0)

@@ -63,35 +63,21 @@ def suggest(
     given: dict[str, Any],
 ) -> None:
     """Find batch x accumulation for a global batch; with --probe, prove it."""
-    from vramplan.planner import estimate as api
-    from vramplan.planner import suggest as plan
+    from vramplan.inputs.load import load_gpu
+    from vramplan.planner.suggest import Run
+    from vramplan.planner.suggest import suggest as search_batches
 
     for flag, value in (("--device", device), ("--max-runs", max_runs), ("--timeout", timeout), ("--record", record)):
         if value is not None and not probe:
             raise ConfigError(f"{flag} is about real runs: add --probe")
-    solved = None
     with progress() as tell:
-        if solve is not None:
-            from vramplan.planner import images as resolutions
-
-            cards = 1 if given.get("strategy") in ("device_map", "pipeline") else given.get("num_gpus", 1)
-            accumulation = max(1, global_batch // cards)  # the smallest micro-batch leaves most room
-            solved = resolutions.solve(
-                model,
-                gpu,
-                solve,
-                progress=tell,
-                gradient_accumulation_steps=accumulation,
-                **sure(confidence),
-                **given,
-            )
-            given = {name: value for name, value in solved.job.items() if name != "gradient_accumulation_steps"}
         on = measuring.bench(gpu, device, timeout, record, trust_remote_code, tell) if probe else None
         runs = measuring.most_runs(max_runs)
-        found = api.suggest(
+        found = search_batches(
             model,
             gpu if on is None else on.card,
             global_batch,
+            solve=solve,
             samples=samples,
             epochs=epochs,
             base_lr=base_lr,
@@ -108,17 +94,17 @@ def suggest(
 
             if verify.can_be_proved(found):
                 verified = probing.prove(model, found, on=on, most_runs=runs)
-    run = plan.Run(samples, epochs)
+    run = Run(samples, epochs)
     if for_framework is not None and found.recommended is not None:
         chosen = (verified.plan if verified is not None else None) or found.recommended
-        fits = _paste(for_framework, model, chosen, api.load_gpu(gpu) if on is None else on.card, sure(confidence))
+        fits = _paste(for_framework, model, chosen, load_gpu(gpu) if on is None else on.card, sure(confidence))
         raise typer.Exit(0 if fits else 1)
     if as_json:
         from vramplan.render import json_output as as_text
 
         shown = as_text.search(found, run)
-        if solved is not None:
-            shown["solved"] = as_text.solved(solved)
+        if found.solved is not None:
+            shown["solved"] = as_text.solved(found.solved)
         if verified is not None:
             from vramplan.render import probe_json
 
@@ -129,10 +115,10 @@ def suggest(
 
         # what is not to be pasted does not go where that would
         with nullcontext() if for_framework is None else redirect_stdout(sys.stderr):
-            if solved is not None:
+            if found.solved is not None:
                 from vramplan.render import images
 
-                terminal.print_all(images.solved(solved), "")
+                terminal.print_all(images.solved(found.solved), "")
             terminal.print_all(terminal.search(found, run, terminal.width()))
             if verified is not None:
                 from vramplan.render import probe as as_proof
@@ -146,7 +132,7 @@ def _paste(framework: str, model: str, chosen: Plan, card: Gpu, confidence: dict
     """The plan in a framework's own words, if it fits so; what that cannot say, on standard error."""
     from vramplan.planner import export
 
-    written = export.planned(framework, model, chosen.estimate.job, card, **confidence)
+    written = export.export(framework, model, chosen.estimate.job, card, **confidence)
     if written.fits:
         print(written.text, end="")
     for note in written.notes:
@@ -173,14 +159,15 @@ def estimate(
     given: dict[str, Any],
 ) -> None:
     """Say what one job needs, byte by byte."""
-    from vramplan.planner import estimate as api
+    from vramplan.inputs.load import load_gpu
+    from vramplan.planner.estimate import estimate as run_estimate
 
     check_file("--plot", plot, (".svg", ".png", ".html"))
     check_file("--snapshot", snapshot, (".pickle", ".pkl"))
-    card = api.load_gpu(gpu)
+    card = load_gpu(gpu)
     given |= batch_of(micro_batch, accumulation)
     with progress() as tell:
-        found = api.estimate(
+        found = run_estimate(
             model, card, by=by, progress=tell, trust_remote_code=trust_remote_code, **sure(confidence), **given
         )
     if plot is not None:

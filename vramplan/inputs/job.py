@@ -25,6 +25,9 @@ MAX_COUNT = 1 << 24
 """Larger batches, lengths or ranks than this are taken for a slip of the hand."""
 
 
+DEFAULT_SEQUENCE_LENGTH = 2048
+"""Tokens of a sample if none are given."""
+
 FORMER_FIELDS = {
     "kbit": "prepare_for_kbit_training",
     "loads_on_card": "loads_whole_model",
@@ -171,7 +174,7 @@ class Job(BaseModel):
     """Dtype that matmul-like operations run in under torch.autocast; none: the stored dtype."""
     optimizer: str = "adamw_torch_fused"
     """transformers' name for the optimizer (its `optim`)."""
-    sequence_length: int = Field(default=2048, gt=0, le=MAX_COUNT)
+    sequence_length: int = Field(default=DEFAULT_SEQUENCE_LENGTH, gt=0, le=MAX_COUNT)
     """Tokens in each sample as it enters the model."""
     lengths: tuple[int, ...] | None = None
     """Tokens of samples whose micro-batches come before the longest, in order, over and over; each micro-batch is as
@@ -268,6 +271,16 @@ class Job(BaseModel):
     def casts(self) -> bool:
         """Whether the forward runs under torch.autocast; accelerate leaves that out around ``fully_shard``."""
         return self.autocast != "none" and (self.strategy != "fsdp" or self.fsdp.version == 1)
+
+    @property
+    def uses_deepspeed(self) -> bool:
+        """Whether DeepSpeed runs the job (ZeRO stages 0 to 3)."""
+        return self.strategy.startswith("zero")
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether each GPU keeps a part of the weights (ZeRO-3, FSDP)."""
+        return self.strategy in ("zero3", "fsdp")
 
     @property
     def data_parallel(self) -> int:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from vramplan.errors import ConfigError, MissingDependencyError, UnknownNameError
+from vramplan.errors import ConfigError, MissingDependencyError, UnknownNameError, setting
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.gpu import Gpu
 from vramplan.units import MiB
@@ -27,12 +27,14 @@ def local_gpu(device: int = 0) -> Gpu:
             name = pynvml.nvmlDeviceGetName(handle)
             memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     except ImportError as error:
-        raise MissingDependencyError("--gpu auto needs NVML: pip install nvidia-ml-py") from error
+        raise MissingDependencyError(f"{setting('gpu', 'auto')} needs NVML: pip install nvidia-ml-py") from error
     except NoAnswer as error:
-        raise ConfigError(f"--gpu auto: the driver does not answer for card {device} ({error})") from error
+        raise ConfigError(
+            f"{setting('gpu', 'auto')}: the driver does not answer for card {device} ({error})"
+        ) from error
     except NoDriver as error:
         raise ConfigError(
-            f"--gpu auto: no NVIDIA driver answers here ({error}); name a card, see `vramplan gpus`"
+            f"{setting('gpu', 'auto')}: no NVIDIA driver answers here ({error}); name a card, see `vramplan gpus`"
         ) from error
     return as_reported(name if isinstance(name, str) else name.decode(), int(memory.total), int(memory.used))
 
@@ -47,7 +49,7 @@ def as_reported(title: str, total_bytes: int, used_bytes: int) -> Gpu:
         known = find_gpu(title)
     except UnknownNameError as error:
         raise ConfigError(
-            f"--gpu auto: {title!r} is not in the catalogue; name one like it, see `vramplan gpus`"
+            f"{setting('gpu', 'auto')}: {title!r} is not in the catalogue; name one like it, see `vramplan gpus`"
         ) from error
     gap = known.driver_total_bytes - known.cuda_total_bytes
     return known.model_copy(

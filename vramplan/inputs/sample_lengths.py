@@ -6,7 +6,7 @@ import re
 from random import Random
 from typing import Any
 
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, setting
 from vramplan.inputs.job import MAX_COUNT, Job
 
 SAMPLES = 64
@@ -31,7 +31,9 @@ def lengths_of(given: Any) -> tuple[int, ...]:
     if not isinstance(given, (list, tuple)) or not 0 < len(given) <= MOST_SAMPLES:
         given = ()
     if not given or not all(type(one) is int and 0 < one <= MAX_COUNT for one in given):
-        raise ConfigError("--lengths: expected tokens from the shortest to the longest, 128-2048, or of each: 300,1200")
+        raise ConfigError(
+            f"{setting('lengths')}: expected tokens from the shortest to the longest, 128-2048, or of each: 300,1200"
+        )
     return tuple(given)
 
 

@@ -17,7 +17,8 @@ from vramplan.measurements import ledger, measure
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.measurement import Measured
-from vramplan.planner import estimate as api
+from vramplan.planner import estimate as planner_estimate
+from vramplan.planner.suggest import suggest
 from vramplan.progress import Progress
 
 METRICS = {
@@ -196,7 +197,7 @@ def estimate(one: Measured, by: str, confidence: float = CONFIDENCE) -> Estimate
     card = card.model_copy(
         update={"held_bytes": one.environment.held_by_others_bytes if not one.environment.cap_bytes else 0}
     )
-    return api.estimate(spec, card, by=by, confidence=confidence, **one.job.settings)
+    return planner_estimate.estimate(spec, card, by=by, confidence=confidence, **one.job.settings)
 
 
 def _rows(one: Measured, found: Estimate, by: str) -> list[Row]:
@@ -225,7 +226,7 @@ def _choices(runs: Sequence[Measured]) -> list[Choice]:
             k: v for k, v in one.job.settings.items() if k not in ("micro_batch_size", "gradient_accumulation_steps")
         }
         try:
-            searched = api.suggest(spec, find_gpu(one.card), one.job.num_gpus, advice=False, **job)
+            searched = suggest(spec, find_gpu(one.card), one.job.num_gpus, advice=False, **job)
         except VramplanError:
             continue
         found[key] = Choice(one.identity, "analytic", searched.max_micro_batch_size, true)
@@ -263,7 +264,7 @@ def _first(error: ValueError) -> str:
 
 def published_row(one: Published, by: str = "analytic") -> Row:
     """A published run beside its estimate."""
-    found = api.estimate(one.model, one.gpu, by=by, confidence=0.0, **one.job)
+    found = planner_estimate.estimate(one.model, one.gpu, by=by, confidence=0.0, **one.job)
     return Row(
         one.id,
         one.group,

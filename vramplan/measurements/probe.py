@@ -12,6 +12,7 @@ from vramplan.inputs import nvml
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
+from vramplan.inputs.load import load_model
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import check_card
 from vramplan.measurements import subprocess_runner, verify
@@ -20,9 +21,9 @@ from vramplan.measurements.verify import MOST_RUNS, LargestBatch, ProbeRun, Veri
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.measurement import Measured, Request
 from vramplan.memory.overheads import outside_terms
-from vramplan.planner import estimate
+from vramplan.planner.estimate import estimate
 from vramplan.planner.job_defaults import complete_job
-from vramplan.planner.suggest import Search
+from vramplan.planner.suggest import Search, suggest
 from vramplan.progress import Progress, silent
 from vramplan.units import format_bytes
 
@@ -114,7 +115,7 @@ class ProbeDevice:
     def predict(self, spec: ModelSpec, job: Job) -> Estimate | None:
         """The estimate of the same; None where nothing models it."""
         try:
-            return estimate.estimate(
+            return estimate(
                 spec, self.card, progress=self.progress, trust_remote_code=self.trust_remote_code, **job.settings
             )
         except UnsupportedError:
@@ -190,7 +191,7 @@ def probe(
         VramplanError: for whatever cannot run.
     """
     on = on or bench(gpu)
-    spec = estimate.load_model(model)
+    spec = load_model(model)
     full = complete_job(spec, on.card, job)
     return ProbeRun(full, on.measure(spec, full), on.predict(spec, full))
 
@@ -209,13 +210,13 @@ def find_max(
         VramplanError: for whatever cannot run.
     """
     on = on or bench(gpu)
-    spec = estimate.load_model(model)
+    spec = load_model(model)
     full = complete_job(spec, on.card, job)
     start = full.micro_batch_size
     if "micro_batch_size" not in job:
         try:
             settings = {k: v for k, v in full.settings.items() if k != "gradient_accumulation_steps"}
-            found = estimate.suggest(spec, on.card, full.num_gpus, advice=False, confidence=0.0, **settings)
+            found = suggest(spec, on.card, full.num_gpus, advice=False, confidence=0.0, **settings)
             start = max(1, found.max_micro_batch_size)
         except UnsupportedError:
             start = 1
@@ -231,7 +232,7 @@ def prove(
         VramplanError: for whatever cannot run.
     """
     bench_ = on or bench()
-    spec = estimate.load_model(model)
+    spec = load_model(model)
     return verify.verify(
         search, lambda one: bench_.measure(spec, one), lambda one: bench_.predict(spec, one), most_runs
     )

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
+from vramplan.inputs.load import load_gpu
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.timeline import CATEGORIES
 from vramplan.planner import check
-from vramplan.planner import estimate as api
+from vramplan.planner.estimate import estimate
 from vramplan.progress import Progress, silent
 
 
@@ -96,7 +97,9 @@ def compare(
     targets = [targets] if isinstance(targets, str) else targets
     gpus = [gpus] if isinstance(gpus, str) else gpus
     if sorted((len(targets), len(gpus))) != [1, 2]:
-        raise ConfigError("compare takes two models or configurations on one card, or one on two cards: --gpu A,B")
+        raise ConfigError(
+            f"compare takes two models or configurations on one card, or one on two cards: {setting('gpu')} A,B"
+        )
     configured = [_is_configuration(target) for target in targets]
     if any(configured) and not all(configured):
         raise ConfigError(
@@ -107,13 +110,13 @@ def compare(
         raise ConfigError(f"{said[0]}: a configuration says that itself; change it there")
     sides = []
     for target, gpu in [(target, gpu) for target in targets for gpu in gpus]:
-        card = with_margin(api.load_gpu(gpu), confidence)
+        card = with_margin(load_gpu(gpu), confidence)
         title = card.title if len(gpus) > 1 else Path(target).name if configured[0] else target
         if configured[0]:
             found = check.check(target, card, confidence=confidence, progress=progress, **job)
             sides.append(Side(title, card, found.estimate, found.fits))
         else:
-            one = api.estimate(
+            one = estimate(
                 target, card, confidence=confidence, progress=progress, trust_remote_code=trust_remote_code, **job
             )
             sides.append(Side(title if len(gpus) > 1 else one.model.rpartition("/")[2], card, one, one.fits))

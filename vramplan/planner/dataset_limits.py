@@ -15,6 +15,7 @@ from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.job import MAX_COUNT
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.planner.job_defaults import complete_job
+from vramplan.planner.monotone_search import bisect_largest
 from vramplan.progress import Progress
 from vramplan.units import ceil_div
 
@@ -140,19 +141,13 @@ def compared(data: Data, job: Mapping[str, Any], need: Callable[[int], tuple[int
     least = (job.get("images") or 0) * data.image_tokens + 1
     most, fits = need(data.worst_length)
     if not fits:
-        data = replace(data, fitting_length=_largest(least, data.worst_length, lambda one: need(one)[1]))
+        data = replace(data, fitting_length=_longest(least, data.worst_length, lambda one: need(one)[1]))
     if data.rows == "samples" and data.worst_length > least:
-        below = _largest(least, data.worst_length, lambda one: need(one)[0] < NEAR * most)
+        below = _longest(least, data.worst_length, lambda one: need(one)[0] < NEAR * most)
         data = replace(data, near_length=below + 1)
     return data
 
 
-def _largest(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """The longest below `high`, to a part of it, for which this holds; 0 where it does for none."""
-    step = max(1, high // STEPS)
-    if not holds(low):
-        return 0
-    while high - low > step:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+def _longest(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The longest length below `high` for which this holds, to one part in STEPS of it; 0 if it holds for none."""
+    return bisect_largest(low, high, holds, step=max(1, high // STEPS)) if holds(low) else 0

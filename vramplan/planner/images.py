@@ -6,18 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vramplan.errors import ConfigError, UnknownNameError
+from vramplan.errors import ConfigError, UnknownNameError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import IMAGE_PROCESSORS, PROCESSORS, Limits, ProcessedImage, Size, count, processed_image
 from vramplan.inputs.images.types import image_size
 from vramplan.inputs.job import MAX_COUNT
+from vramplan.inputs.load import load_gpu, load_model
 from vramplan.inputs.model_inputs import MODEL_INPUTS
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.estimate import Estimate
-from vramplan.planner import estimate as api
+from vramplan.planner.estimate import estimate
 from vramplan.planner.job_defaults import complete_job
 from vramplan.planner.monotone_search import LENGTH_STEP, largest
+from vramplan.planner.suggest import suggest
 from vramplan.progress import Progress, silent
 from vramplan.units import ceil_div
 
@@ -86,7 +88,7 @@ def table(
     for number, size in enumerate(sizes):
         progress(f"{size} pixels", number / len(sizes))
         settings = fitted(spec, card, {**job, "image_size": size})
-        found = api.suggest(spec, card, 1, advice=False, confidence=confidence, **settings)
+        found = suggest(spec, card, 1, advice=False, confidence=confidence, **settings)
         full = complete_job(spec, card, settings)
         picture = processed_image(spec, full)
         assert picture is not None
@@ -156,7 +158,7 @@ def solve(
     index, _ = largest(1, fits, MOST_TRIES)
     found = tried.get(index)
     if found is None:
-        raise ConfigError(f"--solve {quantity}: not even {_said(values(1))} fits {card.title}")
+        raise ConfigError(f"{setting('solve', quantity)}: not even {_said(values(1))} fits {card.title}")
     settings = {**job, **_setting(quantity, values(index))}
     settings = settings if quantity == "seq-len" else fitted(spec, card, settings)
     return Solved(quantity, values(index), settings, found, bounded=tried.get(index + 1) is not None)
@@ -207,14 +209,14 @@ def _run(spec: ModelSpec, card: Gpu, confidence: float, job: dict[str, Any]) -> 
     """The estimate; None where the model or its processor refuses the job."""
     try:
         settings = fitted(spec, card, job) if spec.model_type in IMAGE_PROCESSORS else job
-        return api.estimate(spec, card, confidence=confidence, **settings)
+        return estimate(spec, card, confidence=confidence, **settings)
     except ConfigError:
         return None
 
 
 def _resolve(model: str | ModelSpec, gpu: str | Gpu, sees: bool = True) -> tuple[ModelSpec, Gpu]:
-    card = api.load_gpu(gpu)
-    spec = api.load_model(model)
+    card = load_gpu(gpu)
+    spec = load_model(model)
     if sees:
         _check_sees(spec)
     return spec, card
@@ -223,7 +225,7 @@ def _resolve(model: str | ModelSpec, gpu: str | Gpu, sees: bool = True) -> tuple
 def _check_sees(spec: ModelSpec) -> None:
     if spec.model_type in MODEL_INPUTS and MODEL_INPUTS[spec.model_type].sees is not None:
         raise ConfigError(
-            f"{spec.name}: images that go into a text are shown here; `estimate --image-size` knows its own"
+            f"{spec.name}: images that go into a text are shown here; `estimate {setting('image_size')}` knows its own"
         )
     if spec.model_type not in PROCESSORS:
         raise ConfigError(f"{spec.name} takes text alone; models that see are of type {', '.join(sorted(PROCESSORS))}")

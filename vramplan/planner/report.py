@@ -7,23 +7,23 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from vramplan.errors import ConfigError, UnsupportedError, VramplanError
+from vramplan.errors import ConfigError, UnsupportedError, VramplanError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import IMAGE_PROCESSORS, shown
 from vramplan.inputs.images.types import image_size
 from vramplan.inputs.job import Job
+from vramplan.inputs.load import load_gpu, load_model
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.batch_scaling import Segment, segments
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.overheads import outside_terms
 from vramplan.memory.timeline import Timeline
-from vramplan.planner import estimate
+from vramplan.planner.estimate import estimator_for
 from vramplan.planner.estimate_cache import Estimator
 from vramplan.planner.job_defaults import complete_job
-from vramplan.planner.lever_effects import Advice, pull
-from vramplan.planner.levers import memory_levers
-from vramplan.planner.suggest import Search
+from vramplan.planner.levers import LeverEffect, apply_levers, memory_levers
+from vramplan.planner.suggest import Search, suggest
 from vramplan.progress import Progress, silent
 
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -68,7 +68,7 @@ class Grid:
     start: Estimate
     search: Search
     """Plans for the global batch."""
-    levers: tuple[Advice, ...]
+    levers: tuple[LeverEffect, ...]
     """What each change saves at the start, cheapest first."""
     axes: Mapping[str, tuple[Any, ...]]
     """Values of each field that varies."""
@@ -126,16 +126,18 @@ def build(
     Raises:
         VramplanError: for whatever cannot run or is not modelled.
     """
-    spec, card = estimate.load_model(model), with_margin(estimate.load_gpu(gpu), confidence)
-    estimator, settle, described = estimate.source(spec, progress, trust_remote_code)
+    spec, card = load_model(model), with_margin(load_gpu(gpu), confidence)
+    estimator, settle, described = estimator_for(spec, progress, trust_remote_code)
     batch = {
         name: job.pop(name) for name in ("micro_batch_size", "gradient_accumulation_steps") if job.get(name) is not None
     }
     first = complete_job(spec, card, {**job, **batch})
     if first.lengths is not None:
-        raise UnsupportedError("--lengths: a report is about equal lengths; estimate and suggest take it")
+        raise UnsupportedError(f"{setting('lengths')}: a report is about equal lengths; estimate and suggest take it")
     if first.strategy == "device_map":
-        raise UnsupportedError("--strategy device_map: a report is about one card; estimate and suggest show them all")
+        raise UnsupportedError(
+            f"{setting('strategy', 'device_map')}: a report is about one card; estimate and suggest show them all"
+        )
     if (
         first.pictures and spec.model_type in IMAGE_PROCESSORS and first.image_size is None
     ):  # what is assumed can be changed as well
@@ -143,9 +145,9 @@ def build(
         job["image_size"] = (size.width, size.height)
         first = complete_job(spec, card, {**job, **batch})
     wanted = global_batch or (first.global_batch_size if batch else GLOBAL_BATCH * first.data_parallel)
-    others = [with_margin(estimate.load_gpu(name), confidence) for name in (cards if cards is not None else CARDS)]
+    others = [with_margin(load_gpu(name), confidence) for name in (cards if cards is not None else CARDS)]
     _axes(first, described, sequence_lengths, ranks, image_sizes)  # what cannot be chosen is refused before any work
-    found = estimate.suggest(
+    found = suggest(
         spec, card, wanted, advice=False, progress=progress, confidence=confidence,
         trust_remote_code=trust_remote_code, **job,
     )  # fmt: skip
@@ -155,7 +157,7 @@ def build(
     source = Source(spec, {**job, **batch}, estimator, settle)
     start = source(card)
     helpful = memory_levers(spec, start.job, card, start.device_total_bytes) if described else []
-    advice = tuple(pull(spec, start.job, card, estimator, helpful))
+    advice = tuple(apply_levers(spec, start.job, card, estimator, helpful))
     axes = _axes(start.job, described, sequence_lengths, ranks, image_sizes)
     offered, kinds, representatives = _kinds(source, [card, *(other for other in others if other.name != card.name)])
     micros = sorted({*MICRO_BATCHES, start.micro_batch_size})
@@ -184,13 +186,13 @@ def _axes(
         more = ranks if ranks is not None else RANKS if described else ()
         axes["lora_rank"] = tuple(sorted({*more, job.lora_rank}))
     elif ranks:
-        raise ConfigError("--lora-ranks has no meaning with --method full")
+        raise ConfigError(f"{setting('lora_ranks')} has no meaning with {setting('method', 'full')}")
     axes["checkpointing"] = ("full", "none") if described else (job.checkpointing,)
     if job.pictures and job.image_size:
         sizes = image_sizes if image_sizes is not None else SIDES if described else ()
         axes["image_size"] = tuple(sorted({*(image_size(size) for size in sizes), job.image_size}))
     elif image_sizes:
-        raise ConfigError("--image-sizes: the job has no images of a size; give --image-size")
+        raise ConfigError(f"{setting('image_sizes')}: the job has no images of a size; give {setting('image_size')}")
     return axes
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.estimate import Estimate, Term
-from vramplan.planner.lever_effects import Advice
+from vramplan.planner.levers import LeverEffect
 from vramplan.planner.suggest import FRAGMENTED, WITHOUT_MARGIN, Plan, Run, Search
 from vramplan.render.bars import Bar, alike, peft_expert_pattern, plain
 from vramplan.units import GiB, format_bytes, format_count
@@ -193,7 +193,7 @@ def schedule(plan: Plan, run: Run) -> Text:
     )
 
 
-def advice_table(advice: Sequence[Advice], nothing_fits: bool, micro_batch_size: int) -> Group:
+def advice_table(advice: Sequence[LeverEffect], nothing_fits: bool, micro_batch_size: int) -> Group:
     """What would help, cheapest first."""
     title = "What would help" if nothing_fits else f"Micro-batch {micro_batch_size} would fit, at no cost, with"
     table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)

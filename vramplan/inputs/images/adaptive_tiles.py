@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import ceil, inf
 from struct import pack, unpack
 
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, setting
 from vramplan.inputs.images.fixed_tiles import canvases, side
 from vramplan.inputs.images.types import Limits, ProcessedImage, Size, Tensor, refuse
 from vramplan.inputs.model_spec import Config
@@ -86,7 +86,7 @@ def phi4(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     across, down = width / size.width, height / size.height
     used = (width, int(size.height * across)) if across < down else (int(size.width * down), height)
     if min(used) < LEAST_SIDE:
-        raise ConfigError(f"--image-size {size.width}x{size.height}: too flat, scaled to {used[0]} x {used[1]} pixels")
+        raise ConfigError(f"{setting('image_size', size)}: too flat, scaled to {used[0]} x {used[1]} pixels")
     patches = tile // patch
     wide, high = (
         patches * n - (whole - part) // patch

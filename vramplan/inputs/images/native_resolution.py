@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil, floor, sqrt
 
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, setting
 from vramplan.inputs.images.types import Limits, ProcessedImage, Size, Tensor, refuse
 from vramplan.inputs.model_spec import Config
 
@@ -31,7 +31,7 @@ def smart_resize(size: Size, factor: int, least: int, most: int, frames: int = 1
     width, height = size
     if max(size) / min(size) > MOST_RATIO:
         raise ConfigError(
-            f"--image-size {width}x{height}: one side is {max(size) / min(size):.0f} times the other,"
+            f"{setting('image_size', (width, height))}: one side is {max(size) / min(size):.0f} times the other,"
             f" the processor takes {MOST_RATIO} at most"
         )
     rounded = [round(side / factor) * factor for side in size]
@@ -55,9 +55,11 @@ def pixel_range(p: Config, limits: Limits, factor: int, least: int, most: int) -
     least = limits.min_pixels or p.get("min_pixels") or size.get("shortest_edge") or least
     most = limits.max_pixels or p.get("max_pixels") or size.get("longest_edge") or most
     if most < factor * factor:
-        raise ConfigError(f"--max-pixels {most}: one token alone takes {factor} x {factor} = {factor * factor} pixels")
+        raise ConfigError(
+            f"{setting('max_pixels', most)}: one token alone takes {factor} x {factor} = {factor * factor} pixels"
+        )
     if least > most:
-        raise ConfigError(f"--min-pixels {least} is more than --max-pixels {most}: swapped?")
+        raise ConfigError(f"{setting('min_pixels', least)} is more than {setting('max_pixels', most)}: swapped?")
     return least, most
 
 
@@ -117,7 +119,7 @@ def gemma4(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     elif not columns:
         rows, columns = min(floor(size.height / size.width), budget), 1
     if not 0 < rows * columns <= budget:
-        raise ConfigError(f"--image-size {size.width}x{size.height}: the processor cannot make {budget} tokens of it")
+        raise ConfigError(f"{setting('image_size', size)}: the processor cannot make {budget} tokens of it")
     high, wide = rows * pool, columns * pool
     places = [place for y in range(high) for x in range(wide) for place in (x, y)]
     tensors = (
@@ -144,7 +146,7 @@ def pixtral(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     step = patch * merge
     rows, columns = ((side - 1) // step + 1 for side in (height, width))
     if rows < 1 or columns < 1:
-        raise ConfigError(f"--image-size {size.width}x{size.height}: too flat, shrunk to {longest} a side is gone")
+        raise ConfigError(f"{setting('image_size', size)}: too flat, shrunk to {longest} a side is gone")
     resized = Size(columns * step, rows * step)
     tensors = (
         Tensor("pixel_values", (1, 3, resized.height, resized.width)),

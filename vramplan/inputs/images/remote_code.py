@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import ceil, log, sqrt
 
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, setting
 from vramplan.inputs.images.fixed_tiles import best_resolution
 from vramplan.inputs.images.types import Limits, ProcessedImage, Processor, Size, refuse
 from vramplan.inputs.model_spec import Config
@@ -43,7 +43,7 @@ def phi3_v(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     across = max(n for n in range(1, crops + 1) if n * ceil(n / (long / short)) <= crops)
     height = int(across * 336 / (long / short))
     if height < 1:
-        raise ConfigError(f"--image-size {size.width}x{size.height}: too flat, a side is gone")
+        raise ConfigError(f"{setting('image_size', size)}: too flat, a side is gone")
     down = ceil_div(height, 336)
     rows = down if size.width >= size.height else across
     tokens = (across * down + 1) * 144 + 12 * (rows + 1) + 1
@@ -91,8 +91,7 @@ def kimi_vl(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     columns, rows = ceil_div(width, 28), ceil_div(height, 28)
     if 2 * max(columns, rows) >= 512:
         raise ConfigError(
-            f"--image-size {size.width}x{size.height}: {2 * max(columns, rows)} patches in a row, the model has"
-            " positions for 511"
+            f"{setting('image_size', size)}: {2 * max(columns, rows)} patches in a row, the model has positions for 511"
         )
     return counted(rows * columns, 4, 1, f"{28 * columns} x {28 * rows}")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, setting
 from vramplan.inputs.model_spec import Config
 
 
@@ -148,10 +148,10 @@ def image_size(given: Any) -> Any:
     if isinstance(given, str):
         found = re.fullmatch(r"\s*(\d+)\s*[xX\u00d7]\s*(\d+)\s*", given)
         if found is None:
-            raise ConfigError(f"--image-size {given}: expected WIDTHxHEIGHT in pixels, such as 1344x896")
+            raise ConfigError(f"{setting('image_size', given)}: expected WIDTHxHEIGHT in pixels, such as 1344x896")
         given = (int(found[1]), int(found[2]))
     if isinstance(given, (list, tuple)) and len(given) == 2 and all(isinstance(side, int) for side in given):
         if not all(0 < side <= MOST_PIXELS for side in given):
-            raise ConfigError(f"--image-size {given[0]}x{given[1]}: sides must be 1 to {MOST_PIXELS:,} pixels")
+            raise ConfigError(f"{setting('image_size', tuple(given))}: sides must be 1 to {MOST_PIXELS:,} pixels")
         return tuple(given)
-    raise ConfigError(f"--image-size {given}: expected WIDTHxHEIGHT in pixels, such as 1344x896")
+    raise ConfigError(f"{setting('image_size', given)}: expected WIDTHxHEIGHT in pixels, such as 1344x896")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import floor
 
-from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.inputs.images import fixed_tiles, native_resolution
 from vramplan.inputs.images.remote_code import minicpmv
 from vramplan.inputs.images.types import Film, Limits, ProcessedImage, Size, Tensor, refuse
@@ -91,7 +91,7 @@ def counting_all(
     """
     refuse(limits, "this model", "max_tiles")
     if frames < pairs(c):
-        raise ConfigError(f"--frames {frames}: the video processor takes at least {pairs(c)}")
+        raise ConfigError(f"{setting('frames', frames)}: the video processor takes at least {pairs(c)}")
 
     def resize(side: int) -> Size:
         low, high = native_resolution.pixel_range(p, limits, side, least, most)

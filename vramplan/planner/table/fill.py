@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vramplan.analytic.estimator import VERSIONS
-from vramplan.errors import ConfigError, UnsupportedError, VramplanError
+from vramplan.errors import ConfigError, UnsupportedError, VramplanError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
@@ -208,9 +208,9 @@ def _shared(spec: ModelSpec, given: dict[str, object], card: Gpu, known: Known) 
     job = complete_job(spec, card, given)
     check_job(job, card)
     if job.lengths is not None:
-        raise UnsupportedError("--lengths is not tabled yet; estimate and suggest take it")
+        raise UnsupportedError(f"{setting('lengths')} is not tabled yet; estimate and suggest take it")
     if job.strategy == "device_map":  # where layers go depends on the card
-        raise UnsupportedError("--strategy device_map is not tabled yet")
+        raise UnsupportedError(f"{setting('strategy', 'device_map')} is not tabled yet")
     key = job, traits(card, job)
     if key not in known:
         laws = (

@@ -12,9 +12,9 @@ from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError
 from vramplan.inputs.catalog import all_gpus, load_spec, model_names
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import MAX_COUNT
+from vramplan.inputs.load import load_gpu, load_model
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import CONFIDENCE, with_margin
-from vramplan.planner import estimate
 
 METHODS = ("full", "lora", "qlora", "dora")
 
@@ -130,7 +130,7 @@ def models_called(name: str | ModelSpec) -> list[ModelSpec]:
         if not matched:
             raise UnknownNameError("models", name, map(_short, model_names()), "no shipped model matches")
         return [load_spec(one) for one in matched]
-    spec = estimate.load_model(name)
+    spec = load_model(name)
     if not is_described(spec):
         raise UnsupportedError(f"{spec.name}: no block describes {spec.model_type!r}; `estimate` traces it")
     return [spec]
@@ -147,7 +147,7 @@ def cards_called(name: str | Gpu) -> list[Gpu]:
         if not matched:
             raise UnknownNameError("cards", name, [one.name for one in all_gpus()], "`vramplan gpus` lists all")
         return matched
-    return [estimate.load_gpu(name)]
+    return [load_gpu(name)]
 
 
 def one_of(flag: str, value: str, known: Iterable[str]) -> None:

@@ -22,7 +22,7 @@ from vramplan.memory.estimate import PartialEstimate
 from vramplan.memory.overheads import cublas_workspace, outside_terms
 from vramplan.memory.replay import Replay, replay
 from vramplan.memory.summarize import settle
-from vramplan.planner.monotone_search import largest_batch, most_by_tensors
+from vramplan.planner.monotone_search import largest_batch, largest_by_tensors
 
 KEPT = 12
 """Timelines that are kept: some MiB each."""
@@ -126,7 +126,7 @@ class Shared:
             return 0
         below = max(micro for micro, need in self.tensors.items() if need <= limit)
         above = min((micro for micro, need in self.tensors.items() if need > limit), default=None)
-        return largest_batch(1, most_by_tensors(below, above, self.peak, limit), lambda one: self.fits(one, limit))
+        return largest_batch(1, largest_by_tensors(below, above, self.peak, limit), lambda one: self.fits(one, limit))
 
 
 def _outside(job: Job, card: Gpu) -> int:
