@@ -11,7 +11,7 @@ from typing import Any
 from vramplan.errors import ConfigError, UnknownNameError, VramplanError
 from vramplan.frameworks.syntax.config_files import from_toml, read_text
 from vramplan.inputs.job import Job
-from vramplan.planner.table.request import METHODS, OWN, SHOWN, cards_called, models_called, one_of
+from vramplan.planner.table.request import METHODS, OWN, SHOWN, gpus_called, models_called, one_of
 
 NAME = "vramplan-table.toml"
 LISTS = {"models": str, "gpus": str, "methods": str, "seq-lens": int}
@@ -99,7 +99,7 @@ def _table(lines: Lines, given: Any) -> Wanted:
     for key in ("models", "gpus"):
         if key not in made:
             raise ConfigError(f"{lines.of(key)}: {key} is missing")
-        called: Callable[[Any], list[Any]] = models_called if key == "models" else cards_called
+        called: Callable[[Any], list[Any]] = models_called if key == "models" else gpus_called
         for name in made[key]:
             _at(lines.of(key, name), lambda: called(_beside(lines.path, name)))  # noqa: B023
         made[key] = [_beside(lines.path, name) for name in made[key]]
@@ -142,4 +142,4 @@ def _at(where: str, look: Callable[[], Any]) -> Any:
     try:
         return look()
     except VramplanError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        raise ConfigError(f"{where}: {error.text}") from error
