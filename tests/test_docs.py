@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -30,7 +29,7 @@ from tests.test_cli import FLAGS
 from vramplan.cli import main
 from vramplan.cli.app import app
 
-README = next(path for path in (ROOT / "README.new.md", ROOT / "README.md") if path.is_file())
+README = ROOT / "README.md"
 ACCURACY = ROOT / "docs" / "accuracy.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 PROJECT_TEXTS = [
@@ -182,11 +181,10 @@ def test_commands_run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_first_answer_as_a_process_of_its_own() -> None:
-    match = OUTPUT.search(README.read_text())
+    match = OUTPUT.search((ROOT / "docs" / "quickstart.md").read_text())
     assert match
-    start = time.monotonic()
+    assert f".venv/bin/vramplan {match['command']}\n" in README.read_text()
     done = cli(*shlex.split(match["command"]))
-    assert time.monotonic() - start < 20  # README says well under a second; test machines are shared
     assert (done.returncode, done.stderr) == (0, "")
     assert os.environ.get("UPDATE_DOCS") or stripped(done.stdout) == match["text"]
 

@@ -358,7 +358,7 @@ def test_what_no_block_describes_is_left_out_and_named(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("file", "name", "few"),
     [
-        ("README.md", "readme", ["qwen2.5-7b"]),
+        ("docs/guides/which-gpu.md", "readme", ["qwen2.5-7b"]),
         ("docs/tables.md", "batch-2048", ["qwen3-14b"]),
         ("docs/tables.md", "card-8192", ["qwen3-8b", "gemma-3-4b-it"]),
     ],
