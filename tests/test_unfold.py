@@ -11,7 +11,7 @@ from tests.helpers import card_of, setting_of, spec_of
 from vramplan.analytic.architectures.lookup import architecture_of
 from vramplan.analytic.estimator import lay_out
 from vramplan.analytic.layer_folding import Fold, fold
-from vramplan.analytic.layers.transformer import LayerKind
+from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.played_step import Step
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.inputs.job import Job

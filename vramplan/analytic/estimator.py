@@ -9,8 +9,8 @@ from functools import cache
 from vramplan.analytic.architectures.lookup import architecture_of, is_described
 from vramplan.analytic.architectures.towers import VisionInput
 from vramplan.analytic.layer_folding import HEAD, TAIL, FoldPlan, fold
+from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.layers.moe_peft import FORMER, PATTERNS
-from vramplan.analytic.layers.transformer import LayerKind
 from vramplan.analytic.optimizers import optimizer_seconds
 from vramplan.analytic.played_step import Step, no_cycle_collection
 from vramplan.analytic.run_timeline import SimulatedRun

@@ -12,8 +12,8 @@ from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.batch import Batch, as_handed, make_batch
 from vramplan.analytic.layers import losses
 from vramplan.analytic.layers.attention_kernels import causal_mask
+from vramplan.analytic.layers.context import Context, CrossAttentionInput, LayerKind
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import Context, CrossAttentionInput, LayerKind
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.inputs.model_spec import Config
 

@@ -8,19 +8,11 @@ from vramplan.analytic.architectures.family import Family, Rotary, Shape, embed_
 from vramplan.analytic.architectures.llama import every_layer_slides, plain_window
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers.attention import Softcap, attend, attention
+from vramplan.analytic.layers.context import Context, LayerKind, heads_of
+from vramplan.analytic.layers.mlp import activation, plain_mlp
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import (
-    Context,
-    LayerKind,
-    Softcap,
-    activation,
-    attend,
-    attention,
-    heads_of,
-    partial_rotary,
-    plain_mlp,
-    rotate,
-)
+from vramplan.analytic.layers.rope import partial_rotary, rotate
 from vramplan.inputs.model_spec import Config
 
 # -- GPT-2 -------------------------------------------------------------------------------------------------------------

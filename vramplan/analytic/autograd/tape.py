@@ -1,6 +1,6 @@
 """A shape-only autograd: it plays a training step and records what PyTorch would allocate and free.
 
-Blocks (:mod:`vramplan.analytic.layers.transformer`) read like a model's forward and run on
+Layers (:mod:`vramplan.analytic.layers`) read like a model's forward and run on
 :mod:`vramplan.analytic.autograd.graph`. The backward pass mirrors PyTorch 2.13's engine
 (torch/csrc/autograd/engine.cpp): nodes run by descending sequence number, gradients that meet are summed in place where
 nobody else holds them, parameters take over a gradient nobody else holds, a node's saved tensors go when it has run.

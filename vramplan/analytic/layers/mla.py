@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers.attention import attend
+from vramplan.analytic.layers.context import Context
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import Context, attend
 from vramplan.inputs.model_spec import Config
 
 Turn = Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor]]

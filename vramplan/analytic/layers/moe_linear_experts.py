@@ -11,9 +11,9 @@ from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.autograd.repeated_experts import turns_of
 from vramplan.analytic.layers import attention_kernels
+from vramplan.analytic.layers.mlp import gated
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.moe import Experts, Routed
-from vramplan.analytic.layers.transformer import gated
 from vramplan.errors import ConfigError
 from vramplan.units import ceil_div
 

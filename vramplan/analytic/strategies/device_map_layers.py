@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from vramplan.analytic.layer_folding import Fold, FoldPlan, fold
-from vramplan.analytic.layers.transformer import LayerKind
+from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.played_step import buffers_of
 from vramplan.analytic.step_inputs import DevicePlacement, StepSpec
 from vramplan.analytic.strategies.device_map import Module, balanced, loaded_bytes, spread

@@ -14,8 +14,9 @@ from vramplan.analytic.architectures.towers.tower import TowerContext, VisionTow
 from vramplan.analytic.architectures.towers.vit import clip_embed, tower_attention, with_class
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers.context import CrossAttentionInput
+from vramplan.analytic.layers.mlp import plain_mlp
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import CrossAttentionInput, plain_mlp
 from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.images.fixed_tiles import arrangements, most_tiles
 from vramplan.inputs.job import Job

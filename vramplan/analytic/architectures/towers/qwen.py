@@ -10,9 +10,11 @@ from vramplan.analytic.architectures.towers.tower import TowerContext, VisionTow
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import attention_kernels as kernels
+from vramplan.analytic.layers.attention import eager_pieces
 from vramplan.analytic.layers.attention_kernels import Pieces
+from vramplan.analytic.layers.mlp import gated_mlp, plain_mlp
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import eager_pieces, gated_mlp, plain_mlp, rotate
+from vramplan.analytic.layers.rope import rotate
 from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.model_spec import Config
 

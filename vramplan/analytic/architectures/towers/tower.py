@@ -9,8 +9,8 @@ from math import prod
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor, leaf
 from vramplan.analytic.layer_folding import STACK
+from vramplan.analytic.layers.context import Context, CrossAttentionInput
 from vramplan.analytic.layers.modules import Modules, WeightConfig
-from vramplan.analytic.layers.transformer import Context, CrossAttentionInput
 from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import Config

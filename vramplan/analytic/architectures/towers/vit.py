@@ -7,8 +7,10 @@ from collections.abc import Hashable
 from vramplan.analytic.architectures.towers.tower import NO_TEXT_TOWER, TowerContext, VisionTower
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Resident, Tensor
+from vramplan.analytic.layers.attention import Softcap, attend
+from vramplan.analytic.layers.context import Context
+from vramplan.analytic.layers.mlp import activation, plain_mlp
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import Context, Softcap, activation, attend, plain_mlp
 from vramplan.errors import UnsupportedError
 from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.model_spec import Config
