@@ -11,7 +11,6 @@ from vramplan.analytic.architectures.towers import VisionInput
 from vramplan.analytic.layer_folding import HEAD, TAIL, FoldPlan, fold
 from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.layers.moe_peft import FORMER, PATTERNS
-from vramplan.analytic.optimizers import optimizer_seconds
 from vramplan.analytic.played_step import Step, no_cycle_collection
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.analytic.step_inputs import StepSpec
@@ -33,6 +32,7 @@ from vramplan.inputs.model_inputs import MODEL_INPUTS, describe
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import are_linear, check_job
 from vramplan.memory.estimate import Estimate, PartialEstimate
+from vramplan.memory.optimizers import check_weights, optimizer_seconds
 from vramplan.memory.overheads import outside_terms
 from vramplan.memory.roofline import flops, seconds
 from vramplan.memory.summarize import SimulatedStep, summarize
@@ -115,6 +115,7 @@ def begin(spec: ModelSpec, job: Job, card: Gpu) -> PartialEstimate:
         check_mixture(job, step.routers, card.runs_flash, pattern)
         check_adapters(job, step.widths, linear_names(step, pattern), pattern)
         check_saved(job, step.widths, saved_names(step))
+        check_weights(job, ((weight.name, weight.shape) for weight in step.trained))
         notes += mixture_notes(spec, job, step.routers, pattern)
         timelines = run.timelines if job.lengths is None else _varied(spec, job, card, run)
         peaks = {one: max(timeline.live_bytes(with_kernels=False)) for one, timeline in timelines.items()}

@@ -17,11 +17,11 @@ from vramplan.analytic.autograd.repeated_experts import named
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.layer_folding import FoldPlan, Unfolded, unfold
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.optimizers import Weight, is_embedding
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.train_step import declare, play
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
+from vramplan.memory.optimizer_steps import Weight, is_embedding
 from vramplan.memory.roofline import Kernel
 from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES

@@ -7,7 +7,6 @@ from typing import Any
 
 from vramplan.analytic import estimator
 from vramplan.analytic.architectures.lookup import architecture_of, is_described
-from vramplan.analytic.optimizers import optimizer_of
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError
 from vramplan.inputs import hub, nvml
 from vramplan.inputs.catalog import find_gpu
@@ -16,6 +15,7 @@ from vramplan.inputs.job import MAX_COUNT, Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.memory.estimate import Estimate
+from vramplan.memory.optimizers import optimizer_of
 from vramplan.planner import suggest as plan
 from vramplan.planner.estimate_cache import Estimator
 from vramplan.planner.job_defaults import complete_job

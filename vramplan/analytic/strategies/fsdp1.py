@@ -11,10 +11,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from vramplan.analytic.architectures.towers import TOWER
-from vramplan.analytic.autograd.recorder import Recorder
 from vramplan.analytic.layer_folding import UnfoldedSection
-from vramplan.analytic.optimizers import Weight
 from vramplan.analytic.strategies.fsdp import CAST, GATHER, REDUCE, Sharded, gathered_dtype, stored
+from vramplan.memory.optimizer_steps import Weight
+from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div, round_up
 
