@@ -120,7 +120,7 @@ class Divided(Strategy):
             self.record.extend(events, offset)
             return
         for number, event in enumerate(events):
-            if event < 0 and source[~event] in tape.added:
+            if event < 0 and source[~event] in tape.transient_gradients:
                 self.record.extend(events[done:number], offset)
                 done = number + 1
                 name = tape.storages[source[~event]].module
