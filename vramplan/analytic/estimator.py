@@ -67,12 +67,12 @@ def lay_out(spec: ModelSpec, job: Job, flash_fits: bool) -> tuple[StepSpec, Fold
     family, config, sight, whole = architecture_of(spec)
     if family.model is not None:
         folds = tuple(fold(kinds, stack) for stack, kinds in enumerate(family.model.stacks(config)))
-        inputs, played = tuple(MODEL_INPUTS[spec.model_type].inputs(config, job)), tuple(one.played for one in folds)
+        inputs, played = tuple(MODEL_INPUTS[spec.model_type].inputs(config, job)), tuple(one.simulated for one in folds)
         return StepSpec(family, config, job, (), flash_fits, stacks=played, inputs=inputs), FoldPlan(folds)
     deep = sight.deep(whole) if sight else 0
     kinds = family.kinds(config)
     text = fold(kinds, head=max(HEAD, deep + 1), tail=tail_of(kinds))
-    layers: tuple[LayerKind, ...] = text.played  # type: ignore[assignment]
+    layers: tuple[LayerKind, ...] = text.simulated  # type: ignore[assignment]
     linear_experts = are_linear(spec, job)
     peft_expert_pattern = "" if linear_experts else PATTERNS.get(spec.model_type, "")
     if sight is None:
@@ -81,7 +81,7 @@ def lay_out(spec: ModelSpec, job: Job, flash_fits: bool) -> tuple[StepSpec, Fold
     picture = processed_image(spec, job)
     assert picture is not None
     tower = fold(sight.kinds(whole.part("vision_config")), stack=1, tail=max(1, -sight.chosen(whole)))
-    seen = VisionInput(sight, whole, tower.played, picture)
+    seen = VisionInput(sight, whole, tower.simulated, picture)
     setting = StepSpec(family, config, job, layers, flash_fits, seen, peft_expert_pattern, linear_experts)
     return setting, FoldPlan((tower, text))
 

@@ -179,7 +179,7 @@ class Step:
         self.micro_steps = micro_steps(self.job)
         net = net or play(setting, self.micro_steps)
         self.tape, self.widths, self.routers = net.tape, net.widths, net.routers
-        self.embedded, self.unfed, self.idle = net.embedded, net.unfed, net.idle
+        self.embedded, self.layers_without_input_grad, self.idle = net.embedded, net.layers_without_input_grad, net.idle
         if setting.seen is not None and not setting.looks:  # the tower is loaded all the same
             for key, parameter in declare(setting).tape.parameters.items():
                 self.tape.parameters.setdefault(key, parameter)

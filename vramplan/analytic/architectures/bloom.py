@@ -31,7 +31,7 @@ def bloom_embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
     """Embedding with a norm of its own."""
     shape = bloom_shape(c)
     x = net.embedding("transformer.word_embeddings", ids, shape.vocabulary, shape.hidden)
-    net.held = [x]
+    net.embedding_locals = [x]
     return net.layer_norm("transformer.word_embeddings_layernorm", x)
 
 

@@ -1,4 +1,4 @@
-"""Attention with its mask: the implementations that transformers chooses from, and grouped-query attention.
+"""Attention: eager, SDPA and FlashAttention as transformers runs them, and grouped-query attention.
 
 Tensors are (batch B, length S, heads, head dim D). Mirrors transformers 5.23, modeling_llama.py unless another model is
 named.
@@ -19,14 +19,14 @@ from vramplan.inputs.model_spec import Config
 
 
 class Softcap(NamedTuple):
-    """What eager attention does to the scores besides scaling and masking."""
+    """How eager attention treats scores besides scaling and masking."""
 
     caps: bool = False
     """Gemma 2: divide, tanh, multiply."""
     in_fp32: bool = True
-    """Softmax in fp32 and cast to q's dtype in one expression; GPT-2 and GPT-J take it as it is, then cast to v's."""
+    """Softmax in fp32, cast to q's dtype in the same expression; GPT-2 and GPT-J: in the scores' dtype, cast to v's."""
     casts: bool = True
-    """Whether they are cast; encoders leave them in what softmax gives, fp32 under autocast."""
+    """Whether probabilities are cast; encoders leave them in softmax's dtype, fp32 under autocast."""
 
 
 def attend(
@@ -38,10 +38,10 @@ def attend(
     contiguous: bool = False,
     scores: Softcap = Softcap(),
 ) -> tuple[Tensor, ...]:
-    """The attention interface: (B, S, heads, D) in, (B, S, heads * D) out, and what else its caller keeps alive.
+    """The attention interface: (B, S, heads, D) to (B, S, heads * D), and the tensors that its caller holds.
 
-    `contiguous`: q and k lie head by head in memory (after a concatenation), so the flash kernel's output does too,
-    and ``transpose(1, 2).contiguous()`` copies it (flash_api.cpp: ``empty_like(q)``).
+    `contiguous`: q and k have heads before positions in memory (after a concatenation), so the flash kernel's output
+    has too, and ``transpose(1, 2).contiguous()`` copies it (flash_api.cpp: ``empty_like(q)``).
     """
     batch, length, heads, dim = q.shape
     q.tape.module = "self_attn"
@@ -61,16 +61,16 @@ def attend(
 
 
 def cached_values(v: Tensor, dtype: str) -> Tensor:
-    """Values joined to an empty cache that was made in the keys' dtype, which a norm under autocast widens."""
+    """Values concatenated to an empty cache in the keys' dtype, which is fp32 after a norm under autocast."""
     return ops.copy(v, "cached values") if v.dtype == dtype else ops.to(v, dtype, "cached values")
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ctx: Context, contiguous: bool) -> Tensor:
-    """The kernel that F.scaled_dot_product_attention picks (aten sdp_utils.cpp, torch 2.13) behind sdpa_attention.py.
+    """The kernel that F.scaled_dot_product_attention chooses (aten sdp_utils.cpp, torch 2.13; sdpa_attention.py).
 
-    Without a mask grouped heads go in as they are: flash takes them, the memory-efficient kernel does not, and then the
-    math fallback runs. With a mask they are repeated first and the memory-efficient kernel runs. cuDNN's kernel, which
-    newer cards may prefer, keeps what flash keeps.
+    Without a mask grouped heads are not repeated: the flash kernel takes them; the memory-efficient kernel does not, so
+    the math fallback runs. With a mask they are repeated first and the memory-efficient kernel runs. cuDNN's kernel,
+    which newer GPUs may prefer, saves what flash saves.
     """
     groups, dtype, dim = q.shape[2] // k.shape[2], q.tape.autocast or q.dtype, q.shape[-1]
     same_width = dim == v.shape[-1]
@@ -86,7 +86,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ctx: Context, con
 
 
 def flash_package(q: Tensor, k: Tensor, v: Tensor, padded: bool) -> Tensor:
-    """flash_attention_2: the same kernel; padding is cut out before and put back after."""
+    """flash_attention_2: the flash kernel; padding is removed before and restored after."""
     q, k, v = (ops.low(x) for x in (q, k, v))
     if not padded:
         return kernels.flash_attention(q, k, v)
@@ -104,7 +104,7 @@ def eager_attention(
     options: Softcap,
     cached: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """``eager_attention_forward``: all scores at once; `cached` keys and values lie head by head in memory."""
+    """``eager_attention_forward``: all scores at once; `cached` keys and values have heads first in memory."""
     batch, length, heads, dim = q.shape
     keys, groups, expanded = k.shape[1], heads // k.shape[2], heads > k.shape[2] == 1  # one head: a view, stride 0
     k, v = ops.repeat_heads(k, groups), ops.repeat_heads(v, groups)
@@ -133,14 +133,14 @@ def eager_attention(
 
 
 def eager_pieces(q: Tensor, k: Tensor, v: Tensor, pieces: kernels.Pieces) -> Tensor:
-    """The same for each piece of a row (1, S, heads, D), one after another; the results are joined."""
+    """Eager attention for each piece of a row (1, S, heads, D) in order; the results are concatenated."""
     split = [ops.split_rows(x, pieces.lengths) for x in (q, k, v)]
     outs = [eager_attention(q, k, v, None, 0.0, False, Softcap())[0] for q, k, v in zip(*split, strict=True)]
     return ops.join_rows(outs, q.shape)
 
 
 def merged(x: Tensor, contiguous: bool) -> Tensor:
-    """`x` as a batched product takes it: copied where batch and heads cannot be viewed as one dimension."""
+    """`x` as input of a batched product: copied if batch and heads cannot be viewed as one dimension."""
     return x if contiguous or x.shape[0] == 1 else ops.copy(x, "heads made contiguous")
 
 
@@ -154,7 +154,10 @@ def attention(
     out_bias: bool = False,
     norm: Callable[[Modules, str, Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Grouped-query attention with separate projections, `norm` on each head of q and k (qwen3, gemma3)."""
+    """Grouped-query attention with separate projections and an optional `norm` of each head of q and k (qwen3, gemma3).
+
+    Returns the output and the tensors that the caller holds.
+    """
     heads = heads_of(c)
     batch, length, width = x.shape
     q = net.linear("self_attn.q_proj", x, heads.query * heads.dim, bias).view(batch, length, heads.query, heads.dim)
@@ -171,6 +174,6 @@ def attention(
     net.tape.module = "self_attn"
     q, k = rotary(q, k, ctx, kind)
     softcap = Softcap(caps=c.get("attn_logit_softcapping") is not None)
-    out, *kept = attend(q, k, v, ctx, kind, scores=softcap)
+    out, *attention_locals = attend(q, k, v, ctx, kind, scores=softcap)
     out = net.linear("self_attn.o_proj", out, width, out_bias)
-    return out, *kept
+    return out, *attention_locals

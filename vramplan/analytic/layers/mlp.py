@@ -15,11 +15,11 @@ from vramplan.inputs.model_spec import Config
 
 
 def gelu_new(x: Tensor) -> Tensor:
-    """NewGELUActivation: seven Python ops, so five tensors are kept (activations.py)."""
+    """NewGELUActivation: seven Python ops, which save five tensors (activations.py)."""
     half = ops.scale(x, "half of x")
-    bent = ops.tanh(ops.scale(ops.add(x, ops.scale(ops.cube(x), "scaled cube")), "scaled sum"))
-    shifted = ops.shift(bent, "1 + tanh")
-    del bent
+    tanh = ops.tanh(ops.scale(ops.add(x, ops.scale(ops.cube(x), "scaled cube")), "scaled sum"))
+    shifted = ops.shift(tanh, "1 + tanh")
+    del tanh
     return ops.mul(half, shifted, "gelu output")
 
 
@@ -40,10 +40,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The activation function transformers calls `name`.
+    """The activation function with transformers' `name`.
 
     Raises:
-        UnknownNameError: where it is not modelled.
+        UnknownNameError: if it is not modelled.
     """
     try:
         return ACTIVATIONS[name]
@@ -52,14 +52,14 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def gated_mlp(net: Modules, c: Config, x: Tensor, act: str = "silu", bias: bool = False) -> Tensor:
-    """``down(act(gate(x)) * up(x))``, as wide as the configuration says."""
+    """``down(act(gate(x)) * up(x))`` of the module `mlp`, `intermediate_size` wide."""
     return gated(net, "mlp", x, c.count("intermediate_size"), act, bias)
 
 
 def gated(
     net: Modules, name: str, x: Tensor, width: int, act: str, bias: bool = False, names: Sequence[str] = ()
 ) -> Tensor:
-    """``down(act(gate(x)) * up(x))`` of the module `name`, `width` wide; `names` where these are called otherwise."""
+    """``down(act(gate(x)) * up(x))`` of the module `name`, `width` wide; `names` of gate, up and down if unusual."""
     first, second, third = names or ("gate_proj", "up_proj", "down_proj")
     gate = activation(act)(net.linear(f"{name}.{first}", x, width, bias))
     product = ops.mul(gate, net.linear(f"{name}.{second}", x, width, bias))
@@ -70,8 +70,8 @@ def gated(
 def fused_gated_mlp(net: Modules, c: Config, x: Tensor) -> Tensor:
     """``gate, up = gate_up(x).chunk(2); down(up * act(gate))`` (phi3, glm)."""
     width = c.count("intermediate_size")
-    both = net.linear("mlp.gate_up_proj", x, 2 * width)
-    gate, up = ops.split(both, width, width)
+    gate_up = net.linear("mlp.gate_up_proj", x, 2 * width)
+    gate, up = ops.split(gate_up, width, width)
     product = ops.mul(up, activation(c.text("hidden_act", "silu"))(gate))
     return net.linear("mlp.down_proj", product, x.shape[-1])
 
@@ -81,6 +81,6 @@ def plain_mlp(
 ) -> Tensor:
     """``second(act(first(x)))``."""
     out = x.shape[-1]
-    inner = net.linear(first, x, width, bias, cached)  # `x` lives as the module's argument
+    inner = net.linear(first, x, width, bias, cached)  # `x` is held: the module's argument
     inner = activation(act)(inner)
     return net.linear(second, inner, out, bias, cached)

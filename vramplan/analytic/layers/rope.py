@@ -23,38 +23,38 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotary(q: Tensor, k: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, Tensor]:
-    """``apply_rotary_pos_emb``; nothing on layers without positions."""
+    """``apply_rotary_pos_emb``; q and k unchanged on layers without positions."""
     if not kind.rotary:
         return q, k
     cos, sin = ctx.cos[kind.sliding], ctx.sin[kind.sliding]
-    turned = rotate(q, cos, sin)
-    return turned, rotate(k, cos, sin)
+    rotated_q = rotate(q, cos, sin)
+    return rotated_q, rotate(k, cos, sin)
 
 
 def partial_rotary(
     q: Tensor, k: Tensor, ctx: Context, kind: LayerKind, keeps: bool = False, one_by_one: bool = False
 ) -> tuple[Tensor, ...]:
-    """Rotary on the first part of each head; the pieces are joined again, which makes q and k contiguous.
+    """Rotary embedding of the first part of each head; q and k are concatenated again, which makes them contiguous.
 
-    `keeps`: written out in the attention's forward (phi, gptj), whose locals, returned as well, live to its end.
-    `one_by_one`: q is joined before k is turned (phi3).
+    `keeps`: part of the attention's forward (phi, gptj), so its locals are held until that returns; they are returned
+    too. `one_by_one`: q is concatenated before k is rotated (phi3).
     """
     cos, sin = ctx.cos[kind.sliding], ctx.sin[kind.sliding]
     width, rest = cos.shape[-1], q.shape[-1] - cos.shape[-1]
-    q_turn, k_turn = ops.part(q, width), ops.part(k, width)
+    q_rot, k_rot = ops.part(q, width), ops.part(k, width)
     q_pass, k_pass = (None, None) if not rest else (ops.part(q, rest), ops.part(k, rest))
     if one_by_one:
-        q_turned = joined(rotate(q_turn, cos, sin), q_pass)
-        return q_turned, joined(rotate(k_turn, cos, sin), k_pass)
-    q_turned = rotate(q_turn, cos, sin)
-    k_turned = rotate(k_turn, cos, sin)
-    q_joined = joined(q_turned, q_pass)
+        q_rotated = joined(rotate(q_rot, cos, sin), q_pass)
+        return q_rotated, joined(rotate(k_rot, cos, sin), k_pass)
+    q_rotated = rotate(q_rot, cos, sin)
+    k_rotated = rotate(k_rot, cos, sin)
+    q_joined = joined(q_rotated, q_pass)
     if not keeps:
-        del q_turned
-        return q_joined, joined(k_turned, k_pass)
-    return q_joined, joined(k_turned, k_pass), q_turned, k_turned, q, k
+        del q_rotated
+        return q_joined, joined(k_rotated, k_pass)
+    return q_joined, joined(k_rotated, k_pass), q_rotated, k_rotated, q, k
 
 
-def joined(turned: Tensor, rest: Tensor | None) -> Tensor:
-    """``torch.cat([turned, rest], dim=-1)``, a copy even where nothing is left over."""
-    return ops.copy(turned, "concatenation") if rest is None else ops.cat(turned, rest)
+def joined(rotated: Tensor, rest: Tensor | None) -> Tensor:
+    """``torch.cat([rotated, rest], dim=-1)``: a copy even if `rest` is empty."""
+    return ops.copy(rotated, "concatenation") if rest is None else ops.cat(rotated, rest)

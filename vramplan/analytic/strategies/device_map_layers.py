@@ -49,8 +49,8 @@ def spread_out(setting: StepSpec, plan: FoldPlan, card: Gpu, model: str) -> tupl
     of_layer = [found[_layer(number)] for number in range(len(kinds))]
     for one in sorted(set(of_layer)):
         folded = fold([kind for kind, on in zip(kinds, of_layer, strict=True) if on == one], len(folds))
-        layers += [(folded.base + number, one) for number in range(len(folded.played))]
-        played += folded.played  # type: ignore[arg-type]
+        layers += [(folded.base + number, one) for number in range(len(folded.simulated))]
+        played += folded.simulated  # type: ignore[arg-type]
         folds.append(folded)
     lies = DevicePlacement(tuple(layers), found[EMBED], found[NORM], found[ROTARY], found[HEAD])
     return replace(setting, kinds=tuple(played), spread_over=lies), FoldPlan(tuple(folds))

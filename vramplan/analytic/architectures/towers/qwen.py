@@ -200,7 +200,7 @@ def qwen3_place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tenso
     weights = tape.empty((patches, 4, 1), "fp32", "weights of the neighbours")
     found = ops.embedding(indices, net.parameter(name, c.count("num_position_embeddings"), width))
     found = ops.sum_middle(ops.mul(found, weights, "weighted positions"))
-    net.inner += [indices, weights, found]
+    net.tower_locals += [indices, weights, found]
     x = ops.add(x, ops.to(found, x.dtype))
     return place(net, c, look, x)
 
