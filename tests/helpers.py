@@ -41,12 +41,12 @@ def setting_of(spec: ModelSpec, job: Job, whole: bool = True) -> tuple[StepSpec,
     setting, plan = lay_out(spec, job, True)
     if setting.stacks:
         folds = tuple(Fold(kinds, i * STACK + len(kinds), 0, 1, i * STACK) for i, kinds in enumerate(stacks_of(spec)))
-        return replace(setting, stacks=tuple(one.played for one in folds)), FoldPlan(folds)
+        return replace(setting, stacks=tuple(one.simulated for one in folds)), FoldPlan(folds)
     stacks = []
     for one, kinds in zip(plan.stacks, stacks_of(spec), strict=True):
         stacks.append(Fold(kinds, one.base + len(kinds), 0, 1, one.base))
-    seen = setting.seen and replace(setting.seen, kinds=stacks[0].played)
-    return replace(setting, kinds=stacks[-1].played, seen=seen), FoldPlan(tuple(stacks))
+    seen = setting.seen and replace(setting.seen, kinds=stacks[0].simulated)
+    return replace(setting, kinds=stacks[-1].simulated, seen=seen), FoldPlan(tuple(stacks))
 
 
 def stacks_of(spec: ModelSpec) -> list[tuple[Hashable, ...]]:

@@ -17,7 +17,7 @@ import pytest
 import vramplan
 from tests.helpers import card_of, spec_of
 from vramplan.analytic import estimator
-from vramplan.analytic.autograd.repeated_experts import turns_of
+from vramplan.analytic.autograd.repeated_experts import repetitions
 from vramplan.analytic.played_step import Step
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.errors import VramplanError
@@ -67,7 +67,7 @@ def test_one_stands_for_most() -> None:
         one = played(QWEN3, config, **job)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                "vramplan.analytic.layers.moe_linear_experts.turns_of",
+                "vramplan.analytic.layers.moe_linear_experts.repetitions",
                 lambda count: [(number, 1) for number in range(count)],
             )
             all_ = played(QWEN3, config, **job)
@@ -85,7 +85,7 @@ def test_what_the_allocator_makes_of_it() -> None:
     one = vramplan.estimate(spec, "h200", **given)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "vramplan.analytic.layers.moe_linear_experts.turns_of",
+            "vramplan.analytic.layers.moe_linear_experts.repetitions",
             lambda count: [(number, 1) for number in range(count)],
         )
         each = vramplan.estimate(spec, "h200", **given)
@@ -94,8 +94,8 @@ def test_what_the_allocator_makes_of_it() -> None:
 
 
 def test_who_takes_turns() -> None:
-    assert turns_of(4) == [(number, 1) for number in range(4)]
-    assert turns_of(EXPERTS) == [(0, 1), (1, 125), (126, 1), (127, 1)]
+    assert repetitions(4) == [(number, 1) for number in range(4)]
+    assert repetitions(EXPERTS) == [(0, 1), (1, 125), (126, 1), (127, 1)]
 
 
 @pytest.mark.parametrize("name", sorted(MEASURED["models"]))

@@ -11,7 +11,7 @@ from tests.helpers import card_of, setting_of, spec_of
 from vramplan.analytic.architectures.lookup import architecture_of
 from vramplan.analytic.estimator import lay_out
 from vramplan.analytic.layer_folding import Fold, fold
-from vramplan.analytic.layers.transformer import LayerKind
+from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.played_step import Step
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.inputs.job import Job
@@ -91,8 +91,8 @@ def test_kernels_are_multiplied() -> None:
 def test_a_fold_stands_for_every_layer(count: int, period: int) -> None:
     kinds = [LayerKind(sliding=(layer + 1) % period != 0) for layer in range(count)]
     plan = fold(kinds)
-    assert [plan.played[layer] for layer in plan.layers()] == kinds
-    assert sum(plan.copies_of(layer) for layer in range(len(plan.played))) == count
+    assert [plan.simulated[layer] for layer in plan.layers()] == kinds
+    assert sum(plan.copies_of(layer) for layer in range(len(plan.simulated))) == count
 
 
 def test_irregular_layers_are_all_played() -> None:
@@ -103,5 +103,5 @@ def test_irregular_layers_are_all_played() -> None:
 def test_first_layers_of_their_own_kind_stand_for_themselves() -> None:
     kinds = [LayerKind(dense=layer < 3) for layer in range(61)]
     plan = fold(kinds)
-    assert (plan.first, plan.period, len(plan.played)) == (5, 1, 7)
-    assert [plan.played[min(layer, 5)] for layer in plan.layers()] == kinds
+    assert (plan.first, plan.period, len(plan.simulated)) == (5, 1, 7)
+    assert [plan.simulated[min(layer, 5)] for layer in plan.layers()] == kinds

@@ -9,9 +9,8 @@ from functools import cache
 from vramplan.analytic.architectures.lookup import architecture_of, is_described
 from vramplan.analytic.architectures.towers import VisionInput
 from vramplan.analytic.layer_folding import HEAD, TAIL, FoldPlan, fold
+from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.layers.moe_peft import FORMER, PATTERNS
-from vramplan.analytic.layers.transformer import LayerKind
-from vramplan.analytic.optimizers import optimizer_seconds
 from vramplan.analytic.played_step import Step, no_cycle_collection
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.analytic.step_inputs import StepSpec
@@ -33,6 +32,7 @@ from vramplan.inputs.model_inputs import MODEL_INPUTS, describe
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import are_linear, check_job
 from vramplan.memory.estimate import Estimate, PartialEstimate
+from vramplan.memory.optimizers import check_weights, optimizer_seconds
 from vramplan.memory.overheads import outside_terms
 from vramplan.memory.roofline import flops, seconds
 from vramplan.memory.summarize import SimulatedStep, summarize
@@ -67,12 +67,12 @@ def lay_out(spec: ModelSpec, job: Job, flash_fits: bool) -> tuple[StepSpec, Fold
     family, config, sight, whole = architecture_of(spec)
     if family.model is not None:
         folds = tuple(fold(kinds, stack) for stack, kinds in enumerate(family.model.stacks(config)))
-        inputs, played = tuple(MODEL_INPUTS[spec.model_type].inputs(config, job)), tuple(one.played for one in folds)
+        inputs, played = tuple(MODEL_INPUTS[spec.model_type].inputs(config, job)), tuple(one.simulated for one in folds)
         return StepSpec(family, config, job, (), flash_fits, stacks=played, inputs=inputs), FoldPlan(folds)
     deep = sight.deep(whole) if sight else 0
     kinds = family.kinds(config)
     text = fold(kinds, head=max(HEAD, deep + 1), tail=tail_of(kinds))
-    layers: tuple[LayerKind, ...] = text.played  # type: ignore[assignment]
+    layers: tuple[LayerKind, ...] = text.simulated  # type: ignore[assignment]
     linear_experts = are_linear(spec, job)
     peft_expert_pattern = "" if linear_experts else PATTERNS.get(spec.model_type, "")
     if sight is None:
@@ -81,7 +81,7 @@ def lay_out(spec: ModelSpec, job: Job, flash_fits: bool) -> tuple[StepSpec, Fold
     picture = processed_image(spec, job)
     assert picture is not None
     tower = fold(sight.kinds(whole.part("vision_config")), stack=1, tail=max(1, -sight.chosen(whole)))
-    seen = VisionInput(sight, whole, tower.played, picture)
+    seen = VisionInput(sight, whole, tower.simulated, picture)
     setting = StepSpec(family, config, job, layers, flash_fits, seen, peft_expert_pattern, linear_experts)
     return setting, FoldPlan((tower, text))
 
@@ -115,6 +115,7 @@ def begin(spec: ModelSpec, job: Job, card: Gpu) -> PartialEstimate:
         check_mixture(job, step.routers, card.runs_flash, pattern)
         check_adapters(job, step.widths, linear_names(step, pattern), pattern)
         check_saved(job, step.widths, saved_names(step))
+        check_weights(job, ((weight.name, weight.shape) for weight in step.trained))
         notes += mixture_notes(spec, job, step.routers, pattern)
         timelines = run.timelines if job.lengths is None else _varied(spec, job, card, run)
         peaks = {one: max(timeline.live_bytes(with_kernels=False)) for one, timeline in timelines.items()}

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from vramplan.analytic.architectures import Family
 from vramplan.analytic.architectures.towers import VisionInput
+from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.layers.modules import WeightConfig
-from vramplan.analytic.layers.transformer import LayerKind
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import Input
 from vramplan.inputs.model_spec import Config

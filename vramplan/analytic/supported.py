@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping
 from vramplan.analytic.architectures.lookup import Architecture
 from vramplan.analytic.layers import moe_peft
 from vramplan.analytic.layers.losses import FUSED
-from vramplan.analytic.optimizers import optimizer_of
 from vramplan.errors import ConfigError, SpecError, UnknownNameError, UnsupportedError
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import check_inputs
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import are_linear, check_spec
+from vramplan.memory.optimizers import check_optimizer, optimizer_of
 
 MOST_LAYERS = 4096
 """No model comes near; a larger number would only cost time and memory."""
@@ -33,8 +33,10 @@ def check_modelled(job: Job) -> None:
     Raises:
         UnsupportedError: for a setting that is known but not modelled.
         UnknownNameError: for an unknown optimizer.
+        ConfigError: for a setting that the optimizer does not run with.
     """
     optimizer_of(job.optimizer)
+    check_optimizer(job)
     if job.method != "full" and job.loss in FUSED and "lm_head" in (job.lora_targets or ()):
         raise UnsupportedError(f"--loss {job.loss} with an adapter on lm_head is not modelled; use --loss standard")
 

@@ -12,8 +12,8 @@ from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.batch import Batch, as_handed, make_batch
 from vramplan.analytic.layers import losses
 from vramplan.analytic.layers.attention_kernels import causal_mask
+from vramplan.analytic.layers.context import Context, CrossAttentionInput, LayerKind
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import Context, CrossAttentionInput, LayerKind
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.inputs.model_spec import Config
 
@@ -154,7 +154,7 @@ def model(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
         x = family.embed(net, c, ops.move(batch.ids, spread.embed))
     if setting.looks and crossing is None:
         x = with_images(net, setting, phase, batch, x)
-    held, net.held = net.held or [x], []
+    held, net.embedding_locals = net.embedding_locals or [x], []
     with tape.on(spread.embed):
         ctx = context(net, setting, x, batch)
     ctx.crossing = crossing
@@ -179,7 +179,7 @@ def model(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
         with tape.on(spread.norm):
             x = family.norm(net, family.norm_name, ops.move(x, spread.norm))
     del held
-    net.outer.clear()
+    net.multimodal_locals.clear()
     net.deep.clear()
     return x
 
@@ -191,7 +191,7 @@ def across_images(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> 
     assert batch.pixels is not None
     features, seen = see(net, setting.seen, setting.job, setting.flash_fits, phase, batch.pixels)
     found = setting.seen.sight.across(net, setting.job, batch.ids.shape, features)
-    net.outer += [seen, features, found.mask, found.rows]
+    net.multimodal_locals += [seen, features, found.mask, found.rows]
     return found
 
 
@@ -205,7 +205,7 @@ def with_images(net: Modules, setting: StepSpec, phase: str, batch: Batch, x: Te
     mask = net.tape.empty((*batch.ids.shape, 1), "bool", "where image tokens are")
     if setting.seen.sight.returns_features:
         net.features.append(features)
-    net.outer += [seen, mask, features, *net.deep]
+    net.multimodal_locals += [seen, mask, features, *net.deep]
     x = ops.scatter_rows(x, mask, features)
     net.deep[:] = [ops.copy(ops.pieces(one), "DeepStack features of all images") for one in net.deep]
     return x

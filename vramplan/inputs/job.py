@@ -130,7 +130,7 @@ def engine_casts(strategy: object, quantize: object = "none") -> bool:
 
 
 class Job(BaseModel):
-    """One training set-up. Field names are the field's own words; docs/reference/options.md says what frameworks call them."""
+    """One training set-up; docs/reference/options.md says what frameworks call each field."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
 

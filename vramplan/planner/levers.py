@@ -13,10 +13,9 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.estimate import Estimate
+from vramplan.memory.optimizers import optimizer_of
 from vramplan.planner.estimate_cache import EstimateCache, Estimator
 
-ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_torch_loop")
-"""Optimizers that bitsandbytes' 8-bit AdamW can replace."""
 FREE = "free"
 """The cost of a change that costs nothing."""
 
@@ -122,7 +121,8 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
     def lever(change: str, why: str, cost: str, **update: object) -> None:
         levers.append(Lever(change, why, cost, update))
 
-    if job.optimizer in ADAMW and job.optimizer != "adamw_torch_fused":
+    eight_bit = optimizer_of(job.optimizer).eight_bit
+    if eight_bit and optimizer_of(job.optimizer).name != "adamw_torch_fused":
         lever(
             "--optimizer adamw_torch_fused",
             "the fused kernel needs no temporary copy of the weights",
@@ -157,8 +157,8 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
     half = "bf16" if gpu.supports("bf16") else "fp16"
     if job.method == "full":
         smaller = (("adafactor", "states of a row and a column"), ("sgd", "no optimizer states"))
-        eight = (("adamw_8bit", "states of one byte instead of the weights' dtype"),)
-        for optimizer, why in (*(eight if job.optimizer in ADAMW else ()), *smaller):
+        eight = ((eight_bit, "states of one byte instead of the weights' dtype"),)
+        for optimizer, why in (*(eight if eight_bit else ()), *smaller):
             if job.optimizer != optimizer:
                 lever(f"--optimizer {optimizer}", why, "convergence", optimizer=optimizer)
         lever(

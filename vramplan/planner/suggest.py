@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from vramplan.analytic.optimizers import optimizer_of
 from vramplan.errors import ConfigError, name_settings, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import MAX_COUNT, with_current_names
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import CONFIDENCE
+from vramplan.memory.optimizers import optimizer_of
 from vramplan.planner import batch_search
 from vramplan.planner.batch_search import FRAGMENTED, TOO_LARGE, WITHOUT_MARGIN, Plan, Rejected, Run, Search
 from vramplan.planner.estimate import estimator_for, load_both

@@ -7,9 +7,12 @@ from collections.abc import Callable
 from vramplan.analytic.architectures.family import Family, Rotary, embed_tokens, rms_norm, times
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers.attention import attend, attention
+from vramplan.analytic.layers.context import Context, LayerKind, heads_of
 from vramplan.analytic.layers.mla import latent_attention
+from vramplan.analytic.layers.mlp import gated_mlp
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import Context, LayerKind, attend, attention, gated_mlp, heads_of, rotary
+from vramplan.analytic.layers.rope import rotary
 from vramplan.inputs.model_spec import Config
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Grads, Like, Tensor
+from vramplan.analytic.layers.attention import merged
 from vramplan.analytic.layers.attention_kernels import WORKSPACE, softmax
-from vramplan.analytic.layers.transformer import Context, merged
+from vramplan.analytic.layers.context import Context
 from vramplan.errors import UnsupportedError
 from vramplan.units import ceil_div
 

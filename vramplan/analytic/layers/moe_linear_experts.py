@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.autograd.repeated_experts import turns_of
+from vramplan.analytic.autograd.repeated_experts import repetitions
 from vramplan.analytic.layers import attention_kernels
+from vramplan.analytic.layers.mlp import gated
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.moe import Experts, Routed
-from vramplan.analytic.layers.transformer import gated
 from vramplan.errors import ConfigError
 from vramplan.units import ceil_div
 
@@ -37,8 +37,8 @@ def in_turn(
     tape.module = name
     total = tape.empty((tokens, width), shares.dtype if widens else x.dtype, "zeros for the output")
     held = [tape.empty((tokens, experts.top, experts.number), "int64", "experts of each token, one-hot")]
-    for number, copies in turns_of(experts.number):
-        with tape.turns.taken_by(copies):
+    for number, copies in repetitions(experts.number):
+        with tape.repeated.standing_for(copies):
             tape.module = name
             part = None if widens else tape.empty((experts.top, tokens), "int64", "an expert's part of the mask")
             where = tape.empty((rows, 2), "int64", "an expert's rows")
@@ -90,8 +90,8 @@ def in_order(net: Modules, name: str, x: Tensor, to: Routed, experts: Experts) -
     order = tape.empty((count,), "int64", "order of the rows")
     ordered = ops.chosen(x, tape.empty((count,), "int64", "token of each row"), (count, width), "rows by expert")
     given: list[Tensor] = []
-    for number, copies in turns_of(experts.number):
-        with tape.turns.taken_by(copies):
+    for number, copies in repetitions(experts.number):
+        with tape.repeated.standing_for(copies):
             own = ops.sliced(ordered, (rows, width))
             given.append(gated(net, f"{name}.{number}", own, experts.width, experts.act))
             del own

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from vramplan.analytic.layer_folding import Fold, FoldPlan, fold
-from vramplan.analytic.layers.transformer import LayerKind
+from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.played_step import buffers_of
 from vramplan.analytic.step_inputs import DevicePlacement, StepSpec
 from vramplan.analytic.strategies.device_map import Module, balanced, loaded_bytes, spread
@@ -49,8 +49,8 @@ def spread_out(setting: StepSpec, plan: FoldPlan, card: Gpu, model: str) -> tupl
     of_layer = [found[_layer(number)] for number in range(len(kinds))]
     for one in sorted(set(of_layer)):
         folded = fold([kind for kind, on in zip(kinds, of_layer, strict=True) if on == one], len(folds))
-        layers += [(folded.base + number, one) for number in range(len(folded.played))]
-        played += folded.played  # type: ignore[arg-type]
+        layers += [(folded.base + number, one) for number in range(len(folded.simulated))]
+        played += folded.simulated  # type: ignore[arg-type]
         folds.append(folded)
     lies = DevicePlacement(tuple(layers), found[EMBED], found[NORM], found[ROTARY], found[HEAD])
     return replace(setting, kinds=tuple(played), spread_over=lies), FoldPlan(tuple(folds))

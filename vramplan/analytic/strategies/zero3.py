@@ -11,14 +11,15 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from vramplan.analytic.autograd.graph import SAVED
-from vramplan.analytic.autograd.recorder import Recorder
 from vramplan.analytic.layer_folding import UnfoldedSection
-from vramplan.analytic.optimizers import Weight, optimizer_of
 from vramplan.analytic.strategies import zero3_coordinator
 from vramplan.analytic.strategies.fsdp import REDUCE
 from vramplan.analytic.strategies.stored_weights import divided
 from vramplan.analytic.strategies.zero3_coordinator import Coordinator, Visit
 from vramplan.analytic.strategies.zero12 import Divided, Trained, flat
+from vramplan.memory.optimizer_steps import Weight
+from vramplan.memory.optimizers import optimizer_of
+from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div
 

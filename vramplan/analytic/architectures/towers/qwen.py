@@ -10,9 +10,11 @@ from vramplan.analytic.architectures.towers.tower import TowerContext, VisionTow
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import attention_kernels as kernels
+from vramplan.analytic.layers.attention import eager_pieces
 from vramplan.analytic.layers.attention_kernels import Pieces
+from vramplan.analytic.layers.mlp import gated_mlp, plain_mlp
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import eager_pieces, gated_mlp, plain_mlp, rotate
+from vramplan.analytic.layers.rope import rotate
 from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.model_spec import Config
 
@@ -198,7 +200,7 @@ def qwen3_place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tenso
     weights = tape.empty((patches, 4, 1), "fp32", "weights of the neighbours")
     found = ops.embedding(indices, net.parameter(name, c.count("num_position_embeddings"), width))
     found = ops.sum_middle(ops.mul(found, weights, "weighted positions"))
-    net.inner += [indices, weights, found]
+    net.tower_locals += [indices, weights, found]
     x = ops.add(x, ops.to(found, x.dtype))
     return place(net, c, look, x)
 

@@ -9,8 +9,8 @@ from math import prod
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor, leaf
 from vramplan.analytic.layer_folding import STACK
+from vramplan.analytic.layers.context import Context, CrossAttentionInput
 from vramplan.analytic.layers.modules import Modules, WeightConfig
-from vramplan.analytic.layers.transformer import Context, CrossAttentionInput
 from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import Config
@@ -122,7 +122,7 @@ def in_one_row(pixels: Tensor, dtype: str | None) -> Tensor:
 
 def joined(net: Modules, x: Tensor) -> Tensor:
     """``torch.cat(features)`` of all images; the outer forward keeps what each image gave."""
-    net.outer.append(x)
+    net.multimodal_locals.append(x)
     net.tape.module = "inputs"
     return ops.copy(x, "features of all images")
 
@@ -170,7 +170,7 @@ def see(
     x = given_a_gradient(x, given.input_needs_grad and sight.hooked == "placed")
     chosen, index = None, sight.chosen(whole)
     if sight.holds_first:
-        net.inner.append(x)
+        net.tower_locals.append(x)
     for number, kind in enumerate(seen.kinds):
         net.enter_layer(phase, TOWER + number, x)
         if index and number == len(seen.kinds) + index + 1:
@@ -187,5 +187,5 @@ def see(
     if index == -1:
         chosen = x
     x = sight.finish(net, c, x)
-    net.inner.clear()
+    net.tower_locals.clear()
     return sight.project(last, whole, seen.picture, x if chosen is None else chosen), x
