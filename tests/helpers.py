@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Hashable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from vramplan.analytic.architectures.lookup import architecture_of
 from vramplan.analytic.estimator import lay_out
 from vramplan.analytic.layer_folding import STACK, Fold, FoldPlan
 from vramplan.analytic.step_inputs import StepSpec
+from vramplan.cli import main
 from vramplan.inputs.catalog import find_gpu, find_model
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
@@ -22,6 +26,7 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.measurement import Environment, Measured, Peaks
 
 ROOT = Path(__file__).parent.parent
+TERMINAL = {"COLUMNS": "80", "NO_COLOR": "1"}
 
 
 def spec_of(name: str, **config: Any) -> ModelSpec:
@@ -59,13 +64,39 @@ def stacks_of(spec: ModelSpec) -> list[tuple[Hashable, ...]]:
 
 
 def cli(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own, 80 columns wide."""
+    """The command line in this process, 80 columns wide: what it prints and its exit code.
+
+    What needs a process of its own (start-up, signals, pipes, encodings, several workers) asks `cli_process`.
+    """
+    output, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    before = Path.cwd()
+    with (
+        patch.dict(os.environ, {**TERMINAL, **environment}),
+        patch("huggingface_hub.constants.HF_HUB_OFFLINE", environment.get("HF_HUB_OFFLINE") == "1"),
+        patch.object(sys, "argv", ["vramplan", *arguments]),
+        redirect_stdout(output),
+        redirect_stderr(errors),
+    ):
+        os.chdir(cwd)
+        try:
+            main()
+            raise AssertionError("the command line ended without an exit code")
+        except SystemExit as end:
+            code = int(end.code or 0)
+        finally:
+            os.chdir(before)
+    texts = [stream.buffer.getvalue().decode() for stream in (output, errors)]  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(["vramplan", *arguments], code, *texts)
+
+
+def cli_process(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The same in a process of its own: a second of start-up, so for what `cli` cannot show."""
     return subprocess.run(
         [sys.executable, "-m", "vramplan", *arguments],
         capture_output=True,
         text=True,
         cwd=cwd,
-        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1", **environment},
+        env={**os.environ, **TERMINAL, **environment},
         timeout=120,
         check=False,
     )

@@ -15,6 +15,7 @@ import re
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -25,7 +26,12 @@ from vramplan.memory.estimate import Estimate
 
 PATH = ROOT / "tests" / "cases" / "traced.json"
 PHASES = ("forward", "backward", "optimizer")
+GROUPS = {**FAMILIES, **MIXTURES, **SEEING, **OTHERS}
+"""All families; the workers of a test run share them out."""
 COLUMNS = ("case", "tensors", "allocated", "reserved", *PHASES, "flops", "parameters", "trained")
+
+ESTIMATES: dict[str, list[Any]] = {}
+"""Rows of the analytic estimator that have been worked out, by case."""
 
 
 def traced(name: str) -> list[Any]:
@@ -36,11 +42,39 @@ def traced(name: str) -> list[Any]:
     return row_of(case, tracing().estimate(spec_for(case.family), case.job, card_of(case.card)))
 
 
-@cache
 def analytic(name: str) -> list[Any]:
     """The same by the analytic estimator; several tests ask for it."""
-    case = case_of(name)
-    return row_of(case, estimator.estimate(spec_for(case.family), case.job, card_of(case.card)))
+    if name not in ESTIMATES:
+        case = case_of(name)
+        ESTIMATES[name] = row_of(case, estimator.estimate(spec_for(case.family), case.job, card_of(case.card)))
+    return ESTIMATES[name]
+
+
+def estimate_family(family: str, folder: Path, wait: bool = True) -> bool:
+    """Have the estimates of every case of a family: the first process that asks works them out, the others read them.
+
+    Returns False if another process is at it, and this one is not to wait.
+    """
+    import fcntl
+
+    path = folder / f"{[*GROUPS].index(family)}.json"
+    with path.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        if path.exists():
+            ESTIMATES.update(json.loads(path.read_text()))
+        else:
+            names = [case.name for case in all_cases() if case.family == family]
+            path.write_text(json.dumps({name: analytic(name) for name in names}))
+    return True
+
+
+def estimate_all(folder: Path) -> None:
+    """The same for every family; what other processes are working out is read at the end."""
+    for family in [family for family in GROUPS if not estimate_family(family, folder, wait=False)]:
+        estimate_family(family, folder)
 
 
 def row_of(case: Case, found: Estimate) -> list[Any]:
@@ -149,7 +183,7 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="compare what has been traced with the analytic estimate")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    families = set(options.families.split(";")) if options.families else {*FAMILIES, *MIXTURES, *SEEING, *OTHERS}
+    families = set(options.families.split(";")) if options.families else {*GROUPS}
     settings = set(options.settings.split(",")) if options.settings else {*SETTINGS, *LOOKS, "rarer"}
     wanted = [case.name for case in all_cases() if case.family in families and case.setting in settings]
     rows = load()

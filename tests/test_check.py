@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,7 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
+@cache
 def _own(name: str) -> dict[str, Any]:
     paths = [path for path in sorted((FOLDER / name).iterdir()) if path.name not in REFERENCED]
     found: dict[str, Any] = {}

@@ -24,7 +24,7 @@ import typer
 
 import vramplan
 from tests import learn, matrix
-from tests.helpers import ROOT, cli
+from tests.helpers import ROOT, cli, cli_process
 from tests.test_cli import FLAGS
 from vramplan.cli import main
 from vramplan.cli.app import app
@@ -184,7 +184,7 @@ def test_the_first_answer_as_a_process_of_its_own() -> None:
     match = OUTPUT.search((ROOT / "docs" / "quickstart.md").read_text())
     assert match
     assert f".venv/bin/vramplan {match['command']}\n" in README.read_text()
-    done = cli(*shlex.split(match["command"]))
+    done = cli_process(*shlex.split(match["command"]))
     assert (done.returncode, done.stderr) == (0, "")
     assert os.environ.get("UPDATE_DOCS") or stripped(done.stdout) == match["text"]
 
@@ -295,9 +295,10 @@ def test_the_repository_speaks_of_the_project_alone(path: Path) -> None:
     assert not re.search(r"/work/|/tmp/|/root/|https?://[^ )]*(pypi|simple)", path.read_text())
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="the same as with torch, and long")
-def test_the_tables_of_agreement_are_what_the_traces_say() -> None:
+@pytest.mark.full
+def test_the_tables_of_agreement_are_what_the_traces_say(run_folder: Path) -> None:
     """``python -m tests.matrix`` writes them."""
+    matrix.estimate_all(run_folder)
     text = ACCURACY.read_text()
     assert matrix.in_readme(text) == text
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import vramplan
-from tests.helpers import ROOT, cli
+from tests.helpers import ROOT, cli, cli_process
 from vramplan.analytic.estimator import VERSIONS
 from vramplan.cli import table
 from vramplan.cli.app import app
@@ -342,7 +342,7 @@ def test_formats_say_the_same(keep: Path) -> None:
     assert [cell for line in lines for cell in line[2:]] == [gib(size) for size in sizes]
     assert texts["html"].count("<td>") == 8
     assert texts["latex"].count(r"\\") == 3
-    again = cli("table", *asked, "--jobs", "2", cwd=keep)
+    again = cli_process("table", *asked, "--jobs", "2", cwd=keep)
     assert again.stdout == texts["markdown"]  # whatever the number of processes
 
 

@@ -290,12 +290,13 @@ def test_the_real_trainer(
 # -- against the analytic estimate -------------------------------------------------------------------------------------
 
 
-def test_committed_traces_are_what_a_trace_finds() -> None:
-    rows = matrix.load()
+@pytest.mark.parametrize("part", range(8))
+def test_committed_traces_are_what_a_trace_finds(part: int) -> None:
+    rows = matrix.rows_by_name()
     names = [case.name for case in all_cases()][::61]
     assert len(names) > 40
     reserved = matrix.COLUMNS.index("reserved")
-    for name in names:
+    for name in names[part::8]:
         found, kept = matrix.traced(name), rows[name]
         # by what ran before, a block of 2 MiB may or may not find a place; not understood yet
         assert found[reserved] == pytest.approx(kept[reserved], rel=1e-3)
