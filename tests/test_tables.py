@@ -15,7 +15,6 @@ import pytest
 import vramplan
 from tests.helpers import ROOT, cli, cli_process
 from vramplan.analytic.estimator import VERSIONS
-from vramplan.cli import table
 from vramplan.cli.app import app
 from vramplan.errors import ConfigError, VramplanError
 from vramplan.inputs.catalog import find_model
@@ -23,6 +22,7 @@ from vramplan.memory.replay import replay
 from vramplan.planner.monotone_search import largest_batch, largest_by_tensors
 from vramplan.planner.table import Table, TableRequest, embedded, fill, table_request
 from vramplan.planner.table.config import read
+from vramplan.render import table_file
 from vramplan.render.table import grid
 from vramplan.render.terminal import gib
 from vramplan.units import MiB
@@ -167,13 +167,13 @@ def test_what_was_edited_meanwhile_stays(keep: Path, monkeypatch: pytest.MonkeyP
     """The file is read again when the table is there."""
     monkeypatch.chdir(keep)
     doc = keep / "doc.md"
-    made = table._made
+    table_texts = table_file.table_texts
 
-    def slowly(*given: Any) -> dict[str, str]:
+    def slowly(*arguments: Any, **options: Any) -> dict[str, str]:
         doc.write_text("more\n" + doc.read_text(), encoding="utf-8")
-        return made(*given)
+        return table_texts(*arguments, **options)
 
-    monkeypatch.setattr(table, "_made", slowly)
+    monkeypatch.setattr(table_file, "table_texts", slowly)
     assert app(["table", "--write", "doc.md", "--jobs", "1"], standalone_mode=False) == 0
     assert doc.read_text(encoding="utf-8").startswith("more\n")
     monkeypatch.undo()
@@ -368,7 +368,7 @@ def test_our_own_tables_are_kept(file: str, name: str, few: list[str]) -> None:
     lines = embedded.read(ROOT / file)
     region = next(one for one in embedded.regions(ROOT / file, lines) if one.name == name)
     kept = lines[region.first : region.end]
-    wanted = read(ROOT / "vramplan-table.toml", [name])[name].sheet
+    wanted = read(ROOT / "vramplan-table.toml", [name])[name].request
     rows = grid(filled(**{**wanted, "models": few}))[1]
     assert len(rows) == 3 * len(few)
     for row in rows:
