@@ -62,7 +62,7 @@ _HOME = {
 }
 
 _FORMER = {"Card": "Gpu", "load_card": "load_gpu"}
-"""Names of the release before, kept for one more."""
+"""Names of the release before, kept until 0.2."""
 
 __all__ = [
     "Comparison",

@@ -34,7 +34,7 @@ FORMER_FIELDS = {
     "carves": "wraps_embeddings",
     "checkpoint_outside": "checkpoint_wraps_fsdp",
 }
-"""Names of the release before, accepted for one more."""
+"""Names of the release before, accepted until 0.2."""
 FORMER_VALUES = {("strategy", "pipeline"): "device_map"}
 
 
