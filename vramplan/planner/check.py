@@ -1,4 +1,4 @@
-"""Will the configuration that is already there fit, and what would make it."""
+"""Whether a configuration fits, and what to change if it does not."""
 
 from __future__ import annotations
 
@@ -51,55 +51,55 @@ CACHED = (
     "the longest sample alone would fit; with what samples of other lengths leave in torch's cache before it does not:"
     " set PYTORCH_ALLOC_CONF=expandable_segments:True"
 )
-"""Why a data set does not fit whose longest sample would."""
+"""Why a data set does not fit although its longest sample would."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a configuration needs of a card."""
+    """Whether a configuration fits a GPU, and what would make it fit."""
 
     reading: ParsedConfig
     card: Gpu
     estimate: Estimate
     """Of training."""
     evaluation_bytes: int | None
-    """On the card while the configuration's own evaluation batch runs; None where none does."""
+    """Bytes on the GPU while the configuration's evaluation batch runs; None if there is none."""
     search: Search | None
-    """Plans for the same global batch, where this one does not fit."""
+    """Plans for the same global batch if this one does not fit."""
     min_headroom: float
-    """Share of the card that has to stay free, if that is more than the margin."""
+    """Share of the GPU that has to stay free, if that is more than the margin."""
     data: dataset_limits.Data | None = None
-    """The data set that it trains on, where one was given."""
+    """The data set that it trains on, if one was given."""
     plan: Plan | None = None
-    """Another micro-batch at the same global batch that fits, where this one does not."""
+    """Another micro-batch at the same global batch that fits if this one does not."""
     advice: tuple[LeverEffect, ...] = ()
     """If no micro-batch fits: changes of something else."""
     eval_batch_size: int | None = None
-    """A smaller batch of an evaluation that fits, where this one does not; 0 where none does."""
+    """A smaller evaluation batch that fits if this one does not; 0 if none does."""
 
     @property
     def need_bytes(self) -> int:
-        """At the worst moment."""
+        """Bytes that the GPU needs at the fullest moment."""
         return max(self.estimate.device_total_bytes, self.evaluation_bytes or 0)
 
     @property
     def free_bytes(self) -> int:
-        """Left of the card at the worst moment; negative where it does not fit."""
+        """Bytes of the GPU left at the fullest moment; negative if it does not fit."""
         return self.estimate.capacity_bytes - self.need_bytes
 
     @property
     def spare_bytes(self) -> int:
-        """What has to stay free: the margin, or more that was asked for."""
+        """Bytes that have to stay free: the margin, or more if that was requested."""
         return max(self.estimate.margin_bytes, ceil(self.min_headroom * self.estimate.capacity_bytes))
 
     @property
     def trains(self) -> bool:
-        """Whether training fits, whatever an evaluation needs."""
+        """Whether training fits, regardless of the evaluation."""
         return self.estimate.fits and self.estimate.headroom_bytes >= self.spare_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether the worst moment fits, with the margin and what was asked for left free."""
+        """Whether the fullest moment fits and leaves enough free."""
         return self.trains and self.free_bytes >= self.spare_bytes
 
 
@@ -118,21 +118,21 @@ def check(
 ) -> Verdict:
     """Read a configuration file, a script or the words of a command, and say whether it fits.
 
-    `num_gpus` is how many cards the box has; `given` is what the configuration does not know: `sequence_length` of the
-    longest sample, `images`, `videos`, `frames`, `image_size`, or `dataset`, a file of samples, with a `tokenizer`; and
-    `method` and `checkpointing` of what DeepSpeed's JSON is used with.
+    `num_gpus` is the number of GPUs in the machine; `given` are settings that the configuration does not hold:
+    `sequence_length` of the longest sample, `images`, `videos`, `frames`, `image_size`, or `dataset`, a file of
+    samples, with a `tokenizer`; for DeepSpeed's JSON on its own also `method` and `checkpointing`.
 
     Raises:
         VramplanError: for what cannot be read, or is not modelled.
     """
-    card = load_gpu(gpu)
+    loaded_gpu = load_gpu(gpu)
     if isinstance(target, (str, Path)):
-        found = from_path(Path(target), framework, card=card)
+        found = from_path(Path(target), framework, card=loaded_gpu)
     else:
-        found = from_words(target, framework, card=card)
+        found = from_words(target, framework, card=loaded_gpu)
     return examine(
         found,
-        card,
+        loaded_gpu,
         num_gpus=num_gpus,
         model=model,
         framework_version=framework_version,
@@ -275,46 +275,46 @@ def judge(
     return replace(verdict, search=search, advice=tuple(effects))
 
 
-def read(found: Found, cards: int, version: str | None = None) -> ParsedConfig:
-    """What a configuration comes to on a box with so many cards, with a note for all that a reader should know.
+def read(found: Found, num_gpus: int, version: str | None = None) -> ParsedConfig:
+    """The job of a configuration on a machine with so many GPUs, with notes on what a reader should know.
 
     Raises:
-        VramplanError: for a value that cannot be, or a setting that is not modelled.
+        VramplanError: for an invalid value, or a setting that is not modelled.
     """
     if version is not None and not re.match(r"\d+(\.\d+)*", version):
         raise ConfigError(f"{setting('framework_version', version)}: expected a version such as 4.57.6")
-    keys = ConfigReader(in_sections(found.source) if found.framework.in_sections else found.source, found.name)
-    reading = found.framework.read(keys, cards, version)
-    reading.synonyms = keys.synonyms
-    _agree(keys, reading.job)
-    reading.job |= allocator(keys, reading.expandable)
-    tell_sharing(keys, reading.job)
-    tell_scaler(keys, reading.job)
-    tell_frozen(keys)
-    zero_config.cast(reading.job)
-    reading.spelling = found.source.spelling
-    for name in reading.sampling.keys:
-        keys.note("ignored", name, f"is about videos; {setting('videos')} says that there are any")
-    keys.finish(known_keys(found.name))
-    tell_lost(keys)
-    reading.notes = sorted(keys.notes, key=lambda note: ("unknown", "warning", "default", "ignored").index(note.kind))
-    return reading
+    reader = ConfigReader(in_sections(found.source) if found.framework.in_sections else found.source, found.name)
+    config = found.framework.read(reader, num_gpus, version)
+    config.synonyms = reader.synonyms
+    _agree(reader, config.job)
+    config.job |= allocator(reader, config.expandable)
+    tell_sharing(reader, config.job)
+    tell_scaler(reader, config.job)
+    tell_frozen(reader)
+    zero_config.cast(config.job)
+    config.spelling = found.source.spelling
+    for name in config.sampling.keys:
+        reader.note("ignored", name, f"is about videos; {setting('videos')} says that there are any")
+    reader.finish(known_keys(found.name))
+    tell_lost(reader)
+    config.notes = sorted(reader.notes, key=lambda note: ("unknown", "warning", "default", "ignored").index(note.kind))
+    return config
 
 
-def _agree(keys: ConfigReader, job: dict[str, Any]) -> None:
-    for field, said in keys.pinned.items():
+def _agree(reader: ConfigReader, job: dict[str, Any]) -> None:
+    for field, pinned in reader.pinned.items():
         value = job.get(field, Job.model_fields[field].default)
-        if said.value != value:
+        if pinned.value != value:
             raise ConfigError(
-                f"{said.place} is {said.value}, and {value} elsewhere: training stops at that; write auto"
+                f"{pinned.place} is {pinned.value}, and {value} elsewhere: training stops at that; write auto"
             )
 
 
-def _model(name: str | ModelSpec, reading: ParsedConfig, found: Found) -> ModelSpec:
-    """The model by the configuration's name; by its last part where a folder is not here, or the Hub does not answer.
+def _model(name: str | ModelSpec, config: ParsedConfig, found: Found) -> ModelSpec:
+    """The model by the configuration's name; by its last part if a folder is missing or the Hub does not answer.
 
     Raises:
-        ConfigError: where none is named.
+        ConfigError: if none is named.
     """
     if isinstance(name, ModelSpec):
         return name
@@ -323,16 +323,16 @@ def _model(name: str | ModelSpec, reading: ParsedConfig, found: Found) -> ModelS
     try:
         return load_model(name)
     except VramplanError as error:
-        last = name.rstrip("/").rpartition("/")[2]
-        elsewhere = isinstance(error, HubError) or name.startswith((".", "/", "~", "$")) or name.count("/") > 1
+        last_part = name.rstrip("/").rpartition("/")[2]
+        may_be_shipped = isinstance(error, HubError) or name.startswith((".", "/", "~", "$")) or name.count("/") > 1
         try:
-            spec = find_model(last) if elsewhere else None
+            spec = find_model(last_part) if may_be_shipped else None
         except UnknownNameError:
             spec = None
         if spec is None:
             raise
-        why = re.split(r" \(|;", str(error).partition(": ")[2])[0] if isinstance(error, HubError) else "is not here"
-        reading.notes.append(Note("warning", "model", f"{name} {why}: taken as {spec.name} by its name"))
+        reason = re.split(r" \(|;", str(error).partition(": ")[2])[0] if isinstance(error, HubError) else "is not here"
+        config.notes.append(Note("warning", "model", f"{name} {reason}: taken as {spec.name} by its name"))
         return spec
 
 
