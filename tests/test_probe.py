@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -177,33 +180,56 @@ def test_two_ranks_under_ddp() -> None:
     assert found.measured.environment.ranks == 2
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1", "zero2", "zero3"])
-def test_strategies_train(strategy: str) -> None:
-    """Two processes of real steps, wrapped as on cards: gradients are the same on both."""
-    script = (
-        "import sys, torch\n"
-        "from tests.test_probe import rank_of_two\n"
-        f"rank_of_two(int(sys.argv[1]), sys.argv[2], {strategy!r})\n"
-    )
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        point = f"tcp://127.0.0.1:{one.getsockname()[1]}"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(rank), point], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
+
+
+def test_strategies_train(tmp_path: Path) -> None:
+    """Two processes of real steps under each, wrapped as on cards: gradients are the same on both."""
+    script = "import sys\nfrom tests.test_probe import all_strategies\nall_strategies(sys.argv[1])\n"
+    with (tmp_path / "errors").open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, stderr=errors, start_new_session=True
         )
-        for rank in range(2)
-    ]
-    try:
-        said = [one.communicate(timeout=120) for one in ranks]
-    finally:
-        for one in ranks:
-            one.kill()
-            one.communicate()
-    assert [one.returncode for one in ranks] == [0, 0], said
-    norms = [json.loads(one[0].splitlines()[-1]) for one in said]
-    assert norms[0] == norms[1]
-    assert min(norms[0]) > 0
+        try:
+            code = process.wait(timeout=300)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert code == 0, (tmp_path / "errors").read_text()
+    for strategy in STRATEGIES:
+        norms = [json.loads((tmp_path / f"{strategy}-{rank}").read_text()) for rank in range(2)]
+        assert norms[0] == norms[1], strategy
+        assert len(norms[0]) == 2, strategy
+        assert min(norms[0]) > 0, strategy
+
+
+def all_strategies(folder: str) -> None:
+    """Two ranks under each strategy, forked from this process: loading torch ten times would take most of the time."""
+    import peft  # noqa: F401
+    from transformers import LlamaForCausalLM  # noqa: F401
+
+    from vramplan.torch_backend.probe import deepspeed
+
+    for strategy in STRATEGIES:
+        if strategy in deepspeed.STAGES:
+            deepspeed.load(torch.device("cpu"))
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            point = f"tcp://127.0.0.1:{one.getsockname()[1]}"
+        ranks = []
+        for rank in range(2):
+            if child := os.fork():
+                ranks.append(child)
+                continue
+            code = 1
+            try:
+                Path(folder, f"{strategy}-{rank}").write_text(json.dumps(norms_of(rank, point, strategy)))
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            os._exit(code)  # DeepSpeed's threads may abort as the interpreter ends
+        assert [os.waitpid(child, 0)[1] for child in ranks] == [0, 0], strategy
 
 
 class Nobody:
@@ -219,8 +245,8 @@ class Nobody:
         return nullcontext()
 
 
-def rank_of_two(rank: int, point: str, strategy: str) -> None:
-    """One process of `test_strategies_train`: prints its gradients' norm."""
+def norms_of(rank: int, point: str, strategy: str) -> list[float]:
+    """One process of `test_strategies_train`: the norms of its gradients in two steps."""
     from vramplan.torch_backend.model import optimizers
     from vramplan.torch_backend.model.build import build
     from vramplan.torch_backend.model.training_loop import Steps
@@ -252,8 +278,7 @@ def rank_of_two(rank: int, point: str, strategy: str) -> None:
             steps.run()
             if engine is not None:
                 norms.append(float(engine.get_global_grad_norm()))
-    print(json.dumps(norms), flush=True)
-    os._exit(0)  # DeepSpeed's threads may abort as the interpreter ends; a probe's parent has its answer by then
+    return norms
 
 
 def _norm(weights: Any) -> float:

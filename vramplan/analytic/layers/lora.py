@@ -25,10 +25,9 @@ class Adapter(NamedTuple):
 def dense(x: Tensor, out: Tensor, adapter: Adapter) -> Tensor:
     """``out + lora_B(lora_A(dropout(x))) * scaling`` in the adapter's dtype (tuners/lora/layer.py)."""
     dtype = out.dtype
-    first_cast = ops.to(
-        x, adapter.input_dtype or adapter.down.dtype, "input cast to the adapter's dtype"
-    )  # held, as `x` is
-    cast = ops.to(first_cast, adapter.down.dtype, "input cast to the adapter's dtype")
+    # `x` and both casts are held until the function returns; `out` is not
+    peft_input = ops.to(x, adapter.input_dtype or adapter.down.dtype, "input cast to the adapter's dtype")
+    cast = ops.to(peft_input, adapter.down.dtype, "input cast to the adapter's dtype")
     if adapter.magnitude is not None:
         total = ops.add(out, directed(cast, out, adapter, adapter.magnitude), "output with adapter")
     else:

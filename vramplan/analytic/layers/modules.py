@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import SAVED, Parameter, Resident, Tensor, leaf
 from vramplan.analytic.autograd.tape import Tape
-from vramplan.analytic.layers import lora
-from vramplan.analytic.layers import moe_peft as stacks
+from vramplan.analytic.layers import lora, moe_peft
 from vramplan.analytic.layers.lora import Adapter
 
 
@@ -44,7 +43,7 @@ class WeightConfig:
     """Dtype that quantized layers compute in."""
     input_needs_grad: bool = False
     """transformers' enable_input_require_grads: the embedding's output becomes a leaf that needs a gradient."""
-    stacks: str = ""
+    peft_expert_pattern: str = ""
     """Pattern by which PEFT adapts stacked expert weights (:mod:`vramplan.analytic.layers.moe_peft`)."""
     linear_experts: bool = False
     """Whether experts are separate linear layers (:mod:`vramplan.analytic.layers.moe_linear_experts`)."""
@@ -184,7 +183,7 @@ class Modules:
     def is_target(self, name: str) -> bool:
         """Whether the layer `name` gets an adapter."""
         targets = self.training.lora_targets
-        if not self.training.lora_rank or stacks.meant(self.training.stacks, name):
+        if not self.training.lora_rank or moe_peft.meant(self.training.peft_expert_pattern, name):
             return False
         return targets is None or any(name == target or name.endswith(f".{target}") for target in targets)
 
