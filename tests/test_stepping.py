@@ -14,7 +14,7 @@ from vramplan.errors import ConfigError
 from vramplan.inputs.job import Job
 from vramplan.measurements import verify
 from vramplan.memory.measurement import Measured
-from vramplan.planner.suggest import Search, search
+from vramplan.planner.batch_search import Search, search
 
 
 @given(true=st.integers(0, 300), start=st.integers(1, 300))
