@@ -16,7 +16,7 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.batch_scaling import Segment, segments
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.memory.estimate import Estimate
-from vramplan.memory.overheads import outside_terms
+from vramplan.memory.overheads import outside_bytes
 from vramplan.memory.timeline import Timeline
 from vramplan.planner import estimate
 from vramplan.planner.estimate_cache import Estimator
@@ -164,7 +164,7 @@ def build(
     for number, values in enumerate(combined):
         progress(f"{len(combined)} choices of length, rank and the like", number / len(combined))
         choices.append(_choice(source, values, micros, offered, kinds, representatives))
-    outside = tuple(sum(term.num_bytes for term in outside_terms(start.job, one)) for one in offered)
+    outside = tuple(outside_bytes(start.job, one) for one in offered)
     return Grid(_light(start), found, advice, axes, tuple(offered), tuple(kinds), outside, tuple(choices))
 
 
@@ -257,17 +257,13 @@ def _column(
     return Column(estimates, pressed, segments(steps))
 
 
-def _outside(one: Estimate, card: Gpu) -> int:
-    return sum(term.num_bytes for term in outside_terms(one.job, card))
-
-
 def _least(one: Estimate, card: Gpu) -> int:
     """Bytes on `card` that the tensors alone take."""
-    return one.peak_tensor_bytes + _outside(one, card)
+    return one.peak_tensor_bytes + outside_bytes(one.job, card)
 
 
 def _total(one: Estimate, card: Gpu) -> int:
-    return one.peak_reserved_bytes + _outside(one, card)
+    return one.peak_reserved_bytes + outside_bytes(one.job, card)
 
 
 def _light(one: Estimate) -> Estimate:

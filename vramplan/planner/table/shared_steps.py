@@ -19,7 +19,7 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.allocator import AllocatorSettings
 from vramplan.memory.estimate import PartialEstimate
-from vramplan.memory.overheads import cublas_workspace, outside_terms
+from vramplan.memory.overheads import cublas_workspace, outside_bytes
 from vramplan.memory.replay import Replay, replay
 from vramplan.memory.summarize import settle
 from vramplan.planner.monotone_search import largest_batch, most_by_tensors
@@ -100,14 +100,14 @@ class Shared:
 
     def need(self, micro: int, card: Gpu) -> tuple[int, bool]:
         """(bytes on the card, whether that fits), as `estimate` says."""
-        outside = _outside(self.job, card)
+        outside = outside_bytes(self.job, card)
         limits = (card.plannable_bytes - outside, card.usable_bytes - outside)
         run, fits, _ = settle(self.peak(micro), limits, lambda limit: self.replayed(micro, limit))
         return run.peak_reserved_bytes + outside, fits
 
     def max_batch(self, card: Gpu) -> int:
         """The largest micro-batch that fits, as `suggest` says; 0 for none."""
-        limit = card.plannable_bytes - _outside(self.job, card)
+        limit = card.plannable_bytes - outside_bytes(self.job, card)
         if limit not in self.largest:
             self.largest[limit] = self._max_batch(limit)
         return self.largest[limit]
@@ -127,7 +127,3 @@ class Shared:
         below = max(micro for micro, need in self.tensors.items() if need <= limit)
         above = min((micro for micro, need in self.tensors.items() if need > limit), default=None)
         return largest_batch(1, most_by_tensors(below, above, self.peak, limit), lambda one: self.fits(one, limit))
-
-
-def _outside(job: Job, card: Gpu) -> int:
-    return sum(term.num_bytes for term in outside_terms(job, card))
