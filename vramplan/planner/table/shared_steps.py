@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from vramplan.analytic import estimator
 from vramplan.analytic.batch_scaling import BatchScaling, ScaledStep
+from vramplan.analytic.played_step import no_cycle_collection
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
@@ -91,7 +92,10 @@ class Shared:
             if one.peak_reserved_bytes <= limit < one.refused_bytes:
                 return one
         course, settings = self._course(micro), AllocatorSettings(expandable_segments=self.job.expandable_segments)
-        known.append(replay(course.events, course.sizes(micro), limit, settings, streams=course.streams, levels=False))
+        with no_cycle_collection():
+            known.append(
+                replay(course.events, course.sizes(micro), limit, settings, streams=course.streams, levels=False)
+            )
         return known[-1]
 
     def fits(self, micro: int, limit: int) -> bool:
