@@ -26,7 +26,7 @@ from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec  # noqa: E402
 from vramplan.measurements import ledger, measure, probe, subprocess_runner  # noqa: E402
 from vramplan.measurements.measure import Case  # noqa: E402
 from vramplan.memory.measurement import Measured, Request  # noqa: E402
-from vramplan.memory.overheads import outside_terms  # noqa: E402
+from vramplan.memory.overheads import outside_bytes  # noqa: E402
 from vramplan.memory.replay import replay  # noqa: E402
 from vramplan.units import MiB  # noqa: E402
 
@@ -41,7 +41,7 @@ def on(card: Gpu | None = None, **settings: Any) -> probe.ProbeDevice:
 def card_with(num_bytes: int) -> Gpu:
     """A card that leaves torch so much."""
     whole = card_of("rtx4090")
-    outside = sum(term.num_bytes for term in outside_terms(job_of(), whole))
+    outside = outside_bytes(job_of(), whole)
     return whole.model_copy(update={"cuda_total_bytes": num_bytes + outside, "name": "small"})
 
 

@@ -33,7 +33,7 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import are_linear, check_job
 from vramplan.memory.estimate import Estimate, PartialEstimate
 from vramplan.memory.optimizers import check_weights, optimizer_seconds
-from vramplan.memory.overheads import outside_terms
+from vramplan.memory.overheads import outside_bytes
 from vramplan.memory.roofline import flops, seconds
 from vramplan.memory.summarize import SimulatedStep, summarize
 from vramplan.memory.timeline import Timeline
@@ -119,7 +119,7 @@ def begin(spec: ModelSpec, job: Job, card: Gpu) -> PartialEstimate:
         notes += mixture_notes(spec, job, step.routers, pattern)
         timelines = run.timelines if job.lengths is None else _varied(spec, job, card, run)
         peaks = {one: max(timeline.live_bytes(with_kernels=False)) for one, timeline in timelines.items()}
-    lower_bound_bytes = max(peaks.values()) + sum(term.num_bytes for term in outside_terms(job, card))
+    lower_bound_bytes = max(peaks.values()) + outside_bytes(job, card)
 
     def finish() -> Estimate:
         with no_cycle_collection():

@@ -20,7 +20,7 @@ from vramplan.measurements.subprocess_runner import TIMEOUT_SECONDS, History
 from vramplan.measurements.verify import MOST_RUNS, LargestBatch, ProbeRun, VerifiedPlan
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.measurement import Measured, Request
-from vramplan.memory.overheads import outside_terms
+from vramplan.memory.overheads import outside_bytes
 from vramplan.planner.estimate import estimate
 from vramplan.planner.job_defaults import complete_job
 from vramplan.planner.suggest import Search, suggest
@@ -146,7 +146,7 @@ def free_memory() -> int | None:
 
 def limit(card: Gpu, job: Job) -> int:
     """What torch's allocator may take of a card: all that a process gets, less what lies outside of it."""
-    return card.usable_bytes - sum(term.num_bytes for term in outside_terms(job, card))
+    return card.usable_bytes - outside_bytes(job, card)
 
 
 def bench(gpu: str | Gpu | None = None, *, device: str = "cuda", **settings: Any) -> ProbeDevice:

@@ -65,14 +65,24 @@ class Block:
 
     __slots__ = ("address", "after", "before", "free", "mapped", "pool", "size")
 
-    def __init__(self, address: int, size: int, pool: Pool, before: Block | None = None, mapped: bool = True) -> None:
+    def __init__(
+        self,
+        address: int,
+        size: int,
+        pool: Pool,
+        before: Block | None = None,
+        after: Block | None = None,
+        free: bool = False,
+        mapped: bool = True,
+    ) -> None:
         self.address = address
         self.size = size
         self.pool = pool
-        self.free = not mapped
-        self.mapped = mapped
         self.before = before
-        self.after: Block | None = None
+        self.after = after
+        self.free = free
+        """Whether it has memory that nobody uses; never if it is not mapped."""
+        self.mapped = mapped
 
     @property
     def can_grow_to(self) -> int:
@@ -88,7 +98,8 @@ class Pool:
     def __init__(self, small: bool, number: int, expandable: bool) -> None:
         self.small = small
         self.keys: list[int] = []  # size << 64 | address, sorted
-        self.blocks: dict[int, Block] = {}
+        self.blocks: list[Block] = []
+        """The free block of each key."""
         self.page = SMALL_BUFFER if small else LARGE_BUFFER
         """What is mapped at a time, where segments are expandable."""
         space = Block(SPACE * (number + 1), SPACE, self, mapped=False)
@@ -99,15 +110,15 @@ class Pool:
         """Put a free block in."""
         block.free = True
         key = block.size << 64 | block.address
-        insort(self.keys, key)
-        self.blocks[key] = block
+        index = bisect_left(self.keys, key)
+        self.keys.insert(index, key)
+        self.blocks.insert(index, block)
 
     def remove(self, block: Block) -> None:
         """Take a block out."""
         block.free = False
-        key = block.size << 64 | block.address
-        del self.keys[bisect_left(self.keys, key)]
-        del self.blocks[key]
+        index = bisect_left(self.keys, block.size << 64 | block.address)
+        del self.keys[index], self.blocks[index]
 
 
 class CachingAllocator:
@@ -133,7 +144,9 @@ class CachingAllocator:
         self.num_retries = 0
         self.refused = UNLIMITED
         self.pools: dict[int, tuple[Pool, Pool]] = {}  # by stream: small, large
-        self._takes_any = self.settings.max_split_size == UNLIMITED or self.settings.expandable_segments
+        self._expands = self.settings.expandable_segments
+        self._rounds_up = self.settings.roundup_power2_divisions > 1
+        self._takes_any = self._expands or self.settings.max_split_size == UNLIMITED
         self._next_address = 0
 
     def malloc(self, num_bytes: int, stream: int = 0) -> Block:
@@ -142,42 +155,36 @@ class CachingAllocator:
         Raises:
             OutOfMemory: when the device has no room, even with the cache emptied.
         """
-        settings = self.settings
-        size = self.round_size(num_bytes) if settings.roundup_power2_divisions > 1 else (num_bytes + 511 or 1) & ~511
-        if size < MIN_BLOCK:
-            size = MIN_BLOCK
-        small = size <= SMALL_SIZE
-        pools = self.pools.get(stream)
-        if pools is None:
-            expands = settings.expandable_segments
-            pools = self.pools[stream] = (Pool(True, 2 * stream, expands), Pool(False, 2 * stream + 1, expands))
-        pool = pools[not small]
+        size = self.round_size(num_bytes) if self._rounds_up else num_bytes + 511 & ~511 or MIN_BLOCK
+        pools = self.pools.get(stream) or self._new_pools(stream)
+        pool = pools[size > SMALL_SIZE]
         keys = pool.keys
         index = bisect_left(keys, size << 64)
         if index < len(keys) and (self._takes_any or self._may_take(size, keys[index] >> 64)):
-            if settings.expandable_segments:
+            if self._expands:
                 index = _least_growing(pool, index)
-            block = pool.blocks.pop(keys.pop(index))
+            block = pool.blocks.pop(index)
+            del keys[index]
             block.free = False
-        elif settings.expandable_segments:
+        elif self._expands:
             block = self._grow(size, pool)
         else:
             block = self._new_segment(size, pool)
         remaining = block.size - size
         if remaining and (
-            remaining >= MIN_BLOCK
-            if small or settings.expandable_segments
-            else remaining > SMALL_SIZE and size < settings.max_split_size
+            remaining > SMALL_SIZE and size < self.settings.max_split_size
+            if size > SMALL_SIZE and not self._expands
+            else remaining >= MIN_BLOCK
         ):  # should_split
-            rest = Block(block.address + size, remaining, pool, block)
-            rest.after = after = block.after
+            address, after = block.address + size, block.after
+            rest = Block(address, remaining, pool, block, after, True)
             if after is not None:
                 after.before = rest
             block.after, block.size = rest, size
-            rest.free = True
-            key = remaining << 64 | rest.address
-            insort(keys, key)
-            pool.blocks[key] = rest
+            key = remaining << 64 | address
+            index = bisect_left(keys, key)
+            keys.insert(index, key)
+            pool.blocks.insert(index, rest)
         allocated = self.allocated = self.allocated + block.size
         if allocated > self.peak_allocated:
             self.peak_allocated = allocated
@@ -189,25 +196,26 @@ class CachingAllocator:
         pool = block.pool
         keys, blocks = pool.keys, pool.blocks
         before, after = block.before, block.after
-        if before is not None and before.free and before.mapped:
-            key = before.size << 64 | before.address
-            del keys[bisect_left(keys, key)], blocks[key]
+        if before is not None and before.free:
+            index = bisect_left(keys, before.size << 64 | before.address)
+            del keys[index], blocks[index]
             before.size += block.size
             before.after = after
             if after is not None:
                 after.before = before
             block = before
-        if after is not None and after.free and after.mapped:
-            key = after.size << 64 | after.address
-            del keys[bisect_left(keys, key)], blocks[key]
+        if after is not None and after.free:
+            index = bisect_left(keys, after.size << 64 | after.address)
+            del keys[index], blocks[index]
             block.size += after.size
             block.after = beyond = after.after
             if beyond is not None:
                 beyond.before = block
         block.free = True
         key = block.size << 64 | block.address
-        insort(keys, key)
-        blocks[key] = block
+        index = bisect_left(keys, key)
+        keys.insert(index, key)
+        blocks.insert(index, block)
 
     def round_size(self, num_bytes: int) -> int:
         """Bytes that a request counts for (round_size, roundup_power2_next_division)."""
@@ -220,13 +228,17 @@ class CachingAllocator:
     def empty_cache(self) -> None:
         """Give every wholly free segment, or page, back to the device (release_cached_blocks)."""
         for pool in [pool for pools in self.pools.values() for pool in pools]:
-            for block in list(pool.blocks.values()):
+            for block in list(pool.blocks):
                 if self.settings.expandable_segments:
                     self._unmap(block, pool)
                 elif block.before is None and block.after is None:
                     pool.remove(block)
                     self.reserved -= block.size
                     self._note("segment_free", block)
+
+    def _new_pools(self, stream: int) -> tuple[Pool, Pool]:
+        pools = self.pools[stream] = (Pool(True, 2 * stream, self._expands), Pool(False, 2 * stream + 1, self._expands))
+        return pools
 
     def _may_take(self, size: int, found: int) -> bool:
         """Whether the best fit is acceptable (get_free_block); no second candidate is tried."""
@@ -276,7 +288,7 @@ class CachingAllocator:
             pool.unmapped.remove(block)
         block.mapped = True
         for other in (block.before, block.after):
-            if other is not None and other.free and other.mapped:
+            if other is not None and other.free:
                 pool.remove(other)
                 block = _joined(block, other)
         pool.insert(block)
@@ -296,7 +308,7 @@ class CachingAllocator:
             right = Block(end, block.address + block.size - end, pool)
             _between(block, right, block.after)
             pool.insert(right)
-        block.address, block.size, block.mapped, block.free = first, end - first, False, True
+        block.address, block.size, block.mapped = first, end - first, False
         self.reserved -= block.size
         self._note("segment_unmap", block)
         for other in (block.before, block.after):
@@ -330,7 +342,7 @@ class CachingAllocator:
 def _least_growing(pool: Pool, index: int) -> int:
     """The fitting block that what could be mapped behind it makes least large; the search stops where it grows."""
     keys, blocks = pool.keys, pool.blocks
-    while index + 1 < len(keys) and blocks[keys[index + 1]].can_grow_to < blocks[keys[index]].can_grow_to:
+    while index + 1 < len(keys) and blocks[index + 1].can_grow_to < blocks[index].can_grow_to:
         index += 1
     return index
 
@@ -338,16 +350,20 @@ def _least_growing(pool: Pool, index: int) -> int:
 def _place_to_grow(size: int, pool: Pool) -> tuple[Block, int]:
     """(the first of the blocks that make room for so many bytes, bytes of the pages that it lacks)."""
     for unmapped in pool.unmapped:
-        first = unmapped.before if unmapped.before is not None and unmapped.before.free else unmapped
+        first = unmapped.before if unmapped.before is not None and _is_vacant(unmapped.before) else unmapped
         one: Block | None = first
         room = lacking = 0
-        while one is not None and one.free and room < size:
+        while one is not None and _is_vacant(one) and room < size:
             lacking += 0 if one.mapped else round_up(min(size - room, one.size), pool.page)
             room += one.size
             one = one.after
         if room >= size:
             return first, lacking
     raise AssertionError("a segment ended")  # its addresses are more than any device has bytes
+
+
+def _is_vacant(block: Block) -> bool:
+    return block.free or not block.mapped
 
 
 def _between(before: Block | None, block: Block, after: Block | None) -> None:

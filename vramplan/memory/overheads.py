@@ -65,3 +65,8 @@ def outside_terms(job: Job, card: Gpu) -> list[Term]:
     if job.data_parallel > 1:
         terms.append(Term("context", "NCCL buffers", NCCL_BYTES, formula="a prior", source="see overheads.py"))
     return terms
+
+
+def outside_bytes(job: Job, gpu: Gpu) -> int:
+    """Bytes of :func:`outside_terms` together."""
+    return sum(term.num_bytes for term in outside_terms(job, gpu))

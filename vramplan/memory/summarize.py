@@ -58,8 +58,8 @@ def summarize(played: SimulatedStep, model: str, job: Job, card: Gpu, peak_tenso
     if peak_tensor_bytes is None:
         peak_tensor_bytes = played.peak_tensor_bytes
     outside = outside_terms(job, card)
-    outside_bytes = sum(term.num_bytes for term in outside)
-    limits = (card.plannable_bytes - outside_bytes, card.usable_bytes - outside_bytes)
+    outside_size = sum(term.num_bytes for term in outside)
+    limits = (card.plannable_bytes - outside_size, card.usable_bytes - outside_size)
     run, fits, fits_without_margin = settle(peak_tensor_bytes, limits, replayer(timeline, job))
     peak_index = max(range(timeline.first_tensor, len(run.allocated)), key=run.allocated.__getitem__)
     allocated = run.allocated[peak_index]
@@ -76,7 +76,7 @@ def summarize(played: SimulatedStep, model: str, job: Job, card: Gpu, peak_tenso
         peak_tensor_bytes=peak_tensor_bytes,
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=run.peak_reserved_bytes,
-        device_total_bytes=run.peak_reserved_bytes + sum(term.num_bytes for term in outside),
+        device_total_bytes=run.peak_reserved_bytes + outside_size,
         capacity_bytes=card.usable_bytes,
         margin_bytes=card.margin_bytes,
         fits=fits,

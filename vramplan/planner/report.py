@@ -17,7 +17,7 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.batch_scaling import Segment, segments
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.memory.estimate import Estimate
-from vramplan.memory.overheads import outside_terms
+from vramplan.memory.overheads import outside_bytes
 from vramplan.memory.timeline import Timeline
 from vramplan.planner.estimate import estimator_for
 from vramplan.planner.estimate_cache import Estimator
@@ -169,7 +169,7 @@ def build(
     for number, values in enumerate(combinations):
         progress(f"{len(combinations)} choices of length, rank and the like", number / len(combinations))
         choices.append(_choice(source, values, micros, runnable, kinds, representatives))
-    outside = tuple(sum(term.num_bytes for term in outside_terms(start.job, runnable_gpu)) for runnable_gpu in runnable)
+    outside = tuple(outside_bytes(start.job, runnable_gpu) for runnable_gpu in runnable)
     return Grid(_light(start), search, effects, axes, tuple(runnable), tuple(kinds), outside, tuple(choices))
 
 
@@ -266,17 +266,13 @@ def _column(
     return Column(estimates, pressed, segments(steps))
 
 
-def _outside(estimate: Estimate, gpu: Gpu) -> int:
-    return sum(term.num_bytes for term in outside_terms(estimate.job, gpu))
-
-
 def _least(estimate: Estimate, gpu: Gpu) -> int:
     """Bytes on a GPU that the tensors alone need."""
-    return estimate.peak_tensor_bytes + _outside(estimate, gpu)
+    return estimate.peak_tensor_bytes + outside_bytes(estimate.job, gpu)
 
 
 def _total(estimate: Estimate, gpu: Gpu) -> int:
-    return estimate.peak_reserved_bytes + _outside(estimate, gpu)
+    return estimate.peak_reserved_bytes + outside_bytes(estimate.job, gpu)
 
 
 def _light(estimate: Estimate) -> Estimate:

@@ -15,7 +15,7 @@ from vramplan.analytic.train_step import declare
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.inputs.gpu import Gpu
 from vramplan.memory.estimate import CardShare, Estimate
-from vramplan.memory.overheads import outside_terms
+from vramplan.memory.overheads import outside_bytes
 
 EMBED, NORM, ROTARY, HEAD = "model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"
 """The modules around the layers, for models that have these and no others."""
@@ -30,7 +30,7 @@ def spread_out(setting: StepSpec, plan: FoldPlan, card: Gpu, model: str) -> tupl
     """
     family, config, job = setting.family, setting.config, setting.job
     modules, leaf = modules_of(setting, plan, model)
-    free = card.usable_bytes - sum(term.num_bytes for term in outside_terms(job, card))
+    free = card.usable_bytes - outside_bytes(job, card)
     tied = (EMBED, HEAD) if family.is_tied(config) else None
     found = spread(modules, balanced(modules, leaf, job.num_gpus, free, job.quantize != "none"), tied)
     if len(set(found.values())) == 1:

@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 from vramplan.analytic import estimator
 from vramplan.analytic.batch_scaling import BatchScaling, ScaledStep
+from vramplan.analytic.played_step import no_cycle_collection
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.allocator import AllocatorSettings
 from vramplan.memory.estimate import PartialEstimate
-from vramplan.memory.overheads import cublas_workspace, outside_terms
+from vramplan.memory.overheads import cublas_workspace, outside_bytes
 from vramplan.memory.replay import Replay, replay
 from vramplan.memory.summarize import settle
 from vramplan.planner.monotone_search import largest_batch, largest_by_tensors
@@ -91,7 +92,10 @@ class Shared:
             if one.peak_reserved_bytes <= limit < one.refused_bytes:
                 return one
         course, settings = self._course(micro), AllocatorSettings(expandable_segments=self.job.expandable_segments)
-        known.append(replay(course.events, course.sizes(micro), limit, settings, streams=course.streams, levels=False))
+        with no_cycle_collection():
+            known.append(
+                replay(course.events, course.sizes(micro), limit, settings, streams=course.streams, levels=False)
+            )
         return known[-1]
 
     def fits(self, micro: int, limit: int) -> bool:
@@ -100,14 +104,14 @@ class Shared:
 
     def need(self, micro: int, card: Gpu) -> tuple[int, bool]:
         """(bytes on the card, whether that fits), as `estimate` says."""
-        outside = _outside(self.job, card)
+        outside = outside_bytes(self.job, card)
         limits = (card.plannable_bytes - outside, card.usable_bytes - outside)
         run, fits, _ = settle(self.peak(micro), limits, lambda limit: self.replayed(micro, limit))
         return run.peak_reserved_bytes + outside, fits
 
     def max_batch(self, card: Gpu) -> int:
         """The largest micro-batch that fits, as `suggest` says; 0 for none."""
-        limit = card.plannable_bytes - _outside(self.job, card)
+        limit = card.plannable_bytes - outside_bytes(self.job, card)
         if limit not in self.largest:
             self.largest[limit] = self._max_batch(limit)
         return self.largest[limit]
@@ -127,7 +131,3 @@ class Shared:
         below = max(micro for micro, need in self.tensors.items() if need <= limit)
         above = min((micro for micro, need in self.tensors.items() if need > limit), default=None)
         return largest_batch(1, largest_by_tensors(below, above, self.peak, limit), lambda one: self.fits(one, limit))
-
-
-def _outside(job: Job, card: Gpu) -> int:
-    return sum(term.num_bytes for term in outside_terms(job, card))

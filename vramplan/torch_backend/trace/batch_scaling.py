@@ -15,7 +15,7 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec
 from vramplan.memory.estimate import PartialEstimate
-from vramplan.memory.overheads import outside_terms
+from vramplan.memory.overheads import outside_bytes
 from vramplan.memory.summarize import SimulatedStep, summarize
 from vramplan.memory.timeline import Storage, Timeline
 from vramplan.torch_backend.model.training_loop import WAITING
@@ -39,7 +39,7 @@ class TraceScaling:
         """
         played = self.played(spec, job, card)
         peak_tensor_bytes = played.peak_tensor_bytes
-        lower_bound_bytes = peak_tensor_bytes + sum(term.num_bytes for term in outside_terms(job, card))
+        lower_bound_bytes = peak_tensor_bytes + outside_bytes(job, card)
         return PartialEstimate(lower_bound_bytes, lambda: summarize(played, spec.name, job, card, peak_tensor_bytes))
 
     def played(self, spec: ModelSpec, job: Job, card: Gpu) -> SimulatedStep:
