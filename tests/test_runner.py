@@ -81,7 +81,7 @@ def test_out_of_memory_is_a_result(child: Any) -> None:
     ("script", "said"),
     [
         ("raise RuntimeError('the model broke')", "ended with code 1: RuntimeError: the model broke"),
-        ("sys.exit(3)", "ended with code 3: it said nothing"),
+        ("sys.exit(3)", "ended with code 3: no error output"),
         ("os.kill(os.getpid(), 9)", r"killed by SIGKILL \(the host's memory may have run out\)"),
         ("os.kill(os.getpid(), 11)", "killed by SIGSEGV"),
         ("print('{\"event\": \"resu', end='', flush=True)", "ended with code 0"),
@@ -139,7 +139,7 @@ def test_the_process_dies_with_its_parent(tmp_path: Path) -> None:
     )
     script = (
         "from vramplan.measurements import subprocess_runner\nfrom tests.test_runner import request\n"
-        f"runner.CHILD = ('-c', {inner!r})\nsubprocess_runner.run(request(), 60)\n"
+        f"subprocess_runner.CHILD = ('-c', {inner!r})\nsubprocess_runner.run(request(), 60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     child_process = _wait_for(tmp_path / "pid")

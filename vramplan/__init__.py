@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vramplan.inputs.gpu import Gpu
     from vramplan.inputs.job import Job
     from vramplan.inputs.model_spec import ModelSpec
-    from vramplan.measurements.probe import find_max, probe, prove
+    from vramplan.measurements.probe import find_max, probe, probe_device, prove
     from vramplan.memory.estimate import Estimate, Term
     from vramplan.memory.measurement import Measured
     from vramplan.planner.check import Verdict, check
@@ -45,6 +45,7 @@ _HOME = {
     "table": "planner.table",
     "Verdict": "planner.check",
     "probe": "measurements.probe",
+    "probe_device": "measurements.probe",
     "find_max": "measurements.probe",
     "prove": "measurements.probe",
     "load_model": "planner.estimate",
@@ -89,6 +90,7 @@ __all__ = [
     "load_model",
     "preflight",
     "probe",
+    "probe_device",
     "prove",
     "report",
     "suggest",

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramplan.cli import probe as measuring
 from vramplan.cli.options import (
     Accumulation,
     AsJson,
@@ -28,6 +27,7 @@ from vramplan.cli.options import (
     sure,
     with_job_flags,
 )
+from vramplan.cli.probe import typed
 from vramplan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -86,11 +86,15 @@ def suggest(
                 **given,
             )
             given = {name: value for name, value in solved.job.items() if name != "gradient_accumulation_steps"}
-        on = measuring.bench(gpu, device, timeout, record, trust_remote_code, tell) if probe else None
-        runs = measuring.most_runs(max_runs)
+        on = None
+        if probe:
+            from vramplan.measurements import probe as probing
+
+            limits = typed(device=device, timeout=timeout, max_runs=max_runs, record=record)
+            on = probing.probe_device(gpu, progress=tell, trust_remote_code=trust_remote_code, **limits)
         found = api.suggest(
             model,
-            gpu if on is None else on.card,
+            gpu if on is None else on.gpu,
             global_batch,
             samples=samples,
             epochs=epochs,
@@ -103,15 +107,14 @@ def suggest(
         )
         verified = None
         if on is not None:
-            from vramplan.measurements import probe as probing
             from vramplan.measurements import verify
 
             if verify.can_be_proved(found):
-                verified = probing.prove(model, found, on=on, most_runs=runs)
+                verified = probing.prove(model, found, on=on)
     run = plan.Run(samples, epochs)
     if for_framework is not None and found.recommended is not None:
         chosen = (verified.plan if verified is not None else None) or found.recommended
-        fits = _paste(for_framework, model, chosen, api.load_gpu(gpu) if on is None else on.card, sure(confidence))
+        fits = _paste(for_framework, model, chosen, api.load_gpu(gpu) if on is None else on.gpu, sure(confidence))
         raise typer.Exit(0 if fits else 1)
     if as_json:
         from vramplan.render import json_output as as_text
@@ -138,7 +141,8 @@ def suggest(
                 from vramplan.render import probe as as_proof
 
                 terminal.print_all(as_proof.verified(verified))
-    measuring.complain()
+    if on is not None:
+        on.check_recorded()
     raise typer.Exit(0 if (verified.plan if verified is not None else found.recommended) else 1)
 
 
