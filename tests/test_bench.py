@@ -67,7 +67,7 @@ def test_the_meter_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("built", "count", "said"),
-    [(None, 0, "is built without CUDA"), ("13.0", 0, "no CUDA card is visible"), ("13.0", 1, "card number 1")],
+    [(None, 0, "is built without CUDA"), ("13.0", 0, "no CUDA GPU is visible"), ("13.0", 1, "GPU number 1")],
 )
 def test_why_there_is_no_card(monkeypatch: pytest.MonkeyPatch, built: str | None, count: int, said: str) -> None:
     from vramplan.torch_backend.probe import run

@@ -243,11 +243,12 @@ def rank_of_two(rank: int, point: str, strategy: str) -> None:
     device = torch.device("cpu")
     torch.manual_seed(rank)
     norms: list[float] = []
-    with quiet(), ranks.together(request, device):
-        subject = build(LLAMA, job, "meta" if strategy == "fsdp" else "cpu", making=deepspeed.making(job, device))
-        model, alone = ranks.wrap(subject.module, job, device)
+    with quiet(), ranks.process_group(request, device):
+        context = deepspeed.constructor_context(job, device)
+        subject = build(LLAMA, job, "meta" if strategy == "fsdp" else "cpu", constructor_context=context)
+        model, no_sync = ranks.wrap(subject.module, job, device)
         steps = Steps(subject, job, optimizers.recipe(job), Nobody())
-        steps.model, steps.alone, steps.fill = model, alone, filler(subject, job)
+        steps.model, steps.no_sync, steps.fill = model, no_sync, filler(subject, job)
         engine: Any = None
         if strategy in deepspeed.STAGES:
             steps.model = steps.engine = engine = deepspeed.engine_for(steps, job, device)

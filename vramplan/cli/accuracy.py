@@ -14,13 +14,13 @@ LEDGER = Path("tests/measured")
 
 
 def accuracy(
-    ledger: Annotated[Path | None, typer.Option(help="Folder of measured runs (tests/measured, if there).")] = None,
+    ledger: Annotated[Path | None, typer.Option(help="Folder of measured runs (tests/measured, if it exists).")] = None,
     published: Annotated[Path | None, typer.Option(help="File of runs that others have published.")] = None,
     by: Annotated[str, typer.Option(help="Estimators to compare: analytic, trace, or both with a comma.")] = "analytic",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Hold estimates against measured runs."""
+    """Compare estimates with measured runs."""
     from vramplan.measurements.accuracy import compare
 
     if ledger is None and (published is None or LEDGER.is_dir()):

@@ -13,14 +13,14 @@ from vramplan.errors import ConfigError
 
 
 def measure(
-    out: Annotated[Path, typer.Option(help="The ledger: each run becomes a file here; those there are skipped.")],
-    minutes: Annotated[float, typer.Option(help="Time for all of it; the most informative runs come first.")] = 9.0,
+    out: Annotated[Path, typer.Option(help="Folder of measured runs, a file each; runs that are there are skipped.")],
+    minutes: Annotated[float, typer.Option(help="Time for all runs; the most informative come first.")] = 9.0,
     only: Annotated[str, typer.Option(help="Runs whose name matches this regular expression.")] = "",
     show: Annotated[bool, typer.Option("--list", help="List the runs that are left, and stop.")] = False,
     device: Device = None,
     as_card: AsCard = None,
 ) -> None:
-    """Measure a matrix of jobs into a ledger; run it again until nothing is left."""
+    """Measure a fixed set of jobs into a folder; run it again until none is left."""
     from vramplan.measurements import measure as matrix
     from vramplan.measurements import probe as probing
     from vramplan.render import terminal

@@ -26,7 +26,7 @@ from vramplan.cli.options import (
 from vramplan.errors import ConfigError, setting
 
 AsCard = Annotated[
-    str | None, typer.Option(help="A smaller card that this one stands in for: torch is held to its memory.")
+    str | None, typer.Option(help="A smaller GPU that this one stands in for: PyTorch is limited to its memory.")
 ]
 
 
@@ -52,7 +52,7 @@ def probe(
     micro_batch: MicroBatch = None,
     accumulation: Accumulation = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps to run; the first warms up.")] = 3,
-    find_max: Annotated[bool, typer.Option("--find-max", help="Look for the largest micro-batch that runs.")] = False,
+    find_max: Annotated[bool, typer.Option("--find-max", help="Find the largest micro-batch that runs.")] = False,
     max_runs: MaxRuns = None,
     device: Device = None,
     timeout: Timeout = None,
@@ -63,7 +63,7 @@ def probe(
     *,
     given: dict[str, Any],
 ) -> None:
-    """Run a job on the card in this box, with random weights, and measure it."""
+    """Measure a job on this machine's GPU, with random weights, beside its estimate."""
     from vramplan.measurements import probe as probing
     from vramplan.measurements.subprocess_runner import is_torchrun
 
