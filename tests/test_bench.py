@@ -109,6 +109,23 @@ def test_the_probe_device_is_the_gpu_or_its_stand_in(monkeypatch: pytest.MonkeyP
         probe.probe_device("b200")
 
 
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"device": "tpu"}, "device=tpu: expected cuda or cpu"),
+        ({"device": "cpu"}, "device=cpu needs gpu"),
+        ({"steps": 0}, "steps=0: expected 1 to 1000"),
+        ({"timeout": 0}, "timeout=0: expected seconds above 0"),
+        ({"max_runs": 0}, "max_runs=0: expected 1 or more"),
+        ({"history": True}, "history needs record"),
+        ({"record": "runs", "steps": 1}, "record needs steps=2 or more"),
+    ],
+)
+def test_limits_of_real_runs(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        probe.probe_device(**settings)
+
+
 def test_utilization_counts_the_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Model FLOPs: checkpointing makes a step slower, not its arithmetic larger."""
     job, card = job_of(), card_of("h200")

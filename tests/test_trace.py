@@ -320,7 +320,7 @@ def test_flops_are_those_of_torch() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     spec, job, card = small("llama"), job_of(checkpointing="none", loop="plain"), card_of("h100")
-    counted = trace.run(spec, job, card, None).played("").flops_per_micro_step
+    counted = trace.run(spec, job, card, None).simulated_step("").flops_per_micro_step
     from vramplan.torch_backend.model.build import build
     from vramplan.torch_backend.trace.cuda_emulation import as_cuda
 

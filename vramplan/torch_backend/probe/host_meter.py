@@ -22,9 +22,9 @@ class HostMeter(StorageTracker):
     The GPU's cuBLAS workspaces, which the host does not have, are allocated besides.
     """
 
-    def __init__(self, card: Gpu, cap_bytes: int | None, settings: AllocatorSettings, history: bool) -> None:
+    def __init__(self, gpu: Gpu, cap_bytes: int | None, settings: AllocatorSettings, history: bool) -> None:
         super().__init__()
-        self._workspaces = [cublas_workspace(card)] * 2  # one for the forward thread, one for the backward thread
+        self._workspaces = [cublas_workspace(gpu)] * 2  # one for the forward thread, one for the backward thread
         self._history: list[Any] | None = [] if history else None
         capacity = {} if cap_bytes is None else {"capacity": cap_bytes}
         self.allocator = CachingAllocator(settings=settings, history=self._history, **capacity)

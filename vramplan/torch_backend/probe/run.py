@@ -204,9 +204,9 @@ class _RealRun:
         if self.device.type == "cpu":
             return environment
         properties = torch.cuda.get_device_properties(self.device)
-        before, held = self.before, 0
+        before, held_by_others = self.before, 0
         if before is not None:  # total_memory of CUDA is less than the driver's total
-            held = max(0, before.used_bytes - (before.total_bytes - properties.total_memory))
+            held_by_others = max(0, before.used_bytes - (before.total_bytes - properties.total_memory))
         return environment.model_copy(
             update={
                 "device": properties.name,
@@ -217,15 +217,15 @@ class _RealRun:
                 "allocator_settings": os.environ.get("PYTORCH_ALLOC_CONF")
                 or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
                 or "",
-                "held_by_others_bytes": held,
+                "held_by_others_bytes": held_by_others,
             }
         )
 
 
 def _counts(module: torch.nn.Module) -> tuple[int, int]:
     """Parameters of the model without adapters, and those that train."""
-    own = own_parameters(module).values()
-    return sum(p.numel() for p in own), sum(p.numel() for p in module.parameters() if p.requires_grad)
+    num_parameters = sum(p.numel() for p in own_parameters(module).values())
+    return num_parameters, sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
 def _on_host(example: Any) -> Any:

@@ -39,25 +39,25 @@ KERNELS_ELSEWHERE = ("causal_conv1d", "selective_scan", "chunk_scan", "delta_rul
 
 
 def estimate(
-    spec: ModelSpec, job: Job, card: Gpu, progress: Progress = silent, trust_remote_code: bool = False
+    spec: ModelSpec, job: Job, gpu: Gpu, progress: Progress = silent, trust_remote_code: bool = False
 ) -> Estimate:
     """The memory of the job on the GPU, by a trace.
 
     Raises:
         VramplanError: if the job cannot run or cannot be traced.
     """
-    return summarize(trace(spec, job, card, progress, trust_remote_code), spec.name, job, card)
+    return summarize(trace(spec, job, gpu, progress, trust_remote_code), spec.name, job, gpu)
 
 
 def trace(
-    spec: ModelSpec, job: Job, card: Gpu, progress: Progress = silent, trust_remote_code: bool = False
+    spec: ModelSpec, job: Job, gpu: Gpu, progress: Progress = silent, trust_remote_code: bool = False
 ) -> SimulatedStep:
     """Run the job's steps on fake tensors.
 
     Raises:
         VramplanError: if the job cannot run or cannot be traced.
     """
-    return run(spec, job, card, Fakes(values=job.pictures > 0), progress, trust_remote_code).played(
+    return run(spec, job, gpu, Fakes(values=job.pictures > 0), progress, trust_remote_code).simulated_step(
         dependencies.versions()
     )
 
@@ -65,7 +65,7 @@ def trace(
 def run(
     spec: ModelSpec,
     job: Job,
-    card: Gpu,
+    gpu: Gpu,
     fakes: Fakes | None,
     progress: Progress = silent,
     trust_remote_code: bool = False,
@@ -75,7 +75,7 @@ def run(
     Raises:
         VramplanError: if the job cannot run or cannot be traced.
     """
-    check_job(job, card)
+    check_job(job, gpu)
     dependencies.check_experts(spec, job)
     if job.quantize != "none":
         raise UnsupportedError(
@@ -90,10 +90,10 @@ def run(
             f" {setting('by', 'analytic')} supports them"
         )
     progress(f"building {spec.name}", 0.0)
-    with quiet(), as_cuda(card):
+    with quiet(), as_cuda(gpu):
         recipe = optimizers.recipe(job)
         subject = build(spec, job, "meta" if fakes else "cpu", trust_remote_code)
-        traced = Run(subject, recipe, spec, job, card, fakes, progress)
+        traced = Run(subject, recipe, spec, job, gpu, fakes, progress)
         traced.go()
     return traced
 
@@ -103,10 +103,10 @@ class TracedModel(batch_scaling.TraceScaling):
 
     def __init__(self, progress: Progress = silent, trust_remote_code: bool = False) -> None:
         super().__init__(
-            lambda spec, job, card: trace(
+            lambda spec, job, gpu: trace(
                 spec,
                 job,
-                card,
+                gpu,
                 lambda what, share: progress(f"micro-batch {job.micro_batch_size}: {what}", share),
                 trust_remote_code,
             )
@@ -122,12 +122,12 @@ class Run:
         recipe: optimizers.Recipe,
         spec: ModelSpec,
         job: Job,
-        card: Gpu,
+        gpu: Gpu,
         fakes: Fakes | None,
         progress: Progress,
     ) -> None:
         self.subject, self.recipe, self.spec, self.job = subject, recipe, spec, job
-        self.card, self.fakes, self.progress = card, fakes, progress
+        self.gpu, self.fakes, self.progress = gpu, fakes, progress
         self.tracker = StorageTracker(fakes, HostReads(job, spec.name).answer if fakes else None)
         self.stage = 0
         self.trained: list[torch.nn.Parameter] = []
@@ -186,7 +186,7 @@ class Run:
         with tracker:
             tracker.enter("forward")
             for _ in range(2):  # one for the forward thread, one for the backward thread
-                self._allocate(cublas_workspace(self.card))
+                self._allocate(cublas_workspace(self.gpu))
             for _ in range(2):
                 steps.run()
             steps.close()
@@ -200,9 +200,9 @@ class Run:
         record.category, record.in_kernel = storage.category, storage.in_kernel
         self.tracker.allocate(record)
 
-    def played(self, versions: str) -> SimulatedStep:
+    def simulated_step(self, versions: str) -> SimulatedStep:
         """The run as a step of the same type as the analytic estimator's."""
-        tracker, card, upto = self.tracker, self.card, self.training_events
+        tracker, gpu, upto = self.tracker, self.gpu, self.training_events
         parameters = own_parameters(self.subject.module)
         processor = IMAGE_PROCESSORS.get(self.spec.model_type)
         levels = tracker.timeline(None).live_bytes()
@@ -214,8 +214,8 @@ class Run:
             evaluation_bytes=max(levels[upto - 1 :]) - levels[upto - 1],
             num_parameters=sum(p.numel() for p in parameters.values()),
             num_trainable_parameters=sum(p.numel() for p in self.trained),
-            micro_step_seconds=seconds(work, card),
-            optimizer_seconds=seconds(optimizer, card),
+            micro_step_seconds=seconds(work, gpu),
+            optimizer_seconds=seconds(optimizer, gpu),
             flops_per_micro_step=flops(work),
             versions=versions,
             notes=_slow_path(self.subject.module),
