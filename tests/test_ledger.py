@@ -230,7 +230,7 @@ def test_published_rows_say_what_is_unknown(tmp_path: Path) -> None:
     assert all(row.unknown or row.grade == "A" for row in rows)
     broken = tmp_path / "rows.jsonl"
     broken.write_text(learn.PUBLISHED.read_text().splitlines()[0] + "\n{}\n")
-    with pytest.raises(ConfigError, match=r"rows.jsonl: line 2 is no published run"):
+    with pytest.raises(ConfigError, match=r"rows.jsonl: line 2 is not a published run"):
         accuracy.load_published(broken)
 
 

@@ -86,7 +86,7 @@ def test_a_plan_that_runs_is_kept() -> None:
     assert found.plan is found.search.recommended
     assert reality.ran == [8]
     assert found.settled
-    assert found.proof is found.tries[0]
+    assert found.proof is found.runs[0]
 
 
 def test_down_after_out_of_memory() -> None:
@@ -141,9 +141,9 @@ def test_no_plan_is_nothing_to_prove() -> None:
         Reality(1000, 10, true=1).verified()
 
 
-def test_find_max_keeps_every_try() -> None:
+def test_find_max_keeps_every_run() -> None:
     reality = Reality(0, 10, true=11)
     found = verify.find_max(Job(), 9, reality.measure, reality.predict, 8)
     assert (found.micro_batch_size, found.exact) == (11, True)
-    assert [one.job.micro_batch_size for one in found.tries] == reality.ran
+    assert [one.job.micro_batch_size for one in found.runs] == reality.ran
     assert reality.ran == [9, 10, 12, 11]

@@ -297,7 +297,7 @@ def test_a_configuration_that_is_wrong(keep: Path, old: str, new: str, said: str
     ("arguments", "said"),
     [
         (["--models", "zzz*", "--gpus", "t4"], "unknown models 'zzz*'"),
-        (["--models", "phi-4", "--gpus", "rtx99*"], "unknown cards 'rtx99*'"),
+        (["--models", "phi-4", "--gpus", "rtx99*"], "unknown GPUs 'rtx99*'"),
         (["--models", "phi-4"], "--models and --gpus go together"),
         (["--models", "phi-4", "--gpus", "t4", "--methods", "lorra"], "did you mean lora"),
         (["--models", "phi-4", "--gpus", "t4", "--seq-lens", "2k"], "--seq-lens 2k: expected whole numbers"),

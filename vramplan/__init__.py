@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vramplan.inputs.job import Job
     from vramplan.inputs.load import load_gpu, load_model
     from vramplan.inputs.model_spec import ModelSpec
-    from vramplan.measurements.probe import find_max, probe, prove
+    from vramplan.measurements.probe import find_max, probe, probe_device, prove
     from vramplan.memory.estimate import Estimate, Term
     from vramplan.memory.measurement import Measured
     from vramplan.planner.check import Verdict, check
@@ -46,6 +46,7 @@ _HOME = {
     "table": "planner.table",
     "Verdict": "planner.check",
     "probe": "measurements.probe",
+    "probe_device": "measurements.probe",
     "find_max": "measurements.probe",
     "prove": "measurements.probe",
     "load_model": "inputs.load",
@@ -90,6 +91,7 @@ __all__ = [
     "load_model",
     "preflight",
     "probe",
+    "probe_device",
     "prove",
     "report",
     "suggest",

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from vramplan.cli import catalog, check, images, probe, report, suggest, table
+from vramplan.cli import accuracy, catalog, check, images, measure, probe, report, suggest, table
 from vramplan.errors import VramplanError
 
 DEFECT = 70
@@ -37,8 +37,8 @@ for command in (
     report.compare,
     table.table,
     probe.probe,
-    probe.measure,
-    probe.accuracy,
+    measure.measure,
+    accuracy.accuracy,
     catalog.models,
     catalog.gpus,
 ):

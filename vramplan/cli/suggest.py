@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramplan.cli import probe as measuring
 from vramplan.cli.options import (
     Accumulation,
     AsJson,
@@ -28,6 +27,7 @@ from vramplan.cli.options import (
     sure,
     with_job_flags,
 )
+from vramplan.cli.probe import typed
 from vramplan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -71,11 +71,15 @@ def suggest(
         if value is not None and not probe:
             raise ConfigError(f"{flag} is about real runs: add --probe")
     with progress() as tell:
-        on = measuring.bench(gpu, device, timeout, record, trust_remote_code, tell) if probe else None
-        runs = measuring.most_runs(max_runs)
+        on = None
+        if probe:
+            from vramplan.measurements.probe import probe_device
+
+            limits = typed(device=device, timeout=timeout, max_runs=max_runs, record=record)
+            on = probe_device(gpu, progress=tell, trust_remote_code=trust_remote_code, **limits)
         found = search_batches(
             model,
-            gpu if on is None else on.card,
+            gpu if on is None else on.gpu,
             global_batch,
             solve=solve,
             samples=samples,
@@ -89,15 +93,15 @@ def suggest(
         )
         verified = None
         if on is not None:
-            from vramplan.measurements import probe as probing
-            from vramplan.measurements import verify
+            from vramplan.measurements.probe import prove
+            from vramplan.measurements.verify import can_be_proved
 
-            if verify.can_be_proved(found):
-                verified = probing.prove(model, found, on=on, most_runs=runs)
+            if can_be_proved(found):
+                verified = prove(model, found, on=on)
     run = Run(samples, epochs)
     if for_framework is not None and found.recommended is not None:
         chosen = (verified.plan if verified is not None else None) or found.recommended
-        fits = _paste(for_framework, model, chosen, load_gpu(gpu) if on is None else on.card, sure(confidence))
+        fits = _paste(for_framework, model, chosen, load_gpu(gpu) if on is None else on.gpu, sure(confidence))
         raise typer.Exit(0 if fits else 1)
     if as_json:
         from vramplan.render import json_output as as_text
@@ -124,7 +128,8 @@ def suggest(
                 from vramplan.render import probe as as_proof
 
                 terminal.print_all(as_proof.verified(verified))
-    measuring.complain()
+    if on is not None:
+        on.check_recorded()
     raise typer.Exit(0 if (verified.plan if verified is not None else found.recommended) else 1)
 
 

@@ -144,14 +144,14 @@ def largest(one: LargestBatch) -> RenderableType:
     said = Text(f"Largest micro-batch that runs: {one.micro_batch_size}", style="bold")
     if not one.exact:
         said.append("; runs ended before the next larger one was tried, see --max-runs", style="not bold yellow")
-    first = one.tries[0].measured
-    return Group(heading(first), Text(""), runs(one.tries), Text(""), said, Text(""), footer(first))
+    first = one.runs[0].measured
+    return Group(heading(first), Text(""), runs(one.runs), Text(""), said, Text(""), footer(first))
 
 
 def verified(one: VerifiedPlan) -> RenderableType:
     """What `suggest --probe` adds."""
-    first = one.tries[0].measured
-    shown: list[RenderableType] = [Text("Proved by real runs", style="bold"), runs(one.tries), Text("")]
+    first = one.runs[0].measured
+    shown: list[RenderableType] = [Text("Proved by real runs", style="bold"), runs(one.runs), Text("")]
     if one.plan is None:
         shown.append(Text("None of the plans ran.", style="bold red"))
     else:

@@ -31,7 +31,7 @@ def largest(one: LargestBatch) -> dict[str, Any]:
     return {
         "largest_micro_batch_size": one.micro_batch_size,
         "exact": one.exact,
-        "tries": [tried(each) for each in one.tries],
+        "tries": [tried(each) for each in one.runs],
     }
 
 
@@ -40,7 +40,7 @@ def verified(one: VerifiedPlan) -> dict[str, Any]:
     return {
         "plan": None if one.plan is None else json_output.plan(one.plan),
         "settled": one.settled,
-        "tries": [tried(each) for each in one.tries],
+        "tries": [tried(each) for each in one.runs],
     }
 
 
