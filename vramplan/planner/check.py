@@ -68,7 +68,7 @@ class Verdict:
     """Plans for the same global batch if this one does not fit."""
     min_headroom: float
     """Share of the GPU that has to stay free, if that is more than the margin."""
-    data: dataset_limits.Data | None = None
+    data: dataset_limits.DatasetLimits | None = None
     """The data set that it trains on, if one was given."""
     plan: Plan | None = None
     """Another micro-batch at the same global batch that fits if this one does not."""
@@ -215,7 +215,7 @@ def judge(
     job, data = complete_with_model(spec, config, job), None
     if dataset is not None:
         lengths = dataset_limits.lengths_of(dataset, spec, tokenizer, progress)
-        data, job = dataset_limits.applied(lengths, spec, gpu, config, job, given)
+        data, job = dataset_limits.apply_dataset(lengths, spec, gpu, config, job, given)
 
     def run_estimate(update: dict[str, Any]) -> Estimate:
         return estimate(spec, gpu, confidence=confidence, progress=progress, **{**job, **update})
@@ -236,7 +236,7 @@ def judge(
         evaluation = evaluation_bytes(training, update, config.eval_batch_size)
         return Verdict(config, with_margin(gpu, confidence), training, evaluation, None, min_headroom, data)
 
-    other_lengths = data.drawn if data is not None and job.get("batches") != "packed" else None
+    other_lengths = data.sample_lengths if data is not None and job.get("batches") != "packed" else None
     verdict = verdict_at(job["sequence_length"], other_lengths)
     if other_lengths is not None and not verdict.fits and verdict_at(job["sequence_length"]).fits:
         config.notes.insert(0, Note("warning", "lengths", CACHED))
@@ -246,7 +246,7 @@ def judge(
             progress(f"samples of {length:,} tokens", 0.5)
             return verdict_at(length).need_bytes, verdict_at(length).fits
 
-        verdict = replace(verdict, data=dataset_limits.compared(data, job, need))
+        verdict = replace(verdict, data=dataset_limits.add_length_limits(data, job, need))
     if verdict.fits or not look_further:
         return verdict
     training, eval_size = verdict.estimate, config.eval_batch_size or 0

@@ -79,18 +79,18 @@ def data_set(one: Verdict) -> RenderableType:
     data = one.data
     assert data is not None
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="bold", pad_edge=False)
-    figures = {name: data.spread.quantile(share) for name, share in QUANTILES.items()}
-    for name, length in {**figures, "longest": data.spread.longest, "limit": data.limit}.items():
+    figures = {name: data.distribution.quantile(share) for name, share in QUANTILES.items()}
+    for name, length in {**figures, "longest": data.distribution.longest, "limit": data.limit}.items():
         table.add_column(name, footer=f"{length:,}", justify="right")
     table.add_row(*(str(column.footer) for column in table.columns))
-    longer = data.spread.longer(data.limit)
-    said = [f"{data.lengths.path.name}: {data.spread.samples:,} samples, their tokens {data.lengths.source}"]
+    longer = data.distribution.count_longer(data.limit)
+    said = [f"{data.lengths.path.name}: {data.distribution.samples:,} samples, their tokens {data.lengths.source}"]
     if longer:
-        what = "dropped" if data.drops else "cut"
-        said.append(f"{percent(longer / data.spread.samples)} are longer than the limit ({longer:,}): {what}")
+        what = "dropped" if data.drops_longer else "cut"
+        said.append(f"{percent(longer / data.distribution.samples)} are longer than the limit ({longer:,}): {what}")
     rows = {"samples": "", "padded": ", every row padded to the limit", "packed": ", rows packed full"}[data.rows]
     said.append(f"Longest row of a batch: {data.worst_length:,} tokens{rows}")
-    which = "all" if data.trained_samples == data.spread.samples else f"{data.trained_samples:,}"
+    which = "all" if data.trained_samples == data.distribution.samples else f"{data.trained_samples:,}"
     said.append(f"An epoch over {which} of them: {data.steps_per_epoch:,} steps")
     if data.padding_share:
         said.append(
@@ -100,7 +100,7 @@ def data_set(one: Verdict) -> RenderableType:
     if data.near_share is not None:
         said.append(f"{percent(data.near_share)} of all batches need 95% or more of what the longest needs")
     if data.fitting_length:
-        over = data.spread.longer(data.fitting_length) / data.spread.samples
+        over = data.distribution.count_longer(data.fitting_length) / data.distribution.samples
         words = "  ".join(one.reading.say({"sequence_length": data.fitting_length}))
         said.append(
             f"Up to {data.fitting_length:,} tokens would fit ({words}): {percent(over)} of the samples are longer"

@@ -12,7 +12,7 @@ from vramplan.inputs.images import ProcessedImage, Size
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.estimate import Estimate
 from vramplan.planner.check import Verdict
-from vramplan.planner.dataset_limits import Data
+from vramplan.planner.dataset_limits import DatasetLimits
 from vramplan.planner.fix import Fix
 from vramplan.planner.images import Row, Solved
 from vramplan.planner.suggest import Plan, Run, Search
@@ -209,26 +209,26 @@ def verdict(one: Verdict) -> dict[str, Any]:
     }
 
 
-def data_set(one: Data) -> dict[str, Any]:
+def data_set(one: DatasetLimits) -> dict[str, Any]:
     """The data set of `vramplan check --dataset`."""
-    longer = one.spread.longer(one.limit)
+    longer = one.distribution.count_longer(one.limit)
     return {
         "path": str(one.lengths.path),
         "tokens_by": one.lengths.source,
         "exact": one.lengths.exact,
-        "samples": one.spread.samples,
+        "samples": one.distribution.samples,
         "tokens": {
-            "p50": one.spread.quantile(0.5),
-            "p95": one.spread.quantile(0.95),
-            "p99": one.spread.quantile(0.99),
-            "longest": one.spread.longest,
-            "sum": one.spread.tokens,
+            "p50": one.distribution.quantile(0.5),
+            "p95": one.distribution.quantile(0.95),
+            "p99": one.distribution.quantile(0.99),
+            "longest": one.distribution.longest,
+            "sum": one.distribution.tokens,
         },
-        "images": one.spread.images,
+        "images": one.distribution.max_images,
         "limit": one.limit,
         "longer": longer,
-        "longer_share": longer / one.spread.samples,
-        "longer_are": "dropped" if one.drops else "cut",
+        "longer_share": longer / one.distribution.samples,
+        "longer_are": "dropped" if one.drops_longer else "cut",
         "rows": one.rows,
         "worst_length": one.worst_length,
         "padded_to": one.padded_to,
@@ -240,7 +240,7 @@ def data_set(one: Data) -> dict[str, Any]:
         "fitting_length": one.fitting_length,
         "fitting_longer_share": None
         if one.fitting_length is None
-        else one.spread.longer(one.fitting_length) / one.spread.samples,
+        else one.distribution.count_longer(one.fitting_length) / one.distribution.samples,
     }
 
 
