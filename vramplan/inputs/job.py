@@ -270,6 +270,16 @@ class Job(BaseModel):
         return self.autocast != "none" and (self.strategy != "fsdp" or self.fsdp.version == 1)
 
     @property
+    def uses_deepspeed(self) -> bool:
+        """Whether DeepSpeed runs the job (ZeRO stages 0 to 3)."""
+        return self.strategy.startswith("zero")
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether each GPU keeps a part of the weights (ZeRO-3, FSDP)."""
+        return self.strategy in ("zero3", "fsdp")
+
+    @property
     def data_parallel(self) -> int:
         """Cards, or groups of cards, that take a micro-batch each."""
         return 1 if self.strategy == "device_map" else self.num_gpus
