@@ -198,17 +198,17 @@ def test_targets_however_they_are_given(targets: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"global_batch": "16"}, "--global-batch 16"),
-        ({"global_batch": 0}, "--global-batch 0"),
-        ({"samples": -1}, "--samples -1"),
-        ({"epochs": 0.0}, "--epochs 0"),
+        ({"global_batch": "16"}, "global_batch=16"),
+        ({"global_batch": 0}, "global_batch=0"),
+        ({"samples": -1}, "samples=-1"),
+        ({"epochs": 0.0}, "epochs=0"),
         ({"base_lr": 1e-4}, "go together"),
-        ({"base_lr": -1.0, "base_batch": 4}, "--base-lr -1"),
-        ({"lora_rank": 0}, "--lora-rank 0"),
+        ({"base_lr": -1.0, "base_batch": 4}, "base_lr=-1"),
+        ({"lora_rank": 0}, "lora_rank=0"),
         ({"no_such": 1}, "no such setting"),
         ({"method": "full", "quantize": "int8"}, "cannot train"),
-        ({"strategy": "fsdp"}, "more than one card"),
-        ({"dtype": "int3"}, "--dtype 'int3'"),
+        ({"strategy": "fsdp"}, "more than one GPU"),
+        ({"dtype": "int3"}, "dtype='int3'"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], said: str) -> None:

@@ -31,11 +31,11 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import MODEL_INPUTS, describe
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import are_linear, check_job
-from vramplan.memory.estimate import Estimate, PartialEstimate
+from vramplan.memory.estimate import Estimate, PartialEstimate, SimulatedStep
 from vramplan.memory.optimizers import check_weights, optimizer_seconds
 from vramplan.memory.overheads import outside_bytes
 from vramplan.memory.roofline import flops, seconds
-from vramplan.memory.summarize import SimulatedStep, summarize
+from vramplan.memory.summarize import summarize
 from vramplan.memory.timeline import Timeline
 
 VERSIONS = "torch 2.13, transformers 5.23, peft 0.21"
@@ -126,7 +126,7 @@ def begin(spec: ModelSpec, job: Job, card: Gpu) -> PartialEstimate:
             found = {}
             for one, peak in peaks.items():
                 played = whole(run, (*notes, *count_notes(spec, step.num_parameters)), one)
-                played = replace(played, timeline=timelines[one], fed=describe(spec, job))
+                played = replace(played, timeline=timelines[one], inputs_text=describe(spec, job))
                 found[one] = summarize(played, spec.name, job, card, peak)
             return found[0] if setting.spread_over is None else fullest(found, contents(setting, plan))
 

@@ -6,8 +6,41 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.job import Job
 from vramplan.memory.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedStep:
+    """The memory and work of a job's training step, before any GPU's capacity is compared with it."""
+
+    by: str
+    """analytic, trace or probe."""
+    timeline: Timeline
+    """Loading and two steps."""
+    evaluation_bytes: int
+    """Highest sum of live tensors in a forward without gradients, without the model and optimizer states."""
+    num_parameters: int
+    num_trainable_parameters: int
+    micro_step_seconds: float
+    optimizer_seconds: float
+    flops_per_micro_step: int
+    versions: str
+    """The libraries that the step mirrors or was traced with."""
+    notes: tuple[str, ...] = ()
+    picture: ProcessedImage | None = None
+    """Tokens and patches of each image or video; None for a model without vision."""
+    num_vision_parameters: int = 0
+    inputs_text: str | None = None
+    """Inputs and labels in words, for a model that is not a causal language model."""
+    own_model: bool = False
+    """Whether it is a user's own model, which chooses its attention, its loss and the shape of its inputs."""
+
+    @property
+    def peak_tensor_bytes(self) -> int:
+        """Highest sum of live tensors, without kernels' own workspaces."""
+        return max(self.timeline.live_bytes(with_kernels=False))
 
 
 @dataclass(frozen=True, slots=True)

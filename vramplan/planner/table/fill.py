@@ -18,8 +18,8 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import check_job
+from vramplan.memory.assumptions import describe_method, describe_step, describe_strategy, describe_weights
 from vramplan.memory.roofline import BANDWIDTH_EFFICIENCY, LAUNCH_SECONDS, MATMUL_EFFICIENCY
-from vramplan.memory.summarize import said_engine, said_method, said_sharing, said_weights
 from vramplan.planner.job_defaults import complete_job
 from vramplan.planner.table.request import SHOWN, TableRequest
 from vramplan.planner.table.shared_steps import Shared, Traits, traits
@@ -237,7 +237,7 @@ def _said(job: Job) -> tuple[str, ...]:
     batches = f"{job.batches} samples, all equally long"
     if job.pictures:
         batches += f", {job.pictures} {'image' if job.images else 'video'}{'s' * (job.pictures > 1)} in each"
-    return said_method(job), said_weights(job), said_sharing(job), said_engine(job), batches
+    return describe_method(job), describe_weights(job), describe_strategy(job), describe_step(job), batches
 
 
 def title(sheet: TableRequest) -> str:

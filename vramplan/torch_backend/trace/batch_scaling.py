@@ -14,9 +14,9 @@ from functools import cache
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec
-from vramplan.memory.estimate import PartialEstimate
+from vramplan.memory.estimate import PartialEstimate, SimulatedStep
 from vramplan.memory.overheads import outside_bytes
-from vramplan.memory.summarize import SimulatedStep, summarize
+from vramplan.memory.summarize import summarize
 from vramplan.memory.timeline import Storage, Timeline
 from vramplan.torch_backend.model.training_loop import WAITING
 

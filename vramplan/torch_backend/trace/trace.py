@@ -15,10 +15,10 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import describe
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import check_job
-from vramplan.memory.estimate import Estimate
+from vramplan.memory.estimate import Estimate, SimulatedStep
 from vramplan.memory.overheads import cublas_workspace, ddp_buckets
 from vramplan.memory.roofline import flops, seconds
-from vramplan.memory.summarize import SimulatedStep, summarize
+from vramplan.memory.summarize import summarize
 from vramplan.memory.timeline import Storage
 from vramplan.progress import Progress, silent
 from vramplan.torch_backend import dependencies
@@ -220,7 +220,7 @@ class Run:
             versions=versions,
             notes=_slow_path(self.subject.module),
             own_model=self.subject.example is not None,
-            fed=describe(self.spec, self.job),
+            inputs_text=describe(self.spec, self.job),
             picture=processed_image(self.spec, self.job),
             num_vision_parameters=sum(p.numel() for name, p in parameters.items() if part_of(bare(name), processor))
             if processor
