@@ -1,4 +1,4 @@
-"""What optimizers hold, measured with a storage tracker on torch 2.13 and transformers 5.23."""
+"""States and temporaries of optimizers, measured with a storage tracker on torch 2.13 and transformers 5.23."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(name: str, dtype: str, first: bool) -> tuple[int, int]:
         ("adamw_torch_fused", "bf16", False, 0, 0),
         ("adamw_torch", "bf16", True, 7842, 5228),  # the roots of all weights at once
         ("adamw_torch", "bf16", False, 2614, 0),
-        ("adamw_torch_loop", "bf16", True, 9228, 5228),  # root and quotient of the largest
+        ("adamw_torch_loop", "bf16", True, 9228, 5228),  # root and denominator of the largest
         ("sgd", "fp32", True, 0, 0),
         ("sgd_momentum", "fp32", True, SUM * 4, SUM * 4),
         ("sgd_momentum", "fp32", False, 0, 0),
@@ -47,14 +47,14 @@ def test_one_step(name: str, dtype: str, first: bool, peak: int, end: int) -> No
 
 
 def test_torchao() -> None:
-    """torchao 0.18 on the CPU: a state of 524,288 elements is 533,504 bytes, and inductor's code keeps 8 a element."""
+    """torchao 0.18 on the CPU: a state of 524,288 elements is 533,504 bytes, inductor's code keeps 8 per element."""
     record = Recorder()
     weights = [Weight("w", (1024, 512), "bf16"), Weight("b", (100,), "bf16")]
     optimizer_of("adamw_torch_8bit").step(record, weights, True)
-    kept = {number for number in record.events if number >= 0} - {~number for number in record.events if number < 0}
-    assert sum(record.storages[number].num_bytes for number in kept) == 2 * 533_504 + 2 * 200
-    passing = [one.num_bytes for one in record.storages if one.category == "temporary"]
-    assert sum(passing) == 2 * 4 * (524_288 + 2048)
+    alive = {number for number in record.events if number >= 0} - {~number for number in record.events if number < 0}
+    assert sum(record.storages[number].num_bytes for number in alive) == 2 * 533_504 + 2 * 200
+    temporaries = [storage.num_bytes for storage in record.storages if storage.category == "temporary"]
+    assert sum(temporaries) == 2 * 4 * (524_288 + 2048)
 
 
 def test_adafactor_keeps_rows_and_columns() -> None:

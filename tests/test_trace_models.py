@@ -81,7 +81,7 @@ def test_a_model_of_ones_own() -> None:
         ("make", {"checkpointing": "full"}, "use checkpointing=none"),
         ("make", {"loss": "liger"}, "needs a causal language model"),
         ("make", {"optimizer": "adamw_torch_fusd"}, "did you mean adamw_torch_fused"),
-        ("make", {"optimizer": "lomo"}, "cannot be traced here"),
+        ("make", {"optimizer": "lomo"}, "cannot be constructed here"),
     ],
 )
 def test_one_line_says_what_is_wrong(function: str, given: dict[str, Any], said: str) -> None:

@@ -135,9 +135,9 @@ _RECORDS = (
     _bitsandbytes("ademamix_32bit", (2, 1), 32, paged=False, aliases=("ademamix",), trainer_name="ademamix"),
     _bitsandbytes("paged_ademamix_32bit", (2, 1), 32, paged=True),
     Optimizer(
-        name="muon",
+        name="muon",  # adaptive: updates are orthogonalized, so their size does not follow the gradient's
         step=steps.muon,
-        state_passes=28,
+        state_passes=28,  # of fp32 weights: 13 around five Newton-Schulz iterations of 3 each, in bf16
         launches_per_weight=33,
         torch_class="Muon",
         matrices_only=True,

@@ -13,7 +13,7 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.estimate import Estimate
-from vramplan.memory.optimizers import optimizer_of
+from vramplan.memory.optimizers import modelled
 from vramplan.planner.estimate_cache import EstimateCache, Estimator
 
 FREE = "free"
@@ -121,8 +121,9 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
     def lever(change: str, why: str, cost: str, **update: object) -> None:
         levers.append(Lever(change, why, cost, update))
 
-    eight_bit = optimizer_of(job.optimizer).eight_bit
-    if eight_bit and optimizer_of(job.optimizer).name != "adamw_torch_fused":
+    optimizer = modelled(job.optimizer)
+    eight_bit = optimizer.eight_bit if optimizer is not None else ""
+    if optimizer is not None and eight_bit and optimizer.name != "adamw_torch_fused":
         lever(
             "--optimizer adamw_torch_fused",
             "the fused kernel needs no temporary copy of the weights",
@@ -158,9 +159,9 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
     if job.method == "full":
         smaller = (("adafactor", "states of a row and a column"), ("sgd", "no optimizer states"))
         eight = ((eight_bit, "states of one byte instead of the weights' dtype"),)
-        for optimizer, why in (*(eight if eight_bit else ()), *smaller):
-            if job.optimizer != optimizer:
-                lever(f"--optimizer {optimizer}", why, "convergence", optimizer=optimizer)
+        for name, why in (*(eight if eight_bit else ()), *smaller):
+            if job.optimizer != name:
+                lever(f"--optimizer {name}", why, "convergence", optimizer=name)
         lever(
             "--method lora",
             "gradients and states for adapters only",

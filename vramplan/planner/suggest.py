@@ -10,7 +10,7 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import MAX_COUNT, with_current_names
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import CONFIDENCE
-from vramplan.memory.optimizers import optimizer_of
+from vramplan.memory.optimizers import modelled
 from vramplan.planner import batch_search
 from vramplan.planner.batch_search import FRAGMENTED, TOO_LARGE, WITHOUT_MARGIN, Plan, Rejected, Run, Search
 from vramplan.planner.estimate import estimator_for, load_both
@@ -76,7 +76,8 @@ def suggest(
         job = {name: value for name, value in solved.job.items() if name != "gradient_accumulation_steps"}
     spec, gpu = load_both(model, gpu, confidence)
     full_job = complete_job(spec, gpu, job)
-    run = Run(samples, epochs, base_lr, base_batch, optimizer_of(full_job.optimizer).adaptive)
+    optimizer = modelled(full_job.optimizer)
+    run = Run(samples, epochs, base_lr, base_batch, optimizer is None or optimizer.adaptive)
     estimator, complete, is_analytic = estimator_for(spec, progress, trust_remote_code)
     levers = memory_levers if advice and is_analytic else None  # a traced model would be traced again for each
     search = batch_search.search(spec, complete(spec, full_job), gpu, global_batch, estimator, run, levers)

@@ -173,7 +173,7 @@ Stored = tuple[tuple[str, int, str], ...]
 class Parameter(Tensor):
     """A weight: resident memory, and a gradient if it trains."""
 
-    __slots__ = ("card", "copies", "held", "layer", "name", "quantize", "stored", "viewed")
+    __slots__ = ("card", "copies", "held_by_graph", "layer", "name", "quantize", "stored", "viewed")
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class Parameter(Tensor):
         self.name = name
         self.stored = stored
         self.quantize = quantize
-        self.held = False
+        self.held_by_graph = False
         """Whether a graph keeps the weight's own memory until the graph is dropped (``ctx.tensors``)."""
         self.layer, self.card = tape.layer, tape.card
         self.copies = tape.repeated.copies

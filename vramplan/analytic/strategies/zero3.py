@@ -89,7 +89,7 @@ class ZeroStage3(Divided):
         threshold = self.zero.param_persistence_threshold or 0
         own = ceil_div(count, self.cards) * size
         whole = own * self.cards if self.cards > 1 or self.job.offload == "all" else 0  # one card's part is the whole
-        held = parameter.held and not (self.job.reentrant and self.job.checkpointing == "full")
+        held = parameter.held_by_graph and not (self.job.reentrant and self.job.checkpointing == "full")
         stays = count <= threshold
         return zero3_coordinator.Divided(number, parameter.name, count, whole, own, stays, parameter.viewed, held)
 

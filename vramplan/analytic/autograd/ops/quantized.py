@@ -81,7 +81,7 @@ def linear_4bit(x: Tensor, weight: Parameter, bias: Tensor | None) -> Tensor:
         return [gradient]
 
     node = tape.node((x,), backward)
-    weight.held |= node is not None
+    weight.held_by_graph |= node is not None
     if bias is not None:
         bias = to(bias, dtype)
     decoded = _decoded(tape, scales, 2)
