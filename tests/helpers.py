@@ -1,4 +1,4 @@
-"""What several test files share."""
+"""What several test files share: shipped models and GPUs, the command line, invented measurements."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ TERMINAL = {"COLUMNS": "80", "NO_COLOR": "1"}
 
 
 def spec_of(name: str, **config: Any) -> ModelSpec:
-    """A shipped model, some keys of its configuration changed."""
+    """A shipped model; `config` changes keys of its configuration."""
     spec = find_model(name)
     assert spec is not None
     return spec.model_copy(update={"config": {**spec.config, **config}}) if config else spec
 
 
 def card_of(name: str = "h100") -> Gpu:
-    """A card of the catalogue."""
+    """A GPU of the catalogue."""
     return find_gpu(name)
 
 
@@ -55,7 +55,7 @@ def setting_of(spec: ModelSpec, job: Job, whole: bool = True) -> tuple[StepSpec,
 
 
 def stacks_of(spec: ModelSpec) -> list[tuple[Hashable, ...]]:
-    """All layers of each stack: the tower's, then the language model's."""
+    """All layers of each stack: the vision tower's, then the language model's."""
     family, config, sight, whole = architecture_of(spec)
     if family.model is not None:
         return [tuple(kinds) for kinds in family.model.stacks(config)]
@@ -64,9 +64,9 @@ def stacks_of(spec: ModelSpec) -> list[tuple[Hashable, ...]]:
 
 
 def cli(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command line in this process, 80 columns wide: what it prints and its exit code.
+    """Output and exit code of the command line, run in this process, 80 columns wide.
 
-    What needs a process of its own (start-up, signals, pipes, encodings, several workers) asks `cli_process`.
+    Start-up, signals, pipes, encodings and worker processes need `cli_process`.
     """
     output, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     before = Path.cwd()
@@ -90,7 +90,7 @@ def cli(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.Com
 
 
 def cli_process(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The same in a process of its own: a second of start-up, so for what `cli` cannot show."""
+    """The same from a process of its own; starting it takes a second."""
     return subprocess.run(
         [sys.executable, "-m", "vramplan", *arguments],
         capture_output=True,
@@ -103,14 +103,14 @@ def cli_process(*arguments: str, cwd: Path = ROOT, **environment: str) -> subpro
 
 
 def cli_json(*arguments: str) -> Any:
-    """What `--json` prints."""
+    """The answer that `--json` prints."""
     done = cli(*arguments, "--json")
     assert not done.stderr, done.stderr
     return json.loads(done.stdout)
 
 
 def measured_of(job: Job, **figures: Any) -> Measured:
-    """A measured run of Qwen2.5-0.5B, made up."""
+    """An invented run of Qwen2.5-0.5B; `figures` are fields of Measured."""
     spec = spec_of("Qwen/Qwen2.5-0.5B")
     environment = Environment(device="NVIDIA H100 80GB HBM3", total_bytes=85 << 30, driver="580.1", cuda="13.0")
     values: dict[str, Any] = {
