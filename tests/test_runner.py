@@ -218,5 +218,5 @@ def test_under_torchrun_a_process_is_one_rank(child: Any, monkeypatch: pytest.Mo
         monkeypatch.setenv(name, value)
     child("assert (request['rank'], request['local_rank'], request['meeting_point']) == (3, 1, 'env://')\n" + answer())
     assert subprocess_runner.run(request(job=JOB.model_copy(update={"num_gpus": 4})), 30)[0].outcome == "ok"
-    with pytest.raises(ConfigError, match="torchrun started 4 ranks, the job has 1; give --num-gpus 4"):
+    with pytest.raises(ConfigError, match="torchrun started 4 ranks, the job has 1; give num_gpus=4"):
         subprocess_runner.run(request(), 30)
