@@ -213,13 +213,13 @@ def _shared(spec: ModelSpec, given: dict[str, object], card: Gpu, known: Known) 
         raise UnsupportedError("--strategy device_map is not tabled yet")
     key = job, traits(card, job)
     if key not in known:
-        laws = (
-            one.law
+        scalings = (
+            one.scaling
             for (other, has), one in known.items()
             if isinstance(one, Shared) and other == job and has._replace(workspace=0) == key[1]._replace(workspace=0)
         )
         try:
-            shared = Shared(spec, job, card, next(laws, None))
+            shared = Shared(spec, job, card, next(scalings, None))
             shared.peak(1)
             known[key] = shared
         except VramplanError as error:
