@@ -215,21 +215,23 @@ def _shared(spec: ModelSpec, settings: dict[str, object], gpu: Gpu, shared_steps
         raise UnsupportedError(f"{setting('strategy', 'device_map')} is not tabled yet")
     key = job, traits(gpu, job)
     if key not in shared_steps:
-        laws = (
-            one.law
-            for (other, has), one in shared_steps.items()
-            if isinstance(one, Shared) and other == job and has._replace(workspace=0) == key[1]._replace(workspace=0)
+        scalings = (
+            steps.scaling
+            for (other, other_traits), steps in shared_steps.items()
+            if isinstance(steps, Shared)
+            and other == job
+            and other_traits._replace(workspace=0) == key[1]._replace(workspace=0)
         )
         try:
-            shared = Shared(spec, job, gpu, next(laws, None))
+            shared = Shared(spec, job, gpu, next(scalings, None))
             shared.peak(1)
             shared_steps[key] = shared
         except VramplanError as error:
             shared_steps[key] = error
-    found = shared_steps[key]
-    if isinstance(found, VramplanError):
-        raise found
-    return found
+    steps_or_error = shared_steps[key]
+    if isinstance(steps_or_error, VramplanError):
+        raise steps_or_error
+    return steps_or_error
 
 
 def _said(job: Job) -> tuple[str, ...]:
