@@ -72,7 +72,7 @@ def test_bf16(name: str, bf16: bool) -> None:
     default = vramplan.estimate("Qwen/Qwen2.5-0.5B", name).job
     assert default.dtype == ("bf16" if bf16 else "fp16")
     if not bf16:
-        with pytest.raises(ConfigError, match=r"no bf16 units.*--dtype fp16"):
+        with pytest.raises(ConfigError, match=r"no bf16 units.*dtype=fp16"):
             vramplan.estimate("Qwen/Qwen2.5-0.5B", name, dtype="bf16")
         full = vramplan.estimate("HuggingFaceTB/SmolLM2-135M", name, method="full").job
         assert (full.dtype, full.autocast) == ("fp32", "fp16")

@@ -193,7 +193,7 @@ def _images(job: Job, picture: ProcessedImage | None) -> str:
     each += f"{size} pixels" if frames is None else f"{frames} frames of {size} pixels"
     given = job.image_size and (frames is None or job.frames)
     said = "" if given else " (not given)"
-    return f"{each}{said} as {picture.said}: {job.pictures * picture.all_tokens:,} tokens; {parts}; "
+    return f"{each}{said} as {picture.description}: {job.pictures * picture.all_tokens:,} tokens; {parts}; "
 
 
 def evaluation_peak(timeline: Timeline, evaluation_bytes: int) -> int:

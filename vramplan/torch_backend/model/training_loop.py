@@ -89,7 +89,7 @@ def with_pictures(pictures: Pictures, shape: tuple[int, int], device: str) -> di
     """The images or videos of a batch of texts, and the texts that speak of them; models look at these numbers."""
     samples, length = shape
     one = pictures.one
-    kinds = one.kinds * pictures.per_sample
+    kinds = one.token_kinds * pictures.per_sample
     row = torch.tensor(kinds + [0] * (length - len(kinds)), dtype=torch.int64)
     texts = {
         "input_ids": ((row > 0) * pictures.token_id).repeat(samples, 1),
