@@ -126,7 +126,7 @@ def test_a_vision_tower_that_is_not_supported_is_named() -> None:
     spec = spec_of("llava-hf/llava-1.5-7b-hf")
     other = {**spec.config, "vision_config": {**spec.config["vision_config"], "model_type": "eva"}}
     with pytest.raises(UnsupportedError, match="eva"):
-        vramplan.estimate(spec.model_copy(update={"config": other}), "h100", by="analytic")
+        vramplan.estimate(spec.model_copy(update={"config": other}), "h100")
 
 
 def test_sizes_are_read_however_they_come() -> None:

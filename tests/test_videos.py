@@ -10,7 +10,7 @@ import pytest
 
 import vramplan
 from tests.helpers import card_of, cli, cli_json, spec_of
-from vramplan.errors import ConfigError, VramplanError
+from vramplan.errors import ConfigError, VramplanError, as_python, spell
 from vramplan.inputs.images import VIDEO_PROCESSORS, Limits, ProcessedImage, Size, fixed_tiles, processed_image, videos
 from vramplan.inputs.model_spec import Config, ModelSpec
 from vramplan.planner import images
@@ -241,6 +241,8 @@ def test_llamafactorys_keys(tmp_path: Path) -> None:
     assert (found.frames, found.image_size) == (24, (341, 192))
     with pytest.raises(VramplanError, match="images with videos"):
         vramplan.check(config, "h100", images=1, videos=1)
-    assert "--videos says that there are any" in " ".join(
-        note.text for note in vramplan.check(config, "h100").reading.notes if note.key == "video_maxlen"
+    assert "videos says that there are any" in " ".join(
+        spell(note.text, as_python)
+        for note in vramplan.check(config, "h100").reading.notes
+        if note.key == "video_maxlen"
     )
