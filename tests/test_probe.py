@@ -349,7 +349,7 @@ def test_under_torchrun(folder: Path) -> None:
         ((*HOST, "--timeout", "0"), "--timeout 0: expected seconds above 0"),
         ((*HOST, "--timeout", "0.2"), "the probe took more than 0.2 s and was stopped"),
         ((*HOST, "--history"), "--history needs --record DIR"),
-        ((*HOST, "--as-card", "rtx9999"), "unknown card 'rtx9999'"),
+        ((*HOST, "--as-card", "rtx9999"), "unknown GPU 'rtx9999'"),
         ((*HOST, "--method", "qlora"), "--quantize nf4 is not probed yet"),
         ((*HOST, "--num-gpus", "2", "--strategy", "zero2"), "does not see into sharded tensors"),
         ((*HOST, "--num-gpus", "2", "--strategy", "fsdp"), "does not see into sharded tensors"),
