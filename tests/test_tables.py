@@ -272,7 +272,7 @@ def test_markers_that_are_wrong(keep: Path, text: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('"rtx4090"', '"rtx4O90"', "toml:3: unknown card 'rtx4O90'; did you mean rtx4090"),
+        ('"rtx4090"', '"rtx4O90"', "toml:3: unknown GPU 'rtx4O90'; did you mean rtx4090"),
         ('  "smollm2-135m"', '  "nope-*"', "toml:7: unknown models 'nope-*'"),
         ("show =", "sow =", "toml:10: unknown setting 'sow'; did you mean show"),
         ('"memory"', '"memry"', "toml:10: unknown show 'memry'; did you mean memory"),

@@ -45,7 +45,7 @@ def images(
         _count(spec, wanted, as_json, given, plot)
         raise typer.Exit(0)
     with progress() as tell:
-        rows = resolutions.table(spec, card, wanted, progress=tell, **sure(confidence), **given)
+        rows = resolutions.image_size_table(spec, card, wanted, progress=tell, **sure(confidence), **given)
     from vramplan.render import images as shown
 
     if plot is not None:
@@ -73,7 +73,7 @@ def _count(spec: ModelSpec, sizes: Sequence[Size], as_json: bool, given: dict[st
         raise ConfigError(f"--plot: the memory of {spec.model_type} is not described, only its tokens are counted")
     limits = {name: given[name] for name in ("min_pixels", "max_pixels", "max_tiles") if name in given}
     frames = given.get("frames", USUAL_FRAMES) if given.get("videos") else None
-    rows = resolutions.counts(spec, sizes, **limits, frames=frames)
+    rows = resolutions.process_sizes(spec, sizes, **limits, frames=frames)
     if as_json:
         print(as_text.dumps(as_text.counts(rows)))
     else:

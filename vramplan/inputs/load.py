@@ -12,7 +12,7 @@ def load_model(name: str | ModelSpec) -> ModelSpec:
     """A model by shipped name, folder, config.json or Hub id; a loaded one is returned as it is.
 
     Raises:
-        VramplanError: if there is none.
+        VramplanError: if the name is unknown.
     """
     return name if isinstance(name, ModelSpec) else hub.resolve_model(name)
 
@@ -21,7 +21,7 @@ def load_gpu(name: str | Gpu) -> Gpu:
     """A GPU by name; "auto" is the one in this machine; a loaded one is returned as it is.
 
     Raises:
-        VramplanError: if there is none.
+        VramplanError: if the name is unknown.
     """
     if isinstance(name, Gpu):
         return name

@@ -158,4 +158,4 @@ def _describe_images(job: Job, picture: ProcessedImage | None) -> str:
     images += f"{size} pixels" if frames is None else f"{frames} frames of {size} pixels"
     is_set = job.image_size and (frames is None or job.frames)
     default = "" if is_set else " (default)"
-    return f"{images}{default} as {picture.said}: {job.pictures * picture.all_tokens:,} tokens; {parts}; "
+    return f"{images}{default} as {picture.description}: {job.pictures * picture.all_tokens:,} tokens; {parts}; "

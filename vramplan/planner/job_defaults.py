@@ -1,4 +1,4 @@
-"""A whole job from a few settings: the defaults that depend on the method, the GPU and the model."""
+"""A complete job from a few settings: the defaults that depend on the method, the GPU and the model."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from vramplan.inputs.sample_lengths import lengths_of
 from vramplan.inputs.sequence_length import default_sequence_length, max_positions
 
 TEXT_TOKENS = 128
-"""Least room for text beside the images if no length is given."""
+"""Least tokens of text beside the images if no length is given."""
 
 
 def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
-    """A whole job from the settings that were given; a setting of None counts as not given.
+    """A complete job from the settings that were given; a setting of None counts as not given.
 
     Weights are bf16 under bf16 autocast; on a GPU without bf16, fp16 (trained weights fp32, which the gradient scaler
     needs). Attention is SDPA, or what transformers runs the architecture with by default.
 
     Raises:
-        ConfigError: for a value that is out of range.
+        ConfigError: if a value is out of range, or contradicts another.
     """
     job = with_current_names({name: value for name, value in settings.items() if value is not None})
     if job.get("method") == "qlora":
@@ -67,13 +67,14 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
         positions = shape.positions if shape.hard_limit else None
     else:
         positions = max_positions(spec)
+    has_length = "sequence_length" in job
     if positions is not None:
         job.setdefault("sequence_length", default_sequence_length(positions))
     try:
         complete = Job.model_validate(job)
     except ValidationError as error:
         raise ConfigError(_first_error(error)) from error
-    if spec.model_type not in IMAGE_PROCESSORS or "sequence_length" in job:
+    if spec.model_type not in IMAGE_PROCESSORS or has_length:
         return complete
     return complete.model_copy(update={"sequence_length": _length_with_images(spec, complete)})
 
@@ -172,7 +173,7 @@ def _module_names(names: Any) -> Any:
 
 
 def _first_error(error: ValidationError) -> str:
-    """The first thing that pydantic found invalid, as one message."""
+    """The first invalid field that pydantic reports, as one message."""
     first = error.errors()[0]
     name = str(first["loc"][0]) if first["loc"] else "job"
     if first["type"] == "extra_forbidden":

@@ -15,7 +15,7 @@ from vramplan.atomic_write import write as write_file
 from vramplan.errors import ConfigError, MissingDependencyError
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import ProcessedImage, Size
-from vramplan.planner.images import Row, Solved
+from vramplan.planner.images import ImageSizeRow, Solved
 from vramplan.render.plot import INSTALL
 from vramplan.render.terminal import NARROW, WIDTH, bar, footer, gib, heading
 from vramplan.units import GiB
@@ -23,9 +23,9 @@ from vramplan.units import GiB
 KINDS = (".svg", ".png")
 
 
-def table(rows: Sequence[Row], card: Gpu, width: int = WIDTH) -> RenderableType:
+def table(rows: Sequence[ImageSizeRow], card: Gpu, width: int = WIDTH) -> RenderableType:
     """`vramplan images`."""
-    first, wide = rows[0].at_one, width >= NARROW
+    first, wide = rows[0].estimate, width >= NARROW
     shown = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
     shown.add_column("pixels", justify="right", no_wrap=True)
     if wide:
@@ -36,12 +36,12 @@ def table(rows: Sequence[Row], card: Gpu, width: int = WIDTH) -> RenderableType:
         shown.add_column("micro-batch 1", no_wrap=True)
     shown.add_column("largest", justify="right", no_wrap=True)
     for row in rows:
-        one = row.at_one
+        one = row.estimate
         fits = row.max_micro_batch_size
         shown.add_row(
             str(row.size),
-            *[row.picture.said] * wide,
-            f"{row.picture.all_tokens:,}",
+            *[row.image.description] * wide,
+            f"{row.image.all_tokens:,}",
             gib(one.device_total_bytes if one.fits_without_margin else one.lower_bound_bytes),
             *[bar(one, 14)] * wide,
             Text(str(fits), style="bold green") if fits else Text("does not fit", style="red"),
@@ -61,7 +61,7 @@ def counts(model: str, model_type: str, rows: Sequence[tuple[Size, ProcessedImag
     for name in ("pixels", "becomes", "tokens"):
         shown.add_column(name, justify="left" if name == "becomes" else "right", no_wrap=True)
     for size, picture in rows:
-        shown.add_row(str(size), picture.said, f"{picture.all_tokens:,}")
+        shown.add_row(str(size), picture.description, f"{picture.all_tokens:,}")
     missing = f"Note: no block describes {model_type}: its tokens are counted, its memory is not estimated."
     return Group(Text(model, style="bold"), Text(""), shown, Text(""), Text(missing, style="yellow"))
 
@@ -79,7 +79,7 @@ def solved(one: Solved) -> Text:
     )
 
 
-def write(rows: Sequence[Row], card: Gpu, path: Path) -> None:
+def write(rows: Sequence[ImageSizeRow], card: Gpu, path: Path) -> None:
     """Draw micro-batch and memory against tokens into an SVG or PNG file.
 
     Raises:
@@ -92,7 +92,7 @@ def write(rows: Sequence[Row], card: Gpu, path: Path) -> None:
     write_file(path, picture(rows, card, kind[1:]))
 
 
-def picture(rows: Sequence[Row], card: Gpu, kind: str) -> bytes:
+def picture(rows: Sequence[ImageSizeRow], card: Gpu, kind: str) -> bytes:
     """Memory at micro-batch 1 as bars beside the card's size, the largest micro-batch above each.
 
     Raises:
@@ -106,17 +106,17 @@ def picture(rows: Sequence[Row], card: Gpu, kind: str) -> bytes:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
-    used = [row.at_one.device_total_bytes / GiB for row in rows]
+    used = [row.estimate.device_total_bytes / GiB for row in rows]
     colours = ["#54a24b" if row.max_micro_batch_size else "#e45756" for row in rows]
     marks: Any = axes.bar(range(len(rows)), used, color=colours)
     said = [f"up to {row.max_micro_batch_size}" if row.max_micro_batch_size else "does not fit" for row in rows]
     axes.bar_label(marks, said, padding=2, fontsize=8)
-    axes.axhline(rows[0].at_one.capacity_bytes / GiB, color="black", linewidth=1)
-    axes.annotate(card.title, (len(rows) - 0.5, rows[0].at_one.capacity_bytes / GiB), ha="right", va="bottom")
-    labels = [f"{row.size.width}x{row.size.height}\n{row.picture.all_tokens:,} tokens" for row in rows]
+    axes.axhline(rows[0].estimate.capacity_bytes / GiB, color="black", linewidth=1)
+    axes.annotate(card.title, (len(rows) - 0.5, rows[0].estimate.capacity_bytes / GiB), ha="right", va="bottom")
+    labels = [f"{row.size.width}x{row.size.height}\n{row.image.all_tokens:,} tokens" for row in rows]
     axes.set_xticks(range(len(rows)), labels, fontsize=7)
     axes.set_ylabel("GiB at micro-batch 1")
-    axes.set_title(f"{rows[0].at_one.model}: largest micro-batch by image size")
+    axes.set_title(f"{rows[0].estimate.model}: largest micro-batch by image size")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     target = io.BytesIO()

@@ -14,7 +14,7 @@ from vramplan.memory.estimate import Estimate
 from vramplan.planner.check import Verdict
 from vramplan.planner.dataset_limits import DatasetLimits
 from vramplan.planner.fix import Fix
-from vramplan.planner.images import Row, Solved
+from vramplan.planner.images import ImageSizeRow, Solved
 from vramplan.planner.suggest import Plan, Run, Search
 
 
@@ -129,7 +129,7 @@ def search(one: Search, run: Run) -> dict[str, Any]:
 
 def _counts(picture: ProcessedImage) -> dict[str, Any]:
     return {
-        "becomes": picture.said,
+        "becomes": picture.description,
         "tokens": picture.tokens,
         "extra_tokens": picture.extra_tokens,
         "tiles": picture.tiles,
@@ -141,16 +141,16 @@ def counts(rows: Sequence[tuple[Size, ProcessedImage]]) -> list[dict[str, Any]]:
     return [{**size._asdict(), **_counts(picture)} for size, picture in rows]
 
 
-def images(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def images(rows: Sequence[ImageSizeRow]) -> list[dict[str, Any]]:
     """`vramplan images --json`."""
     return [
         {
             **row.size._asdict(),
-            **_counts(row.picture),
-            "patches": row.picture.patches,
+            **_counts(row.image),
+            "patches": row.image.patches,
             "sequence_length": row.sequence_length,
             "max_micro_batch_size": row.max_micro_batch_size,
-            "estimate": estimate(row.at_one),
+            "estimate": estimate(row.estimate),
         }
         for row in rows
     ]

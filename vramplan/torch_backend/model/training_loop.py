@@ -89,7 +89,7 @@ def image_batch(images: ImageInputs, shape: tuple[int, int], device: str) -> dic
     """The images or videos of a batch, and texts with their tokens; models read the values of both."""
     samples, length = shape
     processed = images.processed
-    kinds = processed.kinds * images.per_sample
+    kinds = processed.token_kinds * images.per_sample
     row = torch.tensor(kinds + [0] * (length - len(kinds)), dtype=torch.int64)
     texts = {
         "input_ids": ((row > 0) * images.token_id).repeat(samples, 1),
