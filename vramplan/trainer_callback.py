@@ -103,7 +103,7 @@ class Preflight(TrainerCallback):  # type: ignore[misc]
             from vramplan.render import check as shown
             from vramplan.render import terminal
 
-            terminal.print_all(shown.verdict(found))
+            terminal.print_all(shown.answer(found))
         if not found.fits:
             raise DoesNotFit(found)
 

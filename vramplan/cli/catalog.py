@@ -33,7 +33,7 @@ def gpus(
 
     wanted = search.lower()
     found = [one for one in all_gpus() if any(wanted in n.lower() for n in (one.name, one.title, *one.aliases))]
-    _listed(found, "card", search, as_json, "cards", "card")
+    _listed(found, "card", search, as_json, "gpus", "card")
 
 
 def _listed(found: list[Any], kind: str, search: str, as_json: bool, table: str, row: str) -> None:
@@ -45,6 +45,7 @@ def _listed(found: list[Any], kind: str, search: str, as_json: bool, table: str,
         to_row: Callable[[Any], dict[str, Any]] = getattr(as_text, row)
         print(as_text.dumps([to_row(one) for one in found]))
     else:
+        from vramplan.render import catalog as as_table
         from vramplan.render import terminal
 
-        terminal.print_all(getattr(terminal, table)(found))
+        terminal.print_all(getattr(as_table, table)(found))

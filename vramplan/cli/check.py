@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramplan.cli.options import AsJson, Confidence, progress, sure
+from vramplan.cli.options import AsJson, Confidence, Verbose, progress, sure
 from vramplan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def check(
     confidence: Confidence = None,
     fix: Annotated[bool, typer.Option("--fix", help="Print it with the fewest changes that make it fit.")] = False,
     write: Annotated[bool, typer.Option("--write", help="With --fix: change the file itself.")] = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Say before launch whether a configuration fits, why not, and what to change."""
@@ -104,7 +105,7 @@ def check(
             from vramplan.render import check as shown
             from vramplan.render import terminal
 
-            terminal.print_all(*([str(one)] if several else []), shown.verdict(found))
+            terminal.print_all(*([str(one)] if several else []), shown.answer(found, verbose))
         codes.append(0 if found.fits else 1)
     if answers:
         from vramplan.render import json_output as as_text

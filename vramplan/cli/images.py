@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramplan.cli.options import AsJson, Confidence, GpuName, Model, progress, sure, with_job_flags
+from vramplan.cli.options import AsJson, Confidence, GpuName, Model, Verbose, progress, sure, with_job_flags
 from vramplan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def images(
     sizes: Annotated[str | None, typer.Option(help="Image sizes to show: 448x448,1344x896 (the usual ones).")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw it: FILE.svg or .png.")] = None,
     confidence: Confidence = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
@@ -57,7 +58,7 @@ def images(
     else:
         from vramplan.render import terminal
 
-        terminal.print_all(shown.table(rows, card, terminal.width()))
+        terminal.print_all(shown.answer(rows, card, verbose))
     raise typer.Exit(0 if any(row.max_micro_batch_size for row in rows) else 1)
 
 

@@ -39,6 +39,7 @@ Confidence = Annotated[
 ]
 SECONDS_BETWEEN_LINES = 30
 """Of progress, where there is no terminal."""
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="List all assumptions and details.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -120,7 +121,8 @@ def with_job_flags(command: Callable[..., None], without: tuple[str, ...] = ()) 
         flags = {name: values.pop(name) for name in JOB_FLAGS if name not in without}
         command(**values, given=_given(flags))
 
-    parameters = [*mine[:-1], *shared, mine[-1]]  # --json comes last
+    ends = 2 if "verbose" in own else 1
+    parameters = [*mine[:-ends], *shared, *mine[-ends:]]  # --verbose and --json come last
     run.__doc__, run.__name__ = command.__doc__, command.__name__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}

@@ -22,6 +22,7 @@ from vramplan.cli.options import (
     Record,
     Timeout,
     Trust,
+    Verbose,
     batch_of,
     check_file,
     progress,
@@ -58,6 +59,7 @@ def suggest(
         str | None, typer.Option(help="Find the largest image-size, max-pixels, max-tiles or seq-len that fits first.")
     ] = None,
     trust_remote_code: Trust = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
@@ -125,6 +127,7 @@ def suggest(
             shown["verified"] = probe_json.verified(verified)
         print(as_text.dumps(shown))
     else:
+        from vramplan.render import suggest as as_answer
         from vramplan.render import terminal
 
         # what is not to be pasted does not go where that would
@@ -133,7 +136,7 @@ def suggest(
                 from vramplan.render import images
 
                 terminal.print_all(images.solved(solved), "")
-            terminal.print_all(terminal.search(found, run, terminal.width()))
+            terminal.print_all(as_answer.answer(found, run, verbose))
             if verified is not None:
                 from vramplan.render import probe as as_proof
 
@@ -168,6 +171,7 @@ def estimate(
     snapshot: Annotated[Path | None, typer.Option(help="Write FILE.pickle for PyTorch's memory viewer.")] = None,
     confidence: Confidence = None,
     trust_remote_code: Trust = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
@@ -196,7 +200,8 @@ def estimate(
 
         print(as_text.dumps(as_text.estimate(found)))
     else:
+        from vramplan.render import estimate as as_answer
         from vramplan.render import terminal
 
-        terminal.print_all(terminal.estimate(found, card, found.job.num_gpus, explain))
+        terminal.print_all(as_answer.answer(found, card, verbose, explain))
     raise typer.Exit(0 if found.fits else 1)

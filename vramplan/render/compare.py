@@ -10,7 +10,7 @@ from rich.text import Text
 
 from vramplan.planner.compare import Comparison, Row, Side
 from vramplan.render import json_output as as_json
-from vramplan.render.terminal import CATEGORIES, free_gib, gib
+from vramplan.render.figures import CATEGORIES, free_gib, gib
 from vramplan.units import GiB, format_count
 
 TERMS = 8

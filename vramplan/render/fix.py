@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramplan.planner.fix import Fix
-from vramplan.render.terminal import free_gib, gib
+from vramplan.render.figures import free_gib, gib
 
 
 def said(where: str, one: Fix) -> str:

@@ -11,7 +11,7 @@ from vramplan.atomic_write import write as write_file
 from vramplan.errors import ConfigError, MissingDependencyError
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.timeline import Timeline
-from vramplan.render.terminal import CATEGORIES
+from vramplan.render.figures import CATEGORIES
 from vramplan.units import GiB, format_bytes
 
 INSTALL = 'pip install "vramplan[plot]"'

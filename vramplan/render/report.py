@@ -16,8 +16,8 @@ from vramplan.memory.estimate import Estimate
 from vramplan.memory.timeline import BLOCK_BYTES
 from vramplan.planner.report import Choice, Column, Grid, build
 from vramplan.planner.suggest import WITHOUT_MARGIN, Rejected
+from vramplan.render.figures import CATEGORIES
 from vramplan.render.plot import COLOURS
-from vramplan.render.terminal import CATEGORIES
 
 PAGE = Path(__file__).with_name("page")
 TERMS = 14

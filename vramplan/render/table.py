@@ -11,7 +11,7 @@ from typing import Any
 
 from vramplan.planner.table import SHOWN, Cell, Table
 from vramplan.planner.table.fill import Row, title
-from vramplan.render.terminal import gib
+from vramplan.render.figures import gib
 
 NOT_RUN = "-"
 
