@@ -12,10 +12,10 @@ from vramplan.errors import ConfigError
 
 
 def models(
-    search: Annotated[str, typer.Argument(help="Only those whose name contains this.")] = "",
+    search: Annotated[str, typer.Argument(help="Only those whose name contains this.", show_default=False)] = "",
     as_json: AsJson = False,
 ) -> None:
-    """List the shipped models."""
+    """List the models that come with vramplan."""
     from vramplan.inputs.catalog import load_spec, model_names
 
     wanted = search.lower()
@@ -25,10 +25,10 @@ def models(
 
 
 def gpus(
-    search: Annotated[str, typer.Argument(help="Only those whose name contains this.")] = "",
+    search: Annotated[str, typer.Argument(help="Only those whose name contains this.", show_default=False)] = "",
     as_json: AsJson = False,
 ) -> None:
-    """List the known cards."""
+    """List the known GPUs."""
     from vramplan.inputs.catalog import all_gpus
 
     wanted = search.lower()

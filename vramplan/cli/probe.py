@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from vramplan.cli import completion
+from vramplan.cli.help import BATCH, MODEL, OUTPUT, REAL
 from vramplan.cli.options import (
     Accumulation,
     AsJson,
@@ -29,7 +31,12 @@ from vramplan.progress import Progress
 LATE: list[ConfigError] = []
 """Runs that could not be kept, told of after the answer."""
 AsCard = Annotated[
-    str | None, typer.Option(help="A smaller card that this one stands in for: torch is held to its memory.")
+    str | None,
+    typer.Option(
+        help="A smaller GPU that this one stands in for: PyTorch is limited to its memory.",
+        rich_help_panel=MODEL,
+        autocompletion=completion.gpu_names,
+    ),
 ]
 
 
@@ -106,19 +113,24 @@ def probe(
     as_card: AsCard = None,
     micro_batch: MicroBatch = None,
     accumulation: Accumulation = None,
-    steps: Annotated[int, typer.Option(help="Optimizer steps to run; the first warms up.")] = 3,
-    find_max: Annotated[bool, typer.Option("--find-max", help="Look for the largest micro-batch that runs.")] = False,
+    steps: Annotated[int, typer.Option(help="Optimizer steps to run; the first warms up.", rich_help_panel=REAL)] = 3,
+    find_max: Annotated[
+        bool, typer.Option("--find-max", help="Find the largest micro-batch that runs.", rich_help_panel=BATCH)
+    ] = False,
     max_runs: MaxRuns = None,
     device: Device = None,
     timeout: Timeout = None,
     record: Record = None,
-    history: Annotated[bool, typer.Option("--history", help="With --record: every allocation and free, too.")] = False,
+    history: Annotated[
+        bool,
+        typer.Option("--history", help="With --record: every allocation and free, too.", rich_help_panel=REAL),
+    ] = False,
     trust_remote_code: Trust = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
 ) -> None:
-    """Run a job on the card in this box, with random weights, and measure it."""
+    """Measure a job on this machine's GPU, with random weights, beside its estimate."""
     from vramplan.measurements import probe as probing
     from vramplan.measurements import subprocess_runner
 
@@ -155,14 +167,27 @@ def probe(
 
 
 def measure(
-    out: Annotated[Path, typer.Option(help="The ledger: each run becomes a file here; those there are skipped.")],
-    minutes: Annotated[float, typer.Option(help="Time for all of it; the most informative runs come first.")] = 9.0,
-    only: Annotated[str, typer.Option(help="Runs whose name matches this regular expression.")] = "",
-    show: Annotated[bool, typer.Option("--list", help="List the runs that are left, and stop.")] = False,
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder of measured runs, a file each; runs that are there are skipped.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ],
+    minutes: Annotated[
+        float, typer.Option(help="Time for all runs; the most informative come first.", rich_help_panel=REAL)
+    ] = 9.0,
+    only: Annotated[
+        str, typer.Option(help="Runs whose name matches this regular expression.", rich_help_panel=REAL)
+    ] = "",
+    show: Annotated[
+        bool, typer.Option("--list", help="List the runs that are left, and stop.", rich_help_panel=OUTPUT)
+    ] = False,
     device: Device = None,
     as_card: AsCard = None,
 ) -> None:
-    """Measure a matrix of jobs into a ledger; run it again until nothing is left."""
+    """Measure a fixed set of jobs into a folder; run it again until none is left."""
     from vramplan.measurements import measure as campaign
     from vramplan.render import terminal
 
@@ -186,13 +211,25 @@ def measure(
 
 
 def accuracy(
-    ledger: Annotated[Path | None, typer.Option(help="Folder of measured runs (tests/measured, if there).")] = None,
-    published: Annotated[Path | None, typer.Option(help="File of runs that others have published.")] = None,
-    by: Annotated[str, typer.Option(help="Estimators to compare: analytic, trace, or both with a comma.")] = "analytic",
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="Folder of measured runs (tests/measured, if it exists).", rich_help_panel=REAL),
+    ] = None,
+    published: Annotated[
+        Path | None, typer.Option(help="File of runs that others have published.", rich_help_panel=REAL)
+    ] = None,
+    by: Annotated[
+        str,
+        typer.Option(
+            help="Estimators to compare: analytic, trace, or both with a comma.",
+            rich_help_panel=MODEL,
+            autocompletion=completion.one_of("analytic", "trace"),
+        ),
+    ] = "analytic",
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.", rich_help_panel=OUTPUT)] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Hold estimates against measured runs."""
+    """Compare estimates with measured runs."""
     from vramplan.measurements import accuracy as held
 
     usual = Path("tests/measured")

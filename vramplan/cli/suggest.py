@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vramplan.cli import completion
 from vramplan.cli import probe as measuring
+from vramplan.cli.help import BATCH, MODEL, OUTPUT, REAL, RUN
 from vramplan.cli.options import (
     Accumulation,
     AsJson,
@@ -40,12 +42,25 @@ if TYPE_CHECKING:
 def suggest(
     model: Model,
     gpu: GpuName,
-    global_batch: Annotated[int, typer.Option(help="Samples behind one optimizer step.", show_default=False)],
-    samples: Annotated[int | None, typer.Option(help="Samples in the data set: adds the steps of the run.")] = None,
-    epochs: Annotated[float, typer.Option(help="Passes over the data set.")] = 1.0,
-    base_lr: Annotated[float | None, typer.Option(help="A learning rate you know to work, to carry over.")] = None,
-    base_batch: Annotated[int | None, typer.Option(help="The global batch that rate was tuned for.")] = None,
-    probe: Annotated[bool, typer.Option("--probe", help="Run the plan on the card in this box, and mend it.")] = False,
+    global_batch: Annotated[
+        int, typer.Option(help="Samples behind one optimizer step.", show_default=False, rich_help_panel=BATCH)
+    ],
+    samples: Annotated[
+        int | None, typer.Option(help="Samples in the data set: adds the steps of the run.", rich_help_panel=RUN)
+    ] = None,
+    epochs: Annotated[float, typer.Option(help="Passes over the data set.", rich_help_panel=RUN)] = 1.0,
+    base_lr: Annotated[
+        float | None, typer.Option(help="A learning rate that works, to scale to this batch.", rich_help_panel=RUN)
+    ] = None,
+    base_batch: Annotated[
+        int | None, typer.Option(help="The global batch that it works for.", rich_help_panel=RUN)
+    ] = None,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe", help="Run the plan on this machine's GPU; correct it if it fails.", rich_help_panel=REAL
+        ),
+    ] = False,
     device: Device = None,
     max_runs: MaxRuns = None,
     timeout: Timeout = None,
@@ -53,10 +68,20 @@ def suggest(
     confidence: Confidence = None,
     for_framework: Annotated[
         str | None,
-        typer.Option("--for", help="Print the plan to paste, for swift, llamafactory, axolotl, trl, torchtune ..."),
+        typer.Option(
+            "--for",
+            help="Print the plan to paste, for swift, llamafactory, axolotl, trl, torchtune ...",
+            rich_help_panel=OUTPUT,
+            autocompletion=completion.frameworks,
+        ),
     ] = None,
     solve: Annotated[
-        str | None, typer.Option(help="Find the largest image-size, max-pixels, max-tiles or seq-len that fits first.")
+        str | None,
+        typer.Option(
+            help="First find the largest that fits: image-size, max-pixels, max-tiles or seq-len.",
+            rich_help_panel=BATCH,
+            autocompletion=completion.one_of("image-size", "max-pixels", "max-tiles", "seq-len"),
+        ),
     ] = None,
     trust_remote_code: Trust = False,
     verbose: Verbose = False,
@@ -64,7 +89,7 @@ def suggest(
     *,
     given: dict[str, Any],
 ) -> None:
-    """Find batch x accumulation for a global batch; with --probe, prove it."""
+    """Find the micro-batch and gradient accumulation that reach a global batch on a GPU."""
     from vramplan.planner import estimate as api
     from vramplan.planner import suggest as plan
 
@@ -164,11 +189,25 @@ def estimate(
     micro_batch: MicroBatch = None,
     accumulation: Accumulation = None,
     by: Annotated[
-        str | None, typer.Option(help="analytic, or trace (the real model; analytic where a block describes it).")
+        str | None,
+        typer.Option(
+            help="Estimator: analytic, or trace, which runs the real model (analytic if it supports the architecture).",
+            rich_help_panel=MODEL,
+            autocompletion=completion.one_of("analytic", "trace"),
+        ),
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="List every tensor at the peak.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw memory over the step: FILE.svg, .png or .html.")] = None,
-    snapshot: Annotated[Path | None, typer.Option(help="Write FILE.pickle for PyTorch's memory viewer.")] = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="List every tensor at the peak, and all assumptions.", rich_help_panel=OUTPUT),
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw memory over the step: FILE.svg, .png or .html.", rich_help_panel=OUTPUT),
+    ] = None,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(help="Write FILE.pickle for PyTorch's memory viewer.", rich_help_panel=OUTPUT),
+    ] = None,
     confidence: Confidence = None,
     trust_remote_code: Trust = False,
     verbose: Verbose = False,
@@ -176,7 +215,7 @@ def estimate(
     *,
     given: dict[str, Any],
 ) -> None:
-    """Say what one job needs, byte by byte."""
+    """Estimate the GPU memory that one training job needs."""
     from vramplan.planner import estimate as api
 
     check_file("--plot", plot, (".svg", ".png", ".html"))

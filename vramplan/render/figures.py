@@ -93,9 +93,10 @@ def parts(estimate: Estimate) -> tuple[list[tuple[str, int]], int]:
     return sorted(nonzero, key=lambda part: -part[1]), need
 
 
-def part_name(category: str, num_gpus: int) -> str:
-    """The name of a category; NCCL takes memory only if there are several GPUs."""
-    return "CUDA context" if category == "context" and num_gpus == 1 else CATEGORIES[category][0]
+def part_name(category: str, job: Job) -> str:
+    """The name of a category; NCCL takes memory only if several processes train."""
+    alone = job.num_gpus == 1 or job.strategy == "device_map"
+    return "CUDA context" if category == "context" and alone else CATEGORIES[category][0]
 
 
 def method(job: Job) -> str:

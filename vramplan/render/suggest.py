@@ -172,8 +172,9 @@ def _run(screen: Screen, search: Search, plan: Plan, run: Run) -> list[Renderabl
         facts.append(f"Learning rate for this batch, by the {rule} rule: {search.learning_rate:.3g}")
     if run.samples is not None:
         longer = plan.relative_run_time if (plan.relative_run_time or 1) > 1.005 else None
+        epochs = "1 epoch" if run.epochs == 1 else f"{run.epochs:g} epochs"
         facts.append(
-            f"{run.samples:,} samples, {run.epochs:g} epochs: {plan.micro_steps:,} micro-steps on each GPU, about"
+            f"{run.samples:,} samples, {epochs}: {plan.micro_steps:,} micro-steps on each GPU, about"
             f" {plan.optimizer_updates:,} optimizer updates ({plan.trainer_updates:,} if the loop also steps at the end"
             " of each epoch, as transformers' Trainer does)"
             + (f"; {longer:.2f} × the time of the fastest plan" if longer is not None else "")

@@ -231,7 +231,7 @@ class Box:
 def plan_line(screen: Screen, job: Job, micro_batch_size: int, accumulation_steps: int, smallest: bool = False) -> Text:
     """The batch plan as a product, its legend behind or below."""
     names = ("micro", "accum.") if screen.narrow else ("micro-batch", "accumulation")
-    factors = " × ".join((*names, "GPUs" if job.strategy != "device_map" else "process"))
+    factors = " × ".join((*names, "GPUs" if job.strategy != "device_map" else "1 process"))
     legend = f"the smallest: {factors}" if smallest else f"{factors} = {'global' if screen.narrow else 'global batch'}"
     text = product(micro_batch_size, accumulation_steps, job.data_parallel)
     return flow([screen.text(text, "bold"), screen.text(legend, "dim")], inside(screen))
@@ -248,7 +248,7 @@ def doubts(estimate: Estimate) -> list[str]:
     job = estimate.job
     if not tight or job.lengths is not None or job.expandable_segments or job.batches == "packed":
         return []
-    return [f"Tight: {free_gib(estimate.spare_bytes)} GiB beside the margin; samples of other lengths need more"]
+    return [f"Tight: {free_gib(estimate.spare_bytes)} GiB above the margin; samples of varying length can need more"]
 
 
 def where_it_goes(estimate: Estimate) -> Callable[[Screen], Group]:
@@ -256,8 +256,7 @@ def where_it_goes(estimate: Estimate) -> Callable[[Screen], Group]:
 
     def lay_out(screen: Screen) -> Group:
         shown, need = parts(estimate)
-        num_gpus = estimate.job.num_gpus
-        names = [part_name(category, num_gpus) for category, _ in shown]
+        names = [part_name(category, estimate.job) for category, _ in shown]
         width = max(map(len, (*names, NEED)))
         room = max(1, screen.width - width - 13)
         rows = []
