@@ -33,7 +33,7 @@ def gpus(
 
     wanted = search.lower()
     found = [one for one in all_gpus() if any(wanted in n.lower() for n in (one.name, one.title, *one.aliases))]
-    _listed(found, "card", search, as_json, "gpus", "card")
+    _listed(found, "card", search, as_json, "gpus", "gpu")
 
 
 def _listed(found: list[Any], kind: str, search: str, as_json: bool, table: str, row: str) -> None:

@@ -156,7 +156,7 @@ def probe(
     if as_json:
         from vramplan.render import json_output, probe_json
 
-        print(json_output.dumps(probe_json.largest(found) if find_max else probe_json.tried(found)))
+        print(json_output.dumps(probe_json.largest(found) if find_max else probe_json.probe_run(found)))
     else:
         from vramplan.render import probe as measured
         from vramplan.render import terminal

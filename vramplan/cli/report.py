@@ -135,7 +135,7 @@ def compare(
     if as_json:
         from vramplan.render import json_output as as_text
 
-        print(as_text.dumps(shown.as_data(found)))
+        print(as_text.dumps(as_text.comparison(found)))
     else:
         from vramplan.render import terminal
 

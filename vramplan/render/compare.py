@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from vramplan.planner.compare import Comparison, Row, Side
-from vramplan.render import json_output as as_json
 from vramplan.render.figures import CATEGORIES, free_gib, gib
 from vramplan.units import GiB, format_count
 
@@ -103,20 +102,3 @@ def signed(num_bytes: int) -> str:
     ('', '-1.00', '+0.50')
     """
     return f"{num_bytes / GiB:+.2f}" if num_bytes else ""
-
-
-def as_data(one: Comparison) -> dict[str, Any]:
-    """`vramplan compare --json`."""
-    return {
-        "sides": [
-            {"title": side.title, **as_json.estimate(side.estimate), "fits": side.fits} for side in one.sides
-        ],
-        "categories": [
-            {"category": row.category, "bytes": list(row.bytes), "difference": row.difference} for row in one.categories
-        ],
-        "terms": [
-            {"category": row.category, "label": row.label, "bytes": list(row.bytes), "difference": row.difference}
-            for row in one.terms
-        ],
-        "job": {name: list(both) for name, both in one.job.items()},
-    }  # fmt: skip
