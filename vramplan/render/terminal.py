@@ -139,7 +139,7 @@ def flow(pieces: Sequence[Text], width: int, gap: str = "   ") -> Text:
     lines: list[Text] = []
     for piece in pieces:
         if lines and lines[-1].cell_len + len(gap) + piece.cell_len <= width:
-            lines[-1] = lines[-1] + Text(gap) + piece
+            lines[-1] = Text.assemble(lines[-1], gap, piece)
         else:
             lines.append(piece)
     return Text("\n").join(lines)
@@ -204,7 +204,7 @@ class Box:
         size = Text.assemble((f"{gib(self.need_bytes)} GiB", "bold"), f" of {free_gib(self.capacity_bytes)}")
         pieces = [screen.text(signed_words, f"bold {colour}"), size, screen.text(self._room())]
         bar = level_bar(self.need_bytes, self.capacity_bytes, self.margin_bytes, columns, colour, screen.ascii_only)
-        title = screen.text(self.title, "bold")
+        title = screen.text(self.title, "bold default")
         above = title.cell_len + 2 <= columns
         return Panel(
             Group(*([] if above else [title]), flow(pieces, columns), bar, *lines),
