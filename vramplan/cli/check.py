@@ -200,7 +200,7 @@ def _fixed(targets: list[str | list[str]], gpu: str, write: bool, as_json: bool,
             sys.stdout.buffer.write(found.text.encode())
         if write and found.changes:
             atomic_write.write(Path(str(target)), found.text.encode())
-        print(shown.said(str(target) if isinstance(target, str) else "the command", found), file=sys.stderr)
+        print(shown.summary(str(target) if isinstance(target, str) else "the command", found), file=sys.stderr)
         codes.append(0 if found.after.fits else 1)
     return max(codes)
 

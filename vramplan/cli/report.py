@@ -139,7 +139,7 @@ def compare(
     else:
         from vramplan.render import terminal
 
-        terminal.print_all(shown.comparison(found))
+        terminal.print_all(shown.answer(found))
     raise typer.Exit(0 if all(side.fits for side in found.sides) else 1)
 
 

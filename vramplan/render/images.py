@@ -160,24 +160,24 @@ def solved(solution: Solved) -> Answer:
     return Answer(lay_out)
 
 
-def write(rows: Sequence[Row], card: Gpu, path: Path) -> None:
+def write(rows: Sequence[Row], gpu: Gpu, path: Path) -> None:
     """Draw micro-batch and memory against tokens into an SVG or PNG file.
 
     Raises:
-        ConfigError: for another kind of file, or a place that cannot be written.
-        MissingDependencyError: where matplotlib is not installed.
+        ConfigError: for another kind of file, or one that cannot be written.
+        MissingDependencyError: if matplotlib is not installed.
     """
     kind = path.suffix.lower()
     if kind not in KINDS:
         raise ConfigError(f"--plot {path}: the name must end in {', '.join(KINDS)}")
-    write_file(path, picture(rows, card, kind[1:]))
+    write_file(path, picture(rows, gpu, kind[1:]))
 
 
-def picture(rows: Sequence[Row], card: Gpu, kind: str) -> bytes:
-    """Memory at micro-batch 1 as bars beside the card's size, the largest micro-batch above each.
+def picture(rows: Sequence[Row], gpu: Gpu, kind: str) -> bytes:
+    """Memory at micro-batch 1 as bars, the GPU's capacity as a line, the largest micro-batch above each bar.
 
     Raises:
-        MissingDependencyError: where matplotlib is not installed.
+        MissingDependencyError: if matplotlib is not installed.
     """
     try:
         import matplotlib
@@ -189,11 +189,11 @@ def picture(rows: Sequence[Row], card: Gpu, kind: str) -> bytes:
     figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
     used = [row.at_one.device_total_bytes / GiB for row in rows]
     colours = ["#54a24b" if row.max_micro_batch_size else "#e45756" for row in rows]
-    marks: Any = axes.bar(range(len(rows)), used, color=colours)
-    said = [f"up to {row.max_micro_batch_size}" if row.max_micro_batch_size else "does not fit" for row in rows]
-    axes.bar_label(marks, said, padding=2, fontsize=8)
+    bars: Any = axes.bar(range(len(rows)), used, color=colours)
+    labels_above = [f"up to {row.max_micro_batch_size}" if row.max_micro_batch_size else "does not fit" for row in rows]
+    axes.bar_label(bars, labels_above, padding=2, fontsize=8)
     axes.axhline(rows[0].at_one.capacity_bytes / GiB, color="black", linewidth=1)
-    axes.annotate(card.title, (len(rows) - 0.5, rows[0].at_one.capacity_bytes / GiB), ha="right", va="bottom")
+    axes.annotate(gpu.title, (len(rows) - 0.5, rows[0].at_one.capacity_bytes / GiB), ha="right", va="bottom")
     labels = [f"{row.size.width}x{row.size.height}\n{row.picture.all_tokens:,} tokens" for row in rows]
     axes.set_xticks(range(len(rows)), labels, fontsize=7)
     axes.set_ylabel("GiB at micro-batch 1")
