@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import cli, cli_json
-from vramplan.render.compare import signed
+from vramplan.render.figures import signed
 
 
 def test_two_models_on_a_card() -> None:

@@ -108,7 +108,7 @@ def test_the_command_line() -> None:
     job = ("estimate", QWEN, "--gpu", "h100", "--lengths", "64-1024", "--batches", "padded", "--micro-batch", "4")
     found = cli_json(*job)
     assert found["job"]["sequence_length"] == 1024
-    assert "behind 48 micro-batches whose samples have" in " ".join(cli(*job).stdout.split())
+    assert "behind 48 micro-batches whose samples have" in " ".join(cli(*job, "-v").stdout.split())
     joined = vramplan.estimate(
         QWEN, "h100", lengths="64-1024", batches="padded", micro_batch_size=4, expandable_segments=True
     )

@@ -232,7 +232,7 @@ def test_a_narrow_terminal_keeps_the_figures(columns: str) -> None:
     shown = cli("suggest", "qwen2.5-7b", "--gpu", "rtx4090", "--global-batch", "16", COLUMNS=columns).stdout
     assert "…" not in shown
     assert max(map(len, shown.splitlines())) <= int(columns)
-    where = wide[wide.index("weights ") : wide.index("total ")]
+    where = wide[wide.index("  weights ") : wide.index("  need of the GPU ")]
     for line in where.splitlines():
-        (name, size) = re.match(r"(.+?)  +([\d.]+)", line).groups()  # type: ignore[union-attr]
+        (name, size) = re.match(r"  (.+?)  +([\d.]+)", line).groups()  # type: ignore[union-attr]
         assert re.search(rf"{re.escape(name)} +{re.escape(size)}\b", shown)

@@ -198,7 +198,7 @@ def test_on_the_command_line() -> None:
     asked = (QWEN, "--gpu", "h100", "--videos", "1", "--frames", "16", "--image-size", "640x360")
     found = cli_json("estimate", *asked)
     assert found["image_tokens_per_sample"] == 8 * 299 + 2
-    shown = " ".join(cli("estimate", *asked).stdout.split())
+    shown = " ".join(cli("estimate", *asked, "-v").stdout.split())
     assert "1 video of 16 frames of 640 x 360 pixels as 16 frames of 644 x 364: 2,394 tokens" in shown
     table = cli("images", QWEN, "--gpu", "h100", "--videos", "1", "--frames", "8", "--sizes", "320x240,640x360")
     assert "tokens are those of one video" in " ".join(table.stdout.split())

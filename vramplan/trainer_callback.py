@@ -103,7 +103,7 @@ class Preflight(TrainerCallback):  # type: ignore[misc]
             from vramplan.render import check as render
             from vramplan.render import terminal
 
-            terminal.print_all(render.verdict(verdict))
+            terminal.print_all(render.answer(verdict))
         if not verdict.fits:
             raise DoesNotFit(verdict)
 

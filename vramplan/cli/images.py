@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramplan.cli.options import AsJson, Confidence, GpuName, Model, progress, sure, with_job_flags
+from vramplan.cli.help import DATA, OUTPUT
+from vramplan.cli.options import AsJson, Confidence, GpuName, Model, Verbose, progress, sure, with_job_flags
 from vramplan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,14 +21,17 @@ if TYPE_CHECKING:
 def images(
     model: Model,
     gpu: GpuName,
-    sizes: Annotated[str | None, typer.Option(help="Image sizes to show: 448x448,1344x896 (the usual ones).")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw it: FILE.svg or .png.")] = None,
+    sizes: Annotated[
+        str | None, typer.Option(help="Image sizes to show: 448x448,1344x896 (the usual ones).", rich_help_panel=DATA)
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw it: FILE.svg or .png.", rich_help_panel=OUTPUT)] = None,
     confidence: Confidence = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
 ) -> None:
-    """Say what images of many sizes cost, and the largest micro-batch with each."""
+    """Show what images of many sizes cost, and the largest micro-batch with each."""
     from vramplan.inputs.images import COUNTED, Size
     from vramplan.inputs.images.types import image_size
     from vramplan.inputs.load import load_gpu, load_model
@@ -57,7 +61,7 @@ def images(
     else:
         from vramplan.render import terminal
 
-        terminal.print_all(shown.table(rows, card, terminal.width()))
+        terminal.print_all(shown.answer(rows, card, verbose))
     raise typer.Exit(0 if any(row.max_micro_batch_size for row in rows) else 1)
 
 

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from vramplan.cli import completion
+from vramplan.cli.help import BATCH, MODEL, REAL
 from vramplan.cli.options import (
     Accumulation,
     AsJson,
@@ -26,7 +28,12 @@ from vramplan.cli.options import (
 from vramplan.errors import ConfigError, setting
 
 AsCard = Annotated[
-    str | None, typer.Option(help="A smaller GPU that this one stands in for: PyTorch is limited to its memory.")
+    str | None,
+    typer.Option(
+        help="A smaller GPU that this one stands in for: PyTorch is limited to its memory.",
+        rich_help_panel=MODEL,
+        autocompletion=completion.gpu_names,
+    ),
 ]
 
 
@@ -51,13 +58,18 @@ def probe(
     as_card: AsCard = None,
     micro_batch: MicroBatch = None,
     accumulation: Accumulation = None,
-    steps: Annotated[int, typer.Option(help="Optimizer steps to run; the first warms up.")] = 3,
-    find_max: Annotated[bool, typer.Option("--find-max", help="Find the largest micro-batch that runs.")] = False,
+    steps: Annotated[int, typer.Option(help="Optimizer steps to run; the first warms up.", rich_help_panel=REAL)] = 3,
+    find_max: Annotated[
+        bool, typer.Option("--find-max", help="Find the largest micro-batch that runs.", rich_help_panel=BATCH)
+    ] = False,
     max_runs: MaxRuns = None,
     device: Device = None,
     timeout: Timeout = None,
     record: Record = None,
-    history: Annotated[bool, typer.Option("--history", help="With --record: every allocation and free, too.")] = False,
+    history: Annotated[
+        bool,
+        typer.Option("--history", help="With --record: every allocation and free, too.", rich_help_panel=REAL),
+    ] = False,
     trust_remote_code: Trust = False,
     as_json: AsJson = False,
     *,
@@ -87,7 +99,7 @@ def probe(
     if as_json:
         from vramplan.render import json_output, probe_json
 
-        print(json_output.dumps(probe_json.largest(largest) if find_max else probe_json.tried(run)))
+        print(json_output.dumps(probe_json.largest(largest) if find_max else probe_json.probe_run(run)))
     else:
         from vramplan.render import probe as render
         from vramplan.render import terminal

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vramplan.cli import completion
+from vramplan.cli.help import BATCH, MODEL, OUTPUT, REAL, RUN
 from vramplan.cli.options import (
     Accumulation,
     AsJson,
@@ -21,6 +23,7 @@ from vramplan.cli.options import (
     Record,
     Timeout,
     Trust,
+    Verbose,
     batch_of,
     check_file,
     progress,
@@ -39,12 +42,25 @@ if TYPE_CHECKING:
 def suggest(
     model: Model,
     gpu: GpuName,
-    global_batch: Annotated[int, typer.Option(help="Samples behind one optimizer step.", show_default=False)],
-    samples: Annotated[int | None, typer.Option(help="Samples in the data set: adds the steps of the run.")] = None,
-    epochs: Annotated[float, typer.Option(help="Passes over the data set.")] = 1.0,
-    base_lr: Annotated[float | None, typer.Option(help="A learning rate you know to work, to carry over.")] = None,
-    base_batch: Annotated[int | None, typer.Option(help="The global batch that rate was tuned for.")] = None,
-    probe: Annotated[bool, typer.Option("--probe", help="Run the plan on the card in this box, and mend it.")] = False,
+    global_batch: Annotated[
+        int, typer.Option(help="Samples behind one optimizer step.", show_default=False, rich_help_panel=BATCH)
+    ],
+    samples: Annotated[
+        int | None, typer.Option(help="Samples in the data set: adds the steps of the run.", rich_help_panel=RUN)
+    ] = None,
+    epochs: Annotated[float, typer.Option(help="Passes over the data set.", rich_help_panel=RUN)] = 1.0,
+    base_lr: Annotated[
+        float | None, typer.Option(help="A learning rate that works, to scale to this batch.", rich_help_panel=RUN)
+    ] = None,
+    base_batch: Annotated[
+        int | None, typer.Option(help="The global batch that it works for.", rich_help_panel=RUN)
+    ] = None,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe", help="Run the plan on this machine's GPU; correct it if it fails.", rich_help_panel=REAL
+        ),
+    ] = False,
     device: Device = None,
     max_runs: MaxRuns = None,
     timeout: Timeout = None,
@@ -52,17 +68,28 @@ def suggest(
     confidence: Confidence = None,
     for_framework: Annotated[
         str | None,
-        typer.Option("--for", help="Print the plan to paste, for swift, llamafactory, axolotl, trl, torchtune ..."),
+        typer.Option(
+            "--for",
+            help="Print the plan to paste, for swift, llamafactory, axolotl, trl, torchtune ...",
+            rich_help_panel=OUTPUT,
+            autocompletion=completion.frameworks,
+        ),
     ] = None,
     solve: Annotated[
-        str | None, typer.Option(help="Find the largest image-size, max-pixels, max-tiles or seq-len that fits first.")
+        str | None,
+        typer.Option(
+            help="First find the largest that fits: image-size, max-pixels, max-tiles or seq-len.",
+            rich_help_panel=BATCH,
+            autocompletion=completion.one_of("image-size", "max-pixels", "max-tiles", "seq-len"),
+        ),
     ] = None,
     trust_remote_code: Trust = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
 ) -> None:
-    """Find batch x accumulation for a global batch; with --probe, prove it."""
+    """Find the micro-batch and gradient accumulation that reach a global batch on a GPU."""
     from vramplan.inputs.load import load_gpu
     from vramplan.planner.suggest import Run
     from vramplan.planner.suggest import suggest as search_batches
@@ -115,6 +142,7 @@ def suggest(
             shown["verified"] = probe_json.verified(verified)
         print(as_text.dumps(shown))
     else:
+        from vramplan.render import suggest as as_answer
         from vramplan.render import terminal
 
         # what is not to be pasted does not go where that would
@@ -123,7 +151,7 @@ def suggest(
                 from vramplan.render import images
 
                 terminal.print_all(images.solved(found.solved), "")
-            terminal.print_all(terminal.search(found, run, terminal.width()))
+            terminal.print_all(as_answer.answer(found, run, verbose))
             if verified is not None:
                 from vramplan.render import probe as as_proof
 
@@ -152,18 +180,33 @@ def estimate(
     micro_batch: MicroBatch = None,
     accumulation: Accumulation = None,
     by: Annotated[
-        str | None, typer.Option(help="analytic, or trace (the real model; analytic where a block describes it).")
+        str | None,
+        typer.Option(
+            help="Estimator: analytic, or trace, which runs the real model (analytic if it supports the architecture).",
+            rich_help_panel=MODEL,
+            autocompletion=completion.one_of("analytic", "trace"),
+        ),
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="List every tensor at the peak.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw memory over the step: FILE.svg, .png or .html.")] = None,
-    snapshot: Annotated[Path | None, typer.Option(help="Write FILE.pickle for PyTorch's memory viewer.")] = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="List every tensor at the peak, and all assumptions.", rich_help_panel=OUTPUT),
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw memory over the step: FILE.svg, .png or .html.", rich_help_panel=OUTPUT),
+    ] = None,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(help="Write FILE.pickle for PyTorch's memory viewer.", rich_help_panel=OUTPUT),
+    ] = None,
     confidence: Confidence = None,
     trust_remote_code: Trust = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
 ) -> None:
-    """Say what one job needs, byte by byte."""
+    """Estimate the GPU memory that one training job needs."""
     from vramplan.inputs.load import load_gpu
     from vramplan.planner.estimate import estimate as run_estimate
 
@@ -188,7 +231,8 @@ def estimate(
 
         print(as_text.dumps(as_text.estimate(found)))
     else:
+        from vramplan.render import estimate as as_answer
         from vramplan.render import terminal
 
-        terminal.print_all(terminal.estimate(found, card, found.job.num_gpus, explain))
+        terminal.print_all(as_answer.answer(found, card, verbose, explain))
     raise typer.Exit(0 if found.fits else 1)

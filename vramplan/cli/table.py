@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vramplan.cli import completion
+from vramplan.cli.help import DATA, METHOD, MODEL, OUTPUT
 from vramplan.cli.options import AsJson, Confidence, MicroBatch, between_commas, progress, sure, with_job_flags
 from vramplan.errors import ConfigError
 
@@ -21,34 +23,73 @@ TABLE_OF_FLAGS = "table"
 
 @partial(with_job_flags, without=("method", "seq_len", "lengths"))
 def table(
-    models: Annotated[str | None, typer.Option(help="Names, or patterns over shipped ones: qwen2.5-*,phi-4.")] = None,
-    gpus: Annotated[str | None, typer.Option(help="Cards by name or pattern: rtx4090,h100*.")] = None,
-    methods: Annotated[str | None, typer.Option(help="full, lora, qlora, dora (lora).")] = None,
-    seq_lens: Annotated[str | None, typer.Option(help="Tokens in each sample: 2048,8192 (2048).")] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(
+            help="Names, or patterns over shipped ones: qwen2.5-*,phi-4.",
+            rich_help_panel=MODEL,
+            autocompletion=completion.model_names,
+        ),
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            help="GPUs by name or pattern: rtx4090,h100*.",
+            rich_help_panel=MODEL,
+            autocompletion=completion.gpu_names,
+        ),
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="full, lora, qlora, dora (lora).",
+            rich_help_panel=METHOD,
+            autocompletion=completion.job_values("method", "qlora"),
+        ),
+    ] = None,
+    seq_lens: Annotated[
+        str | None, typer.Option(help="Tokens in each sample: 2048,8192 (2048).", rich_help_panel=DATA)
+    ] = None,
     show: Annotated[
         str | None,
         typer.Option(
-            help="max-batch; speed: tokens/s at that; memory: GiB at one micro-batch; card: the smallest that fits it"
-            " (max-batch)."
+            help="max-batch; speed: tokens/s at that; memory: GiB at one micro-batch; card: the smallest GPU that fits"
+            " (max-batch).",
+            rich_help_panel=OUTPUT,
+            autocompletion=completion.one_of("max-batch", "speed", "memory", "card"),
         ),
     ] = None,
     micro_batch: MicroBatch = None,
-    format: Annotated[str | None, typer.Option(help="markdown, csv, json, html, latex (markdown).")] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="markdown, csv, json, html, latex (markdown).",
+            rich_help_panel=OUTPUT,
+            autocompletion=completion.one_of("markdown", "csv", "json", "html", "latex"),
+        ),
+    ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="Tables by name, as TOML (vramplan-table.toml, where it lies here).")
+        Path | None,
+        typer.Option(help="Tables by name, as TOML (vramplan-table.toml, if it is here).", rich_help_panel=MODEL),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Those of its tables to make: A,B (all).")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Which of its tables to make: A,B (all).", rich_help_panel=MODEL)
+    ] = None,
     check: Annotated[
-        Path | None, typer.Option(help="Compare with FILE, between its markers; a diff and exit code 1 where stale.")
+        Path | None,
+        typer.Option(
+            help="Compare with FILE, between its markers; a diff and exit code 1 if it is out of date.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
-    write: Annotated[Path | None, typer.Option(help="Update FILE between its markers.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Processes (as many as there are cores).")] = None,
+    write: Annotated[Path | None, typer.Option(help="Update FILE between its markers.", rich_help_panel=OUTPUT)] = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes (one for each core).", rich_help_panel=OUTPUT)] = None,
     confidence: Confidence = None,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
 ) -> None:
-    """Make a table of many models on many cards, or keep one in a file up to date."""
+    """Make a table of many models on many GPUs, or keep one in a file up to date."""
     from vramplan.planner.table.config import FORMATS, NAME, TableConfig, read
     from vramplan.planner.table.request import one_of
     from vramplan.render.table_file import as_one_json, table_texts, update_file
