@@ -45,7 +45,7 @@ class EstimateCache:
         """The whole estimate."""
         key = (micro, steps)
         if key not in self.known:
-            self.known[key] = self.begin(*key).finish()
+            self.known[key] = self.begin(*key).complete()
         return self.known[key]
 
     def too_large(self, micro: int, steps: int) -> bool:

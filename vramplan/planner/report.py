@@ -101,7 +101,7 @@ class Source:
 
     def __call__(self, card: Gpu, **update: Any) -> Estimate:
         """What that job needs."""
-        return self.estimator(self.spec, self.job(card, **update), card).finish()
+        return self.estimator(self.spec, self.job(card, **update), card).complete()
 
 
 def build(
