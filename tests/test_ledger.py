@@ -125,7 +125,7 @@ def test_the_margin_grows_with_confidence() -> None:
     assert 0.02 < shares[3] < 0.06  # 19 published runs
     assert "too few for 99%" in calibration.margin(0.99).source
     for bad in (1.0, -0.1, 2.0):
-        with pytest.raises(ConfigError, match="--confidence"):
+        with pytest.raises(ConfigError, match="confidence="):
             calibration.margin(bad)
 
 

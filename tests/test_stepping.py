@@ -68,7 +68,7 @@ class Reality:
         return search(spec_of("qwen2.5-0.5b"), Job(), card_of("h100"), global_batch, self.begin)
 
     def predict(self, job: Job) -> Any:
-        return self.begin(None, job, None).finish()
+        return self.begin(None, job, None).complete()
 
     def measure(self, job: Job) -> Measured:
         self.ran.append(job.micro_batch_size)

@@ -98,7 +98,7 @@ def estimate(spec: ModelSpec, job: Job, card: Gpu) -> Estimate:
     Raises:
         VramplanError: for whatever cannot run or is not modelled.
     """
-    return begin(spec, job, card).finish()
+    return begin(spec, job, card).complete()
 
 
 def begin(spec: ModelSpec, job: Job, card: Gpu) -> PartialEstimate:
@@ -121,7 +121,7 @@ def begin(spec: ModelSpec, job: Job, card: Gpu) -> PartialEstimate:
         peaks = {one: max(timeline.live_bytes(with_kernels=False)) for one, timeline in timelines.items()}
     lower_bound_bytes = max(peaks.values()) + outside_bytes(job, card)
 
-    def finish() -> Estimate:
+    def complete() -> Estimate:
         with no_cycle_collection():
             found = {}
             for one, peak in peaks.items():
@@ -131,7 +131,7 @@ def begin(spec: ModelSpec, job: Job, card: Gpu) -> PartialEstimate:
             return found[0] if setting.spread_over is None else fullest(found, contents(setting, plan))
 
     return PartialEstimate(
-        lower_bound_bytes, finish, timelines[0] if len(peaks) == 1 else None, lambda on: step_seconds(step, on)
+        lower_bound_bytes, complete, timelines[0] if len(peaks) == 1 else None, lambda on: step_seconds(step, on)
     )
 
 

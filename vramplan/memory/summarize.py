@@ -1,4 +1,4 @@
-"""From a timeline to an :class:`~vramplan.memory.estimate.Estimate`: the same for every source of timelines."""
+"""Builds an Estimate from a timeline: replays the allocator, finds the peak, lists its terms."""
 
 from __future__ import annotations
 
@@ -16,54 +16,54 @@ from vramplan.memory.timeline import Storage, Timeline
 PHASES = ("loaded", "forward", "backward", "optimizer", "eval")
 
 
-def summarize(played: SimulatedStep, model: str, job: Job, card: Gpu, peak_tensor_bytes: int | None = None) -> Estimate:
-    """Replay the timeline on the card, and say what everything is."""
-    timeline = played.timeline
+def summarize(step: SimulatedStep, model: str, job: Job, gpu: Gpu, peak_tensor_bytes: int | None = None) -> Estimate:
+    """The estimate of a simulated step on a GPU."""
+    timeline = step.timeline
     if peak_tensor_bytes is None:
-        peak_tensor_bytes = played.peak_tensor_bytes
-    outside = outside_terms(job, card)
+        peak_tensor_bytes = step.peak_tensor_bytes
+    outside = outside_terms(job, gpu)
     outside_size = sum(term.num_bytes for term in outside)
-    limits = (card.plannable_bytes - outside_size, card.usable_bytes - outside_size)
+    limits = (gpu.plannable_bytes - outside_size, gpu.usable_bytes - outside_size)
     run, fits, fits_without_margin = settle(peak_tensor_bytes, limits, replayer(timeline, job))
     peak_index = max(range(timeline.first_tensor, len(run.allocated)), key=run.allocated.__getitem__)
     allocated = run.allocated[peak_index]
     phases = timeline.phase_peaks(run.allocated)
     loaded_end = timeline.marks[1].first_event - 1
     phases["loaded"] = run.allocated[loaded_end]
-    phases["eval"] = evaluation_peak(timeline, played.evaluation_bytes)
+    phases["eval"] = evaluation_peak(timeline, step.evaluation_bytes)
     return Estimate(
         model=model,
-        by=played.by,
-        card=card.name,
+        by=step.by,
+        card=gpu.name,
         micro_batch_size=job.micro_batch_size,
         gradient_accumulation_steps=job.gradient_accumulation_steps,
         peak_tensor_bytes=peak_tensor_bytes,
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=run.peak_reserved_bytes,
         device_total_bytes=run.peak_reserved_bytes + outside_size,
-        capacity_bytes=card.usable_bytes,
-        margin_bytes=card.margin_bytes,
+        capacity_bytes=gpu.usable_bytes,
+        margin_bytes=gpu.margin_bytes,
         fits=fits,
         fits_without_margin=fits_without_margin,
         phases={name: phases[name] for name in PHASES},
         peak_phase=phase_at(timeline, peak_index),
         terms=(*peak_terms(timeline.live_at(peak_index), allocated, run.peak_reserved_bytes), *outside),
-        num_parameters=played.num_parameters,
-        num_trainable_parameters=played.num_trainable_parameters,
-        assumptions=assumptions(job, card, played),
-        notes=played.notes,
-        image_tokens_per_sample=None if played.picture is None else job.pictures * played.picture.all_tokens,
-        num_vision_parameters=played.num_vision_parameters,
-        micro_step_seconds=played.micro_step_seconds,
-        optimizer_seconds=played.optimizer_seconds,
-        flops_per_micro_step=played.flops_per_micro_step,
+        num_parameters=step.num_parameters,
+        num_trainable_parameters=step.num_trainable_parameters,
+        assumptions=assumptions(job, gpu, step),
+        notes=step.notes,
+        image_tokens_per_sample=None if step.picture is None else job.pictures * step.picture.all_tokens,
+        num_vision_parameters=step.num_vision_parameters,
+        micro_step_seconds=step.micro_step_seconds,
+        optimizer_seconds=step.optimizer_seconds,
+        flops_per_micro_step=step.flops_per_micro_step,
         job=job,
         timeline=timeline,
     )
 
 
 def replayer(timeline: Timeline, job: Job) -> Callable[[int], Replay]:
-    """The allocator's replay of a timeline under the job's settings, by what torch may reserve."""
+    """A function from the bytes that PyTorch may reserve to the replay of a timeline under the job's settings."""
     sizes, streams = timeline.sizes(), timeline.streams()
     settings = AllocatorSettings(expandable_segments=job.expandable_segments)
     return lambda limit: replay(timeline.events, sizes, limit, settings, streams=streams)
@@ -72,22 +72,25 @@ def replayer(timeline: Timeline, job: Job) -> Callable[[int], Replay]:
 def settle(
     peak_tensor_bytes: int, limits: tuple[int, int], replayed: Callable[[int], Replay]
 ) -> tuple[Replay, bool, bool]:
-    """(the replay that counts, whether it fits, whether it does without the margin); limits with it and without."""
+    """(the replay to report, whether it fits with the margin, whether without).
+
+    `limits` are the bytes that PyTorch may reserve with the margin and without.
+    """
     verdicts, run = [], None
     for limit in dict.fromkeys(limits):
         run = replayed(limit) if peak_tensor_bytes <= limit else None
         verdicts.append(run is not None and not run.out_of_memory)
         if verdicts[-1]:  # what fits under this limit fits under a larger one
             break
-    if run is None or run.out_of_memory:  # what it would need on a card without limit
+    if run is None or run.out_of_memory:  # report what it would need on an unlimited GPU
         run = replayed(UNLIMITED)
     return run, verdicts[0], verdicts[-1]
 
 
 def evaluation_peak(timeline: Timeline, evaluation_bytes: int) -> int:
-    """Allocated peak of an evaluation between two steps: what outlives a step, plus that forward."""
-    between = timeline.live_at(len(timeline.events) - 1)
-    return sum(storage.rounded_bytes for storage in between) + evaluation_bytes
+    """Allocated peak in bytes of an evaluation between two steps: what outlives a step, plus its forward."""
+    after_step = timeline.live_at(len(timeline.events) - 1)
+    return sum(storage.rounded_bytes for storage in after_step) + evaluation_bytes
 
 
 def phase_at(timeline: Timeline, index: int) -> str:
@@ -96,7 +99,7 @@ def phase_at(timeline: Timeline, index: int) -> str:
 
 
 def peak_terms(live: Sequence[Storage], allocated_bytes: int, reserved_bytes: int) -> list[Term]:
-    """What was alive at the allocated peak, alike tensors together, and what the allocator held besides."""
+    """The tensors alive at the allocated peak, equal ones in one term, and the rest of what is reserved."""
     groups: dict[tuple[str, str, str], list[int]] = {}
     for storage in live:
         group = groups.setdefault((storage.category, storage.label, storage.formula), [0, 0])
@@ -119,7 +122,7 @@ def peak_terms(live: Sequence[Storage], allocated_bytes: int, reserved_bytes: in
     terms.append(
         Term(
             "reserved_unused",
-            "cached by torch's allocator",
+            "cached by PyTorch's allocator",
             reserved_bytes - allocated_bytes,
             formula="reserved at its peak, less allocated at its peak",
             source="simulation of CUDACachingAllocator.cpp, torch 2.13",

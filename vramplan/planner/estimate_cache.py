@@ -33,7 +33,7 @@ class EstimateCache:
         """The complete estimate."""
         pair = (micro, steps)
         if pair not in self._complete:
-            self._complete[pair] = self.begin(*pair).finish()
+            self._complete[pair] = self.begin(*pair).complete()
         return self._complete[pair]
 
     def too_large(self, micro: int, steps: int) -> bool:

@@ -103,7 +103,7 @@ class Source:
 
     def __call__(self, gpu: Gpu, **update: Any) -> Estimate:
         """The estimate of that job."""
-        return self.estimator(self.spec, self.job(gpu, **update), gpu).finish()
+        return self.estimator(self.spec, self.job(gpu, **update), gpu).complete()
 
 
 def build(
