@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vramplan.planner.compare import Comparison, Row, Side
-from vramplan.render.figures import CATEGORIES, NEED, free_gib, gib, signed
+from vramplan.render.figures import CATEGORIES, NEED, free_gib, parts, signed
 from vramplan.units import GiB, format_count
 
 MOST_TENSORS = 8
@@ -60,20 +60,25 @@ def _verdict(side: Side) -> Text:
 
 
 def _sizes(comparison: Comparison) -> Table:
-    """Memory by category, and the totals."""
+    """Memory by category, which adds up to the need of the GPU, and PyTorch's own peaks."""
     table = _table("GiB", *(side.title for side in comparison.sides), "difference")
-    for row in comparison.categories:
-        table.add_row(CATEGORIES[row.category][0], *(f"{size / GiB:.2f}" for size in row.bytes), signed(row.difference))
-    estimates = [side.estimate for side in comparison.sides]
-    for label, name in (
-        (NEED, "device_total_bytes"),
-        ("allocated", "peak_allocated_bytes"),
-        ("reserved", "peak_reserved_bytes"),
-    ):
-        first, second = (getattr(estimate, name) for estimate in estimates)
-        style = "bold" if label == NEED else "dim"
-        table.add_row(label, gib(first), gib(second), signed(second - first), style=style)
+    sides = [parts(side.estimate) for side in comparison.sides]
+    sizes = [dict(categories) for categories, _ in sides]
+    for category, (name, _) in CATEGORIES.items():
+        first, second = (side.get(category, 0) for side in sizes)
+        if first or second:
+            table.add_row(name, *_hundredths(first, second))
+    table.add_row(NEED, *_hundredths(*(need for _, need in sides)), style="bold")
+    for label, name in (("allocated", "peak_allocated_bytes"), ("reserved", "peak_reserved_bytes")):
+        first, second = (round(getattr(side.estimate, name) * 100 / GiB) for side in comparison.sides)
+        table.add_row(label, *_hundredths(first, second), style="dim")
     return table
+
+
+def _hundredths(first: int, second: int) -> tuple[str, str, str]:
+    """Two sizes in hundredths of a GiB, and their difference as printed."""
+    difference = f"{(second - first) / 100:+.2f}" if first != second else ""
+    return f"{first / 100:.2f}", f"{second / 100:.2f}", difference
 
 
 def _tensors(rows: list[Row]) -> Table:

@@ -1,4 +1,4 @@
-"""Results as JSON: what `--json` prints, of the types in :mod:`vramplan.render.json_schema`."""
+"""Results as JSON: what `--json` prints, of the types in :mod:`vramplan.render.json_types`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vramplan.planner.images import ImageSizeRow, Solved
 from vramplan.planner.suggest import Plan, Run, Search
 
 if TYPE_CHECKING:
-    from vramplan.render import json_schema as types
+    from vramplan.render import json_types as types
 
 
 def dumps(value: Any) -> str:

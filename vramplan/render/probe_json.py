@@ -11,7 +11,8 @@ from vramplan.render import json_output
 from vramplan.render.probe import groups
 
 if TYPE_CHECKING:
-    from vramplan.render import json_schema as types
+    from vramplan.render import json_schema
+    from vramplan.render import json_types as types
 
 
 def probe_run(run: ProbeRun) -> types.ProbeRunData:
@@ -47,7 +48,7 @@ def verified(verified: VerifiedPlan) -> types.VerifiedData:
     }
 
 
-def _summary(metric: str, rows: list[Row]) -> types.SummaryData:
+def _summary(metric: str, rows: list[Row]) -> json_schema.SummaryData:
     errors = summary(rows)
     return {
         "metric": metric,
@@ -59,7 +60,7 @@ def _summary(metric: str, rows: list[Row]) -> types.SummaryData:
     }
 
 
-def _row(row: Row) -> types.AccuracyRowData:
+def _row(row: Row) -> json_schema.AccuracyRowData:
     return {
         "run": row.run,
         "group": row.group,
@@ -72,7 +73,7 @@ def _row(row: Row) -> types.AccuracyRowData:
     }
 
 
-def accuracy(accuracy: Accuracy) -> types.AccuracyData:
+def accuracy(accuracy: Accuracy) -> json_schema.AccuracyData:
     """`accuracy --json`."""
     ledger = groups(accuracy.rows, lambda row: (row.group, row.by, row.metric))
     published = groups(accuracy.published, lambda row: (row.group, row.metric, str(row.complete)))

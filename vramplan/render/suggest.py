@@ -151,7 +151,7 @@ def _rejected(screen: Screen, rejected: Sequence[Rejected]) -> list[RenderableTy
     if first.device_total_bytes is None:
         rows = [Text(f"{pair}  does not fit", "red")]
     elif first.reason == WITHOUT_MARGIN:
-        words = "only w/o margin" if screen.narrow else "fits only without margin"
+        words = "only w/o margin" if screen.width < PLANS else "fits only without margin"
         rows = [Text(f"{pair}  {gib(first.device_total_bytes):>5}  {words}", "yellow")]
     else:
         rows = [Text(f"{pair}  {need_gib(first.device_total_bytes, False)}, does not fit", "dim")]
