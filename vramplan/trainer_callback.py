@@ -11,7 +11,7 @@ from vramplan.analytic.layers import moe_peft
 from vramplan.analytic.layers.modules import is_norm
 from vramplan.errors import ConfigError, MissingDependencyError, UnsupportedError, VramplanError
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least
-from vramplan.frameworks.readers.transformers_trainer import (
+from vramplan.frameworks.readers.trainer_arguments import (
     ATTENTION,
     DTYPES,
     NAMES,

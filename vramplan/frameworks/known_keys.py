@@ -10,25 +10,16 @@ from typing import Any
 from vramplan.errors import UnsupportedError
 from vramplan.frameworks.settings import ConfigReader
 
-INHERITS: dict[str, tuple[str, ...]] = {
-    "ms-swift": ("transformers",),
-    "llamafactory": ("transformers",),
-    "trl": ("transformers",),
-    "unsloth": ("trl", "transformers"),
-}
-"""Frameworks whose arguments extend transformers' TrainingArguments."""
-
 
 @cache
 def _table(name: str) -> Any:
     return json.loads(files("vramplan.frameworks").joinpath(name).read_text(encoding="utf-8"))
 
 
-def known_keys(framework: str) -> frozenset[str]:
-    """Every key that some version of the framework takes."""
+def known_keys(framework: str, inherits: tuple[str, ...] = ()) -> frozenset[str]:
+    """Every key that some version of the framework takes, with those that it inherits."""
     table = _table("known_keys.json")
-    names = (framework, *INHERITS.get(framework, ()), *(("scripts",) if framework == "transformers" else ()))
-    return frozenset(key for name in names for key in table.get(name, ()))
+    return frozenset(key for name in (framework, *inherits) for key in table.get(name, ()))
 
 
 def refuse_unmodelled(keys: ConfigReader) -> None:
@@ -39,7 +30,7 @@ def refuse_unmodelled(keys: ConfigReader) -> None:
     """
     table = _table("unsupported_keys.json")
     refused: dict[str, list[Any]] = {}
-    for name in (*INHERITS.get(keys.framework, ()), keys.framework):
+    for name in (*keys.inherits, keys.framework):
         refused |= table.get(name, {})
     given = [key for key in keys.source.settings if key in refused]
     errors = [str(keys.refuse(key)) for key in given if not keys.is_harmless(key, *refused[key])]

@@ -20,9 +20,6 @@ UNSET = (None, "", "null", "None", "none", "~")
 TRUE = ("true", "1", "yes", "y", "on", "t")
 FALSE = ("false", "0", "no", "n", "off", "f")
 
-STRANGE = {"transformers": "is no argument of transformers' Trainer (the script's own?)"}
-"""What is said of a key that nobody knows, where a script may well have its own."""
-
 OWN = ("fix", "write", "json", "gpu", "seq_len", "min_headroom", "framework_version")
 """Flags of `vramplan check` that may have slipped behind the command's."""
 Spelling = Literal["yaml", "flags", "python"]
@@ -59,26 +56,26 @@ class ConfigSource:
     """Words before its flags: swift sft."""
     where: str = "the command"
     """File, or how else to call it."""
-    lost: Mapping[str, ConfigValue] = field(default_factory=dict)
+    unexported: Mapping[str, ConfigValue] = field(default_factory=dict)
     """Variables that were set but do not reach the command."""
     spelling: Spelling = "yaml"
     """How its settings are written."""
-    card: Gpu | None = None
+    gpu: Gpu | None = None
     """The card that it is to run on, where that is known."""
     model: ModelSpec | None = None
     """The model that it names, where that has been looked up."""
 
     @property
-    def knows_bf16(self) -> bool:
+    def supports_bf16(self) -> bool:
         """Whether that card computes in it."""
-        return self.card is None or self.card.supports("bf16")
+        return self.gpu is None or self.gpu.supports("bf16")
 
 
 class ConfigReader:
     """A source read key by key; whatever nobody asked for is told at the end."""
 
-    def __init__(self, source: ConfigSource, framework: str) -> None:
-        self.source, self.framework = source, framework
+    def __init__(self, source: ConfigSource, framework: str, inherits: tuple[str, ...] = ()) -> None:
+        self.source, self.framework, self.inherits = source, framework, inherits
         self.asked: set[str] = set()
         self.synonyms: dict[str, tuple[str, ...]] = {}
         self.notes: list[Note] = []
@@ -234,8 +231,11 @@ class ConfigReader:
         found = self.source.settings.get(key)
         self.notes.append(Note(kind, key, text, found.place if found else ""))
 
-    def finish(self, known: Iterable[str]) -> None:
-        """Tell what was set and not asked for: the framework's other keys, and those it does not know."""
+    def finish(self, known: Iterable[str], unknown: str = "") -> None:
+        """Tell what was set and not asked for: the framework's other keys, and those it does not know.
+
+        `unknown` is said of the latter if a script may well have keys of its own.
+        """
         known = set(known)
         for name, found in self.source.settings.items():
             if name in self.asked:
@@ -243,10 +243,10 @@ class ConfigReader:
             if name in known:
                 self.notes.append(Note("ignored", name, "does not change memory", found.place))
                 continue
-            near = difflib.get_close_matches(name, known | self.asked, 1, 0.85 if self.framework in STRANGE else 0.6)
+            near = difflib.get_close_matches(name, known | self.asked, 1, 0.85 if unknown else 0.6)
             meant = f"; did you mean {near[0]}?" if near else ""
             meant = "; vramplan's own flags go before the --" if name in OWN and self.source.command else meant
-            said = STRANGE.get(self.framework, f"{self.framework} does not know this key")
+            said = unknown or f"{self.framework} does not know this key"
             self.notes.append(Note("unknown", name, f"{said}{meant}", found.place))
 
 

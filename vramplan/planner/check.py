@@ -19,10 +19,11 @@ from vramplan.errors import (
     UnsupportedError,
     VramplanError,
 )
-from vramplan.frameworks.detect import Found, from_path, from_words, tell_lost
+from vramplan.frameworks.detect import DetectedConfig, from_path, from_words, note_unread_variables
 from vramplan.frameworks.known_keys import known_keys
 from vramplan.frameworks.parsed_config import ParsedConfig, allocator, tell_frozen, tell_scaler, tell_sharing
 from vramplan.frameworks.readers import image_limits, video_sampling, zero_config
+from vramplan.frameworks.registry import FRAMEWORKS
 from vramplan.frameworks.settings import ConfigReader, Note
 from vramplan.frameworks.syntax.argv import in_sections
 from vramplan.inputs.catalog import find_model
@@ -122,9 +123,9 @@ def check(
     """
     card = api.load_gpu(gpu)
     if isinstance(target, (str, Path)):
-        found = from_path(Path(target), framework, card=card)
+        found = from_path(Path(target), framework, gpu=card)
     else:
-        found = from_words(target, framework, card=card)
+        found = from_words(target, framework, gpu=card)
     return examine(
         found,
         card,
@@ -139,7 +140,7 @@ def check(
 
 
 def examine(
-    found: Found,
+    found: DetectedConfig,
     gpu: str | Gpu,
     *,
     num_gpus: int = 1,
@@ -271,7 +272,7 @@ def judge(
     return replace(verdict, search=search, advice=tuple(advice))
 
 
-def read(found: Found, cards: int, version: str | None = None) -> ParsedConfig:
+def read(found: DetectedConfig, cards: int, version: str | None = None) -> ParsedConfig:
     """What a configuration comes to on a box with so many cards, with a note for all that a reader should know.
 
     Raises:
@@ -279,8 +280,11 @@ def read(found: Found, cards: int, version: str | None = None) -> ParsedConfig:
     """
     if version is not None and not re.match(r"\d+(\.\d+)*", version):
         raise ConfigError(f"--framework-version {version}: expected a version such as 4.57.6")
-    keys = ConfigReader(in_sections(found.source) if found.framework.in_sections else found.source, found.name)
-    reading = found.framework.read(keys, cards, version)
+    framework = found.framework
+    keys = ConfigReader(
+        in_sections(found.source) if framework.in_sections else found.source, framework.name, framework.inherits
+    )
+    reading = framework.read(keys, cards, version)
     reading.synonyms = keys.synonyms
     _agree(keys, reading.job)
     reading.job |= allocator(keys, reading.expandable)
@@ -291,8 +295,8 @@ def read(found: Found, cards: int, version: str | None = None) -> ParsedConfig:
     reading.spelling = found.source.spelling
     for name in reading.sampling.keys:
         keys.note("ignored", name, "is about videos; --videos says that there are any")
-    keys.finish(known_keys(found.name))
-    tell_lost(keys)
+    keys.finish(known_keys(framework.name, framework.inherits), framework.unknown_key)
+    note_unread_variables(keys)
     reading.notes = sorted(keys.notes, key=lambda note: ("unknown", "warning", "default", "ignored").index(note.kind))
     return reading
 
@@ -306,7 +310,7 @@ def _agree(keys: ConfigReader, job: dict[str, Any]) -> None:
             )
 
 
-def _model(name: str | ModelSpec, reading: ParsedConfig, found: Found) -> ModelSpec:
+def _model(name: str | ModelSpec, reading: ParsedConfig, found: DetectedConfig) -> ModelSpec:
     """The model by the configuration's name; by its last part where a folder is not here, or the Hub does not answer.
 
     Raises:
@@ -332,10 +336,6 @@ def _model(name: str | ModelSpec, reading: ParsedConfig, found: Found) -> ModelS
         return spec
 
 
-EXPANDS_ALL_LINEAR = ("ms-swift", "llamafactory", "axolotl")
-"""What looks for linear layers itself and gives PEFT their names, where all are wanted."""
-
-
 def settled(spec: ModelSpec, reading: ParsedConfig, job: dict[str, Any]) -> dict[str, Any]:
     """What only the model decides: its longest sample, its images."""
     sees = spec.model_type in IMAGE_PROCESSORS
@@ -353,7 +353,7 @@ def settled(spec: ModelSpec, reading: ParsedConfig, job: dict[str, Any]) -> dict
         job |= video_sampling.settled(spec, reading.sampling, job, reading.notes)
     elif sees:
         job |= image_limits.settled(spec, reading, job)
-    lists = reading.framework in EXPANDS_ALL_LINEAR and job.get("experts", "stacked") == "stacked"
+    lists = FRAMEWORKS[reading.framework].expands_all_linear and job.get("experts", "stacked") == "stacked"
     if job["method"] != "full" and lists and job.get("lora_targets") is None:
         job["lora_targets"] = listed_layers(spec)
     return {name: value for name, value in job.items() if value is not None}

@@ -7,11 +7,11 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from vramplan.errors import UnsupportedError
-from vramplan.frameworks import writers
-from vramplan.frameworks.detect import Found, from_words
-from vramplan.frameworks.registry import FRAMEWORKS
+from vramplan.frameworks.detect import DetectedConfig, from_words
+from vramplan.frameworks.registry import Framework
 from vramplan.frameworks.settings import ConfigSource, ConfigValue
 from vramplan.frameworks.syntax import shell
+from vramplan.frameworks.write import ConfigText, changed_fields, find_writer, write
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.job import Job
@@ -50,7 +50,7 @@ def planned(
     """
     spec = estimate.load_model(model)
     first = pasted(framework, spec, job)
-    if framework in writers.SAYS:  # not a whole job: nothing to judge by
+    if not find_writer(framework)[1].writes_whole_job:  # not a whole job: nothing to judge by
         return first
     one = estimate.estimate(spec, card, confidence=confidence, **first.taken)
     if one.fits:
@@ -77,16 +77,16 @@ def pasted(framework: str, model: str | ModelSpec, job: Job, asked: Job | None =
             f"--for {framework}: it is written for causal language models, not for {spec.model_type}"
         )
     ported = f"{spec.name}-hf"  # transformers' own class, where the name itself brings code of its own
-    name = ported if framework != "swift" and ported in spec.aliases else spec.name
-    written = writers.write(framework, name, job)
-    package = writers.PACKAGES.get(framework, framework)
-    reading = check.read(_as_written(written, package, job, spec), job.num_gpus)
+    reader, writer = find_writer(framework)
+    name = ported if writer.uses_ported_model and ported in spec.aliases else spec.name
+    written, package = write(framework, name, job), reader.name
+    reading = check.read(_as_written(written, reader, job, spec), job.num_gpus)
     data = {name: getattr(job, name) for name in OF_THE_DATA if name in job.model_fields_set}
     taken = check.settled(spec, reading, reading.job | data)
     again, sees = Job(**taken), spec.model_type in IMAGE_PROCESSORS
     notes = [
         f"{package} takes {field} as {attrgetter(field)(again)}, not {attrgetter(field)(asked)}"
-        for field in writers.unsaid(framework, asked, again)
+        for field in changed_fields(writer, asked, again)
         if not (sees and field in ("max_pixels", "max_tiles"))  # which may be said in another way
         and not (job is not asked and field in BATCH)
     ]
@@ -98,7 +98,7 @@ def pasted(framework: str, model: str | ModelSpec, job: Job, asked: Job | None =
     return ExportedPlan(str(written), taken, notes)
 
 
-def _as_written(written: writers.ConfigText, package: str, job: Job, spec: ModelSpec) -> Found:
+def _as_written(written: ConfigText, framework: Framework, job: Job, spec: ModelSpec) -> DetectedConfig:
     """What was written, as its reader finds it."""
     if not written.file:
         (command,) = shell.commands(str(written), "--for", {})
@@ -109,4 +109,4 @@ def _as_written(written: writers.ConfigText, package: str, job: Job, spec: Model
     if written.launcher:
         settings[written.launcher] = ConfigValue(job.num_gpus, f"--{written.launcher}")
     environment = {key: ConfigValue(value, key) for key, value in written.variables.items()}
-    return Found(package, FRAMEWORKS[package], ConfigSource(settings, environment, model=spec))
+    return DetectedConfig(framework, ConfigSource(settings, environment, model=spec))

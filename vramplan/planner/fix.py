@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vramplan.errors import CannotRunError, UnsupportedError, VramplanError
-from vramplan.frameworks.detect import Found, from_line, from_text
+from vramplan.frameworks.detect import DetectedConfig, from_line, from_text
 from vramplan.frameworks.edit import command, config_file
 from vramplan.frameworks.parsed_config import CAST, ParsedConfig
 from vramplan.frameworks.settings import ConfigValue
@@ -92,14 +92,14 @@ def fix(
         VramplanError: for what cannot be read, or is not modelled.
     """
     text: str
-    find: Callable[[str], Found]
+    find: Callable[[str], DetectedConfig]
     card = with_margin(load_gpu(gpu), confidence)
     if isinstance(target, (str, Path)):
         path = Path(target)
-        text, find = read_text(path), lambda one: from_text(one, path, framework, card=card)
+        text, find = read_text(path), lambda one: from_text(one, path, framework, gpu=card)
         mark = "\ufeff" if path.read_bytes().startswith(BOM_UTF8) else ""
     else:
-        text, find, mark = typed(target), lambda one: from_line(one, framework, card=card), ""
+        text, find, mark = typed(target), lambda one: from_line(one, framework, gpu=card), ""
     found = _Tries(text, find, card, {**given, "confidence": confidence}, progress).fixed()
     return replace(found, text=mark + found.text)
 
@@ -108,7 +108,7 @@ class _Tries:
     """Candidates by what they change, each judged once."""
 
     def __init__(
-        self, text: str, find: Callable[[str], Found], card: Any, given: dict[str, Any], progress: Progress
+        self, text: str, find: Callable[[str], DetectedConfig], card: Any, given: dict[str, Any], progress: Progress
     ) -> None:
         self.text, self.find, self.card, self.given, self.progress = text, find, card, given, progress
         self.found = find(text)
@@ -139,7 +139,7 @@ class _Tries:
                 self.text = self._edited(words)
                 self.found = self.find(self.text)
 
-    def _read(self, found: Found) -> ParsedConfig:
+    def _read(self, found: DetectedConfig) -> ParsedConfig:
         return check.read(found, self.given.get("num_gpus") or 1, self.given.get("framework_version"))
 
     def fixed(self) -> Fix:
@@ -286,7 +286,7 @@ class _Tries:
     def _edited(self, words: Mapping[str, str]) -> str:
         if self.found.origin is None:
             return config_file.edit(self.text, self.found.source.where, words)
-        return command.edit(self.text, self.found.name, self.found.origin, words)
+        return command.edit(self.text, self.found.framework, self.found.origin, words)
 
     def _changes(
         self, words: Mapping[str, str], options: Sequence[Option], chosen: Sequence[Mapping[str, Any]]

@@ -9,18 +9,12 @@ from vramplan.errors import ConfigError
 from vramplan.frameworks.detect import Origin
 from vramplan.frameworks.edit.config_file import Cut, apply
 from vramplan.frameworks.edit.key_groups import nearest
+from vramplan.frameworks.framework import Framework
 from vramplan.frameworks.syntax import argv
 from vramplan.frameworks.syntax.argv import Piece
 
-OVERRIDES_AS_PAIRS = "llamafactory"
-"""It takes only key=value behind a file (hparams/parser.py: OmegaConf.from_cli)."""
-CLICKS = "axolotl"
-"""Its flags are click's: dashes, and --key alone for true (cli/utils/args.py)."""
-CLICKS_WITH_VALUE = ("gradient_checkpointing",)
-"""What may be more than true and false there."""
 
-
-def edit(text: str, framework: str, origin: Origin, changes: Mapping[str, str]) -> str:
+def edit(text: str, framework: Framework, origin: Origin, changes: Mapping[str, str]) -> str:
     """`text` with these settings: in place, else behind their kin, else at the command's end, where they override.
 
     Raises:
@@ -39,7 +33,7 @@ def edit(text: str, framework: str, origin: Origin, changes: Mapping[str, str]) 
 class _Placed:
     """The framework's own words of a command, each with its place."""
 
-    def __init__(self, text: str, framework: str, origin: Origin) -> None:
+    def __init__(self, text: str, framework: Framework, origin: Origin) -> None:
         self.text, self.framework = text, framework
         command, count = origin
         self.words = command.words[len(command.words) - count :]
@@ -92,11 +86,11 @@ class _Placed:
         flags = [self.text[slice(*self.spans[piece.first])] for piece in self.kin.values()]
         named = [self.words[piece.first] for piece in self.pieces if not piece.name]
         after_file = any(word.endswith((".yaml", ".yml", ".json")) for word in named)
-        if self.framework == OVERRIDES_AS_PAIRS and after_file:
+        if self.framework.overrides == "pairs" and after_file:
             return f"{key}={value}"
-        dashed = self.framework == CLICKS or any("-" in flag.lstrip("-").partition("=")[0] for flag in flags)
+        dashed = self.framework.overrides == "click" or any("-" in flag.lstrip("-").partition("=")[0] for flag in flags)
         name = f"--{key.replace('_', '-') if dashed else key}"
-        if self.framework == CLICKS and value == "true" and key not in CLICKS_WITH_VALUE:
+        if self.framework.overrides == "click" and value == "true" and key not in self.framework.valued_flags:
             return name
         joined = sum("=" in flag for flag in flags) > len(flags) / 2
         return f"{name}={value}" if joined else f"{name} {value}"

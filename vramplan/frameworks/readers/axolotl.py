@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from vramplan.errors import ConfigError
+from vramplan.frameworks.framework import ENGINES, Framework, Writer
 from vramplan.frameworks.parsed_config import ParsedConfig, Words, at_least, settle, without
-from vramplan.frameworks.readers.transformers_trainer import (
+from vramplan.frameworks.readers.trainer_arguments import (
     adapters,
     arguments,
     attention,
@@ -19,6 +20,10 @@ from vramplan.frameworks.readers.transformers_trainer import (
     targets,
 )
 from vramplan.frameworks.settings import ConfigReader
+from vramplan.frameworks.writers.config_text import ConfigText, Pairs, allocator_variables
+from vramplan.frameworks.writers.trainer_based import ATTENTION_NAMES, dora_and_saved_modules, reentrant_kwargs
+from vramplan.frameworks.writers.zero_fsdp import sharding
+from vramplan.inputs.job import Job
 
 PACKAGE, NEWEST = "axolotl", "0.19.0"
 CUT = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
@@ -199,3 +204,63 @@ def _loss(keys: ConfigReader) -> dict[str, str]:
     if cut:
         return {"loss": "cut"}
     return {"loss": "liger"} if fused and "iger" in plugins else {}
+
+
+def write(model: str, job: Job) -> ConfigText:
+    """Axolotl's YAML."""
+    pairs: Pairs = {"base_model": model}
+    if job.method != "full":
+        pairs["adapter"] = "qlora" if job.quantize == "nf4" else "lora"
+        pairs |= {"load_in_4bit": True} if job.quantize == "nf4" else {}
+        pairs |= {"load_in_8bit": True} | reentrant_kwargs(job) if job.quantize == "int8" else {}
+        pairs |= dora_and_saved_modules(job, "peft_use_dora", "lora_modules_to_save")
+        pairs |= {"lora_r": job.lora_rank, "lora_alpha": 2 * job.lora_rank, "lora_dropout": job.lora_dropout}
+        everything = {"lora_target_linear": True}
+        pairs |= everything if job.lora_targets is None else {"lora_target_modules": list(job.lora_targets)}
+        pairs |= {} if job.lora_dtype == "fp32" else {"peft_autocast_adapter_dtype": False}
+    pairs |= {
+        "micro_batch_size": job.micro_batch_size,
+        "gradient_accumulation_steps": job.gradient_accumulation_steps,
+        "sequence_len": job.sequence_length,
+        "optimizer": job.optimizer,
+        "gradient_checkpointing": job.checkpointing == "full",
+        "attn_implementation": ATTENTION_NAMES[job.attention],
+        "bf16" if job.autocast != "fp16" else "fp16": job.dtype != "fp32" or job.autocast != "none",
+    }
+    if job.method == "full" and job.attention != "flash" and job.dtype != "fp32":
+        pairs["embeddings_skip_upcast"] = True
+    if job.pictures and job.method == "full" and job.vision == "frozen":
+        pairs["freeze_mm_modules"] = True
+    if job.loss == "liger":
+        pairs |= {"plugins": [LIGER], "liger_fused_linear_cross_entropy": True}
+    if job.loss == "cut":
+        pairs["plugins"] = [CUT]
+    if job.batches == "packed":
+        pairs["sample_packing"] = True
+    pairs |= _sharding(job)
+    command = f"accelerate launch --num_processes {job.num_gpus} -m axolotl.cli.train train.yaml"
+    return ConfigText(pairs, allocator_variables(job), command, file="train.yaml", launcher="num_processes")
+
+
+def _sharding(job: Job) -> Pairs:
+    """Its version of FSDP stands beside the configuration, and names there have no prefix."""
+    pairs = sharding(job)
+    if job.strategy != "fsdp":
+        return pairs
+    config = {name.removeprefix("fsdp_"): value for name, value in pairs["fsdp_config"].items()}
+    config |= {"offload_params": True} if job.offload == "all" else {}
+    return {"fsdp_version": config.pop("version"), "fsdp_config": config}
+
+
+FRAMEWORK = Framework(
+    name=PACKAGE,
+    read=read,
+    commands=(("axolotl", "train"), ("axolotl.cli.train",), ("scripts/finetune.py",)),
+    marks=frozenset(
+        {"base_model", "sequence_len", "micro_batch_size", "adapter", "sample_packing", "lora_target_linear"}
+    ),
+    overrides="click",  # cli/utils/args.py
+    valued_flags=("gradient_checkpointing",),
+    expands_all_linear=True,
+    writers=(Writer("axolotl", write, ENGINES),),
+)

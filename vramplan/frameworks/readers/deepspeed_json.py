@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, UnsupportedError, setting
+from vramplan.frameworks.framework import Framework, Writer
 from vramplan.frameworks.known_keys import refuse_unmodelled
 from vramplan.frameworks.parsed_config import ParsedConfig, Words, settle
 from vramplan.frameworks.readers import zero_config
 from vramplan.frameworks.settings import ConfigReader, ConfigValue
+from vramplan.frameworks.writers.config_text import ConfigText, Pairs
+from vramplan.frameworks.writers.zero_fsdp import zero_optimization
+from vramplan.inputs.job import Job
 
 PACKAGE, NEWEST = "deepspeed", "0.19.8"
 MICRO, STEPS, WHOLE = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
@@ -19,6 +24,9 @@ NAMES: dict[str, Words] = {
     "offload": {"optimizer": "zero_optimization.offload_optimizer.device cpu"},
     "autocast": {"fp16": "bf16.enabled false; fp16.enabled true"},
 }
+
+FIELDS = ("micro_batch_size", "gradient_accumulation_steps", "dtype", "autocast", "optimizer", "num_gpus", "strategy")
+"""Fields of a job that this configuration can say."""
 
 
 def read(keys: ConfigReader, cards: int, asked: str | None) -> ParsedConfig:
@@ -74,3 +82,36 @@ def _is_on(keys: ConfigReader, name: str) -> bool:
     if part is None or part.text("enabled", default="false") == "auto":
         return False
     return part.flag("enabled", default=False)
+
+
+def write(model: str, job: Job) -> ConfigText:
+    """DeepSpeed's JSON; model, method, length and checkpointing are said by what is trained with it.
+
+    Raises:
+        UnsupportedError: for another optimizer than AdamW.
+    """
+    if job.optimizer != "adamw_torch_fused":
+        raise UnsupportedError(
+            f"{setting('for_framework', 'deepspeed')}: {setting('optimizer', job.optimizer)} is the script's own;"
+            " DeepSpeed's is AdamW"
+        )
+    half = job.dtype if job.dtype != "fp32" else job.autocast
+    pairs: Pairs = {
+        "train_micro_batch_size_per_gpu": job.micro_batch_size,
+        "gradient_accumulation_steps": job.gradient_accumulation_steps,
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+        "zero_optimization": zero_optimization(job),
+    }
+    if half in ("bf16", "fp16"):
+        pairs[half] = {"enabled": True}
+    return ConfigText(pairs, {}, "", file="deepspeed.json", body=json.dumps(pairs, indent=2) + "\n")
+
+
+FRAMEWORK = Framework(
+    name=PACKAGE,
+    read=read,
+    marks=frozenset(
+        {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "zero_allow_untested_optimizer"}
+    ),
+    writers=(Writer("deepspeed", write, ("zero1", "zero2", "zero3"), FIELDS),),
+)

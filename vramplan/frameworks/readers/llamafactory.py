@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from vramplan.errors import ConfigError
+from vramplan.frameworks.framework import ENGINES, Framework, Writer
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, settle, started, without
-from vramplan.frameworks.readers.transformers_trainer import (
+from vramplan.frameworks.readers.trainer_arguments import (
     NAMES,
     adapters,
     arguments,
@@ -22,6 +25,10 @@ from vramplan.frameworks.readers.transformers_trainer import (
 )
 from vramplan.frameworks.readers.video_sampling import Sampling
 from vramplan.frameworks.settings import ConfigReader
+from vramplan.frameworks.writers.config_text import ConfigText, allocator_variables
+from vramplan.frameworks.writers.trainer_based import adapter, batch_and_optimizer, half_precision
+from vramplan.frameworks.writers.zero_fsdp import sharding
+from vramplan.inputs.job import Job
 
 PACKAGE, NEWEST = "llamafactory", "0.9.5"
 MAX_PIXELS, MIN_PIXELS = 768 * 768, 32 * 32
@@ -132,7 +139,7 @@ def _dtypes(keys: ConfigReader, method: str, version: str, is_zero3: bool) -> di
         return {"dtype": "bf16" if half == "none" else half}
     if method == "full":
         if half != "none":
-            less = "; pure_bf16 takes 8" if keys.source.knows_bf16 else ""
+            less = "; pure_bf16 takes 8" if keys.source.supports_bf16 else ""
             keys.note("warning", half, f"trains fp32 weights under autocast: 16 bytes a parameter{less}")
         return {"dtype": "fp32", "autocast": half}
     if half != "none" and not at_least(version, "0.9.4"):
@@ -168,3 +175,61 @@ def _ranks(keys: ConfigReader, cards: int) -> int:
     if several is not None:
         return several
     return launched(keys, cards)
+
+
+def write(model: str, job: Job) -> ConfigText:
+    """LLaMA-Factory's YAML."""
+    pairs = {
+        "model_name_or_path": model,
+        "stage": "sft",
+        "do_train": True,
+        "finetuning_type": "full" if job.method == "full" else "lora",
+        **batch_and_optimizer(job),
+        "cutoff_len": job.sequence_length,
+        **adapter(job, "lora_rank", "lora_target", "all", "use_dora", "additional_target"),
+        "flash_attn": "fa2" if job.attention == "flash" else "disabled" if job.attention == "eager" else "sdpa",
+    }
+    for key in ("lora_target", "additional_target"):
+        if isinstance(pairs.get(key), list):
+            pairs[key] = ",".join(pairs[key])
+    pure = job.method == "full" and job.dtype == "bf16" and not job.strategy.startswith("zero")  # which casts itself
+    pairs["pure_bf16" if pure else "fp16" if half_precision(job) == "fp16" else "bf16"] = True
+    if job.checkpointing == "none":
+        pairs["disable_gradient_checkpointing"] = True
+    if job.loss == "liger":
+        pairs["enable_liger_kernel"] = True
+    if job.quantize == "nf4":
+        pairs |= {"quantization_bit": 4, "double_quantization": job.double_quant}
+    if job.quantize == "int8":
+        pairs |= {"quantization_bit": 8, "use_reentrant_gc": job.reentrant}
+    if job.fp32_norms:
+        pairs["upcast_layernorm"] = True
+    pairs |= {"freeze_vision_tower": False} if job.vision != "frozen" else {}
+    pairs |= {"freeze_multi_modal_projector": False} if job.projector == "train" else {}
+    pixels = job.max_pixels or (prod(job.image_size) if job.images and job.image_size else 0)
+    if job.max_pixels or pixels > MAX_PIXELS:
+        pairs["image_max_pixels"] = pixels
+    pairs |= sharding(job)
+    variables = {"NPROC_PER_NODE": str(job.num_gpus)} if job.num_gpus > 1 else {"CUDA_VISIBLE_DEVICES": "0"}
+    variables |= {"FORCE_TORCHRUN": "1"} if "deepspeed" in pairs else {}
+    return ConfigText(
+        pairs, variables | allocator_variables(job), "llamafactory-cli train train.yaml", file="train.yaml"
+    )
+
+
+FRAMEWORK = Framework(
+    name=PACKAGE,
+    read=read,
+    commands=(
+        ("llamafactory-cli", "train"),
+        ("lmf", "train"),
+        ("src/train.py",),
+        ("src/llamafactory/launcher.py",),
+    ),
+    marks=frozenset({"finetuning_type", "stage", "cutoff_len", "lora_target", "template", "pure_bf16", "do_train"}),
+    inherits=("transformers",),
+    variables=frozenset({"FORCE_TORCHRUN"}),
+    overrides="pairs",  # hparams/parser.py: OmegaConf.from_cli
+    expands_all_linear=True,
+    writers=(Writer("llamafactory", write, tuple(name for name in ENGINES if name != "fsdp")),),
+)

@@ -7,6 +7,7 @@ its distributed optimizer are not modelled (megatron/training/arguments.py; ms-s
 from __future__ import annotations
 
 from vramplan.errors import UnsupportedError
+from vramplan.frameworks.framework import Framework
 from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.frameworks.settings import ConfigReader
 
@@ -50,3 +51,15 @@ def read(keys: ConfigReader, cards: int, asked: str | None) -> ParsedConfig:
         said.append("--fp8-format")
     said.append("Megatron's own layers, fp32 main gradients and optimizer")
     raise UnsupportedError(f"{keys.source.where}: Megatron is not modelled yet: {', '.join(said)}")
+
+
+FRAMEWORK = Framework(
+    name="megatron",
+    read=read,
+    commands=(
+        ("megatron", "sft"),
+        ("megatron", "pt"),
+        *((f"pretrain_{kind}.py",) for kind in ("gpt", "bert", "t5", "vlm")),
+    ),
+    marks=frozenset({"tensor_model_parallel_size", "recompute_granularity", "global_batch_size"}),
+)

@@ -7,9 +7,10 @@ from math import ceil
 from typing import Any
 
 from vramplan.errors import ConfigError
+from vramplan.frameworks.framework import ENGINES, Framework, Writer
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, settle, started, visible_cards
 from vramplan.frameworks.readers import zero_config
-from vramplan.frameworks.readers.transformers_trainer import (
+from vramplan.frameworks.readers.trainer_arguments import (
     BATCH,
     NAMES,
     adapters,
@@ -27,6 +28,10 @@ from vramplan.frameworks.readers.transformers_trainer import (
 )
 from vramplan.frameworks.readers.video_sampling import from_environment
 from vramplan.frameworks.settings import FALSE, TRUE, ConfigReader
+from vramplan.frameworks.writers.config_text import FULL_NAMES, ConfigText, Pairs, allocator_variables
+from vramplan.frameworks.writers.trainer_based import adapter, batch_and_optimizer, reentrant_kwargs
+from vramplan.frameworks.writers.zero_fsdp import sharding
+from vramplan.inputs.job import Fsdp, Job, Zero
 
 PACKAGE, NEWEST = "ms-swift", "4.6.0"
 KINDS = ("tuner_type", "train_type", "sft_type")
@@ -270,8 +275,8 @@ def _spread(keys: ConfigReader, cards: int, job: dict[str, Any], counts: bool) -
     seen, processes = visible_cards(keys, cards), started(keys, cards)
     if seen < 2 * (processes or 1) or not (processes is None or counts):
         return {}
-    if "NPROC_PER_NODE" in keys.source.lost:
-        place = keys.source.lost["NPROC_PER_NODE"].place
+    if "NPROC_PER_NODE" in keys.source.unexported:
+        place = keys.source.unexported["NPROC_PER_NODE"].place
         raise ConfigError(f"{place} is set but not exported: ms-swift does not see it; write export NPROC_PER_NODE=...")
     if processes is not None and processes > 1:
         raise keys.refuse(
@@ -285,3 +290,72 @@ def _spread(keys: ConfigReader, cards: int, job: dict[str, Any], counts: bool) -
             f" its device_map; set NPROC_PER_NODE={seen}"
         )
     return {"strategy": "device_map", "num_gpus": seen}
+
+
+def write(model: str, job: Job) -> ConfigText:
+    """``swift sft`` of ms-swift 4."""
+    pairs = {
+        "model": model,
+        "tuner_type": "full" if job.method == "full" else "lora",
+        "torch_dtype": FULL_NAMES["fp16" if job.autocast == "fp16" and job.method == "full" else job.dtype],
+        **batch_and_optimizer(job),
+        "max_length": job.sequence_length,
+        **adapter(job, "lora_rank", "target_modules", "all-linear", "use_dora", "modules_to_save"),
+        "gradient_checkpointing": job.checkpointing == "full",
+        "attn_impl": "flash_attn" if job.attention == "flash" else job.attention,
+    }
+    pairs |= {"freeze_vit": False} if job.vision != "frozen" else {}
+    pairs |= {"freeze_aligner": False} if job.projector != "frozen" else {}
+    if job.quantize == "nf4":
+        pairs |= {"quant_method": "bnb", "quant_bits": 4, "bnb_4bit_use_double_quant": job.double_quant}
+        pairs |= {} if job.dtype == "bf16" else {"bnb_4bit_compute_dtype": FULL_NAMES[job.dtype]}
+    if job.quantize == "int8":
+        pairs |= {"quant_method": "bnb", "quant_bits": 8} | reentrant_kwargs(job)
+    if job.loss == "liger":
+        pairs["use_liger_kernel"] = True
+    if job.batches == "packed":
+        pairs["packing"] = True
+    variables = {"NPROC_PER_NODE": str(job.num_gpus)}
+    if job.strategy == "device_map":  # one process that sees all cards
+        variables = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(job.num_gpus)))}
+    pairs |= _sharding(job)
+    if job.max_pixels is not None:
+        variables["MAX_PIXELS"] = str(job.max_pixels)
+    if job.max_tiles is not None:
+        variables["MAX_NUM"] = str(job.max_tiles)
+    return ConfigText(pairs, variables | allocator_variables(job), "swift sft")
+
+
+def _sharding(job: Job) -> Pairs:
+    """A configuration that it ships where that is the job's, else the job's own as JSON."""
+    if job.strategy.startswith("zero"):
+        for ending, offload in (("", "none"), ("_offload", "optimizer"), ("_offload", "all")):
+            shipped = zero_config.preset(int(job.strategy[-1]), offload)
+            wanted = Zero(**shipped["zero"], leaf_mixtures=job.zero.leaf_mixtures)
+            if (wanted, offload) == (job.zero, job.offload) and (offload != "optimizer" or job.strategy != "zero3"):
+                return {"deepspeed": f"{job.strategy}{ending}"}
+    pairs = sharding(job)
+    if job.strategy != "fsdp":
+        return pairs
+    pairs["fsdp_config"]["activation_checkpointing"] = job.checkpointing == "full"
+    is_shipped = (job.fsdp, job.offload, job.checkpointing) == (Fsdp(), "none", "full")
+    return {"gradient_checkpointing": False, "fsdp": "fsdp2" if is_shipped else pairs}
+
+
+FRAMEWORK = Framework(
+    name=PACKAGE,
+    read=read,
+    commands=(("swift", "sft"), ("swift", "pt"), ("swift/cli/sft.py",), ("swift/cli/pt.py",)),
+    unread_commands={("swift", "rlhf"): "preference and reinforcement training"},
+    marks=frozenset({"train_type", "tuner_type", "sft_type", "torch_dtype", "vit_gradient_checkpointing"}),
+    inherits=("transformers",),
+    variables=frozenset(
+        {
+            "MAX_PIXELS", "MIN_PIXELS", "IMAGE_MAX_TOKEN_NUM", "IMAGE_MIN_TOKEN_NUM", "VIDEO_MAX_PIXELS",
+            "VIDEO_MAX_TOKEN_NUM", "VIDEO_MIN_PIXELS", "VIDEO_MIN_TOKEN_NUM", "VIDEO_SEGMENTS", "VIDEO_MAX_NUM",
+            "FPS_MAX_FRAMES", "MAX_NUM", "INPUT_SIZE", "MAX_SLICE_NUMS", "SWIFT_SINGLE_DEVICE_MODE",
+        }
+    ),
+    expands_all_linear=True,
+    writers=(Writer("swift", write, (*ENGINES, "device_map"), uses_ported_model=False),),
+)  # fmt: skip

@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError
+from vramplan.frameworks.framework import Framework
 from vramplan.frameworks.known_keys import refuse_unmodelled
 from vramplan.frameworks.parsed_config import ParsedConfig, Words, settle
-from vramplan.frameworks.readers.transformers_trainer import DTYPES, launched
+from vramplan.frameworks.readers.trainer_arguments import DTYPES, launched
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.units import divisors
 
@@ -129,3 +130,13 @@ def _checkpointing(keys: ConfigReader) -> str:
             )
         raise keys.refuse("activation_checkpoint.mode", 'is not modelled yet; modelled: "full", "none"')
     return mode
+
+
+FRAMEWORK = Framework(
+    name=PACKAGE,
+    read=read,
+    commands=(("torchtitan.train",), ("torchtitan/train.py",)),
+    marks=frozenset({"training", "parallelism", "activation_checkpoint"}),
+    in_sections=True,
+    file_keys=("job.config_file",),
+)

@@ -11,11 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError
+from vramplan.frameworks.framework import Framework, Writer
 from vramplan.frameworks.known_keys import refuse_unmodelled
 from vramplan.frameworks.parsed_config import ParsedConfig, Words, settle
-from vramplan.frameworks.readers.transformers_trainer import DTYPES
+from vramplan.frameworks.readers.trainer_arguments import DTYPES
 from vramplan.frameworks.settings import ConfigReader, ConfigValue
 from vramplan.frameworks.syntax import argv
+from vramplan.frameworks.writers.config_text import ConfigText, Pairs, allocator_variables, refuse_unwritable
+from vramplan.inputs.catalog import find_model
+from vramplan.inputs.job import Job
 
 PACKAGE, NEWEST = "torchtune", "0.6.1"
 SINGLE = {"full_finetune_single_device": "full", "lora_finetune_single_device": "lora"}
@@ -253,3 +257,83 @@ def _own_code(keys: ConfigReader, method: str, checkpointing: str) -> None:
             "enable_activation_checkpointing",
             "is off: torchtune's own layers keep 3 to 6 % more than is counted here, where heads are grouped",
         )
+
+
+def write(model: str, job: Job) -> ConfigText:
+    """Torchtune's YAML, but for its tokenizer, data set and checkpoint.
+
+    Raises:
+        UnsupportedError: for a model that it does not build, or a job that its single-device recipes do not run.
+    """
+    if job.num_gpus > 1:
+        raise UnsupportedError(f"--for torchtune: {job.num_gpus} cards: only its single-device recipes are modelled")
+    refuse_unwritable("torchtune", job)
+    if job.quantize != "none":
+        raise UnsupportedError(f"--for torchtune: --quantize {job.quantize}: its quantized recipes are not modelled")
+    method = "full" if job.method == "full" else "lora"
+    component = {name: path for path, name in OPTIMIZERS.items()}
+    component |= {"adamw_torch_fused": "torch.optim.AdamW", "sgd_momentum": "torch.optim.SGD"}
+    if job.optimizer not in component:
+        raise UnsupportedError(f"--for torchtune: optimizer {job.optimizer} is not one of its own")
+    optimizer: Pairs = {"_component_": component[job.optimizer]}
+    if job.optimizer == "adamw_torch_fused":
+        optimizer["fused"] = True
+    if job.optimizer == "sgd_momentum":
+        optimizer["momentum"] = 0.9
+    loss = "CrossEntropyLoss" if job.loss == "standard" else "CEWithChunkedOutputLoss"
+    pairs: Pairs = {
+        "model": {"_component_": _builder_path(model, method)} | (_adapter_pairs(job) if method == "lora" else {}),
+        "tokenizer": {"max_seq_len": job.sequence_length},
+        "dataset": {"packed": job.batches == "packed"},
+        "batch_size": job.micro_batch_size,
+        "gradient_accumulation_steps": job.gradient_accumulation_steps,
+        "optimizer": optimizer,
+        "loss": {"_component_": next(path for path in LOSSES if path.endswith(loss))},
+        "enable_activation_checkpointing": job.checkpointing == "full",
+        "enable_activation_offloading": False,
+        "dtype": job.dtype,
+        "compile": False,
+    }
+    command = f"tune run {method}_finetune_single_device --config train.yaml"
+    return ConfigText(pairs, allocator_variables(job), command, file="train.yaml")
+
+
+def _builder_path(model: str, method: str) -> str:
+    wanted = find_model(model)
+    exact = [name for name, hub in MODELS.items() if hub == model]
+    alike = [name for name, hub in MODELS.items() if wanted and wanted.config == _published_config(hub)]
+    for name in [*exact, *alike][:1]:
+        family = next(known for known in FAMILIES if name.startswith(f"{known}_"))
+        return f"torchtune.models.{family}.{'lora_' if method == 'lora' else ''}{name}"
+    raise UnsupportedError(f"--for torchtune: it builds no {model}, or with layers that are not modelled yet")
+
+
+def _published_config(hub: str) -> Any:
+    spec = find_model(hub)
+    return spec and spec.config
+
+
+def _adapter_pairs(job: Job) -> Pairs:
+    names = {theirs: own for own, theirs in LAYERS.items()}
+    targets = (*ATTENTION, *MLP) if job.lora_targets is None else job.lora_targets
+    return {
+        "lora_attn_modules": [names.get(one, one) for one in targets if one in ATTENTION],
+        "apply_lora_to_mlp": any(one in MLP for one in targets),
+        "apply_lora_to_output": "lm_head" in targets,
+        "lora_rank": job.lora_rank,
+        "lora_alpha": 2 * job.lora_rank,
+        "lora_dropout": job.lora_dropout,
+    }
+
+
+FRAMEWORK = Framework(
+    name=PACKAGE,
+    read=read,
+    commands=(("tune", "run"),),
+    marks=frozenset(
+        {"checkpointer", "optimizer_in_bwd", "enable_activation_checkpointing", "tokenizer", "metric_logger"}
+    ),
+    in_sections=True,
+    split=split,
+    writers=(Writer("torchtune", write),),
+)

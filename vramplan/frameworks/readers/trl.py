@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from vramplan.frameworks.framework import ENGINES, Framework, Writer
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, settle
 from vramplan.frameworks.readers import zero_config
-from vramplan.frameworks.readers.transformers_trainer import (
+from vramplan.frameworks.readers.trainer_arguments import (
     ALL_LINEAR,
     NAMES,
     PYTHON,
@@ -28,6 +29,10 @@ from vramplan.frameworks.readers.transformers_trainer import (
     targets,
 )
 from vramplan.frameworks.settings import ConfigReader
+from vramplan.frameworks.writers.config_text import ConfigText, allocator_variables
+from vramplan.frameworks.writers.trainer_based import adapter, reentrant_kwargs, trainer_arguments
+from vramplan.frameworks.writers.zero_fsdp import sharding
+from vramplan.inputs.job import Job
 
 PACKAGE, NEWEST = "trl", "1.16.0"
 
@@ -158,3 +163,42 @@ def _loss(keys: ConfigReader, version: str) -> dict[str, Any]:
     if at_least(version, "1.16") or kind == "chunked_nll" or (at_least(version, "1.7") and not kind):
         return {"loss": "chunked"}
     return {}
+
+
+def write(model: str, job: Job) -> ConfigText:
+    """TRL's YAML."""
+    pairs = trainer_arguments(model, job) | {"num_processes": job.num_gpus}
+    if job.method != "full":
+        pairs |= {
+            "use_peft": True,
+            **adapter(job, "lora_r", "lora_target_modules", "all-linear", "use_dora", "lora_modules_to_save"),
+        }
+    if job.quantize == "nf4":
+        pairs |= {"load_in_4bit": True, "use_bnb_nested_quant": job.double_quant}
+    if job.quantize == "int8":
+        pairs |= {"load_in_8bit": True} | reentrant_kwargs(job)
+    if job.batches == "packed":
+        pairs["packing"] = True
+    shipped = ((name, Job.model_validate(found, strict=False)) for name, found in CONFIGURATIONS.items())
+    alike = [name for name, one in shipped if _shares_alike(job, one)]
+    pairs |= {"accelerate_config": alike[0]} if alike and job.strategy != "ddp" else sharding(job)
+    return ConfigText(pairs, allocator_variables(job), "trl sft --config train.yaml", file="train.yaml")
+
+
+def _shares_alike(job: Job, other: Job) -> bool:
+    """Whether cards share the work in the same way."""
+    ways = ((one.strategy, one.offload, one.fsdp, one.zero) for one in (job, other))
+    return len(set(ways)) == 1
+
+
+FRAMEWORK = Framework(
+    name=PACKAGE,
+    read=read,
+    commands=(("trl", "sft"), ("trl/scripts/sft.py",), ("scripts/sft.py",), ("sft.py",)),
+    unread_commands={("trl", "dpo"): "preference training", ("trl", "grpo"): "reinforcement training"},
+    marks=frozenset(
+        {"use_peft", "dataset_name", "lora_target_modules", "packing_strategy", "max_length", "accelerate_config"}
+    ),
+    inherits=("transformers",),
+    writers=(Writer("trl", write, ENGINES),),
+)

@@ -6,12 +6,14 @@ more. How much more no trace tells, so the answer says which way it errs.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 from vramplan.errors import ConfigError
+from vramplan.frameworks.framework import Framework, Writer
 from vramplan.frameworks.parsed_config import ParsedConfig, settle
-from vramplan.frameworks.readers.transformers_trainer import (
+from vramplan.frameworks.readers.trainer_arguments import (
     BATCH,
     NAMES,
     PYTHON,
@@ -25,7 +27,15 @@ from vramplan.frameworks.readers.transformers_trainer import (
     parts,
 )
 from vramplan.frameworks.settings import ConfigReader
+from vramplan.frameworks.writers.config_text import (
+    FULL_NAMES,
+    ConfigText,
+    Pairs,
+    allocator_variables,
+    refuse_unwritable,
+)
 from vramplan.inputs.catalog import find_model
+from vramplan.inputs.job import Job
 
 PACKAGE, NEWEST = "unsloth", "2026.10.9"
 USUAL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -52,7 +62,7 @@ def read(keys: ConfigReader, cards: int, asked: str | None) -> ParsedConfig:
     if not whole and not adapted:
         raise ConfigError(f"{keys.source.where}: no get_peft_model and no full_finetuning=True: nothing would train")
     stored = _stored(keys, whole)
-    half = "bf16" if keys.source.knows_bf16 and stored != "fp16" else "fp16"
+    half = "bf16" if keys.source.supports_bf16 and stored != "fp16" else "fp16"
     half = "none" if whole and stored == "bf16" else half
     for name in ("bf16", "fp16"):
         half = name if keys.flag(name, default=False) else half
@@ -92,7 +102,7 @@ def _stored(keys: ConfigReader, whole: bool) -> str:
     """
     given = dtype_of(keys, "dtype")
     stored = given or "bf16"
-    if stored == "bf16" and not keys.source.knows_bf16:
+    if stored == "bf16" and not keys.source.supports_bf16:
         stored = "fp16"
         keys.note("warning" if given else "default", "dtype", "the card has no bf16: unsloth takes float16")
     return "fp32" if whole and stored == "fp16" else stored
@@ -162,3 +172,73 @@ def _parts(keys: ConfigReader) -> dict[str, str]:
         raise keys.refuse("finetune_audio_layers")
     both = keys.flag("finetune_vision_layers", default=True) or keys.names("target_modules") == ("all-linear",)
     return {"vision": "lora", "projector": "lora"} if both else {}
+
+
+def write(model: str, job: Job) -> ConfigText:
+    """A Python script of unsloth's three calls, but for its data set.
+
+    Raises:
+        UnsupportedError: for what is not modelled of it.
+    """
+    refuse_unwritable("unsloth", job)
+    whole = job.method == "full"
+    load: Pairs = {
+        "model_name": model,
+        "max_seq_length": job.sequence_length,
+        "dtype": FULL_NAMES[job.dtype],
+        "load_in_4bit": job.quantize == "nf4",
+    }
+    load |= {"full_finetuning": True} if whole else {}
+    adapters: Pairs = {"r": job.lora_rank, "lora_alpha": job.lora_rank, "lora_dropout": job.lora_dropout}
+    loader = "FastVisionModel" if job.pictures else "FastLanguageModel"
+    if job.lora_targets is not None:
+        adapters["target_modules"] = list(job.lora_targets)
+    elif job.pictures:  # all-linear would take the tower whatever is said of it
+        adapters["finetune_vision_layers"] = job.vision == "lora"
+    else:
+        adapters["target_modules"] = "all-linear"
+    adapters["use_gradient_checkpointing"] = job.checkpointing == "full"
+    if whole:
+        load["use_gradient_checkpointing"] = adapters["use_gradient_checkpointing"]
+    arguments: Pairs = {
+        "per_device_train_batch_size": job.micro_batch_size,
+        "gradient_accumulation_steps": job.gradient_accumulation_steps,
+        "optim": job.optimizer,
+        "bf16": job.autocast == "bf16",
+        "fp16": job.autocast == "fp16",
+        "packing": job.batches == "packed",
+        "output_dir": "output",
+    }
+    called = "" if whole else f"model = {loader}.get_peft_model({_call(adapters, 'model')})\n"
+    body = (
+        f"from unsloth import {loader}\n"
+        "from trl import SFTConfig, SFTTrainer\n\n"
+        f"model, tokenizer = {loader}.from_pretrained({_call(load)})\n"
+        f"{called}"
+        f"arguments = SFTConfig({_call(arguments)})\n"
+        "trainer = SFTTrainer(model=model, processing_class=tokenizer, args=arguments, train_dataset=dataset)\n"
+        "trainer.train()\n"
+    )
+    read = load | ({} if whole else adapters | {"get_peft_model": True}) | arguments | {"arguments": "SFTConfig"}
+    read["loader"] = loader
+    command = f"torchrun --nproc_per_node {job.num_gpus} train.py" if job.num_gpus > 1 else "python train.py"
+    return ConfigText(read, allocator_variables(job), command, file="train.py", launcher="nproc_per_node", body=body)
+
+
+def _call(pairs: Pairs, *first: str) -> str:
+    """Arguments, a line each."""
+    lines = [*first, *(f"{name}={_literal(value)}" for name, value in pairs.items())]
+    return "\n" + "".join(f"    {line},\n" for line in lines)
+
+
+def _literal(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, (str, list)) else str(value)
+
+
+FRAMEWORK = Framework(
+    name=PACKAGE,
+    read=read,
+    marks=frozenset({"load_in_16bit", "full_finetuning", "use_gradient_checkpointing"}),
+    inherits=("trl", "transformers"),
+    writers=(Writer("unsloth", write),),
+)

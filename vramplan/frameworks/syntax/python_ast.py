@@ -77,7 +77,7 @@ class Script:
 
 
 def read_script(
-    text: str, where: str, flags: Mapping[str, ConfigValue] | None = None, card: Gpu | None = None
+    text: str, where: str, flags: Mapping[str, ConfigValue] | None = None, gpu: Gpu | None = None
 ) -> Script:
     """Every call of a script; `flags` are its command's, which go before what its argparse defaults to.
 
@@ -93,7 +93,7 @@ def read_script(
     except (RecursionError, MemoryError, ValueError) as error:
         raise ConfigError(f"{where}: is no Python that can be read ({error})") from error
     try:
-        return _Reader(where, flags or {}, card).read(tree)
+        return _Reader(where, flags or {}, gpu).read(tree)
     except RecursionError as error:
         raise ConfigError(f"{where}: nested too deeply") from error
 
@@ -101,9 +101,9 @@ def read_script(
 class _Reader:
     """Goes through a tree in the order of its lines, with what the names hold there."""
 
-    def __init__(self, where: str, flags: Mapping[str, ConfigValue], card: Gpu | None) -> None:
+    def __init__(self, where: str, flags: Mapping[str, ConfigValue], gpu: Gpu | None) -> None:
         self.script = Script(where)
-        self.flags, self.card = flags, card
+        self.flags, self.gpu = flags, gpu
         self.names: dict[str, Any] = {}
         self.parsed: set[str] = set()
         """Names that hold argparse's namespace."""
@@ -261,13 +261,13 @@ class _Reader:
         if name == "torch.cuda.is_available":
             return True
         asked = name.rpartition(".")[2]
-        if asked == "get_device_capability" and self.card is not None and self.card.compute_capability:
-            return list(self.card.capability)
+        if asked == "get_device_capability" and self.gpu is not None and self.gpu.compute_capability:
+            return list(self.gpu.capability)
         emulated = [one.value for one in node.keywords if one.arg == "including_emulation"]
         if asked in EMULATED and (not emulated or self.value(emulated[0])):
             return True
         if asked == "is_bfloat16_supported" or asked in EMULATED:  # the first is unsloth's
-            return self.card is None or self.card.supports("bf16")
+            return self.gpu is None or self.gpu.supports("bf16")
         if name == "dict" and not node.args and all(one.arg for one in node.keywords):
             return {str(one.arg): self._or_unknown(one.value) for one in node.keywords}
         if name in ("int", "float", "str", "list", "tuple") and len(node.args) == 1 and not node.keywords:

@@ -6,6 +6,7 @@ import json
 import shlex
 from typing import Any, NamedTuple
 
+from vramplan.errors import UnsupportedError, setting
 from vramplan.inputs.job import Job
 
 Pairs = dict[str, Any]
@@ -66,6 +67,21 @@ def _yaml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def allocator(job: Job) -> dict[str, str]:
-    """The allocator's setting, as the environment has it."""
+def allocator_variables(job: Job) -> dict[str, str]:
+    """Environment variables of PyTorch's allocator."""
     return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if job.expandable_segments else {}
+
+
+def refuse_unwritable(writer: str, job: Job) -> None:
+    """Refuse what is modelled of other frameworks alone.
+
+    Raises:
+        UnsupportedError: if the job has any of it.
+    """
+    for text, is_set in (
+        (setting("quantize", "int8"), job.quantize == "int8"),
+        (setting("method", "dora"), job.method == "dora"),
+        (setting("modules_to_save"), bool(job.modules_to_save)),
+    ):
+        if is_set:
+            raise UnsupportedError(f"{setting('for_framework', writer)}: {text} is not modelled there")

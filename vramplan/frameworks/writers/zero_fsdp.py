@@ -10,17 +10,17 @@ HOST = {"device": "cpu", "pin_memory": True}
 WRAP = "TRANSFORMER_BASED_WRAP"
 
 
-def engine(job: Job) -> Pairs:
+def sharding(job: Job) -> Pairs:
     """What the Trainer is told of ZeRO or FSDP; nothing where each card works for itself."""
     if job.strategy.startswith("zero"):
         auto = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
         halves = {name: {"enabled": "auto"} for name in ("bf16", "fp16")}
-        rest = {"zero_allow_untested_optimizer": True, "zero_optimization": zero(job)}
+        rest = {"zero_allow_untested_optimizer": True, "zero_optimization": zero_optimization(job)}
         return {"deepspeed": {**dict.fromkeys(auto, "auto"), **halves, **rest}}
-    return fsdp(job) if job.strategy == "fsdp" else {}
+    return _fsdp(job) if job.strategy == "fsdp" else {}
 
 
-def zero(job: Job) -> Pairs:
+def zero_optimization(job: Job) -> Pairs:
     """DeepSpeed's ``zero_optimization``; what is not set is transformers' to fill in."""
     stage = int(job.strategy[-1])
     pairs: Pairs = {"stage": stage, "overlap_comm": job.zero.overlap_comm}
@@ -31,7 +31,7 @@ def zero(job: Job) -> Pairs:
     return pairs | ({"offload_param": HOST} if job.offload == "all" else {})
 
 
-def fsdp(job: Job) -> Pairs:
+def _fsdp(job: Job) -> Pairs:
     """`fsdp` and `fsdp_config`."""
     one, way = job.fsdp.version == 1, job.fsdp
     config: Pairs = {"fsdp_version": way.version, "fsdp_auto_wrap_policy": WRAP}
