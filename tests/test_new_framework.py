@@ -13,15 +13,15 @@ from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks import known_keys
 from vramplan.frameworks.detect import from_path, from_words
 from vramplan.frameworks.framework import ENGINES, Framework, Writer
-from vramplan.frameworks.parsed_config import ParsedConfig, settle
+from vramplan.frameworks.parsed_config import ParsedConfig, resolve_version
 from vramplan.frameworks.readers.trainer_arguments import (
     NAMES,
-    adapters,
-    arguments,
-    checkpointing,
-    evaluation,
-    half_of,
-    launched,
+    adapter_fields,
+    autocast_dtype,
+    eval_batch_size,
+    num_launched_processes,
+    read_checkpointing,
+    trainer_fields,
 )
 from vramplan.frameworks.registry import FRAMEWORKS
 from vramplan.frameworks.settings import ConfigReader
@@ -37,18 +37,18 @@ QWEN = "Qwen/Qwen2.5-0.5B"
 # -- what would be vramplan/frameworks/readers/toytrain.py -------------------------------------------------------------
 
 
-def read(keys: ConfigReader, num_gpus: int, version: str | None) -> ParsedConfig:
-    known, where = settle("toytrain", version, "1.0")
-    job = arguments(keys)
-    peft = keys.flag("toy_lora", default=True)
-    job |= {"method": "lora" if peft else "full", "dtype": "bf16", "autocast": half_of(keys)}
-    job |= adapters(keys, "toy_rank") if peft else {}
-    job |= {"checkpointing": checkpointing(keys), "sequence_length": keys.count("toy_length", default=1024)}
-    job["num_gpus"] = launched(keys, num_gpus)
+def read(config: ConfigReader, num_gpus: int, version: str | None) -> ParsedConfig:
+    known, where = resolve_version("toytrain", version, "1.0")
+    job = trainer_fields(config)
+    peft = config.boolean("toy_lora", default=True)
+    job |= {"method": "lora" if peft else "full", "dtype": "bf16", "autocast": autocast_dtype(config)}
+    job |= adapter_fields(config, "toy_rank") if peft else {}
+    job |= {"checkpointing": read_checkpointing(config), "sequence_length": config.integer("toy_length", default=1024)}
+    job["num_gpus"] = num_launched_processes(config, num_gpus)
     names = NAMES | {"sequence_length": "toy_length"}
-    config = ParsedConfig("toytrain", f"{known} ({where})", keys.name("toy_model") or "", job, names, keys.notes)
-    config.eval_batch_size = evaluation(keys, 8, keys.has("eval_strategy"))
-    return config
+    parsed = ParsedConfig("toytrain", f"{known} ({where})", config.string("toy_model") or "", job, names, config.notes)
+    parsed.eval_batch_size = eval_batch_size(config, 8, config.has("eval_strategy"))
+    return parsed
 
 
 def write(model: str, job: Job) -> ConfigText:

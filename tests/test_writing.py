@@ -64,7 +64,7 @@ OTHERWISE: dict[tuple[str, str], set[str]] = {
     ("unsloth", "one"): {"lora_dtype", "autocast", "loss"},
 }
 """What a framework cannot be told, and is said: TRL 1.16 never has whole logits, its adapters on nf4 are bf16 ..."""
-OWN_CODE, ZERO = "are said in the", "only zero1, zero2, zero3"
+OWN_CODE, ZERO = "are set in the", "only zero1, zero2, zero3"
 NEVER: dict[tuple[str, str], str] = {
     ("axolotl", "fp32"): "fp32 embeddings",  # it loads bf16, and sdpa keeps these
     **{(name, job): "is not written for it" for name in ("torchtune", "unsloth") for job in SHARED},

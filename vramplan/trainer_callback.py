@@ -15,10 +15,10 @@ from vramplan.frameworks.readers.trainer_arguments import (
     ATTENTION,
     DTYPES,
     NAMES,
-    arguments,
     checkpoints_outside,
-    mapped,
-    reentrant,
+    device_map_field,
+    reentrant_fields,
+    trainer_fields,
 )
 from vramplan.frameworks.settings import ConfigReader, ConfigSource, ConfigValue, Note
 from vramplan.inputs.images import IMAGE_PROCESSORS
@@ -141,7 +141,7 @@ def read(args: TrainingArguments, model: nn.Module) -> ParsedConfig:
         UnsupportedError: for what is not modelled.
     """
     values = {name: value for name, value in args.to_dict().items() if name not in HERE}
-    keys = ConfigReader(
+    config = ConfigReader(
         ConfigSource({name: ConfigValue(value, f"TrainingArguments({name}=...)") for name, value in values.items()}),
         "transformers",
     )
@@ -149,16 +149,16 @@ def read(args: TrainingArguments, model: nn.Module) -> ParsedConfig:
     spread = {one for one in (getattr(inner, "hf_device_map", None) or {}).values() if one not in ("cpu", "disk")}
     if len(spread) > 1:
         raise UnsupportedError(f"hf_device_map: a model spread over {len(spread)} cards is not looked at yet")
-    job = arguments(keys) | _of_model(model)
-    job |= {"num_gpus": args.world_size} | (mapped(job) if spread else {})
+    job = trainer_fields(config) | _of_model(model)
+    job |= {"num_gpus": args.world_size} | (device_map_field(job) if spread else {})
     job["autocast"] = "bf16" if args.bf16 else "fp16" if args.fp16 else "none"
     on = getattr(args, "activation_checkpointing", None) or args.gradient_checkpointing
     names = ("is_activation_checkpointing", "is_gradient_checkpointing")  # since transformers 5, before
     on = on or next((getattr(model, name) for name in names if hasattr(model, name)), False)  # PEFT switches it on too
     job["checkpointing"] = "full" if on else "none"
     own = version("transformers")
-    job |= reentrant(
-        keys, job, not at_least(own, "5.0"), checkpoints_outside(own)
+    job |= reentrant_fields(
+        config, job, not at_least(own, "5.0"), checkpoints_outside(own)
     )  # modeling_utils.py: its own default
     reading = ParsedConfig("transformers", f"{version('transformers')} (installed)", "", job, NAMES, [])
     if str(args.eval_strategy.value) != "no":

@@ -22,7 +22,7 @@ def known_keys(framework: str, inherits: tuple[str, ...] = ()) -> frozenset[str]
     return frozenset(key for name in (framework, *inherits) for key in table.get(name, ()))
 
 
-def refuse_unmodelled(keys: ConfigReader) -> None:
+def refuse_unmodelled(config: ConfigReader) -> None:
     """Refuse what changes memory in ways that nothing models, unless it is off or has one of its harmless values.
 
     Raises:
@@ -30,9 +30,9 @@ def refuse_unmodelled(keys: ConfigReader) -> None:
     """
     table = _table("unsupported_keys.json")
     refused: dict[str, list[Any]] = {}
-    for name in (*keys.inherits, keys.framework):
+    for name in (*config.inherits, config.framework):
         refused |= table.get(name, {})
-    given = [key for key in keys.source.settings if key in refused]
-    errors = [str(keys.refuse(key)) for key in given if not keys.is_harmless(key, *refused[key])]
+    given = [key for key in config.source.settings if key in refused]
+    errors = [str(config.unsupported(key)) for key in given if not config.is_off(key, *refused[key])]
     if errors:
         raise UnsupportedError("; ".join(errors))

@@ -21,7 +21,13 @@ from vramplan.errors import (
 )
 from vramplan.frameworks.detect import DetectedConfig, from_path, from_words, note_unread_variables
 from vramplan.frameworks.known_keys import known_keys
-from vramplan.frameworks.parsed_config import ParsedConfig, allocator, tell_frozen, tell_scaler, tell_sharing
+from vramplan.frameworks.parsed_config import (
+    ParsedConfig,
+    allocator_settings,
+    note_fp16_scaler,
+    note_replicated_weights,
+    note_requires_grad,
+)
 from vramplan.frameworks.readers import image_limits, video_sampling, zero_config
 from vramplan.frameworks.registry import FRAMEWORKS
 from vramplan.frameworks.settings import ConfigReader, Note
@@ -281,28 +287,28 @@ def read(found: DetectedConfig, cards: int, version: str | None = None) -> Parse
     if version is not None and not re.match(r"\d+(\.\d+)*", version):
         raise ConfigError(f"--framework-version {version}: expected a version such as 4.57.6")
     framework = found.framework
-    keys = ConfigReader(
+    config = ConfigReader(
         in_sections(found.source) if framework.in_sections else found.source, framework.name, framework.inherits
     )
-    reading = framework.read(keys, cards, version)
-    reading.synonyms = keys.synonyms
-    _agree(keys, reading.job)
-    reading.job |= allocator(keys, reading.expandable)
-    tell_sharing(keys, reading.job)
-    tell_scaler(keys, reading.job)
-    tell_frozen(keys)
+    reading = framework.read(config, cards, version)
+    reading.synonyms = config.synonyms
+    _agree(config, reading.job)
+    reading.job |= allocator_settings(config, reading.expandable)
+    note_replicated_weights(config, reading.job)
+    note_fp16_scaler(config, reading.job)
+    note_requires_grad(config)
     zero_config.cast(reading.job)
     reading.spelling = found.source.spelling
-    for name in reading.sampling.keys:
-        keys.note("ignored", name, "is about videos; --videos says that there are any")
-    keys.finish(known_keys(framework.name, framework.inherits), framework.unknown_key)
-    note_unread_variables(keys)
-    reading.notes = sorted(keys.notes, key=lambda note: ("unknown", "warning", "default", "ignored").index(note.kind))
+    for name in reading.video_sampling.keys:
+        config.note("ignored", name, "is about videos; --videos says that there are any")
+    config.note_unread_keys(known_keys(framework.name, framework.inherits), framework.unknown_key)
+    note_unread_variables(config)
+    reading.notes = sorted(config.notes, key=lambda note: ("unknown", "warning", "default", "ignored").index(note.kind))
     return reading
 
 
-def _agree(keys: ConfigReader, job: dict[str, Any]) -> None:
-    for field, said in keys.pinned.items():
+def _agree(config: ConfigReader, job: dict[str, Any]) -> None:
+    for field, said in config.required_values.items():
         value = job.get(field, Job.model_fields[field].default)
         if said.value != value:
             raise ConfigError(
@@ -350,7 +356,7 @@ def settled(spec: ModelSpec, reading: ParsedConfig, job: dict[str, Any]) -> dict
         name = str(reading.names.get("sequence_length", ""))
         reading.notes.insert(0, Note("warning", name, f"is not set: a sample may have {most:,} tokens, which decides"))
     if job.get("videos"):
-        job |= video_sampling.settled(spec, reading.sampling, job, reading.notes)
+        job |= video_sampling.settled(spec, reading.video_sampling, job, reading.notes)
     elif sees:
         job |= image_limits.settled(spec, reading, job)
     lists = FRAMEWORKS[reading.framework].expands_all_linear and job.get("experts", "stacked") == "stacked"

@@ -58,7 +58,7 @@ def counsels(
     batch = {name: getattr(smallest, name) for name in ("micro_batch_size", "gradient_accumulation_steps")}
     for advice in search.advice:
         update, need, fits = dict(advice.update), advice.device_total_bytes, advice.fits
-        brought = reading.brings.get(update.get("strategy", ""), {})
+        brought = reading.strategy_settings.get(update.get("strategy", ""), {})
         if update and not reading.words(dict([*update.items()][:1])):
             continue
         if not update and spare_bytes > search.smallest.margin_bytes:  # a card's own share is not known here

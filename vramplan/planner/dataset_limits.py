@@ -127,7 +127,7 @@ def applied(
         full.micro_batch_size,
         full.global_batch_size,
         per_image,
-        reading.taken(kept.samples),
+        reading.num_train_samples(kept.samples),
     )
     update: dict[str, Any] = {"sequence_length": found.worst_length}
     if sees and given.get("images") is None:

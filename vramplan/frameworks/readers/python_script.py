@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from vramplan.errors import ConfigError, UnsupportedError
-from vramplan.frameworks.parsed_config import at_least, settle
+from vramplan.frameworks.parsed_config import at_least, resolve_version
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.python_ast import FREEZES, Call, Script
 from vramplan.frameworks.syntax.shell import UNKNOWN
@@ -178,7 +178,7 @@ def _model(script: Script, own: Settings, is_trl: bool) -> Settings:
     if flash is not None and flash.value is True:
         found["attn_implementation"] = ConfigValue("flash_attention_2", flash.place)
     if is_trl and "dtype" not in found:
-        known, _ = settle("transformers", None, "5.23.0")
+        known, _ = resolve_version("transformers", None, "5.23.0")
         found["dtype"] = ConfigValue("auto" if at_least(known, "5.0") else "float32", f"{load.place}: no dtype")
     return found
 
