@@ -23,16 +23,16 @@ def known_keys(framework: str, inherits: tuple[str, ...] = ()) -> frozenset[str]
 
 
 def refuse_unmodelled(config: ConfigReader) -> None:
-    """Refuse what changes memory in ways that nothing models, unless it is off or has one of its harmless values.
+    """Refuse keys that change memory and are not modelled, unless they are off or have one of their harmless values.
 
     Raises:
         UnsupportedError: naming all of it.
     """
     table = _table("unsupported_keys.json")
-    refused: dict[str, list[Any]] = {}
+    harmless_values: dict[str, list[Any]] = {}
     for name in (*config.inherits, config.framework):
-        refused |= table.get(name, {})
-    given = [key for key in config.source.settings if key in refused]
-    errors = [str(config.unsupported(key)) for key in given if not config.is_off(key, *refused[key])]
+        harmless_values |= table.get(name, {})
+    keys = [key for key in config.source.settings if key in harmless_values]
+    errors = [str(config.unsupported(key)) for key in keys if not config.is_off(key, *harmless_values[key])]
     if errors:
         raise UnsupportedError("; ".join(errors))

@@ -193,10 +193,8 @@ def note_replicated_weights(config: ConfigReader, job: dict[str, Any]) -> None:
             f"one process spreads the layers over {job['num_gpus']} cards (device_map), which work one after another: a"
             " step takes no more samples than on one card; a process for each card does, and holds the whole model",
         )
-    several, is_replicated = (
-        job.get("num_gpus", 1) > 1,
-        job.get("strategy", "ddp") in ("ddp", "zero0", "zero1", "zero2"),
-    )
+    several = job.get("num_gpus", 1) > 1
+    is_replicated = job.get("strategy", "ddp") in ("ddp", "zero0", "zero1", "zero2")
     if several and is_replicated and job["method"] != "full":
         config.note(
             "warning",

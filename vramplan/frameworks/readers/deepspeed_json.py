@@ -65,15 +65,10 @@ def _batch(config: ConfigReader, num_gpus: int) -> tuple[int, int]:
             raise config.unsupported(
                 name, "is filled in from the Trainer's arguments; check the command that uses this file"
             )
-    sizes = {
-        name: config.integer(name, default=1) if config.has(name) else None
-        for name in (MICRO_KEY, STEPS_KEY, BATCH_KEY)
-    }
+    sizes = {name: config.integer(name, default=1) if config.has(name) else None for name in keys}
     micro, steps, global_batch = sizes[MICRO_KEY], sizes[STEPS_KEY], sizes[BATCH_KEY]
     if micro is None and global_batch is None:
-        raise ConfigError(
-            f"{config.source.where}: neither {MICRO_KEY} nor {BATCH_KEY} is set; DeepSpeed stops without them"
-        )
+        raise ConfigError(f"{where}: neither {MICRO_KEY} nor {BATCH_KEY} is set; DeepSpeed stops without them")
     if micro is None and global_batch is not None:
         micro = global_batch // ((steps or 1) * num_gpus)
     assert micro is not None

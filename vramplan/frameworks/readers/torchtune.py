@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError
+from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, setting
 from vramplan.frameworks.framework import Framework, Writer
 from vramplan.frameworks.known_keys import refuse_unmodelled
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, resolve_version
@@ -184,7 +184,7 @@ def _builder(config: ConfigReader) -> tuple[str, str, bool]:
     bare = name.removeprefix("qlora_").removeprefix("lora_")
     if not path.startswith("torchtune.models.") or any(one in bare for one in UNMODELLED):
         raise config.unsupported(
-            "model._component_", "has layers of its own that are not modelled yet; use --model and flags"
+            "model._component_", f"has layers of its own that are not modelled yet; use {setting('model')} and flags"
         )
     if bare not in MODELS:
         raise UnknownNameError("torchtune model", bare, MODELS, f"[{config.place('model._component_')}]")
@@ -269,16 +269,21 @@ def write(model: str, job: Job) -> ConfigText:
     Raises:
         UnsupportedError: for a model that it does not build, or a job that its single-device recipes do not run.
     """
+    for_torchtune = setting("for_framework", "torchtune")
     if job.num_gpus > 1:
-        raise UnsupportedError(f"--for torchtune: {job.num_gpus} cards: only its single-device recipes are modelled")
+        raise UnsupportedError(
+            f"{for_torchtune}: {setting('num_gpus', job.num_gpus)}: only its single-device recipes are modelled"
+        )
     refuse_unwritable("torchtune", job)
     if job.quantize != "none":
-        raise UnsupportedError(f"--for torchtune: --quantize {job.quantize}: its quantized recipes are not modelled")
+        raise UnsupportedError(
+            f"{for_torchtune}: {setting('quantize', job.quantize)}: its quantized recipes are not modelled"
+        )
     method = "full" if job.method == "full" else "lora"
     component = {name: path for path, name in OPTIMIZERS.items()}
     component |= {"adamw_torch_fused": "torch.optim.AdamW", "sgd_momentum": "torch.optim.SGD"}
     if job.optimizer not in component:
-        raise UnsupportedError(f"--for torchtune: optimizer {job.optimizer} is not one of its own")
+        raise UnsupportedError(f"{for_torchtune}: {setting('optimizer', job.optimizer)} is not one of its own")
     optimizer: Pairs = {"_component_": component[job.optimizer]}
     if job.optimizer == "adamw_torch_fused":
         optimizer["fused"] = True
@@ -309,7 +314,9 @@ def _builder_path(model: str, method: str) -> str:
     for name in [*exact, *same_architecture][:1]:
         family = next(module for module in FAMILIES if name.startswith(f"{module}_"))
         return f"torchtune.models.{family}.{'lora_' if method == 'lora' else ''}{name}"
-    raise UnsupportedError(f"--for torchtune: it builds no {model}, or with layers that are not modelled yet")
+    raise UnsupportedError(
+        f"{setting('for_framework', 'torchtune')}: it builds no {model}, or with layers that are not modelled yet"
+    )
 
 
 def _published_config(hub: str) -> Any:

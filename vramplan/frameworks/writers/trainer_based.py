@@ -54,5 +54,5 @@ def half_precision(job: Job) -> str:
 
 
 def reentrant_kwargs(job: Job) -> Pairs:
-    """The kind of checkpointing, which changes the memory of int8 layers."""
+    """Reentrant checkpointing or not, which changes the memory of int8 layers."""
     return {"gradient_checkpointing_kwargs": {"use_reentrant": job.reentrant}} if job.checkpointing == "full" else {}
