@@ -1,4 +1,7 @@
-"""Keys that each framework accepts (known_keys.json, from its code) or vramplan does not (unsupported_keys.json)."""
+"""Keys that each framework accepts (known_keys.json) and keys that vramplan refuses (unsupported_keys.json).
+
+``python -m tests.known_keys`` compares the former with the frameworks' own sources and adds new keys.
+"""
 
 from __future__ import annotations
 
