@@ -182,7 +182,7 @@ def _builder(config: ConfigReader) -> tuple[str, str, bool]:
         raise ConfigError(f"{config.source.where}: model._component_ is not set; torchtune builds no model without it")
     name = path.rpartition(".")[2]
     bare = name.removeprefix("qlora_").removeprefix("lora_")
-    if not path.startswith("torchtune.models.") or any(one in bare for one in UNMODELLED):
+    if not path.startswith("torchtune.models.") or any(part in bare for part in UNMODELLED):
         raise config.unsupported(
             "model._component_", f"has layers of its own that are not modelled yet; use {setting('model')} and flags"
         )

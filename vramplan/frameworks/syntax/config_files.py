@@ -30,7 +30,7 @@ def beside(name: object, folder: Path) -> Path | None:
     return None
 
 
-def named(found: ConfigValue, folder: Path, key: str) -> dict[str, ConfigValue]:
+def named(value: ConfigValue, folder: Path, key: str) -> dict[str, ConfigValue]:
     """The settings of a key that takes a mapping, JSON in place, or the name of a file.
 
     Comment lines of the file are dropped: tutorials annotate their JSON.
@@ -38,15 +38,15 @@ def named(found: ConfigValue, folder: Path, key: str) -> dict[str, ConfigValue]:
     Raises:
         ConfigError: for a file that does not exist or cannot be parsed.
     """
-    if isinstance(found.value, dict):
-        return {name: ConfigValue(value, f"{found.place}: {name}") for name, value in found.value.items()}
-    word = str(found.value).strip()
-    if word.startswith("{"):
-        return from_json(word, found.place)
-    path = beside(word, folder)
+    if isinstance(value.value, dict):
+        return {name: ConfigValue(inner, f"{value.place}: {name}") for name, inner in value.value.items()}
+    text = str(value.value).strip()
+    if text.startswith("{"):
+        return from_json(text, value.place)
+    path = beside(text, folder)
     if path is None:
-        said = " ".join(word.split())[:80]
-        raise ConfigError(f"{found.place}: {key}: no file {said} here or beside the configuration")
+        shown = " ".join(text.split())[:80]
+        raise ConfigError(f"{value.place}: {key}: no file {shown} here or beside the configuration")
     return mapping(re.sub(r"^\s*//.*$", "", read_text(path), flags=re.MULTILINE), str(path))
 
 
