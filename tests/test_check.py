@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.helpers import ROOT, cli
 from tests.test_frameworks import FOLDER, REFERENCED
 from vramplan.errors import ConfigError, VramplanError
-from vramplan.frameworks.detect import Found, from_path, from_words
+from vramplan.frameworks.detect import DetectedConfig, from_path, from_words
 from vramplan.frameworks.known_keys import known_keys
 from vramplan.frameworks.registry import FRAMEWORKS
 from vramplan.frameworks.settings import ConfigSource, ConfigValue
@@ -115,7 +115,7 @@ def test_a_model_that_lies_elsewhere() -> None:
         ("a.yaml", b"base_model: x\nbase_model: y\n", "a.yaml:2: a key stands twice"),
         ("a.yaml", b"- a\n- b\n", "expected settings by name"),
         ("a.yaml", b"a: [" * 3000, "nested too deeply"),
-        ("a.yaml", b"x: 1\n", "give --framework"),
+        ("a.yaml", b"x: 1\n", "give framework"),
         ("a.json", b'{"a": 1,}', "a.json:1: broken JSON"),
         ("a.toml", b"[training]\nseq_len = \n", "a.toml: broken TOML"),
         (
@@ -225,7 +225,7 @@ def test_any_subset_in_any_order_reads(name: str, data: st.DataObject) -> None:
     source = ConfigSource({key: ConfigValue(value, f"line of {key}") for key, value in values.items()})
     said = ""
     try:
-        reading = check.read(Found(name, FRAMEWORKS[name], source), 1)
+        reading = check.read(DetectedConfig(FRAMEWORKS[name], source), 1)
     except VramplanError as error:
         said = str(error)
     else:
@@ -391,6 +391,6 @@ def test_a_huge_batch_is_only_a_number() -> None:
     """What is offered beside it are its divisors, not all numbers up to it."""
     values = {"model.flavor": "8B", "training.global_batch_size": 10**9, "activation_checkpoint.mode": "full"}
     source = ConfigSource({key: ConfigValue(value, key) for key, value in values.items()})
-    reading = check.read(Found("torchtitan", FRAMEWORKS["torchtitan"], source), 1)
+    reading = check.read(DetectedConfig(FRAMEWORKS["torchtitan"], source), 1)
     assert reading.job["gradient_accumulation_steps"] == 10**9 // 8
     assert len(reading.names["gradient_accumulation_steps"]) == 100

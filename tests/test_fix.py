@@ -222,7 +222,7 @@ def test_scripts_edited(
     monkeypatch.chdir(tmp_path)
     Path("x.yaml").write_text("base_model: a\nmodel_name_or_path: a\n")
     found = from_text(text, Path("run.sh"), None, {})
-    assert command.edit(text, found.name, found.origin, changes) == changed
+    assert command.edit(text, found.framework, found.origin, changes) == changed
     again = from_text(changed, Path("run.sh"), None, {})
     assert {key: str(again.source.settings[key].value).lower() for key in changes} == changes
 
@@ -230,7 +230,7 @@ def test_scripts_edited(
 def test_a_list_is_no_flag() -> None:
     found = from_line("swift sft --model a\n", None, {})
     with pytest.raises(ConfigError, match="by a flag"):
-        command.edit("swift sft --model a\n", found.name, found.origin, {"plugins": "[x]"})
+        command.edit("swift sft --model a\n", found.framework, found.origin, {"plugins": "[x]"})
 
 
 def test_the_command_line(tmp_path: Path) -> None:

@@ -26,6 +26,10 @@ CASES = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.glob("*/*") if p
 EXPECTED = json.loads((FOLDER / "expected.json").read_text()) if (FOLDER / "expected.json").exists() else {}
 
 
+def _as_flag(field: str, value: str) -> str:
+    return f"--{field.replace('_', '-')} {value}".rstrip()
+
+
 def come_to(name: str) -> dict[str, Any]:
     """What a configuration comes to, or what it is refused for."""
     try:
@@ -33,7 +37,7 @@ def come_to(name: str) -> dict[str, Any]:
         with patch.object(reading_module, "version", side_effect=PackageNotFoundError):  # whatever is installed here
             reading = read(found, 1)
     except VramplanError as error:
-        return {"error": str(error).replace(f"{FOLDER}/", "")}
+        return {"error": error.spelled(_as_flag).replace(f"{FOLDER}/", "")}
     return {
         "framework": f"{reading.framework} {reading.version}",
         "model": reading.model,

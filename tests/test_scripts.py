@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.test_frameworks import FOLDER
 from vramplan.errors import VramplanError
-from vramplan.frameworks.detect import Found, from_path, from_words
+from vramplan.frameworks.detect import DetectedConfig, from_path, from_words
 from vramplan.frameworks.registry import FRAMEWORKS
 from vramplan.frameworks.settings import ConfigSource, ConfigValue
 from vramplan.frameworks.syntax.python_ast import read_script
@@ -64,7 +64,7 @@ def test_what_is_asked_of_the_card(card: str, knows: bool) -> None:
         "f(bf16=is_bfloat16_supported(), fp16=not is_bfloat16_supported(), attention=a,\n"
         "  emulated=torch.cuda.is_bf16_supported(), own=torch.cuda.is_bf16_supported(including_emulation=False))\n"
     )
-    found = read_script(text, "a.py", card=find_gpu(card)).named("f")[0].keywords
+    found = read_script(text, "a.py", gpu=find_gpu(card)).named("f")[0].keywords
     assert {name: one.value for name, one in found.items()} == {
         "bf16": knows,
         "fp16": not knows,
@@ -183,5 +183,5 @@ def test_any_lines_read(tmp_path_factory: pytest.TempPathFactory, lines: list[st
 def test_one_line_whatever_is_quoted() -> None:
     source = ConfigSource({"recompute_granularity": ConfigValue("full\nselective\r\n", "run.sh:1")})
     with pytest.raises(VramplanError) as caught:
-        check.read(Found("megatron", FRAMEWORKS["megatron"], source), 1)
+        check.read(DetectedConfig(FRAMEWORKS["megatron"], source), 1)
     assert len(str(caught.value).splitlines()) == 1

@@ -10,8 +10,9 @@ import pytest
 from tests.helpers import card_of, cli, spec_of
 from vramplan.errors import UnsupportedError
 from vramplan.frameworks.detect import from_path, from_words
+from vramplan.frameworks.registry import writers
 from vramplan.frameworks.syntax.shell import commands
-from vramplan.frameworks.writers import WRITERS, write
+from vramplan.frameworks.write import write
 from vramplan.inputs.catalog import find_gpu, find_model
 from vramplan.planner import check, export
 from vramplan.planner.job_defaults import complete_job
@@ -52,7 +53,7 @@ OTHERWISE: dict[tuple[str, str], set[str]] = {
     ("swift", "fp32"): {"autocast"},
     ("axolotl", "fp32"): {"dtype"},
     ("axolotl", "one"): {"autocast", "loss"},
-    ("axolotl", "sharded"): {"fsdp.carves"},
+    ("axolotl", "sharded"): {"fsdp.wraps_embeddings"},
     ("llamafactory", "full"): {"autocast"},
     ("llamafactory", "one"): {"lora_dtype", "autocast", "loss"},
     ("torchtune", "lora"): {"lora_dtype", "autocast"},
@@ -63,11 +64,14 @@ OTHERWISE: dict[tuple[str, str], set[str]] = {
     ("unsloth", "one"): {"lora_dtype", "autocast", "loss"},
 }
 """What a framework cannot be told, and is said: TRL 1.16 never has whole logits, its adapters on nf4 are bf16 ..."""
-OWN_CODE, ZERO = "are said in the", "give zero1, zero2 or zero3"
+OWN_CODE, ZERO = "are set in the", "only zero1, zero2, zero3"
 NEVER: dict[tuple[str, str], str] = {
     ("axolotl", "fp32"): "fp32 embeddings",  # it loads bf16, and sdpa keeps these
     **{(name, job): "is not written for it" for name in ("torchtune", "unsloth") for job in SHARED},
-    **{("llamafactory", job): "--for accelerate writes it" for job in ("sharded", "flat")},
+    **{
+        ("llamafactory", job): "written for swift, axolotl, trl, transformers, accelerate"
+        for job in ("sharded", "flat")
+    },
     **{
         (name, job): OWN_CODE
         for name in ("transformers", "accelerate")
@@ -84,7 +88,7 @@ NEVER: dict[tuple[str, str], str] = {
 
 
 @pytest.mark.parametrize("name", JOBS)
-@pytest.mark.parametrize("framework", WRITERS)
+@pytest.mark.parametrize("framework", writers())
 def test_what_is_written_comes_back(framework: str, name: str) -> None:
     model = BUILT.get(framework, QWEN)
     job = complete_job(spec_of(model), card_of(), JOBS[name])
@@ -97,7 +101,7 @@ def test_what_is_written_comes_back(framework: str, name: str) -> None:
     assert text.endswith("\n")
 
 
-@pytest.mark.parametrize("framework", WRITERS)
+@pytest.mark.parametrize("framework", writers())
 def test_the_text_itself_is_read(framework: str, tmp_path: Path) -> None:
     """The lines as they are pasted, through the readers of files and commands."""
     model = BUILT.get(framework, QWEN)
@@ -125,7 +129,7 @@ def test_the_command() -> None:
     assert "gradient_accumulation_steps: 16" in done.stdout
     done = cli("suggest", QWEN, "--gpu", "rtx4090", "--global-batch", "16", "--for", "megatron")
     assert done.returncode == 2
-    assert "known: swift, llamafactory, axolotl, trl, transformers, accelerate, torchtune" in done.stderr
+    assert "known: swift, llamafactory, axolotl, trl, unsloth, torchtune, deepspeed, transformers" in done.stderr
 
 
 def test_images_come_from_the_data() -> None:
@@ -165,6 +169,6 @@ def test_another_micro_batch_where_a_framework_takes_more() -> None:
     job = complete_job(spec, card, {**given, "micro_batch_size": 4, "gradient_accumulation_steps": 4})
     told = export.planned("torchtune", spec, job, card)
     assert told.fits
-    assert told.taken["micro_batch_size"] < 4
-    assert told.taken["micro_batch_size"] * told.taken["gradient_accumulation_steps"] == 16
+    assert told.settings["micro_batch_size"] < 4
+    assert told.settings["micro_batch_size"] * told.settings["gradient_accumulation_steps"] == 16
     assert told.notes[-1].endswith("planned anew")

@@ -11,14 +11,14 @@ from vramplan.analytic.layers import moe_peft
 from vramplan.analytic.layers.modules import is_norm
 from vramplan.errors import ConfigError, MissingDependencyError, UnsupportedError, VramplanError, setting
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least
-from vramplan.frameworks.readers.transformers_trainer import (
+from vramplan.frameworks.readers.trainer_arguments import (
     ATTENTION,
     DTYPES,
     NAMES,
-    arguments,
     checkpoints_outside,
-    mapped,
-    reentrant,
+    device_map_field,
+    reentrant_fields,
+    trainer_fields,
 )
 from vramplan.frameworks.settings import ConfigReader, ConfigSource, ConfigValue, Note
 from vramplan.inputs.images import IMAGE_PROCESSORS
@@ -141,7 +141,7 @@ def read(args: TrainingArguments, model: nn.Module) -> ParsedConfig:
         UnsupportedError: if a setting is not modelled.
     """
     values = {name: value for name, value in args.to_dict().items() if name not in DEVICE_ARGUMENTS}
-    keys = ConfigReader(
+    reader = ConfigReader(
         ConfigSource({name: ConfigValue(value, f"TrainingArguments({name}=...)") for name, value in values.items()}),
         "transformers",
     )
@@ -150,8 +150,8 @@ def read(args: TrainingArguments, model: nn.Module) -> ParsedConfig:
     gpus = {device for device in device_map.values() if device not in ("cpu", "disk")}
     if len(gpus) > 1:
         raise UnsupportedError(f"hf_device_map: a model on {len(gpus)} GPUs is not checked yet")
-    job = arguments(keys) | _of_model(model)
-    job |= {"num_gpus": args.world_size} | (mapped(job) if gpus else {})
+    job = trainer_fields(reader) | _of_model(model)
+    job |= {"num_gpus": args.world_size} | (device_map_field(job) if gpus else {})
     job["autocast"] = "bf16" if args.bf16 else "fp16" if args.fp16 else "none"
     checkpointing = getattr(args, "activation_checkpointing", None) or args.gradient_checkpointing
     names = ("is_activation_checkpointing", "is_gradient_checkpointing")  # since transformers 5, before
@@ -161,7 +161,7 @@ def read(args: TrainingArguments, model: nn.Module) -> ParsedConfig:
     job["checkpointing"] = "full" if checkpointing else "none"
     installed = version("transformers")
     # the default of use_reentrant is in modeling_utils.py
-    job |= reentrant(keys, job, not at_least(installed, "5.0"), checkpoints_outside(installed))
+    job |= reentrant_fields(reader, job, not at_least(installed, "5.0"), checkpoints_outside(installed))
     config = ParsedConfig("transformers", f"{installed} (installed)", "", job, NAMES, [])
     if str(args.eval_strategy.value) != "no":
         config.eval_batch_size = args.per_device_eval_batch_size

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from vramplan.cli import accuracy, catalog, check, images, measure, probe, report, suggest, table
+from vramplan.cli import accuracy, catalog, check, compare, estimate, images, measure, probe, report, suggest, table
 from vramplan.cli.help import COMPARE, LISTS, MEASURE, PLAN, Command, Group
 from vramplan.cli.options import spell_flag
 from vramplan.errors import VramplanError
@@ -46,7 +46,7 @@ vramplan suggest qwen2.5-7b --gpu rtx4090 --global-batch 16 --for llamafactory""
     ),
     (
         PLAN,
-        suggest.estimate,
+        estimate.estimate,
         """\
 vramplan estimate qwen2.5-7b --gpu rtx4090 --micro-batch 2
 vramplan estimate qwen2.5-7b --gpu a100-80gb --method full --explain
@@ -69,7 +69,7 @@ vramplan images internvl3-8b --gpu a100-40gb --sizes 448x448,1344x896""",
     ),
     (
         COMPARE,
-        report.compare,
+        compare.compare,
         """\
 vramplan compare qwen2.5-7b llama-3.1-8b --gpu rtx4090
 vramplan compare qwen2.5-7b --gpu rtx4090,a100-40gb

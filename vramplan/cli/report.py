@@ -1,4 +1,4 @@
-"""`vramplan report` and `vramplan compare`."""
+"""`vramplan report`."""
 
 from __future__ import annotations
 
@@ -93,54 +93,6 @@ def report(
         batch = f"micro-batch {start.micro_batch_size} x {start.gradient_accumulation_steps} on {found.cards[0].title}"
         print(f"{out}: {len(found.choices)} choices on {len(found.cards)} cards; it starts at {batch}")
     raise typer.Exit(0 if found.start.fits else 1)
-
-
-@with_job_flags
-def compare(
-    targets: Annotated[
-        list[str],
-        typer.Argument(metavar="A [B]", help="Two models, or two configurations; one, with two GPUs."),
-    ],
-    gpu: Annotated[
-        str,
-        typer.Option(
-            help="GPU by name, or auto; two of them for one A: rtx4090,a100-40gb.",
-            show_default=False,
-            rich_help_panel=MODEL,
-            autocompletion=completion.gpu_names,
-        ),
-    ],
-    micro_batch: MicroBatch = None,
-    accumulation: Accumulation = None,
-    confidence: Confidence = None,
-    trust_remote_code: Trust = False,
-    as_json: AsJson = False,
-    *,
-    given: dict[str, Any],
-) -> None:
-    """Compare two models, GPUs or configurations side by side."""
-    from vramplan.planner import compare as comparing
-
-    with progress() as tell:
-        found = comparing.compare(
-            targets,
-            _list(gpu) or [],
-            progress=tell,
-            trust_remote_code=trust_remote_code,
-            **sure(confidence),
-            **{**given, **batch_of(micro_batch, accumulation)},
-        )
-    from vramplan.render import compare as shown
-
-    if as_json:
-        from vramplan.render import json_output as as_text
-
-        print(as_text.dumps(as_text.comparison(found)))
-    else:
-        from vramplan.render import terminal
-
-        terminal.print_all(shown.answer(found))
-    raise typer.Exit(0 if all(side.fits for side in found.sides) else 1)
 
 
 def _list(given: str | None) -> list[str] | None:

@@ -1,4 +1,7 @@
-"""Keys that each framework accepts (known_keys.json, from its code) or vramplan does not (unsupported_keys.json)."""
+"""Keys that each framework accepts (known_keys.json) and keys that vramplan refuses (unsupported_keys.json).
+
+``python -m tests.known_keys`` compares the former with the frameworks' own sources and adds new keys.
+"""
 
 from __future__ import annotations
 
@@ -10,38 +13,29 @@ from typing import Any
 from vramplan.errors import UnsupportedError
 from vramplan.frameworks.settings import ConfigReader
 
-INHERITS: dict[str, tuple[str, ...]] = {
-    "ms-swift": ("transformers",),
-    "llamafactory": ("transformers",),
-    "trl": ("transformers",),
-    "unsloth": ("trl", "transformers"),
-}
-"""Frameworks whose arguments extend transformers' TrainingArguments."""
-
 
 @cache
 def _table(name: str) -> Any:
     return json.loads(files("vramplan.frameworks").joinpath(name).read_text(encoding="utf-8"))
 
 
-def known_keys(framework: str) -> frozenset[str]:
-    """Every key that some version of the framework takes."""
+def known_keys(framework: str, inherits: tuple[str, ...] = ()) -> frozenset[str]:
+    """Every key that some version of the framework takes, with those that it inherits."""
     table = _table("known_keys.json")
-    names = (framework, *INHERITS.get(framework, ()), *(("scripts",) if framework == "transformers" else ()))
-    return frozenset(key for name in names for key in table.get(name, ()))
+    return frozenset(key for name in (framework, *inherits) for key in table.get(name, ()))
 
 
-def refuse_unmodelled(keys: ConfigReader) -> None:
-    """Refuse what changes memory in ways that nothing models, unless it is off or has one of its harmless values.
+def refuse_unmodelled(config: ConfigReader) -> None:
+    """Refuse keys that change memory and are not modelled, unless they are off or have one of their harmless values.
 
     Raises:
         UnsupportedError: naming all of it.
     """
     table = _table("unsupported_keys.json")
-    refused: dict[str, list[Any]] = {}
-    for name in (*INHERITS.get(keys.framework, ()), keys.framework):
-        refused |= table.get(name, {})
-    given = [key for key in keys.source.settings if key in refused]
-    errors = [str(keys.refuse(key)) for key in given if not keys.is_harmless(key, *refused[key])]
+    harmless_values: dict[str, list[Any]] = {}
+    for name in (*config.inherits, config.framework):
+        harmless_values |= table.get(name, {})
+    keys = [key for key in config.source.settings if key in harmless_values]
+    errors = [str(config.unsupported(key)) for key in keys if not config.is_off(key, *harmless_values[key])]
     if errors:
         raise UnsupportedError("; ".join(errors))

@@ -1,11 +1,8 @@
-"""The training frameworks: what each one's configuration says, as a job."""
+"""The training frameworks by package name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
-
-from vramplan.frameworks.parsed_config import ParsedConfig
+from vramplan.frameworks.framework import Framework, Writer
 from vramplan.frameworks.readers import (
     axolotl,
     deepspeed_json,
@@ -18,91 +15,41 @@ from vramplan.frameworks.readers import (
     trl,
     unsloth,
 )
-from vramplan.frameworks.settings import ConfigReader, ConfigSource, ConfigValue, Note
-from vramplan.frameworks.syntax import argv
+
+_MODULES = (
+    ms_swift,
+    llamafactory,
+    axolotl,
+    trl,
+    unsloth,
+    torchtune,
+    torchtitan,
+    megatron,
+    deepspeed_json,
+    transformers_trainer,
+)
+"""If a file has as many marks of several frameworks, it is the first one's."""
+FRAMEWORKS: dict[str, Framework] = {module.FRAMEWORK.name: module.FRAMEWORK for module in _MODULES}
+DEFAULT = transformers_trainer.FRAMEWORK
+"""For scripts and files that no framework's command or marks claim: transformers' Trainer."""
 
 
-class Framework(NamedTuple):
-    """One training framework."""
-
-    read: Callable[[ConfigReader, int, str | None], ParsedConfig]
-    """(settings, cards, version asked for) -> what they come to."""
-    commands: tuple[tuple[str, ...], ...]
-    """First words of its commands; scripts by their last part."""
-    marks: frozenset[str]
-    """Keys that only its configurations have."""
-    in_sections: bool = False
-    """Whether its settings stand in sections, and are read as section.key."""
-    split: Callable[[Sequence[str]], tuple[list[str], dict[str, ConfigValue]]] = argv.split
-    """(words behind its command) -> words of no flag, settings."""
-    file_keys: tuple[str, ...] = ("config",)
-    """Flags that name a configuration file."""
+def writers() -> dict[str, tuple[Framework, Writer]]:
+    """(framework, writer) by the name that ``suggest --for`` takes."""
+    return {writer.name: (framework, writer) for framework in FRAMEWORKS.values() for writer in framework.writers}
 
 
-FRAMEWORKS: dict[str, Framework] = {
-    "ms-swift": Framework(
-        ms_swift.read,
-        (("swift", "sft"), ("swift", "pt"), ("swift/cli/sft.py",), ("swift/cli/pt.py",)),
-        frozenset({"train_type", "tuner_type", "sft_type", "torch_dtype", "vit_gradient_checkpointing"}),
-    ),
-    "llamafactory": Framework(
-        llamafactory.read,
-        (("llamafactory-cli", "train"), ("lmf", "train"), ("src/train.py",), ("src/llamafactory/launcher.py",)),
-        frozenset({"finetuning_type", "stage", "cutoff_len", "lora_target", "template", "pure_bf16", "do_train"}),
-    ),
-    "axolotl": Framework(
-        axolotl.read,
-        (("axolotl", "train"), ("axolotl.cli.train",), ("scripts/finetune.py",)),
-        frozenset(
-            {"base_model", "sequence_len", "micro_batch_size", "adapter", "sample_packing", "lora_target_linear"}
-        ),
-    ),
-    "trl": Framework(
-        trl.read,
-        (("trl", "sft"), ("trl/scripts/sft.py",), ("scripts/sft.py",), ("sft.py",)),
-        frozenset(
-            {"use_peft", "dataset_name", "lora_target_modules", "packing_strategy", "max_length", "accelerate_config"}
-        ),
-    ),
-    "unsloth": Framework(
-        unsloth.read,
-        (),
-        frozenset({"load_in_16bit", "full_finetuning", "use_gradient_checkpointing"}),
-    ),
-    "torchtune": Framework(
-        torchtune.read,
-        (("tune", "run"),),
-        frozenset(
-            {"checkpointer", "optimizer_in_bwd", "enable_activation_checkpointing", "tokenizer", "metric_logger"}
-        ),
-        in_sections=True,
-        split=torchtune.split,
-    ),
-    "torchtitan": Framework(
-        torchtitan.read,
-        (("torchtitan.train",), ("torchtitan/train.py",)),
-        frozenset({"training", "parallelism", "activation_checkpoint"}),
-        in_sections=True,
-        file_keys=("job.config_file",),
-    ),
-    "megatron": Framework(
-        megatron.read,
-        (("megatron", "sft"), ("megatron", "pt"), *((f"pretrain_{one}.py",) for one in ("gpt", "bert", "t5", "vlm"))),
-        frozenset({"tensor_model_parallel_size", "recompute_granularity", "global_batch_size"}),
-    ),
-    "deepspeed": Framework(
-        deepspeed_json.read,
-        (),
-        frozenset(
-            {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "zero_allow_untested_optimizer"}
-        ),
-    ),
-    "transformers": Framework(
-        transformers_trainer.read,
-        (),
-        frozenset(),
-    ),
-}
-"""By package, the ones whose words say most about themselves first; what none of them claims is the Trainer's."""
+def environment_variables() -> frozenset[str]:
+    """Environment variables that change memory, of all frameworks."""
+    return COMMON_VARIABLES.union(*(framework.variables for framework in FRAMEWORKS.values()))
 
-__all__ = ["FRAMEWORKS", "ConfigReader", "ConfigSource", "ConfigValue", "Framework", "Note", "ParsedConfig"]
+
+COMMON_VARIABLES = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES", "NPROC_PER_NODE", "NNODES", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF",
+        "ACCELERATE_MIXED_PRECISION",
+    }
+)  # fmt: skip
+"""Those of torch and accelerate, and of launchers that several frameworks share."""
+
+__all__ = ["DEFAULT", "FRAMEWORKS", "Framework", "Writer", "environment_variables", "writers"]

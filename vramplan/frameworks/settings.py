@@ -1,4 +1,4 @@
-"""What a user's configuration says: settings with their places, read key by key, nothing passed over in silence."""
+"""Settings of a configuration with their places, and a reader that notes every key that was not read."""
 
 from __future__ import annotations
 
@@ -16,33 +16,29 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.model_spec import ModelSpec
 
 UNSET = (None, "", "null", "None", "none", "~")
-"""How configurations say that nothing is set."""
+"""Values that mean "not set" in configurations."""
 TRUE = ("true", "1", "yes", "y", "on", "t")
 FALSE = ("false", "0", "no", "n", "off", "f")
-
-STRANGE = {"transformers": "is no argument of transformers' Trainer (the script's own?)"}
-"""What is said of a key that nobody knows, where a script may well have its own."""
-
-OWN = ("fix", "write", "json", "gpu", "seq_len", "min_headroom", "framework_version")
-"""Flags of `vramplan check` that may have slipped behind the command's."""
+OWN_FLAGS = ("fix", "write", "json", "gpu", "seq_len", "min_headroom", "framework_version")
+"""Flags of ``vramplan check`` that may have been put after the ``--`` by mistake."""
 Spelling = Literal["yaml", "flags", "python"]
 Kind = Literal["warning", "default", "ignored", "unknown"]
 
 
 class ConfigValue(NamedTuple):
-    """A value, and where it stands."""
+    """A value and where it stands."""
 
     value: Any
     place: str
-    """``train.yaml:12``, or the command's own spelling of the flag."""
+    """``train.yaml:12``, or the flag as the command spells it."""
 
 
 class Note(NamedTuple):
-    """What a reader should know of one key."""
+    """A remark on one key."""
 
     kind: Kind
-    """warning: does not do what people think, or contradicts another; default: not set, and it matters; ignored: the
-    framework takes it, memory does not change; unknown: the framework would not know it."""
+    """warning: it has another effect than expected, or contradicts another key; default: it is not set, and its default
+    matters; ignored: the framework takes it, and memory does not change; unknown: the framework does not take it."""
     key: str
     text: str
     place: str = ""
@@ -50,7 +46,7 @@ class Note(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConfigSource:
-    """A configuration as it was found."""
+    """The settings of a configuration as they were written."""
 
     settings: Mapping[str, ConfigValue]
     environment: Mapping[str, ConfigValue] = field(default_factory=dict)
@@ -58,32 +54,32 @@ class ConfigSource:
     command: tuple[str, ...] = ()
     """Words before its flags: swift sft."""
     where: str = "the command"
-    """File, or how else to call it."""
-    lost: Mapping[str, ConfigValue] = field(default_factory=dict)
+    """The file's path, or another name for the source."""
+    unexported: Mapping[str, ConfigValue] = field(default_factory=dict)
     """Variables that were set but do not reach the command."""
     spelling: Spelling = "yaml"
     """How its settings are written."""
-    card: Gpu | None = None
-    """The card that it is to run on, where that is known."""
+    gpu: Gpu | None = None
+    """The GPU that it will run on, if known."""
     model: ModelSpec | None = None
-    """The model that it names, where that has been looked up."""
+    """The model that it names, if it has been looked up."""
 
     @property
-    def knows_bf16(self) -> bool:
-        """Whether that card computes in it."""
-        return self.card is None or self.card.supports("bf16")
+    def supports_bf16(self) -> bool:
+        """Whether the GPU computes in bf16; True if it is not known."""
+        return self.gpu is None or self.gpu.supports("bf16")
 
 
 class ConfigReader:
-    """A source read key by key; whatever nobody asked for is told at the end."""
+    """Reads a source key by key, and notes the keys that were not read in the end."""
 
-    def __init__(self, source: ConfigSource, framework: str) -> None:
-        self.source, self.framework = source, framework
-        self.asked: set[str] = set()
+    def __init__(self, source: ConfigSource, framework: str, inherits: tuple[str, ...] = ()) -> None:
+        self.source, self.framework, self.inherits = source, framework, inherits
+        self.read_keys: set[str] = set()
         self.synonyms: dict[str, tuple[str, ...]] = {}
         self.notes: list[Note] = []
-        self.pinned: dict[str, ConfigValue] = {}
-        """Fields of the job that another file says as well, and must say alike."""
+        self.required_values: dict[str, ConfigValue] = {}
+        """Fields of the job that a second file sets too, and must set to the same value."""
 
     @property
     def folder(self) -> Path:
@@ -92,170 +88,175 @@ class ConfigReader:
 
     # -- values --------------------------------------------------------------------------------------------------------
 
-    def setting(self, *names: str) -> ConfigValue | None:
-        """The first of these that is set."""
-        self.asked.update(names)
+    def get(self, *names: str) -> ConfigValue | None:
+        """The first of these keys that is set."""
+        self.read_keys.update(names)
         self.synonyms |= {name: names for name in names if len(names) > len(self.synonyms.get(name, ()))}
         for name in names:
-            found = self.source.settings.get(name)
-            if found is not None and isinstance(found.value, str) and UNKNOWN in found.value:
-                said = found.value.replace(UNKNOWN, "")
-                raise ConfigError(f"{found.place}: {said} is not known without running the script; set it in the call")
-            if found is not None and not (isinstance(found.value, (str, type(None))) and found.value in UNSET):
-                return found
+            value = self.source.settings.get(name)
+            if value is not None and isinstance(value.value, str) and UNKNOWN in value.value:
+                text = value.value.replace(UNKNOWN, "")
+                raise ConfigError(f"{value.place}: {text} is not known without running the script; set it in the call")
+            if value is not None and not (isinstance(value.value, (str, type(None))) and value.value in UNSET):
+                return value
         return None
 
     def has(self, *names: str) -> bool:
-        """Whether any of these is set."""
-        return self.setting(*names) is not None
+        """Whether any of these keys is set."""
+        return self.get(*names) is not None
 
     def is_null(self, name: str) -> bool:
-        """Whether it is set to nothing, which is not the same as not being set."""
-        found = self.source.settings.get(name)
-        return found is not None and self.setting(name) is None
+        """Whether the key is present and has no value."""
+        value = self.source.settings.get(name)
+        return value is not None and self.get(name) is None
 
-    def text(self, *names: str, default: str) -> str:
-        """A word, in lower case."""
-        found = self.setting(*names)
-        if found is None:
+    def lowercase(self, *names: str, default: str) -> str:
+        """One word in lower case."""
+        value = self.get(*names)
+        if value is None:
             return default
-        if isinstance(found.value, (dict, list)):
-            raise self.wrong(names, "one word")
-        return str(found.value).strip().lower()
+        if isinstance(value.value, (dict, list)):
+            raise self.invalid(names, "one word")
+        return str(value.value).strip().lower()
 
-    def name(self, *names: str) -> str | None:
-        """A name, letter for letter."""
-        found = self.setting(*names)
-        if found is not None and isinstance(found.value, bool):
-            raise self.wrong(names, "a name")
-        return None if found is None else str(found.value).strip()
+    def string(self, *names: str) -> str | None:
+        """A text as it is written."""
+        value = self.get(*names)
+        if value is not None and isinstance(value.value, bool):
+            raise self.invalid(names, "a name")
+        return None if value is None else str(value.value).strip()
 
-    def count(self, *names: str, default: int, least: int = 1) -> int:
-        """A whole number."""
+    def integer(self, *names: str, default: int, least: int = 1) -> int:
+        """A whole number of at least `least`."""
         return int(self._number(names, default, int, f"a whole number of at least {least}", least))
 
     def number(self, *names: str, default: float) -> float:
         """A number."""
         return float(self._number(names, default, float, "a number", None))
 
-    def _number(self, names: tuple[str, ...], default: Any, kind: Callable[[Any], Any], said: str, least: Any) -> Any:
-        found = self.setting(*names)
-        if found is None:
+    def _number(
+        self, names: tuple[str, ...], default: Any, kind: Callable[[Any], Any], expected: str, least: Any
+    ) -> Any:
+        value = self.get(*names)
+        if value is None:
             return default
         try:
-            given = float(str(found.value).replace("_", ""))
-            value = kind(given)
+            exact = float(str(value.value).replace("_", ""))
+            number = kind(exact)
         except (ValueError, OverflowError):
-            raise self.wrong(names, said) from None
-        if isinstance(found.value, bool) or value != given or (least is not None and value < least):
-            raise self.wrong(names, said)
-        return value
+            raise self.invalid(names, expected) from None
+        if isinstance(value.value, bool) or number != exact or (least is not None and number < least):
+            raise self.invalid(names, expected)
+        return number
 
-    def flag(self, *names: str, default: bool) -> bool:
-        """True or false, however it is spelt."""
-        found = self.setting(*names)
-        if found is None:
+    def boolean(self, *names: str, default: bool) -> bool:
+        """True or false, in any of YAML's and the frameworks' spellings."""
+        value = self.get(*names)
+        if value is None:
             return default
-        word = str(found.value).strip().lower()
+        word = str(value.value).strip().lower()
         if word in TRUE or word in FALSE:
             return word in TRUE
-        raise self.wrong(names, "true or false")
+        raise self.invalid(names, "true or false")
 
-    def names(self, *names: str) -> tuple[str, ...]:
-        """A list, or words with commas between them."""
-        found = self.setting(*names)
-        if found is None:
+    def strings(self, *names: str) -> tuple[str, ...]:
+        """The items of a list, or of a text with commas between them."""
+        value = self.get(*names)
+        if value is None:
             return ()
-        given = found.value if isinstance(found.value, list) else str(found.value).split(",")
-        return tuple(str(one).strip() for one in given if str(one).strip())
+        items = value.value if isinstance(value.value, list) else str(value.value).split(",")
+        return tuple(str(item).strip() for item in items if str(item).strip())
 
-    def part(self, name: str) -> ConfigReader | None:
-        """A nested mapping."""
-        found = self.setting(name)
-        if found is None:
+    def section(self, name: str) -> ConfigReader | None:
+        """A reader of a nested mapping."""
+        value = self.get(name)
+        if value is None:
             return None
-        given = found.value
-        if isinstance(given, str) and given.lstrip().startswith("{"):  # JSON, as on a command line
+        pairs = value.value
+        if isinstance(pairs, str) and pairs.lstrip().startswith("{"):  # JSON, as on a command line
             with suppress(ValueError):
-                given = json.loads(given)
-        if not isinstance(given, dict):
-            raise self.wrong((name,), "a mapping")
-        inner = {key: ConfigValue(value, f"{found.place}: {key}") for key, value in given.items()}
-        return ConfigReader(ConfigSource(inner, self.source.environment, (), self.source.where), self.framework)
+                pairs = json.loads(pairs)
+        if not isinstance(pairs, dict):
+            raise self.invalid((name,), "a mapping")
+        settings = {key: ConfigValue(inner, f"{value.place}: {key}") for key, inner in pairs.items()}
+        return ConfigReader(ConfigSource(settings, self.source.environment, (), self.source.where), self.framework)
 
     def variable(self, name: str) -> str | None:
-        """A variable of the environment."""
-        self.asked.add(f"${name}")
-        found = self.source.environment.get(name)
-        return None if found is None else str(found.value)
+        """An environment variable."""
+        self.read_keys.add(f"${name}")
+        value = self.source.environment.get(name)
+        return None if value is None else str(value.value)
 
-    # -- what is wrong -------------------------------------------------------------------------------------------------
+    # -- errors and notes ----------------------------------------------------------------------------------------------
 
-    def wrong(self, names: Iterable[str], expected: str) -> ConfigError:
-        """The error for a value that cannot be read."""
-        found = self.setting(*names)
-        assert found is not None
-        shown = repr(found.value) if isinstance(found.value, str) else found.value
-        name = next(name for name in names if self.source.settings.get(name) is found)
-        return ConfigError(f"{_at(found, name)}: expected {expected}, found {shown}")
+    def invalid(self, names: Iterable[str], expected: str) -> ConfigError:
+        """The error for a value that is not what was expected."""
+        value = self.get(*names)
+        assert value is not None
+        shown = repr(value.value) if isinstance(value.value, str) else value.value
+        name = next(name for name in names if self.source.settings.get(name) is value)
+        return ConfigError(f"{_place_of(value, name)}: expected {expected}, found {shown}")
 
-    def refuse(self, name: str, why: str = "is not modelled yet") -> UnsupportedError:
-        """The error for a setting that nothing models."""
-        found = self.setting(name)
-        if found is None:
+    def unsupported(self, name: str, why: str = "is not modelled yet") -> UnsupportedError:
+        """The error for a setting that is not modelled."""
+        value = self.get(name)
+        if value is None:
             return UnsupportedError(f"{self.framework}: {name} {why}")
-        return UnsupportedError(f"{_at(found, name)}: {_short(found.value)} {why}")
+        return UnsupportedError(f"{_place_of(value, name)}: {_shortened(value.value)} {why}")
 
-    def is_harmless(self, name: str, *harmless: Any) -> bool:
-        """Whether `name` is unset, off, or one of these."""
-        found = self.setting(name)
-        if found is None or found.value in ([], {}):
+    def is_off(self, name: str, *harmless: Any) -> bool:
+        """Whether a key is unset, off, or has one of the `harmless` values."""
+        value = self.get(name)
+        if value is None or value.value in ([], {}):
             return True
-        if isinstance(found.value, dict) and str(found.value.get("enabled")).lower() in FALSE:
+        if isinstance(value.value, dict) and str(value.value.get("enabled")).lower() in FALSE:
             return True
-        return str(found.value).lower() in {str(one).lower() for one in (False, 0, 0.0, *harmless)}
+        return str(value.value).lower() in {str(item).lower() for item in (False, 0, 0.0, *harmless)}
 
-    def only(self, name: str, *harmless: Any, why: str = "is not modelled yet") -> None:
-        """Refuse `name` unless it is unset, off, or one of these.
+    def require_off(self, name: str, *harmless: Any, why: str = "is not modelled yet") -> None:
+        """Refuse a key unless it is unset, off, or has one of the `harmless` values.
 
         Raises:
             UnsupportedError: naming it.
         """
-        if not self.is_harmless(name, *harmless):
-            raise self.refuse(name, why)
+        if not self.is_off(name, *harmless):
+            raise self.unsupported(name, why)
 
     def place(self, name: str) -> str:
-        """Where a key stands, or would."""
-        found = self.source.settings.get(name)
-        return self.source.where if found is None else found.place
+        """Where a key stands; the whole source if it is not set."""
+        value = self.source.settings.get(name)
+        return self.source.where if value is None else value.place
 
     def note(self, kind: Kind, key: str, text: str) -> None:
-        """Tell the reader."""
-        found = self.source.settings.get(key)
-        self.notes.append(Note(kind, key, text, found.place if found else ""))
+        """Add a note on a key."""
+        value = self.source.settings.get(key)
+        self.notes.append(Note(kind, key, text, value.place if value else ""))
 
-    def finish(self, known: Iterable[str]) -> None:
-        """Tell what was set and not asked for: the framework's other keys, and those it does not know."""
+    def note_unread_keys(self, known: Iterable[str], unknown_key: str = "") -> None:
+        """Note each key that was set and not read: ignored if it is `known`, else unknown.
+
+        `unknown_key` replaces the text of the latter, for scripts that may have keys of their own.
+        """
         known = set(known)
-        for name, found in self.source.settings.items():
-            if name in self.asked:
+        for name, value in self.source.settings.items():
+            if name in self.read_keys:
                 continue
             if name in known:
-                self.notes.append(Note("ignored", name, "does not change memory", found.place))
+                self.notes.append(Note("ignored", name, "does not change memory", value.place))
                 continue
-            near = difflib.get_close_matches(name, known | self.asked, 1, 0.85 if self.framework in STRANGE else 0.6)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            meant = "; vramplan's own flags go before the --" if name in OWN and self.source.command else meant
-            said = STRANGE.get(self.framework, f"{self.framework} does not know this key")
-            self.notes.append(Note("unknown", name, f"{said}{meant}", found.place))
+            near = difflib.get_close_matches(name, known | self.read_keys, 1, 0.85 if unknown_key else 0.6)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = "; vramplan's own flags go before the --" if name in OWN_FLAGS and self.source.command else hint
+            text = unknown_key or f"{self.framework} does not know this key"
+            self.notes.append(Note("unknown", name, f"{text}{hint}", value.place))
 
 
-def _at(found: ConfigValue, name: str) -> str:
-    if found.place.endswith(f": {name}"):  # a nested mapping's
-        return found.place
-    return found.place if found.place.lstrip("-").replace("-", "_") == name else f"{found.place}: {name}"
+def _place_of(value: ConfigValue, name: str) -> str:
+    if value.place.endswith(f": {name}"):  # a nested mapping's
+        return value.place
+    return value.place if value.place.lstrip("-").replace("-", "_") == name else f"{value.place}: {name}"
 
 
-def _short(value: Any) -> str:
-    said = " ".join(str(value).split())
-    return said if len(said) < 40 else f"{said[:37]}..."
+def _shortened(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) < 40 else f"{text[:37]}..."

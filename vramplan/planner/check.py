@@ -21,10 +21,17 @@ from vramplan.errors import (
     setting,
     spell,
 )
-from vramplan.frameworks.detect import Found, from_path, from_words, tell_lost
+from vramplan.frameworks.detect import DetectedConfig, from_path, from_words, note_unread_variables
 from vramplan.frameworks.known_keys import known_keys
-from vramplan.frameworks.parsed_config import ParsedConfig, allocator, tell_frozen, tell_scaler, tell_sharing
+from vramplan.frameworks.parsed_config import (
+    ParsedConfig,
+    allocator_settings,
+    note_fp16_scaler,
+    note_replicated_weights,
+    note_requires_grad,
+)
 from vramplan.frameworks.readers import image_limits, video_sampling, zero_config
+from vramplan.frameworks.registry import FRAMEWORKS
 from vramplan.frameworks.settings import ConfigReader, Note
 from vramplan.frameworks.syntax.argv import in_sections
 from vramplan.inputs.catalog import find_model
@@ -127,9 +134,9 @@ def check(
     """
     loaded_gpu = load_gpu(gpu)
     if isinstance(target, (str, Path)):
-        found = from_path(Path(target), framework, card=loaded_gpu)
+        found = from_path(Path(target), framework, gpu=loaded_gpu)
     else:
-        found = from_words(target, framework, card=loaded_gpu)
+        found = from_words(target, framework, gpu=loaded_gpu)
     return examine(
         found,
         loaded_gpu,
@@ -144,7 +151,7 @@ def check(
 
 
 def examine(
-    found: Found,
+    found: DetectedConfig,
     gpu: str | Gpu,
     *,
     num_gpus: int = 1,
@@ -275,7 +282,7 @@ def judge(
     return replace(verdict, search=search, advice=tuple(effects))
 
 
-def read(found: Found, num_gpus: int, version: str | None = None) -> ParsedConfig:
+def read(found: DetectedConfig, num_gpus: int, version: str | None = None) -> ParsedConfig:
     """The job of a configuration on a machine with so many GPUs, with notes on what a reader should know.
 
     Raises:
@@ -283,26 +290,28 @@ def read(found: Found, num_gpus: int, version: str | None = None) -> ParsedConfi
     """
     if version is not None and not re.match(r"\d+(\.\d+)*", version):
         raise ConfigError(f"{setting('framework_version', version)}: expected a version such as 4.57.6")
-    reader = ConfigReader(in_sections(found.source) if found.framework.in_sections else found.source, found.name)
-    config = found.framework.read(reader, num_gpus, version)
+    framework = found.framework
+    source = in_sections(found.source) if framework.in_sections else found.source
+    reader = ConfigReader(source, framework.name, framework.inherits)
+    config = framework.read(reader, num_gpus, version)
     config.synonyms = reader.synonyms
     _agree(reader, config.job)
-    config.job |= allocator(reader, config.expandable)
-    tell_sharing(reader, config.job)
-    tell_scaler(reader, config.job)
-    tell_frozen(reader)
+    config.job |= allocator_settings(reader, config.expandable)
+    note_replicated_weights(reader, config.job)
+    note_fp16_scaler(reader, config.job)
+    note_requires_grad(reader)
     zero_config.cast(config.job)
     config.spelling = found.source.spelling
-    for name in config.sampling.keys:
-        reader.note("ignored", name, f"is about videos; {setting('videos')} says that there are any")
-    reader.finish(known_keys(found.name))
-    tell_lost(reader)
+    for name in config.video_sampling.keys:
+        reader.note("ignored", name, "is about videos; --videos says that there are any")
+    reader.note_unread_keys(known_keys(framework.name, framework.inherits), framework.unknown_key)
+    note_unread_variables(reader)
     config.notes = sorted(reader.notes, key=lambda note: ("unknown", "warning", "default", "ignored").index(note.kind))
     return config
 
 
 def _agree(reader: ConfigReader, job: dict[str, Any]) -> None:
-    for field, pinned in reader.pinned.items():
+    for field, pinned in reader.required_values.items():
         value = job.get(field, Job.model_fields[field].default)
         if pinned.value != value:
             raise ConfigError(
@@ -310,7 +319,7 @@ def _agree(reader: ConfigReader, job: dict[str, Any]) -> None:
             )
 
 
-def _model(name: str | ModelSpec, config: ParsedConfig, found: Found) -> ModelSpec:
+def _model(name: str | ModelSpec, config: ParsedConfig, found: DetectedConfig) -> ModelSpec:
     """The model by the configuration's name; by its last part if a folder is missing or the Hub does not answer.
 
     Raises:
@@ -336,10 +345,6 @@ def _model(name: str | ModelSpec, config: ParsedConfig, found: Found) -> ModelSp
         return spec
 
 
-EXPANDS_ALL_LINEAR = ("ms-swift", "llamafactory", "axolotl")
-"""What looks for linear layers itself and gives PEFT their names, where all are wanted."""
-
-
 def complete_with_model(spec: ModelSpec, config: ParsedConfig, job: dict[str, Any]) -> dict[str, Any]:
     """The job with what only the model decides: its longest sample, its images."""
     takes_images = spec.model_type in IMAGE_PROCESSORS
@@ -354,10 +359,10 @@ def complete_with_model(spec: ModelSpec, config: ParsedConfig, job: dict[str, An
         name = str(config.names.get("sequence_length", ""))
         config.notes.insert(0, Note("warning", name, f"is not set: a sample may have {length:,} tokens, which decides"))
     if job.get("videos"):
-        job |= video_sampling.settled(spec, config.sampling, job, config.notes)
+        job |= video_sampling.settled(spec, config.video_sampling, job, config.notes)
     elif takes_images:
         job |= image_limits.settled(spec, config, job)
-    lists = config.framework in EXPANDS_ALL_LINEAR and job.get("experts", "stacked") == "stacked"
+    lists = FRAMEWORKS[config.framework].expands_all_linear and job.get("experts", "stacked") == "stacked"
     if job["method"] != "full" and lists and job.get("lora_targets") is None:
         job["lora_targets"] = listed_layers(spec)
     return {name: value for name, value in job.items() if value is not None}

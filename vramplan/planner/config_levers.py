@@ -42,7 +42,7 @@ def config_levers(
     batch = {name: getattr(smallest, name) for name in ("micro_batch_size", "gradient_accumulation_steps")}
     for effect in search.advice:
         update, need_bytes, fits = dict(effect.update), effect.device_total_bytes, effect.fits
-        strategy_settings = config.brings.get(update.get("strategy", ""), {})
+        strategy_settings = config.strategy_settings.get(update.get("strategy", ""), {})
         if update and not config.words(dict([*update.items()][:1])):
             continue
         if not update and needs_more_room:  # another GPU's share is not known here

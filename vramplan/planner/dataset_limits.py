@@ -144,7 +144,7 @@ def apply_dataset(
         micro_batch_size=full_job.micro_batch_size,
         global_batch_size=full_job.global_batch_size,
         image_tokens=image_tokens,
-        trained_samples=config.taken(trained.samples),
+        trained_samples=config.num_train_samples(trained.samples),
     )
     update: dict[str, Any] = {"sequence_length": limits.worst_length}
     if takes_images and given.get("images") is None:

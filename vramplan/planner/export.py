@@ -7,11 +7,11 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from vramplan.errors import UnsupportedError, setting
-from vramplan.frameworks import writers
-from vramplan.frameworks.detect import Found, from_words
-from vramplan.frameworks.registry import FRAMEWORKS
+from vramplan.frameworks.detect import DetectedConfig, from_words
+from vramplan.frameworks.registry import Framework
 from vramplan.frameworks.settings import ConfigSource, ConfigValue
 from vramplan.frameworks.syntax import shell
+from vramplan.frameworks.write import ConfigText, changed_fields, find_writer, write
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.job import Job
@@ -35,7 +35,7 @@ class ExportedPlan(NamedTuple):
     """A job in a framework's own words."""
 
     text: str
-    taken: dict[str, Any]
+    settings: dict[str, Any]
     """The job as that framework, reading them, takes it."""
     notes: list[str]
     """What it takes otherwise, or cannot be told."""
@@ -53,19 +53,19 @@ def export(
     """
     spec, gpu = load_model(model), load_gpu(gpu)
     first = written_as(framework, spec, job)
-    if framework in writers.SAYS:  # it does not hold a whole job: there is nothing to check
+    if not find_writer(framework)[1].writes_whole_job:  # it does not hold a whole job: there is nothing to check
         return first
-    as_read = estimate(spec, gpu, confidence=confidence, **first.taken)
+    as_read = estimate(spec, gpu, confidence=confidence, **first.settings)
     if as_read.fits:
         return first
     why = (
         f"as {framework} takes it, micro-batch {job.micro_batch_size} needs"
         f" {as_read.device_total_bytes / GiB:.1f} of {as_read.capacity_bytes / GiB:.1f} GiB"
     )
-    rest = {name: value for name, value in first.taken.items() if name not in BATCH}
+    rest = {name: value for name, value in first.settings.items() if name not in BATCH}
     plan = suggest(spec, gpu, job.global_batch_size, advice=False, confidence=confidence, **rest).recommended
     second = None if plan is None else written_as(framework, spec, plan.estimate.job, job)
-    if second is None or not estimate(spec, gpu, confidence=confidence, **second.taken).fits:
+    if second is None or not estimate(spec, gpu, confidence=confidence, **second.settings).fits:
         return first._replace(notes=[*first.notes, f"{why}, and no other fits either"], fits=False)
     return second._replace(notes=[*second.notes, f"{why}: planned again"])
 
@@ -79,19 +79,20 @@ def written_as(framework: str, model: str | ModelSpec, job: Job, requested: Job 
     spec, requested = load_model(model), requested or job
     if spec.model_type in MODEL_INPUTS:
         raise UnsupportedError(
-            f"{setting('for', framework)}: it is written for causal language models, not for {spec.model_type}"
+            f"{setting('for_framework', framework)}: configurations are written for causal language models, not for"
+            f" {spec.model_type}"
         )
     ported = f"{spec.name}-hf"  # transformers' own class, if the name itself brings code of its own
-    name = ported if framework != "swift" and ported in spec.aliases else spec.name
-    text = writers.write(framework, name, job)
-    package = writers.PACKAGES.get(framework, framework)
-    config = check.read(_as_written(text, package, job, spec), job.num_gpus)
+    reader, writer = find_writer(framework)
+    name = ported if writer.uses_ported_model and ported in spec.aliases else spec.name
+    text, package = write(framework, name, job), reader.name
+    config = check.read(_as_written(text, reader, job, spec), job.num_gpus)
     data = {name: getattr(job, name) for name in DATA_FIELDS if name in job.model_fields_set}
     settings = check.complete_with_model(spec, config, config.job | data)
     as_read, takes_images = Job(**settings), spec.model_type in IMAGE_PROCESSORS
     notes = [
         f"{package} takes {field} as {attrgetter(field)(as_read)}, not {attrgetter(field)(requested)}"
-        for field in writers.unsaid(framework, requested, as_read)
+        for field in changed_fields(writer, requested, as_read)
         if not (takes_images and field in ("max_pixels", "max_tiles"))  # which may be expressed in another way
         and not (job is not requested and field in BATCH)
     ]
@@ -103,7 +104,7 @@ def written_as(framework: str, model: str | ModelSpec, job: Job, requested: Job 
     return ExportedPlan(str(text), settings, notes)
 
 
-def _as_written(written: writers.ConfigText, package: str, job: Job, spec: ModelSpec) -> Found:
+def _as_written(written: ConfigText, framework: Framework, job: Job, spec: ModelSpec) -> DetectedConfig:
     """What was written, as its reader finds it."""
     if not written.file:
         (command,) = shell.commands(str(written), "--for", {})
@@ -114,4 +115,4 @@ def _as_written(written: writers.ConfigText, package: str, job: Job, spec: Model
     if written.launcher:
         settings[written.launcher] = ConfigValue(job.num_gpus, f"--{written.launcher}")
     environment = {key: ConfigValue(value, key) for key, value in written.variables.items()}
-    return Found(package, FRAMEWORKS[package], ConfigSource(settings, environment, model=spec))
+    return DetectedConfig(framework, ConfigSource(settings, environment, model=spec))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vramplan.errors import CannotRunError, UnsupportedError, VramplanError, setting
-from vramplan.frameworks.detect import Found, from_line, from_text
+from vramplan.frameworks.detect import DetectedConfig, from_line, from_text
 from vramplan.frameworks.edit import command, config_file
 from vramplan.frameworks.parsed_config import CAST, ParsedConfig
 from vramplan.frameworks.settings import ConfigValue
@@ -82,14 +82,14 @@ def fix(
         VramplanError: for what cannot be read, or is not modelled.
     """
     text: str
-    find: Callable[[str], Found]
+    find: Callable[[str], DetectedConfig]
     card = with_margin(load_gpu(gpu), confidence)
     if isinstance(target, (str, Path)):
         path = Path(target)
-        text, find = read_text(path), lambda one: from_text(one, path, framework, card=card)
+        text, find = read_text(path), lambda one: from_text(one, path, framework, gpu=card)
         mark = "\ufeff" if path.read_bytes().startswith(BOM_UTF8) else ""
     else:
-        text, find, mark = typed(target), lambda one: from_line(one, framework, card=card), ""
+        text, find, mark = typed(target), lambda one: from_line(one, framework, gpu=card), ""
     found = _Candidates(text, find, card, {**given, "confidence": confidence}, progress).fixed()
     return replace(found, text=mark + found.text)
 
@@ -98,7 +98,7 @@ class _Candidates:
     """Versions of the text by what they change, each checked once."""
 
     def __init__(
-        self, text: str, find: Callable[[str], Found], gpu: Any, given: dict[str, Any], progress: Progress
+        self, text: str, find: Callable[[str], DetectedConfig], gpu: Any, given: dict[str, Any], progress: Progress
     ) -> None:
         self.text, self.find, self.gpu, self.given, self.progress = text, find, gpu, given, progress
         self.found = find(text)
@@ -129,7 +129,7 @@ class _Candidates:
                 self.text = self._edited(words)
                 self.found = self.find(self.text)
 
-    def _read(self, found: Found) -> ParsedConfig:
+    def _read(self, found: DetectedConfig) -> ParsedConfig:
         return check.read(found, self.given.get("num_gpus") or 1, self.given.get("framework_version"))
 
     def fixed(self) -> Fix:
@@ -278,7 +278,7 @@ class _Candidates:
     def _edited(self, words: Mapping[str, str]) -> str:
         if self.found.origin is None:
             return config_file.edit(self.text, self.found.source.where, words)
-        return command.edit(self.text, self.found.name, self.found.origin, words)
+        return command.edit(self.text, self.found.framework, self.found.origin, words)
 
     def _changes(
         self, words: Mapping[str, str], levers: Sequence[Lever], updates: Sequence[Mapping[str, Any]]

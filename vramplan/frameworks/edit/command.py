@@ -1,4 +1,4 @@
-"""Settings changed in a shell text, by the places of the words that say them: every other byte stays as it is."""
+"""Change settings of a command in a shell text; every other byte stays as it is."""
 
 from __future__ import annotations
 
@@ -7,47 +7,41 @@ from collections.abc import Mapping
 
 from vramplan.errors import ConfigError
 from vramplan.frameworks.detect import Origin
-from vramplan.frameworks.edit.config_file import Cut, apply
+from vramplan.frameworks.edit.config_file import TextEdit, apply
 from vramplan.frameworks.edit.key_groups import nearest
+from vramplan.frameworks.framework import Framework
 from vramplan.frameworks.syntax import argv
 from vramplan.frameworks.syntax.argv import Piece
 
-OVERRIDES_AS_PAIRS = "llamafactory"
-"""It takes only key=value behind a file (hparams/parser.py: OmegaConf.from_cli)."""
-CLICKS = "axolotl"
-"""Its flags are click's: dashes, and --key alone for true (cli/utils/args.py)."""
-CLICKS_WITH_VALUE = ("gradient_checkpointing",)
-"""What may be more than true and false there."""
 
-
-def edit(text: str, framework: str, origin: Origin, changes: Mapping[str, str]) -> str:
-    """`text` with these settings: in place, else behind their kin, else at the command's end, where they override.
+def edit(text: str, framework: Framework, origin: Origin, changes: Mapping[str, str]) -> str:
+    """`text` with these settings: in place, else after a related flag, else at the command's end, where they override.
 
     Raises:
-        ConfigError: for what no flag can say.
+        ConfigError: for a value that no flag can hold.
     """
-    place = _Placed(text, framework, origin)
-    cuts = []
+    command = _CommandText(text, framework, origin)
+    edits = []
     for key, value in changes.items():
         if value.startswith("["):
             raise ConfigError(f"{key}: a list is added to in the file of settings, not by a flag")
-        piece = place.own.get(key)
-        cuts.append(place.adding(key, value) if piece is None else place.replacing(piece, key, value))
-    return apply(text, cuts)
+        piece = command.flags.get(key)
+        edits.append(command.add(key, value) if piece is None else command.replace(piece, key, value))
+    return apply(text, edits)
 
 
-class _Placed:
-    """The framework's own words of a command, each with its place."""
+class _CommandText:
+    """The framework's words of a command with their places in the text."""
 
-    def __init__(self, text: str, framework: str, origin: Origin) -> None:
+    def __init__(self, text: str, framework: Framework, origin: Origin) -> None:
         self.text, self.framework = text, framework
         command, count = origin
         self.words = command.words[len(command.words) - count :]
         self.spans = command.spans[len(command.words) - count :]
         self.pieces = list(argv.pieces(self.words))
-        self.own = {piece.name: piece for piece in self.pieces if piece.name and self._is_written(piece)}
-        hidden = {piece.name for piece in self.pieces} - self.own.keys()
-        self.kin = {name: piece for name, piece in self.own.items() if name not in hidden}
+        self.flags = {piece.name: piece for piece in self.pieces if piece.name and self._is_written(piece)}
+        hidden = {piece.name for piece in self.pieces} - self.flags.keys()
+        self.visible_flags = {name: piece for name, piece in self.flags.items() if name not in hidden}
         self.end = command.spans[-1][1]
 
     def _is_written(self, piece: Piece) -> bool:
@@ -56,30 +50,30 @@ class _Placed:
         flag = self.text[slice(*spans[0])]
         return flag.startswith(("-", piece.name)) and all(self.spans.count(span) == 1 for span in spans)
 
-    def replacing(self, piece: Piece, key: str, value: str) -> Cut:
-        """Another value for a flag that is there."""
+    def replace(self, piece: Piece, key: str, value: str) -> TextEdit:
+        """The edit that gives an existing flag another value."""
         begin, end = self.spans[piece.first]
         flag = self.text[begin:end]
         if "=" in flag:
-            return Cut(begin + flag.index("=") + 1, end, value)
+            return TextEdit(begin + flag.index("=") + 1, end, value)
         if re.match(r"--no[-_]", flag):
-            return Cut(begin, end, self._said(key, value))
+            return TextEdit(begin, end, self._spelled(key, value))
         if piece.first == piece.last:
-            return Cut(begin, end, flag if value == "true" else f"{flag} {value}")
-        return Cut(self.spans[piece.first + 1][0], self.spans[piece.last][1], value)
+            return TextEdit(begin, end, flag if value == "true" else f"{flag} {value}")
+        return TextEdit(self.spans[piece.first + 1][0], self.spans[piece.last][1], value)
 
-    def adding(self, key: str, value: str) -> Cut:
-        """A flag behind its kin, or behind all; with what stands between flags there."""
-        beside = nearest(key, self.kin)
-        if beside is None or key in {piece.name for piece in self.pieces}:  # said in a variable: the last one counts
+    def add(self, key: str, value: str) -> TextEdit:
+        """The edit that adds a flag after a related one, or after all, with the blanks between flags there."""
+        beside = nearest(key, self.visible_flags)
+        if beside is None or key in {piece.name for piece in self.pieces}:  # set in a variable: the last flag counts
             written = [piece for piece in self.pieces if piece.name and self._is_written(piece)]
-            return Cut(self.end, self.end, self._gap(written[-1] if written else None) + self._said(key, value))
-        piece = self.kin[beside]
+            return TextEdit(self.end, self.end, self._gap(written[-1] if written else None) + self._spelled(key, value))
+        piece = self.visible_flags[beside]
         end = self.spans[piece.last][1]
-        return Cut(end, end, self._gap(piece) + self._said(key, value))
+        return TextEdit(end, end, self._gap(piece) + self._spelled(key, value))
 
     def _gap(self, piece: Piece | None) -> str:
-        """What stands before a flag: a blank, or a continued line and its indent."""
+        """The text before a flag: a blank, or a line continuation and its indent."""
         if piece is None:
             return " "
         begin = self.spans[piece.first][0]
@@ -87,16 +81,16 @@ class _Placed:
         blank = re.search(r"(?:[ \t]|\\\r?\n)+$", before)
         return blank[0] if blank else " "
 
-    def _said(self, key: str, value: str) -> str:
-        """A setting as this command writes its others."""
-        flags = [self.text[slice(*self.spans[piece.first])] for piece in self.kin.values()]
+    def _spelled(self, key: str, value: str) -> str:
+        """A setting spelled as the command spells its others."""
+        flags = [self.text[slice(*self.spans[piece.first])] for piece in self.visible_flags.values()]
         named = [self.words[piece.first] for piece in self.pieces if not piece.name]
         after_file = any(word.endswith((".yaml", ".yml", ".json")) for word in named)
-        if self.framework == OVERRIDES_AS_PAIRS and after_file:
+        if self.framework.overrides == "pairs" and after_file:
             return f"{key}={value}"
-        dashed = self.framework == CLICKS or any("-" in flag.lstrip("-").partition("=")[0] for flag in flags)
+        dashed = self.framework.overrides == "click" or any("-" in flag.lstrip("-").partition("=")[0] for flag in flags)
         name = f"--{key.replace('_', '-') if dashed else key}"
-        if self.framework == CLICKS and value == "true" and key not in CLICKS_WITH_VALUE:
+        if self.framework.overrides == "click" and value == "true" and key not in self.framework.valued_flags:
             return name
         joined = sum("=" in flag for flag in flags) > len(flags) / 2
         return f"{name}={value}" if joined else f"{name} {value}"

@@ -1,4 +1,4 @@
-"""Settings changed in a YAML or JSON text by their places in it: what is not changed stays as it is, byte for byte."""
+"""Change settings in a YAML or JSON text; every other byte stays as it is."""
 
 from __future__ import annotations
 
@@ -11,100 +11,100 @@ from vramplan.frameworks.edit.key_groups import nearest
 from vramplan.frameworks.syntax.config_files import nodes_of
 
 
-class Cut(NamedTuple):
-    """What stands in a text from `begin` to `end` afterwards."""
+class TextEdit(NamedTuple):
+    """Replaces the text from `begin` to `end`."""
 
     begin: int
     end: int
     new: str
 
 
-def apply(text: str, cuts: list[Cut]) -> str:
-    """The text with all of them made; those at one place in the order given."""
-    made, at = [], 0
+def apply(text: str, cuts: list[TextEdit]) -> str:
+    """The text with all edits made; edits at one place stay in their order."""
+    parts, at = [], 0
     for cut in sorted(cuts, key=lambda cut: cut.begin):
-        made += [text[at : cut.begin], cut.new]
+        parts += [text[at : cut.begin], cut.new]
         at = cut.end
-    return "".join([*made, text[at:]])
+    return "".join([*parts, text[at:]])
 
 
 def edit(text: str, where: str, changes: Mapping[str, str]) -> str:
-    """`text` with these keys set: in place, else behind their kin. A value in brackets is added to a list.
+    """`text` with these keys set: in place, else after a related key. A value in brackets is added to a list.
 
     Raises:
-        ConfigError: where the text cannot be taken apart.
+        ConfigError: if the text cannot be parsed.
     """
     is_json = text.lstrip().startswith("{")
     root = nodes_of(text.replace("\t", " ") if is_json else text, where)  # tabs may indent JSON, but not YAML
     pairs = {key.value: (key, value) for key, value in root.value}
-    cuts = [_replacing(text, *pairs[key], value, is_json) for key, value in changes.items() if key in pairs]
+    cuts = [_replace(text, *pairs[key], value, is_json) for key, value in changes.items() if key in pairs]
     for key, value in changes.items():
         if key not in pairs:
             beside = nearest(key, pairs) or next(reversed(pairs))
-            cuts.append(_adding(text, *pairs[beside], key, value, is_json or bool(root.flow_style)))
+            cuts.append(_add(text, *pairs[beside], key, value, is_json or bool(root.flow_style)))
     return apply(text, cuts)
 
 
-def _replacing(text: str, key: Any, node: Any, value: str, is_json: bool) -> Cut:
+def _replace(text: str, key: Any, node: Any, value: str, is_json: bool) -> TextEdit:
     begin, end = node.start_mark.index, node.end_mark.index
     if begin < key.end_mark.index:  # an alias: its node stands where the anchor is
         alias = re.compile(r"\*[^\s,\]}]+").search(text, key.end_mark.index)
         assert alias is not None
-        return Cut(*alias.span(), _spelt(value, "", is_json))
+        return TextEdit(*alias.span(), _spelled(value, "", is_json))
     if value.startswith("["):
-        return _extending(text, key, node, value[1:-1], is_json)
+        return _extend(text, key, node, value[1:-1], is_json)
     colon = text.index(":", key.end_mark.index) + 1
     if _is_null(node):
-        return Cut(colon, colon, f" {_spelt(value, '', is_json)}")
+        return TextEdit(colon, colon, f" {_spelled(value, '', is_json)}")
     if _is_block(node):
-        return Cut(colon, _end(node, key), f" {_spelt(value, '', is_json)}")
+        return TextEdit(colon, _end(node, key), f" {_spelled(value, '', is_json)}")
     old = text[begin:end]
     anchor = re.match(r"&\S+\s+", old)
-    return Cut(begin, end, (anchor[0] if anchor else "") + _spelt(value, old, is_json))
+    return TextEdit(begin, end, (anchor[0] if anchor else "") + _spelled(value, old, is_json))
 
 
-def _extending(text: str, key: Any, node: Any, item: str, is_json: bool) -> Cut:
-    """A list with one more item."""
+def _extend(text: str, key: Any, node: Any, item: str, is_json: bool) -> TextEdit:
+    """The edit that adds an item to a list."""
     begin, end = node.start_mark.index, node.end_mark.index
-    one = _spelt(item, "", is_json)
+    text_of_item = _spelled(item, "", is_json)
     if _is_null(node):
         colon = text.index(":", key.end_mark.index) + 1
-        return Cut(colon, colon, f" [{one}]")
+        return TextEdit(colon, colon, f" [{text_of_item}]")
     if not isinstance(node.value, list):
-        return Cut(begin, end, f"[{text[begin:end]}, {one}]")
+        return TextEdit(begin, end, f"[{text[begin:end]}, {text_of_item}]")
     if node.flow_style:
         last = node.value[-1].end_mark.index if node.value else begin + 1
-        return Cut(last, last, (", " if node.value else "") + one)
+        return TextEdit(last, last, (", " if node.value else "") + text_of_item)
     after = _next_line(text, _end(node, key))
-    return Cut(after, after, _line(text, after, " " * node.start_mark.column + f"- {item}"))
+    return TextEdit(after, after, _line(text, after, " " * node.start_mark.column + f"- {item}"))
 
 
-def _adding(text: str, kin: Any, node: Any, key: str, value: str, in_braces: bool) -> Cut:
-    """A new key behind another one, on a line of its own where that has one."""
-    word = _spelt(value, "", in_braces)
-    said = f"{json.dumps(key)}: {word}" if in_braces else f"{key}: {word}"
+def _add(text: str, neighbor: Any, node: Any, key: str, value: str, in_braces: bool) -> TextEdit:
+    """The edit that adds a key after another one, on a line of its own if that has one."""
+    spelled = _spelled(value, "", in_braces)
+    pair = f"{json.dumps(key)}: {spelled}" if in_braces else f"{key}: {spelled}"
     if in_braces:
-        end = max(node.end_mark.index, kin.end_mark.index)
-        own_line = re.search(r"\n[ \t]*$", text[: kin.start_mark.index])
+        end = max(node.end_mark.index, neighbor.end_mark.index)
+        own_line = re.search(r"\n[ \t]*$", text[: neighbor.start_mark.index])
         ends_line = re.match(r"[ \t]*,?[ \t]*\r?\n", text[end:])
         gap = own_line[0] if own_line and ends_line else " "
-        return Cut(end, end, f",{gap}{said}")
-    after = _next_line(text, _end(node, kin))
-    return Cut(after, after, _line(text, after, " " * kin.start_mark.column + said))
+        return TextEdit(end, end, f",{gap}{pair}")
+    after = _next_line(text, _end(node, neighbor))
+    return TextEdit(after, after, _line(text, after, " " * neighbor.start_mark.column + pair))
 
 
 def _is_null(node: Any) -> bool:
-    """Whether nothing stands there; where that is, its marks do not tell."""
+    """Whether the value is empty; its marks do not tell where it would stand."""
     return bool(node.start_mark.index == node.end_mark.index)
 
 
 def _is_block(node: Any) -> bool:
-    """Whether it goes over lines by their indent, or is a text that does: its end lies behind blanks and comments."""
+    """Whether it is a block collection or a block text, whose end mark lies after blanks and comments."""
     return (isinstance(node.value, list) and not node.flow_style) or getattr(node, "style", None) in ("|", ">")
 
 
 def _end(node: Any, key: Any) -> int:
-    """Behind the last word of a key's value, without the line's end."""
+    """The index after the last word of a key's value, before the line's end."""
     if _is_null(node) or node.start_mark.index < key.start_mark.index:  # nothing, or an alias
         return int(key.end_mark.index)
     if not _is_block(node):
@@ -122,18 +122,18 @@ def _next_line(text: str, at: int) -> int:
 
 
 def _line(text: str, at: int, line: str) -> str:
-    """A whole line to be put there, in the file's own way of ending them."""
+    """A whole line to insert, with the file's own line ending."""
     newline = "\r\n" if "\r\n" in text else "\n"
     return f"{newline}{line}" if at == len(text) and not text.endswith("\n") else f"{line}{newline}"
 
 
-def _spelt(value: str, old: str, is_json: bool) -> str:
+def _spelled(value: str, old: str, is_json: bool) -> str:
     """A value as the file spells such values."""
     if value.startswith("["):
-        return f"[{_spelt(value[1:-1], '', is_json)}]"
+        return f"[{_spelled(value[1:-1], '', is_json)}]"
     if value in ("true", "false"):
         return value.capitalize() if old in ("True", "False") else value
     return value if not is_json or value.isdigit() else json.dumps(value)
 
 
-__all__ = ["Cut", "apply", "edit"]
+__all__ = ["TextEdit", "apply", "edit"]

@@ -1,4 +1,4 @@
-"""Which settings stand together in a configuration: a new one goes after its nearest kin."""
+"""Groups of related keys: a new key goes after the nearest key of its group."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ GROUPS = (
 
 
 def nearest(key: str, present: Iterable[str]) -> str | None:
-    """The present key that `key` is best put behind; None where it has no kin there.
+    """The present key to put `key` after; None if no key of its group is present.
 
     >>> nearest("gradient_accumulation_steps", ["bf16", "per_device_train_batch_size"])
     'per_device_train_batch_size'
     """
-    there = set(present)
+    keys = set(present)
     for group in GROUPS:
-        if key in group and there & set(group):
-            at = group.index(key)
-            before, after = group[:at], group[at + 1 :]
-            return next((one for one in (*reversed(before), *after) if one in there), None)
+        if key in group and keys & set(group):
+            index = group.index(key)
+            before, after = group[:index], group[index + 1 :]
+            return next((neighbor for neighbor in (*reversed(before), *after) if neighbor in keys), None)
     return None

@@ -11,61 +11,61 @@ from vramplan.frameworks.readers import fsdp_config
 from vramplan.frameworks.settings import TRUE, UNSET, ConfigValue
 from vramplan.frameworks.syntax.config_files import beside, read_mapping
 
-SEVERAL = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
-"""Kinds of distribution that are read; the others are refused by name."""
+MODELLED_TYPES = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
+"""Values of distributed_type that are read; others are refused."""
 
 
-def launched(told: Mapping[str, ConfigValue], folder: Path) -> tuple[dict[str, ConfigValue], dict[str, ConfigValue]]:
-    """(settings, environment) that the launcher gives the script.
+def launched(flags: Mapping[str, ConfigValue], folder: Path) -> tuple[dict[str, ConfigValue], dict[str, ConfigValue]]:
+    """(settings, environment) that the launcher passes to the script.
 
     Raises:
-        ConfigError: for a file that is not there.
-        UnsupportedError: for what is not modelled.
+        ConfigError: for a file that does not exist.
+        UnsupportedError: for a distributed_type that is not modelled.
     """
-    found = dict(told)
-    file = found.pop("config_file", None)
+    options = dict(flags)
+    file = options.pop("config_file", None)
     if file is not None:
         path = beside(file.value, folder)
         if path is None:
             raise ConfigError(f"{file.place}: no file {file.value}")
-        found = read_mapping(path) | {name: one for name, one in found.items() if one.value != "all"}
-    kind = found.get("distributed_type", ConfigValue("MULTI_GPU", "accelerate"))
-    named = "FSDP" if _is_on(found.get("use_fsdp")) else str(kind.value).upper()
-    if named not in SEVERAL:
-        raise UnsupportedError(f"{kind.place}: distributed_type: {named} is not modelled yet")
+        options = read_mapping(path) | {name: value for name, value in options.items() if value.value != "all"}
+    type_value = options.get("distributed_type", ConfigValue("MULTI_GPU", "accelerate"))
+    distributed_type = "FSDP" if _is_on(options.get("use_fsdp")) else str(type_value.value).upper()
+    if distributed_type not in MODELLED_TYPES:
+        raise UnsupportedError(f"{type_value.place}: distributed_type: {distributed_type} is not modelled yet")
     settings: dict[str, ConfigValue] = {}
-    if named == "NO" and "num_processes" not in told:
-        settings["num_processes"] = ConfigValue(1, kind.place)
-    elif "num_processes" in found:
-        settings["num_processes"] = found["num_processes"]
-    if "num_machines" in found and file is None:
-        settings["nnodes"] = found["num_machines"]
-    deepspeed = _deepspeed(found, named == "DEEPSPEED" or _is_on(found.get("use_deepspeed")))
+    if distributed_type == "NO" and "num_processes" not in flags:
+        settings["num_processes"] = ConfigValue(1, type_value.place)
+    elif "num_processes" in options:
+        settings["num_processes"] = options["num_processes"]
+    if "num_machines" in options and file is None:
+        settings["nnodes"] = options["num_machines"]
+    deepspeed = _deepspeed(options, distributed_type == "DEEPSPEED" or _is_on(options.get("use_deepspeed")))
     if deepspeed is not None:
         settings["deepspeed"] = deepspeed
-    if named == "FSDP":
-        settings |= fsdp_config.launched(found)
-    half = found.get("mixed_precision")
-    environment = {} if half is None else {"ACCELERATE_MIXED_PRECISION": half}
+    if distributed_type == "FSDP":
+        settings |= fsdp_config.launched(options)
+    mixed_precision = options.get("mixed_precision")
+    environment = {} if mixed_precision is None else {"ACCELERATE_MIXED_PRECISION": mixed_precision}
     return settings, environment
 
 
-def _is_on(found: ConfigValue | None) -> bool:
-    return found is not None and str(found.value).lower() in (*TRUE, "")  # a flag stands without a value
+def _is_on(value: ConfigValue | None) -> bool:
+    return value is not None and str(value.value).lower() in (*TRUE, "")  # a flag may have no value
 
 
-def _deepspeed(found: Mapping[str, ConfigValue], wanted: bool) -> ConfigValue | None:
-    """DeepSpeed's own configuration, in its words; without a stage accelerate takes the second."""
-    if not wanted:
+def _deepspeed(options: Mapping[str, ConfigValue], is_on: bool) -> ConfigValue | None:
+    """DeepSpeed's own configuration; the ZeRO stage is 2 by default."""
+    if not is_on:
         return None
-    part = found.get("deepspeed_config", ConfigValue({}, "accelerate"))
-    inner: dict[str, Any] = part.value if isinstance(part.value, dict) else {}
-    file = inner.get("deepspeed_config_file")
+    section = options.get("deepspeed_config", ConfigValue({}, "accelerate"))
+    nested: dict[str, Any] = section.value if isinstance(section.value, dict) else {}
+    file = nested.get("deepspeed_config_file")
     if file not in UNSET:
-        return ConfigValue(file, part.place)
-    stage = found.get("zero_stage", ConfigValue(inner.get("zero_stage", 2), part.place))
+        return ConfigValue(file, section.place)
+    stage = options.get("zero_stage", ConfigValue(nested.get("zero_stage", 2), section.place))
     offloads = {}
     for name in ("offload_optimizer", "offload_param"):
-        said = found.get(f"{name}_device", ConfigValue(inner.get(f"{name}_device", "none"), part.place))
-        offloads[name] = {"device": said.value}
+        device = options.get(f"{name}_device", ConfigValue(nested.get(f"{name}_device", "none"), section.place))
+        offloads[name] = {"device": device.value}
     return ConfigValue({"zero_optimization": {"stage": stage.value, **offloads}}, stage.place)

@@ -5,87 +5,94 @@ from __future__ import annotations
 from typing import Any
 
 from vramplan.errors import ConfigError
-from vramplan.frameworks.parsed_config import ParsedConfig, Words, at_least, settle, without
-from vramplan.frameworks.readers.transformers_trainer import (
-    adapters,
-    arguments,
-    attention,
-    beside,
-    checkpointing,
-    experts,
-    launched,
-    mapped,
-    reentrant,
-    targets,
+from vramplan.frameworks.framework import ENGINES, Framework, Writer
+from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least, hold_back, resolve_version
+from vramplan.frameworks.readers.trainer_arguments import (
+    adapter_fields,
+    attention_field,
+    device_map_field,
+    experts_field,
+    extra_adapter_fields,
+    lora_targets,
+    num_launched_processes,
+    read_checkpointing,
+    reentrant_fields,
+    trainer_fields,
 )
 from vramplan.frameworks.settings import ConfigReader
+from vramplan.frameworks.writers.config_text import ConfigText, Pairs, allocator_variables
+from vramplan.frameworks.writers.trainer_based import ATTENTION_NAMES, dora_and_saved_modules, reentrant_kwargs
+from vramplan.frameworks.writers.zero_fsdp import sharding
+from vramplan.inputs.job import Job
 
 PACKAGE, NEWEST = "axolotl", "0.19.0"
 CUT = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 LIGER = "axolotl.integrations.liger.LigerPlugin"
 FSDP_VERSION = 1
-"""Where nothing is said (utils/schemas/validation.py: check_fsdp_version_in_fsdp_config)."""
+"""The default (utils/schemas/validation.py: check_fsdp_version_in_fsdp_config)."""
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 
 
-def read(keys: ConfigReader, cards: int, asked: str | None) -> ParsedConfig:
+def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> ParsedConfig:
     """The job of an axolotl configuration."""
-    version, where = settle(PACKAGE, asked, NEWEST)
-    method = keys.text("adapter", default="full")
+    version, where = resolve_version(PACKAGE, framework_version, NEWEST)
+    method = config.lowercase("adapter", default="full")
     if method not in ("full", "lora", "qlora"):
-        raise keys.refuse("adapter")
-    four = keys.flag("load_in_4bit", default=False)
-    if four != (method == "qlora"):
-        raise keys.refuse(
-            "adapter" if keys.has("adapter") else "load_in_4bit",
+        raise config.unsupported("adapter")
+    in_4bit = config.boolean("load_in_4bit", default=False)
+    if in_4bit != (method == "qlora"):
+        raise config.unsupported(
+            "adapter" if config.has("adapter") else "load_in_4bit",
             "goes with load_in_4bit: true, and only with adapter: qlora",
         )
-    eight = keys.flag("load_in_8bit", default=False)
-    if eight and method != "lora":
-        raise keys.refuse("load_in_8bit", "goes with adapter: lora alone")
-    if keys.part("bnb_config_kwargs") is not None:
-        raise keys.refuse("bnb_config_kwargs")
+    in_8bit = config.boolean("load_in_8bit", default=False)
+    if in_8bit and method != "lora":
+        raise config.unsupported("load_in_8bit", "goes with adapter: lora alone")
+    if config.section("bnb_config_kwargs") is not None:
+        raise config.unsupported("bnb_config_kwargs")
     method = "lora" if method == "qlora" else method
-    job = arguments(keys, fsdp_version=FSDP_VERSION)
-    keys.notes = [note for note in keys.notes if note.key == "fsdp"]  # the Trainer's names are not axolotl's
+    job = trainer_fields(config, fsdp_version=FSDP_VERSION)
+    config.notes = [note for note in config.notes if note.key == "fsdp"]  # the others name the Trainer's keys
     job |= {
         "method": method,
-        "micro_batch_size": keys.count("micro_batch_size", default=1),
-        "gradient_accumulation_steps": keys.count("gradient_accumulation_steps", default=1),
-        "optimizer": keys.text("optimizer", default="adamw_torch_fused"),
-        "checkpointing": _checkpointing(keys),
-        "sequence_length": keys.count("sequence_len", default=512),
+        "micro_batch_size": config.integer("micro_batch_size", default=1),
+        "gradient_accumulation_steps": config.integer("gradient_accumulation_steps", default=1),
+        "optimizer": config.lowercase("optimizer", default="adamw_torch_fused"),
+        "checkpointing": _checkpointing(config),
+        "sequence_length": config.integer("sequence_len", default=512),
     }
     for name, default in (("micro_batch_size", 1), ("sequence_len", 512)):
-        if not keys.has(name):
-            keys.note("default", name, f"not set: {default}")
-    job |= experts(not at_least(version, "0.14"))  # its requirements: transformers 5.0
-    job |= _dtypes(keys) | ({"quantize": "nf4"} if four else {"quantize": "int8"} if eight else {})
-    job |= _adapters(keys) if method == "lora" else {}
-    job |= _divided(keys, job)
-    job |= reentrant(keys, job, True)  # utils/config/__init__.py: normalize_config
-    job |= _attention(keys)
-    job |= _loss(keys)
-    packed = keys.flag("sample_packing", default=False)
-    job["batches"] = "packed" if packed else "padded" if job["micro_batch_size"] > 1 else "unpadded"
-    pads = keys.flag("pad_to_sequence_len", default=packed) and not packed
-    if pads:
+        if not config.has(name):
+            config.note("default", name, f"not set: {default}")
+    job |= experts_field(not at_least(version, "0.14"))  # its requirements: transformers 5.0
+    job |= _dtypes(config) | ({"quantize": "nf4"} if in_4bit else {"quantize": "int8"} if in_8bit else {})
+    job |= _adapters(config) if method == "lora" else {}
+    job |= _engine_fields(config, job)
+    job |= reentrant_fields(config, job, True)  # utils/config/__init__.py: normalize_config
+    job |= _attention(config)
+    job |= _loss(config)
+    is_packed = config.boolean("sample_packing", default=False)
+    job["batches"] = "packed" if is_packed else "padded" if job["micro_batch_size"] > 1 else "unpadded"
+    is_padded = config.boolean("pad_to_sequence_len", default=is_packed) and not is_packed
+    if is_padded:
         job["batches"] = "padded"
-    upcast = job["dtype"] != "fp32" and not keys.flag("embeddings_skip_upcast", default=False)
-    if method == "full" and job.get("attention") != "flash" and upcast:
-        raise keys.refuse(
+    upcasts_embeddings = job["dtype"] != "fp32" and not config.boolean("embeddings_skip_upcast", default=False)
+    if method == "full" and job.get("attention") != "flash" and upcasts_embeddings:
+        raise config.unsupported(
             "base_model",
             "trained whole without flash attention keeps fp32 embeddings, which is not modelled yet;"
             " set flash attention, or embeddings_skip_upcast: true",
         )
     if method == "full":
-        job |= {"vision": "train", "projector": "train"} if not keys.flag("freeze_mm_modules", default=False) else {}
-    size = keys.names("image_size")
-    if size and all(one.isdigit() for one in size):
-        job["image_size"] = (int(size[0]), int(size[-1]))
-    job["num_gpus"] = launched(keys, cards)
-    job |= mapped(job)  # loaders/model.py: _set_device_map_config
-    names: dict[str, Words] = {
+        job |= (
+            {"vision": "train", "projector": "train"} if not config.boolean("freeze_mm_modules", default=False) else {}
+        )
+    image_size = config.strings("image_size")
+    if image_size and all(side.isdigit() for side in image_size):
+        job["image_size"] = (int(image_size[0]), int(image_size[-1]))
+    job["num_gpus"] = num_launched_processes(config, num_gpus)
+    job |= device_map_field(job)  # loaders/model.py: _set_device_map_config
+    names: dict[str, KeyNames] = {
         "micro_batch_size": "micro_batch_size",
         "gradient_accumulation_steps": "gradient_accumulation_steps",
         "eval_batch_size": "eval_batch_size",
@@ -104,98 +111,160 @@ def read(keys: ConfigReader, cards: int, asked: str | None) -> ParsedConfig:
         "quantize": {"nf4": "adapter qlora; load_in_4bit true"},
         "lora_dropout": "lora_dropout",
     }
-    reading = ParsedConfig("axolotl", f"{version} ({where})", keys.name("base_model") or "", job, names, keys.notes)
-    held = keys.number("val_set_size", default=0.0)
-    reading.taken = without(held)
-    if held > 0 or keys.has("test_datasets"):
-        reading.eval_batch_size = keys.count("eval_batch_size", default=job["micro_batch_size"])
-    reading.expandable = True
-    reading.rows = "packed" if packed else "padded" if pads else "samples"
-    reading.drops_longer = keys.text("excess_length_strategy", default="drop") == "drop"
-    return reading
+    parsed = ParsedConfig(
+        "axolotl", f"{version} ({where})", config.string("base_model") or "", job, names, config.notes
+    )
+    held_back = config.number("val_set_size", default=0.0)
+    parsed.num_train_samples = hold_back(held_back)
+    if held_back > 0 or config.has("test_datasets"):
+        parsed.eval_batch_size = config.integer("eval_batch_size", default=job["micro_batch_size"])
+    parsed.expandable = True
+    parsed.rows = "packed" if is_packed else "padded" if is_padded else "samples"
+    parsed.drops_longer = config.lowercase("excess_length_strategy", default="drop") == "drop"
+    return parsed
 
 
-def _dtypes(keys: ConfigReader) -> dict[str, str]:
-    """bf16: auto loads bf16 weights and runs bf16 autocast on any card since Ampere."""
-    if keys.flag("fp16", default=False) or keys.has("float16"):
+def _dtypes(config: ConfigReader) -> dict[str, str]:
+    """bf16: auto loads bf16 weights and runs bf16 autocast on every GPU since Ampere."""
+    if config.boolean("fp16", default=False) or config.has("float16"):
         return {"dtype": "fp16", "autocast": "fp16"}
-    said = keys.text("bf16", default="auto")
-    if said in ("auto", "full") or keys.flag("bf16", "bfloat16", default=False):
+    bf16 = config.lowercase("bf16", default="auto")
+    if bf16 in ("auto", "full") or config.boolean("bf16", "bfloat16", default=False):
         return {"dtype": "bf16", "autocast": "bf16"}
     return {"dtype": "fp32", "autocast": "none"}
 
 
 BITSANDBYTES = ("adamw_8bit", "adamw_bnb_8bit")
-"""Optimizers whose states FSDP 2 does not divide."""
+"""Optimizers whose states FSDP 2 does not shard."""
 
 
-def _divided(keys: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:
-    """Four bits are packed in bf16 (loaders/model.py); version 2 is wrapped in its own way (monkeypatch/accelerate)."""
-    found: dict[str, Any] = {}
+def _engine_fields(config: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:
+    """Four bits are packed in bf16 (loaders/model.py); FSDP 2 has wrapping of its own (monkeypatch/accelerate)."""
+    fields: dict[str, Any] = {}
     if job.get("quantize") == "nf4" and job.get("strategy") in ("fsdp", "zero3"):
-        found["quant_storage"] = "bf16"
-    config = keys.part("fsdp_config")
+        fields["quant_storage"] = "bf16"
+    section = config.section("fsdp_config")
     if job.get("strategy") != "fsdp" or job["fsdp"]["version"] != 2:
-        return found
+        return fields
     if job["optimizer"] in BITSANDBYTES:  # utils/schemas/validation.py: check_fsdp2_w_8bit_optimizer
-        raise ConfigError(f"{keys.source.where}: optimizer: axolotl stops at {job['optimizer']} under FSDP 2")
-    if config is not None:
+        raise ConfigError(f"{config.source.where}: optimizer: axolotl stops at {job['optimizer']} under FSDP 2")
+    if section is not None:
         names = ("fsdp_cpu_ram_efficient_loading", "cpu_ram_efficient_loading")
-        if config.flag(*names, default=False) and job.get("quantize") == "nf4":
-            raise ConfigError(f"{keys.source.where}: {names[1]}: axolotl stops at it with load_in_4bit under FSDP 2")
-        found["fsdp"] = job["fsdp"] | {"wraps_embeddings": False}
-    return found
+        if section.boolean(*names, default=False) and job.get("quantize") == "nf4":
+            raise ConfigError(f"{config.source.where}: {names[1]}: axolotl stops at it with load_in_4bit under FSDP 2")
+        fields["fsdp"] = job["fsdp"] | {"wraps_embeddings": False}
+    return fields
 
 
-def _checkpointing(keys: ConfigReader) -> str:
-    given = keys.text("gradient_checkpointing", "activation_checkpointing", default="false")
-    if given in ("offload", "offload_disk", "unsloth"):
-        raise keys.refuse("gradient_checkpointing")
-    return checkpointing(keys)
+def _checkpointing(config: ConfigReader) -> str:
+    mode = config.lowercase("gradient_checkpointing", "activation_checkpointing", default="false")
+    if mode in ("offload", "offload_disk", "unsloth"):
+        raise config.unsupported("gradient_checkpointing")
+    return read_checkpointing(config)
 
 
-def _adapters(keys: ConfigReader) -> dict[str, Any]:
-    if not keys.has("lora_r"):
-        raise keys.refuse("lora_r", "is not set; axolotl needs it for adapter: lora")
+def _adapters(config: ConfigReader) -> dict[str, Any]:
+    if not config.has("lora_r"):
+        raise config.unsupported("lora_r", "is not set; axolotl needs it for adapter: lora")
     for name in KERNELS:
-        if keys.flag(name, default=False):
-            raise keys.refuse(name)
-    if not any(keys.has(name) for name in KERNELS):
-        keys.note(
+        if config.boolean(name, default=False):
+            raise config.unsupported(name)
+    if not any(config.has(name) for name in KERNELS):
+        config.note(
             "warning",
             "lora_mlp_kernel",
             "axolotl may switch its fused adapter kernels on by itself: then it needs less",
         )
-    job = adapters(keys, "lora_r") | beside(keys, "peft_use_dora", "lora_modules_to_save")
-    if not keys.flag("peft_autocast_adapter_dtype", default=True):
+    job = adapter_fields(config, "lora_r") | extra_adapter_fields(config, "peft_use_dora", "lora_modules_to_save")
+    if not config.boolean("peft_autocast_adapter_dtype", default=True):
         job["lora_dtype"] = "bf16"
-    named = targets(keys, "lora_target_modules")
-    linear = keys.flag("lora_target_linear", default=False)
-    if named is not None and not linear:
-        job["lora_targets"] = named
+    targets = lora_targets(config, "lora_target_modules")
+    all_linear = config.boolean("lora_target_linear", default=False)
+    if targets is not None and not all_linear:
+        job["lora_targets"] = targets
     else:
-        job |= {"vision": "lora", "projector": "lora"}  # no filter for towers
+        job |= {"vision": "lora", "projector": "lora"}  # axolotl does not exclude the vision tower
     return job
 
 
-def _attention(keys: ConfigReader) -> dict[str, str]:
-    job = attention(keys, "attn_implementation")
-    if keys.flag("flash_attention", default=False):
+def _attention(config: ConfigReader) -> dict[str, str]:
+    job = attention_field(config, "attn_implementation")
+    if config.boolean("flash_attention", default=False):
         job = {"attention": "flash"}
-    elif keys.flag("sdp_attention", default=False):
+    elif config.boolean("sdp_attention", default=False):
         job = {"attention": "sdpa"}
-    elif keys.flag("eager_attention", default=False):
+    elif config.boolean("eager_attention", default=False):
         job = {"attention": "eager"}
     return job
 
 
-def _loss(keys: ConfigReader) -> dict[str, str]:
-    plugins = " ".join(keys.names("plugins"))
-    cut = "CutCrossEntropy" in plugins and keys.flag("cut_cross_entropy", default=True)
-    fused = keys.flag("liger_fused_linear_cross_entropy", default=False)
+def _loss(config: ConfigReader) -> dict[str, str]:
+    plugins = " ".join(config.strings("plugins"))
+    is_cut = "CutCrossEntropy" in plugins and config.boolean("cut_cross_entropy", default=True)
+    is_fused = config.boolean("liger_fused_linear_cross_entropy", default=False)
     for name in ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_layer_norm", "liger_swiglu"):
-        if keys.flag(name, default=False):
-            keys.note("warning", name, "Liger's own kernels keep less than is counted here: the answer errs upward")
-    if cut:
+        if config.boolean(name, default=False):
+            config.note("warning", name, "Liger's own kernels keep less than is counted here: the answer errs upward")
+    if is_cut:
         return {"loss": "cut"}
-    return {"loss": "liger"} if fused and "iger" in plugins else {}
+    return {"loss": "liger"} if is_fused and "iger" in plugins else {}
+
+
+def write(model: str, job: Job) -> ConfigText:
+    """Axolotl's YAML."""
+    pairs: Pairs = {"base_model": model}
+    if job.method != "full":
+        pairs["adapter"] = "qlora" if job.quantize == "nf4" else "lora"
+        pairs |= {"load_in_4bit": True} if job.quantize == "nf4" else {}
+        pairs |= {"load_in_8bit": True} | reentrant_kwargs(job) if job.quantize == "int8" else {}
+        pairs |= dora_and_saved_modules(job, "peft_use_dora", "lora_modules_to_save")
+        pairs |= {"lora_r": job.lora_rank, "lora_alpha": 2 * job.lora_rank, "lora_dropout": job.lora_dropout}
+        all_linear = {"lora_target_linear": True}
+        pairs |= all_linear if job.lora_targets is None else {"lora_target_modules": list(job.lora_targets)}
+        pairs |= {} if job.lora_dtype == "fp32" else {"peft_autocast_adapter_dtype": False}
+    pairs |= {
+        "micro_batch_size": job.micro_batch_size,
+        "gradient_accumulation_steps": job.gradient_accumulation_steps,
+        "sequence_len": job.sequence_length,
+        "optimizer": job.optimizer,
+        "gradient_checkpointing": job.checkpointing == "full",
+        "attn_implementation": ATTENTION_NAMES[job.attention],
+        "bf16" if job.autocast != "fp16" else "fp16": job.dtype != "fp32" or job.autocast != "none",
+    }
+    if job.method == "full" and job.attention != "flash" and job.dtype != "fp32":
+        pairs["embeddings_skip_upcast"] = True
+    if job.pictures and job.method == "full" and job.vision == "frozen":
+        pairs["freeze_mm_modules"] = True
+    if job.loss == "liger":
+        pairs |= {"plugins": [LIGER], "liger_fused_linear_cross_entropy": True}
+    if job.loss == "cut":
+        pairs["plugins"] = [CUT]
+    if job.batches == "packed":
+        pairs["sample_packing"] = True
+    pairs |= _sharding(job)
+    command = f"accelerate launch --num_processes {job.num_gpus} -m axolotl.cli.train train.yaml"
+    return ConfigText(pairs, allocator_variables(job), command, file="train.yaml", launcher="num_processes")
+
+
+def _sharding(job: Job) -> Pairs:
+    """FSDP with the version beside ``fsdp_config``, whose keys have no prefix."""
+    pairs = sharding(job)
+    if job.strategy != "fsdp":
+        return pairs
+    config = {name.removeprefix("fsdp_"): value for name, value in pairs["fsdp_config"].items()}
+    config |= {"offload_params": True} if job.offload == "all" else {}
+    return {"fsdp_version": config.pop("version"), "fsdp_config": config}
+
+
+FRAMEWORK = Framework(
+    name=PACKAGE,
+    read=read,
+    commands=(("axolotl", "train"), ("axolotl.cli.train",), ("scripts/finetune.py",)),
+    marks=frozenset(
+        {"base_model", "sequence_len", "micro_batch_size", "adapter", "sample_packing", "lora_target_linear"}
+    ),
+    overrides="click",  # cli/utils/args.py
+    valued_flags=("gradient_checkpointing",),
+    expands_all_linear=True,
+    writers=(Writer("axolotl", write, ENGINES),),
+)

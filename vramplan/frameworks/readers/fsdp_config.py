@@ -1,7 +1,8 @@
-"""FSDP: transformers' ``fsdp`` and ``fsdp_config``, accelerate's and axolotl's keys of the same."""
+"""FSDP by transformers' ``fsdp`` and ``fsdp_config``, and by accelerate's and axolotl's keys."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,116 +10,118 @@ from vramplan.frameworks.settings import FALSE, TRUE, UNSET, ConfigReader, Confi
 from vramplan.frameworks.syntax.config_files import named
 
 SHARDS = {"full_shard": True, "1": True, "true": True, "shard_grad_op": False, "2": False, "false": False}
-"""Whether gathered layers are dropped behind the forward, by the name or number of the strategy."""
+"""Whether gathered layers are freed after their forward, by the sharding strategy's name or number."""
 HYBRID = {"hybrid_shard": "full_shard", "4": "full_shard", "hybrid_shard_zero2": "shard_grad_op", "5": "shard_grad_op"}
-"""Sharding within each node, every one of which holds everything: what it is there."""
+"""Strategies that shard within a node and replicate across nodes -> the strategy within the node."""
 WORDS = {"auto_wrap", "full_shard", "shard_grad_op", "offload", *TRUE}
-"""What `fsdp` may say of this."""
+"""Words that `fsdp` may contain."""
 WRAPPED = ("transformer_based_wrap", "transformer_based_wrapper")
-PRESETS: dict[str, dict[str, Any]] = {
-    "fsdp2": {
-        "fsdp": "full_shard auto_wrap",
-        "fsdp_config": {"fsdp_version": 2, "reshard_after_forward": True, "activation_checkpointing": True},
-    }
-}
-"""ms-swift's names for the configurations that it ships (swift/config/fsdp2.json)."""
 VERSION = 2
-"""What transformers 5 takes where nothing is said (training_args.py); before, and in accelerate's launcher, it is 1."""
+"""The default of transformers 5 (training_args.py); before, and in accelerate's launcher, it is 1."""
 
 
-def referenced(keys: ConfigReader, usual: int = VERSION) -> dict[str, Any]:
-    """What `fsdp` and its configuration come to; nothing where neither is there. `usual`: the version unless said.
+def referenced(
+    config: ConfigReader, default_version: int = VERSION, presets: Mapping[str, dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Fields of the job from `fsdp` and `fsdp_config`; empty if neither is set.
+
+    If there are `presets`, `fsdp` may also name one of them, or a file with both keys.
 
     Raises:
-        ConfigError: for a file that is not there.
-        UnsupportedError: for what is not modelled in them.
+        ConfigError: for a file that does not exist.
+        UnsupportedError: for settings that are not modelled.
     """
-    keys = _unpacked(keys)
-    said = keys.names("fsdp") if keys.has("fsdp") else ()
-    words = {word.lower() for one in said for word in one.split()}
-    config = _config(keys)
-    if words <= set(FALSE) and config is None:
+    config = config if presets is None else _unpacked(config, presets)
+    values = config.strings("fsdp") if config.has("fsdp") else ()
+    words = {word.lower() for value in values for word in value.split()}
+    section_or_none = _config(config)
+    if words <= set(FALSE) and section_or_none is None:
         return {}
     if words - WORDS:
-        raise keys.refuse("fsdp")
-    own = config or ConfigReader(ConfigSource({}, {}, (), keys.source.where), "FSDP")
-    version = _version(keys, own, usual)
-    strategy = own.text("fsdp_sharding_strategy", "sharding_strategy", default="")
-    strategy = own.text("fsdp_reshard_after_forward", "reshard_after_forward", default=strategy)
+        raise config.unsupported("fsdp")
+    section = section_or_none or ConfigReader(ConfigSource({}, {}, (), config.source.where), "FSDP")
+    version = _version(config, section, default_version)
+    strategy = section.lowercase("fsdp_sharding_strategy", "sharding_strategy", default="")
+    strategy = section.lowercase("fsdp_reshard_after_forward", "reshard_after_forward", default=strategy)
     if not strategy:
         strategy = "shard_grad_op" if "shard_grad_op" in words else "full_shard"
     if version == 1 and "shard_grad_op" in words:
-        keys.note("warning", "fsdp", "shard_grad_op has no effect on FSDP 1: accelerate takes FULL_SHARD (1.15)")
+        config.note("warning", "fsdp", "shard_grad_op has no effect on FSDP 1: accelerate takes FULL_SHARD (1.15)")
         strategy = "full_shard"
     nodes = 1
     if version == 1 and strategy in HYBRID:
-        strategy, nodes = HYBRID[strategy], max(keys.count("nnodes", default=1), own.count("num_machines", default=1))
+        strategy, nodes = (
+            HYBRID[strategy],
+            max(config.integer("nnodes", default=1), section.integer("num_machines", default=1)),
+        )
     if strategy not in SHARDS:
-        raise own.refuse(next(name for name in own.source.settings if name.endswith(("strategy", "forward"))))
-    wrap = own.text("fsdp_auto_wrap_policy", "auto_wrap_policy", default=WRAPPED[0])
+        raise section.unsupported(
+            next(name for name in section.source.settings if name.endswith(("strategy", "forward")))
+        )
+    wrap = section.lowercase("fsdp_auto_wrap_policy", "auto_wrap_policy", default=WRAPPED[0])
     if wrap not in WRAPPED:
-        raise own.refuse("fsdp_auto_wrap_policy", "is not modelled yet; modelled: TRANSFORMER_BASED_WRAP")
+        raise section.unsupported("fsdp_auto_wrap_policy", "is not modelled yet; modelled: TRANSFORMER_BASED_WRAP")
     for name in ("forward_prefetch", "activation_checkpointing_offload"):
-        for spelt in (name, f"fsdp_{name}"):
-            own.only(spelt)
+        for key in (name, f"fsdp_{name}"):
+            section.require_off(key)
     fsdp: dict[str, Any] = {"version": version, "reshard_after_forward": SHARDS[strategy]}
     fsdp |= {"replicas": nodes} if nodes > 1 else {}
     if version == 1:
-        prefetch = own.text("fsdp_backward_prefetch", "backward_prefetch", default="no_prefetch")
-        if not own.flag("fsdp_use_orig_params", "use_orig_params", default=True):
+        prefetch = section.lowercase("fsdp_backward_prefetch", "backward_prefetch", default="no_prefetch")
+        if not section.boolean("fsdp_use_orig_params", "use_orig_params", default=True):
             fsdp["use_orig_params"] = False
         fsdp["backward_prefetch"] = prefetch.removeprefix("backward_").removeprefix("no_prefetch") or "none"
     job: dict[str, Any] = {"strategy": "fsdp", "fsdp": fsdp}
-    if "offload" in words or own.flag("fsdp_offload_params", "offload_params", "cpu_offload", default=False):
+    if "offload" in words or section.boolean("fsdp_offload_params", "offload_params", "cpu_offload", default=False):
         job["offload"] = "all"
-    if own.flag("fsdp_activation_checkpointing", "activation_checkpointing", default=False):
+    if section.boolean("fsdp_activation_checkpointing", "activation_checkpointing", default=False):
         job["checkpointing"] = "full"
     return job
 
 
-def _unpacked(keys: ConfigReader) -> ConfigReader:
-    """ms-swift's `fsdp` names a configuration of both keys (arguments/sft_args.py: _init_fsdp)."""
-    found = keys.setting("fsdp")
-    if keys.framework != "ms-swift" or found is None or set(str(found.value).lower().split()) <= {*WORDS, *FALSE}:
-        return keys
-    preset = PRESETS.get(str(found.value))
-    inner = named(found if preset is None else ConfigValue(preset, found.place), keys.folder, "fsdp")
+def _unpacked(config: ConfigReader, presets: Mapping[str, dict[str, Any]]) -> ConfigReader:
+    """The reader with both keys of the configuration that `fsdp` names (ms-swift, sft_args.py: _init_fsdp)."""
+    value = config.get("fsdp")
+    if value is None or set(str(value.value).lower().split()) <= {*WORDS, *FALSE}:
+        return config
+    preset = presets.get(str(value.value))
+    inner = named(value if preset is None else ConfigValue(preset, value.place), config.folder, "fsdp")
     both: dict[str, ConfigValue] = {name: inner[name] for name in ("fsdp", "fsdp_config") if name in inner}
-    both.setdefault("fsdp", ConfigValue("full_shard auto_wrap", found.place))
-    packed = ConfigReader(replace(keys.source, settings={**keys.source.settings, **both}), keys.framework)
-    packed.asked, packed.notes = keys.asked, keys.notes
+    both.setdefault("fsdp", ConfigValue("full_shard auto_wrap", value.place))
+    packed = ConfigReader(replace(config.source, settings={**config.source.settings, **both}), config.framework)
+    packed.read_keys, packed.notes = config.read_keys, config.notes
     return packed
 
 
-def _config(keys: ConfigReader) -> ConfigReader | None:
-    """`fsdp_config`: a mapping, JSON, or a file's."""
-    found = keys.setting("fsdp_config")
-    if found is None:
+def _config(config: ConfigReader) -> ConfigReader | None:
+    """`fsdp_config`: a mapping, JSON, or the name of a file."""
+    value = config.get("fsdp_config")
+    if value is None:
         return None
-    where = keys.source.where if isinstance(found.value, dict) else str(found.value)
-    return ConfigReader(ConfigSource(named(found, keys.folder, "fsdp_config"), {}, (), where), "FSDP")
+    where = config.source.where if isinstance(value.value, dict) else str(value.value)
+    return ConfigReader(ConfigSource(named(value, config.folder, "fsdp_config"), {}, (), where), "FSDP")
 
 
-def _version(keys: ConfigReader, own: ConfigReader, usual: int) -> int:
-    source = keys if keys.has("fsdp_version") else own
-    version = source.count("fsdp_version", "version", default=usual)
+def _version(config: ConfigReader, section: ConfigReader, default: int) -> int:
+    source = config if config.has("fsdp_version") else section
+    version = source.integer("fsdp_version", "version", default=default)
     if version not in (1, 2):
-        raise source.refuse("fsdp_version")
-    if not (keys.has("fsdp_version") or own.has("fsdp_version", "version")):
-        since = ", as in transformers 5; before it was 1" if usual == VERSION else ""
-        keys.note("default", "fsdp", f"version not set: {version}{since}")
+        raise source.unsupported("fsdp_version")
+    if not (config.has("fsdp_version") or section.has("fsdp_version", "version")):
+        since = ", as in transformers 5; before it was 1" if default == VERSION else ""
+        config.note("default", "fsdp", f"version not set: {version}{since}")
     return version
 
 
-def launched(found: dict[str, ConfigValue]) -> dict[str, ConfigValue]:
-    """The launcher's own keys as the Trainer's; its version is 1 where nothing is said (commands/launch.py)."""
-    inner = found.get("fsdp_config", ConfigValue({}, "accelerate"))
-    given: dict[str, Any] = dict(inner.value) if isinstance(inner.value, dict) else {}
-    given |= {name: one.value for name, one in found.items() if name.startswith("fsdp_") and name != "fsdp_config"}
-    given = {name: value for name, value in given.items() if value not in UNSET}
-    given |= {"num_machines": found["num_machines"].value} if "num_machines" in found else {}
+def launched(settings: dict[str, ConfigValue]) -> dict[str, ConfigValue]:
+    """Accelerate launch's keys as the Trainer's; its FSDP version is 1 by default (commands/launch.py)."""
+    nested = settings.get("fsdp_config", ConfigValue({}, "accelerate"))
+    pairs: dict[str, Any] = dict(nested.value) if isinstance(nested.value, dict) else {}
+    pairs |= {name: flag.value for name, flag in settings.items() if name.startswith("fsdp_") and name != "fsdp_config"}
+    pairs = {name: value for name, value in pairs.items() if value not in UNSET}
+    pairs |= {"num_machines": settings["num_machines"].value} if "num_machines" in settings else {}
     wrap = {"fsdp_auto_wrap_policy": "NO_WRAP"}
     return {
-        "fsdp": ConfigValue(True, inner.place),
-        "fsdp_config": ConfigValue({"fsdp_version": 1} | wrap | given, inner.place),
+        "fsdp": ConfigValue(True, nested.place),
+        "fsdp_config": ConfigValue({"fsdp_version": 1} | wrap | pairs, nested.place),
     }

@@ -1,12 +1,13 @@
 """Megatron's arguments: pretrain_gpt.py and its like, ``megatron sft`` and ``megatron pt`` of ms-swift.
 
-They are recognised, and what stands in the way of an estimate is named: Megatron's layers, its fp32 main gradients and
-its distributed optimizer are not modelled (megatron/training/arguments.py; ms-swift 4.6.0, swift/megatron/arguments).
+They are recognised and refused, with the names of everything that is not modelled: Megatron's layers, its fp32 main
+gradients and its distributed optimizer (megatron/training/arguments.py; ms-swift 4.6.0, swift/megatron/arguments).
 """
 
 from __future__ import annotations
 
 from vramplan.errors import UnsupportedError
+from vramplan.frameworks.framework import Framework
 from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.frameworks.settings import ConfigReader
 
@@ -29,24 +30,38 @@ SWITCHES = {
 }
 
 
-def read(keys: ConfigReader, cards: int, asked: str | None) -> ParsedConfig:
-    """Nothing but the names of what is not modelled.
+def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> ParsedConfig:
+    """Refuse the configuration.
 
     Raises:
         UnsupportedError: always, naming every setting that would have to be modelled.
     """
-    said = [
-        f"--{name.replace('_', '-')} {keys.count(name, default=1)} ({what})"
-        for name, what in DEGREES.items()
-        if keys.count(name, default=1) > 1
+    unmodelled = [
+        f"--{name.replace('_', '-')} {config.integer(name, default=1)} ({description})"
+        for name, description in DEGREES.items()
+        if config.integer(name, default=1) > 1
     ]
-    said += [
-        f"--{name.replace('_', '-')} ({what})" for name, what in SWITCHES.items() if keys.flag(name, default=False)
+    unmodelled += [
+        f"--{name.replace('_', '-')} ({description})"
+        for name, description in SWITCHES.items()
+        if config.boolean(name, default=False)
     ]
-    granularity = keys.text("recompute_granularity", default="")
+    granularity = config.lowercase("recompute_granularity", default="")
     if granularity not in ("", "none"):
-        said.append(f"--recompute-granularity {granularity}")
-    if keys.text("fp8_format", default="none") not in ("none", ""):
-        said.append("--fp8-format")
-    said.append("Megatron's own layers, fp32 main gradients and optimizer")
-    raise UnsupportedError(f"{keys.source.where}: Megatron is not modelled yet: {', '.join(said)}")
+        unmodelled.append(f"--recompute-granularity {granularity}")
+    if config.lowercase("fp8_format", default="none") not in ("none", ""):
+        unmodelled.append("--fp8-format")
+    unmodelled.append("Megatron's own layers, fp32 main gradients and optimizer")
+    raise UnsupportedError(f"{config.source.where}: Megatron is not modelled yet: {', '.join(unmodelled)}")
+
+
+FRAMEWORK = Framework(
+    name="megatron",
+    read=read,
+    commands=(
+        ("megatron", "sft"),
+        ("megatron", "pt"),
+        *((f"pretrain_{kind}.py",) for kind in ("gpt", "bert", "t5", "vlm")),
+    ),
+    marks=frozenset({"tensor_model_parallel_size", "recompute_granularity", "global_batch_size"}),
+)

@@ -1,4 +1,4 @@
-"""Python scripts around transformers' Trainer, TRL and unsloth: their calls in the frameworks' own keys."""
+"""Python scripts around transformers' Trainer, TRL and unsloth: arguments of their calls as the frameworks' keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from vramplan.errors import ConfigError, UnsupportedError
-from vramplan.frameworks.parsed_config import at_least, settle
+from vramplan.frameworks.parsed_config import at_least, resolve_version
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.python_ast import FREEZES, Call, Script
 from vramplan.frameworks.syntax.shell import UNKNOWN
@@ -23,13 +23,13 @@ OTHER_TUNERS = (
     "LoHaConfig", "LoKrConfig", "AdaLoraConfig", "IA3Config", "PromptTuningConfig", "PrefixTuningConfig", "VeraConfig",
     "OFTConfig", "BOFTConfig", "TrainableTokensConfig", "LNTuningConfig", "FourierFTConfig", "RandLoraConfig",
 )  # fmt: skip
-READ = (
+MODEL_CLASSES = (
     "ForCausalLM", "ForConditionalGeneration", "ForImageTextToText", "ForVision2Seq", "ForMaskedLM", "ForSeq2SeqLM",
 )  # fmt: skip
-"""Ends of the names of classes that a model's name stands for."""
+"""Ends of the names of model classes that are read."""
 _HEAD = re.compile(r"For[A-Z]\w*$")
 NO_MODELS = ("Tokenizer", "TokenizerFast", "Processor", "FeatureExtractor", "Config", "PeftModel", "Dataset")
-"""Ends of the names of classes whose from_pretrained makes no model."""
+"""Ends of the names of classes whose from_pretrained does not return a model."""
 MODEL: Mapping[str, str | None] = {
     "pretrained_model_name_or_path": "model_name_or_path",
     "model_name": "model_name_or_path",
@@ -46,7 +46,7 @@ MODEL: Mapping[str, str | None] = {
         "ignore_mismatched_sizes", "num_labels", "id2label", "label2id", "code_revision", "subfolder",
     )),
 }  # fmt: skip
-"""Arguments of from_pretrained in TRL's words; None: memory does not change."""
+"""Arguments of from_pretrained -> TRL's keys; None if memory does not change."""
 LORA: Mapping[str, str | None] = {
     "r": "lora_r",
     "lora_dropout": "lora_dropout",
@@ -56,7 +56,7 @@ LORA: Mapping[str, str | None] = {
     "target_parameters": "lora_target_parameters",
     **dict.fromkeys(("lora_alpha", "bias", "task_type", "use_rslora", "inference_mode", "fan_in_fan_out", "revision")),
 }
-"""The same of peft.LoraConfig."""
+"""Arguments of peft.LoraConfig."""
 QUANTIZED: Mapping[str, str | None] = {
     "load_in_4bit": "load_in_4bit",
     "load_in_8bit": "load_in_8bit",
@@ -65,63 +65,64 @@ QUANTIZED: Mapping[str, str | None] = {
     "bnb_4bit_quant_storage": "bnb_4bit_quant_storage",
     **dict.fromkeys(("bnb_4bit_quant_type", "llm_int8_threshold")),
 }
-"""The same of transformers' BitsAndBytesConfig."""
+"""Arguments of transformers' BitsAndBytesConfig."""
 
 
 PROCESSORS = ("Processor", "ImageProcessor", "ImageProcessorFast")
-"""Ends of the names of classes whose from_pretrained makes what sees to the images."""
+"""Ends of the names of classes whose from_pretrained returns an image processor."""
 RESIZES = ("max_image_size", "do_image_splitting", "crop_to_patches", "max_patches", "do_pan_and_scan", "num_crops")
-"""Arguments of theirs that change what is made of an image, and are not read."""
+"""Arguments of an image processor that change an image's tokens and are refused."""
 AREA = 4096
-"""Above this the edges in `size` are no sides: Qwen's processors count pixels in them (transformers 5.23)."""
+"""Above this the edges in `size` are numbers of pixels, as in Qwen's processors, not sides (transformers 5.23)."""
 
 
 def is_training(script: Script) -> bool:
-    """Whether a trainer is set up in it."""
+    """Whether the script makes a trainer."""
     return bool(script.named(*CONFIGS, *TRAINERS, *OTHER_TRAINERS))
 
 
 def settings_of(script: Script) -> tuple[str, Settings]:
-    """(framework, its settings) of a script.
+    """(framework, settings) of a script.
 
     Raises:
-        ConfigError: where it trains nothing, or calls twice what would have to be told apart.
-        UnsupportedError: for another trainer, or what nothing models.
+        ConfigError: if it trains nothing, or makes two trainers or configurations that differ.
+        UnsupportedError: for another trainer, or for arguments that are not modelled.
     """
-    other = script.named(*OTHER_TRAINERS)
-    if other:
-        raise ConfigError(f"{other[0].place}: {other[0].last}: preference and reinforcement training is not read yet")
+    other_trainers = script.named(*OTHER_TRAINERS)
+    if other_trainers:
+        call = other_trainers[0]
+        raise ConfigError(f"{call.place}: {call.last}: preference and reinforcement training is not read yet")
     if not is_training(script):
         raise ConfigError(f"{script.where}: no Trainer and no TrainingArguments in it; nothing that trains is read")
-    own = dict(_only(script, *CONFIGS).keywords) | _trainer(script)
+    trainer_settings = dict(_only(script, *CONFIGS).keywords) | _trainer(script)
     if "unsloth" in script.imports:
-        return "unsloth", own | _unsloth(script) | _caps(script) | _by_hand(script)
+        return "unsloth", trainer_settings | _unsloth(script) | _image_caps(script) | _requires_grad(script)
     is_trl = bool(script.named("SFTTrainer", "SFTConfig"))
-    found = own | _model(script, own, is_trl) | _quantized(script) | _adapters(script)
-    found |= _caps(script) | _by_hand(script)
-    found.pop("model_init_kwargs", None)
+    settings = trainer_settings | _model(script, trainer_settings, is_trl) | _quantized(script) | _adapters(script)
+    settings |= _image_caps(script) | _requires_grad(script)
+    settings.pop("model_init_kwargs", None)
     for call in script.named("prepare_model_for_kbit_training"):
-        found["prepare_for_kbit_training"] = ConfigValue(True, call.place)
-        said = call.keywords.get("use_gradient_checkpointing", ConfigValue(True, call.place))
-        found.setdefault("gradient_checkpointing", said)
+        settings["prepare_for_kbit_training"] = ConfigValue(True, call.place)
+        checkpointing = call.keywords.get("use_gradient_checkpointing", ConfigValue(True, call.place))
+        settings.setdefault("gradient_checkpointing", checkpointing)
     for switch in script.named("gradient_checkpointing_enable"):
-        found.setdefault("gradient_checkpointing", ConfigValue(True, switch.place))
-    if not is_trl and "max_length" not in found:
-        found |= _truncated(script)
-    return ("trl" if is_trl else "transformers"), found
+        settings.setdefault("gradient_checkpointing", ConfigValue(True, switch.place))
+    if not is_trl and "max_length" not in settings:
+        settings |= _truncation(script)
+    return ("trl" if is_trl else "transformers"), settings
 
 
-def _by_hand(script: Script) -> Settings:
-    """Where the script says itself which weights train."""
+def _requires_grad(script: Script) -> Settings:
+    """Whether the script sets itself which weights train."""
     calls = script.named(*FREEZES)
     return {"requires_grad": ConfigValue(True, calls[0].place)} if calls else {}
 
 
 def _only(script: Script, *names: str) -> Call:
-    """The one call of these; an empty one where there is none.
+    """The one call of these functions; an empty one if there is none.
 
     Raises:
-        ConfigError: where there are several.
+        ConfigError: if there are several.
     """
     calls = script.named(*names)
     if len(calls) > 1 and any(call.keywords != calls[0].keywords for call in calls):
@@ -129,106 +130,107 @@ def _only(script: Script, *names: str) -> Call:
         raise ConfigError(f"{script.where}: {len(calls)} calls of {calls[0].last} (lines {lines}); keep one")
     if not calls:
         return Call("", 0, script.where)
-    spread = calls[0].keywords.get("**")
-    if spread is not None:
-        said = str(spread.value).replace(UNKNOWN, "")
-        raise ConfigError(f"{spread.place}: {calls[0].last}: {said} is not known without running the script")
+    unpacked = calls[0].keywords.get("**")
+    if unpacked is not None:
+        text = str(unpacked.value).replace(UNKNOWN, "")
+        raise ConfigError(f"{unpacked.place}: {calls[0].last}: {text} is not known without running the script")
     return calls[0]
 
 
 def _trainer(script: Script) -> Settings:
-    """What SFTTrainer itself was told, before TRL 0.16 moved it to SFTConfig."""
+    """Arguments of SFTTrainer itself that TRL 0.16 moved to SFTConfig."""
     keywords = _only(script, *TRAINERS).keywords
     return {name: keywords[name] for name in ("max_seq_length", "packing", "model_init_kwargs") if name in keywords}
 
 
-def _translated(keywords: Mapping[str, ConfigValue], words: Mapping[str, str | None], where: str) -> Settings:
-    """Arguments in TRL's words.
+def _translated(keywords: Mapping[str, ConfigValue], keys: Mapping[str, str | None], where: str) -> Settings:
+    """Arguments as TRL's keys.
 
     Raises:
-        UnsupportedError: for one that is not in the table, and is set.
+        UnsupportedError: for an argument that is set and not in `keys`.
     """
-    found: Settings = {}
-    for name, setting in keywords.items():
-        word = words.get(name, "")
-        if word:
-            found[word] = setting
-        elif word == "" and setting.value not in (None, False):
-            raise UnsupportedError(f"{setting.place}: {where}({name}=...) is not modelled yet")
-    return found
+    settings: Settings = {}
+    for name, value in keywords.items():
+        key = keys.get(name, "")
+        if key:
+            settings[key] = value
+        elif key == "" and value.value not in (None, False):
+            raise UnsupportedError(f"{value.place}: {where}({name}=...) is not modelled yet")
+    return settings
 
 
-def _model(script: Script, own: Settings, is_trl: bool) -> Settings:
-    """What is loaded: by the script, else by SFTTrainer from a name and model_init_kwargs."""
+def _model(script: Script, trainer_settings: Settings, is_trl: bool) -> Settings:
+    """The loaded model: by the script, else by SFTTrainer from a name and model_init_kwargs."""
     loads = [
         call
         for call in script.named("from_pretrained")
         if call.name.count(".") and not call.name.split(".")[-2].endswith(NO_MODELS)
     ]
     if not loads:
-        return _named_model(script, own)
+        return _named_model(script, trainer_settings)
     load = loads[0]  # a later one reloads what was trained
-    kind = load.name.split(".")[-2]
-    if kind == "AutoModel" or (_HEAD.search(kind) and not kind.endswith(READ)):
-        raise UnsupportedError(f"{load.place}: {kind}: is not read yet; read: {', '.join(f'...{one}' for one in READ)}")
-    found = _translated(load.keywords, MODEL, "from_pretrained")
+    class_name = load.name.split(".")[-2]
+    if class_name == "AutoModel" or (_HEAD.search(class_name) and not class_name.endswith(MODEL_CLASSES)):
+        endings = ", ".join(f"...{ending}" for ending in MODEL_CLASSES)
+        raise UnsupportedError(f"{load.place}: {class_name}: is not read yet; read: {endings}")
+    settings = _translated(load.keywords, MODEL, "from_pretrained")
     if load.positional:
-        found["model_name_or_path"] = ConfigValue(load.positional[0], load.place)
-    flash = found.pop("use_flash_attention_2", None)
+        settings["model_name_or_path"] = ConfigValue(load.positional[0], load.place)
+    flash = settings.pop("use_flash_attention_2", None)
     if flash is not None and flash.value is True:
-        found["attn_implementation"] = ConfigValue("flash_attention_2", flash.place)
-    if is_trl and "dtype" not in found:
-        known, _ = settle("transformers", None, "5.23.0")
-        found["dtype"] = ConfigValue("auto" if at_least(known, "5.0") else "float32", f"{load.place}: no dtype")
-    return found
+        settings["attn_implementation"] = ConfigValue("flash_attention_2", flash.place)
+    if is_trl and "dtype" not in settings:
+        version, _ = resolve_version("transformers", None, "5.23.0")
+        settings["dtype"] = ConfigValue("auto" if at_least(version, "5.0") else "float32", f"{load.place}: no dtype")
+    return settings
 
 
-def _caps(script: Script) -> Settings:
-    """Caps on images that a processor was loaded with.
+def _image_caps(script: Script) -> Settings:
+    """Caps on images that a processor is loaded with.
 
     Raises:
-        UnsupportedError: for what else changes its images.
+        UnsupportedError: for other arguments that change its images.
     """
-    found: Settings = {}
+    caps: Settings = {}
     for call in script.named("from_pretrained"):
         if not call.name.rpartition(".")[0].endswith(PROCESSORS):
             continue
         size = call.keywords.get("size")
-        given = {name: one for name, one in call.keywords.items() if name in ("min_pixels", "max_pixels")}
+        arguments = {name: value for name, value in call.keywords.items() if name in ("min_pixels", "max_pixels")}
         if size is not None and isinstance(size.value, dict) and size.value.get("longest_edge", 0) > AREA:
             edges = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
-            given |= {name: ConfigValue(size.value[e], size.place) for name, e in edges.items() if e in size.value}
+            arguments |= {name: ConfigValue(size.value[e], size.place) for name, e in edges.items() if e in size.value}
         elif size is not None:
             raise UnsupportedError(f"{size.place}: {call.name}(size=...) is not modelled yet; give max_pixels")
         for name in RESIZES:
             if name in call.keywords:
                 raise UnsupportedError(f"{call.keywords[name].place}: {call.name}({name}=...) is not modelled yet")
-        found |= given
-    return found
+        caps |= arguments
+    return caps
 
 
-def _named_model(script: Script, own: Settings) -> Settings:
+def _named_model(script: Script, trainer_settings: Settings) -> Settings:
     """``SFTTrainer(model="name", args=SFTConfig(model_init_kwargs={...}))``."""
     call = _only(script, *TRAINERS)
-    named = call.keywords.get("model") or (ConfigValue(call.positional[0], call.place) if call.positional else None)
-    found: Settings = {}
-    if named is not None and isinstance(named.value, str) and UNKNOWN not in named.value:
-        found["model_name_or_path"] = named
-    extra = own.get("model_init_kwargs")
-    if extra is not None and isinstance(extra.value, dict):
-        inner = {name: ConfigValue(value, extra.place) for name, value in extra.value.items()}
-        found |= _translated(inner, MODEL, "model_init_kwargs")
-    return found
+    model = call.keywords.get("model") or (ConfigValue(call.positional[0], call.place) if call.positional else None)
+    settings: Settings = {}
+    if model is not None and isinstance(model.value, str) and UNKNOWN not in model.value:
+        settings["model_name_or_path"] = model
+    init_kwargs = trainer_settings.get("model_init_kwargs")
+    if init_kwargs is not None and isinstance(init_kwargs.value, dict):
+        arguments = {name: ConfigValue(value, init_kwargs.place) for name, value in init_kwargs.value.items()}
+        settings |= _translated(arguments, MODEL, "model_init_kwargs")
+    return settings
 
 
 def _quantized(script: Script) -> Settings:
-    """BitsAndBytesConfig, whose own default computes in fp32."""
+    """BitsAndBytesConfig, which computes in fp32 by default."""
     call = _only(script, "BitsAndBytesConfig")
-    found = _translated(call.keywords, QUANTIZED, "BitsAndBytesConfig")
-    four = found.get("load_in_4bit")
-    if four is not None and four.value is True:
-        found.setdefault("bnb_4bit_compute_dtype", ConfigValue("float32", f"{call.place}: BitsAndBytesConfig"))
-    return found
+    settings = _translated(call.keywords, QUANTIZED, "BitsAndBytesConfig")
+    in_4bit = settings.get("load_in_4bit")
+    if in_4bit is not None and in_4bit.value is True:
+        settings.setdefault("bnb_4bit_compute_dtype", ConfigValue("float32", f"{call.place}: BitsAndBytesConfig"))
+    return settings
 
 
 def _adapters(script: Script) -> Settings:
@@ -238,43 +240,45 @@ def _adapters(script: Script) -> Settings:
     if not script.named("LoraConfig"):
         return {}
     call = _only(script, "LoraConfig")
-    init = call.keywords.get("init_lora_weights")
-    if init is not None and init.value not in (True, False, "gaussian", "orthogonal", None):
-        raise UnsupportedError(f"{init.place}: LoraConfig(init_lora_weights={init.value!r}) is not modelled yet")
-    keywords = {name: one for name, one in call.keywords.items() if name != "init_lora_weights"}
+    init_weights = call.keywords.get("init_lora_weights")
+    if init_weights is not None and init_weights.value not in (True, False, "gaussian", "orthogonal", None):
+        raise UnsupportedError(
+            f"{init_weights.place}: LoraConfig(init_lora_weights={init_weights.value!r}) is not modelled yet"
+        )
+    keywords = {name: argument for name, argument in call.keywords.items() if name != "init_lora_weights"}
     peft = {"use_peft": True, "lora_r": 8, "lora_dropout": 0.0, "lora_target_modules": ["q_proj", "v_proj"]}
     return {name: ConfigValue(value, f"{call.place}: LoraConfig") for name, value in peft.items()} | _translated(
         keywords, LORA, "LoraConfig"
     )
 
 
-def _truncated(script: Script) -> Settings:
-    """The longest ``tokenizer(..., truncation=True, max_length=N)``."""
-    found = [
+def _truncation(script: Script) -> Settings:
+    """The largest N of ``tokenizer(..., truncation=True, max_length=N)``."""
+    lengths = [
         call.keywords["max_length"] for call in script.calls if {"truncation", "max_length"} <= call.keywords.keys()
     ]
-    known = [one for one in found if isinstance(one.value, int)]
-    return {"max_length": max(known, key=lambda one: one.value)} if known else {}
+    numbers = [length for length in lengths if isinstance(length.value, int)]
+    return {"max_length": max(numbers, key=lambda length: length.value)} if numbers else {}
 
 
 def _unsloth(script: Script) -> Settings:
-    """Unsloth's own two calls, in its own words."""
+    """Unsloth's two calls, in its own keys."""
     loads = [call for call in script.named("from_pretrained") if call.name.startswith("Fast")]
     if not loads:
         raise ConfigError(f"{script.where}: unsloth is imported, but no FastLanguageModel.from_pretrained is called")
     load = loads[0]
-    found = dict(load.keywords)
+    settings = dict(load.keywords)
     if load.positional:
-        found["model_name"] = ConfigValue(load.positional[0], load.place)
+        settings["model_name"] = ConfigValue(load.positional[0], load.place)
     adapters = [call for call in script.named("get_peft_model") if call.name.startswith("Fast")]
     for call in adapters[:1]:
-        found |= {name: one for name, one in call.keywords.items() if name not in ("max_seq_length", "model")}
-        found["get_peft_model"] = ConfigValue(True, call.place)
-    found["loader"] = ConfigValue(load.name.partition(".")[0], load.place)
+        settings |= {name: value for name, value in call.keywords.items() if name not in ("max_seq_length", "model")}
+        settings["get_peft_model"] = ConfigValue(True, call.place)
+    settings["loader"] = ConfigValue(load.name.partition(".")[0], load.place)
     configs = script.named(*CONFIGS)
     if configs:
-        found["arguments"] = ConfigValue(configs[0].last, configs[0].place)
-    if "**" in found:
-        said = str(found["**"].value).replace(UNKNOWN, "")
-        raise ConfigError(f"{found['**'].place}: {said} is not known without running the script")
-    return found
+        settings["arguments"] = ConfigValue(configs[0].last, configs[0].place)
+    if "**" in settings:
+        text = str(settings["**"].value).replace(UNKNOWN, "")
+        raise ConfigError(f"{settings['**'].place}: {text} is not known without running the script")
+    return settings

@@ -1,8 +1,8 @@
 """torchtune: ``tune run RECIPE --config FILE`` and its YAML (0.6.1; recipes/, torchtune/models).
 
-The model's code is its own: it is estimated by transformers' class of the same model. Its own models traced side by
-side (Llama 2, 3.1, 3.2, Mistral, Qwen2.5, full and LoRA, with activation checkpointing) agree within 2 % of what torch
-allocates; what does not is refused.
+The model's code is its own: it is estimated by transformers' class of the same model. Its models traced side by side
+(Llama 2, 3.1, 3.2, Mistral, Qwen2.5, full and LoRA, with activation checkpointing) agree within 2 % of the allocated
+bytes; the others are refused.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError
+from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, setting
+from vramplan.frameworks.framework import Framework, Writer
 from vramplan.frameworks.known_keys import refuse_unmodelled
-from vramplan.frameworks.parsed_config import ParsedConfig, Words, settle
-from vramplan.frameworks.readers.transformers_trainer import DTYPES
+from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, resolve_version
+from vramplan.frameworks.readers.trainer_arguments import DTYPES
 from vramplan.frameworks.settings import ConfigReader, ConfigValue
 from vramplan.frameworks.syntax import argv
+from vramplan.frameworks.writers.config_text import ConfigText, Pairs, allocator_variables, refuse_unwritable
+from vramplan.inputs.catalog import find_model
+from vramplan.inputs.job import Job
 
 PACKAGE, NEWEST = "torchtune", "0.6.1"
-SINGLE = {"full_finetune_single_device": "full", "lora_finetune_single_device": "lora"}
-"""Recipes that are read, and what they train."""
+RECIPES = {"full_finetune_single_device": "full", "lora_finetune_single_device": "lora"}
+"""Recipes that are read -> their method."""
 MODELS = {
     "llama2_7b": "meta-llama/Llama-2-7b-hf",
     "llama2_13b": "meta-llama/Llama-2-13b-hf",
@@ -47,9 +51,9 @@ MODELS = {
 FAMILIES = (
     "llama3_1", "llama3_2", "llama3_3", "llama3", "llama2", "code_llama2", "mistral", "qwen2_5", "qwen2",
 )  # fmt: skip
-"""Modules of the builders, a longer name before what it begins with."""
-OTHERS = ("gemma", "phi", "vision", "reward", "classifier", "t5", "clip", "flux")
-"""Parts of the names of builders that are known, and have layers of their own."""
+"""Modules of the builders, each name before its prefixes."""
+UNMODELLED = ("gemma", "phi", "vision", "reward", "classifier", "t5", "clip", "flux")
+"""Parts of the names of builders whose layers are not modelled."""
 VALUELESS = ("standalone", "no_python", "module", "run_path")
 """Flags of torchrun that take no value."""
 OPTIMIZERS = {
@@ -66,10 +70,10 @@ LOSSES = {
     "torch.nn.CrossEntropyLoss": "standard",
 }
 LAYERS = {"output_proj": "o_proj", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj", "output": "lm_head"}
-"""torchtune's names of layers, in transformers' words."""
+"""torchtune's names of layers -> transformers'."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "down_proj", "up_proj")
-NAMES: dict[str, Words] = {
+NAMES: dict[str, KeyNames] = {
     "micro_batch_size": "batch_size",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "sequence_length": "tokenizer.max_seq_len",
@@ -85,10 +89,10 @@ NAMES: dict[str, Words] = {
 
 
 def split(words: Sequence[str]) -> tuple[list[str], dict[str, ConfigValue]]:
-    """What follows ``tune run``: torchrun's flags, the recipe, ``--config NAME``, ``key=value`` and ``~key``.
+    """Words after ``tune run``: torchrun's flags, the recipe, ``--config NAME``, ``key=value`` and ``~key``.
 
     Raises:
-        ConfigError: where the configuration is one of those that torchtune ships.
+        ConfigError: if the configuration is one that torchtune ships.
     """
     _, settings = argv.split([word for word in words if "=" in word and not word.startswith("-")])
     rest = [word for word in words if "=" not in word or word.startswith("-")]
@@ -109,147 +113,238 @@ def split(words: Sequence[str]) -> tuple[list[str], dict[str, ConfigValue]]:
     return [], settings
 
 
-def read(keys: ConfigReader, cards: int, asked: str | None) -> ParsedConfig:
+def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> ParsedConfig:
     """The job of a torchtune configuration."""
-    version, where = settle(PACKAGE, asked, NEWEST)
-    refuse_unmodelled(keys)
-    model, method, four = _builder(keys)
-    _recipe(keys, method)
-    if four:
-        raise keys.refuse(
+    version, where = resolve_version(PACKAGE, framework_version, NEWEST)
+    refuse_unmodelled(config)
+    model, method, is_quantized = _builder(config)
+    _check_recipe(config, method)
+    if is_quantized:
+        raise config.unsupported(
             "model._component_",
             "has a base in torchao's NF4, which unpacks each weight through 64-bit indices; that is not modelled yet",
         )
-    checkpointing = "full" if keys.flag("enable_activation_checkpointing", default=False) else "none"
+    checkpointing = "full" if config.boolean("enable_activation_checkpointing", default=False) else "none"
     job: dict[str, Any] = {
         "loop": "plain",
         "method": method,
-        "micro_batch_size": keys.count("batch_size", default=1),
-        "gradient_accumulation_steps": keys.count("gradient_accumulation_steps", default=1),
-        "dtype": _dtype(keys),
+        "micro_batch_size": config.integer("batch_size", default=1),
+        "gradient_accumulation_steps": config.integer("gradient_accumulation_steps", default=1),
+        "dtype": _dtype(config),
         "autocast": "none",
-        "optimizer": _optimizer(keys),
+        "optimizer": _optimizer(config),
         "checkpointing": checkpointing,
         "attention": "sdpa",
-        "loss": _loss(keys),
+        "loss": _loss(config),
         "batches": "unpadded",
         "num_gpus": 1,
     }
     if method == "lora":
-        job |= _adapters(keys) | {"lora_dtype": job["dtype"]}
-    _own_code(keys, method, checkpointing)
-    if keys.has("tokenizer.max_seq_len"):
-        job["sequence_length"] = keys.count("tokenizer.max_seq_len", default=1)
-    if keys.flag("dataset.packed", default=False) and not keys.has("tokenizer.max_seq_len"):
+        job |= _adapters(config) | {"lora_dtype": job["dtype"]}
+    _note_own_layers(config, method, checkpointing)
+    if config.has("tokenizer.max_seq_len"):
+        job["sequence_length"] = config.integer("tokenizer.max_seq_len", default=1)
+    if config.boolean("dataset.packed", default=False) and not config.has("tokenizer.max_seq_len"):
         raise ConfigError(
-            f"{keys.source.where}: dataset.packed needs tokenizer.max_seq_len, torchtune stops without it"
+            f"{config.source.where}: dataset.packed needs tokenizer.max_seq_len, torchtune stops without it"
         )
-    if keys.flag("compile", default=False):
-        keys.note("warning", "compile", "compiled layers and losses keep less than is counted here")
-    return ParsedConfig(PACKAGE, f"{version} ({where})", model, job, NAMES, keys.notes)
+    if config.boolean("compile", default=False):
+        config.note("warning", "compile", "compiled layers and losses keep less than is counted here")
+    return ParsedConfig(PACKAGE, f"{version} ({where})", model, job, NAMES, config.notes)
 
 
-def _recipe(keys: ConfigReader, method: str) -> None:
-    """The recipe, where the command names one, has to be read and to train what the model is for."""
-    recipe = keys.name("recipe")
+def _check_recipe(config: ConfigReader, method: str) -> None:
+    """Check that the command's recipe is modelled and trains by the model's method."""
+    recipe = config.string("recipe")
     if recipe is None:
-        keys.note("default", "recipe", f"not known: {method}_finetune_single_device, one card, is taken")
+        config.note("default", "recipe", f"not known: {method}_finetune_single_device, one card, is taken")
         return
     if recipe.endswith("_distributed"):
-        raise keys.refuse("recipe", "shards by FSDP, which is not modelled for torchtune yet; read: single_device")
-    if recipe not in SINGLE:
-        raise keys.refuse("recipe", f"is not read yet; read: {', '.join(SINGLE)}")
-    if SINGLE[recipe] != method:
+        raise config.unsupported(
+            "recipe", "shards by FSDP, which is not modelled for torchtune yet; read: single_device"
+        )
+    if recipe not in RECIPES:
+        raise config.unsupported("recipe", f"is not read yet; read: {', '.join(RECIPES)}")
+    if RECIPES[recipe] != method:
         raise ConfigError(f"recipe {recipe} does not go with a model that is built for {method}")
 
 
-def _builder(keys: ConfigReader) -> tuple[str, str, bool]:
+def _builder(config: ConfigReader) -> tuple[str, str, bool]:
     """(model, method, whether its base is quantized) by the name of the function that builds it.
 
     Raises:
-        ConfigError: where there is none.
-        UnsupportedError: for one whose layers are not transformers'.
-        UnknownNameError: for one that torchtune does not have.
+        ConfigError: if no builder is set.
+        UnsupportedError: for a builder whose layers are not transformers'.
+        UnknownNameError: for a builder that torchtune does not have.
     """
-    path = keys.name("model._component_")
+    path = config.string("model._component_")
     if path is None:
-        raise ConfigError(f"{keys.source.where}: model._component_ is not set; torchtune builds no model without it")
+        raise ConfigError(f"{config.source.where}: model._component_ is not set; torchtune builds no model without it")
     name = path.rpartition(".")[2]
     bare = name.removeprefix("qlora_").removeprefix("lora_")
-    if not path.startswith("torchtune.models.") or any(one in bare for one in OTHERS):
-        raise keys.refuse("model._component_", "has layers of its own that are not modelled yet; use --model and flags")
+    if not path.startswith("torchtune.models.") or any(part in bare for part in UNMODELLED):
+        raise config.unsupported(
+            "model._component_", f"has layers of its own that are not modelled yet; use {setting('model')} and flags"
+        )
     if bare not in MODELS:
-        raise UnknownNameError("torchtune model", bare, MODELS, f"[{keys.place('model._component_')}]")
+        raise UnknownNameError("torchtune model", bare, MODELS, f"[{config.place('model._component_')}]")
     adapted = name != bare
     if adapted and bare.startswith("qwen"):
-        raise keys.refuse(
+        raise config.unsupported(
             "model._component_",
             "holds a table of all positions in every layer (models/qwen2/_component_builders.py: up to some GB), which"
             " is not modelled yet",
         )
-    four = name.startswith("qlora_") or keys.flag("model.quantize_base", default=False)
+    four = name.startswith("qlora_") or config.boolean("model.quantize_base", default=False)
     return MODELS[bare], "lora" if adapted else "full", four
 
 
-def _dtype(keys: ConfigReader) -> str:
+def _dtype(config: ConfigReader) -> str:
     """One dtype for weights, adapters, gradients and states; nothing is autocast."""
-    given = keys.text("dtype", default="fp32")
+    given = config.lowercase("dtype", default="fp32")
     if DTYPES.get(given) not in ("bf16", "fp32"):
-        raise keys.wrong(("dtype",), "bf16 or fp32")
-    if not keys.has("dtype"):
-        keys.note("default", "dtype", "not set: fp32")
+        raise config.invalid(("dtype",), "bf16 or fp32")
+    if not config.has("dtype"):
+        config.note("default", "dtype", "not set: fp32")
     return DTYPES[given]
 
 
-def _optimizer(keys: ConfigReader) -> str:
-    path = keys.name("optimizer._component_") or "torch.optim.AdamW"
+def _optimizer(config: ConfigReader) -> str:
+    path = config.string("optimizer._component_") or "torch.optim.AdamW"
     if path not in OPTIMIZERS:
-        raise keys.refuse("optimizer._component_", f"is not modelled yet; modelled: {', '.join(OPTIMIZERS)}")
-    if OPTIMIZERS[path] == "sgd" and keys.number("optimizer.momentum", default=0.0) > 0:
+        raise config.unsupported("optimizer._component_", f"is not modelled yet; modelled: {', '.join(OPTIMIZERS)}")
+    if OPTIMIZERS[path] == "sgd" and config.number("optimizer.momentum", default=0.0) > 0:
         return "sgd_momentum"
-    fused = path == "torch.optim.AdamW" and keys.flag("optimizer.fused", default=False)
+    fused = path == "torch.optim.AdamW" and config.boolean("optimizer.fused", default=False)
     return "adamw_torch_fused" if fused else OPTIMIZERS[path]
 
 
-def _loss(keys: ConfigReader) -> str:
-    path = keys.name("loss._component_") or "torchtune.modules.loss.CEWithChunkedOutputLoss"
+def _loss(config: ConfigReader) -> str:
+    path = config.string("loss._component_") or "torchtune.modules.loss.CEWithChunkedOutputLoss"
     if path not in LOSSES:
-        raise keys.refuse("loss._component_", f"is not modelled yet; modelled: {', '.join(LOSSES)}")
-    if keys.count("loss.num_output_chunks", default=8) != 8:
-        raise keys.refuse("loss.num_output_chunks", "other than 8 is not modelled yet")
+        raise config.unsupported("loss._component_", f"is not modelled yet; modelled: {', '.join(LOSSES)}")
+    if config.integer("loss.num_output_chunks", default=8) != 8:
+        raise config.unsupported("loss.num_output_chunks", "other than 8 is not modelled yet")
     return LOSSES[path]
 
 
-def _adapters(keys: ConfigReader) -> dict[str, Any]:
-    attention = tuple(LAYERS.get(one, one) for one in keys.names("model.lora_attn_modules"))
+def _adapters(config: ConfigReader) -> dict[str, Any]:
+    attention = tuple(LAYERS.get(module, module) for module in config.strings("model.lora_attn_modules"))
     if not attention:
-        raise UnsupportedError(f"{keys.source.where}: model.lora_attn_modules is not set; torchtune needs it")
-    mlp = MLP if keys.flag("model.apply_lora_to_mlp", default=False) else ()
-    head = ("lm_head",) if keys.flag("model.apply_lora_to_output", default=False) else ()
+        raise UnsupportedError(f"{config.source.where}: model.lora_attn_modules is not set; torchtune needs it")
+    mlp = MLP if config.boolean("model.apply_lora_to_mlp", default=False) else ()
+    head = ("lm_head",) if config.boolean("model.apply_lora_to_output", default=False) else ()
     targets = (*attention, *mlp, *head)
     return {
-        "lora_rank": keys.count("model.lora_rank", default=8),
-        "lora_dropout": keys.number("model.lora_dropout", default=0.0),
+        "lora_rank": config.integer("model.lora_rank", default=8),
+        "lora_dropout": config.number("model.lora_dropout", default=0.0),
         "lora_targets": None if set(targets) == {*ATTENTION, *MLP} else targets,
     }
 
 
-def _own_code(keys: ConfigReader, method: str, checkpointing: str) -> None:
-    """Where torchtune's layers keep other tensors than transformers': traced with 0.6.1's own Llama 3.1.
+def _note_own_layers(config: ConfigReader, method: str, checkpointing: str) -> None:
+    """Note how much more torchtune's layers keep than transformers', as traced with 0.6.1's Llama 3.1.
 
-    Its attention copies keys and values for every query head (modules/attention.py), and where norms train they keep
-    their fp32 output (modules/rms_norm.py): 5 to 9 % of the reserved peak without checkpointing, of LoRA 3 to 6 %.
+    Its attention copies keys and values for every query head (modules/attention.py), and norms that train keep their
+    fp32 output (modules/rms_norm.py): 5 to 9 % of the reserved peak without checkpointing, of LoRA 3 to 6 %.
     """
     if checkpointing == "none" and method == "full":
         raise UnsupportedError(
-            f"{keys.place('enable_activation_checkpointing')}: enable_activation_checkpointing is off: torchtune's own"
-            " layers then keep up to 9 % more than transformers', which is not modelled yet"
+            f"{config.place('enable_activation_checkpointing')}: enable_activation_checkpointing is off: torchtune's"
+            " own layers then keep up to 9 % more than transformers', which is not modelled yet"
         )
     if checkpointing == "full":
-        keys.note("default", "", "its own layers are estimated by transformers' (within 2 % in traces)")
+        config.note("default", "", "its own layers are estimated by transformers' (within 2 % in traces)")
     else:
-        keys.note(
+        config.note(
             "warning",
             "enable_activation_checkpointing",
             "is off: torchtune's own layers keep 3 to 6 % more than is counted here, where heads are grouped",
         )
+
+
+def write(model: str, job: Job) -> ConfigText:
+    """Torchtune's YAML, without its tokenizer, data set and checkpoint.
+
+    Raises:
+        UnsupportedError: for a model that it does not build, or a job that its single-device recipes do not run.
+    """
+    for_torchtune = setting("for_framework", "torchtune")
+    if job.num_gpus > 1:
+        raise UnsupportedError(
+            f"{for_torchtune}: {setting('num_gpus', job.num_gpus)}: only its single-device recipes are modelled"
+        )
+    refuse_unwritable("torchtune", job)
+    if job.quantize != "none":
+        raise UnsupportedError(
+            f"{for_torchtune}: {setting('quantize', job.quantize)}: its quantized recipes are not modelled"
+        )
+    method = "full" if job.method == "full" else "lora"
+    component = {name: path for path, name in OPTIMIZERS.items()}
+    component |= {"adamw_torch_fused": "torch.optim.AdamW", "sgd_momentum": "torch.optim.SGD"}
+    if job.optimizer not in component:
+        raise UnsupportedError(f"{for_torchtune}: {setting('optimizer', job.optimizer)} is not one of its own")
+    optimizer: Pairs = {"_component_": component[job.optimizer]}
+    if job.optimizer == "adamw_torch_fused":
+        optimizer["fused"] = True
+    if job.optimizer == "sgd_momentum":
+        optimizer["momentum"] = 0.9
+    loss = "CrossEntropyLoss" if job.loss == "standard" else "CEWithChunkedOutputLoss"
+    pairs: Pairs = {
+        "model": {"_component_": _builder_path(model, method)} | (_adapter_pairs(job) if method == "lora" else {}),
+        "tokenizer": {"max_seq_len": job.sequence_length},
+        "dataset": {"packed": job.batches == "packed"},
+        "batch_size": job.micro_batch_size,
+        "gradient_accumulation_steps": job.gradient_accumulation_steps,
+        "optimizer": optimizer,
+        "loss": {"_component_": next(path for path in LOSSES if path.endswith(loss))},
+        "enable_activation_checkpointing": job.checkpointing == "full",
+        "enable_activation_offloading": False,
+        "dtype": job.dtype,
+        "compile": False,
+    }
+    command = f"tune run {method}_finetune_single_device --config train.yaml"
+    return ConfigText(pairs, allocator_variables(job), command, file="train.yaml")
+
+
+def _builder_path(model: str, method: str) -> str:
+    spec = find_model(model)
+    exact = [name for name, hub in MODELS.items() if hub == model]
+    same_architecture = [name for name, hub in MODELS.items() if spec and spec.config == _published_config(hub)]
+    for name in [*exact, *same_architecture][:1]:
+        family = next(module for module in FAMILIES if name.startswith(f"{module}_"))
+        return f"torchtune.models.{family}.{'lora_' if method == 'lora' else ''}{name}"
+    raise UnsupportedError(
+        f"{setting('for_framework', 'torchtune')}: it builds no {model}, or with layers that are not modelled yet"
+    )
+
+
+def _published_config(hub: str) -> Any:
+    spec = find_model(hub)
+    return spec and spec.config
+
+
+def _adapter_pairs(job: Job) -> Pairs:
+    names = {name: torchtune_name for torchtune_name, name in LAYERS.items()}
+    targets = (*ATTENTION, *MLP) if job.lora_targets is None else job.lora_targets
+    return {
+        "lora_attn_modules": [names.get(layer, layer) for layer in targets if layer in ATTENTION],
+        "apply_lora_to_mlp": any(layer in MLP for layer in targets),
+        "apply_lora_to_output": "lm_head" in targets,
+        "lora_rank": job.lora_rank,
+        "lora_alpha": 2 * job.lora_rank,
+        "lora_dropout": job.lora_dropout,
+    }
+
+
+FRAMEWORK = Framework(
+    name=PACKAGE,
+    read=read,
+    commands=(("tune", "run"),),
+    marks=frozenset(
+        {"checkpointer", "optimizer_in_bwd", "enable_activation_checkpointing", "tokenizer", "metric_logger"}
+    ),
+    in_sections=True,
+    split=split,
+    writers=(Writer("torchtune", write),),
+)

@@ -1,73 +1,83 @@
 """unsloth: FastLanguageModel, FastVisionModel and their trainers' arguments in a Python script (2026.10.9).
 
-Its kernels are its own: what is counted is transformers' code under full checkpointing with a fused head, which keeps
-more. How much more no trace tells, so the answer says which way it errs.
+It runs its own kernels: counted are transformers' layers under full checkpointing with a fused head, which keep more.
+How much more has not been traced, so a note says which way the estimate errs.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 from vramplan.errors import ConfigError
-from vramplan.frameworks.parsed_config import ParsedConfig, settle
-from vramplan.frameworks.readers.transformers_trainer import (
-    BATCH,
+from vramplan.frameworks.framework import Framework, Writer
+from vramplan.frameworks.parsed_config import ParsedConfig, resolve_version
+from vramplan.frameworks.readers.trainer_arguments import (
+    BATCH_KEY,
     NAMES,
-    PYTHON,
-    adapters,
-    arguments,
-    capped,
-    dtype_of,
-    evaluation,
-    launched,
-    mapped,
-    parts,
+    PYTHON_NAMES,
+    adapter_fields,
+    device_map_field,
+    eval_batch_size,
+    num_launched_processes,
+    read_dtype,
+    read_image_caps,
+    trainer_fields,
+    vision_fields,
 )
 from vramplan.frameworks.settings import ConfigReader
+from vramplan.frameworks.writers.config_text import (
+    FULL_NAMES,
+    ConfigText,
+    Pairs,
+    allocator_variables,
+    refuse_unwritable,
+)
 from vramplan.inputs.catalog import find_model
+from vramplan.inputs.job import Job
 
 PACKAGE, NEWEST = "unsloth", "2026.10.9"
-USUAL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""target_modules where nothing is said (models/llama.py: _DEFAULT_TARGET_MODULES)."""
-DYNAMIC = re.compile(r"-(unsloth-)?bnb-4bit$")
+DEFAULT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""target_modules by default (models/llama.py: _DEFAULT_TARGET_MODULES)."""
+DYNAMIC_4BIT = re.compile(r"-(unsloth-)?bnb-4bit$")
 OFFLOADS_FROM = 512
 """Tokens below which "unsloth" checkpointing is plain (models/_utils.py: apply_unsloth_gradient_checkpointing)."""
 CONFIG_DEFAULTS: dict[bool, dict[str, Any]] = {
-    True: {BATCH: 4, "gradient_accumulation_steps": 2, "optim": "adamw_8bit"},
-    False: {BATCH: 8, "gradient_accumulation_steps": 1, "optim": "adamw_torch_fused"},
+    True: {BATCH_KEY: 4, "gradient_accumulation_steps": 2, "optim": "adamw_8bit"},
+    False: {BATCH_KEY: 8, "gradient_accumulation_steps": 1, "optim": "adamw_torch_fused"},
 }
-"""What unsloth puts into SFTConfig (models/rl.py); TrainingArguments keep transformers'."""
+"""Defaults of SFTConfig as unsloth patches it (models/rl.py), and of TrainingArguments, which are transformers'."""
 
 
-def read(keys: ConfigReader, cards: int, asked: str | None) -> ParsedConfig:
+def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> ParsedConfig:
     """The job of a script around unsloth."""
-    version, where = settle(PACKAGE, asked, NEWEST)
-    own = keys.text("arguments", default="sftconfig") != "trainingarguments"
-    usual = CONFIG_DEFAULTS[own]
-    job = arguments(keys, usual[BATCH], usual["gradient_accumulation_steps"])
-    job["optimizer"] = keys.text("optim", default=usual["optim"])
-    whole = keys.flag("full_finetuning", default=False)
-    adapted = keys.flag("get_peft_model", default=False)
-    if not whole and not adapted:
-        raise ConfigError(f"{keys.source.where}: no get_peft_model and no full_finetuning=True: nothing would train")
-    stored = _stored(keys, whole)
-    half = "bf16" if keys.source.knows_bf16 and stored != "fp16" else "fp16"
-    half = "none" if whole and stored == "bf16" else half
+    version, where = resolve_version(PACKAGE, framework_version, NEWEST)
+    is_sft_config = config.lowercase("arguments", default="sftconfig") != "trainingarguments"
+    defaults = CONFIG_DEFAULTS[is_sft_config]
+    job = trainer_fields(config, defaults[BATCH_KEY], defaults["gradient_accumulation_steps"])
+    job["optimizer"] = config.lowercase("optim", default=defaults["optim"])
+    is_full = config.boolean("full_finetuning", default=False)
+    has_adapters = config.boolean("get_peft_model", default=False)
+    if not is_full and not has_adapters:
+        raise ConfigError(f"{config.source.where}: no get_peft_model and no full_finetuning=True: nothing would train")
+    weights_dtype = _stored(config, is_full)
+    autocast = "bf16" if config.source.supports_bf16 and weights_dtype != "fp16" else "fp16"
+    autocast = "none" if is_full and weights_dtype == "bf16" else autocast
     for name in ("bf16", "fp16"):
-        half = name if keys.flag(name, default=False) else half
-    job |= {"method": "full" if whole else "lora", "dtype": stored, "autocast": half, "loss": "liger"}
-    if not whole:
-        job |= _adapters(keys) | _quantized(keys)
-    job["sequence_length"] = keys.count("max_seq_length", "max_length", default=2048)
-    job |= _checkpointing(keys, job["sequence_length"])
-    if keys.flag("packing", default=False) or keys.flag("padding_free", default=False):
+        autocast = name if config.boolean(name, default=False) else autocast
+    job |= {"method": "full" if is_full else "lora", "dtype": weights_dtype, "autocast": autocast, "loss": "liger"}
+    if not is_full:
+        job |= _adapters(config) | _quantized(config)
+    job["sequence_length"] = config.integer("max_seq_length", "max_length", default=2048)
+    job |= _checkpointing(config, job["sequence_length"])
+    if config.boolean("packing", default=False) or config.boolean("padding_free", default=False):
         job["batches"] = "packed"
-    is_seen = keys.text("loader", default="fastlanguagemodel") != "fastlanguagemodel"
-    job |= parts("full") if whole else _parts(keys) if is_seen else {}
-    job["num_gpus"] = launched(keys, cards)
-    job |= mapped(job)  # models/loader.py: sequential
-    keys.note(
+    is_vision_model = config.lowercase("loader", default="fastlanguagemodel") != "fastlanguagemodel"
+    job |= vision_fields("full") if is_full else _vision_fields(config) if is_vision_model else {}
+    job["num_gpus"] = num_launched_processes(config, num_gpus)
+    job |= device_map_field(job)  # models/loader.py: sequential
+    config.note(
         "warning",
         "",
         "unsloth runs its own kernels: counted are transformers' layers and a fused head, which keep more; its fused"
@@ -75,60 +85,62 @@ def read(keys: ConfigReader, cards: int, asked: str | None) -> ParsedConfig:
     )
     names = NAMES | {
         "sequence_length": "max_seq_length",
-        "dtype": PYTHON["dtype"],
+        "dtype": PYTHON_NAMES["dtype"],
         "quantize": {"nf4": "load_in_4bit True"},
         "checkpointing": {"full": "use_gradient_checkpointing True"},
     }
-    reading = ParsedConfig(PACKAGE, f"{version} ({where})", _model(keys), job, names, keys.notes)
-    capped(keys, reading)
-    reading.eval_batch_size = evaluation(keys, 4 if own else 8, keys.has("eval_strategy", "evaluation_strategy"))
-    return reading
+    parsed = ParsedConfig(PACKAGE, f"{version} ({where})", _model(config), job, names, config.notes)
+    read_image_caps(config, parsed)
+    parsed.eval_batch_size = eval_batch_size(
+        config, 4 if is_sft_config else 8, config.has("eval_strategy", "evaluation_strategy")
+    )
+    return parsed
 
 
-def _stored(keys: ConfigReader, whole: bool) -> str:
-    """bf16 where nothing is said, fp16 on cards without it, also where bf16 is (models/llama.py: from_pretrained).
+def _stored(config: ConfigReader, is_full: bool) -> str:
+    """bf16 by default; fp16 on GPUs without bf16, even if bf16 is set (models/llama.py: from_pretrained).
 
-    Weights that train are fp32 instead of fp16 (unsloth_zoo, training_utils.py: prepare_model_for_training).
+    Trained weights are fp32 instead of fp16 (unsloth_zoo, training_utils.py: prepare_model_for_training).
     """
-    given = dtype_of(keys, "dtype")
-    stored = given or "bf16"
-    if stored == "bf16" and not keys.source.knows_bf16:
-        stored = "fp16"
-        keys.note("warning" if given else "default", "dtype", "the card has no bf16: unsloth takes float16")
-    return "fp32" if whole and stored == "fp16" else stored
+    requested = read_dtype(config, "dtype")
+    dtype = requested or "bf16"
+    if dtype == "bf16" and not config.source.supports_bf16:
+        dtype = "fp16"
+        config.note("warning" if requested else "default", "dtype", "the card has no bf16: unsloth takes float16")
+    return "fp32" if is_full and dtype == "fp16" else dtype
 
 
-def _model(keys: ConfigReader) -> str:
-    """Unsloth's copies are the originals under its own name; quantized copies by the name before that."""
-    given = keys.name("model_name") or ""
-    plain = DYNAMIC.sub("", given)
-    if given.startswith("unsloth/"):
-        original = find_model(plain.removeprefix("unsloth/").replace("Meta-Llama-3.1", "Llama-3.1"))
-        plain = plain if original is None else original.name
-    if plain != given:
-        keys.note("default", "model_name", f"taken as {plain}, of which it is a copy")
-    return plain
+def _model(config: ConfigReader) -> str:
+    """The original of a copy under unsloth's name; a quantized copy's is named before its suffix."""
+    name = config.string("model_name") or ""
+    original_name = DYNAMIC_4BIT.sub("", name)
+    if name.startswith("unsloth/"):
+        original = find_model(original_name.removeprefix("unsloth/").replace("Meta-Llama-3.1", "Llama-3.1"))
+        original_name = original_name if original is None else original.name
+    if original_name != name:
+        config.note("default", "model_name", f"taken as {original_name}, of which it is a copy")
+    return original_name
 
 
-def _adapters(keys: ConfigReader) -> dict[str, Any]:
-    job = adapters(keys, "r", usual=16)
-    named = keys.names("target_modules")
-    if named in ((), ("all-linear",)):
-        sees = keys.text("loader", default="fastlanguagemodel") != "fastlanguagemodel"
-        job["lora_targets"] = None if sees or named else USUAL
+def _adapters(config: ConfigReader) -> dict[str, Any]:
+    job = adapter_fields(config, "r", default_rank=16)
+    targets = config.strings("target_modules")
+    if targets in ((), ("all-linear",)):
+        is_vision_model = config.lowercase("loader", default="fastlanguagemodel") != "fastlanguagemodel"
+        job["lora_targets"] = None if is_vision_model or targets else DEFAULT_TARGETS
     else:
-        job["lora_targets"] = named
+        job["lora_targets"] = targets
     return job
 
 
-def _quantized(keys: ConfigReader) -> dict[str, Any]:
-    """Four bits unless told otherwise; what a checkpoint in four bits leaves in sixteen is not known by its name."""
-    sixteen = keys.flag("load_in_16bit", default=False) or keys.flag("load_in_8bit", default=False)
-    if not keys.flag("load_in_4bit", default=not sixteen):
+def _quantized(config: ConfigReader) -> dict[str, Any]:
+    """Four bits by default; which layers a dynamic checkpoint leaves in 16 bits is not known by its name."""
+    is_16bit = config.boolean("load_in_16bit", default=False) or config.boolean("load_in_8bit", default=False)
+    if not config.boolean("load_in_4bit", default=not is_16bit):
         return {}
-    if not keys.has("load_in_4bit"):
-        keys.note("default", "load_in_4bit", "not set: True")
-    keys.note(
+    if not config.has("load_in_4bit"):
+        config.note("default", "load_in_4bit", "not set: True")
+    config.note(
         "warning",
         "load_in_4bit",
         "unsloth's dynamic checkpoints leave some layers in 16 bits: they need more than this",
@@ -136,16 +148,16 @@ def _quantized(keys: ConfigReader) -> dict[str, Any]:
     return {"quantize": "nf4", "double_quant": True}
 
 
-def _checkpointing(keys: ConfigReader, length: int) -> dict[str, str]:
-    """What "unsloth" sends to the host, the layers' inputs, is counted on the card here."""
-    given = keys.text("use_gradient_checkpointing", default="unsloth")
-    if given not in ("unsloth", "true", "false"):
-        raise keys.wrong(("use_gradient_checkpointing",), 'True, False or "unsloth"')
-    if given == "false":
-        return {"checkpointing": "full" if keys.flag("gradient_checkpointing", default=False) else "none"}
-    keys.asked.add("gradient_checkpointing")
-    if given == "unsloth" and length >= OFFLOADS_FROM:
-        keys.note(
+def _checkpointing(config: ConfigReader, length: int) -> dict[str, str]:
+    """Mode "unsloth" offloads the layers' inputs to the host; here they are counted on the GPU."""
+    mode = config.lowercase("use_gradient_checkpointing", default="unsloth")
+    if mode not in ("unsloth", "true", "false"):
+        raise config.invalid(("use_gradient_checkpointing",), 'True, False or "unsloth"')
+    if mode == "false":
+        return {"checkpointing": "full" if config.boolean("gradient_checkpointing", default=False) else "none"}
+    config.read_keys.add("gradient_checkpointing")
+    if mode == "unsloth" and length >= OFFLOADS_FROM:
+        config.note(
             "warning",
             "use_gradient_checkpointing",
             'is "unsloth": layers\' inputs go to the host; they are counted on the card here, so it needs less',
@@ -153,12 +165,89 @@ def _checkpointing(keys: ConfigReader, length: int) -> dict[str, str]:
     return {"checkpointing": "full"}
 
 
-def _parts(keys: ConfigReader) -> dict[str, str]:
-    """FastVisionModel adapts the tower as well, unless told otherwise; parts of layers are not told apart here."""
+def _vision_fields(config: ConfigReader) -> dict[str, str]:
+    """FastVisionModel adapts the vision tower too by default; its choices inside layers are refused."""
     for name in ("finetune_language_layers", "finetune_attention_modules", "finetune_mlp_modules"):
-        if not keys.flag(name, default=True):
-            raise keys.refuse(name)
-    if keys.flag("finetune_audio_layers", default=False):
-        raise keys.refuse("finetune_audio_layers")
-    both = keys.flag("finetune_vision_layers", default=True) or keys.names("target_modules") == ("all-linear",)
-    return {"vision": "lora", "projector": "lora"} if both else {}
+        if not config.boolean(name, default=True):
+            raise config.unsupported(name)
+    if config.boolean("finetune_audio_layers", default=False):
+        raise config.unsupported("finetune_audio_layers")
+    adapts_tower = config.boolean("finetune_vision_layers", default=True) or config.strings("target_modules") == (
+        "all-linear",
+    )
+    return {"vision": "lora", "projector": "lora"} if adapts_tower else {}
+
+
+def write(model: str, job: Job) -> ConfigText:
+    """A Python script of unsloth's three calls, without its data set.
+
+    Raises:
+        UnsupportedError: for settings that are not modelled there.
+    """
+    refuse_unwritable("unsloth", job)
+    is_full = job.method == "full"
+    load_arguments: Pairs = {
+        "model_name": model,
+        "max_seq_length": job.sequence_length,
+        "dtype": FULL_NAMES[job.dtype],
+        "load_in_4bit": job.quantize == "nf4",
+    }
+    load_arguments |= {"full_finetuning": True} if is_full else {}
+    adapter_arguments: Pairs = {"r": job.lora_rank, "lora_alpha": job.lora_rank, "lora_dropout": job.lora_dropout}
+    loader = "FastVisionModel" if job.pictures else "FastLanguageModel"
+    if job.lora_targets is not None:
+        adapter_arguments["target_modules"] = list(job.lora_targets)
+    elif job.pictures:  # all-linear would adapt the tower regardless of finetune_vision_layers
+        adapter_arguments["finetune_vision_layers"] = job.vision == "lora"
+    else:
+        adapter_arguments["target_modules"] = "all-linear"
+    adapter_arguments["use_gradient_checkpointing"] = job.checkpointing == "full"
+    if is_full:
+        load_arguments["use_gradient_checkpointing"] = adapter_arguments["use_gradient_checkpointing"]
+    arguments: Pairs = {
+        "per_device_train_batch_size": job.micro_batch_size,
+        "gradient_accumulation_steps": job.gradient_accumulation_steps,
+        "optim": job.optimizer,
+        "bf16": job.autocast == "bf16",
+        "fp16": job.autocast == "fp16",
+        "packing": job.batches == "packed",
+        "output_dir": "output",
+    }
+    get_peft_model = "" if is_full else f"model = {loader}.get_peft_model({_call(adapter_arguments, 'model')})\n"
+    body = (
+        f"from unsloth import {loader}\n"
+        "from trl import SFTConfig, SFTTrainer\n\n"
+        f"model, tokenizer = {loader}.from_pretrained({_call(load_arguments)})\n"
+        f"{get_peft_model}"
+        f"arguments = SFTConfig({_call(arguments)})\n"
+        "trainer = SFTTrainer(model=model, processing_class=tokenizer, args=arguments, train_dataset=dataset)\n"
+        "trainer.train()\n"
+    )
+    pairs = (
+        load_arguments
+        | ({} if is_full else adapter_arguments | {"get_peft_model": True})
+        | arguments
+        | {"arguments": "SFTConfig"}
+    )
+    pairs["loader"] = loader
+    command = f"torchrun --nproc_per_node {job.num_gpus} train.py" if job.num_gpus > 1 else "python train.py"
+    return ConfigText(pairs, allocator_variables(job), command, file="train.py", launcher="nproc_per_node", body=body)
+
+
+def _call(pairs: Pairs, *positional: str) -> str:
+    """Arguments of a call, one on each line."""
+    lines = [*positional, *(f"{name}={_literal(value)}" for name, value in pairs.items())]
+    return "\n" + "".join(f"    {line},\n" for line in lines)
+
+
+def _literal(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, (str, list)) else str(value)
+
+
+FRAMEWORK = Framework(
+    name=PACKAGE,
+    read=read,
+    marks=frozenset({"load_in_16bit", "full_finetuning", "use_gradient_checkpointing"}),
+    inherits=("trl", "transformers"),
+    writers=(Writer("unsloth", write),),
+)

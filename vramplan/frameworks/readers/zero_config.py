@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON: alone, or named by the others."""
+"""DeepSpeed's JSON: by itself, or named by another framework's configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vramplan.frameworks.syntax.config_files import named
 from vramplan.inputs.job import engine_casts
 
 PRESET = re.compile(r"(?:default-)?zero-?([0123])([-_]offload)?")
-"""ms-swift's names for the configurations that it ships (swift/config/zero*.json)."""
+"""ms-swift's names of the configurations that it ships (swift/config/zero*.json)."""
 PRESET_BUCKET = 200_000_000
 """Their reduce_bucket_size at stages 1 and 2; at 3 it is "auto"."""
 SIZES = {
@@ -22,8 +22,8 @@ SIZES = {
     "stage3_max_reuse_distance": 1_000_000_000,
     "sub_group_size": 1_000_000_000,
 }
-"""Numbers of elements, and what DeepSpeed takes where they are not set (0.19, runtime/zero/config.py)."""
-ONLY: dict[str, tuple[Any, ...]] = {
+"""Sizes in elements -> DeepSpeed's default (0.19, runtime/zero/config.py)."""
+MODELLED_VALUES: dict[str, tuple[Any, ...]] = {
     "contiguous_gradients": (True,),
     "reduce_scatter": (True,),
     "zero_hpz_partition_size": (1,),
@@ -39,8 +39,8 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "zenflow": (),
     "zeropp_loco_param": (),
 }
-"""What is modelled with these values alone."""
-KNOWN = {*SIZES, *ONLY} | set(
+"""Keys that must be off or have one of these values."""
+KNOWN = {*SIZES, *MODELLED_VALUES} | set(
     """
     stage overlap_comm offload_optimizer offload_param allgather_bucket_size allgather_partitions allgather_sequential
     compute_grad_norm cpu_offload_use_pin_memory elastic_checkpoint enable_sanity_checks ignore_unused_parameters
@@ -54,46 +54,48 @@ KNOWN = {*SIZES, *ONLY} | set(
 )
 """Every key of zero_optimization that DeepSpeed 0.19 takes."""
 OPTIMIZERS = {"adam": "adamw_torch_fused", "adamw": "adamw_torch_fused"}
-"""DeepSpeed's own optimizers: one kernel, fp32 states."""
+"""DeepSpeed's own optimizers: fused, with fp32 states."""
 BATCH = {
     "train_micro_batch_size_per_gpu": "micro_batch_size",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
 }
-"""Numbers that transformers wants to be its own, or auto (integrations/deepspeed.py: fill_match)."""
+"""Keys that must be auto or equal the Trainer's own (integrations/deepspeed.py: fill_match)."""
 
 
-def referenced(keys: ConfigReader) -> dict[str, Any]:
-    """What the key `deepspeed` brings: a preset, a file, or JSON in place.
+def referenced(config: ConfigReader) -> dict[str, Any]:
+    """Fields of the job from the key `deepspeed`: a preset, a file, or JSON in place; empty if it is not set.
 
     Raises:
-        ConfigError: for a file that is not there, or broken.
-        UnsupportedError: for what is not modelled in it.
+        ConfigError: for a file that does not exist or cannot be parsed.
+        UnsupportedError: for settings that are not modelled.
     """
-    found = keys.setting("deepspeed")
-    if found is None:
+    value = config.get("deepspeed")
+    if value is None:
         return {}
-    shipped = PRESET.fullmatch(str(found.value).strip())
-    if shipped is not None:
-        stage = int(shipped[1])
-        return preset(stage, "none" if not shipped[2] else "all" if stage == 3 else "optimizer")
-    own = ConfigReader(ConfigSource(named(found, keys.folder, "deepspeed"), {}, (), str(found.value)), "DeepSpeed")
+    preset_match = PRESET.fullmatch(str(value.value).strip())
+    if preset_match is not None:
+        stage = int(preset_match[1])
+        return preset(stage, "none" if not preset_match[2] else "all" if stage == 3 else "optimizer")
+    section = ConfigReader(
+        ConfigSource(named(value, config.folder, "deepspeed"), {}, (), str(value.value)), "DeepSpeed"
+    )
     for name, field in BATCH.items():
-        if own.text(name, default="auto") != "auto":
-            keys.pinned[field] = ConfigValue(own.count(name, default=1), f"{found.value}: {name}")
-    _half(own, keys)
-    job = fields(own, found)
-    keys.notes += own.notes
+        if section.lowercase(name, default="auto") != "auto":
+            config.required_values[field] = ConfigValue(section.integer(name, default=1), f"{value.value}: {name}")
+    _check_half_precision(section, config)
+    job = fields(section, value)
+    config.notes += section.notes
     return job
 
 
 def preset(stage: int, offload: str) -> dict[str, Any]:
-    """The fields of a job in a configuration that ms-swift ships."""
+    """Fields of the job from a configuration that ms-swift ships."""
     zero = {} if stage == 3 else {"reduce_bucket_size": PRESET_BUCKET}
     return {"strategy": f"zero{stage}", "zero": zero, "offload": offload}
 
 
 def cast(job: dict[str, Any]) -> None:
-    """DeepSpeed casts the whole model to the half-precision type and keeps fp32 copies itself; nothing is autocast."""
+    """Apply DeepSpeed's cast of the whole model to half precision; it keeps fp32 copies and runs no autocast."""
     if str(job.get("strategy")).startswith("zero"):
         if job.get("autocast", "none") != "none":
             job["dtype"] = job["autocast"]
@@ -102,85 +104,85 @@ def cast(job: dict[str, Any]) -> None:
             job["lora_dtype"] = job["dtype"]
 
 
-def _half(own: ConfigReader, keys: ConfigReader) -> None:
-    """Refuse a half-precision type that is fixed and not the trainer's: transformers stops there (fill_match)."""
+def _check_half_precision(section: ConfigReader, config: ConfigReader) -> None:
+    """Refuse a half-precision dtype that is neither auto nor the Trainer's: transformers stops there (fill_match)."""
     for name in ("bf16", "fp16"):
-        part = own.part(name)
-        said = "auto" if part is None else part.text("enabled", default="false")
-        wanted = keys.flag(name, default=False)
-        if part is not None and said != "auto" and (said in TRUE) != wanted:
+        half = section.section(name)
+        is_enabled = "auto" if half is None else half.lowercase("enabled", default="false")
+        expected = config.boolean(name, default=False)
+        if half is not None and is_enabled != "auto" and (is_enabled in TRUE) != expected:
             raise ConfigError(
-                f"{own.source.where}: {name}.enabled is {said}, and the trainer's {name} is"
-                f" {str(wanted).lower()}: training stops at that; write auto"
+                f"{section.source.where}: {name}.enabled is {is_enabled}, and the trainer's {name} is"
+                f" {str(expected).lower()}: training stops at that; write auto"
             )
 
 
-def fields(own: ConfigReader, found: ConfigValue) -> dict[str, Any]:
-    """The fields of a job in a DeepSpeed configuration."""
-    zero = own.part("zero_optimization")
+def fields(section: ConfigReader, value: ConfigValue) -> dict[str, Any]:
+    """Fields of the job from a DeepSpeed configuration."""
+    zero = section.section("zero_optimization")
     if zero is None:
-        return _stage(0, found) | _optimizer(own, 0)
-    stage = zero.count("stage", default=0, least=0)
-    job = _stage(stage, found)
-    for name, harmless in ONLY.items():
-        zero.only(name, *harmless)
+        return _strategy(0, value) | _optimizer(section, 0)
+    stage = zero.integer("stage", default=0, least=0)
+    job = _strategy(stage, value)
+    for name, harmless in MODELLED_VALUES.items():
+        zero.require_off(name, *harmless)
     sizes = {
         name.removeprefix("stage3_"): _elements(zero, name)
         for name in SIZES
         if stage == 3 or name == "reduce_bucket_size"
     }
     job["zero"] = {name: size for name, size in sizes.items() if size is not None}
-    job["zero"]["overlap_comm"] = zero.flag("overlap_comm", default=stage == 3)
+    job["zero"]["overlap_comm"] = zero.boolean("overlap_comm", default=stage == 3)
     job["offload"] = _offload(zero)
-    for name, one in zero.source.settings.items():
+    for name, unknown in zero.source.settings.items():
         if name not in KNOWN:
             near = nearest_names(name, KNOWN, 1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            said = f"DeepSpeed's zero_optimization does not know this key{meant}"
-            own.notes.append(Note("unknown", name, said, one.place))
-    types = own.part("data_types")
-    if types is not None:
-        types.only("grad_accum_dtype", "bf16", "fp16")
-    return job | _optimizer(own, stage)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            text = f"DeepSpeed's zero_optimization does not know this key{hint}"
+            section.notes.append(Note("unknown", name, text, unknown.place))
+    data_types = section.section("data_types")
+    if data_types is not None:
+        data_types.require_off("grad_accum_dtype", "bf16", "fp16")
+    return job | _optimizer(section, stage)
 
 
-def unset(stage: int) -> dict[str, Any]:
-    """What DeepSpeed takes where the stage alone is said, as accelerate passes it on (DeepSpeedPlugin)."""
-    keys = ConfigReader(ConfigSource({"zero_optimization": ConfigValue({"stage": stage}, "")}), "DeepSpeed")
-    return fields(keys, ConfigValue(stage, ""))
+def stage_defaults(stage: int) -> dict[str, Any]:
+    """Fields of the job if only the ZeRO stage is set, as accelerate passes it on (DeepSpeedPlugin)."""
+    config = ConfigReader(ConfigSource({"zero_optimization": ConfigValue({"stage": stage}, "")}), "DeepSpeed")
+    return fields(config, ConfigValue(stage, ""))
 
 
 def _elements(zero: ConfigReader, name: str) -> int | None:
-    """A number of elements; None for auto, which transformers fills in by the model's width."""
-    return None if zero.text(name, default="") == "auto" else zero.count(name, default=SIZES[name], least=0)
+    """A size in elements; None for auto, which transformers computes from the hidden size."""
+    return None if zero.lowercase(name, default="") == "auto" else zero.integer(name, default=SIZES[name], least=0)
 
 
 def _offload(zero: ConfigReader) -> str:
-    """What the host keeps."""
-    found = "none"
-    for name, what in (("offload_optimizer", "optimizer"), ("offload_param", "all")):
-        part = zero.part(name)
-        device = "none" if part is None else part.text("device", default="none")
-        if device not in ("none", "cpu") and part is not None:
-            raise part.refuse("device")
-        found = what if device == "cpu" else found
-    return found
+    """What is offloaded to the host."""
+    offload = "none"
+    for name, state in (("offload_optimizer", "optimizer"), ("offload_param", "all")):
+        target = zero.section(name)
+        device = "none" if target is None else target.lowercase("device", default="none")
+        if device not in ("none", "cpu") and target is not None:
+            raise target.unsupported("device")
+        offload = state if device == "cpu" else offload
+    return offload
 
 
-def _optimizer(own: ConfigReader, stage: int) -> dict[str, Any]:
-    """An optimizer of DeepSpeed's own, which replaces the framework's."""
-    part = own.part("optimizer")
-    if part is None:
+def _optimizer(section: ConfigReader, stage: int) -> dict[str, Any]:
+    """DeepSpeed's own optimizer, which replaces the framework's."""
+    optimizer = section.section("optimizer")
+    if optimizer is None:
         return {}
-    name = part.text("type", default="adamw")
+    name = optimizer.lowercase("type", default="adamw")
     if name not in OPTIMIZERS:
-        raise part.refuse("type")
+        raise optimizer.unsupported("type")
     if stage == 0:  # FP16_Optimizer, with flat copies
-        raise part.refuse("type", "at stage 0 is not modelled yet; leave the optimizer to the trainer")
+        raise optimizer.unsupported("type", "at stage 0 is not modelled yet; leave the optimizer to the trainer")
     return {"optimizer": OPTIMIZERS[name]}
 
 
-def _stage(stage: int, found: ConfigValue) -> dict[str, Any]:
+def _strategy(stage: int, value: ConfigValue) -> dict[str, Any]:
     if stage not in (0, 1, 2, 3):
-        raise UnsupportedError(f"{found.place}: deepspeed: ZeRO stage {stage} is not modelled")
+        raise UnsupportedError(f"{value.place}: deepspeed: ZeRO stage {stage} is not modelled")
     return {"strategy": f"zero{stage}"}

@@ -16,27 +16,28 @@ _PAIR = re.compile(r"\+?([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 
 
 class Piece(NamedTuple):
-    """What some of a command's words say."""
+    """One setting of a command, or a word that belongs to none."""
 
     name: str
     """With underscores; empty for a word that belongs to no setting."""
     value: object
     shown: str
-    """As it was spelt."""
+    """As the command spells it."""
     first: int
+    """Index of its first word."""
     last: int
-    """Of its words."""
+    """Index of its last word."""
 
 
 def pieces(words: Sequence[str]) -> Iterator[Piece]:
-    """The words of a command, put together to settings."""
+    """The settings in the words of a command."""
     index = 0
     while index < len(words):
         first, word = index, words[index]
         index += 1
         if _is_flag(word):
-            name, _, given = word.lstrip("-").partition("=")
-            values = [given] if "=" in word else []
+            name, _, value = word.lstrip("-").partition("=")
+            values = [value] if "=" in word else []
             while "=" not in word and index < len(words) and not _is_flag(words[index]):
                 values.append(words[index])
                 index += 1
@@ -54,16 +55,16 @@ def pieces(words: Sequence[str]) -> Iterator[Piece]:
 def split(words: Sequence[str]) -> tuple[list[str], dict[str, ConfigValue]]:
     """(words that belong to no flag, settings).
 
-    A flag's name is taken with underscores. What is given twice counts the second time, as argparse has it.
+    Flags' names get underscores. The last of several equal flags counts, as in argparse.
     """
-    for before, word in zip(["", *words], words, strict=False):
-        if word.startswith(UNKNOWN) and not _is_flag(before):  # may be anything, flags too
+    for previous, word in zip(["", *words], words, strict=False):
+        if word.startswith(UNKNOWN) and not _is_flag(previous):  # may be anything, flags too
             raise ConfigError(
                 f"{word.replace(UNKNOWN, '')}: is not known without running the script; set it in the call"
             )
-    found = list(pieces(words))
-    return [one.shown for one in found if not one.name], {
-        one.name: ConfigValue(one.value, one.shown) for one in found if one.name
+    settings = list(pieces(words))
+    return [piece.shown for piece in settings if not piece.name], {
+        piece.name: ConfigValue(piece.value, piece.shown) for piece in settings if piece.name
     }
 
 
@@ -78,44 +79,44 @@ def _value(values: list[str]) -> object:
 
 
 def dotted(settings: dict[str, ConfigValue]) -> dict[str, ConfigValue]:
-    """``a.b: 1`` put into a mapping under ``a``.
+    """Settings with ``a.b: 1`` put into a mapping under ``a``.
 
     Raises:
-        ConfigError: where ``a`` is something else as well.
+        ConfigError: if ``a`` also has a value of its own.
     """
-    made: dict[str, ConfigValue] = {}
-    for name, found in settings.items():
+    nested: dict[str, ConfigValue] = {}
+    for name, value in settings.items():
         first, _, rest = name.partition(".")
         if not rest:
-            made[name] = found
+            nested[name] = value
             continue
-        outer = made.setdefault(first, ConfigValue({}, found.place))
+        outer = nested.setdefault(first, ConfigValue({}, value.place))
         if not isinstance(outer.value, dict):
-            raise ConfigError(f"{found.place}: {first} is given as a value and as a mapping")
-        outer.value[rest] = found.value
-    return made
+            raise ConfigError(f"{value.place}: {first} is given as a value and as a mapping")
+        outer.value[rest] = value.value
+    return nested
 
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 def in_sections(source: ConfigSource) -> ConfigSource:
-    """A source whose settings stand in sections, each as ``section.key``, with what refers to another put in."""
+    """The source with settings in sections as ``section.key``, and references to other settings resolved."""
     settings = flattened(source.settings)
-    for name, found in settings.items():
-        reference = _REFERENCE.fullmatch(str(found.value).strip())
+    for name, value in settings.items():
+        reference = _REFERENCE.fullmatch(str(value.value).strip())
         if reference is not None and reference[1] in settings:
-            settings[name] = ConfigValue(settings[reference[1]].value, found.place)
+            settings[name] = ConfigValue(settings[reference[1]].value, value.place)
     return replace(source, settings=settings)
 
 
-def flattened(settings: Mapping[str, ConfigValue], before: str = "") -> dict[str, ConfigValue]:
-    """The inverse: what stands in a section, as ``section.key``; what is given dotted goes before it."""
-    made: dict[str, ConfigValue] = {}
-    for name, found in settings.items():
-        if isinstance(found.value, dict):
-            inner = {key: ConfigValue(value, found.place) for key, value in found.value.items()}
-            made = flattened(inner, f"{before}{name}.") | made
+def flattened(settings: Mapping[str, ConfigValue], prefix: str = "") -> dict[str, ConfigValue]:
+    """Settings in sections as ``section.key``; settings written with dots override them."""
+    flat: dict[str, ConfigValue] = {}
+    for name, value in settings.items():
+        if isinstance(value.value, dict):
+            inner = {key: ConfigValue(inner_value, value.place) for key, inner_value in value.value.items()}
+            flat = flattened(inner, f"{prefix}{name}.") | flat
         else:
-            made[f"{before}{name}"] = found
-    return made
+            flat[f"{prefix}{name}"] = value
+    return flat

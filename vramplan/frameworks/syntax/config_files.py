@@ -14,13 +14,13 @@ from vramplan.errors import ConfigError
 from vramplan.frameworks.settings import ConfigValue
 
 MOST_BYTES = 4 << 20
-"""Configurations are far below; a data set given by mistake is far above."""
+"""Configurations are far smaller; a data set given by mistake is far larger."""
 MOST_VALUES = 100_000
-"""In one file, aliases written out: more is a bomb, not a configuration."""
+"""In one file with its aliases expanded; more is an attack, not a configuration."""
 
 
 def beside(name: object, folder: Path) -> Path | None:
-    """A file that a configuration names, from here or from its own folder; None where there is none."""
+    """A file that a configuration names, relative to here or to its own folder; None if there is none."""
     for path in (Path(str(name)), folder / str(name)):
         try:
             if path.is_file():
@@ -30,31 +30,31 @@ def beside(name: object, folder: Path) -> Path | None:
     return None
 
 
-def named(found: ConfigValue, folder: Path, key: str) -> dict[str, ConfigValue]:
-    """What a key says that takes a mapping, JSON in place, or the name of a file of it.
+def named(value: ConfigValue, folder: Path, key: str) -> dict[str, ConfigValue]:
+    """The settings of a key that takes a mapping, JSON in place, or the name of a file.
 
-    Lines of comments are left out, as annotated tutorials have them.
+    Comment lines of the file are dropped: tutorials annotate their JSON.
 
     Raises:
-        ConfigError: for a file that is not there, or broken.
+        ConfigError: for a file that does not exist or cannot be parsed.
     """
-    if isinstance(found.value, dict):
-        return {name: ConfigValue(value, f"{found.place}: {name}") for name, value in found.value.items()}
-    word = str(found.value).strip()
-    if word.startswith("{"):
-        return from_json(word, found.place)
-    path = beside(word, folder)
+    if isinstance(value.value, dict):
+        return {name: ConfigValue(inner, f"{value.place}: {name}") for name, inner in value.value.items()}
+    text = str(value.value).strip()
+    if text.startswith("{"):
+        return from_json(text, value.place)
+    path = beside(text, folder)
     if path is None:
-        said = " ".join(word.split())[:80]
-        raise ConfigError(f"{found.place}: {key}: no file {said} here or beside the configuration")
+        shown = " ".join(text.split())[:80]
+        raise ConfigError(f"{value.place}: {key}: no file {shown} here or beside the configuration")
     return mapping(re.sub(r"^\s*//.*$", "", read_text(path), flags=re.MULTILINE), str(path))
 
 
 def read_text(path: Path) -> str:
-    """A file's text.
+    """The text of a file.
 
     Raises:
-        ConfigError: where it cannot be read, is empty, too large, or no UTF-8 text.
+        ConfigError: if it cannot be read, is empty or too large, or is not UTF-8 text.
     """
     try:
         if path.is_dir():
@@ -86,7 +86,7 @@ def read_mapping(path: Path) -> dict[str, ConfigValue]:
 
 
 def mapping(text: str, where: str) -> dict[str, ConfigValue]:
-    """The same of a text, TOML by its file's name, JSON where it looks so.
+    """The top-level keys of a text: TOML by the file's name, JSON if it begins with a brace, else YAML.
 
     Raises:
         ConfigError: naming the line of what is broken.
@@ -97,19 +97,19 @@ def mapping(text: str, where: str) -> dict[str, ConfigValue]:
 
 
 def from_json(text: str, where: str) -> dict[str, ConfigValue]:
-    """JSON, without line numbers but with its doubled keys found.
+    """The top-level keys of JSON, without line numbers; duplicate keys are an error.
 
     Raises:
-        ConfigError: where it is broken.
+        ConfigError: if it cannot be parsed.
     """
 
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        made: dict[str, Any] = {}
-        for key, value in found:
-            if key in made:
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        unique: dict[str, Any] = {}
+        for key, value in items:
+            if key in unique:
                 raise ConfigError(f"{where}: {key} stands twice")
-            made[key] = value
-        return made
+            unique[key] = value
+        return unique
 
     try:
         raw = json.loads(text, object_pairs_hook=pairs)
@@ -126,7 +126,7 @@ def of_notebook(text: str, where: str) -> str:
     """The Python in a notebook's cells, one after the other; lines for the shell (``!pip``, ``%cd``) left empty.
 
     Raises:
-        ConfigError: where it is no notebook.
+        ConfigError: if it is not a notebook with code.
     """
     cells = from_json(text, where).get("cells", ConfigValue([], where)).value
     code = [cell for cell in cells if isinstance(cell, dict) and cell.get("cell_type") == "code"]
@@ -138,10 +138,10 @@ def of_notebook(text: str, where: str) -> str:
 
 
 def from_toml(text: str, where: str) -> dict[str, ConfigValue]:
-    """TOML's tables, without line numbers.
+    """The top-level keys of TOML, without line numbers.
 
     Raises:
-        ConfigError: where it is broken, or Python is too old to read it.
+        ConfigError: if it cannot be parsed.
     """
     if sys.version_info >= (3, 11):
         import tomllib
@@ -156,7 +156,7 @@ def from_toml(text: str, where: str) -> dict[str, ConfigValue]:
 
 
 def from_yaml(text: str, where: str) -> dict[str, ConfigValue]:
-    """YAML as PyYAML reads it, which the frameworks use.
+    """The top-level keys of YAML as PyYAML reads it, which the frameworks use.
 
     Raises:
         ConfigError: naming the line of what is broken.
@@ -165,21 +165,21 @@ def from_yaml(text: str, where: str) -> dict[str, ConfigValue]:
     if not isinstance(raw, Mapping):
         raise ConfigError(f"{where}: expected settings by name, found {'nothing' if raw is None else 'something else'}")
     lines: Any = getattr(raw, "lc", None)
-    found, left = {}, [MOST_VALUES]
+    settings, left = {}, [MOST_VALUES]
     for key in raw:
         try:
             line = lines.key(key)[0] + 1
         except (AttributeError, KeyError, TypeError):  # merged in from an anchor
             line = None
         try:
-            found[str(key)] = ConfigValue(_plain(raw[key], where, left), f"{where}:{line}" if line else where)
+            settings[str(key)] = ConfigValue(_plain(raw[key], where, left), f"{where}:{line}" if line else where)
         except RecursionError as error:
             raise ConfigError(f"{where}: {key}: nested too deeply") from error
-    return found
+    return settings
 
 
 def load_yaml(text: str, where: str) -> Any:
-    """The document with its comments and order, as ruamel.yaml keeps them.
+    """The document with comments and order, as ruamel.yaml keeps them.
 
     Raises:
         ConfigError: naming the line of what is broken.
@@ -188,7 +188,7 @@ def load_yaml(text: str, where: str) -> Any:
 
 
 def nodes_of(text: str, where: str) -> Any:
-    """The document's mapping as nodes that know where they begin and end.
+    """The document's mapping as nodes with their places in the text.
 
     Raises:
         ConfigError: naming the line of what is broken.
@@ -208,7 +208,7 @@ def _parsed(text: str, where: str, kind: str, method: str) -> Any:
     reader.version = (1, 1)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # 1e-4 without a dot: coerced where it is read
+            warnings.simplefilter("ignore")  # 1e-4 without a dot: a reader converts it
             return getattr(reader, method)(text)
     except DuplicateKeyError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
@@ -219,19 +219,25 @@ def _parsed(text: str, where: str, kind: str, method: str) -> Any:
         raise ConfigError(f"{where}:{line}: broken YAML: {error.problem or error.context}") from error
     except RecursionError as error:
         raise ConfigError(f"{where}: nested too deeply") from error
-    except (YAMLError, ValueError, TypeError, AttributeError, KeyError) as error:  # what its scanner lets through
+    except (
+        YAMLError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        KeyError,
+    ) as error:  # its scanner's
         raise ConfigError(f"{where}: broken YAML: {str(error).splitlines()[0] if str(error) else error!r}") from error
 
 
 def _plain(value: Any, where: str, left: list[int]) -> Any:
-    """Plain values; what ruamel.yaml keeps beside them is for writing."""
+    """Plain Python values in place of ruamel.yaml's."""
     left[0] -= 1
     if left[0] < 0:
         raise ConfigError(f"{where}: more than {MOST_VALUES:,} values: aliases that multiply?")
     if isinstance(value, Mapping):
         return {str(key): _plain(value[key], where, left) for key in value}
     if isinstance(value, (list, tuple)):
-        return [_plain(one, where, left) for one in value]
+        return [_plain(item, where, left) for item in value]
     if isinstance(value, bool) or value is None:
         return value
     for kind in (int, float, str):

@@ -1,4 +1,4 @@
-"""A Python script's calls and their literal arguments: its text is read as a tree, nothing in it is executed."""
+"""A Python script's calls and their literal arguments, from its syntax tree. Nothing in it is executed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.shell import UNKNOWN
 from vramplan.inputs.gpu import Gpu
 
-EMULATED = ("is_bf16_supported", "is_torch_bf16_gpu_available", "is_torch_bf16_available")
-"""torch's and transformers' questions for bf16: true on all cards, which emulate it (torch 2.13, cuda/__init__.py)."""
+BF16_QUERIES = ("is_bf16_supported", "is_torch_bf16_gpu_available", "is_torch_bf16_available")
+"""Functions of torch and transformers that are true on every GPU: bf16 is emulated (torch 2.13, cuda/__init__.py)."""
 COMPUTED: dict[type[ast.operator], Any] = {
     ast.Add: lambda a, b: a + b,
     ast.Sub: lambda a, b: a - b,
@@ -34,20 +34,20 @@ COMPARED: dict[type[ast.cmpop], Any] = {
     ast.IsNot: operator.is_not,
 }
 LARGEST = 1 << 40
-"""Numbers and texts beyond are no settings."""
+"""Larger numbers are not settings."""
 
 
 FREEZES = ("requires_grad", "requires_grad_")
-"""What is set, or called, to say by hand which weights train; the first counts as a call here."""
+"""Attribute and method that set which weights train; setting the attribute counts as a call here."""
 
 
 class NotLiteral(Exception):
-    """What only a run would tell."""
+    """The value of an expression is only known in a run."""
 
 
 @dataclass(slots=True)
 class Call:
-    """One call, its arguments evaluated where they are literal."""
+    """One call, with the values of its literal arguments."""
 
     name: str
     """Dotted: AutoModelForCausalLM.from_pretrained; a method of an unknown object begins with a dot."""
@@ -58,13 +58,13 @@ class Call:
 
     @property
     def last(self) -> str:
-        """The last part of its name."""
+        """Last part of its name."""
         return self.name.rpartition(".")[2]
 
 
 @dataclass(slots=True)
 class Script:
-    """What a script says by itself."""
+    """The calls and imports of a script."""
 
     where: str
     calls: list[Call] = field(default_factory=list)
@@ -77,14 +77,14 @@ class Script:
 
 
 def read_script(
-    text: str, where: str, flags: Mapping[str, ConfigValue] | None = None, card: Gpu | None = None
+    text: str, where: str, flags: Mapping[str, ConfigValue] | None = None, gpu: Gpu | None = None
 ) -> Script:
-    """Every call of a script; `flags` are its command's, which go before what its argparse defaults to.
+    """The calls of a script; `flags` are its command's and override the defaults of its argparse.
 
-    What it asks of the card is answered by `card`; bf16 is taken for granted where none is known.
+    `gpu` answers what it asks of its GPU; without one, bf16 is supported.
 
     Raises:
-        ConfigError: where it is no Python, naming the line.
+        ConfigError: if it is not Python, naming the line.
     """
     try:
         tree = ast.parse(text)
@@ -93,20 +93,20 @@ def read_script(
     except (RecursionError, MemoryError, ValueError) as error:
         raise ConfigError(f"{where}: is no Python that can be read ({error})") from error
     try:
-        return _Reader(where, flags or {}, card).read(tree)
+        return _Reader(where, flags or {}, gpu).read(tree)
     except RecursionError as error:
         raise ConfigError(f"{where}: nested too deeply") from error
 
 
 class _Reader:
-    """Goes through a tree in the order of its lines, with what the names hold there."""
+    """Walks a tree in the order of its lines, with the values of the names there."""
 
-    def __init__(self, where: str, flags: Mapping[str, ConfigValue], card: Gpu | None) -> None:
+    def __init__(self, where: str, flags: Mapping[str, ConfigValue], gpu: Gpu | None) -> None:
         self.script = Script(where)
-        self.flags, self.card = flags, card
+        self.flags, self.gpu = flags, gpu
         self.names: dict[str, Any] = {}
         self.parsed: set[str] = set()
-        """Names that hold argparse's namespace."""
+        """Names of argparse's namespaces."""
         self.defaults: dict[str, Any] = {}
 
     def read(self, tree: ast.Module) -> Script:
@@ -114,13 +114,15 @@ class _Reader:
             self._imports(node)
             for call in _calls(node):
                 self._call(call)
-            if isinstance(node, ast.Assign) and any(getattr(one, "attr", "") == FREEZES[0] for one in node.targets):
+            if isinstance(node, ast.Assign) and any(
+                getattr(target, "attr", "") == FREEZES[0] for target in node.targets
+            ):
                 self.script.calls.append(Call(f".{FREEZES[0]}", node.lineno, f"{self.script.where}:{node.lineno}"))
             self._assign(node, inner)
         return self.script
 
     def _statements(self, body: list[ast.stmt], inner: bool) -> Iterator[tuple[ast.stmt, bool]]:
-        """Every statement in order, and whether it stands in a branch; branches that are known not to run are not."""
+        """(statement, whether it stands in a branch) in order, without branches that are known not to run."""
         for node in body:
             yield node, inner
             parts: tuple[str, ...] = ("body", "orelse", "finalbody")
@@ -135,40 +137,42 @@ class _Reader:
 
     def _imports(self, node: ast.stmt) -> None:
         if isinstance(node, ast.Import):
-            self.script.imports |= {one.name.partition(".")[0] for one in node.names}
+            self.script.imports |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             self.script.imports.add(node.module.partition(".")[0])
 
     def _assign(self, node: ast.stmt, inner: bool) -> None:
-        """Names that a statement binds; where branches differ, the name is not known."""
+        """Record the names that a statement binds; a name that branches bind differently is unknown."""
         if isinstance(node, (ast.AugAssign, ast.For)):
-            for one in ast.walk(node.target):
-                if isinstance(one, ast.Name):
-                    self.names.pop(one.id, None)
+            for name_node in ast.walk(node.target):
+                if isinstance(name_node, ast.Name):
+                    self.names.pop(name_node.id, None)
         if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
             return
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if isinstance(node.value, ast.Call) and _dotted(node.value.func).endswith(("parse_args", "parse_known_args")):
-            self.parsed |= {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+            self.parsed |= {
+                name_node.id for target in targets for name_node in ast.walk(target) if isinstance(name_node, ast.Name)
+            }
             return
         for target in targets:
             for name, value in _bound(target, node.value):
                 try:
-                    found = self.value(value)
+                    literal = self.value(value)
                 except NotLiteral:
                     self.names.pop(name, None)
                     continue
-                if inner and name in self.names and self.names[name] != found:
-                    self.names.pop(name)  # another branch says otherwise
+                if inner and name in self.names and self.names[name] != literal:
+                    self.names.pop(name)  # another branch binds another value
                 else:
-                    self.names[name] = found
+                    self.names[name] = literal
 
     def _call(self, node: ast.Call) -> None:
         name = _dotted(node.func)
         place = f"{self.script.where}:{node.lineno}"
         if name.endswith(".add_argument"):
             self._argument(node)
-        call = Call(name, node.lineno, place, [self._or_unknown(one) for one in node.args])
+        call = Call(name, node.lineno, place, [self._or_unknown(argument) for argument in node.args])
         for keyword in node.keywords:
             line = f"{self.script.where}:{keyword.value.lineno}"
             if keyword.arg is not None:
@@ -182,16 +186,16 @@ class _Reader:
         self.script.calls.append(call)
 
     def _argument(self, node: ast.Call) -> None:
-        """What an option of argparse holds where the command does not say."""
-        given = {one.arg: one.value for one in node.keywords if one.arg is not None}
-        options = [self._or_unknown(one) for one in node.args]
-        long = next((one for one in options if str(one).startswith("--")), options[0] if options else "")
-        name = self._or_unknown(given["dest"]) if "dest" in given else str(long).lstrip("-").replace("-", "_")
+        """Record the default of an argparse option."""
+        keywords = {argument.arg: argument.value for argument in node.keywords if argument.arg is not None}
+        options = [self._or_unknown(argument) for argument in node.args]
+        long = next((argument for argument in options if str(argument).startswith("--")), options[0] if options else "")
+        name = self._or_unknown(keywords["dest"]) if "dest" in keywords else str(long).lstrip("-").replace("-", "_")
         try:
-            if "default" in given:
-                self.defaults[str(name)] = self.value(given["default"])
-            elif "action" in given and self.value(given["action"]) in ("store_true", "store_false"):
-                self.defaults[str(name)] = self.value(given["action"]) == "store_false"
+            if "default" in keywords:
+                self.defaults[str(name)] = self.value(keywords["default"])
+            elif "action" in keywords and self.value(keywords["action"]) in ("store_true", "store_false"):
+                self.defaults[str(name)] = self.value(keywords["action"]) == "store_false"
         except NotLiteral:
             pass
 
@@ -199,19 +203,19 @@ class _Reader:
         try:
             return self.value(node)
         except NotLiteral:
-            said = ast.unparse(node)
-            return f"{UNKNOWN}{key}{'=' if key else ''}{said if len(said) < 60 else said[:57] + '...'}"
+            text = ast.unparse(node)
+            return f"{UNKNOWN}{key}{'=' if key else ''}{text if len(text) < 60 else text[:57] + '...'}"
 
     def value(self, node: ast.expr) -> Any:
-        """What an expression comes to without running anything.
+        """The value of an expression, if it is known without running anything.
 
         Raises:
-            NotLiteral: where that cannot be told.
+            NotLiteral: if it is not.
         """
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
-            return [self.value(one) for one in node.elts]
+            return [self.value(item) for item in node.elts]
         if isinstance(node, ast.Dict) and all(key is not None for key in node.keys):
             pairs = zip(node.keys, node.values, strict=True)
             return {str(self.value(key)): self._or_unknown(value) for key, value in pairs if key is not None}
@@ -232,44 +236,44 @@ class _Reader:
         if isinstance(node, ast.Attribute):
             return self._attribute(node)
         if isinstance(node, ast.Subscript):
-            held, key = self.value(node.value), self.value(node.slice)
-            if isinstance(held, dict) and str(key) in held:
-                return held[str(key)]
-            if isinstance(held, list) and isinstance(key, int) and 0 <= key < len(held):
-                return held[key]
+            container, key = self.value(node.value), self.value(node.slice)
+            if isinstance(container, dict) and str(key) in container:
+                return container[str(key)]
+            if isinstance(container, list) and isinstance(key, int) and 0 <= key < len(container):
+                return container[key]
         raise NotLiteral
 
     def _chained(self, node: ast.BoolOp) -> Any:
-        """``a and b``, ``a or b``: the first that decides, else the last."""
-        *others, last = node.values
-        for one in others:
-            held = self.value(one)
-            if bool(held) != isinstance(node.op, ast.And):
-                return held
+        """``a and b``, ``a or b``: the first operand that decides, else the last."""
+        *operands, last = node.values
+        for operand in operands:
+            value = self.value(operand)
+            if bool(value) != isinstance(node.op, ast.And):
+                return value
         return self.value(last)
 
     def _unary(self, node: ast.UnaryOp) -> Any:
-        held = self.value(node.operand)
+        value = self.value(node.operand)
         if isinstance(node.op, ast.Not):
-            return not held
-        if isinstance(node.op, ast.USub) and isinstance(held, (int, float)):
-            return -held
+            return not value
+        if isinstance(node.op, ast.USub) and isinstance(value, (int, float)):
+            return -value
         raise NotLiteral
 
     def _called(self, node: ast.Call) -> Any:
         name = _dotted(node.func)
         if name == "torch.cuda.is_available":
             return True
-        asked = name.rpartition(".")[2]
-        if asked == "get_device_capability" and self.card is not None and self.card.compute_capability:
-            return list(self.card.capability)
-        emulated = [one.value for one in node.keywords if one.arg == "including_emulation"]
-        if asked in EMULATED and (not emulated or self.value(emulated[0])):
+        function = name.rpartition(".")[2]
+        if function == "get_device_capability" and self.gpu is not None and self.gpu.compute_capability:
+            return list(self.gpu.capability)
+        include_emulation = [keyword.value for keyword in node.keywords if keyword.arg == "including_emulation"]
+        if function in BF16_QUERIES and (not include_emulation or self.value(include_emulation[0])):
             return True
-        if asked == "is_bfloat16_supported" or asked in EMULATED:  # the first is unsloth's
-            return self.card is None or self.card.supports("bf16")
-        if name == "dict" and not node.args and all(one.arg for one in node.keywords):
-            return {str(one.arg): self._or_unknown(one.value) for one in node.keywords}
+        if function == "is_bfloat16_supported" or function in BF16_QUERIES:  # the former is unsloth's
+            return self.gpu is None or self.gpu.supports("bf16")
+        if name == "dict" and not node.args and all(keyword.arg for keyword in node.keywords):
+            return {str(keyword.arg): self._or_unknown(keyword.value) for keyword in node.keywords}
         if name in ("int", "float", "str", "list", "tuple") and len(node.args) == 1 and not node.keywords:
             return self.value(node.args[0])
         raise NotLiteral
@@ -293,7 +297,7 @@ class _Reader:
 
 
 def _calls(node: ast.stmt) -> Iterator[ast.Call]:
-    """Calls of a statement itself, inner ones first; those of the statements in it come with them."""
+    """Calls of a statement, inner ones first, without those of the statements nested in it."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (ast.stmt, ast.excepthandler)):
             yield from _within(child)
@@ -307,18 +311,18 @@ def _within(node: ast.AST) -> Iterator[ast.Call]:
 
 
 def _bound(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-    """(name, what it is bound to) of an assignment; of ``a, b = 1, 2`` both."""
+    """(name, expression) pairs of an assignment; two of ``a, b = 1, 2``."""
     if isinstance(target, (ast.Name, ast.Attribute)):
         yield _dotted(target), value
     elif isinstance(target, ast.Tuple):
         values = value.elts if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts) else None
-        for number, one in enumerate(target.elts):
-            if isinstance(one, (ast.Name, ast.Attribute)):
-                yield _dotted(one), values[number] if values else ast.Subscript(value, ast.Constant(number))
+        for number, element in enumerate(target.elts):
+            if isinstance(element, (ast.Name, ast.Attribute)):
+                yield _dotted(element), values[number] if values else ast.Subscript(value, ast.Constant(number))
 
 
 def _dotted(node: ast.expr) -> str:
-    """``a.b.c`` as it is written; what is before a call or an index is left out."""
+    """``a.b.c`` as it is written, without anything before a call or an index."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -327,7 +331,7 @@ def _dotted(node: ast.expr) -> str:
 
 
 def _compared(comparison: Any, left: Any, right: Any) -> bool:
-    """Whether it holds of two values that have an order."""
+    """The comparison of two values that have an order."""
     try:
         return bool(comparison(left, right))
     except TypeError:
@@ -335,7 +339,7 @@ def _compared(comparison: Any, left: Any, right: Any) -> bool:
 
 
 def _number(operation: Any, left: Any, right: Any) -> Any:
-    """A small sum or product; anything else would be work, not reading."""
+    """A small sum or product, or a joined text or list; other operations are not evaluated."""
     plain = (int, float)
     if isinstance(left, plain) and isinstance(right, plain) and max(abs(left), abs(right)) < LARGEST:
         try:

@@ -13,14 +13,14 @@ from operator import add, floordiv, mod, mul, sub
 from vramplan.errors import ConfigError
 
 UNKNOWN = "\ue000"
-"""Stands in a value before what only a running shell would know."""
+"""Marks the part of a value that only a running shell knows."""
 PREFIXES = {
     "then", "do", "else", "elif", "if", "while", "until", "{", "(", "!", "time", "nohup", "exec", "env", "sudo",
     "command", "numactl", "stdbuf", "nice",
 }  # fmt: skip
 """Words that may stand before a command."""
 ITEM = "\ue001"
-"""Stands between the items of an array."""
+"""Separates the items of an array."""
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*|\d|[@*#?$!-]")
@@ -43,35 +43,35 @@ class Command:
     words: list[str]
     line: int
     environment: dict[str, str] = field(default_factory=dict)
-    """What is exported to it."""
+    """Variables exported to it."""
     unexported: dict[str, str] = field(default_factory=dict)
-    """Variables of the shell that it does not see."""
+    """Variables of the shell that are not exported to it."""
     spans: list[Span] = field(default_factory=list)
-    """Where in the text each word stands; words that one expansion makes share theirs."""
+    """The place of each word in the text; words from one expansion share a place."""
 
 
 def typed(words: Sequence[str]) -> str:
-    """The words of a command as a line that a shell takes apart into them.
+    """The words of a command as a line that a shell splits into them.
 
     >>> typed(["A=x y", "swift", "sft", "--system", "be kind"]).rstrip()
     "A='x y' swift sft --system 'be kind'"
     """
-    own, said = list(words), []
-    while own and _ASSIGNMENT.fullmatch(own[0]):
-        name, _, value = own.pop(0).partition("=")
-        said.append(f"{name}={shlex.quote(value)}")
-    return " ".join([*said, *map(shlex.quote, own)]) + "\n"
+    rest, assignments = list(words), []
+    while rest and _ASSIGNMENT.fullmatch(rest[0]):
+        name, _, value = rest.pop(0).partition("=")
+        assignments.append(f"{name}={shlex.quote(value)}")
+    return " ".join([*assignments, *map(shlex.quote, rest)]) + "\n"
 
 
 def commands(text: str, where: str, environment: Mapping[str, str]) -> list[Command]:
-    """All simple commands of a script, in order, as far as they can be known without running it.
+    """All simple commands of a script in order, as far as they are known without running it.
 
     Raises:
-        ConfigError: for a quote that never ends.
+        ConfigError: for a quote that is not closed.
     """
-    exported, own, found = dict(environment), dict[str, str](), []
+    exported, variables, parsed = dict(environment), dict[str, str](), []
     depth = 0
-    for line, words, spans in _split(text, where, lambda name: own.get(name, exported.get(name))):
+    for line, words, spans in _split(text, where, lambda name: variables.get(name, exported.get(name))):
         depth += (words[0] in ("if", "case")) - (words[0] in ("fi", "esac"))
         assigned: dict[str, str] = {}
         while words and (words[0] in PREFIXES or _ASSIGNMENT.fullmatch(words[0])):
@@ -80,24 +80,24 @@ def commands(text: str, where: str, environment: Mapping[str, str]) -> list[Comm
                 assigned[pair[1]] = pair[2]
         if not words:
             for name, value in assigned.items():
-                if depth > 0 and own.get(name, exported.get(name, value)) != value:
-                    value = f"{UNKNOWN}${name}"  # another branch, or the line before, says otherwise
-                (exported if name in exported else own)[name] = value
+                if depth > 0 and variables.get(name, exported.get(name, value)) != value:
+                    value = f"{UNKNOWN}${name}"  # another branch, or an earlier line, sets another value
+                (exported if name in exported else variables)[name] = value
         elif words[0] in ("export", "declare", "set", "setenv"):
             for word in words[1:]:
                 pair = _ASSIGNMENT.fullmatch(word)
                 if pair is not None:
                     exported[pair[1]] = pair[2]
-                elif word in own:
-                    exported[word] = own.pop(word)
+                elif word in variables:
+                    exported[word] = variables.pop(word)
         elif words[0] == "unset":
             for name in words[1:]:
                 exported.pop(name, None)
-                own.pop(name, None)
+                variables.pop(name, None)
         else:
             new = {name: value for name, value in exported.items() if environment.get(name) != value}
-            found.append(Command(words, line, new | assigned, dict(own), spans[-len(words) :]))
-    return found
+            parsed.append(Command(words, line, new | assigned, dict(variables), spans[-len(words) :]))
+    return parsed
 
 
 def _split(text: str, where: str, lookup: Lookup) -> Iterator[tuple[int, list[str], list[Span]]]:
@@ -106,7 +106,11 @@ def _split(text: str, where: str, lookup: Lookup) -> Iterator[tuple[int, list[st
     while not reader.ended:
         line, placed = reader.command()
         if placed:
-            yield line, [word for word, _ in placed], [(reader.given(at), reader.given(end)) for _, (at, end) in placed]
+            yield (
+                line,
+                [word for word, _ in placed],
+                [(reader.original(at), reader.original(end)) for _, (at, end) in placed],
+            )
 
 
 class _Reader:
@@ -115,8 +119,8 @@ class _Reader:
         self.at = 0
         self.returns = [found.start() - number for number, found in enumerate(re.finditer("\r\n", text))]
 
-    def given(self, at: int) -> int:
-        """A place in the text as it was given, where lines may end in two characters."""
+    def original(self, at: int) -> int:
+        """An index of the original text, whose lines may end in two characters."""
         return at + bisect_left(self.returns, at)
 
     @property
@@ -208,11 +212,11 @@ class _Reader:
             self.at = end.end() if end else len(self.text)
 
     def _word(self) -> str:
-        """One word, whatever is in it."""
+        """The next word, as one text."""
         return " ".join(self._words())
 
     def _words(self) -> list[str]:
-        """The next word; several where a variable without quotes, or an array, holds several."""
+        """The next word; several if an unquoted variable or an array holds several."""
         made: list[str] = []
         done: list[str] = []
         seen = False
@@ -234,7 +238,7 @@ class _Reader:
             if here in " \t\n;&|()<>":
                 break
             self.at += 1
-            if self.text.startswith('"$@"', self.at - 1):  # what the script is called with: nothing, here
+            if self.text.startswith('"$@"', self.at - 1):  # the script's own arguments: none here
                 self.at += 3
                 continue
             seen = seen or here not in "$`"
@@ -301,11 +305,11 @@ class _Reader:
         return self._value(name[0])
 
     def _parameter(self, inside: str) -> str:
-        """``${NAME}``, ``${NAME:-other}``; what else stands in braces only a shell knows."""
-        found = _PARAMETER.fullmatch(inside)
-        if found is None:
+        """``${NAME}``, ``${NAME:-other}``; other expansions are unknown."""
+        match = _PARAMETER.fullmatch(inside)
+        if match is None:
             return f"{UNKNOWN}${{{inside}}}"
-        name, mark, other = found.groups(default="")
+        name, mark, other = match.groups(default="")
         value = self.lookup(name)
         if mark in (":-", "-", ":=", "="):
             return value or other
@@ -314,14 +318,14 @@ class _Reader:
         return self._value(name)
 
     def _value(self, name: str) -> str:
-        if name in ("@", "*"):  # what the script itself is called with: nothing, here
+        if name in ("@", "*"):  # the script's own arguments: none here
             return ""
         value = self.lookup(name)
         return f"{UNKNOWN}${name}" if value is None else value
 
 
 def _computed(text: str, lookup: Lookup) -> str:
-    """A sum of whole numbers, ``$((a / b))`` or ``$(expr a / b)``; anything else only a shell knows."""
+    """Arithmetic of whole numbers, ``$((a / b))`` or ``$(expr a / b)``; other substitutions are unknown."""
     body = re.sub(r"^\s*expr\s", "", text).replace("\\*", "*").replace('"', "").replace("'", "")
     body = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: lookup(name[1]) or name[0], body)
     if not _SUM.fullmatch(body):

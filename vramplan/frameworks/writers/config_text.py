@@ -1,4 +1,4 @@
-"""What is printed to be pasted, and how a file's or a command's text is made of keys and values."""
+"""The text of a configuration to paste, made of keys and values."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import shlex
 from typing import Any, NamedTuple
 
+from vramplan.errors import UnsupportedError, setting
 from vramplan.inputs.job import Job
 
 Pairs = dict[str, Any]
-"""Keys and values, in the order to be written; a section's in a dictionary of its own."""
+"""Keys and values in the order of the text; a section is a dictionary of its own."""
 FULL_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -18,15 +19,15 @@ class ConfigText(NamedTuple):
 
     pairs: Pairs
     variables: dict[str, str]
-    """Of the environment."""
+    """Environment variables."""
     command: str
-    """What starts it; the file's name stands where the configuration goes."""
+    """The command that trains, with the file's name in it."""
     file: str = ""
-    """The file that the pairs go into; none where they go behind the command."""
+    """The file that the pairs go into; empty if they are flags of the command."""
     launcher: str = ""
-    """What the command's launcher calls the number of processes, where it is told."""
+    """The launcher's flag for the number of processes, if the command has it."""
     body: str = ""
-    """The file's text, where it is no YAML."""
+    """The file's text, if it is not YAML."""
 
     def __str__(self) -> str:
         end = " " if self.file else " \\\n"
@@ -40,7 +41,7 @@ class ConfigText(NamedTuple):
 
 
 def word(value: Any) -> str:
-    """A value as a word of the shell."""
+    """A value as a word of a shell command."""
     if isinstance(value, (list, tuple)):
         return " ".join(map(str, value))
     if isinstance(value, dict):
@@ -48,13 +49,13 @@ def word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else shlex.quote(str(value))
 
 
-def _section(pairs: Pairs, before: str = "") -> str:
+def _section(pairs: Pairs, indent: str = "") -> str:
     lines = ""
     for key, value in pairs.items():
         if isinstance(value, dict):
-            lines += f"{before}{key}:\n{_section(value, f'{before}  ')}"
+            lines += f"{indent}{key}:\n{_section(value, f'{indent}  ')}"
         else:
-            lines += f"{before}{key}: {_yaml(value)}\n"
+            lines += f"{indent}{key}: {_yaml(value)}\n"
     return lines
 
 
@@ -66,6 +67,21 @@ def _yaml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def allocator(job: Job) -> dict[str, str]:
-    """The allocator's setting, as the environment has it."""
+def allocator_variables(job: Job) -> dict[str, str]:
+    """Environment variables of PyTorch's allocator."""
     return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if job.expandable_segments else {}
+
+
+def refuse_unwritable(writer: str, job: Job) -> None:
+    """Refuse what is modelled of other frameworks alone.
+
+    Raises:
+        UnsupportedError: if the job has any of it.
+    """
+    for text, is_set in (
+        (setting("quantize", "int8"), job.quantize == "int8"),
+        (setting("method", "dora"), job.method == "dora"),
+        (setting("modules_to_save"), bool(job.modules_to_save)),
+    ):
+        if is_set:
+            raise UnsupportedError(f"{setting('for_framework', writer)}: {text} is not modelled there")

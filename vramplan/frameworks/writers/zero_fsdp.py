@@ -1,4 +1,4 @@
-"""How cards share the work, as the configurations say that transformers' arguments take in place of a file."""
+"""ZeRO and FSDP in the mappings that TrainingArguments takes in place of a file."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ HOST = {"device": "cpu", "pin_memory": True}
 WRAP = "TRANSFORMER_BASED_WRAP"
 
 
-def engine(job: Job) -> Pairs:
-    """What the Trainer is told of ZeRO or FSDP; nothing where each card works for itself."""
+def sharding(job: Job) -> Pairs:
+    """The Trainer's arguments for ZeRO or FSDP; empty for DDP."""
     if job.strategy.startswith("zero"):
-        auto = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+        auto_keys = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
         halves = {name: {"enabled": "auto"} for name in ("bf16", "fp16")}
-        rest = {"zero_allow_untested_optimizer": True, "zero_optimization": zero(job)}
-        return {"deepspeed": {**dict.fromkeys(auto, "auto"), **halves, **rest}}
-    return fsdp(job) if job.strategy == "fsdp" else {}
+        rest = {"zero_allow_untested_optimizer": True, "zero_optimization": zero_optimization(job)}
+        return {"deepspeed": {**dict.fromkeys(auto_keys, "auto"), **halves, **rest}}
+    return _fsdp(job) if job.strategy == "fsdp" else {}
 
 
-def zero(job: Job) -> Pairs:
-    """DeepSpeed's ``zero_optimization``; what is not set is transformers' to fill in."""
+def zero_optimization(job: Job) -> Pairs:
+    """DeepSpeed's ``zero_optimization``; transformers fills in sizes that are auto."""
     stage = int(job.strategy[-1])
     pairs: Pairs = {"stage": stage, "overlap_comm": job.zero.overlap_comm}
     for name in SIZES if stage == 3 else ("reduce_bucket_size",):
@@ -31,15 +31,15 @@ def zero(job: Job) -> Pairs:
     return pairs | ({"offload_param": HOST} if job.offload == "all" else {})
 
 
-def fsdp(job: Job) -> Pairs:
+def _fsdp(job: Job) -> Pairs:
     """`fsdp` and `fsdp_config`."""
-    one, way = job.fsdp.version == 1, job.fsdp
-    config: Pairs = {"fsdp_version": way.version, "fsdp_auto_wrap_policy": WRAP}
-    kept = "full_shard" if way.reshard_after_forward else "shard_grad_op"
-    config["fsdp_reshard_after_forward"] = kept if one else way.reshard_after_forward
-    if one and way.backward_prefetch != "none":
-        config["fsdp_backward_prefetch"] = f"backward_{way.backward_prefetch}"
-    if one and not way.use_orig_params:
+    is_fsdp1, settings = job.fsdp.version == 1, job.fsdp
+    config: Pairs = {"fsdp_version": settings.version, "fsdp_auto_wrap_policy": WRAP}
+    resharding = "full_shard" if settings.reshard_after_forward else "shard_grad_op"
+    config["fsdp_reshard_after_forward"] = resharding if is_fsdp1 else settings.reshard_after_forward
+    if is_fsdp1 and settings.backward_prefetch != "none":
+        config["fsdp_backward_prefetch"] = f"backward_{settings.backward_prefetch}"
+    if is_fsdp1 and not settings.use_orig_params:
         config["fsdp_use_orig_params"] = False
     words = "full_shard auto_wrap" + (" offload" if job.offload == "all" else "")
     return {"fsdp": words, "fsdp_config": config}
