@@ -158,7 +158,7 @@ def test_a_small_card_in_front_takes_what_it_has() -> None:
 @pytest.mark.parametrize(
     ("model", "given", "error", "said"),
     [
-        ("Qwen/Qwen2.5-7B", {"num_gpus": 1}, ConfigError, "more than one card"),
+        ("Qwen/Qwen2.5-7B", {"num_gpus": 1}, ConfigError, "more than one GPU"),
         ("openai-community/gpt2", {}, UnsupportedError, "gpt2 is not modelled yet"),
         ("Qwen/Qwen2.5-VL-3B-Instruct", {}, UnsupportedError, "qwen2_5_vl is not modelled yet"),
         ("Qwen/Qwen2.5-7B", {"loss": "sections"}, UnsupportedError, "--loss sections"),

@@ -155,7 +155,7 @@ def num_started_processes(config: ConfigReader, num_gpus: int) -> int | None:
     devices = config.variable("CUDA_VISIBLE_DEVICES")
     if nodes == "1" and devices and int(per_node) > visible_gpus(config, int(per_node)):
         raise ConfigError(
-            f"NPROC_PER_NODE={per_node} starts more processes than CUDA_VISIBLE_DEVICES={devices} shows cards"
+            f"NPROC_PER_NODE={per_node} starts more processes than CUDA_VISIBLE_DEVICES={devices} shows GPUs"
         )
     return int(per_node) * int(nodes)
 
@@ -190,8 +190,8 @@ def note_replicated_weights(config: ConfigReader, job: dict[str, Any]) -> None:
         config.note(
             "warning",
             "",
-            f"one process spreads the layers over {job['num_gpus']} cards (device_map), which work one after another: a"
-            " step takes no more samples than on one card; a process for each card does, and holds the whole model",
+            f"one process spreads the layers over {job['num_gpus']} GPUs (device_map), which work one after another: a"
+            " step takes no more samples than on one GPU; a process for each GPU does, and holds the whole model",
         )
     several = job.get("num_gpus", 1) > 1
     is_replicated = job.get("strategy", "ddp") in ("ddp", "zero0", "zero1", "zero2")
@@ -199,17 +199,17 @@ def note_replicated_weights(config: ConfigReader, job: dict[str, Any]) -> None:
         config.note(
             "warning",
             "",
-            f"{job['num_gpus']} cards each hold the whole base model: more cards do not shrink it, only ZeRO-3 and FSDP"
+            f"{job['num_gpus']} GPUs each hold the whole base model: more GPUs do not shrink it, only ZeRO-3 and FSDP"
             " do",
         )
     elif several and job.get("quant_storage") == "uint8" and job["strategy"] == "fsdp":
         config.note(
             "warning",
             "bnb_4bit_quant_storage",
-            "not set, or uint8: accelerate leaves four-bit weights whole on every card; bfloat16 lets FSDP divide them",
+            "not set, or uint8: accelerate leaves four-bit weights whole on every GPU; bfloat16 lets FSDP divide them",
         )
     elif several and job.get("strategy", "ddp") in ("ddp", "zero0"):
         strategy = "DDP" if job.get("strategy", "ddp") == "ddp" else "ZeRO-0"
         config.note(
-            "warning", "", f"{job['num_gpus']} cards each hold the whole model, gradients and optimizer: {strategy}"
+            "warning", "", f"{job['num_gpus']} GPUs each hold the whole model, gradients and optimizer: {strategy}"
         )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MANY_STEPS = 64
 """Accumulation beyond this draws a warning."""
-TOO_LARGE = "needs more than the card has"
+TOO_LARGE = "needs more than the GPU has"
 FRAGMENTED = "does not fit after fragmentation"
 WITHOUT_MARGIN = "fits only without the safety margin"
 """The reason for a pair that the margin alone rules out."""
@@ -44,7 +44,7 @@ class Plan:
     relative_step_time: float
     """Time of one optimizer step as a multiple of the fastest plan's."""
     micro_steps: int | None = None
-    """Forward and backward passes per card over the whole run."""
+    """Forward and backward passes per GPU over the whole run."""
     optimizer_updates: int | None = None
     """Optimizer steps over the whole run, accumulation going on across epochs."""
     trainer_updates: int | None = None

@@ -116,7 +116,7 @@ class _Candidates:
         self.given["model"] = load_model(self.first.estimate.model) if not given.get("model") else given["model"]
 
     def _running(self) -> Verdict:
-        """The verdict, once the text says nothing any more that the card cannot run."""
+        """The verdict, once the text says nothing any more that the GPU cannot run."""
         while True:
             try:
                 return check.examine(self.found, self.gpu, progress=self.progress, look_further=False, **self.given)
@@ -245,7 +245,7 @@ class _Candidates:
                 found = self.find(self._edited(words))
                 verdict = check.examine(found, self.gpu, look_further=False, **self.given)
                 same = verdict.estimate.job.global_batch_size == self.first.estimate.job.global_batch_size
-            except VramplanError:  # a change that this framework, model or card does not have
+            except VramplanError:  # a change that this framework, model or GPU does not have
                 same = False
             self.verdicts[key] = verdict if same else None
         return self.verdicts[key]

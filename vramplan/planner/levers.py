@@ -173,11 +173,11 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
         lever("--quantize nf4", "frozen linear layers in four bits", "accuracy, time", quantize="nf4")
     if job.num_gpus > 1 and job.strategy in ("ddp", "zero0", "zero1", "zero2") and job.quantize == "none":
         if job.strategy == "ddp":
-            lever("--strategy fsdp", "each card holds a part of the weights", "communication", strategy="fsdp")
+            lever("--strategy fsdp", "each GPU holds a part of the weights", "communication", strategy="fsdp")
         stored = job.dtype if job.autocast == "none" else job.autocast
         lever(
             "--strategy zero3",
-            "each card holds a part of the weights",
+            "each GPU holds a part of the weights",
             "communication",
             strategy="zero3",
             dtype=stored,
@@ -193,7 +193,7 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
     for other in _larger(gpu, job, need_bytes):
         size = f"{other.total_mib / 1024:.0f} GiB"
         update = {"dtype": "bf16", "autocast": "bf16"} if _is_fallback(job, gpu) and other.supports("bf16") else {}
-        levers.append(Lever(f"--gpu {other.name}", size, "a larger card", update, card=other))
+        levers.append(Lever(f"--gpu {other.name}", size, "a larger GPU", update, card=other))
     return levers
 
 
@@ -209,12 +209,12 @@ def _halves(job: Job, gpu: Gpu, half: str) -> bool:
 
 
 def _is_fallback(job: Job, gpu: Gpu) -> bool:
-    """Whether the dtypes are those that stand in for bf16 on a card without it; elsewhere bf16 is the default again."""
+    """Whether the dtypes are those that stand in for bf16 on a GPU without it; elsewhere bf16 is the default again."""
     return not gpu.supports("bf16") and job.autocast == "fp16"
 
 
 def _larger(gpu: Gpu, job: Job, need_bytes: int) -> list[Gpu]:
-    """The two smallest usual cards of the same maker that hold what the job needs."""
+    """The two smallest usual GPUs of the same maker that hold what the job needs."""
     share = gpu.margin_bytes / gpu.usable_bytes
     usual = (find_gpu(name) for name in (*USUAL, *DATACENTER))
     fitting = [

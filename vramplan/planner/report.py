@@ -58,7 +58,7 @@ class Choice:
     reason: str
     """Why it cannot run; empty if it can."""
     columns: tuple[Column, ...] = ()
-    """By kind of card."""
+    """By kind of GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def build(
         raise UnsupportedError(f"{setting('lengths')}: a report is about equal lengths; estimate and suggest take it")
     if first_job.strategy == "device_map":
         raise UnsupportedError(
-            f"{setting('strategy', 'device_map')}: a report is about one card; estimate and suggest show them all"
+            f"{setting('strategy', 'device_map')}: a report is about one GPU; estimate and suggest show them all"
         )
     takes_images = first_job.pictures and spec.model_type in IMAGE_PROCESSORS
     if takes_images and first_job.image_size is None:  # the assumed size can be changed as well

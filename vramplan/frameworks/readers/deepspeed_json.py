@@ -76,7 +76,7 @@ def _batch(config: ConfigReader, num_gpus: int) -> tuple[int, int]:
         steps = 1 if global_batch is None else global_batch // (micro * num_gpus)
     if micro < 1 or steps < 1 or (global_batch is not None and global_batch != micro * steps * num_gpus):
         raise ConfigError(
-            f"{where}: {BATCH_KEY} {global_batch} is not {MICRO_KEY} {micro} x {STEPS_KEY} {steps} x {num_gpus} cards"
+            f"{where}: {BATCH_KEY} {global_batch} is not {MICRO_KEY} {micro} x {STEPS_KEY} {steps} x {num_gpus} GPUs"
             f" ({setting('num_gpus')})"
         )
     return micro, steps

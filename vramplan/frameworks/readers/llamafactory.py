@@ -97,7 +97,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     if config.boolean("low_cpu_mem_usage", default=True):
         job |= device_map_field(job)  # model/patcher.py: patch_config
     if job["num_gpus"] == 1 and config.has("deepspeed") and config.variable("FORCE_TORCHRUN") is None:
-        config.note("warning", "deepspeed", "on one card LLaMA-Factory stops at it without FORCE_TORCHRUN=1")
+        config.note("warning", "deepspeed", "on one GPU LLaMA-Factory stops at it without FORCE_TORCHRUN=1")
     names = NAMES | {
         "sequence_length": "cutoff_len",
         "checkpointing": {"full": "disable_gradient_checkpointing false"},

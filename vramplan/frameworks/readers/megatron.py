@@ -13,7 +13,7 @@ from vramplan.frameworks.settings import ConfigReader
 
 DEGREES = {
     "tensor_model_parallel_size": "tensor parallelism",
-    "pipeline_model_parallel_size": "a pipeline over cards",
+    "pipeline_model_parallel_size": "a pipeline over GPUs",
     "context_parallel_size": "context parallelism",
     "expert_model_parallel_size": "expert parallelism",
     "expert_tensor_parallel_size": "tensor parallelism of experts",

@@ -308,12 +308,12 @@ def _device_map(config: ConfigReader, num_gpus: int, job: dict[str, Any], per_pr
     if processes is not None and processes > 1:
         raise config.unsupported(
             "NPROC_PER_NODE",
-            f"is {processes} and {visible} cards are visible: {processes} pipelines over cards each are not modelled"
+            f"is {processes} and {visible} GPUs are visible: {processes} pipelines over GPUs each are not modelled"
             f" yet; set NPROC_PER_NODE={visible}",
         )
     if "strategy" in job:
         raise ConfigError(
-            f"{config.source.where}: {visible} cards are visible to one process: ms-swift refuses DeepSpeed and FSDP"
+            f"{config.source.where}: {visible} GPUs are visible to one process: ms-swift refuses DeepSpeed and FSDP"
             f" beside its device_map; set NPROC_PER_NODE={visible}"
         )
     return {"strategy": "device_map", "num_gpus": visible}

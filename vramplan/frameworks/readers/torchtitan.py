@@ -46,8 +46,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
             raise config.unsupported(f"parallelism.{name}_parallel_degree")
     if processes > 1:
         raise UnsupportedError(
-            f"{config.source.where}: {processes} cards: torchtitan shards by FSDP2"
-            " (parallelism.data_parallel_shard_degree), which is not modelled yet; one card is"
+            f"{config.source.where}: {processes} GPUs: torchtitan shards by FSDP2"
+            " (parallelism.data_parallel_shard_degree), which is not modelled yet; one GPU is"
         )
     config.read_keys |= {f"parallelism.data_parallel_{name}_degree" for name in ("shard", "replicate")}
     batch = config.integer("training.local_batch_size", default=8)

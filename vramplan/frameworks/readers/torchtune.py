@@ -157,7 +157,7 @@ def _check_recipe(config: ConfigReader, method: str) -> None:
     """Check that the command's recipe is modelled and trains by the model's method."""
     recipe = config.string("recipe")
     if recipe is None:
-        config.note("default", "recipe", f"not known: {method}_finetune_single_device, one card, is taken")
+        config.note("default", "recipe", f"not known: {method}_finetune_single_device, one GPU, is taken")
         return
     if recipe.endswith("_distributed"):
         raise config.unsupported(

@@ -266,10 +266,10 @@ def gpus_and_device_map(
     if is_launched:
         raise ConfigError(
             f"{config.place('device_map')}: device_map {device_map} in {count} processes: accelerate refuses to train"
-            " what is spread over cards there; leave device_map out"
+            " what is spread over GPUs there; leave device_map out"
         )
     if device_map not in ("auto", "balanced"):
-        raise config.unsupported("device_map", f"{device_map} over {count} cards is not modelled yet; modelled: auto")
+        raise config.unsupported("device_map", f"{device_map} over {count} GPUs is not modelled yet; modelled: auto")
     return {"strategy": "device_map", "num_gpus": count}
 
 
@@ -281,7 +281,7 @@ def num_processes(config: ConfigReader, num_gpus: int) -> int:
         visible = visible_gpus(config, num_gpus)
         if visible > 1:
             raise UnsupportedError(
-                f"{visible} cards are visible and no launcher is used: transformers runs DataParallel, which is not"
+                f"{visible} GPUs are visible and no launcher is used: transformers runs DataParallel, which is not"
                 f" modelled; use torchrun --nproc_per_node {visible}, or CUDA_VISIBLE_DEVICES=0"
             )
         return 1

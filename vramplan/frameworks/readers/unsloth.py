@@ -106,7 +106,7 @@ def _stored(config: ConfigReader, is_full: bool) -> str:
     dtype = requested or "bf16"
     if dtype == "bf16" and not config.source.supports_bf16:
         dtype = "fp16"
-        config.note("warning" if requested else "default", "dtype", "the card has no bf16: unsloth takes float16")
+        config.note("warning" if requested else "default", "dtype", "the GPU has no bf16: unsloth takes float16")
     return "fp32" if is_full and dtype == "fp16" else dtype
 
 
@@ -160,7 +160,7 @@ def _checkpointing(config: ConfigReader, length: int) -> dict[str, str]:
         config.note(
             "warning",
             "use_gradient_checkpointing",
-            'is "unsloth": layers\' inputs go to the host; they are counted on the card here, so it needs less',
+            'is "unsloth": layers\' inputs go to the host; they are counted on the GPU here, so it needs less',
         )
     return {"checkpointing": "full"}
 
