@@ -14,7 +14,6 @@ from unittest.mock import patch
 
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
-from rich.text import Text
 
 from vramplan.cli import main
 from vramplan.render import terminal
@@ -23,8 +22,6 @@ COMMAND = "suggest Qwen/Qwen2.5-7B-Instruct --gpu rtx4090 --method lora --lora-r
 TITLE = "vramplan suggest Qwen/Qwen2.5-7B-Instruct --gpu rtx4090 --global-batch 16"
 FOLDER = Path(__file__).parent / "images"
 WIDTH = 80
-LAST_LINE = "Assumes"
-"""The picture ends before the assumptions: the documentation prints them as text."""
 
 ANSI = [(40, 46, 56), (184, 35, 42), (11, 112, 64), (133, 83, 10), (36, 86, 199), (140, 60, 150), (15, 110, 130)]
 LIGHT = TerminalTheme((255, 255, 255), (20, 24, 31), [*ANSI, (84, 93, 107)], [*ANSI, (84, 93, 107)])
@@ -45,17 +42,6 @@ def recorded() -> Iterator[Console]:
         yield console
 
 
-def lines_to_draw(console: Console) -> Console:
-    """The same output again, without the lines from `LAST_LINE` on."""
-    text = console.export_text(styles=True, clear=True)
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
-    end = next((number for number, line in enumerate(plain) if line.startswith(LAST_LINE)), len(plain))
-    kept = "\n".join(text.splitlines()[:end]).rstrip()
-    drawn = Console(record=True, width=WIDTH, force_terminal=True, color_system="truecolor", file=sys.stderr)
-    drawn.print(Text.from_ansi(kept + "\n"))
-    return drawn
-
-
 def tidied(svg: str) -> str:
     """Without rules that load a font from a server: the reader's own monospaced font is used."""
     svg = re.sub(r"@font-face\s*\{.*?\}\s*", "", svg, flags=re.DOTALL)
@@ -71,10 +57,9 @@ def draw() -> None:
         except SystemExit as end:
             if end.code not in (0, None):
                 raise
-    drawn = lines_to_draw(console)
     FOLDER.mkdir(exist_ok=True)
     for name, theme in THEMES.items():
-        svg = drawn.export_svg(title=TITLE, theme=theme, clear=False, unique_id=Path(name).stem)
+        svg = console.export_svg(title=TITLE, theme=theme, clear=False, unique_id=Path(name).stem)
         (FOLDER / name).write_text(tidied(svg), encoding="utf-8")
 
 
