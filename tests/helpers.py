@@ -96,7 +96,7 @@ def cli_process(*arguments: str, cwd: Path = ROOT, **environment: str) -> subpro
         capture_output=True,
         text=True,
         cwd=cwd,
-        env={**os.environ, **TERMINAL, **environment},
+        env={**os.environ, **TERMINAL, "PYTHONPATH": str(ROOT), **environment},
         timeout=120,
         check=False,
     )

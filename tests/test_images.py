@@ -240,7 +240,8 @@ PROCESSED = (
     "from transformers import AutoModelForImageTextToText, AutoProcessor\nfrom trl import SFTConfig, SFTTrainer\n"
     'model = AutoModelForImageTextToText.from_pretrained("Qwen/Qwen2.5-VL-3B-Instruct", dtype="bfloat16")\n'
     'processor = AutoProcessor.from_pretrained("Qwen/Qwen2.5-VL-3B-Instruct", {})\n'
-    'SFTTrainer(model=model, args=SFTConfig("out", max_length=None), processing_class=processor)\n'
+    'args = SFTConfig("out", max_length=None, per_device_train_batch_size=1)\n'
+    "SFTTrainer(model=model, args=args, processing_class=processor)\n"
 )
 
 

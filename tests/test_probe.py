@@ -360,6 +360,7 @@ def test_suggest_and_prove_on_the_command_line(folder: Path) -> None:
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
 
 
+@pytest.mark.full
 def test_under_torchrun(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "vramplan",

@@ -208,7 +208,7 @@ def test_on_the_command_line() -> None:
     assert [row["tiles"] for row in panned] == [4, 1]
 
 
-SWIFT = "swift sft --model {model} --train_type lora --torch_dtype bfloat16 --max_length 32768 --attn_impl sdpa\n"
+SWIFT = "swift sft --model {model} --train_type lora --torch_dtype bfloat16 --max_length 8192 --attn_impl sdpa\n"
 
 
 @pytest.mark.parametrize(
