@@ -6,25 +6,21 @@ needs MkDocs; the tests call the other functions without it.
 
 from __future__ import annotations
 
+import json
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 import vramplan
-from vramplan.cli.app import app
-from vramplan.cli.options import JOB_FLAGS
+from vramplan.cli.app import COMMANDS, app
+from vramplan.cli.help import PANELS
+from vramplan.render.json_schema import schema_of
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
-
-GROUPS = (
-    ("Plan", ("suggest", "estimate", "check", "images", "report", "compare", "table")),
-    ("Run on a GPU", ("probe", "measure", "accuracy")),
-    ("Look up", ("models", "gpus")),
-)
-"""Commands in the order of the reference; a command that is missing here is listed under "More"."""
 
 EXIT_CODES = """
 ## Exit codes
@@ -46,11 +42,11 @@ def commands() -> dict[str, Any]:
 
 
 def groups() -> dict[str, list[str]]:
-    """Names of all commands by group."""
-    names = list(commands())
-    by_group = {title: [name for name in group if name in names] for title, group in GROUPS}
-    rest = [name for name in names if not any(name in group for group in by_group.values())]
-    return {**by_group, "More": rest} if rest else by_group
+    """Names of all commands by task, as the help lists them."""
+    by_task: dict[str, list[str]] = {}
+    for task, command, _ in COMMANDS:
+        by_task.setdefault(task, []).append(command.__name__)
+    return by_task
 
 
 def escaped(text: str) -> str:
@@ -67,27 +63,56 @@ def option_table(title: str, rows: list[tuple[str, str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def type_name(schema: dict[str, Any]) -> str:
+    """A property's type in a JSON schema, in a few words."""
+    if "anyOf" in schema:
+        return " or ".join(type_name(option) for option in schema["anyOf"])
+    if "$ref" in schema:
+        return schema["$ref"].rpartition("/")[2]
+    if schema.get("type") == "array":
+        return f"array of {type_name(schema.get('items', {}))}"
+    return str(schema.get("type", "any"))
+
+
+def json_section(name: str) -> str:
+    """What `--json` prints: the fields of the outermost object, and where the whole schema is."""
+    try:
+        schema = schema_of(name)
+    except KeyError:
+        return ""
+    root = schema.get("items", schema)
+    root = schema["$defs"][root["$ref"].rpartition("/")[2]] if "$ref" in root else root
+    text = (
+        f"\n## JSON output\n\n`--json` prints data of [this JSON schema](../schemas/{name}.json). Sizes are in bytes.\n"
+    )
+    if "properties" not in root:
+        return text
+    rows = [f"| `{key}` | {escaped(type_name(value))} |" for key, value in root["properties"].items()]
+    return "\n".join([text, "| field | type |", "|---|---|", *rows]) + "\n"
+
+
 def command_page(name: str) -> str:
     """The reference page of a command."""
     command = commands()[name]
     context = command.make_context(name, [], resilient_parsing=True)
-    arguments, own, shared = [], [], []
-    describes_job = any(parameter.name == "job" for parameter in command.params)
+    arguments, panels = [], {title: [] for title in PANELS}
     for parameter in command.params:
         record = parameter.get_help_record(context)
-        if parameter.opts[0].startswith("--"):
-            (shared if describes_job and parameter.name in JOB_FLAGS else own).append(record)
-        else:
+        if not parameter.opts[0].startswith("--"):
             arguments.append(record)
-    own.append(("--help", "Show the help of the command and exit."))
+        elif record is not None:
+            panels.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(record)
+    panels.setdefault("Options", []).append(("--help", "Show the help of the command and exit."))
     usage = " ".join(["vramplan", name, *command.collect_usage_pieces(context)])
+    describes_job = any(parameter.name == "job" for parameter in command.params)
     return "".join(
         [
             f"# vramplan {name}\n\n{command.help}\n\n```text\n{usage}\n```\n",
+            f"\nExamples:\n\n```text\n{command.epilog}\n```\n" if command.epilog else "",
             option_table("Arguments", arguments),
-            option_table("Options", own),
-            option_table("Options of the job", shared),
-            "\n[Settings of a job](../options.md) explains them.\n" if shared else "",
+            *(option_table(title, rows) for title, rows in panels.items()),
+            "\n[Settings of a job](../options.md) explains them.\n" if describes_job else "",
+            json_section(name),
         ]
     )
 
@@ -124,6 +149,15 @@ def pages() -> dict[str, str]:
     return {"reference/commands/index.md": commands_page(), **found, "reference/python.md": python_page()}
 
 
+def schemas() -> dict[str, str]:
+    """The JSON schema of each command's `--json` by path."""
+    texts = {}
+    for name in commands():
+        with suppress(KeyError):
+            texts[f"reference/schemas/{name}.json"] = json.dumps(schema_of(name), indent=1) + "\n"
+    return texts
+
+
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put every command below the entry "Commands" of the navigation."""
     names = [name for group in groups().values() for name in group]
@@ -139,7 +173,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages to the site."""
     from mkdocs.structure.files import File
 
-    for path, text in pages().items():
+    for path, text in {**pages(), **schemas()}.items():
         files.append(File.generated(config, path, content=text))
     return files
 
