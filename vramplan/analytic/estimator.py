@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import cache
 
-from vramplan.analytic.architectures.lookup import architecture_of, is_described
-from vramplan.analytic.architectures.towers import VisionInput
-from vramplan.analytic.layer_folding import HEAD, TAIL, FoldPlan, fold
-from vramplan.analytic.layers.moe_peft import FORMER, PATTERNS
+from vramplan.analytic.architectures.image_features import TOWER_STACK
+from vramplan.analytic.architectures.lookup import ModelArchitecture, architecture_of, peft_experts_of
+from vramplan.analytic.architectures.vision_tower import VisionInput
+from vramplan.analytic.layer_folding import HEAD, TAIL, Fold, FoldPlan, fold
+from vramplan.analytic.layers.moe_peft import FORMER
 from vramplan.analytic.layers.transformer import LayerKind
 from vramplan.analytic.optimizers import optimizer_seconds
 from vramplan.analytic.played_step import Step, no_cycle_collection
@@ -59,36 +60,55 @@ def prepare(spec: ModelSpec, job: Job, card: Gpu) -> tuple[StepSpec, FoldPlan, l
 
 
 def lay_out(spec: ModelSpec, job: Job, flash_fits: bool) -> tuple[StepSpec, FoldPlan]:
-    """What to play of a model, and what that stands for.
+    """The layers of a model to simulate, and the layers that they stand for.
 
     Raises:
-        VramplanError: where no block describes it, or an image cannot be.
+        VramplanError: for an architecture that is not supported, or an image that is invalid.
     """
-    family, config, sight, whole = architecture_of(spec)
-    if family.model is not None:
-        folds = tuple(fold(kinds, stack) for stack, kinds in enumerate(family.model.stacks(config)))
-        inputs, played = tuple(MODEL_INPUTS[spec.model_type].inputs(config, job)), tuple(one.played for one in folds)
-        return StepSpec(family, config, job, (), flash_fits, stacks=played, inputs=inputs), FoldPlan(folds)
-    deep = sight.deep(whole) if sight else 0
-    kinds = family.kinds(config)
-    text = fold(kinds, head=max(HEAD, deep + 1), tail=tail_of(kinds))
-    layers: tuple[LayerKind, ...] = text.played  # type: ignore[assignment]
-    linear_experts = are_linear(spec, job)
-    peft_expert_pattern = "" if linear_experts else PATTERNS.get(spec.model_type, "")
-    if sight is None:
-        step_spec = StepSpec(family, config, job, layers, flash_fits, None, peft_expert_pattern, linear_experts)
-        return step_spec, FoldPlan((text,))
-    picture = processed_image(spec, job)
-    assert picture is not None
-    tower = fold(sight.kinds(whole.part("vision_config")), stack=1, tail=max(1, -sight.chosen(whole)))
-    seen = VisionInput(sight, whole, tower.played, picture)
-    setting = StepSpec(family, config, job, layers, flash_fits, seen, peft_expert_pattern, linear_experts)
-    return setting, FoldPlan((tower, text))
+    model = architecture_of(spec)
+    folds = folds_of(model)
+    setting = StepSpec(
+        model.architecture,
+        model.config,
+        job,
+        tuple(one.played for one in folds),
+        flash_fits,
+        vision_of(spec, job, model),
+        MODEL_INPUTS.get(spec.model_type),
+        are_linear(spec, job),
+    )
+    return setting, FoldPlan(tuple(sorted(folds, key=lambda one: -one.base)) if model.tower is not None else folds)
 
 
-def tail_of(kinds: list[LayerKind]) -> int:
+def vision_of(spec: ModelSpec, job: Job, model: ModelArchitecture) -> VisionInput | None:
+    """The vision tower of a model and one processed image of the job; None if the model has none.
+
+    Raises:
+        ConfigError: for an image that the processor refuses.
+    """
+    if model.tower is None:
+        return None
+    image = processed_image(spec, job)
+    assert image is not None
+    return VisionInput(model.tower, model.whole, image)
+
+
+def folds_of(model: ModelArchitecture) -> tuple[Fold, ...]:
+    """How each stack of layers is folded.
+
+    Layers stand for themselves alone if image features are added behind them or if they are the tower's from the one
+    that the language model takes on.
+    """
+    tower, whole, stacks = model.tower, model.whole, model.stacks()
+    if tower is None:
+        return tuple(fold(kinds, number, tail=tail_of(kinds)) for number, kinds in enumerate(stacks))
+    text = fold(stacks[0], head=max(HEAD, tower.deep(whole) + 1), tail=tail_of(stacks[0]))
+    return text, fold(stacks[TOWER_STACK], TOWER_STACK, tail=max(1, -tower.chosen(whole)))
+
+
+def tail_of(kinds: Sequence[Hashable]) -> int:
     """Last layers that stand for themselves: from the last that attends to images, where gradients of these begin."""
-    crossing = [number for number, kind in enumerate(kinds) if kind.crosses]
+    crossing = [number for number, kind in enumerate(kinds) if isinstance(kind, LayerKind) and kind.crosses]
     return len(kinds) - crossing[-1] if crossing else TAIL
 
 
@@ -111,7 +131,7 @@ def begin(spec: ModelSpec, job: Job, card: Gpu) -> PartialEstimate:
         setting, plan, notes = prepare(spec, job, card)
         step = Step(setting, plan, card)
         run = SimulatedRun(step)
-        pattern = setting.peft_expert_pattern
+        pattern = setting.peft_experts
         check_mixture(job, step.routers, card.runs_flash, pattern)
         check_adapters(job, step.widths, linear_names(step, pattern), pattern)
         check_saved(job, step.widths, saved_names(step))
@@ -127,7 +147,7 @@ def begin(spec: ModelSpec, job: Job, card: Gpu) -> PartialEstimate:
                 played = whole(run, (*notes, *count_notes(spec, step.num_parameters)), one)
                 played = replace(played, timeline=timelines[one], fed=describe(spec, job))
                 found[one] = summarize(played, spec.name, job, card, peak)
-            return found[0] if setting.spread_over is None else fullest(found, contents(setting, plan))
+            return found[0] if setting.device_map is None else fullest(found, contents(setting, plan))
 
     return PartialEstimate(
         lower_bound_bytes, finish, timelines[0] if len(peaks) == 1 else None, lambda on: step_seconds(step, on)
@@ -166,7 +186,7 @@ def whole(run: SimulatedRun, notes: tuple[str, ...], card: int = 0) -> Simulated
         flops_per_micro_step=flops(first),
         versions=VERSIONS_LOOPED if step.setting.linear_experts else VERSIONS,
         notes=notes,
-        picture=None if step.setting.seen is None else step.setting.seen.picture,
+        picture=None if step.setting.vision is None else step.setting.vision.image,
         num_vision_parameters=step.num_vision_parameters,
     )
 
@@ -193,10 +213,10 @@ def listed_layers(spec: ModelSpec) -> tuple[str, ...] | None:
     It is not for a mixture whose experts PEFT adapts by all-linear: those are no linear layers any more, since
     transformers 5.
     """
-    if spec.model_type not in PATTERNS or not is_described(spec) or spec.model_type in IMAGE_PROCESSORS:
+    if not peft_experts_of(spec) or spec.model_type in IMAGE_PROCESSORS:
         return None
-    family = architecture_of(spec).family
-    job = Job(method="full").model_copy(update={"attention": family.attention[0]})
+    architecture = architecture_of(spec).architecture
+    job = Job(method="full").model_copy(update={"attention": architecture.attention[0]})
     net = declare(lay_out(spec, job, True)[0])
     names = {
         one.name.removesuffix(".weight")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from vramplan.analytic.architectures.lookup import Architecture
+from vramplan.analytic.architectures.lookup import ModelArchitecture
 from vramplan.analytic.layers import moe_peft
 from vramplan.analytic.layers.losses import FUSED
 from vramplan.analytic.optimizers import optimizer_of
@@ -16,13 +16,6 @@ from vramplan.inputs.validation import are_linear, check_spec
 
 MOST_LAYERS = 4096
 """No model comes near; a larger number would only cost time and memory."""
-
-
-STOPPED = {
-    "clip": "DeepSpeed 0.19 stops at logit_scale, which has no dimension (partition_parameters.py: _zero_init_param)",
-    "whisper": "transformers 5.23 stops where it makes positions for weights that are divided already (_init_weights)",
-}
-"""What does not load under ZeRO-3."""
 NARROW = {"classifier", "shared_expert_gate", "gate"}
 """Layers that are narrow by nature: for few classes or experts, or one number for each token."""
 
@@ -39,7 +32,7 @@ def check_modelled(job: Job) -> None:
         raise UnsupportedError(f"--loss {job.loss} with an adapter on lm_head is not modelled; use --loss standard")
 
 
-def check_model(spec: ModelSpec, architecture: Architecture, job: Job) -> list[str]:
+def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str]:
     """Refuse what this architecture does not have; returns notes worth telling.
 
     Raises:
@@ -48,29 +41,30 @@ def check_model(spec: ModelSpec, architecture: Architecture, job: Job) -> list[s
     """
     check_spec(spec)
     check_inputs(spec, job)
-    family, config = architecture.family, architecture.config
-    for key, value in family.refuses:
+    architecture, config = model.architecture, model.config
+    for key, value in architecture.refuses:
         found = config.get(key)
         if found == value or (value is ... and found):
             value = found
             raise UnsupportedError(
                 f"{spec.name}: {spec.model_type} with {key} = {value} is not described by any block; --by trace runs it"
             )
-    if family.model is not None and family.model.clamps_fp16 and job.dtype == "fp16":
+    if architecture.clamps_fp16 and job.dtype == "fp16":
         raise UnsupportedError(
             f"--dtype fp16: what {spec.model_type} clamps there is not described; --by trace runs it"
         )
-    check_shared(spec, architecture, job)
-    if family.model is not None and job.reentrant and job.checkpointing == "full":
+    check_shared(spec, model, job)
+    if architecture.decoder is None and job.reentrant and job.checkpointing == "full":
         raise UnsupportedError(f"reentrant: {spec.model_type} under reentrant checkpointing is not described yet")
-    if spec.model_type == "siglip" and job.method == "dora":
-        raise UnsupportedError("--method dora: SigLIP's pooling head is not described; --by trace runs it")
-    if job.attention not in family.attention:
+    if architecture.dora_stops and job.method == "dora":
+        raise UnsupportedError(f"--method dora: {architecture.dora_stops} is not described; --by trace runs it")
+    if job.attention not in architecture.attention:
         raise ConfigError(
-            f"--attention {job.attention}: transformers runs {spec.model_type} only with {', '.join(family.attention)}"
+            f"--attention {job.attention}: transformers runs {spec.model_type} only with"
+            f" {', '.join(architecture.attention)}"
         )
     notes = []
-    shape = family.shape(config)
+    shape = architecture.shape(config)
     if shape.layers > MOST_LAYERS:
         raise SpecError(f"{spec.name}: {shape.layers} layers; more than {MOST_LAYERS} are taken for a slip")
     if shape.positions is not None and job.sequence_length > shape.positions:
@@ -83,7 +77,7 @@ def check_model(spec: ModelSpec, architecture: Architecture, job: Job) -> list[s
             f"{job.sequence_length} tokens exceed the {shape.positions} positions the model was made for;"
             f" memory is right, quality needs rope scaling"
         )
-    if family.remote_code:
+    if architecture.remote_code:
         notes.append(
             f"{spec.name} brings its own code; activations are those of the {spec.model_type} block written after it,"
             f" parameters are exact"
@@ -91,7 +85,7 @@ def check_model(spec: ModelSpec, architecture: Architecture, job: Job) -> list[s
     return notes
 
 
-def check_shared(spec: ModelSpec, architecture: Architecture, job: Job) -> None:
+def check_shared(spec: ModelSpec, model: ModelArchitecture, job: Job) -> None:
     """Refuse a strategy that divides the model where this architecture's parts are not modelled, or stop it.
 
     Raises:
@@ -102,23 +96,23 @@ def check_shared(spec: ModelSpec, architecture: Architecture, job: Job) -> None:
             f"--strategy {job.strategy}: {spec.model_type} with experts of linear layers, as before transformers 5, is"
             " not modelled yet; use ddp or zero2"
         )
-    if job.strategy == "device_map" and (architecture.sight is not None or architecture.family.model is not None):
+    if job.strategy == "device_map" and (model.tower is not None or model.architecture.decoder is None):
         raise UnsupportedError(f"--strategy device_map: {spec.model_type} is not modelled yet; use ddp or zero2")
     if job.strategy not in ("zero3", "fsdp"):
         return
-    where, (family, config, sight, _) = f"--strategy {job.strategy}: {spec.model_type}", architecture
-    if job.modules_to_save and family.is_tied(config):
+    where, (architecture, config, tower, _) = f"--strategy {job.strategy}: {spec.model_type}", model
+    if job.modules_to_save and architecture.is_tied(config):
         raise UnsupportedError(f"{where} with modules_to_save: its head is its embedding, not modelled yet; use zero2")
-    if job.quantize != "none" and (sight is not None or family.model is not None):
+    if job.quantize != "none" and (tower is not None or architecture.decoder is None):
         raise UnsupportedError(f"{where} with --quantize {job.quantize} is not modelled yet; use ddp or zero2")
-    if job.strategy == "zero3" and spec.model_type in STOPPED:
-        raise UnsupportedError(f"{where}: {STOPPED[spec.model_type]}; use ddp or zero2")
-    if job.strategy == "fsdp" and family.model is not None:
+    if job.strategy == "zero3" and architecture.zero3_stops:
+        raise UnsupportedError(f"{where}: {architecture.zero3_stops}; use ddp or zero2")
+    if job.strategy == "fsdp" and architecture.decoder is None:
         raise UnsupportedError(f"{where} is not modelled yet; use ddp or zero2")
-    if sight is None or job.strategy == "zero3":
+    if tower is None or job.strategy == "zero3":
         return
-    if sight.wrapped:
-        raise UnsupportedError(f"{where}: {sight.wrapped}; use zero3")
+    if tower.wrapped:
+        raise UnsupportedError(f"{where}: {tower.wrapped}; use zero3")
     if job.fsdp.version == 1 and job.method == "full" and {job.vision, job.projector} != {"train"}:
         raise UnsupportedError(
             f"{where} with FSDP version 1: weights that train and frozen ones would be one flat weight outside of the"

@@ -6,12 +6,13 @@ what ``--seq-len``, ``--target-len`` and ``--image-size`` mean for it (transform
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
 
 from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.inputs.images.types import Tensor as ImageTensor
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import Config, ModelSpec
 
@@ -22,11 +23,17 @@ class Input(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: str = "int64"
+    stacked: bool = True
+    """Whether a batch has a dimension more; otherwise samples lie one after another along the first dimension."""
 
     @property
     def num_elements(self) -> int:
         """Elements in one sample."""
         return prod(self.shape)
+
+    def batched(self, samples: int) -> tuple[int, ...]:
+        """Shape of a batch."""
+        return (samples, *self.shape) if self.stacked else (samples * self.shape[0], *self.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,26 @@ def interpolates(vision: Config, job: Job) -> bool:
 def with_mask(job: Job, length: int) -> list[Input]:
     """A tokenizer's attention mask: the Trainer's batches have it, a plain loop's only where samples are padded."""
     return [Input("attention_mask", (length,))] if job.batches == "padded" or job.loop == "trainer" else []
+
+
+def text_inputs(job: Job, image: Sequence[ImageTensor] = (), token_types: bool = False) -> list[Input]:
+    """Text for a causal language model; the tensors that its processor makes of the sample's images come behind.
+
+    `token_types`: the processor marks image tokens for the model.
+    """
+    length, pictures = job.sequence_length, job.pictures if image else 0
+    names = ["input_ids", "labels"]
+    if job.batches == "packed":
+        names.append("position_ids")
+    elif job.batches == "padded" or job.loop == "trainer" or pictures:
+        names.append("attention_mask")
+    if pictures and token_types:
+        names.append("token_type_ids")
+    inputs = [Input(name, (length,)) for name in names]
+    for one in image if pictures else ():
+        stacked = one.layout != "rows"
+        inputs.append(Input(one.name, one.batched(1, pictures, length)[int(stacked) :], one.dtype, stacked))
+    return inputs
 
 
 def masked_text(c: Config, job: Job) -> list[Input]:

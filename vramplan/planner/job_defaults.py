@@ -88,9 +88,9 @@ def complete_job(spec: ModelSpec, card: Gpu, given: dict[str, Any]) -> Job:
         _check_blind(spec, job)
     most = None
     if is_described(spec):
-        family, config, *_ = architecture_of(spec)
-        job.setdefault("attention", "sdpa" if "sdpa" in family.attention else family.attention[0])
-        shape = family.shape(config)
+        architecture, config, *_ = architecture_of(spec)
+        job.setdefault("attention", "sdpa" if "sdpa" in architecture.attention else architecture.attention[0])
+        shape = architecture.shape(config)
         most = shape.positions if shape.hard_limit else None  # a table of positions: the default must fit into it
     else:
         most = next((n for key in POSITIONS if isinstance(n := spec.config.get(key), int) and n > 0), None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
-from vramplan.analytic.architectures.encoder import ForwardPass, ForwardSpec, ModelOutput, alike
-from vramplan.analytic.architectures.family import Family, Shape
+from vramplan.analytic.architectures.architecture import Architecture, Shape, alike
+from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import losses
@@ -36,11 +36,11 @@ BERT = Kin(("cls.predictions.transform.dense", "cls.predictions.transform.LayerN
 ROBERTA = Kin(("lm_head.dense", "lm_head.layer_norm"), "gelu", counts=True)
 
 
-def masked_lm(scene: ForwardPass, c: Config, kin: Kin = BERT) -> ModelOutput:
+def masked_lm(forward: ForwardPass, c: Config, kin: Kin = BERT) -> ModelOutput:
     """BertForMaskedLM: every position's logits, a cross-entropy in their own dtype."""
-    hidden = encode(scene, c, kin)
-    logits = words(scene.net, c, hidden, kin)
-    return ModelOutput(word_loss(scene, logits), [logits])
+    hidden = encode(forward, c, kin)
+    logits = words(forward.net, c, hidden, kin)
+    return ModelOutput(word_loss(forward, logits), [logits])
 
 
 def words(net: Modules, c: Config, x: Tensor, kin: Kin = BERT) -> Tensor:
@@ -52,23 +52,23 @@ def words(net: Modules, c: Config, x: Tensor, kin: Kin = BERT) -> Tensor:
     return net.head(x, c.count("vocab_size"), c.flag("tie_word_embeddings", True), bias=True)
 
 
-def word_loss(scene: ForwardPass, logits: Tensor) -> Tensor:
+def word_loss(forward: ForwardPass, logits: Tensor) -> Tensor:
     """CrossEntropyLoss over all rows."""
-    scene.tape.module = "loss"
+    forward.tape.module = "loss"
     rows = logits.view(logits.num_elements // logits.shape[-1], logits.shape[-1])
-    return losses.cross_entropy(rows, scene.inputs["labels"])
+    return losses.cross_entropy(rows, forward.inputs["labels"])
 
 
-def encode(scene: ForwardPass, c: Config, kin: Kin) -> Tensor:
+def encode(forward: ForwardPass, c: Config, kin: Kin) -> Tensor:
     """BertModel without a pooler; what the embeddings give lives until all layers are done."""
-    embedded = embed(scene, c, kin)
-    ctx = scene.context(scene.padding(embedded), c.number("attention_probs_dropout_prob", 0.1))
-    return scene.layers(0, embedded, lambda x: layer(scene.net, c, x, ctx))
+    embedded = embed(forward, c, kin)
+    ctx = forward.context(forward.padding(embedded), c.number("attention_probs_dropout_prob", 0.1))
+    return forward.layers(0, embedded, lambda x: layer(forward.net, c, x, ctx))
 
 
-def embed(scene: ForwardPass, c: Config, kin: Kin) -> Tensor:
+def embed(forward: ForwardPass, c: Config, kin: Kin) -> Tensor:
     """Words, kinds of sentence (all of one kind, picked by position from a table), positions."""
-    net, ids, width, name = scene.net, scene.inputs["input_ids"], c.count("hidden_size"), "embeddings"
+    net, ids, width, name = forward.net, forward.inputs["input_ids"], c.count("hidden_size"), "embeddings"
     where = counted_positions(net, ids) if kin.counts else net.resident((1, ids.shape[1]), "int64")
     picked = net.tape.empty(where.shape, "int64", "kinds of sentence")
     kinds = Tensor(net.tape, picked.storage, ids.shape, "int64")  # the same for all samples
@@ -126,17 +126,21 @@ def tables(c: Config) -> list[Input]:
     return [Input("position_ids", (1, most)), Input("token_type_ids", (1, most))]
 
 
-FAMILIES = {
-    "bert": Family.of_model(
-        ForwardSpec(masked_lm, lambda c: alike(c.count("num_hidden_layers")), tables=tables),
-        shape,
+ARCHITECTURES = {
+    "bert": Architecture(
+        masked_lm,
+        stacks=lambda c: alike(c.count("num_hidden_layers")),
+        shape=shape,
+        buffers=tables,
         refuses=(("is_decoder", True), ("position_embedding_type", "relative_key")),
     ),
     **dict.fromkeys(
         ("roberta", "xlm-roberta"),
-        Family.of_model(
-            ForwardSpec(partial(masked_lm, kin=ROBERTA), lambda c: alike(c.count("num_hidden_layers")), tables=tables),
-            shape,
+        Architecture(
+            partial(masked_lm, kin=ROBERTA),
+            stacks=lambda c: alike(c.count("num_hidden_layers")),
+            shape=shape,
+            buffers=tables,
             refuses=(("is_decoder", True),),
         ),
     ),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.architectures.family import Family, times
+from vramplan.analytic.architectures.architecture import Architecture, one_stack
+from vramplan.analytic.architectures.decoder import Decoder, times
 from vramplan.analytic.architectures.llama import patterned, window_or
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
@@ -63,7 +64,11 @@ def cohere2_kinds(c: Config) -> list[LayerKind]:
     return [LayerKind(kind.sliding, rotary=kind.sliding) for kind in patterned(c, 4)]
 
 
-FAMILIES = {
-    "cohere": Family(cohere, norm=norm, tied=True, after_head=times),
-    "cohere2": Family(cohere, norm=norm, tied=True, after_head=times, kinds=cohere2_kinds, window=window_or(4096)),
+ARCHITECTURES = {
+    "cohere": Architecture(decoder=Decoder(cohere, norm=norm, after_head=times), tied=True),
+    "cohere2": Architecture(
+        decoder=Decoder(cohere, norm=norm, after_head=times, window=window_or(4096)),
+        tied=True,
+        stacks=one_stack(cohere2_kinds),
+    ),
 }

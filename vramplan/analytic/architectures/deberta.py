@@ -5,9 +5,9 @@ Scores are (B * heads, S, S); positions are P = 2 * buckets relative ones, whose
 
 from __future__ import annotations
 
+from vramplan.analytic.architectures.architecture import Architecture, alike
 from vramplan.analytic.architectures.bert import add_and_norm, shape, word_loss, words
-from vramplan.analytic.architectures.encoder import ForwardPass, ForwardSpec, ModelOutput, alike
-from vramplan.analytic.architectures.family import Family
+from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.autograd.tape import Tape
@@ -19,22 +19,22 @@ from vramplan.inputs.model_inputs import Input
 from vramplan.inputs.model_spec import Config
 
 
-def masked_lm(scene: ForwardPass, c: Config) -> ModelOutput:
+def masked_lm(forward: ForwardPass, c: Config) -> ModelOutput:
     """DebertaV2ForMaskedLM: BERT's head."""
     check(c)
-    hidden = states_of(scene, c)
-    logits = words(scene.net, c, hidden)
-    return ModelOutput(word_loss(scene, logits), [logits])
+    hidden = states_of(forward, c)
+    logits = words(forward.net, c, hidden)
+    return ModelOutput(word_loss(forward, logits), [logits])
 
 
-def states_of(scene: ForwardPass, c: Config) -> Tensor:
+def states_of(forward: ForwardPass, c: Config) -> Tensor:
     """DebertaV2Model: the states of all layers live until the last is there."""
-    mask = scene.inputs["attention_mask"]
-    scene.tape.module = "inputs"
-    kinds = scene.tape.empty(mask.shape, "int64", "kinds of sentence")
-    embedded = embed(scene, c, mask, kinds)
+    mask = forward.inputs["attention_mask"]
+    forward.tape.module = "inputs"
+    kinds = forward.tape.empty(mask.shape, "int64", "kinds of sentence")
+    embedded = embed(forward, c, mask, kinds)
     states = [embedded]
-    return encode(scene, c, embedded, mask, states)
+    return encode(forward, c, embedded, mask, states)
 
 
 def check(c: Config) -> None:
@@ -62,9 +62,9 @@ def distances(c: Config) -> int:
     return int(most) if most > 0 else c.count("max_position_embeddings", 512)
 
 
-def embed(scene: ForwardPass, c: Config, mask: Tensor, kinds: Tensor) -> Tensor:
+def embed(forward: ForwardPass, c: Config, mask: Tensor, kinds: Tensor) -> Tensor:
     """DebertaV2Embeddings: words, positions or zeros in their place, a norm, padding set to zero."""
-    net, ids, width, name = scene.net, scene.inputs["input_ids"], c.count("hidden_size"), "embeddings"
+    net, ids, width, name = forward.net, forward.inputs["input_ids"], c.count("hidden_size"), "embeddings"
     x = found = net.embedding(f"{name}.word_embeddings", ids, c.count("vocab_size"), width)
     if c.flag("position_biased_input", True):
         where = net.resident((1, ids.shape[1]), "int64")
@@ -79,9 +79,9 @@ def embed(scene: ForwardPass, c: Config, mask: Tensor, kinds: Tensor) -> Tensor:
     return ops.dropout(x, c.number("hidden_dropout_prob", 0.1))
 
 
-def encode(scene: ForwardPass, c: Config, x: Tensor, mask: Tensor, states: list[Tensor]) -> Tensor:
+def encode(forward: ForwardPass, c: Config, x: Tensor, mask: Tensor, states: list[Tensor]) -> Tensor:
     """DebertaV2Encoder: one mask, one table of relative positions, one norm of their embeddings for all layers."""
-    net, tape, (batch, length, width) = scene.net, scene.tape, x.shape
+    net, tape, (batch, length, width) = forward.net, forward.tape, x.shape
     tape.module = "encoder"
     pairs = tape.empty((batch, 1, length, length), mask.dtype, "mask of pairs")
     apart = bucketed(tape, (1, length, length)) if c.get("position_buckets", -1) > 0 else None
@@ -89,7 +89,7 @@ def encode(scene: ForwardPass, c: Config, x: Tensor, mask: Tensor, states: list[
     table: Tensor = net.parameter("encoder.rel_embeddings.weight", positions(c), width)
     if "layer_norm" in c.text("norm_rel_ebd", "none"):
         table = net.layer_norm("encoder.LayerNorm", table)
-    return scene.layers(0, x, lambda x: layer(net, c, x, pairs, apart, table), states)
+    return forward.layers(0, x, lambda x: layer(net, c, x, pairs, apart, table), states)
 
 
 def bucketed(tape: Tape, square: tuple[int, ...]) -> Tensor:
@@ -194,12 +194,13 @@ def tables(c: Config) -> list[Input]:
     return [Input("position_ids", (1, c.count("max_position_embeddings", 512)))]
 
 
-FAMILIES = {
-    "deberta-v2": Family.of_model(
-        ForwardSpec(
-            masked_lm, lambda c: alike(c.count("num_hidden_layers")), ("embeddings", 0, "encoder"), tables=tables
-        ),
-        shape,
+ARCHITECTURES = {
+    "deberta-v2": Architecture(
+        masked_lm,
+        stacks=lambda c: alike(c.count("num_hidden_layers")),
+        shape=shape,
+        buffers=tables,
+        loads=("embeddings", 0, "encoder"),
         attention=("eager",),
         refuses=(("legacy", False),),
     )

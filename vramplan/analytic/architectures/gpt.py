@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from vramplan.analytic.architectures.family import Family, Rotary, Shape, embed_tokens, layer_norm
+from vramplan.analytic.architectures.architecture import Architecture, Shape, one_stack
+from vramplan.analytic.architectures.decoder import Decoder, Rotary, embed_tokens, layer_norm
 from vramplan.analytic.architectures.llama import every_layer_slides, plain_window
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
@@ -21,6 +22,7 @@ from vramplan.analytic.layers.transformer import (
     plain_mlp,
     rotate,
 )
+from vramplan.inputs.model_inputs import Input
 from vramplan.inputs.model_spec import Config
 
 # -- GPT-2 -------------------------------------------------------------------------------------------------------------
@@ -108,9 +110,10 @@ def gptj_rotary(net: Modules, c: Config, q: Tensor, k: Tensor) -> tuple[Tensor, 
     return ops.cat(q_turned, q_rest), k_joined, k_turned, k_rest, q_turned, q_rest, repeated, places, both
 
 
-def gptj_buffers(c: Config) -> tuple[tuple[int, ...], ...]:
+def gptj_buffers(c: Config) -> list[Input]:
     """A table of sines and cosines in every layer."""
-    return ((c.count("n_positions", 2048), c.count("rotary_dim", 64)),)
+    table = Input("layers.* table", (c.count("n_positions", 2048), c.count("rotary_dim", 64)), "fp32")
+    return [table] * len(by_layer_count(c))
 
 
 def gptj_embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
@@ -254,53 +257,49 @@ def by_layer_count(c: Config, key: str = "n_layer") -> list[LayerKind]:
     return [LayerKind()] * c.count(key, c.get("num_hidden_layers"))
 
 
-FAMILIES = {
-    "gpt2": Family(
-        gpt2,
-        embed=gpt2_embed,
-        norm=layer_norm,
-        norm_name="transformer.ln_f",
+ARCHITECTURES = {
+    "gpt2": Architecture(
+        decoder=Decoder(
+            gpt2,
+            embed=gpt2_embed,
+            norm=layer_norm,
+            norm_name="transformer.ln_f",
+            rotary=lambda c: None,
+            attention_dropout=("attn_pdrop", 0.1),
+        ),
         tied=True,
         shape=gpt_shape,
-        kinds=by_layer_count,
-        rotary=lambda c: None,
-        attention_dropout=("attn_pdrop", 0.1),
+        stacks=one_stack(by_layer_count),
     ),
-    "gptj": Family(
-        gptj,
-        embed=gptj_embed,
-        norm=layer_norm,
-        norm_name="transformer.ln_f",
-        head_bias=True,
+    "gptj": Architecture(
+        decoder=Decoder(
+            gptj, embed=gptj_embed, norm=layer_norm, norm_name="transformer.ln_f", head_bias=True, rotary=lambda c: None
+        ),
         shape=gpt_shape,
-        kinds=by_layer_count,
-        rotary=lambda c: None,
+        stacks=one_stack(by_layer_count),
         buffers=gptj_buffers,
         attention=("eager",),
     ),
-    "gpt_neox": Family(
-        gpt_neox,
-        embed=neox_embed,
-        norm=layer_norm,
-        norm_name="gpt_neox.final_layer_norm",
-        rotary=neox_rotary,
+    "gpt_neox": Architecture(
+        decoder=Decoder(
+            gpt_neox, embed=neox_embed, norm=layer_norm, norm_name="gpt_neox.final_layer_norm", rotary=neox_rotary
+        )
     ),
-    "opt": Family(
-        opt,
-        embed=opt_embed,
-        norm=layer_norm,
-        norm_name="model.decoder.final_layer_norm",
+    "opt": Architecture(
+        decoder=Decoder(
+            opt,
+            embed=opt_embed,
+            norm=layer_norm,
+            norm_name="model.decoder.final_layer_norm",
+            before_head=opt_before_head,
+            rotary=lambda c: None,
+        ),
         tied=True,
-        before_head=opt_before_head,
         shape=opt_shape,
-        rotary=lambda c: None,
     ),
-    "starcoder2": Family(
-        starcoder2,
-        embed=starcoder_embed,
-        norm=layer_norm,
+    "starcoder2": Architecture(
+        decoder=Decoder(starcoder2, embed=starcoder_embed, norm=layer_norm, window=plain_window),
         tied=True,
-        kinds=every_layer_slides,
-        window=plain_window,
+        stacks=one_stack(every_layer_slides),
     ),
 }

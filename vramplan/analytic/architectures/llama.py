@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vramplan.analytic.architectures.family import Family, Rotary, embed_tokens, rms_norm, times
+from vramplan.analytic.architectures.architecture import Architecture, one_stack
+from vramplan.analytic.architectures.decoder import Decoder, Rotary, embed_tokens, rms_norm, times
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers.mla import latent_attention
@@ -194,37 +195,40 @@ def window_or(default: int) -> Callable[[Config], int]:
     return lambda c: c.count("sliding_window", default)
 
 
-FAMILIES = {
-    "llama": Family(llama),
-    "internlm3": Family(llama),
-    "internlm2": Family(llama, remote_code=True),
-    "baichuan": Family(llama, remote_code=True),
-    "minicpm": Family(minicpm, embed=granite_embed, before_head=times, remote_code=True),
-    "minicpm3": Family(
-        minicpm3,
-        embed=granite_embed,
-        before_head=times,
+ARCHITECTURES = {
+    "llama": Architecture(decoder=Decoder(llama)),
+    "internlm3": Architecture(decoder=Decoder(llama)),
+    "internlm2": Architecture(decoder=Decoder(llama), remote_code=True),
+    "baichuan": Architecture(decoder=Decoder(llama), remote_code=True),
+    "minicpm": Architecture(decoder=Decoder(minicpm, embed=granite_embed, before_head=times), remote_code=True),
+    "minicpm3": Architecture(
+        decoder=Decoder(
+            minicpm3, embed=granite_embed, before_head=times, rotary=lambda c: Rotary(c.count("qk_rope_head_dim"))
+        ),
         tied=True,
-        rotary=lambda c: Rotary(c.count("qk_rope_head_dim")),
     ),
-    "mistral": Family(mistral, kinds=mistral_kinds, window=mistral_window),
-    "qwen2": Family(qwen2, kinds=qwen_kinds, window=qwen_window),
-    "qwen2_vl_text": Family(
-        qwen2, kinds=qwen_kinds, window=qwen_window, rotary=lambda c: Rotary(heads_of(c).dim, per_row=True)
+    "mistral": Architecture(decoder=Decoder(mistral, window=mistral_window), stacks=one_stack(mistral_kinds)),
+    "qwen2": Architecture(decoder=Decoder(qwen2, window=qwen_window), stacks=one_stack(qwen_kinds)),
+    "qwen2_vl_text": Architecture(
+        decoder=Decoder(qwen2, window=qwen_window, rotary=lambda c: Rotary(heads_of(c).dim, per_row=True)),
+        stacks=one_stack(qwen_kinds),
     ),
-    "qwen3": Family(qwen3, kinds=qwen_kinds, window=qwen_window),
-    "qwen3_vl_text": Family(
-        qwen3, kinds=qwen_kinds, window=qwen_window, rotary=lambda c: Rotary(heads_of(c).dim, per_row=True)
+    "qwen3": Architecture(decoder=Decoder(qwen3, window=qwen_window), stacks=one_stack(qwen_kinds)),
+    "qwen3_vl_text": Architecture(
+        decoder=Decoder(qwen3, window=qwen_window, rotary=lambda c: Rotary(heads_of(c).dim, per_row=True)),
+        stacks=one_stack(qwen_kinds),
     ),
-    "seed_oss": Family(seed_oss, attention_dropout=("attention_dropout", 0.1)),
-    "granite": Family(granite, embed=granite_embed, after_head=times),
-    "smollm3": Family(llama, kinds=smollm3_kinds),
-    "olmo2": Family(olmo2, norm=olmo_norm, rotary=lambda c: Rotary(heads_of(c).dim, fp32=True)),
-    "olmo3": Family(
-        olmo2,
-        norm=olmo_norm,
-        rotary=lambda c: Rotary(heads_of(c).dim, fp32=True, per_kind=True),
-        kinds=lambda c: patterned(c, 4),
-        window=window_or(4096),
+    "seed_oss": Architecture(decoder=Decoder(seed_oss, attention_dropout=("attention_dropout", 0.1))),
+    "granite": Architecture(decoder=Decoder(granite, embed=granite_embed, after_head=times)),
+    "smollm3": Architecture(decoder=Decoder(llama), stacks=one_stack(smollm3_kinds)),
+    "olmo2": Architecture(decoder=Decoder(olmo2, norm=olmo_norm, rotary=lambda c: Rotary(heads_of(c).dim, fp32=True))),
+    "olmo3": Architecture(
+        decoder=Decoder(
+            olmo2,
+            norm=olmo_norm,
+            rotary=lambda c: Rotary(heads_of(c).dim, fp32=True, per_kind=True),
+            window=window_or(4096),
+        ),
+        stacks=one_stack(lambda c: patterned(c, 4)),
     ),
 }

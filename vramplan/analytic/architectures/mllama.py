@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vramplan.analytic.architectures.family import Family
+from vramplan.analytic.architectures.architecture import Architecture, one_stack
+from vramplan.analytic.architectures.decoder import Decoder
 from vramplan.analytic.architectures.llama import llama
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
@@ -69,8 +70,10 @@ def kinds(c: Config) -> list[LayerKind]:
     return [LayerKind(crosses=number in crossing) for number in range(c.count("num_hidden_layers"))]
 
 
-FAMILIES = {
-    "mllama_text": Family(
-        layer, embed=embed, kinds=kinds, attention=("sdpa", "eager"), attention_dropout=("dropout", 0.0)
+ARCHITECTURES = {
+    "mllama_text": Architecture(
+        decoder=Decoder(layer, embed=embed, attention_dropout=("dropout", 0.0)),
+        stacks=one_stack(kinds),
+        attention=("sdpa", "eager"),
     ),
 }

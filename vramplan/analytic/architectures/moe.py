@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vramplan.analytic.architectures.family import Family, Rotary, rms_norm
+from vramplan.analytic.architectures.architecture import Architecture, one_stack
+from vramplan.analytic.architectures.decoder import Decoder, Rotary, rms_norm
 from vramplan.analytic.architectures.llama import every_layer_slides, plain_window, qwen_window
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
@@ -193,22 +194,31 @@ def qwen3_moe_kinds(c: Config) -> list[LayerKind]:
 
 ROUTED = (("output_router_logits", True),)
 """The auxiliary loss over all layers' routers is not described."""
-FAMILIES = {
-    "mixtral": Family(
-        mixtral,
-        kinds=every_layer_slides,
-        window=plain_window,
+ARCHITECTURES = {
+    "mixtral": Architecture(
+        decoder=Decoder(mixtral, window=plain_window),
+        stacks=one_stack(every_layer_slides),
         refuses=(*ROUTED, ("router_jitter_noise", ...)),
-        leaf=True,
+        deepspeed_leaf=True,
+        peft_experts="mixtral",
     ),
-    "olmoe": Family(olmoe, refuses=(*ROUTED, ("clip_qkv", ...))),
-    "qwen2_moe": Family(qwen2_moe, kinds=qwen2_moe_kinds, window=qwen_window, refuses=ROUTED, leaf=True),
-    "qwen3_moe": Family(qwen3_moe, kinds=qwen3_moe_kinds, window=qwen_window, refuses=ROUTED, leaf=True),
-    "qwen3_vl_moe_text": Family(
-        qwen3_moe,
-        kinds=qwen3_moe_kinds,
-        window=qwen_window,
-        rotary=lambda c: Rotary(heads_of(c).dim, per_row=True),
+    "olmoe": Architecture(decoder=Decoder(olmoe), refuses=(*ROUTED, ("clip_qkv", ...)), peft_experts="qwen2_moe"),
+    "qwen2_moe": Architecture(
+        decoder=Decoder(qwen2_moe, window=qwen_window),
+        stacks=one_stack(qwen2_moe_kinds),
+        refuses=ROUTED,
+        deepspeed_leaf=True,
+    ),
+    "qwen3_moe": Architecture(
+        decoder=Decoder(qwen3_moe, window=qwen_window),
+        stacks=one_stack(qwen3_moe_kinds),
+        refuses=ROUTED,
+        deepspeed_leaf=True,
+        peft_experts="qwen2_moe",
+    ),
+    "qwen3_vl_moe_text": Architecture(
+        decoder=Decoder(qwen3_moe, window=qwen_window, rotary=lambda c: Rotary(heads_of(c).dim, per_row=True)),
+        stacks=one_stack(qwen3_moe_kinds),
         refuses=ROUTED,
         defaults={"norm_topk_prob": True},  # always: there is no key
     ),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vramplan.analytic.architectures.family import Family, Rotary, layer_norm
+from vramplan.analytic.architectures.architecture import Architecture, one_stack
+from vramplan.analytic.architectures.decoder import Decoder, Rotary, layer_norm
 from vramplan.analytic.architectures.llama import every_layer_slides, plain_window
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
@@ -107,11 +108,15 @@ def glm4(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> T
     return glm(net, c, x, ctx, kind, sandwich=True)
 
 
-FAMILIES = {
-    "phi": Family(phi, norm=layer_norm, norm_name="model.final_layernorm", head_bias=True, rotary=partial(0.5)),
-    "phi3": Family(phi3, rotary=partial(1.0), kinds=every_layer_slides, window=plain_window),
-    "glm": Family(glm, rotary=partial(0.5)),
-    "glm4": Family(glm4, rotary=partial(0.5)),
-    "glm4v_text": Family(glm4, rotary=partial(1.0, per_row=True)),
-    "chatglm": Family(glm, rotary=partial(0.5), remote_code=True),
+ARCHITECTURES = {
+    "phi": Architecture(
+        decoder=Decoder(phi, norm=layer_norm, norm_name="model.final_layernorm", head_bias=True, rotary=partial(0.5))
+    ),
+    "phi3": Architecture(
+        decoder=Decoder(phi3, rotary=partial(1.0), window=plain_window), stacks=one_stack(every_layer_slides)
+    ),
+    "glm": Architecture(decoder=Decoder(glm, rotary=partial(0.5))),
+    "glm4": Architecture(decoder=Decoder(glm4, rotary=partial(0.5))),
+    "glm4v_text": Architecture(decoder=Decoder(glm4, rotary=partial(1.0, per_row=True))),
+    "chatglm": Architecture(decoder=Decoder(glm, rotary=partial(0.5)), remote_code=True),
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.architectures.family import Family, layer_norm
+from vramplan.analytic.architectures.architecture import Architecture, one_stack
+from vramplan.analytic.architectures.decoder import Decoder, layer_norm
 from vramplan.analytic.architectures.llama import every_layer_slides, plain_window
 from vramplan.analytic.architectures.moe import ROUTED, flat
 from vramplan.analytic.autograd import ops
@@ -91,14 +92,11 @@ def drawn(scores: Tensor, among: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
     return out, which, [*held, scaled]
 
 
-FAMILIES = {
-    "phimoe": Family(
-        phimoe,
-        norm=layer_norm,
-        head_bias=True,
-        kinds=every_layer_slides,
-        window=plain_window,
+ARCHITECTURES = {
+    "phimoe": Architecture(
+        decoder=Decoder(phimoe, norm=layer_norm, head_bias=True, window=plain_window),
+        stacks=one_stack(every_layer_slides),
         defaults={"lm_head_bias": False},
         refuses=(("lm_head_bias", False), ("input_jitter_noise", ...), *ROUTED),
-    )
+    ),
 }

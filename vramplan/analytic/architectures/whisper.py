@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.architectures.encoder import ForwardPass, ForwardSpec, ModelOutput, alike
-from vramplan.analytic.architectures.family import Family, Shape
-from vramplan.analytic.architectures.towers.tower import given_a_gradient
+from vramplan.analytic.architectures.architecture import Architecture, Shape, alike
+from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
+from vramplan.analytic.architectures.vision_tower import given_a_gradient
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import losses
@@ -24,63 +24,63 @@ def shape(c: Config) -> Shape:
     return Shape(layers, c.count("d_model"), c.count("vocab_size"), None)
 
 
-def write(scene: ForwardPass, c: Config) -> ModelOutput:
+def write(forward: ForwardPass, c: Config) -> ModelOutput:
     """WhisperForConditionalGeneration: sound in, text out; the head shares the decoder's embedding."""
-    net, labels = scene.net, scene.inputs["labels"]
+    net, labels = forward.net, forward.inputs["labels"]
     net.tape.module = "inputs"
     shifted = net.tape.empty(labels.shape, "int64", "labels moved by one")
-    heard = encode(scene, c)
-    hidden = decode(scene, c, shifted, heard)
+    heard = encode(forward, c)
+    hidden = decode(forward, c, shifted, heard)
     logits = net.head(hidden, c.count("vocab_size"), c.flag("tie_word_embeddings", True))
     net.tape.module = "loss"
     rows = logits.view(logits.num_elements // logits.shape[-1], logits.shape[-1])
     return ModelOutput(losses.cross_entropy(rows, labels), [logits, heard])
 
 
-def encode(scene: ForwardPass, c: Config) -> Tensor:
+def encode(forward: ForwardPass, c: Config) -> Tensor:
     """WhisperEncoder: two convolutions, the second of which halves the frames, fixed positions, layers, a norm.
 
     What comes out of the convolutions lives to its end.
     """
-    net, width, positions = scene.net, c.count("d_model"), c.count("max_source_positions", 1500)
-    features = scene.inputs["input_features"]
+    net, width, positions = forward.net, c.count("d_model"), c.count("max_source_positions", 1500)
+    features = forward.inputs["input_features"]
     samples, bins, frames = features.shape
-    heard = ops.gelu(convolution(scene, "encoder.conv1", features, bins, width, frames, hooked=True))
-    heard = ops.gelu(convolution(scene, "encoder.conv2", heard, width, width, positions))
+    heard = ops.gelu(convolution(forward, "encoder.conv1", features, bins, width, frames, hooked=True))
+    heard = ops.gelu(convolution(forward, "encoder.conv2", heard, width, width, positions))
     heard = heard.view(samples, positions, width)
     net.tape.module = "encoder.embed_positions"
     where = net.tape.empty((positions,), "int64", "positions")
     table = net.parameter("encoder.embed_positions.weight", positions, width, frozen=True)
-    ctx = scene.context(None, c.number("attention_dropout", 0.0))
+    ctx = forward.context(None, c.number("attention_dropout", 0.0))
     x = ops.add(heard, ops.embedding(where, table).view(1, positions, width))
     held = [ops.dropout(x, c.number("dropout", 0.0))]
     del x
-    x = scene.layers(ENCODER, held.pop(), lambda x: encoder_layer(net, c, x, ctx))
+    x = forward.layers(ENCODER, held.pop(), lambda x: encoder_layer(net, c, x, ctx))
     return net.layer_norm("encoder.layer_norm", x)
 
 
 def convolution(
-    scene: ForwardPass, name: str, x: Tensor, channels: int, width: int, frames: int, hooked: bool = False
+    forward: ForwardPass, name: str, x: Tensor, channels: int, width: int, frames: int, hooked: bool = False
 ) -> Tensor:
     """``nn.Conv1d`` over three frames: (B, width, frames); the first one's output is what transformers' hook finds."""
-    net = scene.net
+    net = forward.net
     net.tape.module = name
     weight, bias = net.parameter(f"{name}.weight", width, channels, KERNEL), net.parameter(f"{name}.bias", width)
     out = ops.patches(x, weight, bias, (x.shape[0], width, frames))
     return given_a_gradient(out, hooked and net.training.input_needs_grad)
 
 
-def decode(scene: ForwardPass, c: Config, ids: Tensor, heard: Tensor) -> Tensor:
+def decode(forward: ForwardPass, c: Config, ids: Tensor, heard: Tensor) -> Tensor:
     """WhisperDecoder: words and positions, which live to its end, layers, a norm."""
-    net, width, dropout = scene.net, c.count("d_model"), c.number("attention_dropout", 0.0)
+    net, width, dropout = forward.net, c.count("d_model"), c.number("attention_dropout", 0.0)
     words = net.embedding("decoder.embed_tokens", ids, c.count("vocab_size"), width)
     net.tape.module = "decoder.embed_positions"
     where = net.tape.empty(ids.shape, "int64", "positions of each sample")
     table = net.parameter("decoder.embed_positions.weight", c.count("max_target_positions", 448), width)
     positions = ops.gathered(table, words.shape, "positions")
     held = [ops.dropout(ops.add(words, positions), c.number("dropout", 0.0))]
-    ctx, cross = scene.context(scene.causal(words, padded=False), dropout), scene.context(None, dropout)
-    x = scene.layers(DECODER, held.pop(), lambda x: decoder_layer(net, c, x, ctx, cross, heard))
+    ctx, cross = forward.context(forward.causal(words, padded=False), dropout), forward.context(None, dropout)
+    x = forward.layers(DECODER, held.pop(), lambda x: decoder_layer(net, c, x, ctx, cross, heard))
     x = net.layer_norm("decoder.layer_norm", x)
     del where
     return x
@@ -164,10 +164,14 @@ LOADS = (
     DECODER,
     "decoder",
 )
-FAMILIES = {
-    "whisper": Family.of_model(
-        ForwardSpec(write, lambda c: alike(c.count("encoder_layers"), c.count("decoder_layers")), LOADS),
-        shape,
+ARCHITECTURES = {
+    "whisper": Architecture(
+        write,
+        stacks=lambda c: alike(c.count("encoder_layers"), c.count("decoder_layers")),
+        shape=shape,
+        loads=LOADS,
         refuses=(("apply_spec_augment", True),),
+        zero3_stops="transformers 5.23 stops where it makes positions for weights that are divided already"
+        " (_init_weights)",
     )
 }

@@ -10,12 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-PATTERNS: Mapping[str, str] = {
-    "mixtral": "mixtral",
-    **dict.fromkeys(("qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4v_moe"), "qwen2_moe"),
-}
-"""By the whole model's type, which need not be its language model's (transformers 5.23, conversion_mapping.py:
-_MODEL_TO_CONVERSION_PATTERN, which has no qwen2_moe; PEFT adds mixtral)."""
 FORMER: Mapping[str, Mapping[str, str]] = {
     "": {},
     "mixtral": {"gate": "gate.weight", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"},

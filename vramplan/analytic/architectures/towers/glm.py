@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vramplan.analytic.architectures.family import rms_norm
+from vramplan.analytic.architectures.decoder import rms_norm
 from vramplan.analytic.architectures.towers import qwen
-from vramplan.analytic.architectures.towers.tower import TowerContext, VisionTower, joined
+from vramplan.analytic.architectures.vision_tower import TowerContext, VisionTower, joined
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers.modules import Modules
@@ -82,4 +82,4 @@ GLM = VisionTower(
     returns_features=False,
     holds_first=False,
 )
-SIGHTS = {"glm4v": GLM, "glm4v_moe": replace(GLM, text_type="glm4v_moe_text")}
+TOWERS = {"glm4v": GLM, "glm4v_moe": replace(GLM, text_type="glm4v_moe_text")}

@@ -10,8 +10,8 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from vramplan.analytic.architectures.mllama import gate
-from vramplan.analytic.architectures.towers.tower import TowerContext, VisionTower
 from vramplan.analytic.architectures.towers.vit import clip_embed, tower_attention, with_class
+from vramplan.analytic.architectures.vision_tower import TowerContext, VisionTower
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers.modules import Modules
@@ -170,7 +170,7 @@ def across(net: Modules, job: Job, shape: tuple[int, ...], features: Tensor) -> 
     return CrossAttentionInput(features, mask, rows)
 
 
-SIGHTS = {
+TOWERS = {
     "mllama": VisionTower(
         clip_embed,
         layer,

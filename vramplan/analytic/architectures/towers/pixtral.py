@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.architectures.towers.tower import TowerContext, VisionTower, joined
 from vramplan.analytic.architectures.towers.vit import all_alike, chosen_layer, llava_project, patch_tokens
+from vramplan.analytic.architectures.vision_tower import TowerContext, VisionTower, joined
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers.modules import Modules
@@ -84,7 +84,7 @@ def merged(net: Modules, x: Tensor, patches: tuple[int, ...], merge: int) -> Ten
     return ops.join_rows(parts, (sum(patches) // merge, width))
 
 
-SIGHTS = {
+TOWERS = {
     "llava/pixtral": VisionTower(
         embed, layer, llava_project, all_alike, place=place, chosen=chosen_layer, holds_cast=False
     ),

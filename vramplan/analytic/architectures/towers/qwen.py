@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 
-from vramplan.analytic.architectures.family import NormFunction, layer_norm, rms_norm
-from vramplan.analytic.architectures.towers.tower import TowerContext, VisionTower, joined
+from vramplan.analytic.architectures.decoder import NormFunction, layer_norm, rms_norm
+from vramplan.analytic.architectures.vision_tower import TowerContext, VisionTower, joined
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import attention_kernels as kernels
@@ -251,7 +251,7 @@ QWEN3 = VisionTower(
     returns_features=False,
     holds_first=False,
 )
-SIGHTS = {
+TOWERS = {
     "qwen3_vl": QWEN3,
     "qwen3_vl_moe": replace(QWEN3, text_type="qwen3_vl_moe_text"),
     "qwen2_vl": VisionTower(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vramplan.analytic.architectures.towers.tower import NO_TEXT_TOWER, TowerContext, VisionTower, joined
 from vramplan.analytic.architectures.towers.vit import (
     all_alike,
     anyres_project,
@@ -13,6 +12,7 @@ from vramplan.analytic.architectures.towers.vit import (
     patch_tokens,
     table_of,
 )
+from vramplan.analytic.architectures.vision_tower import NO_TEXT_TOWER, TowerContext, VisionTower, joined
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers.modules import Modules
@@ -113,7 +113,7 @@ GEMMAS = VisionTower(
     masks_text=True,
     wrapped=NO_TEXT_TOWER.format("Siglip"),
 )
-SIGHTS = {
+TOWERS = {
     "idefics3": IDEFICS,
     "smolvlm": IDEFICS,
     "paligemma": replace(GEMMAS, project=paligemma_project),

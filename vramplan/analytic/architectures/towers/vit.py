@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from vramplan.analytic.architectures.towers.tower import NO_TEXT_TOWER, TowerContext, VisionTower
+from vramplan.analytic.architectures.vision_tower import NO_TEXT_TOWER, TowerContext, VisionTower
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Resident, Tensor
 from vramplan.analytic.layers.modules import Modules
@@ -252,7 +252,7 @@ def packed(net: Modules, picture: ProcessedImage, x: Tensor) -> Tensor:
     return ops.join_rows(parts, (images * picture.tokens, width))
 
 
-SIGHTS = {
+TOWERS = {
     "internvl": VisionTower(intern_embed, intern_layer, intern_project, all_alike, place=intern_place),
     "llava": VisionTower(
         clip_embed,

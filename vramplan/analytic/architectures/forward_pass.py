@@ -1,11 +1,12 @@
-"""What a model that is no causal language model is made of, and what it finds when it runs."""
+"""One forward of a model: its layers, inputs and masks, whatever the architecture."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
+from vramplan.analytic.architectures.vision_tower import VisionInput
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.layer_folding import STACK
@@ -13,8 +14,9 @@ from vramplan.analytic.layers.attention_kernels import causal_mask
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.transformer import Context
 from vramplan.inputs.job import Job
-from vramplan.inputs.model_inputs import Input
-from vramplan.inputs.model_spec import Config
+
+if TYPE_CHECKING:
+    from vramplan.analytic.architectures.architecture import Architecture
 
 Layer = Callable[..., "Tensor | tuple[Tensor, ...]"]
 """Takes the state, and what the layer before returned beside it."""
@@ -27,18 +29,44 @@ class ModelOutput(NamedTuple):
     outputs: list[Tensor]
 
 
+class DevicePlacement(NamedTuple):
+    """The GPUs that a model's modules lie on."""
+
+    layers: tuple[tuple[int, int], ...]
+    """Number and GPU of each layer that is simulated."""
+    embed: int = 0
+    norm: int = 0
+    rotary: int = 0
+    head: int = 0
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """All of them, in order."""
+        return tuple(sorted({*self[1:], *(gpu for _, gpu in self.layers)}))
+
+
 @dataclass(slots=True)
 class ForwardPass:
-    """One forward: the job, the batch, the layers to play."""
+    """One forward: the architecture, the job, the batch, the layers to simulate."""
 
     net: Modules
+    architecture: Architecture
     job: Job
     flash_fits: bool
-    """Whether the card runs SDPA's flash kernel (compute capability 8.0)."""
+    """Whether the GPU runs SDPA's flash kernel (compute capability 8.0)."""
     phase: str
-    kinds: tuple[tuple[Hashable, ...], ...]
-    """What sets the layers of each stack apart from their neighbours; those to play."""
+    stacks: tuple[tuple[Hashable, ...], ...]
+    """The layers to simulate of each stack: what sets each apart from its neighbours."""
     inputs: dict[str, Tensor]
+    """The batch."""
+    vision: VisionInput | None
+    """The vision tower of a vision-language model."""
+    placement: DevicePlacement
+
+    @property
+    def has_images(self) -> bool:
+        """Whether a vision tower gets an image or a video."""
+        return self.vision is not None and self.job.pictures > 0
 
     @property
     def tape(self) -> Tape:
@@ -58,7 +86,7 @@ class ForwardPass:
         `states`: where each layer's is put, if the model holds them.
         """
         more: tuple[Tensor, ...] = ()
-        for number in range(len(self.kinds[stack])):
+        for number in range(len(self.stacks[stack])):
             self.net.enter_layer(self.phase, stack * STACK + number, x)
             checkpointed = self.job.checkpointing == "full"
             outputs = self.tape.checkpoint(layer, x, *more) if checkpointed else layer(x, *more)
@@ -92,24 +120,3 @@ class ForwardPass:
             return None
         self.tape.module = "inputs"
         return causal_mask(self.tape, x.shape[0], x.shape[1], x.dtype if attention == "eager" else "bool")
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardSpec:
-    """One architecture, described once."""
-
-    forward: Callable[[ForwardPass, Config], ModelOutput]
-    stacks: Callable[[Config], list[list[Hashable]]]
-    """For each stack of layers what sets each layer apart from its neighbours."""
-    loads: tuple[str | int, ...] = ()
-    """Beginnings of the names of weights and numbers of stacks, in the order that transformers' class makes them, where
-    that is not embeddings, layers, the rest: blocks of weights lie beside each other in that order."""
-    clamps_fp16: bool = False
-    """Whether its layers clamp what is stored in fp16."""
-    tables: Callable[[Config], list[Input]] = field(default=lambda c: [])
-    """Buffers: positions and the like, which are loaded with the weights."""
-
-
-def alike(*counts: int) -> list[list[Hashable]]:
-    """Stacks whose layers all do the same."""
-    return [[None] * count for count in counts]

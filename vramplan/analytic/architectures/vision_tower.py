@@ -1,10 +1,9 @@
-"""What a vision tower is made of, and how it is played: patches, layers, the way into the language model."""
+"""The record of a vision tower: patches, layers, the way into the language model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from math import prod
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor, leaf
@@ -94,14 +93,12 @@ class TowerContext:
 
 @dataclass(frozen=True, slots=True)
 class VisionInput:
-    """The sight of one model on one job."""
+    """The vision tower of one model, and what its image processor makes of an image of the job."""
 
-    sight: VisionTower
+    tower: VisionTower
     config: Config
     """Of the whole model."""
-    kinds: tuple[Hashable, ...]
-    """Layers to play."""
-    picture: ProcessedImage
+    image: ProcessedImage
 
 
 def training_of(part: str, given: WeightConfig, job: Job) -> WeightConfig:
@@ -140,52 +137,3 @@ def own_look(look: TowerContext, kind: Hashable, job: Job) -> TowerContext:
             ops.to(one, job.computed_dtype, "tables in the group's dtype") for one in (own.cos, own.sin)
         )
     return own
-
-
-def see(
-    net: Modules, seen: VisionInput, job: Job, flash_fits: bool, phase: str, pixels: Tensor
-) -> tuple[Tensor, Tensor]:
-    """``get_image_features(pixel_values)``: one row for each image token of the batch, and the tower's own output."""
-    tape, sight, whole = net.tape, seen.sight, seen.config
-    c, given = whole.part("vision_config"), net.training
-    net, last = (replace(net, training=training_of(part, given, job)) for part in (job.vision, job.projector))
-    images = prod(pixels.shape) // prod(seen.picture.tensors[0].shape)
-    if len(pixels.shape) == 6:
-        pixels = pixels.view(prod(pixels.shape[:3]), *pixels.shape[3:])
-    elif len(pixels.shape) == 5 and seen.picture.tensors[0].name == "pixel_values_videos":
-        pixels = pixels.view(pixels.shape[0] * pixels.shape[1], *pixels.shape[2:])
-    elif len(pixels.shape) == 5:
-        pixels = in_one_row(pixels, given.dtype if sight.drops_empty else None)
-    if sight.drops_empty:  # and the mask of pixels as well
-        pixel_mask = tape.empty((pixels.shape[0], *pixels.shape[2:]), "int64", "masks of all tiles")
-    if sight.holds_cast:
-        tape.module = "inputs"
-        pixels = ops.to(pixels, given.dtype, "pixels in the model's dtype")
-    x = sight.embed(net, c, seen.picture, pixels)
-    # enable_input_require_grads finds the embeddings of every model within (transformers 5.23)
-    x = given_a_gradient(x, given.input_needs_grad and sight.hooked == "patches")
-    look = TowerContext(Context(job.attention, flash_fits), seen.picture, images)
-    if sight.place is not None:
-        x = sight.place(net, c, look, x)
-    x = given_a_gradient(x, given.input_needs_grad and sight.hooked == "placed")
-    chosen, index = None, sight.chosen(whole)
-    if sight.holds_first:
-        net.inner.append(x)
-    for number, kind in enumerate(seen.kinds):
-        net.enter_layer(phase, TOWER + number, x)
-        if index and number == len(seen.kinds) + index + 1:
-            chosen = x
-
-        def layer(x: Tensor, own: TowerContext = own_look(look, kind, job)) -> Tensor:
-            return sight.layer(net, c, x, own)
-
-        x = tape.checkpoint(layer, x) if job.checkpointing == "full" and sight.checkpoints else layer(x)
-        if sight.between is not None and kind:
-            sight.between(last, c, x)
-    del layer
-    tape.enter(phase, None)
-    if index == -1:
-        chosen = x
-    x = sight.finish(net, c, x)
-    net.inner.clear()
-    return sight.project(last, whole, seen.picture, x if chosen is None else chosen), x
