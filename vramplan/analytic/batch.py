@@ -29,18 +29,20 @@ def make_batch(tape: Tape, spec: StepSpec, phase: str, samples: int, steps: int 
     tape.enter(phase, None)
     tape.module = "inputs"
 
-    def made(samples: int, suffix: str = "") -> dict[str, Tensor]:
-        return {
-            one.name: tape.empty(one.batched(samples), one.dtype, f"{one.name.replace('_', ' ')}{suffix}", "activation")
-            for one in spec.inputs
-        }
+    images = set() if spec.vision is None else {one.name for one in spec.vision.image.tensors}
 
-    inputs = made(samples)
-    later: dict[str, Tensor] = {}
+    def made(samples: int, suffix: str = "") -> dict[str, Tensor]:
+        batch = {}
+        for one in spec.inputs:
+            label = one.name.replace("_", " ") + ("" if one.name in images else suffix)
+            batch[one.name] = tape.empty(one.batched(samples), one.dtype, label, "activation")
+        return batch
+
+    inputs, waiting = made(samples), {}
     if spec.job.loop == "trainer" and steps > 1:
-        later = made((steps - 1) * samples, " of the batches to come")
-    tape.keep(*inputs.values(), *later.values())
-    return Batch(inputs, list(later.values()))
+        waiting = made((steps - 1) * samples, " of the batches to come")
+    tape.keep(*inputs.values(), *(waiting.values() if spec.model_inputs is None else ()))
+    return Batch(inputs, list(waiting.values()))
 
 
 def as_handed(tape: Tape, job: Job, batch: Batch) -> Batch:
