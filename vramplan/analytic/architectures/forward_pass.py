@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -80,13 +80,16 @@ class ForwardPass:
         made.attention_dropout = dropout if self.tape.training else 0.0
         return made
 
-    def layers(self, stack: int, x: Tensor, layer: Layer, states: list[Tensor] | None = None) -> Tensor:
+    def layers(
+        self, stack: int, x: Tensor, layers: Layer | Sequence[Layer], states: list[Tensor] | None = None
+    ) -> Tensor:
         """All layers of a stack, one after another; what a layer returns beside the state goes to the next as well.
 
-        `states`: where each layer's is put, if the model holds them.
+        `layers`: one function if all layers are alike. `states`: where each layer's is put, if the model holds them.
         """
         more: tuple[Tensor, ...] = ()
         for number in range(len(self.stacks[stack])):
+            layer = layers[number] if isinstance(layers, Sequence) else layers
             self.net.enter_layer(self.phase, stack * STACK + number, x)
             checkpointed = self.job.checkpointing == "full"
             outputs = self.tape.checkpoint(layer, x, *more) if checkpointed else layer(x, *more)
@@ -98,7 +101,7 @@ class ForwardPass:
                 x = outputs
             if states is not None:
                 states.append(x)
-        del outputs
+        del outputs, layer
         self.tape.enter(self.phase, None)
         return x
 
