@@ -71,7 +71,7 @@ def test_what_cannot_run(name: str, given: dict[str, Any], said: str) -> None:
     ],
 )
 def test_variants_that_are_traced_only(name: str, config: dict[str, Any]) -> None:
-    with pytest.raises(VramplanError, match=f"{next(iter(config))} = .* --by trace runs it"):
+    with pytest.raises(VramplanError, match=f"{next(iter(config))} = .* by=trace runs it"):
         vramplan.estimate(spec_of(name, **config), "h200")
 
 

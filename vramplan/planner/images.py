@@ -221,7 +221,7 @@ def _resolve(model: str | ModelSpec, gpu: str | Gpu, sees: bool = True) -> tuple
 
 
 def _check_sees(spec: ModelSpec) -> None:
-    if spec.model_type in MODEL_INPUTS and MODEL_INPUTS[spec.model_type].sees is not None:
+    if spec.model_type in MODEL_INPUTS and MODEL_INPUTS[spec.model_type].image_config is not None:
         raise ConfigError(
             f"{spec.name}: images that go into a text are shown here; `estimate --image-size` knows its own"
         )

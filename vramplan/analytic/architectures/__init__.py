@@ -24,7 +24,7 @@ from vramplan.analytic.architectures import (
     whisper,
 )
 from vramplan.analytic.architectures.architecture import Architecture, Shape
-from vramplan.errors import UnsupportedError
+from vramplan.errors import UnsupportedError, setting
 
 ARCHITECTURES: dict[str, Architecture] = {
     **llama.ARCHITECTURES,
@@ -58,8 +58,8 @@ def text_architecture_of(model_type: str, owner: str) -> Architecture:
     architecture = ARCHITECTURES.get(model_type)
     if architecture is None:
         raise UnsupportedError(
-            f"{owner}: architecture {model_type!r} is not described by any block; known:"
-            f" {', '.join(sorted(ARCHITECTURES))}; the real model can be traced"
+            f"{owner}: the analytic estimator does not support the architecture {model_type!r}; supported:"
+            f" {', '.join(sorted(ARCHITECTURES))}; {setting('by', 'trace')} runs it"
         )
     return architecture
 

@@ -14,7 +14,7 @@ from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.layers.attention_kernels import softmax
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.transformer import activation
-from vramplan.errors import UnsupportedError
+from vramplan.errors import UnsupportedError, setting
 from vramplan.inputs.model_inputs import Input
 from vramplan.inputs.model_spec import Config
 
@@ -43,12 +43,12 @@ def check(c: Config) -> None:
     Raises:
         UnsupportedError: naming the keys.
     """
-    types = c.get("pos_att_type") or ()
+    types, traced = c.get("pos_att_type") or (), f"{setting('by', 'trace')} runs it"
     known = set(types.split("|") if isinstance(types, str) else types) == {"c2p", "p2c"}
     if not (known and c.flag("relative_attention", False) and c.flag("share_att_key", False)):
-        raise UnsupportedError("deberta-v2 without shared keys for c2p and p2c is not described; --by trace runs it")
+        raise UnsupportedError(f"deberta-v2 without shared keys for c2p and p2c is not supported; {traced}")
     if c.get("conv_kernel_size") or c.get("embedding_size", c.count("hidden_size")) != c.count("hidden_size"):
-        raise UnsupportedError("deberta-v2 with a convolution or narrow embedding is not described; --by trace runs it")
+        raise UnsupportedError(f"deberta-v2 with a convolution or narrow embedding is not supported; {traced}")
 
 
 def positions(c: Config) -> int:

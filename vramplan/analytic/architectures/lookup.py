@@ -9,7 +9,7 @@ from typing import NamedTuple
 from vramplan.analytic.architectures import Architecture, text_architecture_of
 from vramplan.analytic.architectures.towers import TOWERS
 from vramplan.analytic.architectures.vision_tower import VisionTower
-from vramplan.errors import UnsupportedError
+from vramplan.errors import UnsupportedError, setting
 from vramplan.inputs.model_spec import Config, ModelSpec
 
 
@@ -44,8 +44,8 @@ def architecture_of(spec: ModelSpec) -> ModelArchitecture:
         return ModelArchitecture(architecture, config, None, whole)
     if tower.tower_type not in (None, _tower_type(spec) or tower.tower_type):
         raise UnsupportedError(
-            f"{spec.name}: a {spec.model_type} with a tower of type {_tower_type(spec)!r} is not described by any"
-            " block; the real model can be traced"
+            f"{spec.name}: a {spec.model_type} with a vision tower of type {_tower_type(spec)!r} is not supported;"
+            f" {setting('by', 'trace')} runs it"
         )
     text = spec.config.get("text_config") or spec.config
     tied = spec.config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))

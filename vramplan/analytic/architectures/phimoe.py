@@ -13,7 +13,7 @@ from vramplan.analytic.layers import moe_linear_experts
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.moe import Experts, Routed, routed
 from vramplan.analytic.layers.transformer import Context, LayerKind, attention
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, setting
 from vramplan.inputs.model_spec import Config
 
 
@@ -49,8 +49,8 @@ def router(net: Modules, x: Tensor, experts: Experts) -> Routed:
     name = "mlp.router"
     if net.is_target(name):
         raise ConfigError(
-            "PEFT cannot adapt this model's router, which all-linear names too;"
-            " give --lora-targets q_proj,k_proj,v_proj,o_proj"
+            "PEFT cannot adapt this model's router, which all-linear includes;"
+            f" give {setting('lora_targets', 'q_proj,k_proj,v_proj,o_proj')}"
         )
     net.tape.module = name
     weight = net.parameter(f"{name}.weight", experts.number, x.shape[-1])

@@ -28,9 +28,6 @@ DOUBLED = "gate_up_proj"
 """Two in one: neither can be adapted alone, and together they get twice the rank (_MOE_FUSED_TARGETS)."""
 
 
-LEAVES_OUT = "--lora-targets q_proj,k_proj,v_proj,o_proj leaves them out"
-
-
 def meant(pattern: str, target: str) -> str | None:
     """The parameter that a target or module of this name means, if any."""
     return FORMER[pattern].get(target.rpartition(".")[2])

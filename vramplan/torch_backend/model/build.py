@@ -109,7 +109,7 @@ def settle(spec: ModelSpec, job: Job) -> Job:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if spec.model_type in MODEL_INPUTS:
-        known = getattr(transformers, MODEL_INPUTS[spec.model_type].trains)
+        known = getattr(transformers, MODEL_INPUTS[spec.model_type].model_class)
     elif spec.model_type in CONFIG_MAPPING:
         known = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[spec.model_type], None)
     else:
@@ -266,7 +266,7 @@ def _class_for(spec: ModelSpec, config: Any, trust_remote_code: bool) -> Any:
     if type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and spec.model_type in IMAGE_PROCESSORS:
         return transformers.AutoModelForImageTextToText.from_config
     if spec.model_type in MODEL_INPUTS:
-        return getattr(transformers, MODEL_INPUTS[spec.model_type].trains)._from_config
+        return getattr(transformers, MODEL_INPUTS[spec.model_type].model_class)._from_config
     for name in spec.config.get("architectures") or ():
         found = getattr(transformers, name, None)
         if found is not None and "labels" in inspect.signature(found.forward).parameters:

@@ -26,7 +26,7 @@ NAME = "vision_tower"
 def embed(net: Modules, c: Config, picture: ProcessedImage, pixels: Tensor) -> Tensor:
     """One token for each patch of each tile."""
     if c.flag("vision_use_head", True) and c.text("model_type", "") == "siglip_vision_model":
-        raise UnsupportedError("vision_use_head: SigLIP's pooling head is not described by any block")
+        raise UnsupportedError("vision_use_head: SigLIP's pooling head is not supported")
     pixels = ops.to(pixels, net.training.dtype, "pixels in the model's dtype")
     return patch_tokens(net, f"{NAME}.embeddings.patch_embedding", pixels, c, picture, bias=True)
 
