@@ -1,4 +1,4 @@
-"""CLIP: text and image beside each other, told apart within the batch (transformers 5.23, modeling_clip.py)."""
+"""CLIP: texts and images matched within the batch (transformers 5.23, modeling_clip.py)."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def stacks(c: Config) -> list[list[object]]:
 def contrast(forward: ForwardPass, c: Config) -> ModelOutput:
     """CLIPModel: both towers, their projections normalised, every text with every image."""
     net, size = forward.net, c.count("projection_dim", 512)
-    seen, image = projected(net, "visual_projection", vision(forward, c.part("vision_config")), size)
-    read, text = projected(net, "text_projection", texts(forward, c.part("text_config")), size)
+    image_states, image = projected(net, "visual_projection", vision(forward, c.part("vision_config")), size)
+    text_states, text = projected(net, "text_projection", texts(forward, c.part("text_config")), size)
     net.tape.module = "loss"
     images, words = (normalised(one) for one in (image, text))
     scores = similarity(net, words, images)
     net.tape.module = "loss"
     loss = both_ways(scores)
-    return ModelOutput(loss, [scores, scores, words, images, read, text, seen, image])
+    return ModelOutput(loss, [scores, scores, words, images, text_states, text, image_states, image])
 
 
 def projected(net: Modules, name: str, states: tuple[Tensor, Tensor], size: int) -> tuple[Tensor, Tensor]:
@@ -50,7 +50,7 @@ def projected(net: Modules, name: str, states: tuple[Tensor, Tensor], size: int)
 
 
 def vision(forward: ForwardPass, c: Config) -> tuple[Tensor, Tensor]:
-    """CLIPVisionModel: what the first layer takes lives to its end; the class token's state is normed."""
+    """CLIPVisionModel: the first layer's input lives to its end; the class token's state is normed."""
     net = forward.net
     x = embed_image(forward, c)
     x = net.layer_norm("vision_model.pre_layrnorm", x)
@@ -98,13 +98,13 @@ def texts(forward: ForwardPass, c: Config) -> tuple[Tensor, Tensor]:
     return hidden, ops.gathered(hidden, (samples, width), "states at the ends of the texts")
 
 
-def embed_text(forward: ForwardPass, c: Config, vocabulary: int = 49408, most: int = 77) -> Tensor:
-    """Words and positions; transformers' own counts of both where the configuration leaves them out."""
+def embed_text(forward: ForwardPass, c: Config, vocabulary: int = 49408, positions: int = 77) -> Tensor:
+    """Words and positions; transformers' own counts of both if the configuration leaves them out."""
     net, ids, width = forward.net, forward.inputs["input_ids"], c.count("hidden_size")
     words = net.embedding("text_model.embeddings.token_embedding", ids, c.count("vocab_size", vocabulary), width)
     where = net.resident((1, ids.shape[1]), "int64")
-    most = c.count("max_position_embeddings", most)
-    return ops.add(words, net.embedding("text_model.embeddings.position_embedding", where, most, width))
+    positions = c.count("max_position_embeddings", positions)
+    return ops.add(words, net.embedding("text_model.embeddings.position_embedding", where, positions, width))
 
 
 def normalised(x: Tensor) -> Tensor:

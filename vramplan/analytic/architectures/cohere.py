@@ -40,7 +40,7 @@ def cohere(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) ->
     """One norm, then attention and feed-forward side by side."""
     residual = x
     x = norm(net, "input_layernorm", x)
-    out, *kept = cohere_attention(net, c, x, ctx, kind)
+    out, *weights = cohere_attention(net, c, x, ctx, kind)
     x = gated_mlp(net, c, x, c.text("hidden_act", "silu"))
     return ops.add(ops.add(residual, out), x, "residual stream")
 
@@ -55,8 +55,8 @@ def cohere_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: Lay
     if qk_norm:
         q, k = norm(net, "self_attn.q_norm", q), norm(net, "self_attn.k_norm", k)
     q, k = turned(q, k, ctx, kind)
-    out, *kept = attend(q, k, v, ctx, kind)
-    return net.linear("self_attn.o_proj", out, width, bias), *kept
+    out, *weights = attend(q, k, v, ctx, kind)
+    return net.linear("self_attn.o_proj", out, width, bias), *weights
 
 
 def cohere2_kinds(c: Config) -> list[LayerKind]:

@@ -58,20 +58,20 @@ def positions(c: Config) -> int:
 
 def distances(c: Config) -> int:
     """Longest distance that is told apart."""
-    most = c.get("max_relative_positions", -1)
-    return int(most) if most > 0 else c.count("max_position_embeddings", 512)
+    distance = c.get("max_relative_positions", -1)
+    return int(distance) if distance > 0 else c.count("max_position_embeddings", 512)
 
 
 def embed(forward: ForwardPass, c: Config, mask: Tensor, kinds: Tensor) -> Tensor:
     """DebertaV2Embeddings: words, positions or zeros in their place, a norm, padding set to zero."""
     net, ids, width, name = forward.net, forward.inputs["input_ids"], c.count("hidden_size"), "embeddings"
-    x = found = net.embedding(f"{name}.word_embeddings", ids, c.count("vocab_size"), width)
+    x = words = net.embedding(f"{name}.word_embeddings", ids, c.count("vocab_size"), width)
     if c.flag("position_biased_input", True):
         where = net.resident((1, ids.shape[1]), "int64")
-        placed = net.embedding(f"{name}.position_embeddings", where, c.count("max_position_embeddings", 512), width)
-        x = ops.add(x, placed)
+        positions = net.embedding(f"{name}.position_embeddings", where, c.count("max_position_embeddings", 512), width)
+        x = ops.add(x, positions)
     else:
-        placed = net.tape.empty(found.shape, found.dtype, "zeros for positions")
+        positions = net.tape.empty(words.shape, words.dtype, "zeros for positions")
     if c.get("type_vocab_size", 0):
         x = ops.add(x, net.embedding(f"{name}.token_type_embeddings", kinds, c.count("type_vocab_size"), width))
     x = net.layer_norm(f"{name}.LayerNorm", x)
@@ -117,9 +117,9 @@ def bucketed(tape: Tape, square: tuple[int, ...]) -> Tensor:
 
 def layer(net: Modules, c: Config, x: Tensor, pairs: Tensor, apart: Tensor, table: Tensor) -> Tensor:
     """DebertaV2Layer: BERT's but for the attention."""
-    seen = attention(net, c, x, pairs, apart, table)
-    attended = add_and_norm(net, c, "attention.output", seen, x)
-    del seen
+    mixed = attention(net, c, x, pairs, apart, table)
+    attended = add_and_norm(net, c, "attention.output", mixed, x)
+    del mixed
     inner = net.linear("intermediate.dense", attended, c.count("intermediate_size"), True)
     inner = activation(c.text("hidden_act", "gelu"))(inner)
     return add_and_norm(net, c, "output", inner, attended)
@@ -136,7 +136,7 @@ def attention(net: Modules, c: Config, x: Tensor, pairs: Tensor, apart: Tensor, 
     table = ops.dropout(table, c.number("hidden_dropout_prob", 0.1))
     by_position = position_scores(net, q, k, apart, table, heads)
     scores = ops.add(scores, by_position, "attention scores with positions")
-    seen = net.tape.empty(pairs.shape, "bool", "pairs that see each other")
+    visible = net.tape.empty(pairs.shape, "bool", "pairs that see each other")
     hidden = net.tape.empty(pairs.shape, "bool", "pairs that do not")
     scores = ops.masked(scores, hidden)
     del hidden
@@ -144,7 +144,7 @@ def attention(net: Modules, c: Config, x: Tensor, pairs: Tensor, apart: Tensor, 
     weights = ops.dropout(weights, c.number("attention_probs_dropout_prob", 0.1))
     out = ops.matmul(weights, v, flops, (batch, length, heads, width // heads), "attention output")
     out = ops.copy(ops.heads_first(out), "heads beside each other")
-    del seen
+    del visible
     return out.view(batch, length, width)
 
 

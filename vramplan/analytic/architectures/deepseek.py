@@ -112,8 +112,8 @@ def glm4_moe_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: L
         q, k = rms_norm(net, "self_attn.q_norm", q), rms_norm(net, "self_attn.k_norm", k)
     net.tape.module = "self_attn"
     q, k = partial_rotary(q, k, ctx, kind)
-    out, *kept = attend(q, k, v, ctx, kind, contiguous=True)
-    return net.linear("self_attn.o_proj", out, width), *kept
+    out, *weights = attend(q, k, v, ctx, kind, contiguous=True)
+    return net.linear("self_attn.o_proj", out, width), *weights
 
 
 def glm4_router(net: Modules, c: Config, x: Tensor, experts: Experts) -> Routed:

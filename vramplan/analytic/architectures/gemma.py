@@ -42,7 +42,7 @@ def gemma(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> 
     bias = c.flag("attention_bias", False)
     residual = x
     x = norm(net, "input_layernorm", x)
-    x, *kept = attention(net, c, x, ctx, kind, bias, bias)
+    x, *weights = attention(net, c, x, ctx, kind, bias, bias)
     x = ops.add(residual, x, "residual stream")
     residual = x
     x = norm(net, "post_attention_layernorm", x)
@@ -55,7 +55,7 @@ def sandwich(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind, 
     bias = c.flag("attention_bias", False)
     residual = x
     x = norm(net, "input_layernorm", x)
-    x, *kept = attention(net, c, x, ctx, kind, bias, bias, norm if qk_norm else None)
+    x, *weights = attention(net, c, x, ctx, kind, bias, bias, norm if qk_norm else None)
     x = norm(net, "post_attention_layernorm", x)
     x = ops.add(residual, x, "residual stream")
     residual = x

@@ -49,7 +49,7 @@ def gpt2(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> T
     dropout = c.number("resid_pdrop", 0.1)
     residual = x
     x = net.layer_norm("ln_1", x)
-    x, *kept = gpt2_attention(net, c, x, ctx, kind)
+    x, *weights = gpt2_attention(net, c, x, ctx, kind)
     x = attended = ops.dropout(x, dropout)  # a local of GPT2Block.forward to its end
     x = ops.add(attended, residual, "residual stream")
     residual = x
@@ -66,8 +66,8 @@ def gpt2_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: Layer
     heads = c.count("n_head")
     parts = ops.split(net.linear("attn.c_attn", x, 3 * width, bias=True), width, width, width)
     q, k, v = (part.view(batch, length, heads, width // heads) for part in parts)
-    out, *kept = attend(q, k, v, ctx, kind, scores=Softcap(in_fp32=False))
-    return net.linear("attn.c_proj", out, width, bias=True), *kept
+    out, *weights = attend(q, k, v, ctx, kind, scores=Softcap(in_fp32=False))
+    return net.linear("attn.c_proj", out, width, bias=True), *weights
 
 
 # -- GPT-J -------------------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def gpt_neox(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) 
     width = c.count("intermediate_size")
     act, bias, dropout = c.text("hidden_act", "gelu"), c.flag("attention_bias", True), c.number("hidden_dropout", 0.0)
     names = ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h", width, act)
-    attended, *kept = neox_attention(net, c, net.layer_norm("input_layernorm", x), ctx, kind, bias)
+    attended, *weights = neox_attention(net, c, net.layer_norm("input_layernorm", x), ctx, kind, bias)
     attended = ops.dropout(attended, dropout)
     if c.flag("use_parallel_residual", True):
         mlp = ops.dropout(plain_mlp(net, net.layer_norm("post_attention_layernorm", x), *names), dropout)
@@ -146,8 +146,8 @@ def neox_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: Layer
     qkv = net.linear("attention.query_key_value", x, 3 * width, bias).view(batch, length, heads.query, 3 * heads.dim)
     q, k, v = ops.split(qkv, heads.dim, heads.dim, heads.dim)
     q, k = partial_rotary(q, k, ctx, kind)
-    out, *kept = attend(q, k, v, ctx, kind, contiguous=True)
-    return net.linear("attention.dense", out, width, bias), *kept
+    out, *weights = attend(q, k, v, ctx, kind, contiguous=True)
+    return net.linear("attention.dense", out, width, bias), *weights
 
 
 def neox_embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ def opt(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Te
     residual = x
     if before:
         x = net.layer_norm("self_attn_layer_norm", x)
-    x, *kept = opt_attention(net, c, x, ctx, kind)
+    x, *weights = opt_attention(net, c, x, ctx, kind)
     x = ops.dropout(x, dropout)
     x = ops.add(residual, x, "residual stream")
     if not before:
@@ -218,8 +218,8 @@ def opt_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerK
     k = net.linear("self_attn.k_proj", x, width, bias)
     v = net.linear("self_attn.v_proj", x, width, bias)
     q, k, v = (t.view(batch, length, heads.query, heads.dim) for t in (q, k, v))
-    out, *kept = attend(q, k, v, ctx, kind)
-    return net.linear("self_attn.out_proj", out, width, bias), *kept
+    out, *weights = attend(q, k, v, ctx, kind)
+    return net.linear("self_attn.out_proj", out, width, bias), *weights
 
 
 def opt_before_head(net: Modules, c: Config, x: Tensor) -> Tensor:
@@ -236,7 +236,7 @@ def starcoder2(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind
     bias, dropout = c.flag("use_bias", True), c.number("residual_dropout", 0.0)
     residual = x
     x = net.layer_norm("input_layernorm", x)
-    x, *kept = attention(net, c, x, ctx, kind, bias, bias)
+    x, *weights = attention(net, c, x, ctx, kind, bias, bias)
     x = ops.add(residual, ops.dropout(x, dropout), "residual stream")
     residual = x
     x = net.layer_norm("post_attention_layernorm", x)

@@ -19,7 +19,7 @@ def gpt_oss(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -
     """GptOssDecoderLayer; norms multiply by their weight in fp32."""
     residual = x
     x = olmo_norm(net, "input_layernorm", x)
-    x, *kept = attention(net, c, x, ctx, kind)
+    x, *weights = attention(net, c, x, ctx, kind)
     x = ops.add(residual, x, "residual stream")
     residual = x
     x = olmo_norm(net, "post_attention_layernorm", x)

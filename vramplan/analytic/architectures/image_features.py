@@ -11,7 +11,7 @@ from vramplan.analytic.architectures.vision_tower import (
     TowerContext,
     given_a_gradient,
     in_one_row,
-    own_look,
+    layer_context,
     training_of,
 )
 from vramplan.analytic.autograd import ops
@@ -44,9 +44,9 @@ def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, Tensor
     x = tower.embed(net, c, vision.image, pixels)
     # enable_input_require_grads finds the embeddings of every model within (transformers 5.23)
     x = given_a_gradient(x, given.input_needs_grad and tower.hooked == "patches")
-    look = TowerContext(Context(job.attention, forward.flash_fits), vision.image, images)
+    context = TowerContext(Context(job.attention, forward.flash_fits), vision.image, images)
     if tower.place is not None:
-        x = tower.place(net, c, look, x)
+        x = tower.place(net, c, context, x)
     x = given_a_gradient(x, given.input_needs_grad and tower.hooked == "placed")
     chosen, index = None, tower.chosen(whole)
     if tower.holds_first:
@@ -56,7 +56,7 @@ def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, Tensor
         if index and number == len(kinds) + index + 1:
             chosen = x
 
-        def layer(x: Tensor, own: TowerContext = own_look(look, kind, job)) -> Tensor:
+        def layer(x: Tensor, own: TowerContext = layer_context(context, kind, job)) -> Tensor:
             return tower.layer(net, c, x, own)
 
         x = tape.checkpoint(layer, x) if job.checkpointing == "full" and tower.checkpoints else layer(x)

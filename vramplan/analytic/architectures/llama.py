@@ -30,7 +30,7 @@ def pre_norm_layer(
     """Norm, attention, add; norm, feed-forward, add."""
     residual = x
     x = net.rms_norm("input_layernorm", x)
-    x, *kept = attention(net, c, x, ctx, kind, bias, out_bias, rms_norm if qk_norm else None)
+    x, *weights = attention(net, c, x, ctx, kind, bias, out_bias, rms_norm if qk_norm else None)
     x = ops.dropout(x, dropout)
     x = ops.add(residual, ops.scale(x) if scales_residual else x, "residual stream")
     residual = x
@@ -96,7 +96,7 @@ def minicpm3(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) 
     """MiniCPM 3: MiniCPM with latent attention."""
     residual = x
     x = net.rms_norm("input_layernorm", x)
-    x, *kept = latent_attention(net, c, x, ctx, lambda q, k, ctx: rotary(q, k, ctx, kind))
+    x, *weights = latent_attention(net, c, x, ctx, lambda q, k, ctx: rotary(q, k, ctx, kind))
     x = ops.add(residual, ops.scale(x), "residual stream")
     residual = x
     x = net.rms_norm("post_attention_layernorm", x)
@@ -112,7 +112,7 @@ def olmo_norm(net: Modules, name: str, x: Tensor) -> Tensor:
 def olmo2(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """OLMo 2 and 3: no norm before, one after each branch; norms over all of q and of k; rotary in fp32."""
     residual = x
-    x, *kept = olmo_attention(net, c, x, ctx, kind)
+    x, *weights = olmo_attention(net, c, x, ctx, kind)
     x = olmo_norm(net, "post_attention_layernorm", x)
     x = ops.add(residual, x, "residual stream")
     residual = x
@@ -133,8 +133,8 @@ def olmo_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: Layer
     net.tape.module = "self_attn"
     dtype = q.dtype
     q, k = (ops.to(t, dtype, "rotated") for t in rotary(q, k, ctx, kind))
-    out, *kept = attend(q, k, v, ctx, kind)
-    return net.linear("self_attn.o_proj", out, width, bias), *kept
+    out, *weights = attend(q, k, v, ctx, kind)
+    return net.linear("self_attn.o_proj", out, width, bias), *weights
 
 
 # -- which layers slide, and how far -----------------------------------------------------------------------------------

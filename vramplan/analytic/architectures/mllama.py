@@ -29,7 +29,7 @@ def crossing_layer(net: Modules, c: Config, x: Tensor, ctx: Context) -> Tensor:
     assert ctx.crossing is not None
     residual = x
     x = net.rms_norm("input_layernorm", x)
-    x, *kept = cross_attention(net, c, x, ctx)
+    x, *weights = cross_attention(net, c, x, ctx)
     x = ops.add(residual, gate(net, "cross_attn_attn_gate", x), "residual stream")
     residual = x
     x = net.rms_norm("post_attention_layernorm", x)
@@ -55,8 +55,8 @@ def cross_attention(net: Modules, c: Config, x: Tensor, ctx: Context) -> tuple[T
     k = net.linear("cross_attn.k_proj", states, heads.key * heads.dim).view(batch, keys, heads.key, heads.dim)
     v = net.linear("cross_attn.v_proj", states, heads.key * heads.dim).view(batch, keys, heads.key, heads.dim)
     k = net.rms_norm("cross_attn.k_norm", k)
-    out, *kept = attend(q, k, v, replace(ctx, masks={False: ctx.crossing.mask}))
-    return net.linear("cross_attn.o_proj", out, width), *kept
+    out, *weights = attend(q, k, v, replace(ctx, masks={False: ctx.crossing.mask}))
+    return net.linear("cross_attn.o_proj", out, width), *weights
 
 
 def embed(net: Modules, c: Config, ids: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ def layer(
     """Norm, attention, add; norm, feed-forward, add."""
     residual = x
     x = net.rms_norm("input_layernorm", x)
-    x, *kept = attends(net, c, x, ctx, kind)
+    x, *weights = attends(net, c, x, ctx, kind)
     x = ops.add(residual, x, "residual stream")
     residual = x
     x = net.rms_norm("post_attention_layernorm", x)
@@ -81,8 +81,8 @@ def olmoe_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: Laye
     q, k = q.view(batch, length, heads.query, heads.dim), k.view(batch, length, heads.key, heads.dim)
     net.tape.module = "self_attn"
     q, k = rotary(q, k, ctx, kind)
-    out, *kept = attend(q, k, v, ctx, kind)
-    return net.linear("self_attn.o_proj", out, width, bias), *kept
+    out, *weights = attend(q, k, v, ctx, kind)
+    return net.linear("self_attn.o_proj", out, width, bias), *weights
 
 
 def olmoe_experts(net: Modules, c: Config, x: Tensor, kind: LayerKind) -> Tensor:

@@ -39,7 +39,7 @@ def phi(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Te
         for name, count in (("q", heads.query), ("k", heads.key), ("v", heads.key))
     )
     q, k, *pieces = partial_rotary(q, k, ctx, kind, keeps=True)
-    out, *kept = attend(q, k, v, ctx, kind, contiguous=True)
+    out, *weights = attend(q, k, v, ctx, kind, contiguous=True)
     out = net.linear("self_attn.dense", out, width, bias=True)
     del q, k, v, pieces
     out = ops.dropout(out, dropout)
@@ -53,7 +53,7 @@ def phi3(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> T
     dropout = c.number("resid_pdrop", 0.0)
     residual = x
     x = net.rms_norm("input_layernorm", x)
-    x, *kept = phi3_attention(net, c, x, ctx, kind)
+    x, *weights = phi3_attention(net, c, x, ctx, kind)
     x = ops.add(residual, ops.dropout(x, dropout), "residual stream")
     residual = x
     x = net.rms_norm("post_attention_layernorm", x)
@@ -71,15 +71,15 @@ def phi3_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: Layer
     k = ops.part(qkv, k_width).view(batch, length, heads.key, heads.dim)
     v = ops.part(qkv, k_width).view(batch, length, heads.key, heads.dim)
     q, k = partial_rotary(q, k, ctx, kind, one_by_one=True)
-    out, *kept = attend(q, k, v, ctx, kind, contiguous=True)
-    return net.linear("self_attn.o_proj", out, width), *kept
+    out, *weights = attend(q, k, v, ctx, kind, contiguous=True)
+    return net.linear("self_attn.o_proj", out, width), *weights
 
 
 def glm(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind, sandwich: bool = False) -> Tensor:
     """GLM 4: Llama with partial interleaved rotary and a fused feed-forward; GLM-4-0414 norms each branch again."""
     residual = x
     x = net.rms_norm("input_layernorm", x)
-    x, *kept = glm_attention(net, c, x, ctx, kind)
+    x, *weights = glm_attention(net, c, x, ctx, kind)
     if sandwich:
         x = net.rms_norm("post_self_attn_layernorm", x)
     x = ops.add(residual, x, "residual stream")
@@ -99,8 +99,8 @@ def glm_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerK
     k = net.linear("self_attn.k_proj", x, heads.key * heads.dim, bias).view(batch, length, heads.key, heads.dim)
     v = net.linear("self_attn.v_proj", x, heads.key * heads.dim, bias).view(batch, length, heads.key, heads.dim)
     q, k = partial_rotary(q, k, ctx, kind)
-    out, *kept = attend(q, k, v, ctx, kind, contiguous=True)
-    return net.linear("self_attn.o_proj", out, width), *kept
+    out, *weights = attend(q, k, v, ctx, kind, contiguous=True)
+    return net.linear("self_attn.o_proj", out, width), *weights
 
 
 def glm4(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:

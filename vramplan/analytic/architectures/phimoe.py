@@ -21,7 +21,7 @@ def phimoe(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) ->
     """PhimoeDecoderLayer."""
     bias, residual = c.flag("attention_bias", False), x
     x = net.layer_norm("input_layernorm", x)
-    x, *kept = attention(net, c, x, ctx, kind, bias, bias)
+    x, *weights = attention(net, c, x, ctx, kind, bias, bias)
     x = ops.add(residual, x, "residual stream")
     residual = x
     x = net.layer_norm("post_attention_layernorm", x)

@@ -18,7 +18,7 @@ ACT = "gelu_pytorch_tanh"
 
 
 def shape(c: Config) -> Shape:
-    """The text's width and words; transformers' own where they are left out."""
+    """The text's width and words; transformers' own if they are left out."""
     text = c.part("text_config")
     layers = text.count("num_hidden_layers", 12) + c.part("vision_config").count("num_hidden_layers", 12)
     return Shape(layers, text.count("hidden_size", 768), text.count("vocab_size", 32000), None)
@@ -27,8 +27,8 @@ def shape(c: Config) -> Shape:
 def contrast(forward: ForwardPass, c: Config) -> ModelOutput:
     """SiglipModel: both towers, normalised, every text with every image."""
     net = forward.net
-    seen, image = vision(forward, c.part("vision_config"))
-    read, text = texts(forward, c.part("text_config"))
+    image_states, image = vision(forward, c.part("vision_config"))
+    text_states, text = texts(forward, c.part("text_config"))
     net.tape.module = "loss"
     images, words = (ops.mul(one, ops.norm(one), "normalised") for one in (image, text))
     samples, width = words.shape
@@ -37,18 +37,18 @@ def contrast(forward: ForwardPass, c: Config) -> ModelOutput:
     scores = ops.mul(scores, ops.exp(net.parameter("logit_scale", 1)), "scaled similarities")
     scores = ops.add(scores, net.parameter("logit_bias", 1), "shifted similarities")
     net.tape.module = "loss"
-    return ModelOutput(yes_or_no(scores), [scores, scores, words, images, read, text, seen, image])
+    return ModelOutput(yes_or_no(scores), [scores, scores, words, images, text_states, text, image_states, image])
 
 
 def yes_or_no(scores: Tensor) -> Tensor:
-    """The log-sigmoid of each score, its sign turned where text and image do not belong together."""
+    """The log-sigmoid of each score, its sign turned if text and image do not belong together."""
     signs = [scores.tape.empty(scores.shape, "fp32", "which pairs belong together") for _ in range(2)]
     likelihoods = ops.log_sigmoid(ops.mul(signs[-1], scores, "signed scores"))
     return ops.total(ops.neg(ops.total(likelihoods)).view(1, scores.shape[0])).view()
 
 
 def vision(forward: ForwardPass, c: Config) -> tuple[Tensor, Tensor]:
-    """SiglipVisionModel: what the first layer takes lives to its end; all patches' states pooled by attention."""
+    """SiglipVisionModel: the first layer's input lives to its end; all patches' states pooled by attention."""
     net, name = forward.net, "vision_model.embeddings"
     x = image_patches(forward, c, bias=True)
     width, side = x.shape[2], c.count("image_size", 224) // c.count("patch_size")
@@ -67,7 +67,7 @@ def vision(forward: ForwardPass, c: Config) -> tuple[Tensor, Tensor]:
 
 
 def texts(forward: ForwardPass, c: Config) -> tuple[Tensor, Tensor]:
-    """SiglipTextModel: every word sees every other; the last word's state goes through one layer."""
+    """SiglipTextModel: every word attends to every other; the last word's state goes through one layer."""
     net = forward.net
     x = embed_text(forward, c, 32000, 64)
     ctx = forward.context(None, c.number("attention_dropout", 0.0))
@@ -80,7 +80,7 @@ def texts(forward: ForwardPass, c: Config) -> tuple[Tensor, Tensor]:
 
 
 def pooled(net: Modules, c: Config, x: Tensor) -> Tensor:
-    """SiglipMultiheadAttentionPoolingHead: one learned query asks all patches; norm, feed-forward, add."""
+    """SiglipMultiheadAttentionPoolingHead: one learned query attends to all patches; norm, feed-forward, add."""
     name, (samples, _, width) = "vision_model.head", x.shape
     net.tape.module = name
     probe = ops.repeat(net.parameter(f"{name}.probe", 1, 1, width), (samples, 1, width))
@@ -93,7 +93,7 @@ def pooled(net: Modules, c: Config, x: Tensor) -> Tensor:
 
 
 def asked(net: Modules, c: Config, query: Tensor, x: Tensor) -> Tensor:
-    """``nn.MultiheadAttention(query, x, x)``, batch first and its weights asked for: no fused kernel.
+    """``nn.MultiheadAttention(query, x, x)``, batch first and its weights returned: no fused kernel.
 
     (torch/nn/functional.py: multi_head_attention_forward, _in_projection_packed.) It takes the last layer's weight
     itself, so that an adapter on that is never called.

@@ -1,4 +1,4 @@
-"""ViT trained to tell classes of images apart (transformers 5.23, modeling_vit.py)."""
+"""ViT trained to classify images (transformers 5.23, modeling_vit.py)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def classify(forward: ForwardPass, c: Config) -> ModelOutput:
 
 
 def encode(forward: ForwardPass, c: Config) -> Tensor:
-    """ViTModel without a pooler; the pixels in the model's dtype and what the first layer takes live to its end."""
+    """ViTModel without a pooler; the pixels in the model's dtype and the first layer's input live to its end."""
     net = forward.net
     net.tape.module = "embeddings"
     pixels = ops.to(forward.inputs["pixel_values"], net.training.dtype, "pixels in the model's dtype")
@@ -71,7 +71,7 @@ def layer(net: Modules, c: Config, x: Tensor, ctx: Context) -> Tensor:
     """Norm, attention, add; norm, feed-forward, add."""
     dropout, residual = c.number("hidden_dropout_prob", 0.0), x
     x = net.layer_norm("layernorm_before", x)
-    x, *kept = attention(net, c, x, ctx)
+    x, *weights = attention(net, c, x, ctx)
     x = ops.dropout(x, dropout)
     x = ops.add(x, residual, "residual stream")
     residual = x
@@ -89,12 +89,12 @@ def attention(net: Modules, c: Config, x: Tensor, ctx: Context) -> tuple[Tensor,
         net.linear(f"attention.{name}_proj", x, width, bias).view(batch, length, heads, width // heads)
         for name in "qkv"
     )
-    out, *kept = attend(q, k, v, ctx)
-    return net.linear("attention.o_proj", out, width, True), *kept
+    out, *weights = attend(q, k, v, ctx)
+    return net.linear("attention.o_proj", out, width, True), *weights
 
 
 def feed_forward(net: Modules, c: Config, x: Tensor) -> Tensor:
-    """ViTMLP, whose input's name is taken over by each result."""
+    """ViTMLP: each result takes the name of its input."""
     width = x.shape[-1]
     x = net.linear("mlp.fc1", x, c.count("intermediate_size"), True)
     x = activation(c.text("hidden_act", "gelu"))(x)

@@ -45,21 +45,21 @@ def stages(c: Config) -> list[Hashable]:
     return [*local, *(Stage(True, number == 0) for number in range(c.count("num_global_layers", 8)))]
 
 
-def place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor:
+def place(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:
     """Each tile's place, class tokens, patches' positions in tile and canvas, a norm, padding, the mask."""
     width = x.shape[-1]
     net.inner.append(x)
     net.tape.module = NAME
-    x = add_tiles(net, c, f"{NAME}.pre_tile_positional_embedding", x, look.images)
+    x = add_tiles(net, c, f"{NAME}.pre_tile_positional_embedding", x, context.images)
     x = with_class(net, f"{NAME}.class_embedding", x, width, width)
-    x = add_positions(net, c, x, look.images)
+    x = add_positions(net, c, x, context.images)
     x = net.layer_norm(f"{NAME}.layernorm_pre", x)
     net.tape.module = NAME
     padded = ceil_div(x.shape[1], ALIGNED) * ALIGNED
     x = ops.pad_rows(x, padded)
-    length = x.shape[0] * padded // look.images
-    look.ctx.masks[False] = mask_of_tiles(net, look.images, length)
-    x = x.view(look.images, length, width)
+    length = x.shape[0] * padded // context.images
+    context.ctx.masks[False] = mask_of_tiles(net, context.images, length)
+    x = x.view(context.images, length, width)
     net.inner.append(x)
     return x
 
@@ -79,9 +79,9 @@ def add_tiles(net: Modules, c: Config, name: str, x: Tensor, images: int) -> Ten
     net.tape.module = name
     tiles, width = most_tiles(c), x.shape[-1]
     table = net.parameter(f"{name}.embedding.weight", rows_of_tables(c), tiles * width)
-    found = ops.embedding(arrangement_ids(net, images), table).view(images * tiles, 1, width)
-    found = ops.mul(found, ops.tanh(net.parameter(f"{name}.gate", 1)), "gated")
-    return ops.add(x, found)
+    positions = ops.embedding(arrangement_ids(net, images), table).view(images * tiles, 1, width)
+    positions = ops.mul(positions, ops.tanh(net.parameter(f"{name}.gate", 1)), "gated")
+    return ops.add(x, positions)
 
 
 def add_positions(net: Modules, c: Config, x: Tensor, images: int) -> Tensor:
@@ -93,8 +93,8 @@ def add_positions(net: Modules, c: Config, x: Tensor, images: int) -> Tensor:
     own = ops.mul(rest, net.parameter(f"{name}.embedding", patches, width), "gated positions")
     x = ops.add(x, own)
     table = net.parameter(f"{name}.tile_embedding.weight", rows_of_tables(c), most_tiles(c) * patches * width)
-    found = ops.embedding(arrangement_ids(net, images), table).view(tiles, patches, width)
-    shared = ops.mul(ops.tanh(gating), found, "gated positions")
+    positions = ops.embedding(arrangement_ids(net, images), table).view(tiles, patches, width)
+    shared = ops.mul(ops.tanh(gating), positions, "gated positions")
     return ops.add(x, shared)
 
 
@@ -109,16 +109,16 @@ def mask_of_tiles(net: Modules, images: int, length: int) -> Tensor:
     return mask
 
 
-def layer(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
+def layer(net: Modules, c: Config, x: Tensor, context: TowerContext) -> Tensor:
     """Norm, attention, add; norm, feed-forward, add; both gated in global layers."""
-    stage = look.kind
+    stage = context.kind
     assert isinstance(stage, Stage)
     if stage.opens:
-        x = opened(net, c, x, look)
+        x = opened(net, c, x, context)
     residual = x
     x = net.layer_norm("input_layernorm", x)
     heads, names = c.count("attention_heads", 16), ("q_proj", "k_proj", "v_proj", "o_proj")
-    x, *kept = tower_attention(net, x, look.ctx, heads, "self_attn", names, False, out_bias=False)
+    x, *weights = tower_attention(net, x, context.ctx, heads, "self_attn", names, False, out_bias=False)
     x = ops.add(residual, gate(net, "gate_attn", x) if stage.is_global else x, "residual stream")
     residual = x
     x = net.layer_norm("post_attention_layernorm", x)
@@ -128,7 +128,7 @@ def layer(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
     return x
 
 
-def opened(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
+def opened(net: Modules, c: Config, x: Tensor, context: TowerContext) -> Tensor:
     """Between the two kinds of layers: a norm, and each tile's place once more; played as part of the layer."""
     net.inner[1] = x
     x = net.layer_norm("layernorm_post", x)
@@ -149,7 +149,7 @@ def finish(net: Modules, c: Config, x: Tensor) -> Tensor:
     return ops.cat(own, ops.rows(peft_expert_pattern, patches))
 
 
-def project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
+def project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
     """One layer."""
     return net.linear("multi_modal_projector", x, whole.part("text_config").count("hidden_size"), True)
 
