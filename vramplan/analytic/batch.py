@@ -46,13 +46,13 @@ def make_batch(tape: Tape, spec: StepSpec, phase: str, samples: int, steps: int 
 
 
 def as_handed(tape: Tape, job: Job, batch: Batch) -> Batch:
-    """A copy of pixels and sounds in the model's dtype: under DeepSpeed the Trainer's (_prepare_input), or FSDP's."""
+    """The batch, fp32 inputs cast to the model's dtype: by the Trainer under DeepSpeed (_prepare_input), or by FSDP."""
     dtype = job.dtype if job.loop == "trainer" and job.strategy.startswith("zero") else job.computed_dtype
     if dtype is None:
         return batch
     tape.module = "inputs"
 
-    def cast(one: Tensor) -> Tensor:
-        return ops.to(one, dtype, "inputs in the model's dtype") if one.dtype == "fp32" else one
+    def cast(tensor: Tensor) -> Tensor:
+        return ops.to(tensor, dtype, "inputs in the model's dtype") if tensor.dtype == "fp32" else tensor
 
-    return batch._replace(inputs={name: cast(one) for name, one in batch.inputs.items()})
+    return batch._replace(inputs={name: cast(tensor) for name, tensor in batch.inputs.items()})

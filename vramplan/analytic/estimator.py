@@ -1,4 +1,4 @@
-"""(model, job, card) to an :class:`~vramplan.memory.estimate.Estimate`, without torch, in milliseconds."""
+"""The analytic estimator: (model, job, GPU) to an :class:`~vramplan.memory.estimate.Estimate`, without torch."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from vramplan.memory.summarize import SimulatedStep, summarize
 from vramplan.memory.timeline import Timeline
 
 VERSIONS = "torch 2.13, transformers 5.23, peft 0.21"
-"""What the blocks mirror."""
-VERSIONS_LOOPED = "torch 2.13, transformers 5.23 with the mixtures of 4.57, peft 0.21"
+"""The versions that the architectures mirror."""
+VERSIONS_LINEAR_EXPERTS = "torch 2.13, transformers 5.23 with the mixtures of 4.57, peft 0.21"
 
 
 def prepare(spec: ModelSpec, job: Job, card: Gpu) -> tuple[StepSpec, FoldPlan, list[str]]:
-    """Check everything and choose what to play.
+    """Check a job on a model; returns the layers to simulate, the layers that they stand for, and notes.
 
     Raises:
-        VramplanError: for whatever cannot run or is not modelled.
+        VramplanError: for a job that cannot run or is not modelled.
     """
     check_job(job, card)
     check_modelled(job)
@@ -113,19 +113,19 @@ def tail_of(kinds: Sequence[Hashable]) -> int:
 
 
 def estimate(spec: ModelSpec, job: Job, card: Gpu) -> Estimate:
-    """What the job needs on the card.
+    """The memory that a job needs on a GPU.
 
     Raises:
-        VramplanError: for whatever cannot run or is not modelled.
+        VramplanError: for a job that cannot run or is not modelled.
     """
     return begin(spec, job, card).finish()
 
 
 def begin(spec: ModelSpec, job: Job, card: Gpu) -> PartialEstimate:
-    """Play the step; the allocator's replay and all the rest wait until they are asked for.
+    """Simulate the step; the allocator's replay and the rest are done by :meth:`PartialEstimate.finish`.
 
     Raises:
-        VramplanError: for whatever cannot run or is not modelled.
+        VramplanError: for a job that cannot run or is not modelled.
     """
     with no_cycle_collection():
         setting, plan, notes = prepare(spec, job, card)
@@ -137,17 +137,17 @@ def begin(spec: ModelSpec, job: Job, card: Gpu) -> PartialEstimate:
         check_saved(job, step.widths, saved_names(step))
         notes += mixture_notes(spec, job, step.routers, pattern)
         timelines = run.timelines if job.lengths is None else _varied(spec, job, card, run)
-        peaks = {one: max(timeline.live_bytes(with_kernels=False)) for one, timeline in timelines.items()}
+        peaks = {gpu: max(timeline.live_bytes(with_kernels=False)) for gpu, timeline in timelines.items()}
     lower_bound_bytes = max(peaks.values()) + sum(term.num_bytes for term in outside_terms(job, card))
 
     def finish() -> Estimate:
         with no_cycle_collection():
-            found = {}
-            for one, peak in peaks.items():
-                played = whole(run, (*notes, *count_notes(spec, step.num_parameters)), one)
-                played = replace(played, timeline=timelines[one], fed=describe(spec, job))
-                found[one] = summarize(played, spec.name, job, card, peak)
-            return found[0] if setting.device_map is None else fullest(found, contents(setting, plan))
+            estimates = {}
+            for gpu, peak in peaks.items():
+                played = whole(run, (*notes, *count_notes(spec, step.num_parameters)), gpu)
+                played = replace(played, timeline=timelines[gpu], fed=describe(spec, job))
+                estimates[gpu] = summarize(played, spec.name, job, card, peak)
+            return estimates[0] if setting.device_map is None else fullest(estimates, contents(setting, plan))
 
     return PartialEstimate(
         lower_bound_bytes, finish, timelines[0] if len(peaks) == 1 else None, lambda on: step_seconds(step, on)
@@ -155,7 +155,7 @@ def begin(spec: ModelSpec, job: Job, card: Gpu) -> PartialEstimate:
 
 
 def _varied(spec: ModelSpec, job: Job, card: Gpu, run: SimulatedRun) -> dict[int, Timeline]:
-    """Each card's timeline where lengths vary."""
+    """Each GPU's timeline of samples that differ in length."""
 
     @cache
     def at(length: int) -> dict[int, Timeline]:
@@ -164,14 +164,14 @@ def _varied(spec: ModelSpec, job: Job, card: Gpu, run: SimulatedRun) -> dict[int
         setting, plan, _ = prepare(spec, job.model_copy(update={"sequence_length": length}), card)
         return SimulatedRun(Step(setting, plan, card)).timelines
 
-    def on(one: int) -> Callable[[int], Timeline]:
-        return lambda length: at(length)[one]
+    def on(gpu: int) -> Callable[[int], Timeline]:
+        return lambda length: at(length)[gpu]
 
-    return {one: varied(on(one), job) for one in run.timelines}
+    return {gpu: varied(on(gpu), job) for gpu in run.timelines}
 
 
 def whole(run: SimulatedRun, notes: tuple[str, ...], card: int = 0) -> SimulatedStep:
-    """Everything that a simulated run tells of a card."""
+    """The results of a simulated run on one GPU."""
     step = run.step
     first, _ = step.kernels()
     micro_step_seconds, update_seconds = step_seconds(step, step.card)
@@ -184,7 +184,7 @@ def whole(run: SimulatedRun, notes: tuple[str, ...], card: int = 0) -> Simulated
         micro_step_seconds=micro_step_seconds,
         optimizer_seconds=update_seconds,
         flops_per_micro_step=flops(first),
-        versions=VERSIONS_LOOPED if step.setting.linear_experts else VERSIONS,
+        versions=VERSIONS_LINEAR_EXPERTS if step.setting.linear_experts else VERSIONS,
         notes=notes,
         picture=None if step.setting.vision is None else step.setting.vision.image,
         num_vision_parameters=step.num_vision_parameters,
@@ -192,26 +192,26 @@ def whole(run: SimulatedRun, notes: tuple[str, ...], card: int = 0) -> Simulated
 
 
 def step_seconds(step: Step, card: Gpu) -> tuple[float, float]:
-    """Roofline time of a micro-step and of the optimizer's step on a card; a further micro-step where there is one."""
+    """Roofline time of a micro-step and of the optimizer's step on a GPU; the second micro-step's if there are two."""
     first, further = step.kernels()
     return seconds(further or first, card), optimizer_seconds(step.job.optimizer, step.trained, card)
 
 
 def count_notes(spec: ModelSpec, counted: int) -> list[str]:
-    """Says so where the published files hold another number of elements than the blocks count."""
+    """A note if the published files hold another number of elements than the estimate counts."""
     if spec.num_parameters == counted or spec.stored_parameters in (None, counted):
         return []
     return [
-        f"the published files hold {spec.stored_parameters:,} elements, the blocks count {counted:,} parameters:"
-        f" buffers, a stored copy of a tied head, or a variant that the {spec.model_type} block does not know"
+        f"the published files hold {spec.stored_parameters:,} elements, the estimate counts {counted:,} parameters:"
+        f" buffers, a stored copy of a tied head, or a variant of {spec.model_type} that is not supported"
     ]
 
 
 def listed_layers(spec: ModelSpec) -> tuple[str, ...] | None:
-    """Linear layers by name, for trainers that list them for PEFT; None where that is all-linear to PEFT anyway.
+    """Names of the linear layers, for frameworks that list them for PEFT; None if PEFT's all-linear means the same.
 
-    It is not for a mixture whose experts PEFT adapts by all-linear: those are no linear layers any more, since
-    transformers 5.
+    It does not for a mixture of experts (MoE) whose stacked experts PEFT adapts by all-linear: they are not
+    linear layers since transformers 5.
     """
     if not peft_experts_of(spec) or spec.model_type in IMAGE_PROCESSORS:
         return None

@@ -59,11 +59,11 @@ class StepSpec:
         return "" if self.linear_experts else self.architecture.peft_experts
 
     def training(self) -> WeightConfig:
-        """Which weights there are and which train."""
+        """The weights that exist, their dtypes, and those that train."""
         job = self.job
         lora = job.method != "full"
         used = job.dtype if job.engine_casts else job.computed_dtype
-        # what all weights are used in, however they are stored
+        # the dtype that all weights are computed in, however they are stored
         return WeightConfig(
             dtype=used or ("fp32" if job.prepare_for_kbit_training else job.dtype),
             fp32_norms=job.fp32_norms and used is None and job.strategy != "zero3",  # there it reaches no part of them

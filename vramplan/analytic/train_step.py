@@ -1,4 +1,4 @@
-"""One training step played on the tape: forward, loss, backward, as a training loop runs them."""
+"""One training step recorded on the tape: forward, loss, backward, in the order of a training loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vramplan.analytic.step_inputs import StepSpec
 
 
 def new_net(setting: StepSpec) -> Modules:
-    """An empty tape with the setting's layers on it."""
+    """The modules of a step on an empty tape."""
     net = Modules(Tape(), setting.training())
     job = setting.job
     net.tape.reentrant = job.reentrant
@@ -34,9 +34,9 @@ def declare(setting: StepSpec) -> Modules:
 def play(setting: StepSpec, micro_steps: int) -> Modules:
     """Forward and backward of `micro_steps` micro-batches.
 
-    Phases are named ``forward.N`` and ``backward.N``; gradients stay on the parameters from one to the next. What the
-    loop itself drops last (the batch; in a plain loop the loss and the graph behind it) goes in the section ``end``.
-    So does the graph where DeepSpeed steps: inside of backward (accelerate 1.15, utils/deepspeed.py).
+    Phases are named ``forward.N`` and ``backward.N``; gradients stay on the parameters from one to the next. Tensors
+    that the loop itself drops last (the batch; in a plain loop the loss and the graph behind it) are freed in the section
+    ``end``; so is the graph if DeepSpeed steps, inside of backward (accelerate 1.15, utils/deepspeed.py).
     """
     net = new_net(setting)
     tape, job = net.tape, setting.job
@@ -76,25 +76,25 @@ def play_evaluation(setting: StepSpec) -> Tape:
 def run_forward(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``model(input_ids, labels=labels).loss`` under the job's autocast; accelerate converts the outputs to fp32.
 
-    They come back to the card that the inputs lie on (accelerate's AlignDevicesHook: io_same_device).
+    They come back to the GPU that the inputs lie on (accelerate's AlignDevicesHook: io_same_device).
     """
     job = setting.job
     batch = as_handed(net.tape, job, batch)
     with net.tape.autocasting(job.autocast if job.casts else None):
         forward = forward_pass(net, setting, phase, batch)
-        loss, given = setting.architecture.forward(forward, setting.config)
-        loss, given = ops.move(loss, 0), [ops.move(one, 0, "logits on the first card") for one in given]
+        loss, results = setting.architecture.forward(forward, setting.config)
+        loss, results = ops.move(loss, 0), [ops.move(one, 0, "logits on the first card") for one in results]
     if job.loop == "trainer" and job.casts:
-        outputs = given + net.features
+        outputs = results + net.features
         converted = [ops.to(one, "fp32", "outputs converted to fp32 (accelerate)") for one in outputs]
-        del given, outputs, converted
+        del results, outputs, converted
     net.features.clear()
     net.cache.clear()
     return loss
 
 
 def forward_pass(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> ForwardPass:
-    """The forward of a step."""
+    """The forward of a step on a batch."""
     return ForwardPass(
         net,
         setting.architecture,

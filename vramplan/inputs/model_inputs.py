@@ -196,7 +196,7 @@ def table_behind_padding(c: Config) -> int | None:
 
 
 def deberta_table(c: Config) -> int | None:
-    """DeBERTa-v3 knows positions only relative to each other."""
+    """DeBERTa-v3 has relative positions only."""
     return c.count("max_position_embeddings", 512) if c.flag("position_biased_input", True) else None
 
 

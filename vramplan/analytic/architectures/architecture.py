@@ -1,6 +1,6 @@
 """The record of an architecture: everything that the analytic estimator knows about one ``model_type``.
 
-What an architecture is trained on, and what its image processor makes of an image, stand in
+What an architecture is trained on, and the tokens and patches of an image, stand in
 :mod:`vramplan.inputs.model_inputs`, :mod:`vramplan.inputs.images` and, for experts before transformers 5,
 :mod:`vramplan.inputs.validation`: a trace needs these facts too. Both are joined by ``model_type``, in
 :func:`vramplan.analytic.architectures.lookup.architecture_of` and :func:`vramplan.analytic.estimator.lay_out`.
@@ -33,7 +33,7 @@ class Shape(NamedTuple):
 
 
 Stacks = list[list[Hashable]]
-"""For each stack of layers what sets each layer apart from its neighbours."""
+"""For each stack the kind of each layer: a value that differs between layers that differ."""
 
 
 def hub_shape(c: Config) -> Shape:
@@ -93,7 +93,7 @@ class Architecture:
     whole model (transformers 5.23, conversion_mapping.py: _MODEL_TO_CONVERSION_PATTERN, which has no qwen2_moe; PEFT
     adds mixtral)."""
     clamps_fp16: bool = False
-    """Whether its layers clamp what is stored in fp16, which is not modelled."""
+    """Whether its layers clamp fp16 values, which is not modelled."""
     zero3_stops: str = ""
     """Why the model does not load under ZeRO-3."""
     dora_stops: str = ""

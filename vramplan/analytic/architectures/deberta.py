@@ -1,4 +1,4 @@
-"""DeBERTa-v3: what a word is and where it stands attend to each other (transformers 5.23, modeling_deberta_v2.py).
+"""DeBERTa-v3: words and their relative positions attend to each other (transformers 5.23, modeling_deberta_v2.py).
 
 Scores are (B * heads, S, S); positions are P = 2 * buckets relative ones, whose scores (B * heads, S, P) are gathered.
 """
@@ -57,7 +57,7 @@ def positions(c: Config) -> int:
 
 
 def distances(c: Config) -> int:
-    """Longest distance that is told apart."""
+    """Longest distance with an embedding of its own."""
     distance = c.get("max_relative_positions", -1)
     return int(distance) if distance > 0 else c.count("max_position_embeddings", 512)
 

@@ -20,7 +20,7 @@ class Rotary(NamedTuple):
     fp32: bool = False
     per_kind: bool = False
     per_row: bool = False
-    """Each sample has positions of its own, as images in the text make them."""
+    """Whether each sample has positions of its own, because of images in the text."""
 
 
 Layer = Callable[[Modules, Config, Tensor, Context, LayerKind], "Tensor | tuple[Tensor, ...]"]

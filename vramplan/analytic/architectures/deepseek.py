@@ -26,7 +26,7 @@ Loop = Callable[[Modules, str, Tensor, Routed, Experts], Tensor]
 
 
 def in_fp32(net: Modules, name: str, x: Tensor, to: Routed, experts: Experts) -> Tensor:
-    """DeepseekV3MoE.moe: what the experts give is added up in fp32."""
+    """DeepseekV3MoE.moe: the experts' outputs are added up in fp32."""
     return ops.to(moe_linear_experts.in_turn(net, name, x, to, experts, widens=True)[0], x.dtype, "output")
 
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from vramplan.analytic.architectures.architecture import Architecture
 
 Layer = Callable[..., "Tensor | tuple[Tensor, ...]"]
-"""Takes the state, and what the layer before returned beside it."""
+"""Takes the state and the other outputs of the layer before."""
 
 
 class ModelOutput(NamedTuple):
-    """What a forward returns: the loss, and the other outputs, which live until the loop has the loss."""
+    """The loss, and the other outputs of a forward, which live until the loop has the loss."""
 
     loss: Tensor
     outputs: list[Tensor]
@@ -56,7 +56,7 @@ class ForwardPass:
     """Whether the GPU runs SDPA's flash kernel (compute capability 8.0)."""
     phase: str
     stacks: tuple[tuple[Hashable, ...], ...]
-    """The layers to simulate of each stack: what sets each apart from its neighbours."""
+    """The kinds of the layers to simulate, for each stack."""
     inputs: dict[str, Tensor]
     """The batch."""
     vision: VisionInput | None
@@ -70,11 +70,11 @@ class ForwardPass:
 
     @property
     def tape(self) -> Tape:
-        """Where it is recorded."""
+        """The tape of the modules."""
         return self.net.tape
 
     def context(self, mask: Tensor | None, dropout: float) -> Context:
-        """What the layers of one stack share."""
+        """Settings and mask that the layers of one stack share."""
         made = Context(self.job.attention, self.flash_fits, padded=self.job.batches == "padded")
         made.masks[False] = mask
         made.attention_dropout = dropout if self.tape.training else 0.0
@@ -83,20 +83,20 @@ class ForwardPass:
     def layers(
         self, stack: int, x: Tensor, layers: Layer | Sequence[Layer], states: list[Tensor] | None = None
     ) -> Tensor:
-        """All layers of a stack, one after another; what a layer returns beside the state goes to the next as well.
+        """The state after all layers of a stack; other outputs of a layer go to the next layer as well.
 
-        `layers`: one function if all layers are alike. `states`: where each layer's is put, if the model holds them.
+        `layers`: one function if all layers are alike. `states` collects each layer's, if the model holds them.
         """
-        more: tuple[Tensor, ...] = ()
+        further: tuple[Tensor, ...] = ()
         for number in range(len(self.stacks[stack])):
             layer = layers[number] if isinstance(layers, Sequence) else layers
             self.net.enter_layer(self.phase, stack * STACK + number, x)
             checkpointed = self.job.checkpointing == "full"
-            outputs = self.tape.checkpoint(layer, x, *more) if checkpointed else layer(x, *more)
+            outputs = self.tape.checkpoint(layer, x, *further) if checkpointed else layer(x, *further)
             if isinstance(outputs, tuple):
-                x, *others = outputs
-                more = tuple(others)
-                del others
+                x, *rest = outputs
+                further = tuple(rest)
+                del rest
             else:
                 x = outputs
             if states is not None:
@@ -106,9 +106,9 @@ class ForwardPass:
         return x
 
     def padding(self, x: Tensor, queries: int | None = None) -> Tensor | None:
-        """``create_bidirectional_mask``: nothing where no sample is padded, else (B, 1, queries, keys).
+        """``create_bidirectional_mask``: None if no sample is padded, else (B, 1, queries, keys).
 
-        `x` (B, S, ...) is what the keys are made of; boolean for SDPA, additive in its dtype for eager.
+        The keys are made of `x` (B, S, ...); the mask is boolean for SDPA, additive in the dtype of `x` for eager.
         """
         if self.job.batches != "padded" or self.job.attention == "flash":
             return None
@@ -117,7 +117,7 @@ class ForwardPass:
         return causal_mask(self.tape, x.shape[0], x.shape[1], dtype, queries)
 
     def causal(self, x: Tensor, padded: bool = True) -> Tensor | None:
-        """``create_causal_mask``: for SDPA only where samples are padded, and that is told (`padded`)."""
+        """``create_causal_mask``: for SDPA only if samples are padded and the model passes the padding (`padded`)."""
         attention = self.job.attention
         if attention == "flash" or (attention == "sdpa" and not (padded and self.job.batches == "padded")):
             return None

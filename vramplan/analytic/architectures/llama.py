@@ -141,17 +141,17 @@ def olmo_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: Layer
 
 
 def every_layer_slides(c: Config) -> list[LayerKind]:
-    """Mistral, Phi-3, StarCoder2: all layers where a window is set."""
+    """Mistral, Phi-3, StarCoder2: all layers slide if a window is set."""
     return [LayerKind(sliding=plain_window(c) is not None)] * c.count("num_hidden_layers")
 
 
 def plain_window(c: Config) -> int | None:
-    """The configuration's window, none where it is null or absent."""
+    """The configuration's window, None if it is null or absent."""
     return None if c.get("sliding_window") is None else c.count("sliding_window")
 
 
 def mistral_window(c: Config) -> int | None:
-    """Mistral's window; transformers takes 4096 where the key is absent, none where it is null."""
+    """Mistral's window; transformers takes 4096 if the key is absent, None if it is null."""
     return plain_window(c) if c.has("sliding_window") else 4096
 
 
@@ -161,7 +161,7 @@ def mistral_kinds(c: Config) -> list[LayerKind]:
 
 
 def qwen_window(c: Config) -> int | None:
-    """Qwen's window counts only where use_sliding_window says so."""
+    """Qwen's window counts only if use_sliding_window is true."""
     return plain_window(c) if c.flag("use_sliding_window", False) else None
 
 

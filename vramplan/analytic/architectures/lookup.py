@@ -1,4 +1,4 @@
-"""What describes a model: its architecture, and its vision tower if it has one."""
+"""The records that describe a model: its architecture, and its vision tower if it has one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ModelArchitecture(NamedTuple):
     """The configuration of the whole model."""
 
     def stacks(self) -> list[list[Hashable]]:
-        """For each stack of layers what sets each layer apart from its neighbours; the vision tower's come last."""
+        """For each stack the kinds of its layers; the vision tower's stack comes last."""
         stacks = self.architecture.stacks(self.config)
         return stacks if self.tower is None else [*stacks, self.tower.kinds(self.whole.part("vision_config"))]
 

@@ -14,7 +14,7 @@ from vramplan.analytic.layers.transformer import Context, LayerKind, attend, gat
 from vramplan.inputs.model_spec import Config
 
 CROSSING = tuple(range(3, 40, 5))
-"""Layers that attend to images where the configuration names none."""
+"""Layers that attend to images if the configuration names none."""
 MORE_EMBEDDINGS = 8
 """Rows of the embedding beyond the vocabulary: the image's token among them."""
 

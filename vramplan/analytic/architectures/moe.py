@@ -144,7 +144,7 @@ def qwen2_experts(net: Modules, c: Config, x: Tensor, kind: LayerKind) -> Tensor
 
 
 def qwen2_moe_kinds(c: Config) -> list[LayerKind]:
-    """Every other of the first max_window_layers (28) layers slides, where use_sliding_window says so."""
+    """Every other of the first max_window_layers (28) layers slides, if use_sliding_window is true."""
     last = c.count("max_window_layers", 28) if qwen_window(c) is not None else 0
     return [
         LayerKind(sliding=layer % 2 == 0 and layer < last, dense=not sparse)
@@ -187,7 +187,7 @@ def sparse_every(c: Config) -> list[bool]:
 
 
 def qwen3_moe_kinds(c: Config) -> list[LayerKind]:
-    """All layers slide where use_sliding_window says so."""
+    """All layers slide if use_sliding_window is true."""
     slides = qwen_window(c) is not None
     return [LayerKind(sliding=slides, dense=not sparse) for sparse in sparse_every(c)]
 

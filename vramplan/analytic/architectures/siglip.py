@@ -1,4 +1,4 @@
-"""SigLIP: every text with every image, each pair a yes or no of its own (transformers 5.23, modeling_siglip.py)."""
+"""SigLIP: every text with every image, a binary loss for each pair (transformers 5.23, modeling_siglip.py)."""
 
 from __future__ import annotations
 

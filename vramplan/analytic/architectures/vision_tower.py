@@ -92,7 +92,7 @@ class TowerContext:
 
 @dataclass(frozen=True, slots=True)
 class VisionInput:
-    """The vision tower of one model, and what its image processor makes of an image of the job."""
+    """The vision tower of one model, and one processed image of the job."""
 
     tower: VisionTower
     config: Config

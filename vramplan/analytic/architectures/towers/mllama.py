@@ -1,6 +1,6 @@
-"""Llama 3.2 Vision's tower: four tiles an image, seen one by one and together (transformers 5.23, modeling_mllama.py).
+"""Llama 3.2 Vision's tower: four tiles an image, one by one and together (transformers 5.23, modeling_mllama.py).
 
-Patches, what the first layer of either kind takes, and what every layer gives are locals of the tower's forward, in
+Patches, the input of the first layer of either kind, and every layer's output are locals of the tower's forward, in
 this order in `net.inner`: all live to its end, chosen or not. No layer is checkpointed.
 """
 
@@ -35,7 +35,7 @@ class Stage(NamedTuple):
     opens: bool = False
     """The first of these."""
     chosen: int | None = None
-    """Its number, where its output goes to the language model as well."""
+    """Its number, if its output goes to the language model as well."""
 
 
 def stages(c: Config) -> list[Hashable]:
@@ -145,8 +145,8 @@ def finish(net: Modules, c: Config, x: Tensor) -> Tensor:
     padded, patches = length // tiles, (c.count("image_size", 448) // c.count("patch_size", 14)) ** 2 + 1
     own = ops.rows(x.view(images * tiles, padded, width), patches)
     chosen = [net.inner[2 + number] for number in c.get("intermediate_layers_indices", (3, 7, 15, 23, 30))]
-    peft_expert_pattern = ops.join_rows(chosen, (images * tiles, padded, len(chosen) * width))
-    return ops.cat(own, ops.rows(peft_expert_pattern, patches))
+    states = ops.join_rows(chosen, (images * tiles, padded, len(chosen) * width))
+    return ops.cat(own, ops.rows(states, patches))
 
 
 def project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:

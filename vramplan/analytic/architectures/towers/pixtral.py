@@ -1,4 +1,4 @@
-"""Pixtral under LLaVA and Mistral 3: all images in one row, told apart by a mask (transformers 5.23)."""
+"""Pixtral under LLaVA and Mistral 3: all images in one row, separated by a mask (transformers 5.23)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def layer(net: Modules, c: Config, x: Tensor, context: TowerContext) -> Tensor:
 
 
 def attention(net: Modules, c: Config, x: Tensor, context: TowerContext) -> tuple[Tensor, ...]:
-    """Rotary attention along the row, and what the layer keeps besides."""
+    """Rotary attention along the row, and the attention weights that the layer holds."""
     (_, patches, width), heads = x.shape, c.count("num_attention_heads")
     q, k, v = (net.linear(f"attention.{name}_proj", x, width).view(1, patches, heads, width // heads) for name in "qkv")
     assert context.cos is not None

@@ -154,7 +154,7 @@ def depth(c: Config) -> list[Hashable]:
 
 
 def kinds(c: Config) -> list[Hashable]:
-    """Whether a layer sees the whole image; the others see windows."""
+    """Whether a layer attends to the whole image; the others attend to windows."""
     full = c.get("fullatt_block_indexes", [7, 15, 23, 31])
     return [number in full for number in range(c.count("depth"))]
 

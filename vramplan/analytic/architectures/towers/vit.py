@@ -38,7 +38,7 @@ def tower_attention(
     in_fp32: bool = True,
     out_bias: bool = True,
 ) -> tuple[Tensor, ...]:
-    """Attention of every patch to every patch of its tile, and what the layer keeps besides."""
+    """Attention of every patch to every patch of its tile, and the attention weights that the layer holds."""
     tiles, patches, width = x.shape
     first, second, third, last = (f"{prefix}.{name}" for name in names)
     made = {name: net.linear(name, x, width, bias) for name in (first, second, third)}
@@ -77,7 +77,7 @@ def patch_tokens(net: Modules, name: str, pixels: Tensor, c: Config, image: Proc
 def patches(
     net: Modules, name: str, pixels: Tensor, c: Config, grid: tuple[int, int], bias: bool, patch: int | None = None
 ) -> Tensor:
-    """The same for a `grid` of rows and columns; `patch` where a rest at the edges is left out."""
+    """The same for a `grid` of rows and columns; `patch` if a rest at the edges is left out."""
     net.tape.module = name
     width, (tiles, channels, height, _) = c.count("hidden_size"), pixels.shape
     patch = height // grid[0] if patch is None else patch
@@ -194,7 +194,7 @@ def chosen_layer(whole: Config) -> int:
 
 
 def two_layers(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
-    """The class token dropped where the model wants that, two layers."""
+    """The class token dropped if the configuration says so, two layers."""
     if whole.text("vision_feature_select_strategy", "default") == "default":
         x = ops.rows(x, image.rows * image.columns)
     wide, bias = whole.part("text_config").count("hidden_size"), whole.flag("multimodal_projector_bias", True)
