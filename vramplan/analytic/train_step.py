@@ -35,8 +35,8 @@ def play(setting: StepSpec, micro_steps: int) -> Modules:
     """Forward and backward of `micro_steps` micro-batches.
 
     Phases are named ``forward.N`` and ``backward.N``; gradients stay on the parameters from one to the next. Tensors
-    that the loop itself drops last (the batch; in a plain loop the loss and the graph behind it) are freed in the section
-    ``end``; so is the graph if DeepSpeed steps, inside of backward (accelerate 1.15, utils/deepspeed.py).
+    that the loop itself drops last (the batch; in a plain loop the loss and the graph behind it) are freed in the
+    section ``end``; so is the graph if DeepSpeed steps, inside of backward (accelerate 1.15, utils/deepspeed.py).
     """
     net = new_net(setting)
     tape, job = net.tape, setting.job

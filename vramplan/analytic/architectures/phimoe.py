@@ -69,7 +69,7 @@ def mixed(net: Modules, scores: Tensor) -> Routed:
 
 
 def drawn(scores: Tensor, among: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """One expert of each token, drawn from those near the best, its share, and tensors that live to sparsemixer's end."""
+    """One expert of each token, drawn from those near the best, its share, and what lives to sparsemixer's end."""
     tape, like, rows = scores.tape, scores.like, (scores.shape[0], 1)
     nearest = tape.empty(rows, "int64", "best expert")
     held = [nearest, tape.empty(like.shape, like.dtype, "factor of each score")]
