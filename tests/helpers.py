@@ -1,19 +1,23 @@
-"""What several test files share."""
+"""What several test files share: shipped models and GPUs, the command line, invented measurements."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from vramplan.analytic.architectures.lookup import architecture_of
 from vramplan.analytic.estimator import lay_out
 from vramplan.analytic.layer_folding import STACK, Fold, FoldPlan
 from vramplan.analytic.step_inputs import StepSpec
+from vramplan.cli import main
 from vramplan.inputs.catalog import find_gpu, find_model
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
@@ -21,17 +25,18 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.measurement import Environment, Measured, Peaks
 
 ROOT = Path(__file__).parent.parent
+TERMINAL = {"COLUMNS": "80", "NO_COLOR": "1"}
 
 
 def spec_of(name: str, **config: Any) -> ModelSpec:
-    """A shipped model, some keys of its configuration changed."""
+    """A shipped model; `config` changes keys of its configuration."""
     spec = find_model(name)
     assert spec is not None
     return spec.model_copy(update={"config": {**spec.config, **config}}) if config else spec
 
 
 def card_of(name: str = "h100") -> Gpu:
-    """A card of the catalogue."""
+    """A GPU of the catalogue."""
     return find_gpu(name)
 
 
@@ -47,27 +52,53 @@ def setting_of(spec: ModelSpec, job: Job) -> tuple[StepSpec, FoldPlan]:
 
 
 def cli(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own, 80 columns wide."""
+    """Output and exit code of the command line, run in this process, 80 columns wide.
+
+    Start-up, signals, pipes, encodings and worker processes need `cli_process`.
+    """
+    output, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    before = Path.cwd()
+    with (
+        patch.dict(os.environ, {**TERMINAL, **environment}),
+        patch("huggingface_hub.constants.HF_HUB_OFFLINE", environment.get("HF_HUB_OFFLINE") == "1"),
+        patch.object(sys, "argv", ["vramplan", *arguments]),
+        redirect_stdout(output),
+        redirect_stderr(errors),
+    ):
+        os.chdir(cwd)
+        try:
+            main()
+            raise AssertionError("the command line ended without an exit code")
+        except SystemExit as end:
+            code = int(end.code or 0)
+        finally:
+            os.chdir(before)
+    texts = [stream.buffer.getvalue().decode() for stream in (output, errors)]  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(["vramplan", *arguments], code, *texts)
+
+
+def cli_process(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The same from a process of its own; starting it takes a second."""
     return subprocess.run(
         [sys.executable, "-m", "vramplan", *arguments],
         capture_output=True,
         text=True,
         cwd=cwd,
-        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1", **environment},
+        env={**os.environ, **TERMINAL, **environment},
         timeout=120,
         check=False,
     )
 
 
 def cli_json(*arguments: str) -> Any:
-    """What `--json` prints."""
+    """The answer that `--json` prints."""
     done = cli(*arguments, "--json")
     assert not done.stderr, done.stderr
     return json.loads(done.stdout)
 
 
 def measured_of(job: Job, **figures: Any) -> Measured:
-    """A measured run of Qwen2.5-0.5B, made up."""
+    """An invented run of Qwen2.5-0.5B; `figures` are fields of Measured."""
     spec = spec_of("Qwen/Qwen2.5-0.5B")
     environment = Environment(device="NVIDIA H100 80GB HBM3", total_bytes=85 << 30, driver="580.1", cuda="13.0")
     values: dict[str, Any] = {

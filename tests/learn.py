@@ -1,4 +1,4 @@
-"""What the ledger and published runs teach, as ``vramplan/memory/calibration.json``, and the README's tables of them.
+"""What runs teach: ``vramplan/memory/calibration.json``, and the tables of runs in ``docs/accuracy.md``.
 
 ``python -m tests.learn`` writes both.
 """
@@ -19,7 +19,7 @@ from vramplan.memory.calibration import facts
 from vramplan.memory.estimate import Estimate
 from vramplan.render.probe import markdown
 
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "accuracy.md"
 LEDGER = ROOT / "tests" / "measured"
 PUBLISHED = ROOT / "tests" / "published.jsonl"
 LEARNED = ROOT / "vramplan" / "memory" / "calibration.json"
@@ -66,16 +66,16 @@ def dumps(found: dict[str, Any]) -> str:
 
 
 def in_readme(text: str) -> str:
-    """The README with its tables of measured runs made anew."""
+    """The page with its tables of measured runs updated."""
     held = accuracy.compare(LEDGER, PUBLISHED, ("analytic",), lambda doing, share: None)
     for part in ("ledger", "published"):
         place = re.compile(rf"(<!-- accuracy: {part} -->\n).*?(<!-- end -->)", re.DOTALL)
         text, found = place.subn(lambda match, part=part: match[1] + markdown(held, part) + match[2], text)
-        assert found == 1, f"README.md has no place for the table of {part} runs"
+        assert found == 1, f"{PAGE.name} has no place for the table of {part} runs"
     return text
 
 
 if __name__ == "__main__":
     LEARNED.write_text(dumps(learn()))
     facts.cache_clear()
-    README.write_text(in_readme(README.read_text()))
+    PAGE.write_text(in_readme(PAGE.read_text()))

@@ -1,7 +1,7 @@
 """The matrix: real models traced on fake tensors, over families, methods, dtypes, checkpointing, attention and shapes.
 
     python -m tests.matrix          trace every case that has not been traced; write tests/cases/traced.json and the
-                                    README's tables
+                                    tables of docs/accuracy.md
     python -m tests.matrix --show   compare them with the analytic estimate
 
 Needs the extra `vramplan[probe]`. What is traced is in tests/matrix_cases.py.
@@ -15,6 +15,7 @@ import re
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -24,36 +25,70 @@ from vramplan.analytic import estimator
 from vramplan.memory.estimate import Estimate
 
 PATH = ROOT / "tests" / "cases" / "traced.json"
+PAGE = ROOT / "docs" / "accuracy.md"
 PHASES = ("forward", "backward", "optimizer")
+GROUPS = {**FAMILIES, **MIXTURES, **SEEING, **OTHERS}
+"""All families; the workers of a test run divide them."""
 COLUMNS = ("case", "tensors", "allocated", "reserved", *PHASES, "flops", "parameters", "trained")
+
+ESTIMATES: dict[str, list[Any]] = {}
+"""Rows of the analytic estimator, computed so far, by name of the case."""
 
 
 def traced(name: str) -> list[Any]:
-    """Trace one case; a row of COLUMNS."""
+    """A row of COLUMNS, by tracing the case."""
     from vramplan.torch_backend import tracing
 
     case = case_of(name)
     return row_of(case, tracing().estimate(spec_for(case.family), case.job, card_of(case.card)))
 
 
-@cache
 def analytic(name: str) -> list[Any]:
-    """The same by the analytic estimator; several tests ask for it."""
-    case = case_of(name)
-    return row_of(case, estimator.estimate(spec_for(case.family), case.job, card_of(case.card)))
+    """A row of COLUMNS by the analytic estimator, kept for the tests that follow."""
+    if name not in ESTIMATES:
+        case = case_of(name)
+        ESTIMATES[name] = row_of(case, estimator.estimate(spec_for(case.family), case.job, card_of(case.card)))
+    return ESTIMATES[name]
 
 
-def row_of(case: Case, found: Estimate) -> list[Any]:
-    """What the table keeps of an estimate."""
+def estimate_family(family: str, folder: Path, wait: bool = True) -> bool:
+    """Fill ESTIMATES with every case of a family; the first process that asks computes them, the others read its file.
+
+    Returns False if another process is computing them and `wait` is False.
+    """
+    import fcntl
+
+    path = folder / f"{[*GROUPS].index(family)}.json"
+    with path.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        if path.exists():
+            ESTIMATES.update(json.loads(path.read_text()))
+        else:
+            names = [case.name for case in all_cases() if case.family == family]
+            path.write_text(json.dumps({name: analytic(name) for name in names}))
+    return True
+
+
+def estimate_all(folder: Path) -> None:
+    """The same for every family; those that other processes are computing come last."""
+    for family in [family for family in GROUPS if not estimate_family(family, folder, wait=False)]:
+        estimate_family(family, folder)
+
+
+def row_of(case: Case, estimate: Estimate) -> list[Any]:
+    """Values of COLUMNS of an estimate."""
     return [
         case.name,
-        found.peak_tensor_bytes,
-        found.peak_allocated_bytes,
-        found.peak_reserved_bytes,
-        *(found.phases[phase] for phase in PHASES),
-        found.flops_per_micro_step,
-        found.num_parameters,
-        found.num_trainable_parameters,
+        estimate.peak_tensor_bytes,
+        estimate.peak_allocated_bytes,
+        estimate.peak_reserved_bytes,
+        *(estimate.phases[phase] for phase in PHASES),
+        estimate.flops_per_micro_step,
+        estimate.num_parameters,
+        estimate.num_trainable_parameters,
     ]
 
 
@@ -66,7 +101,7 @@ def load() -> dict[str, list[Any]]:
 
 
 def save(rows: dict[str, list[Any]]) -> None:
-    """Commit them, one line each."""
+    """Write the table, one line a case."""
     from vramplan.torch_backend import versions
 
     lines = ",\n".join(json.dumps(rows[case.name]) for case in all_cases() if case.name in rows)
@@ -75,9 +110,9 @@ def save(rows: dict[str, list[Any]]) -> None:
 
 @cache
 def errors(name: str) -> dict[str, float]:
-    """Analytic over traced, less one, of everything measured but the counts."""
-    mine, row = analytic(name), rows_by_name()[name]
-    return {column: a / b - 1 if b else 0.0 for column, a, b in zip(COLUMNS[1:8], mine[1:8], row[1:8], strict=True)}
+    """Analytic over traced, less one, of everything but the numbers of parameters."""
+    pairs = zip(COLUMNS[1:8], analytic(name)[1:8], rows_by_name()[name][1:8], strict=True)
+    return {column: value / reference - 1 if reference else 0.0 for column, value, reference in pairs}
 
 
 @cache
@@ -87,7 +122,7 @@ def rows_by_name() -> dict[str, list[Any]]:
 
 
 def percent(value: float, signed: bool = True) -> str:
-    """A share for people; what rounds to nothing is 0."""
+    """A share in percent, as text; without a sign if it rounds to 0."""
     text = f"{100 * value:+.2f}" if signed else f"{100 * value:.2f}"
     return "0.00" if float(text) == 0 else text
 
@@ -101,16 +136,15 @@ def table(label: str, groups: dict[str, list[str]]) -> str:
     for group, names in groups.items():
         cells = [group, f"{len(names):,}"]
         for column in ("allocated", "reserved"):
-            found = sorted((errors(name)[column] for name in names), key=abs)
-            middle = median(found)
-            late = abs(found[min(len(found) - 1, int(0.95 * len(found)))])
-            cells += [percent(middle), percent(late, signed=False), percent(found[-1])]
+            ordered = sorted((errors(name)[column] for name in names), key=abs)
+            p95 = abs(ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))])
+            cells += [percent(median(ordered)), percent(p95, signed=False), percent(ordered[-1])]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def tables() -> dict[str, str]:
-    """What the README shows, by the name of its place there."""
+    """Tables of agreement, by the name of their marker in the page."""
     cases = list(all_cases())
     texts = [c for c in cases if c.family in FAMILIES]
     settings = {setting: [c.name for c in texts if c.setting == setting] for setting in (*SETTINGS, "rarer")}
@@ -132,11 +166,11 @@ def tables() -> dict[str, str]:
 
 
 def in_readme(text: str) -> str:
-    """The README with its tables made anew."""
+    """The page with its tables updated."""
     for place, content in tables().items():
         pattern = re.compile(rf"(<!-- agreement: {place} -->\n).*?(<!-- end -->)", re.DOTALL)
-        text, found = pattern.subn(lambda match, content=content: match[1] + content + match[2], text)
-        assert found == 1, f"README.md has no place for the table of {place}"
+        text, count = pattern.subn(lambda match, content=content: match[1] + content + match[2], text)
+        assert count == 1, f"{PAGE.name} has no place for the table of {place}"
     return text
 
 
@@ -149,7 +183,7 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="compare what has been traced with the analytic estimate")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    families = set(options.families.split(";")) if options.families else {*FAMILIES, *MIXTURES, *SEEING, *OTHERS}
+    families = set(options.families.split(";")) if options.families else {*GROUPS}
     settings = set(options.settings.split(",")) if options.settings else {*SETTINGS, *LOOKS, "rarer"}
     wanted = [case.name for case in all_cases() if case.family in families and case.setting in settings]
     rows = load()
@@ -167,8 +201,7 @@ def main() -> int:
                 save(rows)
     print(file=sys.stderr)
     save(rows)
-    readme = ROOT / "README.md"
-    readme.write_text(in_readme(readme.read_text()))
+    PAGE.write_text(in_readme(PAGE.read_text()))
     return 0
 
 

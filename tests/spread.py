@@ -24,7 +24,7 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.torch_backend.model import build, losses
 from vramplan.torch_backend.trace import trace
 from vramplan.torch_backend.trace.fake_tensors import Fakes
-from vramplan.torch_backend.trace.storage_tracker import Record, Watch
+from vramplan.torch_backend.trace.storage_tracker import Record, StorageTracker
 
 
 def bare_model(spec: ModelSpec, dtype: str) -> Any:
@@ -68,8 +68,8 @@ def card_in(device_map: Mapping[str, int], path: str) -> int:
     return device_map.get(path, 0)
 
 
-class CardWatch(Watch):
-    """A watch that knows each storage's card."""
+class CardTracker(StorageTracker):
+    """A tracker that knows each storage's card."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -159,14 +159,14 @@ class Move(torch.autograd.Function):
     """``tensor.to(card)``."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, card: int, watch: CardWatch) -> torch.Tensor:
-        ctx.home, ctx.watch = watch.card_of(tensor), watch
-        with watch.on(card):
+    def forward(ctx: Any, tensor: torch.Tensor, card: int, tracker: CardTracker) -> torch.Tensor:
+        ctx.home, ctx.tracker = tracker.card_of(tensor), tracker
+        with tracker.on(card):
             return tensor.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        with ctx.watch.on(ctx.home):
+        with ctx.tracker.on(ctx.home):
             return grad.clone(), None, None
 
 
@@ -175,15 +175,15 @@ class SpreadRun(trace.Run):
 
     def __init__(self, subject: build.Subject, device_map: dict[str, int], *given: Any) -> None:
         super().__init__(subject, *given)
-        self.watch = CardWatch(self.fakes, self.watch.answer)
-        self.watch.device_map = device_map
+        self.tracker = CardTracker(self.fakes, self.tracker.answer)
+        self.tracker.device_map = device_map
         inner = getattr(subject.module, "get_base_model", lambda: subject.module)()
-        watch = self.watch
+        tracker = self.tracker
 
-        send, plain = watch.send, loss_utils.fixed_cross_entropy
+        send, plain = tracker.send, loss_utils.fixed_cross_entropy
 
         def loss(source: torch.Tensor, target: torch.Tensor, *more: Any, **rest: Any) -> torch.Tensor:
-            return plain(source, send(target, watch.card_of(source)), *more, **rest)
+            return plain(source, send(target, tracker.card_of(source)), *more, **rest)
 
         self.patches = [
             patch.object(hooks, "send_to_device", send),
@@ -200,11 +200,11 @@ class SpreadRun(trace.Run):
 
     def peaks(self) -> dict[int, dict[str, int]]:
         """Of each card the peak of each phase."""
-        watch, found = self.watch, {}
-        ends = [mark.first_event for mark in watch.marks[1:]] + [len(watch.events)]
-        for card in sorted(set(watch.device_map.values())):
-            levels, peaks = watch.of_card(card, len(watch.events)), {}
-            for mark, end in zip(watch.marks, ends, strict=True):
+        tracker, found = self.tracker, {}
+        ends = [mark.first_event for mark in tracker.marks[1:]] + [len(tracker.events)]
+        for card in sorted(set(tracker.device_map.values())):
+            levels, peaks = tracker.of_card(card, len(tracker.events)), {}
+            for mark, end in zip(tracker.marks, ends, strict=True):
                 first = max(0, mark.first_event - 1)
                 peaks[mark.phase] = max(peaks.get(mark.phase, 0), *levels[first:end], 0)
             peaks["loaded"] = levels[ends[0] - 1]
@@ -220,16 +220,16 @@ def spread_run(spec: ModelSpec, job: Job, card: Gpu) -> SpreadRun:
 
     def chunked(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         assert run is not None
-        on = run.watch.card_of(weight)
-        rows, own = run.watch.send(hidden[:, :-1], on), run.watch.send(labels[:, 1:], on)
-        with run.watch.on(on):
+        on = run.tracker.card_of(weight)
+        rows, own = run.tracker.send(hidden[:, :-1], on), run.tracker.send(labels[:, 1:], on)
+        with run.tracker.on(on):
             return losses.loss_of_rows(rows, weight, own)
 
     def liger(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         assert run is not None
         labels = torch.nn.functional.pad(labels, (0, 1), value=-100)
         shifted = labels[..., 1:].contiguous().view(-1)
-        sent = run.watch.send(shifted, run.watch.card_of(hidden))
+        sent = run.tracker.send(shifted, run.tracker.card_of(hidden))
         return losses.Liger.apply(hidden.view(-1, hidden.shape[-1]), weight, sent)
 
     own_losses = patch.dict(losses.FUSED, chunked=chunked, liger=liger)

@@ -67,7 +67,7 @@ def test_the_meter_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("built", "count", "said"),
-    [(None, 0, "is built without CUDA"), ("13.0", 0, "no CUDA card is visible"), ("13.0", 1, "card number 1")],
+    [(None, 0, "is built without CUDA"), ("13.0", 0, "no CUDA GPU is visible"), ("13.0", 1, "GPU number 1")],
 )
 def test_why_there_is_no_card(monkeypatch: pytest.MonkeyPatch, built: str | None, count: int, said: str) -> None:
     from vramplan.torch_backend.probe import run
@@ -99,14 +99,31 @@ def test_losses_that_a_card_cannot_prove() -> None:
         run.run(Request(spec=LLAMA, job=job_of(loss="chunked"), card=card_of("h100")), lambda what, share: None)
 
 
-def test_the_bench_is_the_card_or_what_it_stands_in_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_device_is_the_gpu_or_its_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     local = card_of("h200")
     monkeypatch.setattr(nvml, "local_gpu", lambda: local)
-    assert probe.bench("auto") == probe.bench() == probe.ProbeDevice(local, rates=local)
-    stand_in = probe.bench("rtx4090")
-    assert (stand_in.card.name, stand_in.capped, stand_in.rates) == ("rtx4090", True, local)
-    with pytest.raises(ConfigError, match="--as-card b200: needs"):
-        probe.bench("b200")
+    assert probe.probe_device("auto") == probe.probe_device() == probe.ProbeDevice(local, local_gpu=local)
+    stand_in = probe.probe_device("rtx4090")
+    assert (stand_in.gpu.name, stand_in.capped, stand_in.local_gpu) == ("rtx4090", True, local)
+    with pytest.raises(ConfigError, match=r"^gpu=b200: needs"):
+        probe.probe_device("b200")
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"device": "tpu"}, "device=tpu: expected cuda or cpu"),
+        ({"device": "cpu"}, "device=cpu needs gpu"),
+        ({"steps": 0}, "steps=0: expected 1 to 1000"),
+        ({"timeout": 0}, "timeout=0: expected seconds above 0"),
+        ({"max_runs": 0}, "max_runs=0: expected 1 or more"),
+        ({"history": True}, "history needs record"),
+        ({"record": "runs", "steps": 1}, "record needs steps=2 or more"),
+    ],
+)
+def test_limits_of_real_runs(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        probe.probe_device(**settings)
 
 
 def test_utilization_counts_the_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,9 +138,9 @@ def test_utilization_counts_the_model_once(monkeypatch: pytest.MonkeyPatch) -> N
         return measured_of(request.job, step_seconds=(9.0, 0.5, 0.5)), []
 
     monkeypatch.setattr(subprocess_runner, "run", fake_run)
-    bench = probe.ProbeDevice(card, rates=card)
+    device = probe.ProbeDevice(card, local_gpu=card)
     plain, checkpointed = (
-        bench.measure(LLAMA, job.model_copy(update={"checkpointing": name})).model_flops_utilization
+        device.measure(LLAMA, job.model_copy(update={"checkpointing": name})).model_flops_utilization
         for name in ("none", "full")
     )
     assert plain == checkpointed

@@ -48,7 +48,8 @@ def test_a_run_that_fits_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert one.state.global_step == 1
     said = capsys.readouterr().out
     assert "FITS" in said
-    assert "1 x 2 x 2 = global batch 4, 24 tokens a sample" in said
+    assert "2 × 2 × 1 = 4" in said
+    assert "24 tokens" in " ".join(said.split())
 
 
 def test_a_run_that_does_not_fit_takes_no_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

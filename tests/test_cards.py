@@ -10,7 +10,7 @@ import pytest
 import vramplan
 from tests.helpers import ROOT
 from vramplan.errors import ConfigError, UnknownNameError
-from vramplan.inputs.catalog import all_gpus, card_names, find_gpu
+from vramplan.inputs.catalog import all_gpus, find_gpu, gpu_names
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.nvml import Usage, as_reported, local_gpu, usage
 from vramplan.units import MiB
@@ -19,7 +19,7 @@ from vramplan.units import MiB
 def test_the_catalogue() -> None:
     cards = all_gpus()
     assert len(cards) == 137
-    names = [name.lower() for name in card_names()]
+    names = [name.lower() for name in gpu_names()]
     assert len(names) == len(set(names))
     rows = json.loads((ROOT / "vramplan" / "inputs" / "gpus.json").read_bytes())
     assert [Gpu.model_validate_json(json.dumps(row)) for row in rows] == cards
@@ -54,7 +54,7 @@ def test_names(asked: str, name: str) -> None:
     assert find_gpu(asked).name == name
 
 
-def test_an_unknown_card_names_the_nearest() -> None:
+def test_an_unknown_gpu_names_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="rtx4090"):
         find_gpu("rtx4091")
 
@@ -72,7 +72,7 @@ def test_bf16(name: str, bf16: bool) -> None:
     default = vramplan.estimate("Qwen/Qwen2.5-0.5B", name).job
     assert default.dtype == ("bf16" if bf16 else "fp16")
     if not bf16:
-        with pytest.raises(ConfigError, match=r"no bf16 units.*--dtype fp16"):
+        with pytest.raises(ConfigError, match=r"no bf16 units.*dtype=fp16"):
             vramplan.estimate("Qwen/Qwen2.5-0.5B", name, dtype="bf16")
         full = vramplan.estimate("HuggingFaceTB/SmolLM2-135M", name, method="full").job
         assert (full.dtype, full.autocast) == ("fp32", "fp16")
@@ -85,7 +85,7 @@ def test_old_cards_store_all_scores() -> None:
     assert old.peak_tensor_bytes > new.peak_tensor_bytes
 
 
-def test_the_card_in_this_box(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_card_in_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     card = as_reported("NVIDIA GeForce RTX 4090", 24564 * MiB, 3000 * MiB)
     assert card.cuda_total_bytes == 24081 * MiB
     assert card.held_bytes == 3000 * MiB - 483 * MiB
@@ -167,7 +167,7 @@ def test_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     assert local_gpu().name == "a100-80gb-sxm"
     assert vramplan.load_gpu("AUTO").held_bytes == 900 * MiB - (81920 - 81038) * MiB
-    with pytest.raises(ConfigError, match="does not answer for card 7"):
+    with pytest.raises(ConfigError, match="does not answer for GPU 7"):
         local_gpu(7)
     assert fake.open == 0
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(fails=True))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import cli, cli_json
-from vramplan.render.compare import signed
+from vramplan.render.figures import signed
 
 
 def test_two_models_on_a_card() -> None:
@@ -56,12 +56,12 @@ def test_what_one_side_alone_has_is_a_difference() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["qwen2.5-7b", "--gpu", "h100"], "two models or configurations on one card"),
-        (["qwen2.5-7b", "gpt2", "--gpu", "h100,a100"], "two models or configurations on one card"),
+        (["qwen2.5-7b", "--gpu", "h100"], "two models or configurations on one GPU"),
+        (["qwen2.5-7b", "gpt2", "--gpu", "h100,a100"], "two models or configurations on one GPU"),
         (["qwen2.5-7b", "gtp2", "--gpu", "h100"], "unknown model 'gtp2'"),
         (["qwen2.5-7b", "--gpu", "h100,h10"], "did you mean h100"),
         (["pyproject.toml", "gpt2", "--gpu", "h100"], "the other a model"),
-        (["tests/configs/axolotl/lora.yaml", "--gpu", "h100,l40s", "--lora-rank", "4"], "a configuration says that"),
+        (["tests/configs/axolotl/lora.yaml", "--gpu", "h100,l40s", "--lora-rank", "4"], "the configuration sets it"),
         (["a", "b"], "Missing option '--gpu'"),
     ],
 )

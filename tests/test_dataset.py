@@ -23,8 +23,8 @@ from vramplan.planner import check
 from vramplan.progress import silent
 
 QWEN = "model_name_or_path: Qwen/Qwen2.5-7B-Instruct\nstage: sft\nfinetuning_type: lora\nbf16: true\n"
-SAID = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "three"}]
-CHAT = {"messages": SAID}
+MESSAGES = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "three"}]
+CHAT = {"messages": MESSAGES}
 SHARED = {"conversations": [{"from": "human", "value": "<image>one"}, {"from": "gpt", "value": "two"}], "system": "be"}
 PARTS = [{"type": "image", "image": "a.png"}, {"type": "image_url", "image_url": "b"}, {"type": "text", "text": "what"}]
 
@@ -55,7 +55,7 @@ def config(folder: Path, text: str) -> Path:
         ({"instruction": "do", "input": "", "output": "done", "history": [["a", "b"]]}, '["a", "b"]\ndo\ndone', 3, 0),
         ({"query": "q", "response": "r", "system": "s", "image": "a.png"}, "q\nr\ns", 3, 1),
         ({"prompt": "p", "completion": "c"}, "p\nc", 2, 0),
-        ({"prompt": SAID[:1], "completion": SAID[1:]}, "one\nthree", 2, 0),
+        ({"prompt": MESSAGES[:1], "completion": MESSAGES[1:]}, "one\nthree", 2, 0),
         ({"text": "all of it", "id": 4}, "all of it", 0, 0),
         ({"segments": [{"text": "a", "label": True}, {"text": "b", "label": False}]}, "a\nb", 2, 0),
         ("a line", "a line", 0, 0),
@@ -66,7 +66,7 @@ def test_shapes(row: Any, text: str, messages: int, images: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "raw", "said"),
+    ("name", "raw", "message"),
     [
         ("a.jsonl", b"", "a.jsonl: is empty"),
         ("a.jsonl", b"\n \n", "a.jsonl: is empty"),
@@ -74,7 +74,7 @@ def test_shapes(row: Any, text: str, messages: int, images: int) -> None:
         ("a.jsonl", b'{"text": "a"}\n\n{"text": \n', "a.jsonl:3: is not JSON"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\xe9"}\n', "a.jsonl:2: is not UTF-8"),
         ("a.jsonl", b'{"text": "a"}\n5\n', "a.jsonl:2: expected an object with a sample's fields, found a int"),
-        ("a.jsonl", b'{"id": 1, "label": 2}\n', "a.jsonl:1: no text that is known"),
+        ("a.jsonl", b'{"id": 1, "label": 2}\n', "a.jsonl:1: no known text"),
         ("a.jsonl", b'{"id": 1, "label": 2}\n', "it has id, label"),
         ("a.jsonl", b'{"instruction": "a"}\n', "a.jsonl:1: has instruction, but none of output"),
         ("a.jsonl", b'{"messages": []}\n', "a.jsonl:1: messages is empty"),
@@ -83,17 +83,17 @@ def test_shapes(row: Any, text: str, messages: int, images: int) -> None:
         ("a.jsonl", b"[" * 100_000, "nested too deeply"),
         ("a.json", b'[{"text": "a"},\n {"text": }]', "a.json:2: broken JSON in this row"),
         ("a.json", b'[{"text": "a"},\n', "a.json:2: broken JSON"),
-        ("a.csv", b"id,label\n1,2\n", "a.csv:2: no text that is known"),
+        ("a.csv", b"id,label\n1,2\n", "a.csv:2: no known text"),
         ("a.parquet", b"PAR1", "read as .jsonl, .json, .csv, .tsv, .txt, not as .parquet"),
         ("gone.jsonl", None, "gone.jsonl: cannot be read"),
     ],
 )
-def test_files_that_are_broken(tmp_path: Path, name: str, raw: bytes | None, said: str) -> None:
+def test_files_that_are_broken(tmp_path: Path, name: str, raw: bytes | None, message: str) -> None:
     if raw is not None:
         (tmp_path / name).write_bytes(raw)
     with pytest.raises(VramplanError) as error:
         dataset.measure(tmp_path / name, by_characters(None), silent)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -144,19 +144,19 @@ def test_statistics_against_every_batch() -> None:
     """Quantiles by sorting, and expectations over all ordered batches of two and three."""
     draw = random.Random(4)
     lengths = [draw.choice([3, 5, 8, 13, 40]) for _ in range(24)]
-    spread = LengthDistribution.of((length, 0, 1) for length in lengths)
-    assert [spread.quantile(share) for share in (0.01, 0.5, 0.95, 1.0)] == [
+    distribution = LengthDistribution.from_counts((length, 0, 1) for length in lengths)
+    assert [distribution.quantile(share) for share in (0.01, 0.5, 0.95, 1.0)] == [
         sorted(lengths)[index] for index in (0, 11, 22, 23)
     ]
     pairs = [max(a, b) for a in lengths for b in lengths]
-    assert spread.expected_longest(2) == pytest.approx(sum(pairs) / len(pairs))
-    assert spread.share_reaching(13, 2) == pytest.approx(sum(one >= 13 for one in pairs) / len(pairs))
+    assert distribution.expected_longest(2) == pytest.approx(sum(pairs) / len(pairs))
+    assert distribution.share_reaching(13, 2) == pytest.approx(sum(one >= 13 for one in pairs) / len(pairs))
     triples = [max(one, c) for one in pairs for c in lengths]
-    assert spread.expected_longest(3) == pytest.approx(sum(triples) / len(triples))
-    assert spread.tokens == sum(lengths)
-    assert spread.longer(8) == sum(one > 8 for one in lengths)
-    assert spread.limited(8, drops=True).samples == sum(one <= 8 for one in lengths)
-    cut = spread.limited(9, drops=False)
+    assert distribution.expected_longest(3) == pytest.approx(sum(triples) / len(triples))
+    assert distribution.tokens == sum(lengths)
+    assert distribution.count_longer(8) == sum(one > 8 for one in lengths)
+    assert distribution.limit_to(8, drops_longer=True).samples == sum(one <= 8 for one in lengths)
+    cut = distribution.limit_to(9, drops_longer=False)
     assert (cut.samples, cut.longest, cut.tokens) == (24, 9, sum(min(one, 9) for one in lengths))
 
 
@@ -214,9 +214,9 @@ def test_what_becomes_of_longer_samples(tmp_path: Path) -> None:
     data = write(tmp_path / "a.jsonl", chat(100), chat(100), chat(300), chat(5000))
     swift = ["swift", "sft", "--model", "Qwen2.5-7B-Instruct", "--tuner_type", "lora", "--max_length", "2048"]
     found = check.check(swift, "a100-80gb-sxm", dataset=data).data
-    assert (found.worst_length, found.kept.samples) == (300, 3)
+    assert (found.worst_length, found.trained.samples) == (300, 3)
     cut = check.check([*swift, "--truncation_strategy", "right"], "a100-80gb-sxm", dataset=data).data
-    assert (cut.worst_length, cut.kept.samples) == (2048, 4)
+    assert (cut.worst_length, cut.trained.samples) == (2048, 4)
     packed = check.check(config(tmp_path, "cutoff_len: 1024\npacking: true\n"), "a100-80gb-sxm", dataset=data).data
     assert (packed.worst_length, packed.near_length, packed.padding_share) == (1024, None, 0.0)
     assert packed.steps_per_epoch == 1
@@ -243,8 +243,8 @@ def test_a_tokenizer_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     made.save(str(tmp_path / "tokenizer.json"))
     data = write(tmp_path / "a.jsonl", {"text": "a b a a long text of ten words more"}, {"text": "a"})
     found = check.check(config(tmp_path, ""), "rtx4090", dataset=data, tokenizer=str(tmp_path)).data
-    assert (found.spread.lengths, found.lengths.exact) == ((1, 10), True)
-    with pytest.raises(ConfigError, match="is no tokenizer"):
+    assert (found.distribution.lengths, found.lengths.exact) == ((1, 10), True)
+    with pytest.raises(ConfigError, match="is not a tokenizer"):
         check.check(config(tmp_path, ""), "rtx4090", dataset=data, tokenizer=str(data))
     with pytest.raises(ConfigError, match=r"no tokenizer\.json there"):
         check.check(config(tmp_path, ""), "rtx4090", dataset=data, tokenizer="nobody/nothing")
@@ -261,8 +261,8 @@ def test_the_command_line(tmp_path: Path) -> None:
     path = str(config(tmp_path, "cutoff_len: 8192\nper_device_train_batch_size: 2\n"))
     done = cli("check", path, "--gpu", "rtx4090", "--dataset", str(data))
     assert done.returncode == 1, done.stderr
-    for said in ("a.jsonl: 10 samples", "10.0% are longer than the limit (1): cut", "would fit (cutoff_len: "):
-        assert said in " ".join(done.stdout.split())
+    for message in ("a.jsonl: 10 samples", "10.0% are longer than the limit (1): cut", "would fit (cutoff_len: "):
+        assert message in " ".join(done.stdout.split())
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
     found = json.loads(cli("check", path, "--gpu", "h200-sxm", "--dataset", str(data), "--json").stdout)["dataset"]
     assert (found["samples"], found["tokens"]["longest"], found["worst_length"]) == (10, 9000, 8192)

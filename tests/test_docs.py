@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -25,12 +24,12 @@ import typer
 
 import vramplan
 from tests import learn, matrix
-from tests.helpers import ROOT, cli
+from tests.helpers import ROOT, cli, cli_process
 from tests.test_cli import FLAGS
 from vramplan.cli import main
 from vramplan.cli.app import app
 
-README = next(path for path in (ROOT / "README.new.md", ROOT / "README.md") if path.is_file())
+README = ROOT / "README.md"
 ACCURACY = ROOT / "docs" / "accuracy.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 PROJECT_TEXTS = [
@@ -182,11 +181,10 @@ def test_commands_run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_first_answer_as_a_process_of_its_own() -> None:
-    match = OUTPUT.search(README.read_text())
+    match = OUTPUT.search((ROOT / "docs" / "quickstart.md").read_text())
     assert match
-    start = time.monotonic()
-    done = cli(*shlex.split(match["command"]))
-    assert time.monotonic() - start < 20  # README says well under a second; test machines are shared
+    assert f".venv/bin/vramplan {match['command']}\n" in README.read_text()
+    done = cli_process(*shlex.split(match["command"]))
     assert (done.returncode, done.stderr) == (0, "")
     assert os.environ.get("UPDATE_DOCS") or stripped(done.stdout) == match["text"]
 
@@ -223,7 +221,7 @@ def generated() -> dict[str, str]:
 @pytest.mark.parametrize("command", FLAGS)
 def test_every_command_and_option_is_in_the_reference(command: str) -> None:
     pages = generated()
-    assert f"[`vramplan {command}`](commands/{command}.md)" in pages["reference/commands.md"]
+    assert f"[`vramplan {command}`]({command}.md)" in pages["reference/commands/index.md"]
     page = pages[f"reference/commands/{command}.md"]
     missing = [flag for flag in FLAGS[command].split() if f"`{flag} " not in page and f"`{flag}`" not in page]
     assert not missing
@@ -250,6 +248,15 @@ def test_every_page_is_in_the_navigation() -> None:
     text = (ROOT / "mkdocs.yml").read_text()
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in PAGES[1:]}
     assert not [page for page in pages if f" {page}\n" not in text]
+
+
+@pytest.mark.parametrize("path", [ROOT / "docs" / "architecture.md", ROOT / "CONTRIBUTING.md"], ids=title_of)
+def test_files_and_functions_that_are_named_exist(path: Path) -> None:
+    named = set(re.findall(r"`((?:vramplan|tests|model_specs|docs)/[\w/.]*)(?::(\w+))?`", path.read_text()))
+    assert named
+    assert not [file for file, _ in named if not (ROOT / file).exists()]
+    for file, name in named:
+        assert not name or re.search(rf"^(def|class) {name}\b", (ROOT / file).read_text(), re.MULTILINE), (file, name)
 
 
 @pytest.mark.skipif(find_spec("mkdocs") is None or find_spec("mkdocstrings") is None, reason="needs the extra docs")
@@ -288,9 +295,10 @@ def test_the_repository_speaks_of_the_project_alone(path: Path) -> None:
     assert not re.search(r"/work/|/tmp/|/root/|https?://[^ )]*(pypi|simple)", path.read_text())
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="the same as with torch, and long")
-def test_the_tables_of_agreement_are_what_the_traces_say() -> None:
+@pytest.mark.full
+def test_the_tables_of_agreement_are_what_the_traces_say(run_folder: Path) -> None:
     """``python -m tests.matrix`` writes them."""
+    matrix.estimate_all(run_folder)
     text = ACCURACY.read_text()
     assert matrix.in_readme(text) == text
 

@@ -91,4 +91,4 @@ def test_the_trace_says_the_same(model: str) -> None:
     )
     assert mine.num_parameters == traced.num_parameters
     assert mine.peak_allocated_bytes == pytest.approx(traced.peak_allocated_bytes, rel=0.01)
-    assert mine.assumptions[3] == traced.assumptions[3]
+    assert mine.assumptions[0] == traced.assumptions[0]

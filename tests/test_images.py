@@ -52,7 +52,7 @@ def test_tokens(model: str, tokens: tuple[int, ...]) -> None:
 def test_llamas_images_are_keys_of_cross_attention() -> None:
     """Four tiles whatever the image fills; one token in the text; a mask for every token, image and tile."""
     small, large = (seen("meta-llama/Llama-3.2-11B-Vision-Instruct", size) for size in (SIZES[0], SIZES[2]))
-    assert (small.said, large.said) == ("1 x 1 of 4 tiles", "2 x 2 of 4 tiles")
+    assert (small.description, large.description) == ("1 x 1 of 4 tiles", "2 x 2 of 4 tiles")
     assert small.patches == large.patches == 4 * 1600
     shapes = {tensor.name: tensor.batched(2, 3, 100) for tensor in small.tensors}
     assert shapes["pixel_values"] == (2, 3, 4, 3, 560, 560)
@@ -111,9 +111,9 @@ def test_every_shipped_model_that_sees_takes_any_image(model_type: str) -> None:
         (INTERNVL, {"image_size": "12 by 3"}, "expected WIDTHxHEIGHT"),
         (INTERNVL, {"image_size": (3000, 4000), "sequence_length": 2048}, "makes 3,330 tokens alone"),
         (INTERNVL, {"images": -1}, "greater than or equal to 0"),
-        (INTERNVL, {"vision": "train"}, "PEFT freezes whatever has no adapter"),
+        (INTERNVL, {"vision": "train"}, "PEFT freezes all weights without an adapter"),
         (INTERNVL, {"method": "full", "projector": "lora"}, "frozen or train"),
-        (INTERNVL, {"vision": "melt"}, "--vision 'melt'"),
+        (INTERNVL, {"vision": "melt"}, "vision='melt'"),
     ],
 )
 def test_refusals(model: str, job: dict[str, object], said: str) -> None:
@@ -122,7 +122,7 @@ def test_refusals(model: str, job: dict[str, object], said: str) -> None:
     assert said in str(error.value)
 
 
-def test_a_tower_that_no_block_describes_is_named() -> None:
+def test_a_vision_tower_that_is_not_supported_is_named() -> None:
     spec = spec_of("llava-hf/llava-1.5-7b-hf")
     other = {**spec.config, "vision_config": {**spec.config["vision_config"], "model_type": "eva"}}
     with pytest.raises(UnsupportedError, match="eva"):
@@ -155,12 +155,12 @@ def test_a_frozen_tower_saves_nothing_unless_a_gradient_goes_through() -> None:
 
 
 def test_many_sizes() -> None:
-    rows = images.table(INTERNVL, "rtx4090", [images.Size(448, 448), images.Size(1344, 896)])
-    assert [row.picture.all_tokens for row in rows] == [258, 1794]
+    rows = images.image_size_table(INTERNVL, "rtx4090", [images.Size(448, 448), images.Size(1344, 896)])
+    assert [row.image.all_tokens for row in rows] == [258, 1794]
     assert [row.sequence_length for row in rows] == [514, 2050]
     assert rows[0].max_micro_batch_size > rows[1].max_micro_batch_size >= 1
     with pytest.raises(ConfigError, match="takes text alone"):
-        images.table("Qwen/Qwen2.5-0.5B", "h100")
+        images.image_size_table("Qwen/Qwen2.5-0.5B", "h100")
 
 
 @pytest.mark.parametrize("quantity", images.QUANTITIES)
@@ -178,7 +178,7 @@ def test_the_largest_that_fits(quantity: str) -> None:
         job = {**found.job, **more}
         if quantity != "seq-len":
             job.pop("sequence_length")
-            job = images.fitted(spec_of(model), card_of("rtx4090"), job)
+            job = images.with_sequence_length(spec_of(model), card_of("rtx4090"), job)
         assert not vramplan.estimate(model, "rtx4090", **job).fits
     with pytest.raises(VramplanError, match="known: image-size"):
         images.solve(model, "h100", "colour")
@@ -189,7 +189,7 @@ def test_on_the_command_line() -> None:
     asked = ("--gpu", "rtx4090", "--num-gpus", "2", "--images", "1", "--image-size", "1344x896", "--global-batch", "16")
     found = cli_json("suggest", INTERNVL, *asked, "--method", "lora")
     assert found["recommended"]["micro_batch_size"] * found["recommended"]["gradient_accumulation_steps"] == 8
-    assert "3 x 2 tiles + thumbnail: 1,794 tokens" in " ".join(cli("suggest", INTERNVL, *asked).stdout.split())
+    assert "3 x 2 tiles + thumbnail: 1,794 tokens" in " ".join(cli("suggest", INTERNVL, *asked, "-v").stdout.split())
     solved = cli_json("suggest", INTERNVL, "--gpu", "rtx4090", "--global-batch", "4", "--solve", "max-tiles")
     assert solved["solved"]["value"] >= 1
     assert solved["recommended"]
@@ -221,7 +221,7 @@ def test_tokens_of_processors_outside_transformers(
 ) -> None:
     """Against the processors as mlx-vlm 0.7.10 carries them; MiniCPM-V and Qwen-VL by their rules, by hand."""
     spec = ModelSpec(name="remote", model_type=model_type, config=config, processor=processor)
-    rows = images.counts(spec, [Size(336, 336), Size(1344, 896), Size(3000, 4000)])
+    rows = images.process_sizes(spec, [Size(336, 336), Size(1344, 896), Size(3000, 4000)])
     assert tuple(picture.all_tokens for _, picture in rows) == tokens
 
 
@@ -230,10 +230,10 @@ def test_counted_models_say_what_is_missing(tmp_path: Path) -> None:
     done = cli("images", str(tmp_path), "--gpu", "h100", "--sizes", "1344x896")
     assert done.returncode == 0
     assert "466" in done.stdout
-    assert "its memory is not" in done.stdout
+    assert "its memory is not estimated" in " ".join(done.stdout.split())
     done = cli("estimate", str(tmp_path), "--gpu", "h100", "--images", "1")
     assert done.returncode == 2
-    assert "`vramplan images` counts its tokens" in done.stderr
+    assert "`vramplan images` counts its image tokens" in done.stderr
 
 
 PROCESSED = (

@@ -1,13 +1,11 @@
-"""Rooms and doors: who may import whom, and what the quick path must not load."""
+"""Import contracts, what starting up may load, lint and types."""
 
 from __future__ import annotations
 
 import ast
-import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -21,21 +19,17 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
 
 
-def test_import_contracts() -> None:
+def test_import_contracts(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlinter.cli import lint_imports
 
-    here = Path.cwd()
-    os.chdir(ROOT)
-    try:
-        assert lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True, show_timings=False) == 0
-    finally:
-        os.chdir(here)
+    monkeypatch.chdir(ROOT)
+    assert lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True, show_timings=False) == 0
 
 
 HEAVY = ("torch", "transformers", "peft", "accelerate", "huggingface_hub", "httpx2", "httpx", "requests", "numpy")
 
 
-def test_the_quick_path_loads_nothing_heavy() -> None:
+def test_suggest_loads_no_heavy_package() -> None:
     done = run(
         "import sys, vramplan\n"
         "from vramplan.render import terminal\n"

@@ -125,7 +125,7 @@ def test_the_margin_grows_with_confidence() -> None:
     assert 0.02 < shares[3] < 0.06  # 19 published runs
     assert "too few for 99%" in calibration.margin(0.99).source
     for bad in (1.0, -0.1, 2.0):
-        with pytest.raises(ConfigError, match="--confidence"):
+        with pytest.raises(ConfigError, match="confidence="):
             calibration.margin(bad)
 
 
@@ -230,7 +230,7 @@ def test_published_rows_say_what_is_unknown(tmp_path: Path) -> None:
     assert all(row.unknown or row.grade == "A" for row in rows)
     broken = tmp_path / "rows.jsonl"
     broken.write_text(learn.PUBLISHED.read_text().splitlines()[0] + "\n{}\n")
-    with pytest.raises(ConfigError, match=r"rows.jsonl: line 2 is no published run"):
+    with pytest.raises(ConfigError, match=r"rows.jsonl: line 2 is not a published run"):
         accuracy.load_published(broken)
 
 

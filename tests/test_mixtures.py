@@ -1,4 +1,4 @@
-"""Mixtures of experts: what PEFT, bitsandbytes and trainers make of experts that are stacked in one weight."""
+"""Mixtures of experts (MoE) with stacked weights: PEFT, bitsandbytes and trainers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ QWEN3 = "Qwen/Qwen3-30B-A3B"
 EXPERTS, LAYERS, WIDTH, INNER, RANK = 128, 48, 2048, 768, 8
 
 
-def adapted(name: str, **given: Any) -> int:
-    """Parameters that train."""
-    return vramplan.estimate(name, "h200", sequence_length=256, lora_rank=RANK, **given).num_trainable_parameters
+def adapted(name: str, **settings: Any) -> int:
+    """Number of trained parameters."""
+    return vramplan.estimate(name, "h200", sequence_length=256, lora_rank=RANK, **settings).num_trainable_parameters
 
 
 def test_all_linear_is_more_than_linear_layers() -> None:
-    """PEFT 0.21: gate and up in one take twice the rank, for every expert; the router takes one adapter."""
+    """PEFT 0.21: the joined gate and up have twice the rank for every expert; the router has one adapter."""
     attention = adapted(QWEN3, lora_targets=listed_layers(spec_of(QWEN3)))
     gate_up = 2 * RANK * EXPERTS * (WIDTH + 2 * INNER)
     down = RANK * EXPERTS * (INNER + WIDTH)
@@ -39,13 +39,13 @@ def test_all_linear_is_more_than_linear_layers() -> None:
         ("Qwen/Qwen3-8B", None),
     ],
 )
-def test_what_trainers_list(name: str, names: set[str] | None) -> None:
-    found = listed_layers(spec_of(name))
-    assert found is None if names is None else names <= set(found or ())
+def test_listed_layers(name: str, names: set[str] | None) -> None:
+    listed = listed_layers(spec_of(name))
+    assert listed is None if names is None else names <= set(listed or ())
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "said"),
+    ("name", "settings", "message"),
     [
         (QWEN3, {"lora_targets": "q_proj,gate_proj"}, "add up_proj"),
         (QWEN3, {"lora_dropout": 0.1}, "PEFT has none for the experts"),
@@ -57,9 +57,9 @@ def test_what_trainers_list(name: str, names: set[str] | None) -> None:
         ("openai/gpt-oss-20b", {"attention": "sdpa"}, "only with eager"),
     ],
 )
-def test_what_cannot_run(name: str, given: dict[str, Any], said: str) -> None:
-    with pytest.raises(VramplanError, match=said):
-        vramplan.estimate(name, given.pop("gpu", "h200"), **given)
+def test_refused_jobs(name: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(VramplanError, match=message):
+        vramplan.estimate(name, settings.pop("gpu", "h200"), **settings)
 
 
 @pytest.mark.parametrize(
@@ -77,19 +77,19 @@ def test_variants_that_are_traced_only(name: str, config: dict[str, Any]) -> Non
 
 def test_four_bits_leave_experts_alone() -> None:
     name, targets = "Qwen/Qwen1.5-MoE-A2.7B", ("q_proj",)
-    whole = vramplan.estimate(name, "h200", lora_targets=targets)
-    small = vramplan.estimate(name, "h200", lora_targets=targets, quantize="nf4")
-    saved = whole.by_category()["parameter"] - small.by_category()["parameter"]
+    dense = vramplan.estimate(name, "h200", lora_targets=targets)
+    quantized = vramplan.estimate(name, "h200", lora_targets=targets, quantize="nf4")
+    saved = dense.by_category()["parameter"] - quantized.by_category()["parameter"]
     linear = 24 * (4 * 2048 * 2048 + 3 * 2048 * 5632 + 2048)  # attention, shared expert and its gate
     assert saved == pytest.approx(linear * (2 - 0.5), rel=0.03)
-    assert any("experts stay in bf16" in note for note in small.notes)
-    assert not any("experts" in note for note in whole.notes)
+    assert any("experts stay in bf16" in note for note in quantized.notes)
+    assert not any("experts" in note for note in dense.notes)
 
 
 def test_operations_are_those_of_active_experts() -> None:
-    """Six times the active parameters for each token, less the embedding's; attention's own beside."""
+    """Six times the active parameters for each token, without the embedding, plus attention scores."""
     spec, tokens = spec_of("allenai/OLMoE-1B-7B-0924"), 512
-    found = vramplan.estimate(spec, "h200", method="full", checkpointing="none", sequence_length=tokens)
+    result = vramplan.estimate(spec, "h200", method="full", checkpointing="none", sequence_length=tokens)
     active = 1_282_017_280 - 50304 * 2048
     scores = 16 * 2 * 7 * tokens * 2048 * tokens
-    assert found.flops_per_micro_step == pytest.approx(6 * active * tokens + scores, rel=0.01)
+    assert result.flops_per_micro_step == pytest.approx(6 * active * tokens + scores, rel=0.01)

@@ -1,4 +1,4 @@
-"""torchtune and torchtitan, whose layers are their own: traced peaks of theirs, and torchtune's loss."""
+"""torchtune and torchtitan, which define their own layers: traced peaks, and torchtune's loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 
 MIB = 1 << 20
-ONE = {"dtype": "bf16", "autocast": "none", "lora_dtype": "bf16", "loop": "plain", "loss": "sections"}
+TORCHTUNE = {"dtype": "bf16", "autocast": "none", "lora_dtype": "bf16", "loop": "plain", "loss": "sections"}
 TRACED = [
     ("meta-llama/Llama-3.2-1B", "lora", 6053),
     ("meta-llama/Llama-3.2-1B", "full", 10750),
@@ -23,22 +23,22 @@ TRACED = [
     ("mistralai/Mistral-7B-v0.1", "lora", 16422),
     ("mistralai/Mistral-7B-v0.1", "full", 55952),
 ]
-"""MiB that torch allocates at most: builders of torchtune 0.6.1 with CEWithChunkedOutputLoss and its activation
-checkpointing, traced as models of one's own; two samples of 2048 tokens, fused AdamW, LoRA of rank 16 on all layers."""
+"""Peak MiB allocated by torch: builders of torchtune 0.6.1 with CEWithChunkedOutputLoss and its activation
+checkpointing, traced as a user's model; two samples of 2048 tokens, fused AdamW, LoRA of rank 16 on all layers."""
 
 
 @pytest.mark.parametrize(("model", "method", "mib"), TRACED)
 def test_torchtunes_own_models(model: str, method: str, mib: int) -> None:
-    job = Job(method=method, lora_rank=16, micro_batch_size=2, sequence_length=2048, **ONE)
-    found = estimator.estimate(spec_of(model), job, card_of("h200"))
-    assert abs(found.peak_allocated_bytes / (mib * MIB) - 1) < 0.02
+    job = Job(method=method, lora_rank=16, micro_batch_size=2, sequence_length=2048, **TORCHTUNE)
+    result = estimator.estimate(spec_of(model), job, card_of("h200"))
+    assert abs(result.peak_allocated_bytes / (mib * MIB) - 1) < 0.02
 
 
 TITAN = {
     "model_type": "llama", "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 8,
     "num_attention_heads": 16, "max_position_embeddings": 8192, "tie_word_embeddings": False, "hidden_act": "silu",
 }  # fmt: skip
-"""Dimensions of torchtitan's llama3 that were traced, in transformers' words."""
+"""Dimensions of the traced llama3 of torchtitan, with transformers' keys."""
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ TITAN = {
     ],
 )
 def test_torchtitans_own_layers(heads: int, checkpointing: str, batch: int, length: int, mib: int) -> None:
-    """torchtitan 0.2.2's llama3 on one card: fp32 weights under bf16 autocast, summed cross-entropy."""
+    """torchtitan 0.2.2's llama3 on one GPU: fp32 weights under bf16 autocast, summed cross-entropy."""
     spec = ModelSpec(name="titan", model_type="llama", config={**TITAN, "num_key_value_heads": heads})
     job = Job(
         method="full",
@@ -62,8 +62,8 @@ def test_torchtitans_own_layers(heads: int, checkpointing: str, batch: int, leng
         micro_batch_size=batch,
         sequence_length=length,
     )
-    found = estimator.estimate(spec, job, card_of("h200"))
-    assert abs(found.peak_allocated_bytes / (mib * MIB) - 1) < 0.005
+    result = estimator.estimate(spec, job, card_of("h200"))
+    assert abs(result.peak_allocated_bytes / (mib * MIB) - 1) < 0.005
 
 
 SMALL = {
@@ -74,7 +74,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize(
-    "given",
+    "settings",
     [
         {},
         {"micro_batch_size": 3, "sequence_length": 100},
@@ -82,9 +82,9 @@ SMALL = {
         {"method": "full", "dtype": "fp32", "autocast": "bf16", "loop": "trainer", "micro_batch_size": 2},
     ],
 )
-def test_the_loss_against_the_trace(given: dict[str, Any]) -> None:
+def test_the_loss_against_the_trace(settings: dict[str, Any]) -> None:
     trace = pytest.importorskip("vramplan.torch_backend.trace.trace")
     spec = ModelSpec(name="small", model_type="llama", config=SMALL)
-    job = Job(**{**ONE, "sequence_length": 256, **given})
-    here, there = estimator.estimate(spec, job, card_of()), trace.estimate(spec, job, card_of())
-    assert abs(here.peak_tensor_bytes / there.peak_tensor_bytes - 1) < 0.002
+    job = Job(**{**TORCHTUNE, "sequence_length": 256, **settings})
+    analytic, traced = estimator.estimate(spec, job, card_of()), trace.estimate(spec, job, card_of())
+    assert abs(analytic.peak_tensor_bytes / traced.peak_tensor_bytes - 1) < 0.002

@@ -84,7 +84,7 @@ def test_plot(one: Estimate, kind: str, tmp_path: Path) -> None:
     assert [other.name for other in tmp_path.iterdir()] == [path.name]
     if kind != ".png":
         text = content.decode()
-        for said in ("peak ", "the card ends", "backward", "activations", "logits"):
+        for said in ("peak ", "capacity of the GPU", "backward", "activations", "logits"):
             assert said in text, said
     if kind == ".html":
         assert not re.search(r'(src|href)="http', text)

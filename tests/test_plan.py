@@ -12,7 +12,7 @@ from tests.helpers import card_of, cli, spec_of
 from vramplan import Job, Search
 from vramplan.errors import ConfigError
 from vramplan.memory.estimate import Estimate, PartialEstimate, Term
-from vramplan.planner.suggest import Run, learning_rate, pairs, search
+from vramplan.planner.batch_search import Run, learning_rate, pairs, search
 from vramplan.units import divisors
 
 
@@ -198,17 +198,17 @@ def test_targets_however_they_are_given(targets: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"global_batch": "16"}, "--global-batch 16"),
-        ({"global_batch": 0}, "--global-batch 0"),
-        ({"samples": -1}, "--samples -1"),
-        ({"epochs": 0.0}, "--epochs 0"),
+        ({"global_batch": "16"}, "global_batch=16"),
+        ({"global_batch": 0}, "global_batch=0"),
+        ({"samples": -1}, "samples=-1"),
+        ({"epochs": 0.0}, "epochs=0"),
         ({"base_lr": 1e-4}, "go together"),
-        ({"base_lr": -1.0, "base_batch": 4}, "--base-lr -1"),
-        ({"lora_rank": 0}, "--lora-rank 0"),
+        ({"base_lr": -1.0, "base_batch": 4}, "base_lr=-1"),
+        ({"lora_rank": 0}, "lora_rank=0"),
         ({"no_such": 1}, "no such setting"),
         ({"method": "full", "quantize": "int8"}, "cannot train"),
-        ({"strategy": "fsdp"}, "more than one card"),
-        ({"dtype": "int3"}, "--dtype 'int3'"),
+        ({"strategy": "fsdp"}, "more than one GPU"),
+        ({"dtype": "int3"}, "dtype='int3'"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], said: str) -> None:
@@ -232,7 +232,7 @@ def test_a_narrow_terminal_keeps_the_figures(columns: str) -> None:
     shown = cli("suggest", "qwen2.5-7b", "--gpu", "rtx4090", "--global-batch", "16", COLUMNS=columns).stdout
     assert "…" not in shown
     assert max(map(len, shown.splitlines())) <= int(columns)
-    where = wide[wide.index("weights ") : wide.index("total ")]
+    where = wide[wide.index("  weights ") : wide.index("  need of the GPU ")]
     for line in where.splitlines():
-        (name, size) = re.match(r"(.+?)  +([\d.]+)", line).groups()  # type: ignore[union-attr]
+        (name, size) = re.match(r"  (.+?)  +([\d.]+)", line).groups()  # type: ignore[union-attr]
         assert re.search(rf"{re.escape(name)} +{re.escape(size)}\b", shown)

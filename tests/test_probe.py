@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +25,8 @@ from vramplan.inputs.gpu import Gpu  # noqa: E402
 from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec  # noqa: E402
 from vramplan.measurements import ledger, measure, probe, subprocess_runner  # noqa: E402
 from vramplan.measurements.measure import Case  # noqa: E402
-from vramplan.memory.measurement import Measured, Request  # noqa: E402
-from vramplan.memory.overheads import outside_terms  # noqa: E402
+from vramplan.memory.measurement import Request  # noqa: E402
+from vramplan.memory.overheads import outside_bytes  # noqa: E402
 from vramplan.memory.replay import replay  # noqa: E402
 from vramplan.units import MiB  # noqa: E402
 
@@ -32,13 +35,13 @@ EAGER = {"sequence_length": 32, "attention": "eager"}
 
 
 def on(card: Gpu | None = None, **settings: Any) -> probe.ProbeDevice:
-    return probe.bench(card or card_of("rtx4090"), device="cpu", timeout_seconds=120, **settings)
+    return probe.probe_device(card or card_of("rtx4090"), device="cpu", timeout=120, **settings)
 
 
 def card_with(num_bytes: int) -> Gpu:
     """A card that leaves torch so much."""
     whole = card_of("rtx4090")
-    outside = sum(term.num_bytes for term in outside_terms(job_of(), whole))
+    outside = outside_bytes(job_of(), whole)
     return whole.model_copy(update={"cuda_total_bytes": num_bytes + outside, "name": "small"})
 
 
@@ -95,26 +98,33 @@ def test_a_probe_agrees_with_the_estimate(given: dict[str, Any]) -> None:
 
 @pytest.mark.usefixtures("in_process")
 def test_out_of_memory_names_its_phase(tmp_path: Path) -> None:
-    kept: list[Measured] = []
-    bench = on(card_with(24 * MiB), keep=lambda measured, history: kept.append(measured))
-    found = probe.probe(LLAMA, on=bench, **EAGER, micro_batch_size=128)
+    device = on(card_with(24 * MiB), record=tmp_path)
+    found = probe.probe(LLAMA, on=device, **EAGER, micro_batch_size=128)
     assert not found.fits
     assert found.measured.failed_phase in ("forward", "backward")
     assert "out of memory. Tried to allocate" in found.measured.message
     assert found.measured.peak_allocated_bytes is None
-    assert kept == [found.measured]
+    assert ledger.load_all(tmp_path) == [found.measured]
     assert found.measured.environment.cap_bytes == 24 * MiB
-    assert ledger.load(ledger.save(tmp_path, found.measured)).outcome == "oom"
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_run_that_cannot_be_saved_is_told_after_the_answer(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    device = on(record=tmp_path / "file")
+    assert probe.probe(LLAMA, on=device, **EAGER).fits
+    with pytest.raises(ConfigError, match="file: cannot be made"):
+        device.check_recorded()
 
 
 @pytest.mark.usefixtures("in_process")
 def test_a_history_replays_to_its_peaks(tmp_path: Path) -> None:
     """Every allocation and free, through the simulated allocator once more: the same peaks."""
-    bench = on(history=True, keep=lambda measured, history: ledger.save(tmp_path, measured, history))
-    run = probe.probe(LLAMA, on=bench, **EAGER).measured
-    (kept,) = ledger.load_all(tmp_path)
+    device = on(history=True, record=tmp_path)
+    run = probe.probe(LLAMA, on=device, **EAGER).measured
+    (saved,) = ledger.load_all(tmp_path)
     events, sizes, blocks = [], [], {}
-    for action, address, num_bytes in ledger.load_history(tmp_path, kept):
+    for action, address, num_bytes in ledger.load_history(tmp_path, saved):
         if action == "alloc":
             blocks[address] = len(sizes)
             events.append(len(sizes))
@@ -130,11 +140,10 @@ def test_a_history_replays_to_its_peaks(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("in_process")
 def test_the_largest_micro_batch(tmp_path: Path) -> None:
     """Found around the estimate's own answer, proved by the next one that fails, and known to the ledger."""
-    bench = on(card_with(32 * MiB), keep=lambda measured, history: ledger.save(tmp_path, measured, history))
-    found = probe.find_max(LLAMA, on=bench, **EAGER)
+    found = probe.find_max(LLAMA, on=on(card_with(32 * MiB), record=tmp_path), **EAGER)
     assert found.exact
-    assert len(found.tries) <= 4
-    sizes = {one.job.micro_batch_size: one.fits for one in found.tries}
+    assert len(found.runs) <= 4
+    sizes = {one.job.micro_batch_size: one.fits for one in found.runs}
     assert sizes[found.micro_batch_size]
     assert not sizes[found.micro_batch_size + 1]
     assert list(measure.frontiers(ledger.load_all(tmp_path)).values()) == [found.micro_batch_size]
@@ -142,9 +151,9 @@ def test_the_largest_micro_batch(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("in_process")
 def test_a_suggestion_is_proved() -> None:
-    bench = on(card_with(48 * MiB))
-    search = vramplan.suggest(LLAMA, bench.card, 64, **EAGER)
-    found = probe.prove(LLAMA, search, on=bench)
+    device = on(card_with(48 * MiB))
+    search = vramplan.suggest(LLAMA, device.gpu, 64, **EAGER)
+    found = probe.prove(LLAMA, search, on=device)
     assert found.plan is not None
     assert found.plan.global_batch_size == 64
     assert found.proof is not None
@@ -177,33 +186,56 @@ def test_two_ranks_under_ddp() -> None:
     assert found.measured.environment.ranks == 2
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1", "zero2", "zero3"])
-def test_strategies_train(strategy: str) -> None:
-    """Two processes of real steps, wrapped as on cards: gradients are the same on both."""
-    script = (
-        "import sys, torch\n"
-        "from tests.test_probe import rank_of_two\n"
-        f"rank_of_two(int(sys.argv[1]), sys.argv[2], {strategy!r})\n"
-    )
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        point = f"tcp://127.0.0.1:{one.getsockname()[1]}"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(rank), point], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
+
+
+def test_strategies_train(tmp_path: Path) -> None:
+    """Two processes of real steps under each, wrapped as on cards: gradients are the same on both."""
+    script = "import sys\nfrom tests.test_probe import all_strategies\nall_strategies(sys.argv[1])\n"
+    with (tmp_path / "errors").open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, stderr=errors, start_new_session=True
         )
-        for rank in range(2)
-    ]
-    try:
-        said = [one.communicate(timeout=120) for one in ranks]
-    finally:
-        for one in ranks:
-            one.kill()
-            one.communicate()
-    assert [one.returncode for one in ranks] == [0, 0], said
-    norms = [json.loads(one[0].splitlines()[-1]) for one in said]
-    assert norms[0] == norms[1]
-    assert min(norms[0]) > 0
+        try:
+            code = process.wait(timeout=300)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert code == 0, (tmp_path / "errors").read_text()
+    for strategy in STRATEGIES:
+        norms = [json.loads((tmp_path / f"{strategy}-{rank}").read_text()) for rank in range(2)]
+        assert norms[0] == norms[1], strategy
+        assert len(norms[0]) == 2, strategy
+        assert min(norms[0]) > 0, strategy
+
+
+def all_strategies(folder: str) -> None:
+    """Two ranks under each strategy, forked from this process: loading torch ten times would take most of the time."""
+    import peft  # noqa: F401
+    from transformers import LlamaForCausalLM  # noqa: F401
+
+    from vramplan.torch_backend.probe import deepspeed
+
+    for strategy in STRATEGIES:
+        if strategy in deepspeed.STAGES:
+            deepspeed.load(torch.device("cpu"))
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            point = f"tcp://127.0.0.1:{one.getsockname()[1]}"
+        ranks = []
+        for rank in range(2):
+            if child := os.fork():
+                ranks.append(child)
+                continue
+            code = 1
+            try:
+                Path(folder, f"{strategy}-{rank}").write_text(json.dumps(norms_of(rank, point, strategy)))
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            os._exit(code)  # DeepSpeed's threads may abort as the interpreter ends
+        assert [os.waitpid(child, 0)[1] for child in ranks] == [0, 0], strategy
 
 
 class Nobody:
@@ -219,8 +251,8 @@ class Nobody:
         return nullcontext()
 
 
-def rank_of_two(rank: int, point: str, strategy: str) -> None:
-    """One process of `test_strategies_train`: prints its gradients' norm."""
+def norms_of(rank: int, point: str, strategy: str) -> list[float]:
+    """One process of `test_strategies_train`: the norms of its gradients in two steps."""
     from vramplan.torch_backend.model import optimizers
     from vramplan.torch_backend.model.build import build
     from vramplan.torch_backend.model.training_loop import Steps
@@ -237,11 +269,12 @@ def rank_of_two(rank: int, point: str, strategy: str) -> None:
     device = torch.device("cpu")
     torch.manual_seed(rank)
     norms: list[float] = []
-    with quiet(), ranks.together(request, device):
-        subject = build(LLAMA, job, "meta" if strategy == "fsdp" else "cpu", making=deepspeed.making(job, device))
-        model, alone = ranks.wrap(subject.module, job, device)
+    with quiet(), ranks.process_group(request, device):
+        context = deepspeed.constructor_context(job, device)
+        subject = build(LLAMA, job, "meta" if strategy == "fsdp" else "cpu", constructor_context=context)
+        model, no_sync = ranks.wrap(subject.module, job, device)
         steps = Steps(subject, job, optimizers.recipe(job), Nobody())
-        steps.model, steps.alone, steps.fill = model, alone, filler(subject, job)
+        steps.model, steps.no_sync, steps.fill = model, no_sync, filler(subject, job)
         engine: Any = None
         if strategy in deepspeed.STAGES:
             steps.model = steps.engine = engine = deepspeed.engine_for(steps, job, device)
@@ -252,8 +285,7 @@ def rank_of_two(rank: int, point: str, strategy: str) -> None:
             steps.run()
             if engine is not None:
                 norms.append(float(engine.get_global_grad_norm()))
-    print(json.dumps(norms), flush=True)
-    os._exit(0)  # DeepSpeed's threads may abort as the interpreter ends; a probe's parent has its answer by then
+    return norms
 
 
 def _norm(weights: Any) -> float:
@@ -269,28 +301,28 @@ def test_a_campaign_can_be_taken_up_again(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(measure, "find_model", lambda name: LLAMA if name == "small" else None)
     cases = [Case("small", {**EAGER, "micro_batch_size": n}) for n in (1, 2)]
     cases.append(Case("small", {**EAGER, "loss": "chunked", "method": "full"}, history=True))
-    bench = on()
-    assert measure.left(bench, tmp_path, cases=cases) == cases
-    ((first, measured),) = measure.run(bench, tmp_path, cases[:1], 300)
+    device = on()
+    assert measure.left(device, tmp_path, cases=cases) == cases
+    ((first, measured),) = measure.run(device, tmp_path, cases[:1], 300)
     assert measured
     assert "allocated" in first
     assert "estimate" in first
-    assert measure.left(bench, tmp_path, cases=cases) == cases[1:]
-    lines = list(measure.run(bench, tmp_path, cases[1:], 300))
+    assert measure.left(device, tmp_path, cases=cases) == cases[1:]
+    lines = list(measure.run(device, tmp_path, cases[1:], 300))
     assert len(lines) == 2
-    assert not measure.left(bench, tmp_path, cases=cases)
-    assert list(measure.run(bench, tmp_path, cases, 1)) == [("out of time, 3 runs left: run it again", False)]
+    assert not measure.left(device, tmp_path, cases=cases)
+    assert list(measure.run(device, tmp_path, cases, 1)) == [("out of time, 3 runs left: run it again", False)]
     with pytest.raises(ConfigError, match="no run has that in its name"):
-        measure.left(bench, tmp_path, "nothing like it", cases)
+        measure.left(device, tmp_path, "nothing like it", cases)
 
 
 def test_every_run_of_the_matrix_is_a_job() -> None:
     """All of it fits together: models are shipped, settings valid, names tell runs apart."""
-    bench = on(card_of("h200"))
+    device = on(card_of("h200"))
     names = [one.name for one in measure.CASES]
     assert len(set(names)) == len(names) > 30
     for one in measure.CASES:
-        spec, job = one.full_job(bench)
+        spec, job = one.full_job(device)
         assert vramplan.estimate(spec, "h200", **job.settings).fits or one.find_max
 
 
@@ -341,18 +373,18 @@ def test_under_torchrun(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "no card to probe: no NVIDIA driver answers here"),
-        (("--device", "cpu"), "--device cpu needs the name of the card"),
+        ((), "no GPU to probe: no NVIDIA driver answers here"),
+        (("--device", "cpu"), "--device cpu needs --as-card, the name of the GPU"),
         (("--device", "tpu"), "--device tpu: expected cuda or cpu"),
         ((*HOST, "--steps", "0"), "--steps 0: expected 1 to 1000"),
         ((*HOST, "--max-runs", "0"), "--max-runs 0: expected 1 or more"),
         ((*HOST, "--timeout", "0"), "--timeout 0: expected seconds above 0"),
         ((*HOST, "--timeout", "0.2"), "the probe took more than 0.2 s and was stopped"),
-        ((*HOST, "--history"), "--history needs --record DIR"),
-        ((*HOST, "--as-card", "rtx9999"), "unknown card 'rtx9999'"),
+        ((*HOST, "--history"), "--history needs --record"),
+        ((*HOST, "--as-card", "rtx9999"), "'rtx9999'"),
         ((*HOST, "--method", "qlora"), "--quantize nf4 is not probed yet"),
-        ((*HOST, "--num-gpus", "2", "--strategy", "zero2"), "does not see into sharded tensors"),
-        ((*HOST, "--num-gpus", "2", "--strategy", "fsdp"), "does not see into sharded tensors"),
+        ((*HOST, "--num-gpus", "2", "--strategy", "zero2"), "sharded tensors cannot be followed"),
+        ((*HOST, "--num-gpus", "2", "--strategy", "fsdp"), "sharded tensors cannot be followed"),
         ((*HOST, "--micro-batch", "0"), "--micro-batch 0"),
     ],
 )
@@ -369,4 +401,4 @@ def test_bad_input(folder: Path, arguments: tuple[str, ...], said: str) -> None:
 def test_a_model_that_fails_says_where(tmp_path: Path) -> None:
     broken = small("llama", num_key_value_heads=3)
     with pytest.raises(SpecError, match="fails: "):
-        probe.ProbeDevice(card_of("rtx4090"), "cpu", capped=True, timeout_seconds=120).measure(broken, job_of())
+        probe.ProbeDevice(card_of("rtx4090"), "cpu", capped=True, timeout=120).measure(broken, job_of())

@@ -115,7 +115,7 @@ def test_mllama() -> None:
             height, width = real.get_optimal_tiled_canvas(size.height, size.width, most, tile)
             rows, columns = int(height) // tile, int(width) // tile
             picture = fixed_tiles.mllama(config, Config({}, "p"), size, Limits())
-            assert picture.said == f"{columns} x {rows} of {most} tiles", size
+            assert picture.description == f"{columns} x {rows} of {most} tiles", size
             named = {tensor.name: tensor.values for tensor in picture.tensors}
             assert named["aspect_ratio_ids"] == tuple(
                 real.convert_aspect_ratios_to_ids_np([[(rows, columns)]], most).flatten()

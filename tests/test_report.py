@@ -17,7 +17,7 @@ from vramplan.memory.batch_scaling import envelope
 from vramplan.planner import estimate
 from vramplan.planner import report as grid
 from vramplan.render import report
-from vramplan.render.terminal import free_gib, gib
+from vramplan.render.figures import free_gib, gib
 from vramplan.units import GiB
 
 SMALL = {

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import ROOT, card_of, measured_of, spec_of
-from vramplan.errors import ConfigError, MissingDependencyError, ProbeError, UnsupportedError
+from vramplan.errors import ConfigError, MissingDependencyError, ProbeError, UnsupportedError, setting
 from vramplan.inputs.job import Job
 from vramplan.measurements import subprocess_runner
 from vramplan.memory.measurement import Peaks, Request, fullest
@@ -81,7 +81,7 @@ def test_out_of_memory_is_a_result(child: Any) -> None:
     ("script", "said"),
     [
         ("raise RuntimeError('the model broke')", "ended with code 1: RuntimeError: the model broke"),
-        ("sys.exit(3)", "ended with code 3: it said nothing"),
+        ("sys.exit(3)", "ended with code 3: no error output"),
         ("os.kill(os.getpid(), 9)", r"killed by SIGKILL \(the host's memory may have run out\)"),
         ("os.kill(os.getpid(), 11)", "killed by SIGSEGV"),
         ("print('{\"event\": \"resu', end='', flush=True)", "ended with code 0"),
@@ -100,12 +100,21 @@ def test_a_crash_is_one_line(child: Any, script: str, said: str) -> None:
         ("UnsupportedError", UnsupportedError),
         ("MissingDependencyError", MissingDependencyError),
         ("UnknownNameError", ConfigError),
+        ("CannotRunError", ConfigError),
     ],
 )
 def test_errors_come_over_as_they_are(child: Any, kind: str, raised: type[Exception]) -> None:
     child(f"print(json.dumps({{'event': 'error', 'kind': {kind!r}, 'line': 'no CUDA'}}), flush=True)")
     with pytest.raises(raised, match=r"^no CUDA$"):
         subprocess_runner.run(request(), 30)
+
+
+def test_errors_keep_their_settings(child: Any) -> None:
+    event = {"event": "error", "kind": "UnsupportedError", "line": f"{setting('strategy', 'fsdp')} is not probed yet"}
+    child(f"print({json.dumps(event)!r}, flush=True)")
+    with pytest.raises(UnsupportedError, match=r"^strategy=fsdp is not probed yet$") as raised:
+        subprocess_runner.run(request(), 30)
+    assert (raised.value.field, raised.value.value) == ("strategy", "fsdp")
 
 
 def test_a_process_that_hangs_is_stopped(child: Any, tmp_path: Path) -> None:
@@ -139,7 +148,7 @@ def test_the_process_dies_with_its_parent(tmp_path: Path) -> None:
     )
     script = (
         "from vramplan.measurements import subprocess_runner\nfrom tests.test_runner import request\n"
-        f"runner.CHILD = ('-c', {inner!r})\nsubprocess_runner.run(request(), 60)\n"
+        f"subprocess_runner.CHILD = ('-c', {inner!r})\nsubprocess_runner.run(request(), 60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     child_process = _wait_for(tmp_path / "pid")
@@ -209,5 +218,5 @@ def test_under_torchrun_a_process_is_one_rank(child: Any, monkeypatch: pytest.Mo
         monkeypatch.setenv(name, value)
     child("assert (request['rank'], request['local_rank'], request['meeting_point']) == (3, 1, 'env://')\n" + answer())
     assert subprocess_runner.run(request(job=JOB.model_copy(update={"num_gpus": 4})), 30)[0].outcome == "ok"
-    with pytest.raises(ConfigError, match="torchrun started 4 ranks, the job has 1; give --num-gpus 4"):
+    with pytest.raises(ConfigError, match="torchrun started 4 ranks, the job has 1; give num_gpus=4"):
         subprocess_runner.run(request(), 30)

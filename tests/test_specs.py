@@ -39,7 +39,7 @@ def test_count_equals_the_official_one(name: str) -> None:
     setting, whole = setting_of(spec, job)
     _, folded = lay_out(spec, job, True)
     assert count_parameters(setting, whole) == spec.num_parameters
-    assert [len(one.layers()) for one in folded.stacks] == [len(one.played) for one in whole.stacks]
+    assert [len(one.layers()) for one in folded.stacks] == [len(one.simulated) for one in whole.stacks]
 
 
 @pytest.mark.parametrize("name", model_names())

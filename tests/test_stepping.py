@@ -14,7 +14,7 @@ from vramplan.errors import ConfigError
 from vramplan.inputs.job import Job
 from vramplan.measurements import verify
 from vramplan.memory.measurement import Measured
-from vramplan.planner.suggest import Search, search
+from vramplan.planner.batch_search import Search, search
 
 
 @given(true=st.integers(0, 300), start=st.integers(1, 300))
@@ -68,7 +68,7 @@ class Reality:
         return search(spec_of("qwen2.5-0.5b"), Job(), card_of("h100"), global_batch, self.begin)
 
     def predict(self, job: Job) -> Any:
-        return self.begin(None, job, None).finish()
+        return self.begin(None, job, None).complete()
 
     def measure(self, job: Job) -> Measured:
         self.ran.append(job.micro_batch_size)
@@ -86,7 +86,7 @@ def test_a_plan_that_runs_is_kept() -> None:
     assert found.plan is found.search.recommended
     assert reality.ran == [8]
     assert found.settled
-    assert found.proof is found.tries[0]
+    assert found.proof is found.runs[0]
 
 
 def test_down_after_out_of_memory() -> None:
@@ -141,9 +141,9 @@ def test_no_plan_is_nothing_to_prove() -> None:
         Reality(1000, 10, true=1).verified()
 
 
-def test_find_max_keeps_every_try() -> None:
+def test_find_max_keeps_every_run() -> None:
     reality = Reality(0, 10, true=11)
     found = verify.find_max(Job(), 9, reality.measure, reality.predict, 8)
     assert (found.micro_batch_size, found.exact) == (11, True)
-    assert [one.job.micro_batch_size for one in found.tries] == reality.ran
+    assert [one.job.micro_batch_size for one in found.runs] == reality.ran
     assert reality.ran == [9, 10, 12, 11]

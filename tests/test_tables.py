@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 import vramplan
-from tests.helpers import ROOT, cli
+from tests.helpers import ROOT, cli, cli_process
 from vramplan.analytic.estimator import VERSIONS
-from vramplan.cli import table
 from vramplan.cli.app import app
 from vramplan.errors import ConfigError, VramplanError
 from vramplan.inputs.catalog import find_model
 from vramplan.memory.replay import replay
-from vramplan.planner.monotone_search import largest_batch, most_by_tensors
+from vramplan.planner.monotone_search import largest_batch, largest_by_tensors
 from vramplan.planner.table import Table, TableRequest, embedded, fill, table_request
 from vramplan.planner.table.config import read
+from vramplan.render import table_file
 from vramplan.render.table import grid
 from vramplan.render.terminal import gib
 from vramplan.units import MiB
@@ -118,7 +118,7 @@ def test_the_search_finds_the_largest(kink: int, room: int) -> None:
     def least(micro: int) -> int:
         return 7 + 3 * micro + 11 * max(0, micro - kink)
 
-    top = most_by_tensors(1, None, least, room)
+    top = largest_by_tensors(1, None, least, room)
     assert least(top) <= room < least(top + 1)
     for answer in {1, top // 3 or 1, top}:
         assert largest_batch(1, top, lambda micro: micro <= answer) == answer  # noqa: B023
@@ -167,13 +167,13 @@ def test_what_was_edited_meanwhile_stays(keep: Path, monkeypatch: pytest.MonkeyP
     """The file is read again when the table is there."""
     monkeypatch.chdir(keep)
     doc = keep / "doc.md"
-    made = table._made
+    table_texts = table_file.table_texts
 
-    def slowly(*given: Any) -> dict[str, str]:
+    def slowly(*arguments: Any, **options: Any) -> dict[str, str]:
         doc.write_text("more\n" + doc.read_text(), encoding="utf-8")
-        return made(*given)
+        return table_texts(*arguments, **options)
 
-    monkeypatch.setattr(table, "_made", slowly)
+    monkeypatch.setattr(table_file, "table_texts", slowly)
     assert app(["table", "--write", "doc.md", "--jobs", "1"], standalone_mode=False) == 0
     assert doc.read_text(encoding="utf-8").startswith("more\n")
     monkeypatch.undo()
@@ -272,7 +272,7 @@ def test_markers_that_are_wrong(keep: Path, text: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('"rtx4090"', '"rtx4O90"', "toml:3: unknown card 'rtx4O90'; did you mean rtx4090"),
+        ('"rtx4090"', '"rtx4O90"', "toml:3: unknown GPU 'rtx4O90'; did you mean rtx4090"),
         ('  "smollm2-135m"', '  "nope-*"', "toml:7: unknown models 'nope-*'"),
         ("show =", "sow =", "toml:10: unknown setting 'sow'; did you mean show"),
         ('"memory"', '"memry"', "toml:10: unknown show 'memry'; did you mean memory"),
@@ -297,7 +297,7 @@ def test_a_configuration_that_is_wrong(keep: Path, old: str, new: str, said: str
     ("arguments", "said"),
     [
         (["--models", "zzz*", "--gpus", "t4"], "unknown models 'zzz*'"),
-        (["--models", "phi-4", "--gpus", "rtx99*"], "unknown cards 'rtx99*'"),
+        (["--models", "phi-4", "--gpus", "rtx99*"], "unknown GPUs 'rtx99*'"),
         (["--models", "phi-4"], "--models and --gpus go together"),
         (["--models", "phi-4", "--gpus", "t4", "--methods", "lorra"], "did you mean lora"),
         (["--models", "phi-4", "--gpus", "t4", "--seq-lens", "2k"], "--seq-lens 2k: expected whole numbers"),
@@ -342,7 +342,7 @@ def test_formats_say_the_same(keep: Path) -> None:
     assert [cell for line in lines for cell in line[2:]] == [gib(size) for size in sizes]
     assert texts["html"].count("<td>") == 8
     assert texts["latex"].count(r"\\") == 3
-    again = cli("table", *asked, "--jobs", "2", cwd=keep)
+    again = cli_process("table", *asked, "--jobs", "2", cwd=keep)
     assert again.stdout == texts["markdown"]  # whatever the number of processes
 
 
@@ -358,7 +358,7 @@ def test_what_no_block_describes_is_left_out_and_named(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("file", "name", "few"),
     [
-        ("README.md", "readme", ["qwen2.5-7b"]),
+        ("docs/guides/which-gpu.md", "readme", ["qwen2.5-7b"]),
         ("docs/tables.md", "batch-2048", ["qwen3-14b"]),
         ("docs/tables.md", "card-8192", ["qwen3-8b", "gemma-3-4b-it"]),
     ],
@@ -368,7 +368,7 @@ def test_our_own_tables_are_kept(file: str, name: str, few: list[str]) -> None:
     lines = embedded.read(ROOT / file)
     region = next(one for one in embedded.regions(ROOT / file, lines) if one.name == name)
     kept = lines[region.first : region.end]
-    wanted = read(ROOT / "vramplan-table.toml", [name])[name].sheet
+    wanted = read(ROOT / "vramplan-table.toml", [name])[name].request
     rows = grid(filled(**{**wanted, "models": few}))[1]
     assert len(rows) == 3 * len(few)
     for row in rows:

@@ -1,4 +1,4 @@
-"""Facts from outside about what autograd keeps, met to the byte."""
+"""Tensors that autograd saves: measured sizes, equal to the byte."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def llama(layers: int, model_type: str = "llama", **config: Any) -> ModelSpec:
     )
 
 
-def kept_per_token(job: Job, tokens: int = 512, model_type: str = "llama") -> float:
-    """Bytes per token that one more layer keeps from forward to backward, the kernel's random state left out."""
+def saved_per_token(job: Job, tokens: int = 512, model_type: str = "llama") -> float:
+    """Bytes per token that one more layer saves for backward, without the kernel's random state."""
     totals = []
     for layers in (3, 4):
         setting, _ = setting_of(llama(layers, model_type), job.model_copy(update={"sequence_length": tokens}))
@@ -82,18 +82,18 @@ FULL = 20 * H + 4 * GH + 8 * F + 4 * A + 8
     ],
     ids=["full", "full-autocast", "biases", "lora", "lora-q-v", "checkpointed"],
 )
-def test_a_layer_keeps_what_transformers_keeps(settings: dict[str, Any], model_type: str, expected: int) -> None:
-    assert kept_per_token(job(**settings), model_type=model_type) == expected
+def test_a_layer_saves_as_much_as_transformers(settings: dict[str, Any], model_type: str, expected: int) -> None:
+    assert saved_per_token(job(**settings), model_type=model_type) == expected
 
 
 def test_dropout_costs_more_than_full_fine_tuning() -> None:
-    with_dropout = kept_per_token(job(autocast="none", lora_dtype="bf16", lora_dropout=0.05))
-    assert with_dropout > kept_per_token(job(method="full", autocast="none"))
+    with_dropout = saved_per_token(job(autocast="none", lora_dtype="bf16", lora_dropout=0.05))
+    assert with_dropout > saved_per_token(job(method="full", autocast="none"))
     assert with_dropout == pytest.approx(67.18 * H, rel=0.002)  # traced with CUDA's one-byte masks
 
 
 def test_fp32_adapters_without_autocast_keep_an_fp32_input_each() -> None:
-    assert kept_per_token(job(autocast="none")) == pytest.approx(77.29 * H, rel=0.002)
+    assert saved_per_token(job(autocast="none")) == pytest.approx(77.29 * H, rel=0.002)
 
 
 # Qwen2.5-7B-Instruct, LoRA rank 8 all-linear, traced with transformers 5.23: the batch itself (ids and labels)
@@ -102,20 +102,20 @@ def test_fp32_adapters_without_autocast_keep_an_fp32_input_each() -> None:
     ("checkpointing", "traced", "num_random_states"), [("full", 19_652_256_768, 0), ("none", 33_005_872_128, 28)]
 )
 def test_anchor(checkpointing: str, traced: int, num_random_states: int) -> None:
-    one = estimate(
+    result = estimate(
         spec_of("Qwen/Qwen2.5-7B-Instruct"),
         Job(checkpointing=checkpointing, loop="plain"),  # type: ignore[arg-type]
         card_of("a100-80gb"),
     )
     not_counted = 2 * 16384 + num_random_states * 2 * 512
-    assert one.peak_tensor_bytes == traced + not_counted
-    assert one.peak_phase == "backward"
-    assert one.num_parameters == 7_615_616_512
-    assert one.num_trainable_parameters == 20_185_088
+    assert result.peak_tensor_bytes == traced + not_counted
+    assert result.peak_phase == "backward"
+    assert result.num_parameters == 7_615_616_512
+    assert result.num_trainable_parameters == 20_185_088
 
 
-def test_an_adapter_on_the_head_only_where_it_is_named() -> None:
-    """PEFT's all-linear leaves the output head out; by name it gets an adapter."""
+def test_only_a_named_head_gets_an_adapter() -> None:
+    """PEFT's all-linear excludes the output head; as a named target it gets an adapter."""
     spec = spec_of("Qwen/Qwen2.5-0.5B")
     plain, named = (
         estimate(spec, Job(lora_targets=targets, sequence_length=256), card_of())

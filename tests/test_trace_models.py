@@ -78,10 +78,10 @@ def test_a_model_of_ones_own() -> None:
         ("breaks", {}, "RuntimeError: no such file"),
         ("missing", {}, "cannot be imported"),
         ("fixed", {}, "let the function take micro_batch_size"),
-        ("make", {"checkpointing": "full"}, "use --checkpointing none"),
+        ("make", {"checkpointing": "full"}, "use checkpointing=none"),
         ("make", {"loss": "liger"}, "needs a causal language model"),
         ("make", {"optimizer": "adamw_torch_fusd"}, "did you mean adamw_torch_fused"),
-        ("make", {"optimizer": "lomo"}, "cannot be traced here"),
+        ("make", {"optimizer": "lomo"}, "cannot be constructed here"),
     ],
 )
 def test_one_line_says_what_is_wrong(function: str, given: dict[str, Any], said: str) -> None:
@@ -95,7 +95,7 @@ def test_one_line_says_what_is_wrong(function: str, given: dict[str, Any], said:
     ("config", "said"),
     [
         ({"model_type": "llama9", "transformers_version": "6.2.0"}, "written by transformers 6.2.0"),
-        ({"model_type": "mine", "auto_map": {"AutoModel": "modeling_mine.Mine"}}, "--trust-remote-code"),
+        ({"model_type": "mine", "auto_map": {"AutoModel": "modeling_mine.Mine"}}, "add trust_remote_code"),
         ({"model_type": "dinov2", "hidden_size": 64}, "no causal language model of type 'dinov2'"),
         ({"model_type": "llama", "hidden_size": "wide"}, "refuses the configuration"),
     ],

@@ -1,4 +1,4 @@
-"""Playing a few layers and multiplying gives what playing them all gives."""
+"""A few simulated layers, unfolded, equal the simulation of all layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.helpers import card_of, setting_of, spec_of
 from vramplan.analytic.architectures.lookup import architecture_of
 from vramplan.analytic.estimator import lay_out
 from vramplan.analytic.layer_folding import Fold, fold
-from vramplan.analytic.layers.transformer import LayerKind
+from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.played_step import Step
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.inputs.job import Job
@@ -48,17 +48,17 @@ JOBS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("settings", JOBS.values(), ids=JOBS)
-def test_folded_equals_whole(name: str, settings: dict[str, Any]) -> None:
+def test_folded_equals_all_layers(name: str, settings: dict[str, Any]) -> None:
     spec = spec_of(name)
     job = Job(**{"sequence_length": 512, "attention": architecture_of(spec).architecture.attention[0], **settings})
-    whole_setting, whole_plan = setting_of(spec, job)
+    full_setting, full_plan = setting_of(spec, job)
     setting, plan = lay_out(spec, job, True)
     assert plan.stacks[-1].copies > 1
     folded = SimulatedRun(Step(setting, plan, card_of(), brief=False))
     brief = SimulatedRun(Step(setting, plan, card_of()))
-    whole = SimulatedRun(Step(whole_setting, whole_plan, card_of()))
+    full = SimulatedRun(Step(full_setting, full_plan, card_of()))
     levels, replays = [], []
-    for step in (whole, folded, brief):
+    for step in (full, folded, brief):
         timeline = step.timeline
         sizes = timeline.sizes()
         changes = [sizes[event] if event >= 0 else -sizes[~event] for event in timeline.events]
@@ -67,23 +67,23 @@ def test_folded_equals_whole(name: str, settings: dict[str, Any]) -> None:
     assert max(levels[1]) == max(levels[0])
     assert levels[1][-1] == levels[0][-1] > 0
     assert len(levels[1]) == len(levels[0])
-    assert folded.timeline.phase_peaks(levels[1]) == whole.timeline.phase_peaks(levels[0])
+    assert folded.timeline.phase_peaks(levels[1]) == full.timeline.phase_peaks(levels[0])
     assert max(levels[2]) == max(levels[0])
-    assert replays[1] == pytest.approx(replays[0], rel=2e-3)  # what all layers share may be freed in another order
+    assert replays[1] == pytest.approx(replays[0], rel=2e-3)  # shared storages may be freed in another order
     assert replays[2] == pytest.approx(replays[1], rel=4e-3)
-    assert folded.step.num_parameters == whole.step.num_parameters
-    assert folded.step.trained == whole.step.trained
-    assert folded.evaluation_bytes() == whole.evaluation_bytes()
+    assert folded.step.num_parameters == full.step.num_parameters
+    assert folded.step.trained == full.step.trained
+    assert folded.evaluation_bytes() == full.evaluation_bytes()
 
 
 def test_kernels_are_multiplied() -> None:
     spec = spec_of("Qwen/Qwen2.5-0.5B")
     job = Job(sequence_length=256)
     setting, plan = setting_of(spec, job)
-    whole = Step(setting, plan, card_of()).kernels()[0]
+    full = Step(setting, plan, card_of()).kernels()[0]
     folded = Step(*lay_out(spec, job, True), card_of()).kernels()[0]
-    assert sum(k.flops * n for k, n in folded) == sum(k.flops * n for k, n in whole)
-    assert sum(k.moved_bytes * n for k, n in folded) == sum(k.moved_bytes * n for k, n in whole)
+    assert sum(k.flops * n for k, n in folded) == sum(k.flops * n for k, n in full)
+    assert sum(k.moved_bytes * n for k, n in folded) == sum(k.moved_bytes * n for k, n in full)
 
 
 @pytest.mark.parametrize("count", range(1, 40))
@@ -91,17 +91,17 @@ def test_kernels_are_multiplied() -> None:
 def test_a_fold_stands_for_every_layer(count: int, period: int) -> None:
     kinds = [LayerKind(sliding=(layer + 1) % period != 0) for layer in range(count)]
     plan = fold(kinds)
-    assert [plan.played[layer] for layer in plan.layers()] == kinds
-    assert sum(plan.copies_of(layer) for layer in range(len(plan.played))) == count
+    assert [plan.simulated[layer] for layer in plan.layers()] == kinds
+    assert sum(plan.copies_of(layer) for layer in range(len(plan.simulated))) == count
 
 
-def test_irregular_layers_are_all_played() -> None:
+def test_irregular_layers_are_all_simulated() -> None:
     kinds = [LayerKind(sliding=layer in (0, 5, 6)) for layer in range(12)]
     assert fold(kinds) == Fold(tuple(kinds), 12, 0, 1)
 
 
-def test_first_layers_of_their_own_kind_stand_for_themselves() -> None:
+def test_leading_layers_of_another_kind_are_not_folded() -> None:
     kinds = [LayerKind(dense=layer < 3) for layer in range(61)]
     plan = fold(kinds)
-    assert (plan.first, plan.period, len(plan.played)) == (5, 1, 7)
-    assert [plan.played[min(layer, 5)] for layer in plan.layers()] == kinds
+    assert (plan.first, plan.period, len(plan.simulated)) == (5, 1, 7)
+    assert [plan.simulated[min(layer, 5)] for layer in plan.layers()] == kinds

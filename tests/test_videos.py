@@ -10,7 +10,7 @@ import pytest
 
 import vramplan
 from tests.helpers import card_of, cli, cli_json, spec_of
-from vramplan.errors import ConfigError, VramplanError
+from vramplan.errors import ConfigError, VramplanError, as_python, spell
 from vramplan.inputs.images import VIDEO_PROCESSORS, Limits, ProcessedImage, Size, fixed_tiles, processed_image, videos
 from vramplan.inputs.model_spec import Config, ModelSpec
 from vramplan.planner import images
@@ -115,7 +115,7 @@ def test_pan_and_scan() -> None:
         image = numpy.broadcast_to(numpy.uint8(0), (3, size.height, size.width))
         for most in (1, 2, 4, 7):
             crops = real.pan_and_scan(image, 256, most, 1.2)
-            assert len(crops) == fixed_tiles.panned(size, most), (size, most)
+            assert len(crops) == fixed_tiles.count_crops(size, most), (size, most)
 
 
 # -- by hand -----------------------------------------------------------------------------------------------------------
@@ -144,8 +144,8 @@ def test_tokens(model: str, frames: int, tokens: int, extra: int, runs: int) -> 
     """What stands for the frames, and what the processor writes around them; tokenizers take a digit at a time."""
     found = seen(model, (320, 240), frames)
     assert (found.tokens, found.extra_tokens, found.runs) == (tokens, extra, runs)
-    assert len(found.kinds) == found.all_tokens
-    assert found.kinds.count(2) == found.tokens
+    assert len(found.token_kinds) == found.all_tokens
+    assert found.token_kinds.count(2) == found.tokens
 
 
 def test_caps_of_a_frame_and_of_all_frames() -> None:
@@ -159,7 +159,7 @@ def test_caps_of_a_frame_and_of_all_frames() -> None:
 
 def test_minicpm_sees_frames_as_images_without_numbers() -> None:
     spec = ModelSpec(name="remote", model_type="minicpmv", config={"query_num": 64})
-    found = images.counts(spec, [Size(1344, 896)], frames=10)[0][1]
+    found = images.process_sizes(spec, [Size(1344, 896)], frames=10)[0][1]
     assert (found.tokens, found.extra_tokens) == (10 * 64, 10 * 3)
 
 
@@ -178,7 +178,7 @@ def test_more_frames_cost_more() -> None:
         ("google/gemma-3-4b-it", {"videos": 1}, "frames can be given as images"),
         ("google/vit-base-patch16-224-in21k", {"videos": 1}, "is no vision-language model"),
         (QWEN, {"videos": 1, "images": 1}, "in one sample are not modelled"),
-        (QWEN, {"frames": 4}, "has no meaning without --videos"),
+        (QWEN, {"frames": 4}, "has no meaning without videos"),
         (QWEN, {"videos": 1, "frames": 0}, "greater than 0"),
         (QWEN, {"videos": 1, "frames": 64, "sequence_length": 2048}, "a video of 640 x 360 pixels makes"),
         (QWEN3, {"videos": 1, "frames": 1}, "takes at least 2"),
@@ -198,7 +198,7 @@ def test_on_the_command_line() -> None:
     asked = (QWEN, "--gpu", "h100", "--videos", "1", "--frames", "16", "--image-size", "640x360")
     found = cli_json("estimate", *asked)
     assert found["image_tokens_per_sample"] == 8 * 299 + 2
-    shown = " ".join(cli("estimate", *asked).stdout.split())
+    shown = " ".join(cli("estimate", *asked, "-v").stdout.split())
     assert "1 video of 16 frames of 640 x 360 pixels as 16 frames of 644 x 364: 2,394 tokens" in shown
     table = cli("images", QWEN, "--gpu", "h100", "--videos", "1", "--frames", "8", "--sizes", "320x240,640x360")
     assert "tokens are those of one video" in " ".join(table.stdout.split())
@@ -239,8 +239,10 @@ def test_llamafactorys_keys(tmp_path: Path) -> None:
     config.write_text(text + "video_maxlen: 24\n")
     found = vramplan.check(config, "h100", videos=1, image_size="1280x720").estimate.job
     assert (found.frames, found.image_size) == (24, (341, 192))
-    with pytest.raises(VramplanError, match="--images with --videos"):
+    with pytest.raises(VramplanError, match="images with videos"):
         vramplan.check(config, "h100", images=1, videos=1)
-    assert "--videos says that there are any" in " ".join(
-        note.text for note in vramplan.check(config, "h100").reading.notes if note.key == "video_maxlen"
+    assert "videos says that there are any" in " ".join(
+        spell(note.text, as_python)
+        for note in vramplan.check(config, "h100").reading.notes
+        if note.key == "video_maxlen"
     )

@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     from vramplan.errors import VramplanError
     from vramplan.inputs.gpu import Gpu
     from vramplan.inputs.job import Job
+    from vramplan.inputs.load import load_gpu, load_model
     from vramplan.inputs.model_spec import ModelSpec
-    from vramplan.measurements.probe import find_max, probe, prove
+    from vramplan.measurements.probe import find_max, probe, probe_device, prove
     from vramplan.memory.estimate import Estimate, Term
     from vramplan.memory.measurement import Measured
     from vramplan.planner.check import Verdict, check
     from vramplan.planner.compare import Comparison, compare
-    from vramplan.planner.estimate import estimate, load_gpu, load_model, suggest
+    from vramplan.planner.estimate import estimate
     from vramplan.planner.fix import Fix, fix
-    from vramplan.planner.suggest import Plan, Search
+    from vramplan.planner.suggest import Plan, Search, suggest
     from vramplan.planner.table import Table, table
     from vramplan.render.report import report
     from vramplan.trainer_callback import DoesNotFit, Preflight, preflight
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _HOME = {
     "__version__": "version",
     "estimate": "planner.estimate",
-    "suggest": "planner.estimate",
+    "suggest": "planner.suggest",
     "check": "planner.check",
     "fix": "planner.fix",
     "Fix": "planner.fix",
@@ -45,10 +46,11 @@ _HOME = {
     "table": "planner.table",
     "Verdict": "planner.check",
     "probe": "measurements.probe",
+    "probe_device": "measurements.probe",
     "find_max": "measurements.probe",
     "prove": "measurements.probe",
-    "load_model": "planner.estimate",
-    "load_gpu": "planner.estimate",
+    "load_model": "inputs.load",
+    "load_gpu": "inputs.load",
     "Gpu": "inputs.gpu",
     "VramplanError": "errors",
     "Estimate": "memory.estimate",
@@ -61,7 +63,7 @@ _HOME = {
 }
 
 _FORMER = {"Card": "Gpu", "load_card": "load_gpu"}
-"""Names of the release before, kept for one more."""
+"""Names of the release before, kept until 0.2."""
 
 __all__ = [
     "Comparison",
@@ -89,6 +91,7 @@ __all__ = [
     "load_model",
     "preflight",
     "probe",
+    "probe_device",
     "prove",
     "report",
     "suggest",

@@ -1,4 +1,4 @@
-"""Writing files whole or not at all."""
+"""Atomic writes of files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from vramplan.errors import ConfigError
 
 
 def write(path: Path, content: bytes) -> None:
-    """Put `content` at `path`, or where that link leads; an interruption leaves what was there before.
+    """Write `content` to `path`, through a symbolic link; if interrupted, the former file remains.
 
     Raises:
-        ConfigError: where that place cannot be written.
+        ConfigError: if the path cannot be written.
     """
     try:
         path = path.resolve()

@@ -1,19 +1,19 @@
 """Everything vramplan raises on purpose.
 
-    VramplanError                 a user can mend it; one line: what, where, what to do
+    VramplanError                 the user can fix it; one line: what, where, what to do
     ├── SpecError                 a model description is broken or lacks a key
-    ├── UnknownNameError          no such model, card, optimizer ...; carries the nearest names
+    ├── UnknownNameError          unknown model, GPU, optimizer ...; carries the nearest names
     ├── ConfigError               a setting is impossible or contradicts another
-    │   └── CannotRunError        torch or the card cannot run it; carries what runs instead
+    │   └── CannotRunError        torch or the GPU cannot run it; carries settings that run
     ├── UnsupportedError          a known setting that is not modelled: refused, never guessed
-    ├── HubError                  the model hub could not answer
+    ├── HubError                  the model hub did not answer
     ├── ProbeError                a probe's process crashed, hung or was killed
     └── MissingDependencyError    an extra is not installed; names the install command
 
 "Does not fit" is a result, not an error.
 
-A message names settings by :func:`setting`, so that whoever shows it can spell them: a Python caller reads
-``sequence_length=0``, the command line ``--seq-len 0``, a configuration's reader the key that stands in the file.
+A message names settings by :func:`setting`, so that each interface spells them its own way: Python shows
+``sequence_length=0``, the command line ``--seq-len 0``, `check` the key of the configuration file.
 
 >>> error = ConfigError(f"{setting('sequence_length', 0)}: expected 1 or more")
 >>> str(error), error.field, error.value, error.reason
@@ -30,14 +30,28 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 Speller = Callable[[str, str], str]
-"""(field of the job or parameter, value as text or "") -> the setting as its reader writes it."""
+"""(field of the job or parameter, value as text or "") -> the setting in the spelling of an interface."""
 _SETTING = re.compile("\x02([^\x1f\x03]*)\x1f([^\x03]*)\x03")
+_IN_BRACES = re.compile(r"\{(\w+)(?:=([^{}]+))?\}")
 
 
 def setting(field: str, value: object = "") -> str:
-    """A setting inside an error's message, to be spelled by whoever shows the message."""
+    """A setting inside an error's message, which :func:`spell` replaces by its spelling."""
     text = "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return f"\x02{field}\x1f{text}\x03"
+
+
+def name_settings(message: str, job: object = None) -> str:
+    """A message with its settings in braces replaced: ``{loss}`` has the job's value, ``{loss=liger}`` the given one.
+
+    Without a job, ``{loss}`` is the bare name.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        field, value = match[1], match[2]
+        return setting(field, value if value is not None else "" if job is None else getattr(job, field))
+
+    return _IN_BRACES.sub(replace, message)
 
 
 def spell(message: str, speller: Speller) -> str:
@@ -58,7 +72,7 @@ class VramplanError(Exception):
 
     @property
     def text(self) -> str:
-        """The message with its settings not spelled yet, for an error that says more."""
+        """The message with its settings unspelled, for wrapping it in another error."""
         return " ".join(line.strip() for line in super().__str__().splitlines())
 
     def spelled(self, speller: Speller) -> str:
@@ -79,7 +93,7 @@ class VramplanError(Exception):
 
     @property
     def reason(self) -> str:
-        """The message behind that setting."""
+        """The message after that setting."""
         match = _SETTING.search(self.text)
         return spell(self.text[match.end() :].lstrip(" :"), as_python) if match else str(self)
 
@@ -93,11 +107,11 @@ class ConfigError(VramplanError):
 
 
 class CannotRunError(ConfigError):
-    """Torch or the card cannot run a setting."""
+    """Torch or the GPU cannot run a setting."""
 
     def __init__(self, settings: str, why: str, runs: Mapping[str, Any], update: Mapping[str, Any]) -> None:
         self.why, self.update = why, update
-        """The reason; the fields of the job to change. `runs` are all fields worth naming, changed or not."""
+        """The reason; the fields of the job to change. `runs` are all fields to name in the message, changed or not."""
         advice = " ".join(setting(name, value) for name, value in runs.items())
         super().__init__(f"{settings}: {why}; run {advice}")
 
@@ -107,11 +121,11 @@ class UnsupportedError(VramplanError):
 
 
 class HubError(VramplanError):
-    """The model hub could not answer: gated, missing, unreachable or rate-limited."""
+    """The model hub did not answer: gated, missing, unreachable or rate-limited."""
 
 
 class ProbeError(VramplanError):
-    """A probe's process crashed, hung or was killed: nothing is known about the job."""
+    """A probe's process crashed, hung or was killed, without a result."""
 
 
 class MissingDependencyError(VramplanError):
@@ -119,7 +133,7 @@ class MissingDependencyError(VramplanError):
 
 
 class UnknownNameError(VramplanError):
-    """No such name; the message lists the nearest ones."""
+    """An unknown name; the message lists the nearest ones."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         self.nearest = nearest_names(name, known)

@@ -1,12 +1,12 @@
-"""How long work tells what it is doing."""
+"""Progress of long work, as a callback."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 Progress = Callable[[str, float], None]
-"""(what is being done, share that is done)"""
+"""(description of the current work, share that is done)"""
 
 
 def silent(what: str, share: float) -> None:
-    """Tells nobody."""
+    """A callback that ignores progress."""

@@ -1,4 +1,4 @@
-"""The same check from inside a training script: a Trainer, or its arguments and model, before the first step."""
+"""Check a Trainer's run before its first step, from inside the training script."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vramplan.analytic.architectures.lookup import peft_experts_of
 from vramplan.analytic.layers import moe_peft
 from vramplan.analytic.layers.modules import is_norm
-from vramplan.errors import ConfigError, MissingDependencyError, UnsupportedError, VramplanError
+from vramplan.errors import ConfigError, MissingDependencyError, UnsupportedError, VramplanError, setting
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least
 from vramplan.frameworks.readers.transformers_trainer import (
     ATTENTION,
@@ -29,37 +29,37 @@ from vramplan.units import format_bytes
 
 try:
     from transformers import TrainerCallback
-except ImportError:  # the names are there all the same, and say what is missing
+except ImportError:  # the public names still exist, and report what is missing
     TrainerCallback = object
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import TrainingArguments
 
-SAMPLES = 2000
-"""Looked at for the longest, where the length is not said."""
-HERE = ("use_cpu", "no_cuda", "use_mps_device")
-"""Arguments that say where this process runs, not on which card the answer is for."""
+MAX_SAMPLES = 2000
+"""Samples read to find the longest, if no length is given."""
+DEVICE_ARGUMENTS = ("use_cpu", "no_cuda", "use_mps_device")
+"""Arguments that say where this process runs, not for which GPU the answer is."""
 
 
 class DoesNotFit(VramplanError):
-    """A run that was stopped before its first step; `verdict` holds the whole answer."""
+    """Raised to stop a run before its first step; `verdict` is the full answer."""
 
     def __init__(self, verdict: Verdict) -> None:
-        one = verdict.estimate
-        need, room = (format_bytes(size) for size in (verdict.need_bytes, one.capacity_bytes))
+        estimate = verdict.estimate
+        need, capacity = (format_bytes(size) for size in (verdict.need_bytes, estimate.capacity_bytes))
         super().__init__(
-            f"{one.model} needs {need} of the {room} that {verdict.card.title} gives this process;"
-            f" micro-batch {one.micro_batch_size}, peak in {one.peak_phase}"
+            f"{estimate.model} needs {need} of the {capacity} that {verdict.card.title} gives this process;"
+            f" micro-batch {estimate.micro_batch_size}, peak in {estimate.peak_phase}"
         )
         self.verdict = verdict
 
 
-def preflight(trainer_or_args: Any, model: nn.Module | None = None, gpu: str = "auto", **given: Any) -> Verdict:
-    """Whether a Trainer's run fits the card; `given` as in :func:`vramplan.check` (sequence_length, images ...).
+def preflight(trainer_or_args: Any, model: nn.Module | None = None, gpu: str = "auto", **settings: Any) -> Verdict:
+    """Whether a Trainer's run fits the GPU; `settings` as in :func:`vramplan.check` (sequence_length, images ...).
 
     Raises:
-        VramplanError: for what is not modelled, or a length that nothing tells.
+        VramplanError: if a setting is not modelled, or no sequence length is known.
     """
     try:
         from transformers import TrainingArguments
@@ -69,122 +69,124 @@ def preflight(trainer_or_args: Any, model: nn.Module | None = None, gpu: str = "
     model = model if model is not None else getattr(trainer_or_args, "model", None)
     if not isinstance(args, TrainingArguments) or model is None:
         raise ConfigError("preflight takes a Trainer, or TrainingArguments and a model")
-    length = given.pop("sequence_length", None) or getattr(args, "max_length", None)
+    length = settings.pop("sequence_length", None) or getattr(args, "max_length", None)
     if length is None:
         length = longest(getattr(trainer_or_args, "train_dataset", None))
-    reading = read(args, model)
-    found = judge(reading, spec_of(model), gpu, sequence_length=length, **given)
-    train = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    if train != found.estimate.num_trainable_parameters:
-        counted = found.estimate.num_trainable_parameters
-        reading.notes.append(
-            Note("warning", "", f"{train:,} parameters of this model train, the estimate counts {counted:,}")
+    config = read(args, model)
+    verdict = judge(config, spec_of(model), gpu, sequence_length=length, **settings)
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    estimated = verdict.estimate.num_trainable_parameters
+    if trained != estimated:
+        config.notes.append(
+            Note("warning", "", f"{trained:,} parameters of this model train, the estimate counts {estimated:,}")
         )
-    return found
+    return verdict
 
 
 class Preflight(TrainerCallback):  # type: ignore[misc]
-    """Stops a run that will not fit, before its first step: ``Trainer(..., callbacks=[Preflight()])``."""
+    """Stops a run that does not fit before its first step: ``Trainer(..., callbacks=[Preflight()])``."""
 
-    def __init__(self, gpu: str = "auto", **given: Any) -> None:
-        self.gpu, self.given = gpu, given
+    def __init__(self, gpu: str = "auto", **settings: Any) -> None:
+        self.gpu, self.settings = gpu, settings
 
     def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
-        """Check, report, and stop what does not fit.
+        """Check the run, print the report of `vramplan check`, and stop the run if it does not fit.
 
         Raises:
-            DoesNotFit: with the same report as `vramplan check`.
+            DoesNotFit: if it does not fit.
         """
-        given = dict(self.given)
+        settings = dict(self.settings)
         loader = kwargs.get("train_dataloader")
-        if "sequence_length" not in given and getattr(args, "max_length", None) is None:
-            given["sequence_length"] = longest(getattr(loader, "dataset", None))
-        found = preflight(args, kwargs["model"], self.gpu, **given)
+        if "sequence_length" not in settings and getattr(args, "max_length", None) is None:
+            settings["sequence_length"] = longest(getattr(loader, "dataset", None))
+        verdict = preflight(args, kwargs["model"], self.gpu, **settings)
         if state.is_world_process_zero:
-            from vramplan.render import check as shown
+            from vramplan.render import check as render
             from vramplan.render import terminal
 
-            terminal.print_all(shown.verdict(found))
-        if not found.fits:
-            raise DoesNotFit(found)
+            terminal.print_all(render.answer(verdict))
+        if not verdict.fits:
+            raise DoesNotFit(verdict)
 
 
 def longest(dataset: Any) -> int:
-    """Tokens of the longest of a data set's first samples.
+    """Tokens of the longest of the first :data:`MAX_SAMPLES` samples of a data set.
 
     Raises:
-        ConfigError: where they do not tell.
+        ConfigError: if they have no input_ids.
     """
     lengths = []
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
-        for sample in (dataset[number] for number in range(min(SAMPLES, len(dataset)))):
+        for sample in (dataset[number] for number in range(min(MAX_SAMPLES, len(dataset)))):
             ids = sample.get("input_ids") if isinstance(sample, Mapping) else None
             if ids is not None:
                 lengths.append(len(ids))
     if not lengths:
-        raise ConfigError("nothing tells how long the longest sample is; give sequence_length")
+        raise ConfigError(f"the length of the longest sample is not known; give {setting('sequence_length')}")
     return max(lengths)
 
 
 def spec_of(model: nn.Module) -> ModelSpec:
-    """The model's own configuration."""
+    """The model's transformers configuration as a ModelSpec."""
     inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
     config = json.loads(json.dumps(inner.config.to_dict(), default=str))
-    config.pop("quantization_config", None)  # what is quantized is seen on the weights
+    config.pop("quantization_config", None)  # quantization is read from the weights
     name = config.get("_name_or_path") or type(inner).__name__
     return ModelSpec(name=name, model_type=inner.config.model_type, config=config)
 
 
 def read(args: TrainingArguments, model: nn.Module) -> ParsedConfig:
-    """The job: batches and the like from the arguments, dtypes, adapters and what trains from the model itself.
+    """The job: batch and optimizer from the arguments; dtypes, adapters and trained parts from the model itself.
 
     Raises:
-        UnsupportedError: for what is not modelled.
+        UnsupportedError: if a setting is not modelled.
     """
-    values = {name: value for name, value in args.to_dict().items() if name not in HERE}
+    values = {name: value for name, value in args.to_dict().items() if name not in DEVICE_ARGUMENTS}
     keys = ConfigReader(
         ConfigSource({name: ConfigValue(value, f"TrainingArguments({name}=...)") for name, value in values.items()}),
         "transformers",
     )
     inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
-    spread = {one for one in (getattr(inner, "hf_device_map", None) or {}).values() if one not in ("cpu", "disk")}
-    if len(spread) > 1:
-        raise UnsupportedError(f"hf_device_map: a model spread over {len(spread)} cards is not looked at yet")
+    device_map = getattr(inner, "hf_device_map", None) or {}
+    gpus = {device for device in device_map.values() if device not in ("cpu", "disk")}
+    if len(gpus) > 1:
+        raise UnsupportedError(f"hf_device_map: a model on {len(gpus)} GPUs is not checked yet")
     job = arguments(keys) | _of_model(model)
-    job |= {"num_gpus": args.world_size} | (mapped(job) if spread else {})
+    job |= {"num_gpus": args.world_size} | (mapped(job) if gpus else {})
     job["autocast"] = "bf16" if args.bf16 else "fp16" if args.fp16 else "none"
-    on = getattr(args, "activation_checkpointing", None) or args.gradient_checkpointing
+    checkpointing = getattr(args, "activation_checkpointing", None) or args.gradient_checkpointing
     names = ("is_activation_checkpointing", "is_gradient_checkpointing")  # since transformers 5, before
-    on = on or next((getattr(model, name) for name in names if hasattr(model, name)), False)  # PEFT switches it on too
-    job["checkpointing"] = "full" if on else "none"
-    own = version("transformers")
-    job |= reentrant(
-        keys, job, not at_least(own, "5.0"), checkpoints_outside(own)
-    )  # modeling_utils.py: its own default
-    reading = ParsedConfig("transformers", f"{version('transformers')} (installed)", "", job, NAMES, [])
+    checkpointing = checkpointing or next(  # PEFT enables it too
+        (getattr(model, name) for name in names if hasattr(model, name)), False
+    )
+    job["checkpointing"] = "full" if checkpointing else "none"
+    installed = version("transformers")
+    # the default of use_reentrant is in modeling_utils.py
+    job |= reentrant(keys, job, not at_least(installed, "5.0"), checkpoints_outside(installed))
+    config = ParsedConfig("transformers", f"{installed} (installed)", "", job, NAMES, [])
     if str(args.eval_strategy.value) != "no":
-        reading.eval_batch_size = args.per_device_eval_batch_size
-    return reading
+        config.eval_batch_size = args.per_device_eval_batch_size
+    return config
 
 
 def _of_model(model: nn.Module) -> dict[str, Any]:
-    from vramplan.torch_backend.model.build import SAVED, bare, own_parameters, part_of
+    from vramplan.torch_backend.model.adapters import SAVED, bare, own_parameters, part_of
 
     inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
     weights = dict(model.named_parameters())
-    own = {path: _dtype(one) for path, one in own_parameters(model).items() if one.is_floating_point()}
-    adapters = [one for path, one in weights.items() if "lora_" in path]
-    job: dict[str, Any] = {"method": "lora" if adapters else "full", **_dtypes(model, own)}
+    stored = {path: _dtype(weight) for path, weight in own_parameters(model).items() if weight.is_floating_point()}
+    adapters = [weight for path, weight in weights.items() if "lora_" in path]
+    job: dict[str, Any] = {"method": "lora" if adapters else "full", **_dtypes(model, stored)}
     attention = inner.config._attn_implementation
     job["attention"] = ATTENTION.get(attention, attention)
     if adapters:
         job |= _of_adapters(model, _one_dtype("adapters", adapters))
-    copies = [one for path, one in weights.items() if SAVED in path]
+    copies = [weight for path, weight in weights.items() if SAVED in path]
     if copies:
         job["saved_dtype"] = _one_dtype("modules_to_save", copies)
-    eyes = IMAGE_PROCESSORS.get(inner.config.model_type)
-    for path, one in weights.items() if eyes is not None else ():
-        part = part_of(bare(path), eyes) if one.requires_grad else None  # type: ignore[arg-type]
+    processor = IMAGE_PROCESSORS.get(inner.config.model_type)
+    for path, weight in weights.items() if processor is not None else ():
+        part = part_of(bare(path), processor) if weight.requires_grad else None  # type: ignore[arg-type]
         if part is not None:
             job[part] = "lora" if adapters else "train"
     return job
@@ -195,43 +197,43 @@ def _dtype(tensor: Any) -> str:
 
 
 def _one_dtype(what: str, tensors: list[Any]) -> str:
-    found = {_dtype(one) for one in tensors}
-    if len(found) > 1:
-        raise UnsupportedError(f"PEFT: {what} in {' and '.join(sorted(found))} at once are not modelled yet")
-    return found.pop()
+    dtypes = {_dtype(tensor) for tensor in tensors}
+    if len(dtypes) > 1:
+        raise UnsupportedError(f"PEFT: {what} in {' and '.join(sorted(dtypes))} at once are not modelled yet")
+    return dtypes.pop()
 
 
 def _dtypes(model: Any, stored: dict[str, str]) -> dict[str, Any]:
-    """What the weights that are not quantized are stored in (`stored`, by path), and how the others are.
+    """Job settings of the weights' dtypes and quantization; `stored` has the dtypes of floating-point weights by path.
 
     Raises:
-        UnsupportedError: for a quantized layer that is not modelled.
+        UnsupportedError: if the quantization is not modelled.
     """
     norms = {dtype for path, dtype in stored.items() if is_norm(path)}
     rest = {dtype for path, dtype in stored.items() if not is_norm(path)}
     first = next(dtype for path, dtype in stored.items() if not is_norm(path))
-    raised = {"fp32_norms": True} if norms == {"fp32"} and rest == {first} != norms else {}
-    layers = [one for one in model.modules() if type(one).__name__ in ("Linear4bit", "Linear8bitLt")]
-    layers = [one for one in layers if not hasattr(one, "base_layer")]  # PEFT's are called the same
+    fp32_norms = {"fp32_norms": True} if norms == {"fp32"} and rest == {first} != norms else {}
+    layers = [module for module in model.modules() if type(module).__name__ in ("Linear4bit", "Linear8bitLt")]
+    layers = [layer for layer in layers if not hasattr(layer, "base_layer")]  # PEFT's have the same names
     if not layers:
-        return {"dtype": first, **raised}
+        return {"dtype": first, **fp32_norms}
     job: dict[str, Any] = (
-        {"prepare_for_kbit_training": True} if norms | rest == {"fp32"} else {"dtype": first, **raised}
+        {"prepare_for_kbit_training": True} if norms | rest == {"fp32"} else {"dtype": first, **fp32_norms}
     )
     if type(layers[0]).__name__ == "Linear8bitLt":
         if not layers[0].state.threshold:
             raise UnsupportedError("bitsandbytes: llm_int8_threshold 0 is not modelled yet")
         return {"dtype": first, **job, "quantize": "int8"}
-    computed = DTYPES[str(layers[0].compute_dtype)]
-    if computed == "fp32":
+    compute_dtype = DTYPES[str(layers[0].compute_dtype)]
+    if compute_dtype == "fp32":
         raise UnsupportedError("bitsandbytes: bnb_4bit_compute_dtype torch.float32 is not modelled yet")
-    return {**job, "dtype": computed, "quantize": "nf4", "double_quant": layers[0].weight.compress_statistics}
+    return {**job, "dtype": compute_dtype, "quantize": "nf4", "double_quant": layers[0].weight.compress_statistics}
 
 
 def _of_adapters(model: Any, dtype: str) -> dict[str, Any]:
     (config,) = model.peft_config.values() if len(model.peft_config) == 1 else (None,)
     if config is None or config.peft_type != "LORA":
-        raise UnsupportedError("PEFT: one LoRA adapter is modelled, this model has something else")
+        raise UnsupportedError("PEFT: one LoRA adapter is modelled; this model has others")
     if config.bias != "none":
         raise UnsupportedError("PEFT: trained biases are not modelled yet")
     targets = [config.target_modules] if isinstance(config.target_modules, str) else list(config.target_modules or ())
@@ -248,6 +250,6 @@ def _of_adapters(model: Any, dtype: str) -> dict[str, Any]:
         "method": "dora" if config.use_dora else "lora",
         "lora_rank": config.r,
         "lora_dropout": config.lora_dropout,
-        "lora_targets": tuple(sorted({one.rpartition(".")[2] for one in targets})),
+        "lora_targets": tuple(sorted({target.rpartition(".")[2] for target in targets})),
         "lora_dtype": dtype,
     }

@@ -1,4 +1,4 @@
-"""Bytes and the two places where they meet people: GiB in, GiB out."""
+"""Units of bytes and counts, and their text for users."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ MiB = 1 << 20
 GiB = 1 << 30
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "bool": 1, "uint8": 1, "int8": 1}
-"""Bytes of one element of each dtype that a step touches."""
+"""Bytes of one element by dtype."""
 
 
-def counted(number: int, what: str) -> str:
-    """So many of something.
+def counted(number: int, noun: str) -> str:
+    """A number with its noun in the singular or plural.
 
     >>> counted(1, "run"), counted(1200, "run")
     ('1 run', '1,200 runs')
     """
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def ceil_div(numerator: int, denominator: int) -> int:
@@ -32,7 +32,7 @@ def round_up(num_bytes: int, multiple: int) -> int:
 
 
 def format_bytes(num_bytes: int) -> str:
-    """A size for people, in the unit that leaves one to four digits before the point; never "GB".
+    """A size as text, in the unit that leaves one to four digits before the point; never "GB".
 
     >>> format_bytes(19_652_256_768), format_bytes(8_519_680), format_bytes(512)
     ('18.30 GiB', '8.1 MiB', '512 B')
@@ -48,7 +48,7 @@ def format_bytes(num_bytes: int) -> str:
 
 
 def format_count(count: int) -> str:
-    """A parameter count for people.
+    """A parameter count as text.
 
     >>> format_count(7_615_616_512), format_count(20_185_088), format_count(999)
     ('7.616 B', '20.19 M', '999')

@@ -10,9 +10,8 @@ from vramplan.analytic.architectures.image_features import TOWER_STACK
 from vramplan.analytic.architectures.lookup import ModelArchitecture, architecture_of, peft_experts_of
 from vramplan.analytic.architectures.vision_tower import VisionInput
 from vramplan.analytic.layer_folding import HEAD, TAIL, Fold, FoldPlan, fold
+from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.layers.moe_peft import FORMER
-from vramplan.analytic.layers.transformer import LayerKind
-from vramplan.analytic.optimizers import optimizer_seconds
 from vramplan.analytic.played_step import Step, no_cycle_collection
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.analytic.step_inputs import StepSpec
@@ -33,10 +32,11 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import MODEL_INPUTS, describe
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import are_linear, check_job
-from vramplan.memory.estimate import Estimate, PartialEstimate
-from vramplan.memory.overheads import outside_terms
+from vramplan.memory.estimate import Estimate, PartialEstimate, SimulatedStep
+from vramplan.memory.optimizers import check_weights, optimizer_seconds
+from vramplan.memory.overheads import outside_bytes
 from vramplan.memory.roofline import flops, seconds
-from vramplan.memory.summarize import SimulatedStep, summarize
+from vramplan.memory.summarize import summarize
 from vramplan.memory.timeline import Timeline
 
 VERSIONS = "torch 2.13, transformers 5.23, peft 0.21"
@@ -71,7 +71,7 @@ def lay_out(spec: ModelSpec, job: Job, flash_fits: bool) -> tuple[StepSpec, Fold
         model.architecture,
         model.config,
         job,
-        tuple(one.played for one in folds),
+        tuple(one.simulated for one in folds),
         flash_fits,
         vision_of(spec, job, model),
         MODEL_INPUTS.get(spec.model_type),
@@ -118,11 +118,11 @@ def estimate(spec: ModelSpec, job: Job, card: Gpu) -> Estimate:
     Raises:
         VramplanError: for a job that cannot run or is not modelled.
     """
-    return begin(spec, job, card).finish()
+    return begin(spec, job, card).complete()
 
 
 def begin(spec: ModelSpec, job: Job, card: Gpu) -> PartialEstimate:
-    """Simulate the step; the allocator's replay and the rest are done by :meth:`PartialEstimate.finish`.
+    """Simulate the step; the allocator's replay and the rest are done by :meth:`PartialEstimate.complete`.
 
     Raises:
         VramplanError: for a job that cannot run or is not modelled.
@@ -135,22 +135,23 @@ def begin(spec: ModelSpec, job: Job, card: Gpu) -> PartialEstimate:
         check_mixture(job, step.routers, card.runs_flash, pattern)
         check_adapters(job, step.widths, linear_names(step, pattern), pattern)
         check_saved(job, step.widths, saved_names(step))
+        check_weights(job, ((weight.name, weight.shape) for weight in step.trained))
         notes += mixture_notes(spec, job, step.routers, pattern)
         timelines = run.timelines if job.lengths is None else _varied(spec, job, card, run)
         peaks = {gpu: max(timeline.live_bytes(with_kernels=False)) for gpu, timeline in timelines.items()}
-    lower_bound_bytes = max(peaks.values()) + sum(term.num_bytes for term in outside_terms(job, card))
+    lower_bound_bytes = max(peaks.values()) + outside_bytes(job, card)
 
-    def finish() -> Estimate:
+    def complete() -> Estimate:
         with no_cycle_collection():
             estimates = {}
             for gpu, peak in peaks.items():
                 played = whole(run, (*notes, *count_notes(spec, step.num_parameters)), gpu)
-                played = replace(played, timeline=timelines[gpu], fed=describe(spec, job))
+                played = replace(played, timeline=timelines[gpu], inputs_text=describe(spec, job))
                 estimates[gpu] = summarize(played, spec.name, job, card, peak)
             return estimates[0] if setting.device_map is None else fullest(estimates, contents(setting, plan))
 
     return PartialEstimate(
-        lower_bound_bytes, finish, timelines[0] if len(peaks) == 1 else None, lambda on: step_seconds(step, on)
+        lower_bound_bytes, complete, timelines[0] if len(peaks) == 1 else None, lambda on: step_seconds(step, on)
     )
 
 

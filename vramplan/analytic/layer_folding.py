@@ -1,9 +1,9 @@
-"""Repeated layers are played a few times and multiplied: from a short recording to the whole model's.
+"""Unfolds the record of a few simulated layers to the whole model.
 
-Layers come in periods (one layer for Llama, six for Gemma 3). The tape plays the first layers, one period that stands
-for all that are left out, and the last. In the record a storage is known by the section it was made in (phase and
-layer) and its place there, so the events of the middle period can be written out for every layer it stands for: what
-it says about its own layer, the one before or the one after, holds for each.
+Layers come in periods (one layer for Llama, six for Gemma 3). The tape simulates the first layers, one period that
+stands for all that are left out, and the last layers. A storage is identified by its section (phase and layer) and its
+place in the section, so the events of the repeated period can be written for every layer that it stands for: a
+reference to the layer itself, the one before or the one after holds for each of them.
 """
 
 from __future__ import annotations
@@ -19,52 +19,52 @@ from vramplan.analytic.autograd.tape import Tape
 from vramplan.memory.allocator import SMALL_SIZE
 
 HEAD, TAIL = 2, 1
-"""Layers played before and after the repeated period: the first may differ, the next is an ordinary neighbour."""
+"""Layers simulated before and after the repeated period: the first may differ, the second is an ordinary neighbour."""
 STACK = 1 << 16
-"""A model may have several stacks of layers; those of stack n are numbered from n times this."""
+"""Layers of the n-th stack of a model (vision tower, text) are numbered from n times this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Which of a stack's layers are played and which one stands for others; numbers include the stack's own."""
+    """The layers of one stack that are simulated, and the period that is repeated; numbers include the stack's base."""
 
-    played: tuple[Hashable, ...]
+    simulated: tuple[Hashable, ...]
     first: int
     """First layer of the repeated period."""
     period: int
     copies: int
-    """How often the period stands in the whole model."""
+    """Number of times that the whole model has the period."""
     base: int = 0
-    """The stack's first layer."""
+    """Number of the stack's first layer."""
 
     @property
-    def added(self) -> int:
-        """Layers that are not played."""
+    def left_out(self) -> int:
+        """Number of layers that are not simulated."""
         return (self.copies - 1) * self.period
 
     def layers(self) -> list[int]:
-        """For each layer of the whole model the played one that stands for it."""
+        """For each layer of the whole model the simulated layer that stands for it."""
         end = self.first + self.period
         repeated = list(range(self.first, end)) * self.copies
-        return [*range(self.base, self.first), *repeated, *range(end, self.base + len(self.played))]
+        return [*range(self.base, self.first), *repeated, *range(end, self.base + len(self.simulated))]
 
     def copies_of(self, layer: int) -> int:
-        """How many layers of the model the played `layer` stands for."""
+        """How many layers of the model the simulated `layer` stands for."""
         return self.copies if self.first <= layer < self.first + self.period else 1
 
-    def is_across(self, one: int, other: int) -> bool:
-        """Whether the repeated period lies between two played layers."""
-        return min(one, other) < self.first and max(one, other) >= self.first + self.period
+    def is_across(self, layer: int, other_layer: int) -> bool:
+        """Whether the repeated period is between two simulated layers."""
+        return min(layer, other_layer) < self.first and max(layer, other_layer) >= self.first + self.period
 
     def place(self, layer: int) -> int:
-        """The last layer of the whole model that the played `layer` stands for, or the only one."""
-        return layer + self.added if layer >= self.first else layer
+        """The last layer of the whole model that the simulated `layer` stands for, or the only one."""
+        return layer + self.left_out if layer >= self.first else layer
 
 
 def fold(kinds: Sequence[Hashable], stack: int = 0, head: int = HEAD, tail: int = TAIL) -> Fold:
-    """The shortest play of a stack with these layers; `head` first and `tail` last ones stand for themselves alone.
+    """The shortest fold of layers of these kinds; `head` first and `tail` last layers are simulated one by one.
 
-    So do first layers of a kind that does not come back (the dense ones of some mixtures of experts).
+    So are leading layers of a kind that does not come back, such as the dense ones of some MoE models.
     """
     count, base, lead = len(kinds), stack * STACK, leading(kinds)
     head += lead
@@ -76,27 +76,27 @@ def fold(kinds: Sequence[Hashable], stack: int = 0, head: int = HEAD, tail: int 
 
 
 def leading(kinds: Sequence[Hashable]) -> int:
-    """First layers of one kind that no later layer is of; none where all are alike."""
+    """Number of leading layers whose kind no later layer has; 0 if all layers are alike."""
     alike = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), len(kinds))
     return alike if alike < len(kinds) and kinds[0] not in kinds[alike:] else 0
 
 
 class FoldPlan(NamedTuple):
-    """How the stacks of a model are played, in the order that their weights are loaded."""
+    """The folds of a model's stacks, in the order that their weights are loaded."""
 
     stacks: tuple[Fold, ...]
 
     def of(self, layer: int) -> Fold:
         """The stack that a layer belongs to."""
-        return next(one for one in self.stacks if one.base // STACK == layer // STACK)
+        return next(stack for stack in self.stacks if stack.base // STACK == layer // STACK)
 
     def copies_of(self, layer: int | None) -> int:
-        """How many layers of the model the played `layer` stands for."""
+        """How many layers of the model the simulated `layer` stands for."""
         return 1 if layer is None else self.of(layer).copies_of(layer)
 
 
 class UnfoldedSection(NamedTuple):
-    """A stretch of the unfolded record: one layer's share of one phase."""
+    """A part of the unfolded record: one layer in one phase."""
 
     phase: str
     layer: int | None
@@ -105,46 +105,46 @@ class UnfoldedSection(NamedTuple):
 
 @dataclass(frozen=True)
 class Unfolded:
-    """A recording for the whole model: events over its own storages, each pointing at the played storage it repeats."""
+    """The record of the whole model: events over its storages, each with the simulated storage that it repeats."""
 
     events: list[int]
     source: list[int]
-    """Played storage of each storage."""
+    """Simulated storage of each storage."""
     first_of: dict[tuple[str, int], int]
     """First storage of each layer's section, by phase and layer of the whole model."""
     first_outside: dict[int, int]
-    """First storage of each section outside the layers, by the section's number in the record."""
+    """First storage of each section outside the layers, by the section's number on the tape."""
     pieces: list[UnfoldedSection]
-    """Where each phase and, within it, each layer's share begins, in order."""
+    """The sections in order, each with its first event."""
     tape: Tape
     section_of: list[int]
-    """The section that each played storage was made in."""
+    """Number of the section that allocates each simulated storage."""
 
     @cached_property
     def ends(self) -> frozenset[UnfoldedSection]:
-        """The last piece of each phase."""
-        return frozenset(one for one, following in pairwise(self.pieces) if one.phase != following.phase)
+        """The last section of each phase."""
+        return frozenset(section for section, following in pairwise(self.pieces) if section.phase != following.phase)
 
     def place(self, storage: int, layer: int | None) -> int:
-        """Where the played `storage` lies in the whole model; for a layer's own storage, in that of `layer`."""
+        """Number in the whole model of the simulated `storage`; if a layer allocates it, of the one in `layer`."""
         number = self.section_of[storage]
-        home = self.tape.sections[number]
-        if home.layer is None:
-            return self.first_outside[number] + storage - home.first_storage
+        made_in = self.tape.sections[number]
+        if made_in.layer is None:
+            return self.first_outside[number] + storage - made_in.first_storage
         assert layer is not None
-        return self.first_of[home.phase, layer] + storage - home.first_storage
+        return self.first_of[made_in.phase, layer] + storage - made_in.first_storage
 
     def on_card(self, card: int, events: Sequence[int]) -> list[int]:
-        """Those of these events that happen on a card."""
+        """The events whose storages are on the GPU with index `card`."""
         storages, source = self.tape.storages, self.source
         return [event for event in events if storages[source[event if event >= 0 else ~event]].card == card]
 
 
 def unfold(tape: Tape, plan: FoldPlan, brief: bool = False) -> Unfolded:
-    """Write the played record out for all layers.
+    """The record of all layers from that of the simulated ones.
 
-    `brief` leaves out, in all but the first and last copy of the repeated layers, small tensors that come and go within
-    one layer: nearly half of the events, and less than a small segment (2 MiB) of memory.
+    `brief` leaves out small tensors that are freed within their layer, in all but the first and last copy of the
+    repeated layers: nearly half of the events, and less than a small segment (2 MiB) of memory.
     """
     return _Writer(tape, plan, brief).write()
 
@@ -185,13 +185,13 @@ class _Writer:
                 last = shift == (0 if descends else shifts[-1])
                 brief = self.brief and 0 < shift < shifts[-1]
                 for index in run:
-                    own = sections[index].layer
-                    assert own is not None
-                    self._emit(index, own + shift, last, brief)
+                    simulated = sections[index].layer
+                    assert simulated is not None
+                    self._emit(index, simulated + shift, last, brief)
         return self.result
 
     def _emit(self, number: int, layer: int | None, last: bool = True, brief: bool = False) -> None:
-        """Write one section out as the model's `layer`; the last copy frees what all copies share."""
+        """Write one section as the model's `layer`; the last copy frees storages that all copies share."""
         tape, result = self.tape, self.result
         section = tape.sections[number]
         following = tape.sections[number + 1] if number + 1 < len(tape.sections) else None
@@ -220,32 +220,32 @@ class _Writer:
                     append(~place)
 
     def _lasting(self, number: int, events: list[int]) -> list[int]:
-        """The events of a section without those of small storages that come and go in it."""
-        known = self.lasting.get(number)
-        if known is None:
+        """The events of a section without those of small storages that are freed in it."""
+        lasting = self.lasting.get(number)
+        if lasting is None:
             freed = {~event for event in events if event < 0}
-            made = {event for event in events if event >= 0}
+            allocated = {event for event in events if event >= 0}
             storages = self.tape.storages
-            passing = {number for number in freed & made if storages[number].num_bytes <= SMALL_SIZE}
-            known = self.lasting[number] = [e for e in events if (e if e >= 0 else ~e) not in passing]
-        return known
+            passing = {number for number in freed & allocated if storages[number].num_bytes <= SMALL_SIZE}
+            lasting = self.lasting[number] = [e for e in events if (e if e >= 0 else ~e) not in passing]
+        return lasting
 
     def _elsewhere(self, storage: int, here: LayerSection, layer: int | None) -> list[int]:
-        """Where a storage of another section lies in the whole model, as seen from `layer`."""
+        """Numbers in the whole model of a storage of another section that `layer` frees."""
         number = self.section_of[storage]
-        home = self.tape.sections[number]
+        made_in = self.tape.sections[number]
         plan, place = self.plan, self.result.place
-        if home.layer is None:
+        if made_in.layer is None:
             return [place(storage, None)]
-        stack = plan.of(home.layer)
-        if layer is not None and here.layer is not None and _same_stack(home.layer, layer):
-            if stack.is_across(home.layer, here.layer):  # what the last layer made, for the first (T5's bias)
-                return [place(storage, stack.place(home.layer))]
-            return [place(storage, layer + home.layer - here.layer)]
-        if stack.copies_of(home.layer) > 1:
-            layers = range(home.layer, home.layer + stack.copies * stack.period, stack.period)
-            return [place(storage, one) for one in layers]
-        return [place(storage, stack.place(home.layer))]
+        stack = plan.of(made_in.layer)
+        if layer is not None and here.layer is not None and _same_stack(made_in.layer, layer):
+            if stack.is_across(made_in.layer, here.layer):  # made across the period (T5's bias)
+                return [place(storage, stack.place(made_in.layer))]
+            return [place(storage, layer + made_in.layer - here.layer)]
+        if stack.copies_of(made_in.layer) > 1:
+            layers = range(made_in.layer, made_in.layer + stack.copies * stack.period, stack.period)
+            return [place(storage, layer) for layer in layers]
+        return [place(storage, stack.place(made_in.layer))]
 
 
 def _same_stack(a: int | None, b: int | None) -> bool:

@@ -17,11 +17,11 @@ from vramplan.analytic.autograd.repeated_experts import named
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.layer_folding import FoldPlan, Unfolded, unfold
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.optimizers import Weight, is_embedding
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.train_step import declare, play
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
+from vramplan.memory.optimizer_steps import Weight, is_embedding
 from vramplan.memory.roofline import Kernel
 from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES
@@ -176,7 +176,7 @@ class Step:
         self.micro_steps = micro_steps(self.job)
         net = net or play(setting, self.micro_steps)
         self.tape, self.widths, self.routers = net.tape, net.widths, net.routers
-        self.embedded, self.unfed, self.idle = net.embedded, net.unfed, net.idle
+        self.embedded, self.layers_without_input_grad, self.idle = net.embedded, net.layers_without_input_grad, net.idle
         if setting.vision is not None and not setting.has_images:  # the tower is loaded all the same
             for key, parameter in declare(setting).tape.parameters.items():
                 self.tape.parameters.setdefault(key, parameter)

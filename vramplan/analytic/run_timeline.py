@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from vramplan.analytic.autograd.recorder import Recorder
 from vramplan.analytic.layer_folding import unfold
 from vramplan.analytic.played_step import Step, buffers_of
 from vramplan.analytic.strategies import strategy_of
 from vramplan.analytic.train_step import play_evaluation
 from vramplan.memory.overheads import cublas_workspace
+from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Timeline
 
 

@@ -77,7 +77,7 @@ class StepSpec:
             modules_to_save=job.modules_to_save or (),
             saved_dtype=used or job.saved_dtype,
             quantize="nf4-double" if job.quantize == "nf4" and job.double_quant else job.quantize,
-            stacks=self.peft_experts,
+            peft_expert_pattern=self.peft_experts,
             linear_experts=self.linear_experts,
             compute_dtype=job.dtype,
             input_needs_grad=job.checkpointing == "full",  # modeling_utils.py: activation_checkpointing_enable

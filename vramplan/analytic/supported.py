@@ -7,12 +7,13 @@ from collections.abc import Collection, Mapping
 from vramplan.analytic.architectures.lookup import ModelArchitecture
 from vramplan.analytic.layers import moe_peft
 from vramplan.analytic.layers.losses import FUSED
-from vramplan.analytic.optimizers import optimizer_of
 from vramplan.errors import ConfigError, SpecError, UnknownNameError, UnsupportedError, setting
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import check_inputs
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.sequence_length import check_sequence_length
 from vramplan.inputs.validation import are_linear, check_spec
+from vramplan.memory.optimizers import check_optimizer, optimizer_of
 
 MAX_LAYERS = 4096
 """Far more than any model has."""
@@ -26,8 +27,10 @@ def check_modelled(job: Job) -> None:
     Raises:
         UnsupportedError: for a setting that is not modelled.
         UnknownNameError: for an unknown optimizer.
+        ConfigError: for a setting that the optimizer does not run with.
     """
     optimizer_of(job.optimizer)
+    check_optimizer(job)
     if job.method != "full" and job.loss in FUSED and "lm_head" in (job.lora_targets or ()):
         raise UnsupportedError(
             f"{setting('loss', job.loss)} with an adapter on lm_head is not modelled; use {setting('loss', 'standard')}"
@@ -67,12 +70,9 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
     shape = architecture.shape(config)
     if shape.layers > MAX_LAYERS:
         raise SpecError(f"{spec.name}: {shape.layers} layers; expected at most {MAX_LAYERS}")
+    if shape.hard_limit:
+        check_sequence_length(job.sequence_length, shape.positions, spec.name)
     if shape.positions is not None and job.sequence_length > shape.positions:
-        if shape.hard_limit:
-            raise ConfigError(
-                f"{setting('sequence_length', job.sequence_length)}: {spec.name} has a table of {shape.positions}"
-                " positions; longer sequences cannot run"
-            )
         notes.append(
             f"{job.sequence_length} tokens exceed the {shape.positions} positions the model was made for;"
             " the memory is right, the quality needs RoPE scaling"
@@ -91,38 +91,38 @@ def check_shared(spec: ModelSpec, model: ModelArchitecture, job: Job) -> None:
     Raises:
         UnsupportedError: if it is not modelled for the architecture, or stops at it.
     """
-    strategy = setting("strategy", job.strategy)
+    strategy, ddp = setting("strategy", job.strategy), setting("strategy", "ddp")
     if job.strategy not in ("ddp", "zero2") and are_linear(spec, job):
         raise UnsupportedError(
             f"{strategy}: {spec.model_type} with experts as separate linear layers (transformers < 5) is not modelled"
-            " yet; use ddp or zero2"
+            f" yet; use {ddp} or zero2"
         )
     if job.strategy == "device_map" and (model.tower is not None or model.architecture.decoder is None):
-        raise UnsupportedError(f"{strategy}: {spec.model_type} is not modelled yet; use ddp or zero2")
+        raise UnsupportedError(f"{strategy}: {spec.model_type} is not modelled yet; use {ddp} or zero2")
     if job.strategy not in ("zero3", "fsdp"):
         return
     where, (architecture, config, tower, _) = f"{strategy}: {spec.model_type}", model
     if job.modules_to_save and architecture.is_tied(config):
         raise UnsupportedError(
             f"{where} with {setting('modules_to_save')}: its head is its embedding, which is not modelled yet;"
-            " use zero2"
+            f" use {setting('strategy', 'zero2')}"
         )
     if job.quantize != "none" and (tower is not None or architecture.decoder is None):
         raise UnsupportedError(
-            f"{where} with {setting('quantize', job.quantize)} is not modelled yet; use ddp or zero2"
+            f"{where} with {setting('quantize', job.quantize)} is not modelled yet; use {ddp} or zero2"
         )
     if job.strategy == "zero3" and architecture.zero3_stops:
-        raise UnsupportedError(f"{where}: {architecture.zero3_stops}; use ddp or zero2")
+        raise UnsupportedError(f"{where}: {architecture.zero3_stops}; use {ddp} or zero2")
     if job.strategy == "fsdp" and architecture.decoder is None:
-        raise UnsupportedError(f"{where} is not modelled yet; use ddp or zero2")
+        raise UnsupportedError(f"{where} is not modelled yet; use {ddp} or zero2")
     if tower is None or job.strategy == "zero3":
         return
     if tower.wrapped:
-        raise UnsupportedError(f"{where}: {tower.wrapped}; use zero3")
+        raise UnsupportedError(f"{where}: {tower.wrapped}; use {setting('strategy', 'zero3')}")
     if job.fsdp.version == 1 and job.method == "full" and {job.vision, job.projector} != {"train"}:
         raise UnsupportedError(
             f"{where} with FSDP version 1: weights that train and frozen ones would be one flat weight outside of the"
-            f" layers, which is not modelled; use {setting('fsdp')} version 2, or zero3"
+            f" layers, which is not modelled; use {setting('fsdp')} version 2, or {setting('strategy', 'zero3')}"
         )
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from vramplan.analytic.autograd.recorder import Recorder
 from vramplan.analytic.played_step import micro_steps
 from vramplan.inputs.job import Job
 from vramplan.inputs.sample_lengths import batch_lengths
+from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Timeline
 
 

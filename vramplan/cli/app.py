@@ -9,11 +9,14 @@ import io
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from vramplan.cli import catalog, check, images, probe, report, suggest, table
+from vramplan.cli import accuracy, catalog, check, images, measure, probe, report, suggest, table
+from vramplan.cli.help import COMPARE, LISTS, MEASURE, PLAN, Command, Group
+from vramplan.cli.options import spell_flag
 from vramplan.errors import VramplanError
 
 DEFECT = 70
@@ -21,28 +24,88 @@ DEFECT = 70
 
 app = typer.Typer(
     name="vramplan",
+    cls=Group,
     help="What a training run needs of a GPU, before it runs.",
+    epilog="""\
+vramplan suggest Qwen/Qwen2.5-7B-Instruct --gpu rtx4090 --global-batch 16
+vramplan check train.yaml --gpu rtx4090
+vramplan gpus 4090""",
     invoke_without_command=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
-for command in (
-    suggest.suggest,
-    suggest.estimate,
-    check.check,
-    images.images,
-    report.report,
-    report.compare,
-    table.table,
-    probe.probe,
-    probe.measure,
-    probe.accuracy,
-    catalog.models,
-    catalog.gpus,
-):
-    app.command()(command)
+COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
+    (
+        PLAN,
+        suggest.suggest,
+        """\
+vramplan suggest Qwen/Qwen2.5-7B-Instruct --gpu rtx4090 --global-batch 16
+vramplan suggest llama-3.1-8b --gpu h100 --num-gpus 8 --strategy fsdp --method full --global-batch 64
+vramplan suggest qwen2.5-7b --gpu rtx4090 --global-batch 16 --for llamafactory""",
+    ),
+    (
+        PLAN,
+        suggest.estimate,
+        """\
+vramplan estimate qwen2.5-7b --gpu rtx4090 --micro-batch 2
+vramplan estimate qwen2.5-7b --gpu a100-80gb --method full --explain
+vramplan estimate gemma-3-4b-it --gpu rtx4090 --images 1 --plot step.svg""",
+    ),
+    (
+        PLAN,
+        check.check,
+        """\
+vramplan check train.yaml --gpu rtx4090
+vramplan check train.yaml --gpu rtx4090 --fix --write
+vramplan check --gpu a100-80gb --num-gpus 4 -- swift sft --model Qwen/Qwen2.5-7B-Instruct""",
+    ),
+    (
+        PLAN,
+        images.images,
+        """\
+vramplan images qwen2.5-vl-7b-instruct --gpu rtx4090
+vramplan images internvl3-8b --gpu a100-40gb --sizes 448x448,1344x896""",
+    ),
+    (
+        COMPARE,
+        report.compare,
+        """\
+vramplan compare qwen2.5-7b llama-3.1-8b --gpu rtx4090
+vramplan compare qwen2.5-7b --gpu rtx4090,a100-40gb
+vramplan compare before.yaml after.yaml --gpu rtx4090""",
+    ),
+    (
+        COMPARE,
+        report.report,
+        """\
+vramplan report qwen2.5-7b --gpu rtx4090 --out report.html
+vramplan report qwen2.5-7b --gpu rtx4090 --seq-lens 1024,4096 --lora-ranks 8,64 --out report.html""",
+    ),
+    (
+        COMPARE,
+        table.table,
+        """\
+vramplan table --models 'qwen2.5-*' --gpus rtx4090,h100
+vramplan table --models qwen2.5-7b --gpus rtx4090 --methods qlora,lora,full --seq-lens 2048,8192
+vramplan table --check README.md""",
+    ),
+    (
+        MEASURE,
+        probe.probe,
+        """\
+vramplan probe qwen2.5-0.5b --micro-batch 2
+vramplan probe qwen2.5-0.5b --find-max""",
+    ),
+    (MEASURE, measure.measure, "vramplan measure --out measured --minutes 30\nvramplan measure --out measured --list"),
+    (MEASURE, accuracy.accuracy, "vramplan accuracy --ledger measured"),
+    (LISTS, catalog.models, "vramplan models\nvramplan models qwen3"),
+    (LISTS, catalog.gpus, "vramplan gpus\nvramplan gpus 4090 --json"),
+)
+"""Group of the help page, function, and examples of each command."""
+
+for task, command, examples in COMMANDS:
+    app.command(cls=Command, rich_help_panel=task, epilog=examples)(command)
 
 
 def _version(wanted: bool) -> None:
@@ -56,7 +119,9 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())
@@ -70,10 +135,10 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without block characters still gets the figures
     try:
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False, prog_name="vramplan")
         sys.stdout.flush()
     except VramplanError as error:
-        _fail(str(error))
+        _fail(error.spelled(spell_flag))
     except BrokenPipeError:  # the reader went away: nothing is left to say, not even at exit
         _close_output()
         sys.exit(0)

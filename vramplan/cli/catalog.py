@@ -12,10 +12,10 @@ from vramplan.errors import ConfigError
 
 
 def models(
-    search: Annotated[str, typer.Argument(help="Only those whose name contains this.")] = "",
+    search: Annotated[str, typer.Argument(help="Only those whose name contains this.", show_default=False)] = "",
     as_json: AsJson = False,
 ) -> None:
-    """List the shipped models."""
+    """List the models that come with vramplan."""
     from vramplan.inputs.catalog import load_spec, model_names
 
     wanted = search.lower()
@@ -25,15 +25,15 @@ def models(
 
 
 def gpus(
-    search: Annotated[str, typer.Argument(help="Only those whose name contains this.")] = "",
+    search: Annotated[str, typer.Argument(help="Only those whose name contains this.", show_default=False)] = "",
     as_json: AsJson = False,
 ) -> None:
-    """List the known cards."""
+    """List the known GPUs."""
     from vramplan.inputs.catalog import all_gpus
 
     wanted = search.lower()
     found = [one for one in all_gpus() if any(wanted in n.lower() for n in (one.name, one.title, *one.aliases))]
-    _listed(found, "card", search, as_json, "cards", "card")
+    _listed(found, "card", search, as_json, "gpus", "gpu")
 
 
 def _listed(found: list[Any], kind: str, search: str, as_json: bool, table: str, row: str) -> None:
@@ -45,6 +45,7 @@ def _listed(found: list[Any], kind: str, search: str, as_json: bool, table: str,
         to_row: Callable[[Any], dict[str, Any]] = getattr(as_text, row)
         print(as_text.dumps([to_row(one) for one in found]))
     else:
+        from vramplan.render import catalog as as_table
         from vramplan.render import terminal
 
-        terminal.print_all(getattr(terminal, table)(found))
+        terminal.print_all(getattr(as_table, table)(found))

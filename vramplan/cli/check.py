@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramplan.cli.options import AsJson, Confidence, progress, sure
+from vramplan.cli import completion
+from vramplan.cli.help import DATA, METHOD, MODEL, OUTPUT, SAVERS, SEVERAL
+from vramplan.cli.options import AsJson, Confidence, Verbose, progress, sure
 from vramplan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,50 +26,106 @@ def check(
         list[str],
         typer.Argument(
             metavar="FILE | -- COMMAND...",
-            help="A configuration, a shell script, or a command behind --.",
+            help="A configuration file, a training script, or a training command after --.",
             show_default=False,
         ),
     ],
-    gpu: Annotated[str, typer.Option(help="Card by name, or auto for the one in this box.")] = "auto",
-    num_gpus: Annotated[int, typer.Option(help="Cards in the box, where the configuration does not say.", min=1)] = 1,
-    model: Annotated[str | None, typer.Option(help="The model, where the configuration names none.")] = None,
+    gpu: Annotated[
+        str,
+        typer.Option(
+            help="GPU by name, or auto for the one in this machine; `vramplan gpus` lists them.",
+            rich_help_panel=MODEL,
+            autocompletion=completion.gpu_names,
+        ),
+    ] = "auto",
+    num_gpus: Annotated[
+        int,
+        typer.Option(help="GPUs of the machine, if the configuration does not say.", min=1, rich_help_panel=SEVERAL),
+    ] = 1,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="The model, if the configuration names none.",
+            rich_help_panel=MODEL,
+            autocompletion=completion.model_names,
+        ),
+    ] = None,
     framework: Annotated[
-        str | None, typer.Option(help="Whose configuration it is, where it is not recognised.")
+        str | None,
+        typer.Option(
+            help="Whose configuration it is, if it is not recognised.",
+            rich_help_panel=MODEL,
+            autocompletion=completion.frameworks,
+        ),
     ] = None,
     framework_version: Annotated[
-        str | None, typer.Option(help="Version whose defaults hold (the installed one, else the newest known).")
+        str | None,
+        typer.Option(
+            help="Version whose defaults count (the installed one, else the newest known).", rich_help_panel=MODEL
+        ),
     ] = None,
     seq_len: Annotated[
-        int | None, typer.Option(help="Tokens of the longest sample, if that is less than the limit.", min=1)
+        int | None,
+        typer.Option(help="Tokens of the longest sample, if fewer than the limit.", min=1, rich_help_panel=DATA),
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="full, lora or qlora, where the configuration does not say (DeepSpeed's JSON).")
+        str | None,
+        typer.Option(
+            help="full, lora or qlora, if the configuration does not say (DeepSpeed's JSON).",
+            rich_help_panel=METHOD,
+            autocompletion=completion.one_of("full", "lora", "qlora"),
+        ),
     ] = None,
     checkpointing: Annotated[
-        str | None, typer.Option(help="none or full, where the configuration does not say.")
+        str | None,
+        typer.Option(
+            help="none or full, if the configuration does not say.",
+            rich_help_panel=SAVERS,
+            autocompletion=completion.job_values("checkpointing"),
+        ),
     ] = None,
-    images: Annotated[int | None, typer.Option(help="Images in each sample.", min=0)] = None,
-    videos: Annotated[int | None, typer.Option(help="Videos in each sample, instead of images.", min=0)] = None,
+    images: Annotated[int | None, typer.Option(help="Images in each sample.", min=0, rich_help_panel=DATA)] = None,
+    videos: Annotated[
+        int | None, typer.Option(help="Videos in each sample, instead of images.", min=0, rich_help_panel=DATA)
+    ] = None,
     frames: Annotated[
-        int | None, typer.Option(help="Frames sampled of each, if less than the configuration lets through.", min=1)
+        int | None,
+        typer.Option(
+            help="Frames sampled of each, if fewer than the configuration allows.", min=1, rich_help_panel=DATA
+        ),
     ] = None,
     image_size: Annotated[
-        str | None, typer.Option(help="Width and height in pixels of the largest image, or of a video's frames.")
+        str | None,
+        typer.Option(
+            help="Width and height in pixels of the largest image, or of a video's frames.", rich_help_panel=DATA
+        ),
     ] = None,
     dataset: Annotated[
-        Path | None, typer.Option(help="The samples (.jsonl, .json, .csv, .tsv, .txt): their lengths decide.")
+        Path | None,
+        typer.Option(help="The samples (.jsonl, .json, .csv, .tsv, .txt): their lengths decide.", rich_help_panel=DATA),
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="Folder with the tokenizer.json that counts them (the model's, where it is here)."),
+        typer.Option(
+            help="Folder with the tokenizer.json that counts them (the model's, if it is on this machine).",
+            rich_help_panel=DATA,
+        ),
     ] = None,
-    min_headroom: Annotated[str | None, typer.Option(help="Share of the card that has to stay free: 5%.")] = None,
+    min_headroom: Annotated[
+        str | None, typer.Option(help="Share of the GPU that has to stay free: 5%.", rich_help_panel=MODEL)
+    ] = None,
     confidence: Confidence = None,
-    fix: Annotated[bool, typer.Option("--fix", help="Print it with the fewest changes that make it fit.")] = False,
-    write: Annotated[bool, typer.Option("--write", help="With --fix: change the file itself.")] = False,
+    fix: Annotated[
+        bool,
+        typer.Option("--fix", help="Print it with the fewest changes that make it fit.", rich_help_panel=OUTPUT),
+    ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="With --fix: change the file itself.", rich_help_panel=OUTPUT)
+    ] = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say before launch whether a configuration fits, why not, and what to change."""
+    """Check whether a training configuration fits before you start it, and what to change."""
     several = len(target) > 1 and all(Path(one).suffix in SUFFIXES or Path(one).is_file() for one in target)
     targets: list[str | list[str]] = [*target] if several or len(target) == 1 else [target]
     given = {
@@ -104,7 +162,7 @@ def check(
             from vramplan.render import check as shown
             from vramplan.render import terminal
 
-            terminal.print_all(*([str(one)] if several else []), shown.verdict(found))
+            terminal.print_all(*([str(one)] if several else []), shown.answer(found, verbose))
         codes.append(0 if found.fits else 1)
     if answers:
         from vramplan.render import json_output as as_text
@@ -142,7 +200,7 @@ def _fixed(targets: list[str | list[str]], gpu: str, write: bool, as_json: bool,
             sys.stdout.buffer.write(found.text.encode())
         if write and found.changes:
             atomic_write.write(Path(str(target)), found.text.encode())
-        print(shown.said(str(target) if isinstance(target, str) else "the command", found), file=sys.stderr)
+        print(shown.summary(str(target) if isinstance(target, str) else "the command", found), file=sys.stderr)
         codes.append(0 if found.after.fits else 1)
     return max(codes)
 

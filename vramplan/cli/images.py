@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramplan.cli.options import AsJson, Confidence, GpuName, Model, progress, sure, with_job_flags
+from vramplan.cli.help import DATA, OUTPUT
+from vramplan.cli.options import AsJson, Confidence, GpuName, Model, Verbose, progress, sure, with_job_flags
 from vramplan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,17 +21,20 @@ if TYPE_CHECKING:
 def images(
     model: Model,
     gpu: GpuName,
-    sizes: Annotated[str | None, typer.Option(help="Image sizes to show: 448x448,1344x896 (the usual ones).")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw it: FILE.svg or .png.")] = None,
+    sizes: Annotated[
+        str | None, typer.Option(help="Image sizes to show: 448x448,1344x896 (the usual ones).", rich_help_panel=DATA)
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw it: FILE.svg or .png.", rich_help_panel=OUTPUT)] = None,
     confidence: Confidence = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
 ) -> None:
-    """Say what images of many sizes cost, and the largest micro-batch with each."""
+    """Show what images of many sizes cost, and the largest micro-batch with each."""
     from vramplan.inputs.images import COUNTED, Size
     from vramplan.inputs.images.types import image_size
-    from vramplan.planner import estimate
+    from vramplan.inputs.load import load_gpu, load_model
     from vramplan.planner import images as resolutions
 
     if given.get("image_size") is not None:
@@ -40,12 +44,12 @@ def images(
     wanted = resolutions.SIZES
     if sizes is not None:
         wanted = tuple(Size(*image_size(one)) for one in sizes.split(","))
-    card, spec = estimate.load_gpu(gpu), estimate.load_model(model)
+    card, spec = load_gpu(gpu), load_model(model)
     if spec.model_type in COUNTED:
         _count(spec, wanted, as_json, given, plot)
         raise typer.Exit(0)
     with progress() as tell:
-        rows = resolutions.table(spec, card, wanted, progress=tell, **sure(confidence), **given)
+        rows = resolutions.image_size_table(spec, card, wanted, progress=tell, **sure(confidence), **given)
     from vramplan.render import images as shown
 
     if plot is not None:
@@ -57,7 +61,7 @@ def images(
     else:
         from vramplan.render import terminal
 
-        terminal.print_all(shown.table(rows, card, terminal.width()))
+        terminal.print_all(shown.answer(rows, card, verbose))
     raise typer.Exit(0 if any(row.max_micro_batch_size for row in rows) else 1)
 
 
@@ -73,7 +77,7 @@ def _count(spec: ModelSpec, sizes: Sequence[Size], as_json: bool, given: dict[st
         raise ConfigError(f"--plot: the memory of {spec.model_type} is not described, only its tokens are counted")
     limits = {name: given[name] for name in ("min_pixels", "max_pixels", "max_tiles") if name in given}
     frames = given.get("frames", USUAL_FRAMES) if given.get("videos") else None
-    rows = resolutions.counts(spec, sizes, **limits, frames=frames)
+    rows = resolutions.process_sizes(spec, sizes, **limits, frames=frames)
     if as_json:
         print(as_text.dumps(as_text.counts(rows)))
     else:

@@ -1,4 +1,7 @@
-"""What commands have in common: arguments, the flags of a job, progress."""
+"""What commands have in common: arguments, the options of a job, how errors spell them, progress.
+
+A default in round brackets, (8), is filled in later: it may depend on the method, the model or the GPU.
+"""
 
 from __future__ import annotations
 
@@ -9,118 +12,217 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from vramplan.cli import completion
+from vramplan.cli.help import BATCH, DATA, METHOD, MODEL, OUTPUT, PRECISION, REAL, SAVERS, SEVERAL
 from vramplan.errors import ConfigError
 
 Model = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="A shipped name, a Hub id, a folder, a config.json or package.module:function."
+        metavar="MODEL",
+        help="A shipped name, a Hub id, a folder, a config.json or package.module:function.",
+        autocompletion=completion.model_names,
     ),
 ]
-GpuName = Annotated[str, typer.Option(help="Card by name, or auto for the one in this box.", show_default=False)]
+GpuName = Annotated[
+    str,
+    typer.Option(
+        help="GPU by name, or auto for the one in this machine; `vramplan gpus` lists them.",
+        show_default=False,
+        rich_help_panel=MODEL,
+        autocompletion=completion.gpu_names,
+    ),
+]
 Trust = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Let traces and probes run code that comes with the model.")
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Let traces and probes run code that comes with the model.",
+        rich_help_panel=MODEL,
+    ),
 ]
-MicroBatch = Annotated[int | None, typer.Option("--micro-batch", help="Samples one card takes in one forward (1).")]
-Accumulation = Annotated[
-    int | None, typer.Option("--accumulation", help="Micro-batches behind one optimizer step (1).")
-]
-Device = Annotated[str | None, typer.Option(help="cuda; cpu: real steps on the host, watched by tensor (cuda).")]
-MaxRuns = Annotated[int | None, typer.Option(help="Real runs that one answer may take (8).")]
-Timeout = Annotated[float | None, typer.Option(help="Seconds that one run may take (600).")]
-Record = Annotated[Path | None, typer.Option(help="Folder to keep each run in, as one JSON file.")]
 Confidence = Annotated[
-    float | None, typer.Option(help="How sure a verdict is to be, which sets the safety margin; 0 for none (0.9).")
+    float | None,
+    typer.Option(
+        help="Share of runs that a verdict must hold for: it sets the safety margin; 0 for no margin (0.9).",
+        rich_help_panel=MODEL,
+    ),
 ]
+MicroBatch = Annotated[
+    int | None, typer.Option("--micro-batch", help="Samples of one forward on one GPU (1).", rich_help_panel=BATCH)
+]
+Accumulation = Annotated[
+    int | None,
+    typer.Option("--accumulation", help="Micro-batches behind one optimizer step (1).", rich_help_panel=BATCH),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        help="cuda, or cpu: real steps on the host, every tensor recorded (cuda).",
+        rich_help_panel=REAL,
+        autocompletion=completion.one_of("cuda", "cpu"),
+    ),
+]
+MaxRuns = Annotated[int | None, typer.Option(help="Real runs that one answer may take (8).", rich_help_panel=REAL)]
+Timeout = Annotated[float | None, typer.Option(help="Seconds that one run may take (600).", rich_help_panel=REAL)]
+Record = Annotated[
+    Path | None, typer.Option(help="Folder to keep each run in, as one JSON file.", rich_help_panel=REAL)
+]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="List all assumptions and details.", rich_help_panel=OUTPUT)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=OUTPUT)]
 SECONDS_BETWEEN_LINES = 30
-"""Of progress, where there is no terminal."""
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+"""Of progress, if standard error is no terminal."""
 
 
 class Flag(NamedTuple):
-    """A flag that says something of the job; `field` is what :class:`vramplan.Job` calls it."""
+    """An option that sets a field of :class:`vramplan.Job`, in one group of the help page."""
 
     type: Any
+    panel: str
     help: str
     field: str = ""
+    """The field's name, if it is not the option's."""
+    complete: completion.Completion | None = None
+
+
+def _choice(field: str, panel: str, help: str, *more: str) -> Flag:
+    """An option whose values are those of the job's field, and some more."""
+    return Flag(str, panel, help, field, completion.job_values(field, *more))
 
 
 JOB_FLAGS = {
-    "num_gpus": Flag(int, "Cards (1); see --strategy."),
-    "method": Flag(str, "full; lora; dora; qlora, which is lora with --quantize nf4 (lora)."),
-    "lora_rank": Flag(int, "Rank of the adapters (8)."),
-    "lora_targets": Flag(str, "all-linear, or names of layers: q_proj,v_proj (all-linear)."),
-    "lora_dropout": Flag(float, "Dropout before each adapter (0)."),
-    "lora_dtype": Flag(str, "Stored dtype of adapters: fp32, bf16, fp16 (fp32, as PEFT)."),
-    "dtype": Flag(str, "Stored dtype of the weights: bf16, fp16, fp32 (bf16)."),
-    "autocast": Flag(str, "torch.autocast: none, bf16, fp16 (as the weights)."),
-    "quantize": Flag(str, "nf4, int8: frozen linear layers in four or eight bits, by bitsandbytes (none)."),
-    "optimizer": Flag(str, "transformers' optim name (adamw_torch_fused)."),
-    "seq_len": Flag(int, "Tokens in each sample (2048).", "sequence_length"),
+    "num_gpus": Flag(int, SEVERAL, "GPUs (1); see --strategy."),
+    "method": _choice("method", METHOD, "full, lora, dora, or qlora: lora with --quantize nf4 (lora).", "qlora"),
+    "lora_rank": Flag(int, METHOD, "Rank of the adapters (8)."),
+    "lora_targets": Flag(str, METHOD, "all-linear, or names of layers: q_proj,v_proj (all-linear)."),
+    "lora_dropout": Flag(float, METHOD, "Dropout before each adapter (0)."),
+    "lora_dtype": _choice("lora_dtype", METHOD, "Stored dtype of adapters: fp32, bf16, fp16 (fp32, as PEFT)."),
+    "dtype": _choice("dtype", PRECISION, "Stored dtype of the weights: bf16, fp16, fp32 (bf16)."),
+    "autocast": _choice("autocast", PRECISION, "torch.autocast: none, bf16, fp16 (as the weights)."),
+    "quantize": _choice(
+        "quantize", PRECISION, "nf4, int8: frozen linear layers in four or eight bits, by bitsandbytes (none)."
+    ),
+    "optimizer": Flag(str, PRECISION, "transformers' optim name (adamw_torch_fused).", complete=completion.optimizers),
+    "seq_len": Flag(int, DATA, "Tokens in each sample (2048).", "sequence_length"),
     "lengths": Flag(
         str,
-        "Where samples differ in length: tokens of the shortest to the longest, 128-2048, or of each, 300,1200,2048;"
-        " what torch caches by the time the longest comes is counted (all as long as --seq-len).",
+        DATA,
+        "If samples differ in length: tokens of the shortest to the longest, 128-2048, or of each, 300,1200,2048."
+        " What PyTorch caches by the time the longest comes is counted (all as long as --seq-len).",
     ),
-    "target_len": Flag(int, "Tokens of a T5 decoder's labels (128, or --seq-len if shorter).", "target_length"),
-    "images": Flag(int, "Images in each sample (1 where the model sees); their tokens are part of --seq-len."),
-    "videos": Flag(int, "Videos in each sample, instead of images (0)."),
-    "frames": Flag(int, "Frames of each video that enter the processor, after sampling (16)."),
+    "target_len": Flag(int, DATA, "Tokens of a T5 decoder's labels (128, or --seq-len if shorter).", "target_length"),
+    "images": Flag(
+        int, DATA, "Images in each sample (1 for a vision-language model); their tokens are part of --seq-len."
+    ),
+    "videos": Flag(int, DATA, "Videos in each sample, instead of images (0)."),
+    "frames": Flag(int, DATA, "Frames of each video that enter the processor, after sampling (16)."),
     "image_size": Flag(
-        str, "Width and height in pixels of every image (1024x1024), or of every frame of a video (640x360)."
+        str, DATA, "Width and height in pixels of every image (1024x1024), or of every frame of a video (640x360)."
     ),
     "min_pixels": Flag(
-        int, "Least pixels the processor enlarges an image to; of videos see --max-pixels (the model's own)."
+        int, DATA, "Fewest pixels that the processor enlarges an image to; videos: see --max-pixels (the model's own)."
     ),
     "max_pixels": Flag(
         int,
-        "Most pixels the processor leaves of an image, of a frame (Qwen2-VL, 2.5), of all frames (the model's own).",
+        DATA,
+        "Most pixels that the processor leaves of an image, of a frame (Qwen2-VL, 2.5), of all frames (the model's"
+        " own).",
     ),
     "max_tiles": Flag(
-        int, "Most tiles the processor cuts an image into (the model's own); Gemma 3: pan and scan, with so many crops."
+        int,
+        DATA,
+        "Most tiles that the processor cuts an image into (the model's own); Gemma 3: pan and scan, with as many"
+        " crops.",
     ),
-    "vision": Flag(str, "The vision tower: frozen; train with --method full; lora (frozen)."),
-    "projector": Flag(str, "The same of what leads from it to the language model (frozen)."),
-    "batches": Flag(str, "unpadded, padded or packed samples (unpadded)."),
-    "checkpointing": Flag(str, "Activation checkpointing: full or none (full)."),
-    "attention": Flag(str, "sdpa, flash or eager (sdpa)."),
-    "loss": Flag(
-        str, "standard, sliced (transformers before 4.49), sections (torchtune), liger, cut or chunked (standard)."
+    "vision": _choice("vision", METHOD, "The vision tower: frozen; train with --method full; lora (frozen)."),
+    "projector": _choice(
+        "projector", METHOD, "The layers from the vision tower to the language model, the same (frozen)."
     ),
-    "loop": Flag(str, "trainer (transformers' Trainer) or plain (trainer)."),
-    "strategy": Flag(str, "How cards share the work: ddp, fsdp, zero0, zero1, zero2, zero3, device_map (ddp)."),
-    "offload": Flag(str, "What the host keeps under ZeRO and FSDP: none, optimizer, all (none)."),
-    "job": Flag(Path, "A JSON file with more settings of the job."),
+    "batches": _choice("batches", DATA, "unpadded, padded or packed samples (unpadded)."),
+    "checkpointing": _choice("checkpointing", SAVERS, "Activation checkpointing: full or none (full)."),
+    "attention": _choice("attention", SAVERS, "sdpa, flash or eager (sdpa)."),
+    "loss": _choice(
+        "loss",
+        SAVERS,
+        "standard, sliced (transformers before 4.49), sections (torchtune), liger, cut or chunked (standard).",
+    ),
+    "loop": _choice("loop", PRECISION, "trainer (transformers' Trainer) or plain (trainer)."),
+    "strategy": _choice(
+        "strategy", SEVERAL, "How GPUs share the work: ddp, fsdp, zero0, zero1, zero2, zero3, device_map (ddp)."
+    ),
+    "offload": _choice("offload", SEVERAL, "What the host keeps under ZeRO and FSDP: none, optimizer, all (none)."),
+    "job": Flag(Path, MODEL, "A JSON file with more settings of the job."),
 }
-"""The flags that `suggest` and `estimate` share; what is not given is completed by
+"""The options that `suggest`, `estimate` and others share; what is not given is completed by
 :func:`vramplan.planner.job_defaults.complete_job`."""
 
+SAME_NAME = """gpu gpus model models methods seq_lens show format by confidence trust_remote_code global_batch samples
+    epochs base_lr base_batch solve cards image_sizes sizes framework framework_version min_headroom dataset tokenizer
+    device as_card timeout max_runs record steps history ledger published minutes only plot snapshot out jobs"""
+OTHER_FLAGS = {
+    **{name: f"--{name.replace('_', '-')}" for name in SAME_NAME.split()},
+    "global_batch_size": "--global-batch",
+    "gradient_accumulation_steps": "--accumulation",
+    "micro_batch_size": "--micro-batch",
+    "most_runs": "--max-runs",
+    "ranks": "--lora-ranks",
+    "sequence_lengths": "--seq-lens",
+    "timeout_seconds": "--timeout",
+}
+"""Options of single commands by the name of the parameter or field that they set."""
 
-def with_job_flags(command: Callable[..., None], without: tuple[str, ...] = ()) -> Callable[..., None]:
-    """`command` with the job's flags added but those `without`; it gets them as one dictionary, `given`."""
-    own = inspect.signature(command, eval_str=True).parameters
-    shared = [
-        inspect.Parameter(
+
+def spell_flag(field: str, value: str) -> str:
+    """A setting in an error's message as the command line writes it; a field without an option keeps its name.
+
+    >>> spell_flag("sequence_length", "0"), spell_flag("trust_remote_code", ""), spell_flag("experts", "linear")
+    ('--seq-len 0', '--trust-remote-code', 'experts linear')
+    """
+    flags = {flag.field or name: f"--{name.replace('_', '-')}" for name, flag in JOB_FLAGS.items()}
+    name = flags.get(field) or OTHER_FLAGS.get(field) or field
+    switch = field == "trust_remote_code" and value.lower() == "true"
+    return name if switch or not value else f"{name} {value}"
+
+
+@cache
+def _job_parameters() -> dict[str, inspect.Parameter]:
+    """The job's options as parameters of a command, made once for all commands."""
+    return {
+        name: inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
-            annotation=Annotated[flag.type | None, typer.Option(help=flag.help, show_default=False)],
+            annotation=Annotated[
+                flag.type | None,
+                typer.Option(
+                    help=flag.help, show_default=False, rich_help_panel=flag.panel, autocompletion=flag.complete
+                ),
+            ],
         )
         for name, flag in JOB_FLAGS.items()
-        if name not in without
-    ]
+    }
+
+
+def with_job_flags(command: Callable[..., None], without: tuple[str, ...] = ()) -> Callable[..., None]:
+    """`command` with the job's options but those `without`; it gets them as one dictionary, `given`."""
+    own = inspect.signature(command, eval_str=True).parameters
+    shared = [parameter for name, parameter in _job_parameters().items() if name not in without]
     mine = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, p in own.items() if name != "given"]
 
     def run(**values: Any) -> None:
         flags = {name: values.pop(name) for name in JOB_FLAGS if name not in without}
         command(**values, given=_given(flags))
 
-    parameters = [*mine[:-1], *shared, mine[-1]]  # --json comes last
+    ends = 2 if "verbose" in own else 1
+    parameters = [*mine[:-ends], *shared, *mine[-ends:]]  # --verbose and --json come last
     run.__doc__, run.__name__ = command.__doc__, command.__name__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}

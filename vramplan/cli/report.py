@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from vramplan.cli import completion
+from vramplan.cli.help import BATCH, DATA, METHOD, MODEL, OUTPUT
 from vramplan.cli.options import (
     JOB_FLAGS,
     Accumulation,
@@ -30,21 +32,36 @@ from vramplan.errors import ConfigError
 def report(
     model: Model,
     gpu: GpuName,
-    out: Annotated[Path, typer.Option(help="The page: FILE.html.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The page: FILE.html.", show_default=False, rich_help_panel=OUTPUT)],
     micro_batch: MicroBatch = None,
     accumulation: Accumulation = None,
-    global_batch: Annotated[int | None, typer.Option(help="Samples behind one optimizer step (16 a card).")] = None,
-    cards: Annotated[str | None, typer.Option(help="Cards to choose from: l40s,h100 (one of each usual size).")] = None,
-    seq_lens: Annotated[str | None, typer.Option(help="Lengths to choose from: 1024,4096 (half and double).")] = None,
-    lora_ranks: Annotated[str | None, typer.Option(help="Ranks to choose from (8,64).")] = None,
-    image_sizes: Annotated[str | None, typer.Option(help="Image sizes to choose from (448x448,1024x1024).")] = None,
+    global_batch: Annotated[
+        int | None, typer.Option(help="Samples behind one optimizer step (16 on each GPU).", rich_help_panel=BATCH)
+    ] = None,
+    cards: Annotated[
+        str | None,
+        typer.Option(
+            help="GPUs to choose from on the page: l40s,h100 (one of each usual size).",
+            rich_help_panel=MODEL,
+            autocompletion=completion.gpu_names,
+        ),
+    ] = None,
+    seq_lens: Annotated[
+        str | None,
+        typer.Option(help="Lengths to choose from: 1024,4096 (half and double).", rich_help_panel=DATA),
+    ] = None,
+    lora_ranks: Annotated[str | None, typer.Option(help="Ranks to choose from (8,64).", rich_help_panel=METHOD)] = None,
+    image_sizes: Annotated[
+        str | None,
+        typer.Option(help="Image sizes to choose from (448x448,1024x1024).", rich_help_panel=DATA),
+    ] = None,
     confidence: Confidence = None,
     trust_remote_code: Trust = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
 ) -> None:
-    """Write one page about a job: pictures, plans, levers, and controls to change it."""
+    """Write an interactive HTML page about a job: memory over the step, plans, what would help."""
     from vramplan import atomic_write
     from vramplan.planner import report as grid
     from vramplan.render import json_output as as_text
@@ -82,9 +99,17 @@ def report(
 def compare(
     targets: Annotated[
         list[str],
-        typer.Argument(metavar="A [B]", help="Two models, or two configurations; one, with two cards."),
+        typer.Argument(metavar="A [B]", help="Two models, or two configurations; one, with two GPUs."),
     ],
-    gpu: Annotated[str, typer.Option(help="Card by name, or auto; two of them for one A: rtx4090,a100-40gb.")],
+    gpu: Annotated[
+        str,
+        typer.Option(
+            help="GPU by name, or auto; two of them for one A: rtx4090,a100-40gb.",
+            show_default=False,
+            rich_help_panel=MODEL,
+            autocompletion=completion.gpu_names,
+        ),
+    ],
     micro_batch: MicroBatch = None,
     accumulation: Accumulation = None,
     confidence: Confidence = None,
@@ -93,7 +118,7 @@ def compare(
     *,
     given: dict[str, Any],
 ) -> None:
-    """Put two models, cards or configurations side by side."""
+    """Compare two models, GPUs or configurations side by side."""
     from vramplan.planner import compare as comparing
 
     with progress() as tell:
@@ -110,11 +135,11 @@ def compare(
     if as_json:
         from vramplan.render import json_output as as_text
 
-        print(as_text.dumps(shown.as_data(found)))
+        print(as_text.dumps(as_text.comparison(found)))
     else:
         from vramplan.render import terminal
 
-        terminal.print_all(shown.comparison(found))
+        terminal.print_all(shown.answer(found))
     raise typer.Exit(0 if all(side.fits for side in found.sides) else 1)
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramplan.cli import probe as measuring
+from vramplan.cli import completion
+from vramplan.cli.help import BATCH, MODEL, OUTPUT, REAL, RUN
 from vramplan.cli.options import (
     Accumulation,
     AsJson,
@@ -22,12 +23,14 @@ from vramplan.cli.options import (
     Record,
     Timeout,
     Trust,
+    Verbose,
     batch_of,
     check_file,
     progress,
     sure,
     with_job_flags,
 )
+from vramplan.cli.probe import typed
 from vramplan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,12 +42,25 @@ if TYPE_CHECKING:
 def suggest(
     model: Model,
     gpu: GpuName,
-    global_batch: Annotated[int, typer.Option(help="Samples behind one optimizer step.", show_default=False)],
-    samples: Annotated[int | None, typer.Option(help="Samples in the data set: adds the steps of the run.")] = None,
-    epochs: Annotated[float, typer.Option(help="Passes over the data set.")] = 1.0,
-    base_lr: Annotated[float | None, typer.Option(help="A learning rate you know to work, to carry over.")] = None,
-    base_batch: Annotated[int | None, typer.Option(help="The global batch that rate was tuned for.")] = None,
-    probe: Annotated[bool, typer.Option("--probe", help="Run the plan on the card in this box, and mend it.")] = False,
+    global_batch: Annotated[
+        int, typer.Option(help="Samples behind one optimizer step.", show_default=False, rich_help_panel=BATCH)
+    ],
+    samples: Annotated[
+        int | None, typer.Option(help="Samples in the data set: adds the steps of the run.", rich_help_panel=RUN)
+    ] = None,
+    epochs: Annotated[float, typer.Option(help="Passes over the data set.", rich_help_panel=RUN)] = 1.0,
+    base_lr: Annotated[
+        float | None, typer.Option(help="A learning rate that works, to scale to this batch.", rich_help_panel=RUN)
+    ] = None,
+    base_batch: Annotated[
+        int | None, typer.Option(help="The global batch that it works for.", rich_help_panel=RUN)
+    ] = None,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe", help="Run the plan on this machine's GPU; correct it if it fails.", rich_help_panel=REAL
+        ),
+    ] = False,
     device: Device = None,
     max_runs: MaxRuns = None,
     timeout: Timeout = None,
@@ -52,46 +68,47 @@ def suggest(
     confidence: Confidence = None,
     for_framework: Annotated[
         str | None,
-        typer.Option("--for", help="Print the plan to paste, for swift, llamafactory, axolotl, trl, torchtune ..."),
+        typer.Option(
+            "--for",
+            help="Print the plan to paste, for swift, llamafactory, axolotl, trl, torchtune ...",
+            rich_help_panel=OUTPUT,
+            autocompletion=completion.frameworks,
+        ),
     ] = None,
     solve: Annotated[
-        str | None, typer.Option(help="Find the largest image-size, max-pixels, max-tiles or seq-len that fits first.")
+        str | None,
+        typer.Option(
+            help="First find the largest that fits: image-size, max-pixels, max-tiles or seq-len.",
+            rich_help_panel=BATCH,
+            autocompletion=completion.one_of("image-size", "max-pixels", "max-tiles", "seq-len"),
+        ),
     ] = None,
     trust_remote_code: Trust = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
 ) -> None:
-    """Find batch x accumulation for a global batch; with --probe, prove it."""
-    from vramplan.planner import estimate as api
-    from vramplan.planner import suggest as plan
+    """Find the micro-batch and gradient accumulation that reach a global batch on a GPU."""
+    from vramplan.inputs.load import load_gpu
+    from vramplan.planner.suggest import Run
+    from vramplan.planner.suggest import suggest as search_batches
 
     for flag, value in (("--device", device), ("--max-runs", max_runs), ("--timeout", timeout), ("--record", record)):
         if value is not None and not probe:
             raise ConfigError(f"{flag} is about real runs: add --probe")
-    solved = None
     with progress() as tell:
-        if solve is not None:
-            from vramplan.planner import images as resolutions
+        on = None
+        if probe:
+            from vramplan.measurements.probe import probe_device
 
-            cards = 1 if given.get("strategy") in ("device_map", "pipeline") else given.get("num_gpus", 1)
-            accumulation = max(1, global_batch // cards)  # the smallest micro-batch leaves most room
-            solved = resolutions.solve(
-                model,
-                gpu,
-                solve,
-                progress=tell,
-                gradient_accumulation_steps=accumulation,
-                **sure(confidence),
-                **given,
-            )
-            given = {name: value for name, value in solved.job.items() if name != "gradient_accumulation_steps"}
-        on = measuring.bench(gpu, device, timeout, record, trust_remote_code, tell) if probe else None
-        runs = measuring.most_runs(max_runs)
-        found = api.suggest(
+            limits = typed(device=device, timeout=timeout, max_runs=max_runs, record=record)
+            on = probe_device(gpu, progress=tell, trust_remote_code=trust_remote_code, **limits)
+        found = search_batches(
             model,
-            gpu if on is None else on.card,
+            gpu if on is None else on.gpu,
             global_batch,
+            solve=solve,
             samples=samples,
             epochs=epochs,
             base_lr=base_lr,
@@ -103,42 +120,44 @@ def suggest(
         )
         verified = None
         if on is not None:
-            from vramplan.measurements import probe as probing
-            from vramplan.measurements import verify
+            from vramplan.measurements.probe import prove
+            from vramplan.measurements.verify import can_be_proved
 
-            if verify.can_be_proved(found):
-                verified = probing.prove(model, found, on=on, most_runs=runs)
-    run = plan.Run(samples, epochs)
+            if can_be_proved(found):
+                verified = prove(model, found, on=on)
+    run = Run(samples, epochs)
     if for_framework is not None and found.recommended is not None:
         chosen = (verified.plan if verified is not None else None) or found.recommended
-        fits = _paste(for_framework, model, chosen, api.load_gpu(gpu) if on is None else on.card, sure(confidence))
+        fits = _paste(for_framework, model, chosen, load_gpu(gpu) if on is None else on.gpu, sure(confidence))
         raise typer.Exit(0 if fits else 1)
     if as_json:
         from vramplan.render import json_output as as_text
 
         shown = as_text.search(found, run)
-        if solved is not None:
-            shown["solved"] = as_text.solved(solved)
+        if found.solved is not None:
+            shown["solved"] = as_text.solved(found.solved)
         if verified is not None:
             from vramplan.render import probe_json
 
             shown["verified"] = probe_json.verified(verified)
         print(as_text.dumps(shown))
     else:
+        from vramplan.render import suggest as as_answer
         from vramplan.render import terminal
 
         # what is not to be pasted does not go where that would
         with nullcontext() if for_framework is None else redirect_stdout(sys.stderr):
-            if solved is not None:
+            if found.solved is not None:
                 from vramplan.render import images
 
-                terminal.print_all(images.solved(solved), "")
-            terminal.print_all(terminal.search(found, run, terminal.width()))
+                terminal.print_all(images.solved(found.solved), "")
+            terminal.print_all(as_answer.answer(found, run, verbose))
             if verified is not None:
                 from vramplan.render import probe as as_proof
 
                 terminal.print_all(as_proof.verified(verified))
-    measuring.complain()
+    if on is not None:
+        on.check_recorded()
     raise typer.Exit(0 if (verified.plan if verified is not None else found.recommended) else 1)
 
 
@@ -146,7 +165,7 @@ def _paste(framework: str, model: str, chosen: Plan, card: Gpu, confidence: dict
     """The plan in a framework's own words, if it fits so; what that cannot say, on standard error."""
     from vramplan.planner import export
 
-    written = export.planned(framework, model, chosen.estimate.job, card, **confidence)
+    written = export.export(framework, model, chosen.estimate.job, card, **confidence)
     if written.fits:
         print(written.text, end="")
     for note in written.notes:
@@ -161,26 +180,42 @@ def estimate(
     micro_batch: MicroBatch = None,
     accumulation: Accumulation = None,
     by: Annotated[
-        str | None, typer.Option(help="analytic, or trace (the real model; analytic where a block describes it).")
+        str | None,
+        typer.Option(
+            help="Estimator: analytic, or trace, which runs the real model (analytic if it supports the architecture).",
+            rich_help_panel=MODEL,
+            autocompletion=completion.one_of("analytic", "trace"),
+        ),
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="List every tensor at the peak.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw memory over the step: FILE.svg, .png or .html.")] = None,
-    snapshot: Annotated[Path | None, typer.Option(help="Write FILE.pickle for PyTorch's memory viewer.")] = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="List every tensor at the peak, and all assumptions.", rich_help_panel=OUTPUT),
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw memory over the step: FILE.svg, .png or .html.", rich_help_panel=OUTPUT),
+    ] = None,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(help="Write FILE.pickle for PyTorch's memory viewer.", rich_help_panel=OUTPUT),
+    ] = None,
     confidence: Confidence = None,
     trust_remote_code: Trust = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
 ) -> None:
-    """Say what one job needs, byte by byte."""
-    from vramplan.planner import estimate as api
+    """Estimate the GPU memory that one training job needs."""
+    from vramplan.inputs.load import load_gpu
+    from vramplan.planner.estimate import estimate as run_estimate
 
     check_file("--plot", plot, (".svg", ".png", ".html"))
     check_file("--snapshot", snapshot, (".pickle", ".pkl"))
-    card = api.load_gpu(gpu)
+    card = load_gpu(gpu)
     given |= batch_of(micro_batch, accumulation)
     with progress() as tell:
-        found = api.estimate(
+        found = run_estimate(
             model, card, by=by, progress=tell, trust_remote_code=trust_remote_code, **sure(confidence), **given
         )
     if plot is not None:
@@ -196,7 +231,8 @@ def estimate(
 
         print(as_text.dumps(as_text.estimate(found)))
     else:
+        from vramplan.render import estimate as as_answer
         from vramplan.render import terminal
 
-        terminal.print_all(terminal.estimate(found, card, found.job.num_gpus, explain))
+        terminal.print_all(as_answer.answer(found, card, verbose, explain))
     raise typer.Exit(0 if found.fits else 1)

@@ -1,4 +1,4 @@
-"""What a GPU is: memory as its driver and CUDA report it, rates for the roofline."""
+"""A GPU: memory as its driver and CUDA report it, and rates for the roofline model."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ class Gpu(BaseModel):
     name: str = Field(min_length=1)
     """Short name, such as rtx4090 or a100-80gb."""
     title: str
-    """The maker's name."""
+    """The manufacturer's name for it."""
     aliases: tuple[str, ...] = ()
-    """Other names it is asked for by."""
+    """Other names that find it."""
     vendor: str
     """NVIDIA, AMD, Ascend or Intel."""
     compute_capability: str | None = None
-    """CUDA's, such as 8.9; None on other vendors."""
+    """CUDA compute capability, such as 8.9; None for other vendors."""
     driver_total_bytes: int = Field(gt=0)
-    """What nvidia-smi lists as total."""
+    """Total memory as nvidia-smi lists it."""
     cuda_total_bytes: int = Field(gt=0)
-    """What torch.cuda.get_device_properties(0).total_memory reports: the most a process can see."""
+    """torch.cuda.get_device_properties(0).total_memory: the memory that a process can see."""
     cuda_total_source: str
     """observed (seen in public logs) or derived from the driver's total by the usual gap."""
     bandwidth_bytes_per_second: float = Field(gt=0)
     """Memory bandwidth."""
     flops_per_second: dict[str, float]
-    """Dense matrix rates by dtype (fp32, fp16, bf16, fp8), where the card has them."""
+    """Dense matrix rates by dtype (fp32, fp16, bf16, fp8), that the GPU supports."""
     sources: tuple[str, ...] = ()
     """Where the figures were read."""
     confidence: str = ""
     """verified, single-source or inferred."""
     held_bytes: int = Field(default=0, ge=0)
-    """Memory that other processes hold right now (only for the card in this box)."""
+    """Memory that other processes hold now (only for the GPU in this machine)."""
 
     margin_bytes: int = Field(default=0, ge=0)
-    """Memory that plans leave free for what an estimate may miss."""
+    """Safety margin: memory that plans leave free for the error of an estimate."""
     margin_source: str = ""
-    """Where that figure comes from."""
+    """How that figure was obtained."""
 
     @property
     def capability(self) -> tuple[int, int]:
-        """Compute capability as numbers; (0, 0) where there is none."""
+        """Compute capability as (major, minor); (0, 0) for other vendors."""
         if not self.compute_capability:
             return 0, 0
         major, _, minor = self.compute_capability.partition(".")
@@ -58,17 +58,17 @@ class Gpu(BaseModel):
         return self.vendor != "NVIDIA" or self.capability >= (8, 0)
 
     def supports(self, dtype: str) -> bool:
-        """Whether the hardware computes in `dtype`; bf16 needs compute capability 8.0 on NVIDIA cards."""
+        """Whether the hardware computes in `dtype`; bf16 needs compute capability 8.0 on NVIDIA GPUs."""
         return dtype == "fp32" or self.flops_per_second.get(dtype, 0.0) > 0.0
 
     @property
     def usable_bytes(self) -> int:
-        """What a process may take: what CUDA sees, less what others hold."""
+        """Bytes that a process may take: what CUDA sees, less what other processes hold."""
         return self.cuda_total_bytes - self.held_bytes
 
     @property
     def plannable_bytes(self) -> int:
-        """What a plan may take: what a process may, less the margin."""
+        """Bytes that a plan may take: the usable bytes less the safety margin."""
         return self.usable_bytes - self.margin_bytes
 
     @property

@@ -15,6 +15,7 @@ from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.inputs.images.types import Tensor as ImageTensor
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import Config, ModelSpec
+from vramplan.inputs.sequence_length import check_sequence_length
 
 
 class Input(NamedTuple):
@@ -306,11 +307,7 @@ def check_inputs(spec: ModelSpec, job: Job) -> None:
             f" use {setting('loss', 'standard')}"
         )
     most = samples.most_tokens(c) if samples.has_text else None
-    if most is not None and job.sequence_length > most:
-        raise ConfigError(
-            f"{setting('sequence_length', job.sequence_length)}: {spec.name} has a table of {most} positions; longer"
-            " sequences cannot run"
-        )
+    check_sequence_length(job.sequence_length, most, spec.name)
     if samples.image_config is not None:
         width, height = samples.image(c, job)
         patch = samples.vision(c).count("patch_size")

@@ -1,4 +1,4 @@
-"""What a model is: its Hub configuration, word for word, and where that comes from."""
+"""A model: its Hub configuration, verbatim, and the source of that."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from vramplan.errors import SpecError
 
 IMPORT_PATH = "import-path"
-"""The `model_type` of a user's own model, ``package.module:function``: only a trace knows what it is."""
+"""The `model_type` of a user's own model, ``package.module:function``, which only a trace supports."""
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-"""torch's names of the dtypes that weights are published in, and ours."""
+"""Dtype of jobs by torch's name, for dtypes that weights are published in."""
 
 
 class ModelSpec(BaseModel):
@@ -30,44 +30,44 @@ class ModelSpec(BaseModel):
     config: Mapping[str, Any]
     """The keys of the Hub's config.json that fix shapes, verbatim."""
     processor: Mapping[str, Any] = Field(default_factory=dict)
-    """The keys of preprocessor_config.json that decide what becomes of an image, verbatim."""
+    """The keys of preprocessor_config.json that decide the size of a processed image, verbatim."""
     video_processor: Mapping[str, Any] = Field(default_factory=dict)
-    """The same of video_preprocessor_config.json and videos; where it is absent, transformers reads the other."""
+    """The same of video_preprocessor_config.json for videos; if it is empty, transformers reads `processor`."""
     stored_dtype: str | None = None
-    """Dtype of the published weights (bf16, fp16 or fp32) where the configuration names none."""
+    """Dtype of the published weights (bf16, fp16 or fp32) if the configuration names none."""
     alias_configs: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
-    """Keys of the configuration that an alias has otherwise, by its name: what changes no shape of a weight."""
+    """Keys of the configuration that differ for an alias, by its name; they change no shape of a weight."""
     num_parameters: int | None = Field(default=None, gt=0)
-    """Official count of distinct parameters, tied ones once, where one is known."""
+    """Official number of distinct parameters, tied ones counted once; None if it is unknown."""
     stored_parameters: int | None = Field(default=None, gt=0)
-    """Elements in the published safetensors files, where that differs (buffers, a copy of a tied head)."""
+    """Elements in the published safetensors files, if their number differs (buffers, a copy of a tied head)."""
     counted_from: str = ""
-    """Where `num_parameters` comes from."""
+    """Source of `num_parameters`."""
     sources: tuple[str, ...] = ()
-    """Where the configuration was read."""
+    """Sources of the configuration."""
     confidence: str = "given"
     """verified (two sources agree or the total matches), single-source, or given by the user."""
     note: str = ""
-    """Anything a reader should know."""
+    """A remark for the user."""
 
     @property
     def config_dtype(self) -> str | None:
-        """The dtype that the configuration names, a dtype of jobs; None where it names none, or another."""
+        """The dtype that the configuration names, as jobs name it; None if it names none or another."""
         text = self.config.get("text_config")
         for part in (self.config, text if isinstance(text, Mapping) else {}):
-            named = part.get("dtype") or part.get("torch_dtype")
-            if named is not None:
-                return DTYPES.get(str(named).removeprefix("torch."))
+            dtype = part.get("dtype") or part.get("torch_dtype")
+            if dtype is not None:
+                return DTYPES.get(str(dtype).removeprefix("torch."))
         return None
 
     @property
     def published_dtype(self) -> str | None:
-        """What ``dtype="auto"`` loads: the configuration's dtype, or where that is silent the weights' own."""
+        """The dtype that ``dtype="auto"`` loads: the configuration's, or if it names none that of the weights."""
         return self.config_dtype or self.stored_dtype
 
 
 class Config:
-    """A model configuration read by key: a missing one is an error that names it, never a guess."""
+    """A model configuration read by key; a missing required key is an error that names it."""
 
     __slots__ = ("_owner", "_values")
 
@@ -76,19 +76,19 @@ class Config:
         self._owner = owner
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of `key`; `default` (transformers' own) where it is absent or null."""
+        """The value of `key`; `default` (transformers' own) if it is absent or null."""
         value = self._values.get(key)
         return default if value is None else value
 
     def has(self, key: str) -> bool:
-        """Whether `key` is there at all, null included."""
+        """Whether `key` is present, null included."""
         return key in self._values
 
     def count(self, key: str, default: int | None = None) -> int:
         """A positive whole number.
 
         Raises:
-            SpecError: when the key is missing without a default, or is no positive integer below 2**40.
+            SpecError: if the key is missing without a default, or is not a positive integer below 2**40.
         """
         value = self.get(key, default)
         if value is None:
@@ -101,7 +101,7 @@ class Config:
         """A number.
 
         Raises:
-            SpecError: when it is something else.
+            SpecError: if it has another type.
         """
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -109,21 +109,25 @@ class Config:
         return float(value)
 
     def part(self, key: str) -> Config:
-        """A configuration within this one.
+        """A nested configuration.
 
         Raises:
-            SpecError: when it is missing or something else.
+            SpecError: if it is missing or not a mapping.
         """
         value = self.get(key)
         if not isinstance(value, Mapping):
-            raise SpecError(f"{self._owner}: config.json has no {key!r}" if value is None else f"{self._owner}: {key}?")
+            raise SpecError(
+                f"{self._owner}: config.json has no {key!r}"
+                if value is None
+                else f"{self._owner}: {key} = {value!r}; expected an object"
+            )
         return Config(value, f"{self._owner}: {key}")
 
     def flag(self, key: str, default: bool) -> bool:
-        """A truth value.
+        """A boolean.
 
         Raises:
-            SpecError: when it is something else.
+            SpecError: if it has another type.
         """
         value = self.get(key, default)
         if not isinstance(value, bool):
@@ -131,10 +135,10 @@ class Config:
         return value
 
     def text(self, key: str, default: str) -> str:
-        """A word.
+        """A string.
 
         Raises:
-            SpecError: when it is something else.
+            SpecError: if it has another type.
         """
         value = self.get(key, default)
         if not isinstance(value, str):

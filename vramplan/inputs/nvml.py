@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says: the card in this box, and what processes hold of it."""
+"""The GPU in this machine and the memory of its processes, as the NVIDIA driver reports them (NVML)."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from vramplan.errors import ConfigError, MissingDependencyError, UnknownNameError
+from vramplan.errors import ConfigError, MissingDependencyError, UnknownNameError, setting
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.gpu import Gpu
 from vramplan.units import MiB
 
 
 def local_gpu(device: int = 0) -> Gpu:
-    """The NVIDIA card that CUDA would call number `device`, with what other processes hold of it right now.
+    """The NVIDIA GPU with CUDA's number `device`, and the memory that other processes hold now.
 
     Raises:
-        MissingDependencyError: when nvidia-ml-py is not installed.
-        ConfigError: when there is no NVIDIA driver, no such card, or none of its model in the catalogue.
+        MissingDependencyError: if nvidia-ml-py is not installed.
+        ConfigError: if there is no NVIDIA driver, no such GPU, or its model is not in the catalogue.
     """
     try:
         with _driver() as pynvml:
@@ -27,30 +27,30 @@ def local_gpu(device: int = 0) -> Gpu:
             name = pynvml.nvmlDeviceGetName(handle)
             memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     except ImportError as error:
-        raise MissingDependencyError("--gpu auto needs NVML: pip install nvidia-ml-py") from error
+        raise MissingDependencyError(f"{setting('gpu', 'auto')} needs NVML: pip install nvidia-ml-py") from error
     except NoAnswer as error:
-        raise ConfigError(f"--gpu auto: the driver does not answer for card {device} ({error})") from error
+        raise ConfigError(f"{setting('gpu', 'auto')}: the driver does not answer for GPU {device} ({error})") from error
     except NoDriver as error:
         raise ConfigError(
-            f"--gpu auto: no NVIDIA driver answers here ({error}); name a card, see `vramplan gpus`"
+            f"{setting('gpu', 'auto')}: no NVIDIA driver answers here ({error}); name a GPU, see `vramplan gpus`"
         ) from error
     return as_reported(name if isinstance(name, str) else name.decode(), int(memory.total), int(memory.used))
 
 
 def as_reported(title: str, total_bytes: int, used_bytes: int) -> Gpu:
-    """The catalogue's card called `title`, with the size and use that the driver reports.
+    """The catalogue's GPU called `title`, with the size and use that the driver reports.
 
     Raises:
-        ConfigError: when the catalogue has no such card.
+        ConfigError: if the catalogue has no such GPU.
     """
     try:
-        known = find_gpu(title)
+        listed = find_gpu(title)
     except UnknownNameError as error:
         raise ConfigError(
-            f"--gpu auto: {title!r} is not in the catalogue; name one like it, see `vramplan gpus`"
+            f"{setting('gpu', 'auto')}: {title!r} is not in the catalogue; name a similar one, see `vramplan gpus`"
         ) from error
-    gap = known.driver_total_bytes - known.cuda_total_bytes
-    return known.model_copy(
+    gap = listed.driver_total_bytes - listed.cuda_total_bytes
+    return listed.model_copy(
         update={
             "title": title,
             "driver_total_bytes": total_bytes,
@@ -63,47 +63,47 @@ def as_reported(title: str, total_bytes: int, used_bytes: int) -> Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a card holds at one moment, in bytes."""
+    """Memory of a GPU in use at one moment."""
 
     driver: str
     """The driver's version."""
     total_bytes: int
-    """All of the card's memory."""
+    """Memory of the GPU in bytes."""
     used_bytes: int
-    """By everyone, the driver itself included."""
+    """Bytes in use by all processes and the driver."""
     process_bytes: int | None
-    """By the process asked for; None where the driver does not tell (containers that number their own, WSL)."""
+    """Bytes in use by one process; None if not reported (containers with their own process ids, WSL)."""
 
 
 def usage(process: int, device: int = 0) -> Usage | None:
-    """What the driver says of visible card number `device` and of a process on it; None where it does not answer."""
+    """Memory in use on visible GPU number `device` and by a process on it; None if the driver does not answer."""
     try:
         with _driver() as pynvml:
             handle = _handle(pynvml, device)
             version = pynvml.nvmlSystemGetDriverVersion()
             memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            mine = _process_bytes(pynvml, handle, process)
+            process_bytes = _process_bytes(pynvml, handle, process)
     except (ImportError, NoDriver):
         return None
     driver = version if isinstance(version, str) else version.decode()
-    return Usage(driver, int(memory.total), int(memory.used), mine)
+    return Usage(driver, int(memory.total), int(memory.used), process_bytes)
 
 
 def _process_bytes(pynvml: Any, handle: Any, process: int) -> int | None:
     try:
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except pynvml.NVMLError:  # not told under MIG or WSL
+    except pynvml.NVMLError:  # not reported under MIG or WSL
         return None
-    sizes = [one.usedGpuMemory for one in running if one.pid == process and one.usedGpuMemory is not None]
+    sizes = [entry.usedGpuMemory for entry in running if entry.pid == process and entry.usedGpuMemory is not None]
     return int(sizes[0]) if sizes else None
 
 
 class NoDriver(Exception):
-    """There is no driver."""
+    """No NVIDIA driver is installed."""
 
 
 class NoAnswer(NoDriver):
-    """There is one, and it does not answer this."""
+    """The driver does not answer a query."""
 
 
 @contextmanager
@@ -123,9 +123,9 @@ def _driver() -> Iterator[Any]:
 
 
 def _handle(pynvml: Any, device: int) -> Any:
-    """The card that CUDA calls number `device`: CUDA_VISIBLE_DEVICES names cards by number or by UUID.
+    """The NVML handle of CUDA's device number `device`: CUDA_VISIBLE_DEVICES names GPUs by number or by UUID.
 
-    NVML counts in the order of the PCI bus, as CUDA does with CUDA_DEVICE_ORDER=PCI_BUS_ID or equal cards.
+    NVML counts in the order of the PCI bus, as CUDA does with CUDA_DEVICE_ORDER=PCI_BUS_ID or identical GPUs.
     """
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     name = visible[device] if device < len(visible) else str(device)

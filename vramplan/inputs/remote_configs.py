@@ -1,4 +1,4 @@
-"""Configurations of a model's own code, in the keys of the transformers class that does the same."""
+"""Configurations of models with their own code, translated to the keys of the equivalent transformers class."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 
 from vramplan.errors import SpecError
 
-Written = tuple[dict[str, Any], dict[str, Any]]
-"""(config, what it adds to the processor's)"""
+Translated = tuple[dict[str, Any], dict[str, Any]]
+"""(config, keys to add to the processor's configuration)"""
 
-HEADS = 16
-"""Of InternViT-300M, whose published configurations all say it; of InternViT-6B 25."""
+DEFAULT_HEADS = 16
+"""Attention heads of InternViT-300M (25 in InternViT-6B), which all published configurations name."""
 PIXEL_SHUFFLE = 0.5
 
 
-def internvl_chat(config: Mapping[str, Any], where: str) -> Written:
+def internvl_chat(config: Mapping[str, Any], where: str) -> Translated:
     """OpenGVLab's InternVLChatModel as transformers' InternVLForConditionalGeneration (convert_internvl_weights).
 
-    Its InternLM2 is a Llama whose projections are fused: as many weights, and adapters as if they were apart.
+    Its InternLM2 is a Llama with fused projections: as many weights; adapters are counted as if they were separate.
 
     Raises:
-        SpecError: where a part is missing.
+        SpecError: if a part is missing.
     """
     vision, language = (_part(config, key, where) for key in ("vision_config", "llm_config"))
     text = {
@@ -30,29 +30,29 @@ def internvl_chat(config: Mapping[str, Any], where: str) -> Written:
     }
     if language.get("model_type") == "internlm2":
         text["attention_bias"] = language.get("bias", False)
-    own = {
+    verbatim = {
         key: vision[key]
         for key in ("hidden_size", "num_hidden_layers", "intermediate_size", "hidden_act", "norm_type")
         if key in vision
     }
     tile, patch = config.get("force_image_size") or vision.get("image_size", 448), vision.get("patch_size", 14)
     tower = {
-        **own,
-        "num_attention_heads": vision.get("num_attention_heads", HEADS),
+        **verbatim,
+        "num_attention_heads": vision.get("num_attention_heads", DEFAULT_HEADS),
         "image_size": [tile, tile],
         "patch_size": [patch, patch],
         "attention_bias": vision.get("qkv_bias", True),
         "use_qk_norm": vision.get("qk_normalization", False),
     }
-    whole = {
+    translated = {
         "model_type": "internvl",
         "vision_config": tower,
         "text_config": text,
         "downsample_ratio": config.get("downsample_ratio", PIXEL_SHUFFLE),
         "tie_word_embeddings": language.get("tie_word_embeddings", config.get("tie_word_embeddings", False)),
     }
-    most = config.get("max_dynamic_patch", 12) if config.get("dynamic_image_size", True) else 1
-    return whole, {"max_patches": most, "min_patches": min(config.get("min_dynamic_patch", 1), most)}
+    max_tiles = config.get("max_dynamic_patch", 12) if config.get("dynamic_image_size", True) else 1
+    return translated, {"max_patches": max_tiles, "min_patches": min(config.get("min_dynamic_patch", 1), max_tiles)}
 
 
 def _part(config: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
@@ -62,5 +62,5 @@ def _part(config: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
     return part
 
 
-DIALECTS: dict[str, Callable[[Mapping[str, Any], str], Written]] = {"internvl_chat": internvl_chat}
-"""By the model_type that such a configuration says."""
+REMOTE_CONFIGS: dict[str, Callable[[Mapping[str, Any], str], Translated]] = {"internvl_chat": internvl_chat}
+"""Translation by model_type."""

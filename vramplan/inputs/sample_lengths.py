@@ -1,4 +1,4 @@
-"""Lengths of samples, however they are given."""
+"""Lengths of samples from a range, a list or text."""
 
 from __future__ import annotations
 
@@ -6,44 +6,49 @@ import re
 from random import Random
 from typing import Any
 
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, setting
 from vramplan.inputs.job import MAX_COUNT, Job
 
-SAMPLES = 64
-"""That a range is spread over."""
-MOST_SAMPLES = 1 << 14
+NUM_SAMPLES = 64
+"""Number of lengths drawn from a range."""
+MAX_SAMPLES = 1 << 14
 MICRO_STEPS = 48
-"""Micro-batches of other lengths before the longest; hundreds cache a tenth more, of 4,096 tokens half as much."""
+"""Number of micro-batches of other lengths before the longest; hundreds would cache a tenth more, and half as much more
+for samples of up to 4,096 tokens."""
 
 
-def lengths_of(given: Any) -> tuple[int, ...]:
-    """Tokens of each sample: "128-2048", which is spread evenly, "300,1200,2048", or a list.
+def lengths_of(value: Any) -> tuple[int, ...]:
+    """Tokens of each sample from a range "128-2048", which gives uniform lengths, from "300,1200,2048", or from a list.
 
     Raises:
-        ConfigError: for something else.
+        ConfigError: for another value.
     """
-    if isinstance(given, str):
-        found = re.fullmatch(r"\s*(\d+)\s*-\s*(\d+)\s*", given)
-        if found is not None and 0 < int(found[1]) < int(found[2]) <= MAX_COUNT:
-            return even_lengths(int(found[1]), int(found[2]))
-        words = given.split(",")
-        given = [int(one) for one in words] if all(one.strip().isdecimal() for one in words) else ()
-    if not isinstance(given, (list, tuple)) or not 0 < len(given) <= MOST_SAMPLES:
-        given = ()
-    if not given or not all(type(one) is int and 0 < one <= MAX_COUNT for one in given):
-        raise ConfigError("--lengths: expected tokens from the shortest to the longest, 128-2048, or of each: 300,1200")
-    return tuple(given)
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+)\s*-\s*(\d+)\s*", value)
+        if match is not None and 0 < int(match[1]) < int(match[2]) <= MAX_COUNT:
+            return even_lengths(int(match[1]), int(match[2]))
+        words = value.split(",")
+        value = [int(word) for word in words] if all(word.strip().isdecimal() for word in words) else ()
+    if not isinstance(value, (list, tuple)) or not 0 < len(value) <= MAX_SAMPLES:
+        value = ()
+    if not value or not all(type(length) is int and 0 < length <= MAX_COUNT for length in value):
+        raise ConfigError(
+            f"{setting('lengths')}: expected tokens from the shortest to the longest, 128-2048, or of each: 300,1200"
+        )
+    return tuple(value)
 
 
 def even_lengths(shortest: int, longest: int) -> tuple[int, ...]:
-    """Lengths drawn evenly between two, the same each time, and the longest."""
-    drawn = Random(SAMPLES)
-    return (*(drawn.randint(shortest, longest) for _ in range(SAMPLES - 1)), longest)
+    """Uniformly drawn lengths from `shortest` to `longest`, the longest last; the same on every call."""
+    draws = Random(NUM_SAMPLES)
+    return (*(draws.randint(shortest, longest) for _ in range(NUM_SAMPLES - 1)), longest)
 
 
 def batch_lengths(job: Job) -> list[int]:
-    """Tokens of the longest sample in each micro-batch, the longest of all last; samples come in their order, again."""
+    """Tokens of the longest sample in each micro-batch, the longest of all last; samples repeat in their order."""
     assert job.lengths is not None
-    cut, size = [min(one, job.sequence_length) for one in job.lengths], job.micro_batch_size
-    batches = ([cut[(i * size + j) % len(cut)] for j in range(min(size, len(cut)))] for i in range(MICRO_STEPS))
+    lengths, size = [min(length, job.sequence_length) for length in job.lengths], job.micro_batch_size
+    batches = (
+        [lengths[(i * size + j) % len(lengths)] for j in range(min(size, len(lengths)))] for i in range(MICRO_STEPS)
+    )
     return [*(max(batch) for batch in batches), job.sequence_length]

@@ -1,4 +1,4 @@
-"""Estimates held against measured runs: our own ledger, and what others have published."""
+"""Compare estimates with measured runs: our own ledger, and runs published by others."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from vramplan.measurements import ledger, measure
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.measurement import Measured
-from vramplan.planner import estimate as api
-from vramplan.progress import Progress
+from vramplan.planner import estimate as planner_estimate
+from vramplan.planner.suggest import suggest
+from vramplan.progress import Progress, silent
 
 METRICS = {
     "allocated": "peak_allocated_bytes",
@@ -26,42 +27,42 @@ METRICS = {
     "process": "device_total_bytes",
     "device": "device_total_bytes",
 }
-"""What is measured, and the estimate's figure that it is held against."""
+"""Kind of measurement -> attribute of the estimate that it is compared with."""
 ESTIMATORS = ("analytic", "trace")
 
 
 class Published(BaseModel):
-    """A run that others have measured and published, as a job."""
+    """A run measured and published by others, as a job."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     id: str
-    """Name of the row."""
+    """Unique name of the row."""
     group: str
-    """Where rows come from together."""
+    """Name of the publication; its rows are summarized together."""
     source: str
-    """File or page, and its version."""
+    """File or page of the publication, and its version."""
     grade: str
-    """A: settings complete; B: some had to be taken from the framework's defaults."""
+    """A: all settings are published; B: some are the framework's defaults."""
     model: str
     """A shipped name."""
     gpu: str
-    """A known card."""
+    """A GPU of the catalogue."""
     job: dict[str, Any]
     """Fields of :class:`vramplan.Job`."""
     metric: str = Field(pattern="^(allocated|reserved|process|device)$")
-    """torch's max_memory_allocated or _reserved; the driver's figure for the process, or for the whole card."""
+    """torch's max_memory_allocated or _reserved; the driver's figure for the process, or for the whole GPU."""
     measured_bytes: int = Field(gt=0)
-    """What was measured."""
+    """The published peak."""
     fixed_lengths: bool = True
-    """Whether all samples are known to be equally long; where they vary, torch caches far more."""
+    """Whether all samples are known to be equally long; if lengths vary, PyTorch caches far more."""
     unknown: list[str] = Field(default_factory=list)
-    """What is not known of the run, or does not correspond."""
+    """Settings that are not published, or that vramplan cannot express."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of one run, measured and estimated."""
+    """One peak of one run, measured and estimated."""
 
     run: str
     group: str
@@ -70,22 +71,24 @@ class Row:
     measured_bytes: int
     predicted_bytes: int
     complete: bool = True
-    """Whether all settings of the run are known."""
+    """Whether all settings of the run are published."""
 
     @property
     def error(self) -> float:
-        """Share by which the estimate is too high; negative where it is too low."""
+        """(estimate - measurement) / measurement: positive if the estimate is too high."""
         return self.predicted_bytes / self.measured_bytes - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a run was said to fit, and whether it did."""
+    """Whether the estimate of a run fits, and whether the run did."""
 
     run: str
     by: str
     said: bool
+    """Whether the estimate fits."""
     ran: bool
+    """Whether the run did not run out of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Errors of some rows."""
+    """Statistics of the errors of several rows."""
 
     count: int
     median: float
@@ -108,29 +111,30 @@ class Summary:
     """The 95th percentile of the absolute errors (nearest rank)."""
     worst: float
     too_low: float
-    """Share of the estimates that are below what was measured."""
+    """Share of the estimates that are below the measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """All that was compared."""
+    """Estimates compared with a ledger and with published runs."""
 
     runs: int
+    """Number of runs in the ledger."""
     rows: tuple[Row, ...]
     verdicts: tuple[Verdict, ...]
     choices: tuple[Choice, ...]
     published: tuple[Row, ...]
     unknown: dict[str, tuple[str, ...]]
-    """What is not known of the published runs, by group."""
+    """Settings of the published runs that are not known, by group."""
     left_out: tuple[str, ...] = ()
-    """Runs that an estimator cannot estimate, and why."""
+    """Runs that an estimator does not support, and why."""
 
 
 def summary(rows: Iterable[Row]) -> Summary:
-    """The figures of a table's line.
+    """Statistics of the errors of several rows.
 
     >>> rows = [Row("", "", "", "", 100, size) for size in (99, 100, 103)]
-    >>> one = summary(rows); one.median, round(one.worst, 2), round(one.too_low, 2)
+    >>> errors = summary(rows); errors.median, round(errors.worst, 2), round(errors.too_low, 2)
     (0.0, 0.03, 0.33)
     """
     errors = sorted(row.error for row in rows)
@@ -143,8 +147,8 @@ def summary(rows: Iterable[Row]) -> Summary:
     return Summary(len(errors), median, p95, max(errors, key=abs), sum(e < 0 for e in errors) / len(errors))
 
 
-def compare(folder: Path | None, published: Path | None, by: Sequence[str], tell: Progress) -> Accuracy:
-    """Estimate every run of a ledger, and of a file of published ones.
+def compare(folder: Path | None, published: Path | None, by: Sequence[str], progress: Progress = silent) -> Accuracy:
+    """Estimate every run of a ledger and of a file of published runs with each of the estimators in `by`.
 
     Raises:
         VramplanError: for a folder or file that cannot be read, or an unknown estimator.
@@ -153,123 +157,123 @@ def compare(folder: Path | None, published: Path | None, by: Sequence[str], tell
         if name not in ESTIMATORS:
             raise UnknownNameError("estimator", name, ESTIMATORS, "known: analytic, trace")
     runs = ledger.load_all(folder) if folder is not None else []
-    others = load_published(published) if published is not None else []
+    published_runs = load_published(published) if published is not None else []
     rows: list[Row] = []
     verdicts: list[Verdict] = []
-    total = (len(runs) + len(others)) * len(by)
+    total = (len(runs) + len(published_runs)) * len(by)
     left_out = []
-    for number, (one, estimator) in enumerate((one, estimator) for one in runs for estimator in by):
-        tell(one.identity, number / total)
+    for number, (run, estimator) in enumerate((run, estimator) for run in runs for estimator in by):
+        progress(run.identity, number / total)
         try:
-            found = estimate(one, estimator)
+            predicted = estimate(run, estimator)
         except VramplanError as error:
-            left_out.append(f"{one.identity}, {estimator}: {error}")
+            left_out.append(f"{run.identity}, {estimator}: {error}")
             continue
-        rows += _rows(one, found, estimator)
-        verdicts.append(Verdict(one.identity, estimator, found.fits, one.outcome == "ok"))
-    theirs = []
-    for number, (row, estimator) in enumerate((row, estimator) for row in others for estimator in by):
-        tell(row.id, (len(runs) * len(by) + number) / total)
-        theirs.append(published_row(row, estimator))
+        rows += _rows(run, predicted, estimator)
+        verdicts.append(Verdict(run.identity, estimator, predicted.fits, run.outcome == "ok"))
+    published_rows = []
+    pairs = ((published_run, estimator) for published_run in published_runs for estimator in by)
+    for number, (published_run, estimator) in enumerate(pairs, len(runs) * len(by)):
+        progress(published_run.id, number / total)
+        published_rows.append(published_row(published_run, estimator))
     unknown: dict[str, dict[str, None]] = {}
-    for row in others:
-        unknown.setdefault(row.group, {}).update(dict.fromkeys(row.unknown))
+    for published_run in published_runs:
+        unknown.setdefault(published_run.group, {}).update(dict.fromkeys(published_run.unknown))
     return Accuracy(
         runs=len(runs),
         rows=tuple(rows),
         verdicts=tuple(verdicts),
         choices=tuple(_choices(runs)),
-        published=tuple(theirs),
-        unknown={group: tuple(said) for group, said in unknown.items()},
+        published=tuple(published_rows),
+        unknown={group: tuple(names) for group, names in unknown.items()},
         left_out=tuple(left_out),
     )
 
 
-def estimate(one: Measured, by: str, confidence: float = CONFIDENCE) -> Estimate:
-    """A measured run's estimate.
+def estimate(run: Measured, by: str, confidence: float = CONFIDENCE) -> Estimate:
+    """The estimate of a measured run.
 
     Raises:
-        VramplanError: where it is not modelled.
+        VramplanError: if the estimator does not support it.
     """
-    spec = ModelSpec(name=one.model, model_type=one.model_type, config=one.config)
-    card = find_gpu(one.card)
-    card = card.model_copy(
-        update={"held_bytes": one.environment.held_by_others_bytes if not one.environment.cap_bytes else 0}
+    spec = ModelSpec(name=run.model, model_type=run.model_type, config=run.config)
+    gpu = find_gpu(run.card)
+    gpu = gpu.model_copy(
+        update={"held_bytes": run.environment.held_by_others_bytes if not run.environment.cap_bytes else 0}
     )
-    return api.estimate(spec, card, by=by, confidence=confidence, **one.job.settings)
+    return planner_estimate.estimate(spec, gpu, by=by, confidence=confidence, **run.job.settings)
 
 
-def _rows(one: Measured, found: Estimate, by: str) -> list[Row]:
+def _rows(run: Measured, predicted: Estimate, by: str) -> list[Row]:
     return [
-        Row(one.identity, one.environment.device, by, metric, measured, getattr(found, METRICS[metric]))
+        Row(run.identity, run.environment.device, by, metric, measured, getattr(predicted, METRICS[metric]))
         for metric, measured in (
-            ("allocated", one.peak_allocated_bytes),
-            ("reserved", one.peak_reserved_bytes),
-            ("process", one.device_total_bytes),
+            ("allocated", run.peak_allocated_bytes),
+            ("reserved", run.peak_reserved_bytes),
+            ("process", run.device_total_bytes),
         )
         if measured
     ]
 
 
 def _choices(runs: Sequence[Measured]) -> list[Choice]:
-    """Where the largest micro-batch is known: what the search would have chosen."""
+    """The search's largest micro-batch for each set of runs whose largest is known."""
     largest = measure.frontiers(runs)
-    found: dict[str, Choice] = {}
-    for one in runs:
-        key = measure.frontier_key(one.model, one.job, one.card, one.environment.cap_bytes)
-        true = largest.get(key)
-        if true is None or key in found:
+    choices: dict[str, Choice] = {}
+    for run in runs:
+        key = measure.frontier_key(run.model, run.job, run.card, run.environment.cap_bytes)
+        measured = largest.get(key)
+        if measured is None or key in choices:
             continue
-        spec = ModelSpec(name=one.model, model_type=one.model_type, config=one.config)
-        job = {
-            k: v for k, v in one.job.settings.items() if k not in ("micro_batch_size", "gradient_accumulation_steps")
-        }
+        spec = ModelSpec(name=run.model, model_type=run.model_type, config=run.config)
+        batch = ("micro_batch_size", "gradient_accumulation_steps")
+        job = {name: value for name, value in run.job.settings.items() if name not in batch}
         try:
-            searched = api.suggest(spec, find_gpu(one.card), one.job.num_gpus, advice=False, **job)
+            search = suggest(spec, find_gpu(run.card), run.job.num_gpus, advice=False, **job)
         except VramplanError:
             continue
-        found[key] = Choice(one.identity, "analytic", searched.max_micro_batch_size, true)
-    return list(found.values())
+        choices[key] = Choice(run.identity, "analytic", search.max_micro_batch_size, measured)
+    return list(choices.values())
 
 
 def load_published(path: Path) -> list[Published]:
-    """Published runs, one JSON object a line.
+    """Published runs from a file with one JSON object per line.
 
     Raises:
-        ConfigError: naming the line.
+        ConfigError: for an unreadable file or an invalid line, naming the line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    found = []
+    published = []
     for number, line in enumerate(lines, 1):
         try:
-            found.append(Published.model_validate(json.loads(line)))
+            published.append(Published.model_validate(json.loads(line)))
         except (ValueError, ValidationError) as error:
-            raise ConfigError(f"{path}: line {number} is no published run ({_first(error)})") from error
-    if not found:
+            raise ConfigError(f"{path}: line {number} is not a published run ({_first(error)})") from error
+    if not published:
         raise ConfigError(f"{path}: no published run is in it")
-    return found
+    return published
 
 
 def _first(error: ValueError) -> str:
-    """The first thing wrong, with its key."""
+    """The first validation error, with its key."""
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg'][0].lower()}{first['msg'][1:]}"
 
 
-def published_row(one: Published, by: str = "analytic") -> Row:
+def published_row(run: Published, by: str = "analytic") -> Row:
     """A published run beside its estimate."""
-    found = api.estimate(one.model, one.gpu, by=by, confidence=0.0, **one.job)
+    predicted = planner_estimate.estimate(run.model, run.gpu, by=by, confidence=0.0, **run.job)
     return Row(
-        one.id,
-        one.group,
+        run.id,
+        run.group,
         by,
-        one.metric,
-        one.measured_bytes,
-        getattr(found, METRICS[one.metric]),
-        not one.unknown,
+        run.metric,
+        run.measured_bytes,
+        getattr(predicted, METRICS[run.metric]),
+        not run.unknown,
     )

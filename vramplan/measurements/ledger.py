@@ -14,32 +14,32 @@ from vramplan.errors import ConfigError
 from vramplan.memory.measurement import Measured
 
 History = Sequence[tuple[str, int, int]]
-"""Every (action, address, bytes) of torch's allocator, as torch.cuda.memory._snapshot names them."""
+"""Every (action, address, bytes) of PyTorch's allocator, as torch.cuda.memory._snapshot names them."""
 
 
-def save(folder: Path, one: Measured, history: History = ()) -> Path:
-    """Put an entry into the folder, whole or not at all; the same run measured again takes its own place.
+def save(folder: Path, run: Measured, history: History = ()) -> Path:
+    """Write a run to the folder atomically; the same job measured again replaces the earlier run.
 
-    A history goes into a compressed file beside it.
+    A history goes to a compressed file beside it.
 
     Raises:
-        ConfigError: where the folder cannot be written, a full disk included.
+        ConfigError: if the folder cannot be written, a full disk included.
     """
     make(folder)
     if history:
-        one = one.model_copy(update={"history": f"{one.identity}.history.gz"})
-        assert one.history is not None
-        write(folder / one.history, gzip.compress(json.dumps(history, separators=(",", ":")).encode(), mtime=0))
-    path = folder / f"{one.identity}.json"
-    write(path, dumps(one).encode())
+        run = run.model_copy(update={"history": f"{run.identity}.history.gz"})
+        assert run.history is not None
+        write(folder / run.history, gzip.compress(json.dumps(history, separators=(",", ":")).encode(), mtime=0))
+    path = folder / f"{run.identity}.json"
+    write(path, dumps(run).encode())
     return path
 
 
 def make(folder: Path) -> None:
-    """The folder, if it is not there.
+    """Create the folder if it does not exist.
 
     Raises:
-        ConfigError: where it cannot be made.
+        ConfigError: if it cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,15 +47,15 @@ def make(folder: Path) -> None:
         raise ConfigError(f"{folder}: cannot be made ({error.strerror})") from error
 
 
-def load_history(folder: Path, one: Measured) -> History:
-    """Every allocation and free of an entry's run; nothing where they were not recorded.
+def load_history(folder: Path, run: Measured) -> History:
+    """Every allocation and free of a run; empty if they were not recorded.
 
     Raises:
         ConfigError: for a file that is missing or broken.
     """
-    if one.history is None:
+    if run.history is None:
         return ()
-    path = folder / one.history
+    path = folder / run.history
     try:
         return [(action, address, size) for action, address, size in json.loads(gzip.decompress(path.read_bytes()))]
     except OSError as error:  # gzip's own errors are among them
@@ -64,16 +64,16 @@ def load_history(folder: Path, one: Measured) -> History:
         raise ConfigError(f"{path}: no history of allocations ({error})") from error
 
 
-def dumps(one: Measured) -> str:
-    """An entry as its file holds it: every setting of the job, since defaults may change."""
-    return json.dumps(one.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
+def dumps(run: Measured) -> str:
+    """A run as its file's text: every setting of the job is written, since defaults may change."""
+    return json.dumps(run.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
 
 
 def load(path: Path) -> Measured:
-    """One entry.
+    """The run in a file.
 
     Raises:
-        ConfigError: for a file that is none, naming the key.
+        ConfigError: for an invalid file, naming the key.
     """
     try:
         return Measured.model_validate_json(path.read_bytes())
@@ -82,15 +82,15 @@ def load(path: Path) -> Measured:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        said = f"{path}: {f'{key}: ' if key else ''}{first['msg'][0].lower()}{first['msg'][1:]}"
-        raise ConfigError(f"{said}; delete it, and that run is measured again") from error
+        reason = f"{path}: {f'{key}: ' if key else ''}{first['msg'][0].lower()}{first['msg'][1:]}"
+        raise ConfigError(f"{reason}; delete it, and that run is measured again") from error
 
 
 def load_all(folder: Path) -> list[Measured]:
-    """Every entry of the folder, by name.
+    """Every run of the folder, sorted by file name.
 
     Raises:
-        ConfigError: for a folder that is not there, or a file in it that is no entry.
+        ConfigError: if the folder does not exist or one of its files is invalid.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder of measured runs")

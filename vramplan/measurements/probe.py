@@ -1,139 +1,168 @@
-"""The Python API of what runs on a card: probes, the largest batch, plans that are proved."""
+"""The Python API of real runs: probe one job, find the largest micro-batch, prove a suggested plan.
+
+>>> import vramplan
+>>> device = vramplan.probe_device(device="cpu", gpu="rtx4090", record="runs", max_runs=4)  # doctest: +SKIP
+>>> vramplan.find_max("Qwen/Qwen2.5-0.5B", on=device, sequence_length=64).micro_batch_size  # doctest: +SKIP
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from vramplan.errors import ConfigError, UnsupportedError, VramplanError
+from vramplan.errors import ConfigError, UnsupportedError, VramplanError, setting
 from vramplan.inputs import nvml
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
+from vramplan.inputs.load import load_model
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import check_card
-from vramplan.measurements import subprocess_runner, verify
-from vramplan.measurements.subprocess_runner import TIMEOUT_SECONDS, History
-from vramplan.measurements.verify import MOST_RUNS, LargestBatch, ProbeRun, VerifiedPlan
+from vramplan.measurements import ledger, subprocess_runner, verify
+from vramplan.measurements.subprocess_runner import TIMEOUT_SECONDS
+from vramplan.measurements.verify import MAX_RUNS, LargestBatch, ProbeRun, VerifiedPlan
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.measurement import Measured, Request
-from vramplan.memory.overheads import outside_terms
-from vramplan.planner import estimate
+from vramplan.memory.overheads import outside_bytes
+from vramplan.planner.estimate import estimate
 from vramplan.planner.job_defaults import complete_job
-from vramplan.planner.suggest import Search
+from vramplan.planner.suggest import Search, suggest
 from vramplan.progress import Progress, silent
 from vramplan.units import format_bytes
 
-Device = Literal["cuda", "cpu"]
-Kept = Callable[[Measured, History], object]
-"""Called with each run as it ends: to put it into a ledger."""
-
-
-def _not_kept(measured: Measured, history: History) -> None:
-    pass
+STEPS = 3
+"""Optimizer steps of a run; the first warms up."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeDevice:
-    """What runs are made on, and how."""
+    """Where and how jobs are run; made by :func:`probe_device`."""
 
-    card: Gpu
-    """The card in this box, or the one it stands in for."""
-    device: Device = "cuda"
+    gpu: Gpu
+    """The GPU that runs are compared with: the one in this machine, or the one it stands in for."""
+    type: Literal["cuda", "cpu"] = "cuda"
+    """cuda: real steps on the GPU; cpu: real steps on the host, their tensors through the simulated allocator."""
     capped: bool = False
-    """Whether torch's allocator is held to the card's size."""
-    rates: Gpu | None = None
-    """The card whose arithmetic is used: the one in this box."""
-    steps: int = 3
+    """Whether PyTorch's allocator is limited to the memory of `gpu`."""
+    local_gpu: Gpu | None = None
+    """The GPU in this machine, whose dense rate gives the model FLOPs utilization; None on the host."""
+    steps: int = STEPS
+    """Optimizer steps of each run."""
     history: bool = False
-    timeout_seconds: float = TIMEOUT_SECONDS
+    """Record every allocation and free."""
+    timeout: float = TIMEOUT_SECONDS
+    """Seconds that one run may take."""
+    max_runs: int = MAX_RUNS
+    """Runs that :func:`find_max` and :func:`prove` may take."""
     trust_remote_code: bool = False
+    """Run code that comes with the model."""
+    record: Path | None = None
+    """Folder of the ledger that each run is saved in; None saves nothing."""
+    record_errors: list[ConfigError] = field(default_factory=list, compare=False)
+    """Why runs could not be saved. The answer comes first: see :meth:`check_recorded`."""
     progress: Progress = silent
-    keep: Kept = _not_kept
 
     def measure(self, spec: ModelSpec, job: Job) -> Measured:
-        """Run a job.
+        """Run a job and save the run in the ledger.
 
         Raises:
-            VramplanError: for whatever cannot run.
+            VramplanError: if the job cannot run here.
         """
-        check_card(job, self.card)
-        if self.device == "cpu":
-            self._check_host(spec, job)
-        if job.method not in ("full", "lora", "dora"):
-            raise UnsupportedError(f"--method {job.method} is not probed yet; probed: full, lora, dora")
-        if job.quantize != "none":
-            raise UnsupportedError(f"--quantize {job.quantize} is not probed yet")
-        if job.lengths is not None:
-            raise UnsupportedError("--lengths is not probed yet")
-        if job.strategy == "device_map":
-            raise UnsupportedError("--strategy device_map is not probed yet")
-        if job.strategy != "ddp" and self.device == "cpu":
-            raise UnsupportedError(
-                f"--strategy {job.strategy} --device cpu: the host's watch does not see into sharded tensors"
-            )
+        self._check(spec, job)
         request = Request(
             spec=spec,
             job=job,
-            card=self.card,
-            device=self.device,
+            card=self.gpu,
+            device=self.type,
             steps=self.steps,
-            cap_bytes=limit(self.card, job) if self.capped else None,
+            cap_bytes=self.cap_bytes(job),
             history=self.history,
             trust_remote_code=self.trust_remote_code,
         )
-        what = f"micro-batch {job.micro_batch_size}"
+        prefix = f"micro-batch {job.micro_batch_size}"
         measured, history = subprocess_runner.run(
-            request, self.timeout_seconds, lambda w, s: self.progress(f"{what}: {w}", s)
+            request, self.timeout, lambda what, share: self.progress(f"{prefix}: {what}", share)
         )
         measured = measured.model_copy(update={"model_flops_utilization": self._utilization(spec, measured)})
-        self.keep(measured, history)
+        if self.record is not None:
+            try:
+                ledger.save(self.record, measured, history)
+            except ConfigError as error:
+                self.record_errors.append(error)
         return measured
 
-    def _check_host(self, spec: ModelSpec, job: Job) -> None:
-        """Refuse what the host cannot run.
-
-        Raises:
-            UnsupportedError: for FlashAttention.
-            ConfigError: for more memory than is free.
-        """
-        if job.attention == "flash":
-            raise UnsupportedError("--attention flash --device cpu: FlashAttention runs on CUDA cards alone")
-        try:
-            found, free = self.predict(spec, job), free_memory()
-        except VramplanError:  # the run itself will say what is wrong
-            return
-        if found is not None and free is not None and found.peak_tensor_bytes > free:
-            raise ConfigError(
-                f"--device cpu: micro-batch {job.micro_batch_size} needs {format_bytes(found.peak_tensor_bytes)} of the"
-                f" host's memory, {format_bytes(free)} are free"
-            )
-
     def predict(self, spec: ModelSpec, job: Job) -> Estimate | None:
-        """The estimate of the same; None where nothing models it."""
+        """The estimate of the same job; None if no estimator supports it."""
         try:
-            return estimate.estimate(
-                spec, self.card, progress=self.progress, trust_remote_code=self.trust_remote_code, **job.settings
+            return estimate(
+                spec, self.gpu, progress=self.progress, trust_remote_code=self.trust_remote_code, **job.settings
             )
         except UnsupportedError:
             return None
 
+    def cap_bytes(self, job: Job) -> int | None:
+        """Bytes that PyTorch's allocator may reserve: usable memory less the CUDA context; None if not capped."""
+        if not self.capped:
+            return None
+        return self.gpu.usable_bytes - outside_bytes(job, self.gpu)
+
+    def check_recorded(self) -> None:
+        """Call it once the answer has been shown.
+
+        Raises:
+            ConfigError: if a run could not be saved (a full disk, a folder without write permission).
+        """
+        if self.record_errors:
+            raise self.record_errors[0]
+
+    def _check(self, spec: ModelSpec, job: Job) -> None:
+        check_card(job, self.gpu)
+        if self.type == "cpu":
+            self._check_host(spec, job)
+        if job.method not in ("full", "lora", "dora"):
+            raise UnsupportedError(f"{setting('method', job.method)} is not probed yet; probed: full, lora, dora")
+        if job.quantize != "none":
+            raise UnsupportedError(f"{setting('quantize', job.quantize)} is not probed yet")
+        if job.lengths is not None:
+            raise UnsupportedError(f"{setting('lengths')} is not probed yet")
+        if job.strategy == "device_map":
+            raise UnsupportedError(f"{setting('strategy', job.strategy)} is not probed yet")
+        if job.strategy != "ddp" and self.type == "cpu":
+            raise UnsupportedError(
+                f"{setting('strategy', job.strategy)} {setting('device', 'cpu')}: sharded tensors cannot be followed"
+                " on the host"
+            )
+
+    def _check_host(self, spec: ModelSpec, job: Job) -> None:
+        if job.attention == "flash":
+            raise UnsupportedError(
+                f"{setting('attention', 'flash')} {setting('device', 'cpu')}: FlashAttention runs on CUDA GPUs only"
+            )
+        try:
+            predicted, free = self.predict(spec, job), free_memory()
+        except VramplanError:  # the run itself reports it
+            return
+        if predicted is not None and free is not None and predicted.peak_tensor_bytes > free:
+            raise ConfigError(
+                f"{setting('device', 'cpu')}: micro-batch {job.micro_batch_size} needs"
+                f" {format_bytes(predicted.peak_tensor_bytes)} of the host's memory, {format_bytes(free)} are free"
+            )
+
     def _utilization(self, spec: ModelSpec, measured: Measured) -> float | None:
-        """Arithmetic of a step without recomputation, over its time and the card's dense rate."""
-        time, job = measured.step_time, measured.job
-        if self.rates is None or not time:
+        """Model FLOPs utilization: FLOPs of a step without recomputation, over its time and the GPU's dense rate."""
+        step_time, job = measured.step_time, measured.job
+        if self.local_gpu is None or not step_time:
             return None
-        once = self.predict(spec, job.model_copy(update={"checkpointing": "none"}))
-        rate = self.rates.flops_per_second.get(job.autocast if job.autocast != "none" else job.dtype)
-        if once is None or not rate:
+        predicted = self.predict(spec, job.model_copy(update={"checkpointing": "none"}))
+        rate = self.local_gpu.flops_per_second.get(job.autocast if job.autocast != "none" else job.dtype)
+        if predicted is None or not rate:
             return None
-        return round(once.flops_per_micro_step * job.gradient_accumulation_steps / time / rate, 4)
+        return round(predicted.flops_per_micro_step * job.gradient_accumulation_steps / step_time / rate, 4)
 
 
 def free_memory() -> int | None:
-    """Bytes of the host's memory that are free, where the system says so."""
+    """Bytes of the host's memory that are available; None if /proc/meminfo does not tell."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -143,95 +172,155 @@ def free_memory() -> int | None:
     return None
 
 
-def limit(card: Gpu, job: Job) -> int:
-    """What torch's allocator may take of a card: all that a process gets, less what lies outside of it."""
-    return card.usable_bytes - sum(term.num_bytes for term in outside_terms(job, card))
+def probe_device(
+    gpu: str | Gpu | None = None,
+    *,
+    device: str = "cuda",
+    steps: int = STEPS,
+    history: bool = False,
+    timeout: float = TIMEOUT_SECONDS,
+    max_runs: int = MAX_RUNS,
+    trust_remote_code: bool = False,
+    record: str | Path | None = None,
+    progress: Progress = silent,
+) -> ProbeDevice:
+    """The GPU in this machine, or that GPU standing in for a smaller `gpu`; with ``device="cpu"`` the host.
 
-
-def bench(gpu: str | Gpu | None = None, *, device: str = "cuda", **settings: Any) -> ProbeDevice:
-    """The card in this box, or that card standing in for `gpu`.
-
-    On the host (`device` cpu) tensors are watched and run through the simulated allocator of `gpu`.
+    On the host the tensors of real steps go through the simulated allocator of `gpu`.
 
     Raises:
-        ConfigError: where there is no card, or one smaller than what it is to stand in for.
+        ConfigError: for an invalid setting, no GPU, or one smaller than `gpu`.
     """
     if device not in ("cuda", "cpu"):
-        raise ConfigError(f"--device {device}: expected cuda or cpu")
-    wanted = None if gpu is None or (isinstance(gpu, str) and gpu.lower() == "auto") else gpu
-    wanted = find_gpu(wanted) if isinstance(wanted, str) else wanted
+        raise ConfigError(f"{setting('device', device)}: expected cuda or cpu")
+    if not 1 <= steps <= 1000:
+        raise ConfigError(f"{setting('steps', steps)}: expected 1 to 1000")
+    if not 0 < timeout < 1e6:
+        raise ConfigError(f"{setting('timeout', f'{timeout:g}')}: expected seconds above 0")
+    if max_runs < 1:
+        raise ConfigError(f"{setting('max_runs', max_runs)}: expected 1 or more")
+    if history and record is None:
+        raise ConfigError(f"{setting('history')} needs {setting('record')}, the folder to save it in")
+    if record is not None and steps < 2:
+        raise ConfigError(
+            f"{setting('record')} needs {setting('steps', 2)} or more: the first step begins without optimizer states"
+        )
+    target, local = _gpus(gpu, device)
+    return ProbeDevice(
+        target,
+        "cpu" if device == "cpu" else "cuda",
+        capped=local is None or target.name != local.name,
+        local_gpu=local,
+        steps=steps,
+        history=history,
+        timeout=timeout,
+        max_runs=max_runs,
+        trust_remote_code=trust_remote_code,
+        record=None if record is None else Path(record),
+        progress=progress,
+    )
+
+
+def _gpus(gpu: str | Gpu | None, device: str) -> tuple[Gpu, Gpu | None]:
+    """The GPU to compare with, and the one in this machine (None on the host).
+
+    Raises:
+        ConfigError: for no GPU, or one smaller than `gpu`.
+    """
+    target: Gpu | None = None
+    if isinstance(gpu, Gpu):
+        target = gpu
+    elif gpu is not None and gpu.lower() != "auto":
+        target = find_gpu(gpu)
     if device == "cpu":
-        if wanted is None:
+        if target is None:
             raise ConfigError(
-                "--device cpu needs the name of the card whose memory and kernels count: --as-card, for suggest --gpu"
+                f"{setting('device', 'cpu')} needs {setting('gpu')}, the name of the GPU whose memory and kernels count"
             )
-        return ProbeDevice(wanted, "cpu", capped=True, **settings)
+        return target, None
     try:
         local = nvml.local_gpu()
     except VramplanError as error:
-        why = str(error).removeprefix("--gpu auto: ").partition(";")[0]
-        raise ConfigError(f"no card to probe: {why}; `vramplan estimate` needs none") from error
-    if wanted is None or wanted.name == local.name:
-        return ProbeDevice(local, rates=local, **settings)
-    if wanted.usable_bytes > local.usable_bytes:
+        reason = error.reason.removeprefix("--gpu auto: ").partition(";")[0]
+        raise ConfigError(f"no GPU to probe: {reason}; `vramplan estimate` needs none") from error
+    if target is None or target.name == local.name:
+        return local, local
+    if target.usable_bytes > local.usable_bytes:
         raise ConfigError(
-            f"--as-card {wanted.name}: needs {format_bytes(wanted.usable_bytes)}, the {local.title} here has"
+            f"{setting('gpu', target.name)}: needs {format_bytes(target.usable_bytes)}, the {local.title} here has"
             f" {format_bytes(local.usable_bytes)} free"
         )
-    return ProbeDevice(wanted, capped=True, rates=local, **settings)
+    return target, local
 
 
 def probe(
     model: str | ModelSpec, gpu: str | Gpu | None = None, *, on: ProbeDevice | None = None, **job: Any
 ) -> ProbeRun:
-    """Run a job on the card in this box, for real, beside its estimate; keyword arguments are fields of :class:`Job`.
+    """Run a job for real and estimate it; keyword arguments are fields of :class:`vramplan.Job`.
 
     Raises:
-        VramplanError: for whatever cannot run.
+        VramplanError: if the job cannot run here.
     """
-    on = on or bench(gpu)
-    spec = estimate.load_model(model)
-    full = complete_job(spec, on.card, job)
-    return ProbeRun(full, on.measure(spec, full), on.predict(spec, full))
+    device = on or probe_device(gpu)
+    spec = load_model(model)
+    full_job = complete_job(spec, device.gpu, job)
+    return ProbeRun(full_job, device.measure(spec, full_job), device.predict(spec, full_job))
 
 
 def find_max(
-    model: str | ModelSpec,
-    gpu: str | Gpu | None = None,
-    *,
-    on: ProbeDevice | None = None,
-    most_runs: int = MOST_RUNS,
-    **job: Any,
+    model: str | ModelSpec, gpu: str | Gpu | None = None, *, on: ProbeDevice | None = None, **job: Any
 ) -> LargestBatch:
-    """The largest micro-batch that really runs.
+    """The largest micro-batch that really runs, searched around `micro_batch_size` or else around the estimate's.
 
     Raises:
-        VramplanError: for whatever cannot run.
+        VramplanError: if the job cannot run here.
     """
-    on = on or bench(gpu)
-    spec = estimate.load_model(model)
-    full = complete_job(spec, on.card, job)
-    start = full.micro_batch_size
+    if subprocess_runner.is_torchrun():
+        raise ConfigError(
+            f"{setting('find_max')} starts its runs itself, which torchrun does not allow; run it without torchrun"
+        )
+    device = on or probe_device(gpu)
+    spec = load_model(model)
+    full_job = complete_job(spec, device.gpu, job)
+    start = full_job.micro_batch_size
     if "micro_batch_size" not in job:
         try:
-            settings = {k: v for k, v in full.settings.items() if k != "gradient_accumulation_steps"}
-            found = estimate.suggest(spec, on.card, full.num_gpus, advice=False, confidence=0.0, **settings)
-            start = max(1, found.max_micro_batch_size)
+            settings = {name: v for name, v in full_job.settings.items() if name != "gradient_accumulation_steps"}
+            search = suggest(spec, device.gpu, full_job.num_gpus, advice=False, confidence=0.0, **settings)
+            start = max(1, search.max_micro_batch_size)
         except UnsupportedError:
             start = 1
-    return verify.find_max(full, start, lambda one: on.measure(spec, one), lambda one: on.predict(spec, one), most_runs)
+    return verify.find_max(
+        full_job,
+        start,
+        lambda candidate: device.measure(spec, candidate),
+        lambda candidate: device.predict(spec, candidate),
+        device.max_runs,
+    )
 
 
 def prove(
-    model: str | ModelSpec, search: Search, *, on: ProbeDevice | None = None, most_runs: int = MOST_RUNS
+    model: str | ModelSpec, search: Search | int, *, on: ProbeDevice | None = None, **options: Any
 ) -> VerifiedPlan:
-    """Run a search's recommended plan; step down where it does not fit, up where there is room.
+    """Run a search's recommended plan; step down if it does not fit, up if there is room.
+
+    Args:
+        model: A shipped name, a Hub id, a folder, a config.json, or a loaded model.
+        search: The search, or a global batch to search for first, as `vramplan suggest --probe` does.
+        on: Where to run; None for the GPU in this machine.
+        **options: Of :func:`vramplan.suggest`, if a global batch is given.
 
     Raises:
-        VramplanError: for whatever cannot run.
+        VramplanError: if the plan cannot run here.
     """
-    bench_ = on or bench()
-    spec = estimate.load_model(model)
+    device = on or probe_device()
+    spec = load_model(model)
+    if isinstance(search, int):
+        options = {"progress": device.progress, "trust_remote_code": device.trust_remote_code, **options}
+        search = suggest(spec, device.gpu, search, **options)
     return verify.verify(
-        search, lambda one: bench_.measure(spec, one), lambda one: bench_.predict(spec, one), most_runs
+        search,
+        lambda candidate: device.measure(spec, candidate),
+        lambda candidate: device.predict(spec, candidate),
+        device.max_runs,
     )

@@ -1,4 +1,4 @@
-"""Running a job for real: one child process for each card, bounded in time, gone with its parent."""
+"""Run a job in child processes: one for each GPU, with a time limit; they end with their parent."""
 
 from __future__ import annotations
 
@@ -16,62 +16,60 @@ from time import monotonic
 from typing import IO, Any
 
 from vramplan import errors
-from vramplan.errors import ConfigError, ProbeError, VramplanError
+from vramplan.errors import CannotRunError, ConfigError, ProbeError, UnknownNameError, VramplanError, setting
 from vramplan.memory.measurement import UNDER_TORCHRUN, Measured, Request, fullest
 from vramplan.progress import Progress, silent
 
 History = list[tuple[str, int, int]]
-"""Every (action, address, bytes) of torch's allocator, as torch.cuda.memory._snapshot names them."""
+"""Every (action, address, bytes) of PyTorch's allocator, as torch.cuda.memory._snapshot names them."""
 
 TIMEOUT_SECONDS = 600.0
-"""How long a probe may take: building 70 billion random weights and three steps take a minute or two."""
+"""Default limit of a probe; 70 billion random weights and three steps take a minute or two."""
 CHILD = ("-m", "vramplan.torch_backend.probe.child")
 
 
-def run(
-    request: Request, timeout_seconds: float = TIMEOUT_SECONDS, progress: Progress = silent
-) -> tuple[Measured, History]:
-    """Run a job's steps in processes of their own. Running out of memory is a result.
+def run(request: Request, timeout: float = TIMEOUT_SECONDS, progress: Progress = silent) -> tuple[Measured, History]:
+    """Run a job's steps in child processes, at most `timeout` seconds. Running out of memory is a result.
 
-    With several ranks the fullest and the slowest decide; the history is the first rank's. Under torchrun this process
-    is one rank of those that torchrun started, elsewhere it starts them all, on this host.
+    With several ranks the highest figures count; the history is the first rank's. Under torchrun this process is one of
+    the ranks that torchrun started; otherwise it starts all ranks on this host.
 
     Raises:
-        ProbeError: where a process crashes or takes too long.
-        VramplanError: for whatever cannot run, in the words of the process that found out.
+        ProbeError: if a process crashes or takes too long.
+        VramplanError: if the job cannot run; the error is the child process's.
     """
-    requests = _ranks_here(request)
+    requests = _requests_of_ranks(request)
     inbox: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
-    deadline = monotonic() + timeout_seconds
+    deadline = monotonic() + timeout
     children: list[_Child] = []
-    found: dict[int, Measured] = {}
+    results: dict[int, Measured] = {}
     history: History = []
     try:
-        for one in requests:
-            children.append(_Child(one, inbox))
-        while len(found) < len(requests):
+        for rank_request in requests:
+            children.append(_Child(rank_request, inbox))
+        while len(results) < len(requests):
             try:
                 rank, event = inbox.get(timeout=max(0.0, deadline - monotonic()))
             except queue.Empty:
-                raise ProbeError(f"the probe took more than {timeout_seconds:g} s and was stopped") from None
+                raise ProbeError(f"the probe took more than {timeout:g} s and was stopped") from None
             if event is None:
-                if rank not in found:
-                    raise ProbeError(next(one for one in children if one.rank == rank).last_words())
+                if rank not in results:
+                    raise ProbeError(next(child for child in children if child.rank == rank).exit_reason())
             elif event["event"] == "progress":
                 if rank == requests[0].rank:
                     progress(event["what"], event["share"])
             elif event["event"] == "error":
                 raise _error(event)
             else:
-                found[rank] = Measured.model_validate_json(json.dumps(event["measured"]))
+                results[rank] = Measured.model_validate_json(json.dumps(event["measured"]))
                 if rank == requests[0].rank:
                     history = [(action, address, size) for action, address, size in event["history"]]
-                if found[rank].outcome == "oom":  # the others wait for it in vain
+                if results[rank].outcome == "oom":  # the other ranks wait for this one in vain
                     break
     finally:
         for child in children:
             child.end()
-    return fullest(list(found.values())), history
+    return fullest(list(results.values())), history
 
 
 def is_torchrun() -> bool:
@@ -79,27 +77,29 @@ def is_torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def _ranks_here(request: Request) -> list[Request]:
-    """What each process that is to be started here has to run.
+def _requests_of_ranks(request: Request) -> list[Request]:
+    """One request for each process that is started here.
 
     Raises:
-        ConfigError: where torchrun started another number of ranks than the job has.
+        ConfigError: if torchrun started another number of ranks than the job has.
     """
     ranks = request.job.num_gpus
     if not is_torchrun():
-        point = f"tcp://127.0.0.1:{_free_port()}" if ranks > 1 else None
+        meeting_point = f"tcp://127.0.0.1:{_free_port()}" if ranks > 1 else None
         return [
-            request.model_copy(update={"rank": rank, "local_rank": rank, "meeting_point": point})
+            request.model_copy(update={"rank": rank, "local_rank": rank, "meeting_point": meeting_point})
             for rank in range(ranks)
         ]
-    world, rank, local = (int(os.environ[name]) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
-    if world != ranks:
-        raise ConfigError(f"torchrun started {world} ranks, the job has {ranks}; give --num-gpus {world}")
-    return [request.model_copy(update={"rank": rank, "local_rank": local, "meeting_point": UNDER_TORCHRUN})]
+    world_size, rank, local_rank = (int(os.environ[name]) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
+    if world_size != ranks:
+        raise ConfigError(
+            f"torchrun started {world_size} ranks, the job has {ranks}; give {setting('num_gpus', world_size)}"
+        )
+    return [request.model_copy(update={"rank": rank, "local_rank": local_rank, "meeting_point": UNDER_TORCHRUN})]
 
 
 class _Child:
-    """One process, and the thread that listens to it."""
+    """One child process, and the thread that reads its output."""
 
     def __init__(self, request: Request, inbox: queue.Queue[tuple[int, dict[str, Any] | None]]) -> None:
         self.rank = request.rank
@@ -110,13 +110,13 @@ class _Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self.errors,
-                start_new_session=True,  # Ctrl-C is the parent's to hear
+                start_new_session=True,  # Ctrl-C goes to the parent only
             )
         except OSError as error:
             self.errors.close()
             raise ProbeError(f"no process can be started ({error.strerror})") from error
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died at once: the thread says so
+        with contextlib.suppress(BrokenPipeError):  # it ended at once: the thread reports it
             self.process.stdin.write(request.model_dump_json(exclude_unset=True).encode() + b"\n")
             self.process.stdin.flush()
         threading.Thread(target=self._listen, args=(request.rank, inbox), daemon=True).start()
@@ -124,24 +124,24 @@ class _Child:
     def _listen(self, rank: int, inbox: queue.Queue[tuple[int, dict[str, Any] | None]]) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            with contextlib.suppress(ValueError):  # cut off in the middle
+            with contextlib.suppress(ValueError):  # a line that was cut off
                 inbox.put((rank, json.loads(line)))
         self.process.wait()
         inbox.put((rank, None))
 
-    def last_words(self) -> str:
-        """Why it ended without an answer."""
+    def exit_reason(self) -> str:
+        """Why the process ended without a result."""
         code = self.process.wait()
         self.errors.seek(0)
         lines = [line for line in self.errors.read().decode(errors="replace").splitlines() if line.strip()]
         if code < 0:
             name = signal.Signals(-code).name
-            more = " (the host's memory may have run out)" if name == "SIGKILL" else ""
-            return f"the probe's process was killed by {name}{more}"
-        return f"the probe's process ended with code {code}: {lines[-1].strip() if lines else 'it said nothing'}"
+            hint = " (the host's memory may have run out)" if name == "SIGKILL" else ""
+            return f"the probe's process was killed by {name}{hint}"
+        return f"the probe's process ended with code {code}: {lines[-1].strip() if lines else 'no error output'}"
 
     def end(self) -> None:
-        """Kill it and whatever it started, and wait until the card is free of it."""
+        """Kill the process and its children, and wait until the GPU's memory is free again."""
         if self.process.poll() is None:
             if hasattr(os, "killpg"):
                 with contextlib.suppress(ProcessLookupError):
@@ -157,15 +157,13 @@ class _Child:
 
 
 def _error(event: dict[str, Any]) -> VramplanError:
-    """The child's error, as it raised it."""
+    """The child's error; a ConfigError in place of types whose constructors take more than the message."""
     kind = getattr(errors, event["kind"], ConfigError)
-    if kind is errors.UnknownNameError:  # its message is made, and takes no other form
-        kind = ConfigError
-    found: VramplanError = kind(event["line"])
-    return found
+    error: VramplanError = (ConfigError if kind in (UnknownNameError, CannotRunError) else kind)(event["line"])
+    return error
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -1,4 +1,4 @@
-"""From an estimate to a proof: which batch a card really takes, in few real runs."""
+"""Find by real runs which batch a GPU takes, starting from the estimate, in few runs."""
 
 from __future__ import annotations
 
@@ -13,66 +13,70 @@ from vramplan.planner.monotone_search import largest
 from vramplan.planner.suggest import TOO_LARGE, Plan, Search
 
 Measure = Callable[[Job], Measured]
-MOST_RUNS = 8
+Predict = Callable[[Job], Estimate | None]
+MAX_RUNS = 8
 """Real runs that one answer may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeRun:
-    """One real run beside its estimate."""
+    """One real run and the estimate of the same job."""
 
     job: Job
     measured: Measured
     predicted: Estimate | None
-    """None where nothing estimates such a job."""
+    """None if no estimator supports the job."""
 
     @property
     def fits(self) -> bool:
-        """Whether it ran."""
+        """Whether training ran without running out of memory."""
         return self.measured.outcome == "ok"
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedPlan:
-    """What the runs showed of a search's plans."""
+    """A search's plans after real runs."""
 
     search: Search
-    tries: tuple[ProbeRun, ...]
+    runs: tuple[ProbeRun, ...]
+    """In the order in which they were made."""
     plan: Plan | None
-    """The plan to use, as it was run; None where none of those tried ran."""
+    """The plan to use, which ran; None if no pair ran."""
     settled: bool
-    """Whether the next larger pair is known not to run, or was not worth a run."""
+    """Whether the next larger pair is known to fail, or was not worth a run."""
 
     @property
     def proof(self) -> ProbeRun | None:
         """The run of the plan to use."""
-        return next((one for one in self.tries if self.plan and one.job == self.plan.estimate.job and one.fits), None)
+        if self.plan is None:
+            return None
+        job = self.plan.estimate.job
+        return next((run for run in self.runs if run.job == job and run.fits), None)
 
 
 @dataclass(frozen=True, slots=True)
 class LargestBatch:
-    """The largest micro-batch that a card takes."""
+    """The largest micro-batch that a GPU takes."""
 
-    tries: tuple[ProbeRun, ...]
+    runs: tuple[ProbeRun, ...]
+    """In the order in which they were made."""
     micro_batch_size: int
-    """0 where not even one sample fits."""
+    """0 if not even one sample fits."""
     exact: bool
-    """Whether one sample more was run, and ran out of memory."""
+    """Whether one sample more ran out of memory."""
 
 
-def find_max(
-    job: Job, start: int, measure: Measure, predict: Callable[[Job], Estimate | None], most_runs: int = MOST_RUNS
-) -> LargestBatch:
-    """The largest micro-batch that really runs, looked for around `start`."""
-    tries: list[ProbeRun] = []
+def find_max(job: Job, start: int, measure: Measure, predict: Predict, max_runs: int = MAX_RUNS) -> LargestBatch:
+    """The largest micro-batch that really runs, searched around `start`."""
+    runs: list[ProbeRun] = []
 
-    def fits(micro: int) -> bool:
-        one = job.model_copy(update={"micro_batch_size": micro})
-        tries.append(ProbeRun(one, measure(one), predict(one)))
-        return tries[-1].fits
+    def fits(micro_batch: int) -> bool:
+        candidate = job.model_copy(update={"micro_batch_size": micro_batch})
+        runs.append(ProbeRun(candidate, measure(candidate), predict(candidate)))
+        return runs[-1].fits
 
-    found, exact = largest(start, fits, most_runs)
-    return LargestBatch(tuple(tries), found, exact)
+    micro_batch, exact = largest(start, fits, max_runs)
+    return LargestBatch(tuple(runs), micro_batch, exact)
 
 
 def can_be_proved(search: Search) -> bool:
@@ -80,28 +84,27 @@ def can_be_proved(search: Search) -> bool:
     return search.recommended is not None or search.rejected[0].reason != TOO_LARGE
 
 
-def verify(search: Search, measure: Measure, predict: Callable[[Job], Estimate | None], most_runs: int) -> VerifiedPlan:
+def verify(search: Search, measure: Measure, predict: Predict, max_runs: int) -> VerifiedPlan:
     """Run the recommended plan; on out of memory step down, with room to spare step up.
 
-    Up only where the estimate kept a larger pair from being a plan at all: a smaller one that was chosen for its speed
-    stays. A larger pair is worth a run where the estimate, corrected by what was measured, says that it fits.
+    It steps up only if the estimate ruled larger pairs out: a smaller one that was chosen for its speed stays. A larger
+    pair is worth a run if the estimate, corrected by what was measured, says that it fits.
 
     Raises:
-        ConfigError: where the search found nothing to run.
+        ConfigError: if even the smallest pair is far too large by the estimate.
     """
     if not can_be_proved(search):
         raise ConfigError("nothing comes near to fitting by the estimate, so there is no plan to run")
     pairs = sorted(
         [(plan.micro_batch_size, plan.gradient_accumulation_steps) for plan in search.plans]
-        + [(one.micro_batch_size, one.gradient_accumulation_steps) for one in search.rejected]
+        + [(pair.micro_batch_size, pair.gradient_accumulation_steps) for pair in search.rejected]
     )
-    tries: dict[int, ProbeRun] = {}
+    runs: dict[int, ProbeRun] = {}
 
     def run(index: int) -> ProbeRun:
-        micro, steps = pairs[index]
-        job = search.job.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps})
-        tries[index] = ProbeRun(job, measure(job), predict(job))
-        return tries[index]
+        job = search.job.model_copy(update=_batch(pairs[index]))
+        runs[index] = ProbeRun(job, measure(job), predict(job))
+        return runs[index]
 
     chosen = search.recommended or search.rejected[0]
     first = pairs.index((chosen.micro_batch_size, chosen.gradient_accumulation_steps))
@@ -109,25 +112,28 @@ def verify(search: Search, measure: Measure, predict: Callable[[Job], Estimate |
     best: int | None = first
     if run(first).fits:
         for index in range(max(first + 1, len(search.plans)), len(pairs)):
-            if first < len(search.plans) - 1 or not _room_for(tries[index - 1], predict, search.job, pairs[index]):
+            if first < len(search.plans) - 1 or not _has_room(runs[index - 1], predict, search.job, pairs[index]):
                 break
-            if len(tries) >= most_runs:
+            if len(runs) >= max_runs:
                 settled = False
                 break
             if not run(index).fits:
                 break
             best = index
     else:
-        below, settled = largest(first, lambda n: run(n - 1).fits, most_runs - 1, first)
-        best = below - 1 if below else None
-    return VerifiedPlan(
-        search, tuple(tries.values()), _as_plan(search, tries[best]) if best is not None else None, settled
-    )
+        count, settled = largest(first, lambda number: run(number - 1).fits, max_runs - 1, first)
+        best = count - 1 if count else None
+    plan = _as_plan(search, runs[best]) if best is not None else None
+    return VerifiedPlan(search, tuple(runs.values()), plan, settled)
 
 
-def _room_for(last: ProbeRun, predict: Callable[[Job], Estimate | None], job: Job, pair: tuple[int, int]) -> bool:
+def _batch(pair: tuple[int, int]) -> dict[str, int]:
+    return {"micro_batch_size": pair[0], "gradient_accumulation_steps": pair[1]}
+
+
+def _has_room(last: ProbeRun, predict: Predict, job: Job, pair: tuple[int, int]) -> bool:
     """Whether a larger pair may fit: its estimate, times measured over predicted of the last run."""
-    larger = predict(job.model_copy(update={"micro_batch_size": pair[0], "gradient_accumulation_steps": pair[1]}))
+    larger = predict(job.model_copy(update=_batch(pair)))
     if larger is None or last.predicted is None or not last.measured.peak_allocated_bytes:
         return False
     ratio = last.measured.peak_allocated_bytes / last.predicted.peak_allocated_bytes
@@ -137,23 +143,14 @@ def _room_for(last: ProbeRun, predict: Callable[[Job], Estimate | None], job: Jo
 
 def _as_plan(search: Search, proof: ProbeRun) -> Plan:
     """The plan that was run: one of the search's own, or a pair that the estimate had rejected."""
+    micro_batch, accumulation = proof.job.micro_batch_size, proof.job.gradient_accumulation_steps
     for plan in search.plans:
-        if (plan.micro_batch_size, plan.gradient_accumulation_steps) == (
-            proof.job.micro_batch_size,
-            proof.job.gradient_accumulation_steps,
-        ):
+        if (plan.micro_batch_size, plan.gradient_accumulation_steps) == (micro_batch, accumulation):
             return plan
     assert proof.predicted is not None
-    time = (
-        proof.job.gradient_accumulation_steps * proof.predicted.micro_step_seconds + proof.predicted.optimizer_seconds
-    )
+    step_time = accumulation * proof.predicted.micro_step_seconds + proof.predicted.optimizer_seconds
     fastest = search.recommended
-    own = fastest.estimate if fastest else proof.predicted
-    base = own.job.gradient_accumulation_steps * own.micro_step_seconds + own.optimizer_seconds
-    return Plan(
-        proof.job.micro_batch_size,
-        proof.job.gradient_accumulation_steps,
-        search.job.num_gpus,
-        proof.predicted,
-        (fastest.relative_step_time if fastest else 1.0) * time / base,
-    )
+    base = fastest.estimate if fastest else proof.predicted
+    base_time = base.job.gradient_accumulation_steps * base.micro_step_seconds + base.optimizer_seconds
+    relative = fastest.relative_step_time if fastest else 1.0
+    return Plan(micro_batch, accumulation, search.job.num_gpus, proof.predicted, relative * step_time / base_time)

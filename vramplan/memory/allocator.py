@@ -1,8 +1,8 @@
-"""PyTorch's CUDA caching allocator, simulated: what stays reserved while tensors come and go.
+"""Simulates PyTorch's CUDA caching allocator: the memory that stays reserved as tensors are allocated and freed.
 
-Mirrors c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h of torch 2.13; each constant names the one
-it stands for. Blocks of a segment form a linked list; free ones wait in their pool, ordered by size, then address
-(BlockComparatorSize). What was allocated on one stream serves that stream alone, so each has pools of its own.
+Mirrors c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h of torch 2.13; each constant names the one it
+mirrors. Blocks of a segment form a linked list; free ones are in their pool, ordered by size, then address
+(BlockComparatorSize). A block serves only the stream that it was allocated on, so each stream has its own pools.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ MIN_LARGE_ALLOC = 10 * MiB
 ROUND_LARGE = 2 * MiB
 """kRoundLarge."""
 SPACE = LARGE_BUFFER << 26
-"""Addresses of a segment that expands, in whole pages of both pools."""
+"""Addresses reserved for an expandable segment, in whole pages of both pools."""
 UNLIMITED = 1 << 62
-"""A size that nothing reaches."""
+"""More bytes than any device has."""
 
 
 class OutOfMemory(Exception):
-    """The device cannot serve a request even after all cached segments were given back."""
+    """The device cannot serve a request even after all cached segments were released."""
 
     def __init__(self, requested_bytes: int, reserved_bytes: int) -> None:
-        super().__init__(f"{requested_bytes} bytes asked for, {reserved_bytes} reserved")
+        super().__init__(f"{requested_bytes} bytes requested, {reserved_bytes} reserved")
         self.requested_bytes = requested_bytes
         self.reserved_bytes = reserved_bytes
 
@@ -51,32 +51,42 @@ class AllocatorSettings:
 
 
 class Action(NamedTuple):
-    """Something the allocator did, named as torch.cuda.memory._snapshot does; a free is one action here, ``free``."""
+    """An action of the allocator, named as in torch.cuda.memory._snapshot; a free is one action, ``free``."""
 
     name: str
     address: int
-    """For ``oom`` the bytes that the device had left."""
+    """For ``oom``, the bytes left on the device."""
     num_bytes: int
-    """Of the whole block or segment; for ``oom`` those asked for."""
+    """Of the whole block or segment; for ``oom``, those requested."""
 
 
 class Block:
-    """A stretch of a segment, free or in use; where segments are expandable also one that no memory is mapped to."""
+    """A part of a segment: free, in use, or, in an expandable segment, not mapped to memory."""
 
     __slots__ = ("address", "after", "before", "free", "mapped", "pool", "size")
 
-    def __init__(self, address: int, size: int, pool: Pool, before: Block | None = None, mapped: bool = True) -> None:
+    def __init__(
+        self,
+        address: int,
+        size: int,
+        pool: Pool,
+        before: Block | None = None,
+        after: Block | None = None,
+        free: bool = False,
+        mapped: bool = True,
+    ) -> None:
         self.address = address
         self.size = size
         self.pool = pool
-        self.free = not mapped
-        self.mapped = mapped
         self.before = before
-        self.after: Block | None = None
+        self.after = after
+        self.free = free
+        """Whether it is mapped and not in use."""
+        self.mapped = mapped
 
     @property
     def can_grow_to(self) -> int:
-        """Bytes with what could be mapped right behind it (get_free_block: expandable_size)."""
+        """Bytes including what could be mapped right after it (get_free_block: expandable_size)."""
         return self.size + (self.after.size if self.after is not None and not self.after.mapped else 0)
 
 
@@ -88,33 +98,34 @@ class Pool:
     def __init__(self, small: bool, number: int, expandable: bool) -> None:
         self.small = small
         self.keys: list[int] = []  # size << 64 | address, sorted
-        self.blocks: dict[int, Block] = {}
+        self.blocks: list[Block] = []
+        """The free block of each key."""
         self.page = SMALL_BUFFER if small else LARGE_BUFFER
-        """What is mapped at a time, where segments are expandable."""
+        """Bytes mapped at a time in an expandable segment."""
         space = Block(SPACE * (number + 1), SPACE, self, mapped=False)
         self.unmapped = [space] if expandable else []
-        """By address: one segment that is as large as ever needed, in the beginning."""
+        """Blocks without memory by address: at first one, larger than any device."""
 
     def insert(self, block: Block) -> None:
-        """Put a free block in."""
+        """Add a block, which becomes free."""
         block.free = True
         key = block.size << 64 | block.address
-        insort(self.keys, key)
-        self.blocks[key] = block
+        index = bisect_left(self.keys, key)
+        self.keys.insert(index, key)
+        self.blocks.insert(index, block)
 
     def remove(self, block: Block) -> None:
-        """Take a block out."""
+        """Remove a block, which is no longer free."""
         block.free = False
-        key = block.size << 64 | block.address
-        del self.keys[bisect_left(self.keys, key)]
-        del self.blocks[key]
+        index = bisect_left(self.keys, block.size << 64 | block.address)
+        del self.keys[index], self.blocks[index]
 
 
 class CachingAllocator:
     """`malloc` and `free` as torch.cuda does them, on a device of `capacity` bytes.
 
     `allocated` counts whole blocks, as torch.cuda.memory_allocated does: a large block whose remainder is too small to
-    split off is handed out whole. What is done to segments goes into `history`, where there is one.
+    split off is handed out whole. Actions on segments are appended to `history`, if given.
     """
 
     def __init__(
@@ -133,84 +144,81 @@ class CachingAllocator:
         self.num_retries = 0
         self.refused = UNLIMITED
         self.pools: dict[int, tuple[Pool, Pool]] = {}  # by stream: small, large
-        self._takes_any = self.settings.max_split_size == UNLIMITED or self.settings.expandable_segments
+        self._expands = self.settings.expandable_segments
+        self._rounds_up = self.settings.roundup_power2_divisions > 1
+        self._takes_any = self._expands or self.settings.max_split_size == UNLIMITED
         self._next_address = 0
 
     def malloc(self, num_bytes: int, stream: int = 0) -> Block:
         """Serve a request on a stream.
 
         Raises:
-            OutOfMemory: when the device has no room, even with the cache emptied.
+            OutOfMemory: if the device lacks memory even after the cache is emptied.
         """
-        settings = self.settings
-        size = self.round_size(num_bytes) if settings.roundup_power2_divisions > 1 else (num_bytes + 511 or 1) & ~511
-        if size < MIN_BLOCK:
-            size = MIN_BLOCK
-        small = size <= SMALL_SIZE
-        pools = self.pools.get(stream)
-        if pools is None:
-            expands = settings.expandable_segments
-            pools = self.pools[stream] = (Pool(True, 2 * stream, expands), Pool(False, 2 * stream + 1, expands))
-        pool = pools[not small]
+        size = self.round_size(num_bytes) if self._rounds_up else num_bytes + 511 & ~511 or MIN_BLOCK
+        pools = self.pools.get(stream) or self._new_pools(stream)
+        pool = pools[size > SMALL_SIZE]
         keys = pool.keys
         index = bisect_left(keys, size << 64)
         if index < len(keys) and (self._takes_any or self._may_take(size, keys[index] >> 64)):
-            if settings.expandable_segments:
+            if self._expands:
                 index = _least_growing(pool, index)
-            block = pool.blocks.pop(keys.pop(index))
+            block = pool.blocks.pop(index)
+            del keys[index]
             block.free = False
-        elif settings.expandable_segments:
+        elif self._expands:
             block = self._grow(size, pool)
         else:
             block = self._new_segment(size, pool)
         remaining = block.size - size
         if remaining and (
-            remaining >= MIN_BLOCK
-            if small or settings.expandable_segments
-            else remaining > SMALL_SIZE and size < settings.max_split_size
+            remaining > SMALL_SIZE and size < self.settings.max_split_size
+            if size > SMALL_SIZE and not self._expands
+            else remaining >= MIN_BLOCK
         ):  # should_split
-            rest = Block(block.address + size, remaining, pool, block)
-            rest.after = after = block.after
+            address, after = block.address + size, block.after
+            rest = Block(address, remaining, pool, block, after, True)
             if after is not None:
                 after.before = rest
             block.after, block.size = rest, size
-            rest.free = True
-            key = remaining << 64 | rest.address
-            insort(keys, key)
-            pool.blocks[key] = rest
+            key = remaining << 64 | address
+            index = bisect_left(keys, key)
+            keys.insert(index, key)
+            pool.blocks.insert(index, rest)
         allocated = self.allocated = self.allocated + block.size
         if allocated > self.peak_allocated:
             self.peak_allocated = allocated
         return block
 
     def free(self, block: Block) -> None:
-        """Give a block back; it merges with free neighbours of its segment."""
+        """Free a block; it merges with free neighbours of its segment."""
         self.allocated -= block.size
         pool = block.pool
         keys, blocks = pool.keys, pool.blocks
         before, after = block.before, block.after
-        if before is not None and before.free and before.mapped:
-            key = before.size << 64 | before.address
-            del keys[bisect_left(keys, key)], blocks[key]
+        if before is not None and before.free:
+            index = bisect_left(keys, before.size << 64 | before.address)
+            del keys[index], blocks[index]
             before.size += block.size
             before.after = after
             if after is not None:
                 after.before = before
             block = before
-        if after is not None and after.free and after.mapped:
-            key = after.size << 64 | after.address
-            del keys[bisect_left(keys, key)], blocks[key]
+        if after is not None and after.free:
+            index = bisect_left(keys, after.size << 64 | after.address)
+            del keys[index], blocks[index]
             block.size += after.size
             block.after = beyond = after.after
             if beyond is not None:
                 beyond.before = block
         block.free = True
         key = block.size << 64 | block.address
-        insort(keys, key)
-        blocks[key] = block
+        index = bisect_left(keys, key)
+        keys.insert(index, key)
+        blocks.insert(index, block)
 
     def round_size(self, num_bytes: int) -> int:
-        """Bytes that a request counts for (round_size, roundup_power2_next_division)."""
+        """Rounded bytes of a request (round_size, roundup_power2_next_division)."""
         divisions = self.settings.roundup_power2_divisions
         if divisions > 1 and num_bytes > MIN_BLOCK * divisions:
             power = 1 << (num_bytes.bit_length() - 1)
@@ -218,9 +226,9 @@ class CachingAllocator:
         return max(MIN_BLOCK, round_up(num_bytes, MIN_BLOCK))
 
     def empty_cache(self) -> None:
-        """Give every wholly free segment, or page, back to the device (release_cached_blocks)."""
+        """Release every completely free segment, or page, to the device (release_cached_blocks)."""
         for pool in [pool for pools in self.pools.values() for pool in pools]:
-            for block in list(pool.blocks.values()):
+            for block in list(pool.blocks):
                 if self.settings.expandable_segments:
                     self._unmap(block, pool)
                 elif block.before is None and block.after is None:
@@ -228,12 +236,16 @@ class CachingAllocator:
                     self.reserved -= block.size
                     self._note("segment_free", block)
 
-    def _may_take(self, size: int, found: int) -> bool:
-        """Whether the best fit is acceptable (get_free_block); no second candidate is tried."""
+    def _new_pools(self, stream: int) -> tuple[Pool, Pool]:
+        pools = self.pools[stream] = (Pool(True, 2 * stream, self._expands), Pool(False, 2 * stream + 1, self._expands))
+        return pools
+
+    def _may_take(self, size: int, block_size: int) -> bool:
+        """Whether the best fit is acceptable (get_free_block); there is no second candidate."""
         limit = self.settings.max_split_size
         if size < limit:
-            return found < limit
-        return found < size + self.settings.max_non_split_rounding
+            return block_size < limit
+        return block_size < size + self.settings.max_non_split_rounding
 
     def _new_segment(self, size: int, pool: Pool) -> Block:
         if pool.small:
@@ -250,7 +262,7 @@ class CachingAllocator:
         return block
 
     def _grow(self, size: int, pool: Pool) -> Block:
-        """Map pages at the first place with room for so many bytes (try_allocate_expandable_block)."""
+        """A block of at least so many bytes, mapped at the first place large enough (try_allocate_expandable_block)."""
         block, lacking = _place_to_grow(size, pool)
         if self._retries(lacking):
             block, lacking = _place_to_grow(size, pool)  # pages in between may be free to map now
@@ -263,7 +275,7 @@ class CachingAllocator:
         return block
 
     def _map(self, block: Block, size: int) -> Block:
-        """Memory for the first bytes of a block, in whole pages; it joins free neighbours (map_block)."""
+        """Map the first bytes of a block, in whole pages; it merges with free neighbours (map_block)."""
         pool = block.pool
         mapped = round_up(size, pool.page)
         self._note("segment_map", Block(block.address, mapped, pool))
@@ -276,14 +288,14 @@ class CachingAllocator:
             pool.unmapped.remove(block)
         block.mapped = True
         for other in (block.before, block.after):
-            if other is not None and other.free and other.mapped:
+            if other is not None and other.free:
                 pool.remove(other)
                 block = _joined(block, other)
         pool.insert(block)
         return block
 
     def _unmap(self, block: Block, pool: Pool) -> None:
-        """Give a free block's whole pages back; what is left on both sides stays free (unmap_block)."""
+        """Release a free block's whole pages; the rest on both sides stays free (unmap_block)."""
         first, end = round_up(block.address, pool.page), (block.address + block.size) // pool.page * pool.page
         if first >= end:
             return
@@ -296,21 +308,21 @@ class CachingAllocator:
             right = Block(end, block.address + block.size - end, pool)
             _between(block, right, block.after)
             pool.insert(right)
-        block.address, block.size, block.mapped, block.free = first, end - first, False, True
+        block.address, block.size, block.mapped = first, end - first, False
         self.reserved -= block.size
         self._note("segment_unmap", block)
         for other in (block.before, block.after):
             if other is not None and not other.mapped:
                 pool.unmapped.remove(other)
                 block = _joined(block, other)
-        insort(pool.unmapped, block, key=lambda one: one.address)
+        insort(pool.unmapped, block, key=lambda unmapped: unmapped.address)
 
     def _note(self, name: str, block: Block) -> None:
         if self.history is not None:
             self.history.append(Action(name, block.address, block.size))
 
     def _retries(self, num_bytes: int) -> bool:
-        """Empty the cache if the device lacks room for so many bytes more."""
+        """Empty the cache if the device lacks so many bytes; whether it did."""
         lacking = self.reserved + num_bytes > self.capacity
         if lacking:
             self.num_retries += 1
@@ -328,26 +340,32 @@ class CachingAllocator:
 
 
 def _least_growing(pool: Pool, index: int) -> int:
-    """The fitting block that what could be mapped behind it makes least large; the search stops where it grows."""
+    """Index of the fitting block with the smallest expandable size; the search stops at the first larger one."""
     keys, blocks = pool.keys, pool.blocks
-    while index + 1 < len(keys) and blocks[keys[index + 1]].can_grow_to < blocks[keys[index]].can_grow_to:
+    while index + 1 < len(keys) and blocks[index + 1].can_grow_to < blocks[index].can_grow_to:
         index += 1
     return index
 
 
 def _place_to_grow(size: int, pool: Pool) -> tuple[Block, int]:
-    """(the first of the blocks that make room for so many bytes, bytes of the pages that it lacks)."""
+    """(the first of adjacent blocks that together have so many bytes, bytes of the pages still to map)."""
     for unmapped in pool.unmapped:
-        first = unmapped.before if unmapped.before is not None and unmapped.before.free else unmapped
-        one: Block | None = first
-        room = lacking = 0
-        while one is not None and one.free and room < size:
-            lacking += 0 if one.mapped else round_up(min(size - room, one.size), pool.page)
-            room += one.size
-            one = one.after
-        if room >= size:
+        first = unmapped.before if unmapped.before is not None and _is_vacant(unmapped.before) else unmapped
+        block: Block | None = first
+        available = lacking = 0
+        while block is not None and _is_vacant(block) and available < size:
+            lacking += 0 if block.mapped else round_up(min(size - available, block.size), pool.page)
+            available += block.size
+            block = block.after
+        if available >= size:
             return first, lacking
-    raise AssertionError("a segment ended")  # its addresses are more than any device has bytes
+    raise AssertionError(
+        "an expandable segment ran out of addresses"
+    )  # its addresses are more than any device has bytes
+
+
+def _is_vacant(block: Block) -> bool:
+    return block.free or not block.mapped
 
 
 def _between(before: Block | None, block: Block, after: Block | None) -> None:
@@ -359,7 +377,7 @@ def _between(before: Block | None, block: Block, after: Block | None) -> None:
 
 
 def _joined(block: Block, other: Block) -> Block:
-    """Two neighbours as the first of them."""
+    """The first of two neighbours, extended by the second."""
     first, second = (other, block) if other.address < block.address else (block, other)
     first.size += second.size
     first.after = second.after

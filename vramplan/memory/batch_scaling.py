@@ -1,10 +1,12 @@
-"""Live tensors as straight lines in the micro-batch, where steps of several sizes do the same operations."""
+"""Sizes that grow linearly in the micro-batch, if steps of several sizes do the same operations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cache
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from vramplan.memory.timeline import BLOCK_BYTES, Mark, Storage, Timeline
 from vramplan.units import round_up
@@ -12,8 +14,77 @@ from vramplan.units import round_up
 COLUMNS = 120
 """Points along a step that a picture shows; of the events that share one, the fullest stands for all."""
 
-Line = tuple[int, int]
-"""Bytes at micro-batch 0, and bytes more for each sample."""
+
+class LinearSize(NamedTuple):
+    """Bytes that grow by the same amount with each sample of the micro-batch."""
+
+    at_zero: int
+    """Bytes at micro-batch 0, by extrapolation."""
+    per_sample: int
+
+    @classmethod
+    def through(cls, first: int, first_bytes: int, last: int, last_bytes: int) -> LinearSize:
+        """The size with these bytes at two micro-batches; at the second only if the difference divides evenly."""
+        per_sample = (last_bytes - first_bytes) // (last - first) if last > first else 0
+        return cls(first_bytes - per_sample * first, per_sample)
+
+    def at(self, micro: int) -> int:
+        """Bytes at a micro-batch."""
+        return self.at_zero + self.per_sample * micro
+
+
+class ScaledTimeline:
+    """The sizes of a timeline's storages at any micro-batch."""
+
+    def __init__(self, timeline: Timeline, micro: int, growth: Mapping[int, int] | None = None) -> None:
+        """Scale a timeline that was simulated at `micro`.
+
+        Args:
+            timeline: the timeline.
+            micro: its micro-batch.
+            growth: bytes that a storage gains with each further sample, by the storage's id; others stay constant.
+        """
+        growth = growth or {}
+        distinct = {id(storage): storage for storage in timeline.storages}  # layers share their storages
+        sizes = {key: _scaled(storage, micro, growth.get(key, 0)) for key, storage in distinct.items()}
+        numbers = {size: number for number, size in enumerate(dict.fromkeys(sizes.values()))}
+        kinds = {key: numbers[size] for key, size in sizes.items()}
+        self.events, self.streams = timeline.events, timeline.streams()
+        self._sizes = list(numbers)
+        """Distinct (size, whether a kernel takes it)."""
+        self._kinds = [kinds[id(storage)] for storage in timeline.storages]
+        """Number of each storage's size."""
+        self._changes = [self._kinds[event] if event >= 0 else ~self._kinds[~event] for event in self.events]
+        """The same for each event; ``~kind`` if it frees."""
+
+    def sizes(self, micro: int) -> list[int]:
+        """Rounded bytes of every storage."""
+        rounded = [round_up(size.at(micro), BLOCK_BYTES) for size, _ in self._sizes]
+        return [rounded[kind] for kind in self._kinds]
+
+    def peak(self, micro: int) -> int:
+        """Highest sum of live tensors in bytes, without what kernels take for themselves."""
+        rounded = [0 if in_kernel else round_up(size.at(micro), BLOCK_BYTES) for size, in_kernel in self._sizes]
+        signed = [*rounded, *(-size for size in reversed(rounded))]
+        return max(accumulate([signed[change] for change in self._changes]))
+
+
+def _scaled(storage: Storage, micro: int, per_sample: int) -> tuple[LinearSize, bool]:
+    return LinearSize(storage.num_bytes - per_sample * micro, per_sample), storage.in_kernel
+
+
+def interpolate(first: int, low: Timeline, last: int, high: Timeline, micro: int) -> Timeline:
+    """The timeline at a micro-batch, from those at two others, which have the same events."""
+
+    @cache
+    def storage_at(one: Storage, other: Storage) -> Storage:
+        if one.num_bytes == other.num_bytes:
+            return one
+        size = LinearSize.through(first, one.num_bytes, last, other.num_bytes).at(micro)
+        return Storage(size, one.category, one.label, f"{size} bytes at micro-batch {micro}", one.in_kernel)
+
+    storages = [storage_at(*pair) for pair in zip(low.storages, high.storages, strict=True)]
+    return Timeline(storages, low.events, low.marks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,27 +94,29 @@ class Segment:
     first: int
     last: int
     events: tuple[int, ...]
-    """The events that are kept: the fullest of each column, and every one that is the peak somewhere."""
+    """The events that are shown: the fullest of each column, and every one that is the peak at some micro-batch."""
     num_events: int
     marks: tuple[Mark, ...]
-    lines: dict[str, tuple[Line, ...]]
-    """Live bytes of each category behind each of these events."""
+    lines: dict[str, tuple[LinearSize, ...]]
+    """Live bytes of each category after each of these events."""
 
 
 def segments(steps: Mapping[int, Timeline]) -> tuple[Segment, ...]:
-    """The steps at ascending micro-batches, neighbours together where one law gives them all to the byte."""
-    found: list[list[int]] = []
+    """The steps at ascending micro-batches, neighbours joined if linear sizes give them all to the byte."""
+    groups: list[list[int]] = []
     levels = {micro: step.live_bytes(with_kernels=False) for micro, step in steps.items()}
     for micro, step in steps.items():
-        if found and steps[found[-1][0]].events == step.events and _on_lines(found[-1][0], found[-1][-1], micro, steps):
-            found[-1].append(micro)
+        if groups and steps[groups[-1][0]].events == step.events and _are_linear(groups[-1], micro, steps):
+            groups[-1].append(micro)
         else:
-            found.append([micro])
-    return tuple(_segment(each, steps, levels) for each in found)
+            groups.append([micro])
+    return tuple(_segment(micros, steps, levels) for micros in groups)
 
 
-def envelope(lines: Iterable[Line], first: int, last: int) -> list[int]:
-    """Numbers of the lines of which one is the highest at any point between `first` and `last`.
+def envelope(lines: Iterable[tuple[int, int]], first: int, last: int) -> list[int]:
+    """Numbers of the lines that are the highest at some whole point between `first` and `last`.
+
+    A line is (value at 0, slope).
 
     >>> envelope([(10, 1), (0, 3), (4, 2), (9, 1)], 1, 9)
     [0, 1]
@@ -54,56 +127,47 @@ def envelope(lines: Iterable[Line], first: int, last: int) -> list[int]:
             highest[slope] = (start, number)
     hull: list[tuple[int, int, int]] = []
     for slope, (start, number) in sorted(highest.items()):
-        while len(hull) > 1 and _hidden(hull[-2], hull[-1], (start, slope)):
+        while len(hull) > 1 and _is_hidden(hull[-2], hull[-1], (start, slope)):
             hull.pop()
         hull.append((start, slope, number))
     return sorted({max(hull, key=lambda line: line[0] + line[1] * at)[2] for at in range(first, last + 1)})
 
 
-def _hidden(below: tuple[int, int, int], middle: tuple[int, int, int], above: Line) -> bool:
+def _is_hidden(below: tuple[int, int, int], middle: tuple[int, int, int], above: tuple[int, int]) -> bool:
     """Whether the line between two others, by slope, is nowhere the highest."""
     return (above[0] - below[0]) * (middle[1] - below[1]) >= (middle[0] - below[0]) * (above[1] - below[1])
 
 
-def _line(first: int, low: int, last: int, high: int) -> Line:
-    slope = (high - low) // (last - first) if last > first else 0
-    return low - slope * first, slope
-
-
-def _on_lines(first: int, second: int, last: int, steps: Mapping[int, Timeline]) -> bool:
-    """Whether every tensor's size, as it is rounded, is on a straight line at every whole number from `first` on."""
+def _are_linear(group: Sequence[int], last: int, steps: Mapping[int, Timeline]) -> bool:
+    """Whether every tensor's rounded size is linear at every whole number from the group's first to `last`."""
+    first, middle = group[0], group[-1]
     distinct = {}
-    for three in zip(*(steps[micro].storages for micro in (first, second, last)), strict=True):
-        distinct[tuple(map(id, three))] = three  # layers share their storages
-    return all(
-        low.in_kernel or _on_line(first, second, last, low, middle, high) for low, middle, high in distinct.values()
-    )
+    for trio in zip(*(steps[micro].storages for micro in (first, middle, last)), strict=True):
+        distinct[tuple(map(id, trio))] = trio  # layers share their storages
+    return all(trio[0].in_kernel or _is_linear(first, middle, last, *trio) for trio in distinct.values())
 
 
-def _on_line(first: int, second: int, last: int, low: Storage, middle: Storage, high: Storage) -> bool:
-    more, rest = divmod(high.num_bytes - low.num_bytes, last - first)
-    rounded_more = (high.rounded_bytes - low.rounded_bytes) // (last - first)
+def _is_linear(first: int, middle: int, last: int, low: Storage, between: Storage, high: Storage) -> bool:
+    size = LinearSize.through(first, low.num_bytes, last, high.num_bytes)
+    rounded = LinearSize.through(first, low.rounded_bytes, last, high.rounded_bytes)
     return (
-        rest == 0
-        and middle.num_bytes == low.num_bytes + more * (second - first)
-        and all(
-            round_up(low.num_bytes + more * further, BLOCK_BYTES) == low.rounded_bytes + rounded_more * further
-            for further in range(last - first + 1)
-        )
+        size.at(last) == high.num_bytes
+        and size.at(middle) == between.num_bytes
+        and all(round_up(size.at(micro), BLOCK_BYTES) == rounded.at(micro) for micro in range(first, last + 1))
     )
 
 
 def _segment(micros: Sequence[int], steps: Mapping[int, Timeline], levels: Mapping[int, list[int]]) -> Segment:
     first, last = micros[0], micros[-1]
     low, high = steps[first], steps[last]
-    lines = [_line(first, a, last, b) for a, b in zip(levels[first], levels[last], strict=True)]
+    lines = _linear_sizes(first, levels[first], last, levels[last])
     stops = [len(lines) * i // COLUMNS for i in range(COLUMNS + 1)]
     fullest = [max(range(a, b), key=levels[last].__getitem__) for a, b in pairwise(stops) if b > a]
-    kept = tuple(sorted({*fullest, *envelope(lines, first, last)}))
-    ends = [timeline.by_category(kept, with_kernels=False) for timeline in (low, high)]
-    by_category = {
-        name: tuple(_line(first, a, last, b) for a, b in zip(ends[0][name], ends[1][name], strict=True))
-        for name in ends[0]
-        if any(ends[1][name])
-    }
-    return Segment(first, last, kept, len(lines), tuple(low.marks), by_category)
+    events = tuple(sorted({*fullest, *envelope(lines, first, last)}))
+    start, end = (timeline.by_category(events, with_kernels=False) for timeline in (low, high))
+    by_category = {name: tuple(_linear_sizes(first, start[name], last, end[name])) for name in start if any(end[name])}
+    return Segment(first, last, events, len(lines), tuple(low.marks), by_category)
+
+
+def _linear_sizes(first: int, low: Sequence[int], last: int, high: Sequence[int]) -> list[LinearSize]:
+    return [LinearSize.through(first, a, last, b) for a, b in zip(low, high, strict=True)]

@@ -1,4 +1,4 @@
-"""The result type: what one job needs on one card, byte by byte."""
+"""The result types: a simulated step, and the estimate of a job on a GPU, term by term."""
 
 from __future__ import annotations
 
@@ -6,30 +6,63 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.job import Job
 from vramplan.memory.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
+class SimulatedStep:
+    """The memory and work of a job's training step, before any GPU's capacity is compared with it."""
+
+    by: str
+    """analytic, trace or probe."""
+    timeline: Timeline
+    """Loading and two steps."""
+    evaluation_bytes: int
+    """Highest sum of live tensors in a forward without gradients, without the model and optimizer states."""
+    num_parameters: int
+    num_trainable_parameters: int
+    micro_step_seconds: float
+    optimizer_seconds: float
+    flops_per_micro_step: int
+    versions: str
+    """The libraries that the step mirrors or was traced with."""
+    notes: tuple[str, ...] = ()
+    picture: ProcessedImage | None = None
+    """Tokens and patches of each image or video; None for a model without vision."""
+    num_vision_parameters: int = 0
+    inputs_text: str | None = None
+    """Inputs and labels in words, for a model that is not a causal language model."""
+    own_model: bool = False
+    """Whether it is a user's own model, which chooses its attention, its loss and the shape of its inputs."""
+
+    @property
+    def peak_tensor_bytes(self) -> int:
+        """Highest sum of live tensors, without kernels' own workspaces."""
+        return max(self.timeline.live_bytes(with_kernels=False))
+
+
+@dataclass(frozen=True, slots=True)
 class Term:
-    """A part of the device total: some tensors of one kind, at the moment of the allocated peak."""
+    """A part of the device total: tensors of one kind at the allocated peak."""
 
     category: str
     label: str
     num_bytes: int
     count: int = 1
-    """Tensors in this term."""
+    """Number of tensors."""
     formula: str = ""
     source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CardShare:
-    """What one of several cards needs that a model is spread over."""
+    """The memory of one of the GPUs that a model is placed on (device_map). All sizes are bytes."""
 
     number: int
     holds: str
-    """Its modules, in words."""
+    """The modules on it, in words."""
     parameter_bytes: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int
@@ -41,7 +74,7 @@ class CardShare:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a job needs, per GPU. All sizes are bytes.
+    """The memory that a job needs, per GPU. All sizes are bytes.
 
     `terms` sum to `device_total_bytes`; `__post_init__` is the one place that asserts it.
     """
@@ -55,33 +88,33 @@ class Estimate:
     peak_tensor_bytes: int
     """Highest sum of live tensors, each rounded to 512 bytes, without kernels' own workspaces."""
     peak_allocated_bytes: int
-    """What torch.cuda.max_memory_allocated would report: workspaces and unsplit block remainders included."""
+    """As torch.cuda.max_memory_allocated reports it, with workspaces and unsplit block remainders."""
     peak_reserved_bytes: int
-    """What torch.cuda.max_memory_reserved would report."""
+    """As torch.cuda.max_memory_reserved reports it."""
     device_total_bytes: int
-    """Reserved plus what lies outside torch's allocator (CUDA context, NCCL): what nvidia-smi shows for the process."""
+    """Reserved, plus memory outside PyTorch's allocator (CUDA context, NCCL): as nvidia-smi shows for the process."""
     capacity_bytes: int
-    """What this process may take of the card."""
+    """Bytes of the GPU that this process may use."""
     margin_bytes: int
-    """Of that, what a plan leaves free for what the estimate may miss."""
+    """Of the capacity, the safety margin for the error of the estimate."""
     fits: bool
-    """Whether it fits with the margin left free."""
+    """Whether it fits with the safety margin."""
     fits_without_margin: bool
-    """Whether it fits where nothing is left free."""
+    """Whether it fits without the safety margin."""
     phases: dict[str, int]
     """Allocated peak of each phase: loaded, forward, backward, optimizer, eval."""
     peak_phase: str
     terms: tuple[Term, ...]
     job: Job
-    """The job this answers."""
+    """The job that was estimated."""
     num_parameters: int
     """Distinct parameters of the model itself, adapters left out."""
     num_trainable_parameters: int
     assumptions: tuple[str, ...]
     image_tokens_per_sample: int | None = None
-    """Positions that the images of a sample take, separators included; None for a model that does not see."""
+    """Positions that the images of a sample take, separators included; None for a model without vision."""
     num_vision_parameters: int = 0
-    """Of the tower and of what leads from it to the language model."""
+    """Of the vision tower and the projector."""
     notes: tuple[str, ...] = ()
     micro_step_seconds: float = 0.0
     """Roofline time of one forward and backward; for comparing plans only."""
@@ -90,7 +123,7 @@ class Estimate:
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
     """Loading and two steps, event by event."""
     cards: tuple[CardShare, ...] = ()
-    """All cards that the model is spread over, where this is the one of them that needs most."""
+    """All GPUs that the model is placed on; the estimate is that of the one that needs most."""
 
     def __post_init__(self) -> None:
         total = sum(term.num_bytes for term in self.terms)
@@ -99,27 +132,27 @@ class Estimate:
 
     @property
     def lower_bound_bytes(self) -> int:
-        """Bytes on the card without what torch caches: what it cannot do without where it does not fit."""
+        """Device total without memory cached by PyTorch, in bytes: the minimum if the job does not fit."""
         return self.peak_allocated_bytes + self.device_total_bytes - self.peak_reserved_bytes
 
     @property
     def fullest_card(self) -> int:
-        """Number of the card that this is about, of those that the model is spread over."""
-        return next((one.number for one in self.cards if one.device_total_bytes == self.device_total_bytes), 0)
+        """Number of the GPU that needs most, of those that the model is placed on."""
+        return next((share.number for share in self.cards if share.device_total_bytes == self.device_total_bytes), 0)
 
     @property
     def evaluation_bytes(self) -> int:
-        """Allocated peak of an evaluation at the same batch, on the card where it is highest."""
-        return max((one.evaluation_bytes for one in self.cards), default=self.phases["eval"])
+        """Allocated peak of an evaluation at the same batch in bytes, on the GPU with the highest."""
+        return max((share.evaluation_bytes for share in self.cards), default=self.phases["eval"])
 
     @property
     def headroom_bytes(self) -> int:
-        """Bytes of the card left free; negative where it does not fit."""
+        """Bytes of the GPU that stay free; negative if the job does not fit."""
         return self.capacity_bytes - self.device_total_bytes
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes left free beyond the margin."""
+        """Bytes that stay free beyond the margin."""
         return self.headroom_bytes - self.margin_bytes
 
     def by_category(self) -> dict[str, int]:
@@ -132,12 +165,12 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class PartialEstimate:
-    """An estimate half made: a bound that comes early, and the rest on demand."""
+    """A lower bound computed first; call `complete` for the estimate."""
 
     lower_bound_bytes: int
-    """Bytes on the card that the job cannot do without."""
-    finish: Callable[[], Estimate]
+    """The least that the job needs on the GPU, in bytes."""
+    complete: Callable[[], Estimate]
     timeline: Timeline | None = field(default=None, repr=False)
-    """Loading and two steps, where the bound came from them."""
+    """Loading and two steps, if the bound came from one GPU's timeline."""
     seconds: Callable[[Gpu], tuple[float, float]] | None = None
-    """Roofline time of a micro-step and of the optimizer's step on a card, without the rest."""
+    """Roofline time of a micro-step and of the optimizer's step on a GPU, without the estimate."""

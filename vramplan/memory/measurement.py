@@ -1,4 +1,4 @@
-"""What a real run told: one entry of the ledger, and the answer of a probe."""
+"""A measured run: an entry of the ledger, and the result of a probe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vramplan.inputs.model_spec import ModelSpec
 _SETTINGS = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
 UNDER_TORCHRUN = "env://"
-"""Where ranks meet that torchrun has started: it has told each of them in its environment."""
+"""Rendezvous of ranks started by torchrun, which sets it in each rank's environment."""
 
 Outcome = Literal["ok", "oom"]
 
@@ -34,12 +34,12 @@ class Peaks(BaseModel):
 
 
 class Environment(BaseModel):
-    """Where a run was measured."""
+    """The device and software of a run."""
 
     model_config = _SETTINGS
 
     device: str
-    """The card as its driver calls it; "cpu": real steps on the host, its tensors through the simulated allocator."""
+    """The driver's name of the GPU; "cpu": real steps on the host, its tensors through the simulated allocator."""
     total_bytes: int = Field(ge=0)
     """torch.cuda.get_device_properties(0).total_memory; 0 on the host."""
     compute_capability: str | None = None
@@ -47,21 +47,21 @@ class Environment(BaseModel):
     driver: str | None = None
     """Version of the driver."""
     cuda: str | None = None
-    """The CUDA that torch was built with."""
+    """The CUDA version that torch was built with."""
     versions: Mapping[str, str] = Field(default_factory=dict)
     """torch, transformers, peft, accelerate, python, vramplan."""
     allocator_settings: str = ""
     """PYTORCH_ALLOC_CONF as it was set."""
     cap_bytes: int | None = None
-    """Limit put on torch's allocator, where a larger card stood in for a smaller one."""
+    """Limit on torch's allocator, if a larger GPU stood in for a smaller one."""
     held_by_others_bytes: int = Field(default=0, ge=0)
-    """What other processes held of the card when the run began."""
+    """Bytes of the GPU that other processes held when the run began."""
     ranks: int = Field(default=1, gt=0)
-    """Processes that took part; the figures are those of the fullest and the slowest."""
+    """Number of processes; the figures are those of the fullest and the slowest."""
 
 
 class Measured(BaseModel):
-    """One run on real tensors. All sizes are bytes, per card."""
+    """One run on real tensors. All sizes are bytes, per GPU."""
 
     model_config = _SETTINGS
 
@@ -74,43 +74,43 @@ class Measured(BaseModel):
     model_type: str
     """transformers' name of the architecture."""
     config: Mapping[str, Any]
-    """The model's configuration: an entry needs nothing but itself to be estimated again."""
+    """The model's configuration, so that an entry can be estimated again without the Hub."""
     card: str
-    """Short name of the card that the run is compared with: its own, or the one it stood in for."""
+    """Short name of the GPU that the run is compared with: its own, or the one it stood in for."""
     job: Job
-    """What was run."""
+    """The job that was run."""
     environment: Environment
-    """Where."""
+    """Device and software."""
     outcome: Outcome
-    """ok, or oom: the card could not serve a request."""
+    """ok, or oom: the GPU could not serve a request."""
     message: str = ""
-    """What torch said when memory ran out."""
+    """torch's message when memory ran out."""
     failed_phase: str | None = None
     """The phase in which memory ran out."""
     peak_allocated_bytes: int | None = Field(default=None, ge=0)
     """Of the training steps, loading included, evaluation left out."""
     peak_requested_bytes: int | None = Field(default=None, ge=0)
-    """Bytes asked for, without rounding and unsplit remainders."""
+    """Requested bytes, without rounding and unsplit remainders."""
     peak_reserved_bytes: int | None = Field(default=None, ge=0)
-    """Likewise."""
+    """Of the training steps, as above."""
     phases: Mapping[str, Peaks] = Field(default_factory=dict)
     """Peaks of each phase: loaded, forward, backward, optimizer, eval."""
     process_bytes: int | None = Field(default=None, ge=0)
-    """What the driver (NVML) counted for the process at the end of training."""
+    """Bytes of the process at the end of training, by the driver (NVML)."""
     context_bytes: int | None = Field(default=None, ge=0)
-    """Of that, what torch's allocator did not hold: CUDA context, kernels, libraries."""
+    """Of that, bytes outside of torch's allocator: CUDA context, kernels, libraries."""
     num_parameters: int = Field(default=0, ge=0)
     """Distinct parameters of the model, adapters left out."""
     num_trainable_parameters: int = Field(default=0, ge=0)
-    """Those that train."""
+    """Trainable parameters."""
     step_seconds: tuple[float, ...] = ()
     """Time of each optimizer step, all its micro-batches counted; the first one warms up."""
     model_flops_utilization: float | None = Field(default=None, ge=0)
-    """Share of the card's dense rate that the model's own arithmetic had, recomputation left out."""
+    """Share of the GPU's dense rate that the model's own arithmetic reached, without recomputation."""
     micro_steps_run: int = Field(default=1, gt=0)
-    """Micro-batches that each step really ran; beyond two, steps repeat and their time is multiplied."""
+    """Micro-batches that each step ran; beyond two, they repeat and their time is multiplied."""
     history: str | None = None
-    """File beside this one with every allocation and free, where they were recorded."""
+    """File next to this one with every allocation and free, if they were recorded."""
 
     @property
     def step_time(self) -> float | None:
@@ -128,31 +128,31 @@ class Measured(BaseModel):
 
     @property
     def device_total_bytes(self) -> int | None:
-        """What the run took of the card at its highest: reserved, and what lay outside torch's allocator."""
+        """Highest bytes on the GPU: reserved, plus memory outside of torch's allocator."""
         if self.peak_reserved_bytes is None or self.context_bytes is None:
             return None
         return self.peak_reserved_bytes + self.context_bytes
 
     @property
     def identity(self) -> str:
-        """Name of this run: the same model, job, card and limit give the same name, and a file of that name."""
+        """Name of the run and of its file: the same for the same model, job, GPU and limit."""
         host = self.environment.device == "cpu"
         return identity(self.model, self.config, self.job, self.card, self.environment.cap_bytes, host)
 
 
 class Request(BaseModel):
-    """What a probe is to run; it travels to the process that runs it as JSON."""
+    """The input of a probe's process, as JSON."""
 
     model_config = _SETTINGS
 
     spec: ModelSpec
     """The model."""
     job: Job
-    """What to run; each rank takes its own micro-batches."""
+    """The job to run; each rank takes its own micro-batches."""
     card: Gpu
-    """The card that the run is compared with."""
+    """The GPU that the run is compared with."""
     device: Literal["cuda", "cpu"] = "cuda"
-    """A card, or the host with its tensors watched."""
+    """A GPU, or the host with its tensors tracked."""
     steps: int = Field(default=3, gt=0)
     """Optimizer steps."""
     cap_bytes: int | None = Field(default=None, gt=0)
@@ -160,13 +160,13 @@ class Request(BaseModel):
     history: bool = False
     """Record every allocation and free."""
     trust_remote_code: bool = False
-    """Run code that comes with the model."""
+    """Whether to run code from the model's repository."""
     rank: int = Field(default=0, ge=0)
-    """Number of this process among those that train together."""
+    """Rank of this process."""
     local_rank: int = Field(default=0, ge=0)
-    """Number of its card on this host."""
+    """Number of its GPU on this host."""
     meeting_point: str | None = None
-    """Where the ranks find each other: an init_method of torch.distributed."""
+    """Rendezvous of the ranks: an init_method of torch.distributed."""
 
     @property
     def settings(self) -> str:
@@ -177,37 +177,37 @@ class Request(BaseModel):
 def identity(
     model: str, config: Mapping[str, Any], job: Job, card: str, cap_bytes: int | None, host: bool = False
 ) -> str:
-    """A run's name for people and files: what it was, and a digest of all the settings.
+    """A run's name for people and files: its main settings, and a digest of all.
 
     >>> identity("Qwen/Qwen2.5-0.5B", {}, Job(), "h200-sxm", None)
     'qwen2.5-0.5b.lora.b1x1.s2048.h200.a4ff2fbd'
     """
     settings = [dict(config), job.model_dump(mode="json", exclude_defaults=True), card, cap_bytes]
-    settings += ["host"] * host  # what the host was watched at says nothing of the card
+    settings += ["host"] * host  # a run on the host is no measurement of the GPU
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
     batch = f"b{job.micro_batch_size}x{job.gradient_accumulation_steps}.s{job.sequence_length}"
     short = [model.removesuffix("/config.json").rpartition("/")[2], job.method, batch, card + "-host" * host]
-    return ".".join([re.sub(r"[^a-z0-9.]+", "-", one.lower()).strip("-.") for one in short] + [digest])
+    return ".".join([re.sub(r"[^a-z0-9.]+", "-", part.lower()).strip("-.") for part in short] + [digest])
 
 
 def fullest(ranks: Sequence[Measured]) -> Measured:
-    """One answer from those of all ranks: of each figure the highest, and out of memory where any rank was."""
-    failed = next((one for one in ranks if one.outcome == "oom"), None)
+    """The highest of each figure over all ranks; out of memory if any rank was."""
+    failed = next((rank for rank in ranks if rank.outcome == "oom"), None)
     if failed is not None:
         return failed
-    first = max(ranks, key=lambda one: one.peak_reserved_bytes or 0)
+    first = max(ranks, key=lambda rank: rank.peak_reserved_bytes or 0)
     phases = {
         name: Peaks(
-            allocated_bytes=max(one.phases[name].allocated_bytes for one in ranks if name in one.phases),
-            reserved_bytes=max(one.phases[name].reserved_bytes for one in ranks if name in one.phases),
+            allocated_bytes=max(rank.phases[name].allocated_bytes for rank in ranks if name in rank.phases),
+            reserved_bytes=max(rank.phases[name].reserved_bytes for rank in ranks if name in rank.phases),
         )
         for name in first.phases
     }
-    slowest = tuple(max(times) for times in zip(*(one.step_seconds for one in ranks), strict=True))
+    slowest = tuple(max(times) for times in zip(*(rank.step_seconds for rank in ranks), strict=True))
 
     def highest(name: str) -> int | None:
-        known = [value for one in ranks if (value := getattr(one, name)) is not None]
-        return max(known) if known else None
+        values = [value for rank in ranks if (value := getattr(rank, name)) is not None]
+        return max(values) if values else None
 
     figures = ("peak_allocated_bytes", "peak_requested_bytes", "peak_reserved_bytes", "process_bytes", "context_bytes")
     return first.model_copy(
@@ -216,6 +216,6 @@ def fullest(ranks: Sequence[Measured]) -> Measured:
 
 
 def peaks_of(phases: Mapping[str, Peaks]) -> tuple[int, int]:
-    """Allocated and reserved peak of training: every phase but the evaluation."""
-    training = [one for name, one in phases.items() if name != "eval"]
-    return max(one.allocated_bytes for one in training), max(one.reserved_bytes for one in training)
+    """(allocated, reserved) peak of training in bytes: of every phase but the evaluation."""
+    training = [peaks for name, peaks in phases.items() if name != "eval"]
+    return max(peaks.allocated_bytes for peaks in training), max(peaks.reserved_bytes for peaks in training)

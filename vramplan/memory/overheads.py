@@ -1,4 +1,4 @@
-"""Memory that no tensor of the model explains: library workspaces, the CUDA context, communication buffers."""
+"""Memory besides the model's tensors: library workspaces, the CUDA context, communication buffers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vramplan.memory.timeline import Storage
 from vramplan.units import MiB
 
 CUDA_CONTEXT_BYTES = 460 * MiB
-"""A prior for context and loaded kernels: 300 to 426 MiB are reported for single cards (pytorch#107667, #109888,
+"""A prior for context and loaded kernels: 300 to 426 MiB are reported for single GPUs (pytorch#107667, #109888,
 unsloth-zoo#1053), more as kernels load lazily; 0.45 GiB, give or take 0.15."""
 
 NCCL_BYTES = 512 * MiB
@@ -23,13 +23,13 @@ DDP_BUCKET_BYTES = 25 * MiB
 """torch/nn/parallel/distributed.py: bucket_cap_mb = 25, the first bucket 1 MiB (torch 2.13)."""
 
 
-def cublas_workspace(card: Gpu) -> Storage:
-    """What each thread's cuBLAS handle takes through the caching allocator, once, at its first matrix product.
+def cublas_workspace(gpu: Gpu) -> Storage:
+    """The workspace that each thread's cuBLAS handle allocates once, at its first matrix product.
 
     32 MiB from compute capability 9.0 on, else CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8, 8320 KiB
     (aten/src/ATen/cuda/CublasHandlePool.cpp, torch 2.13).
     """
-    size = 32 * MiB if card.capability >= (9, 0) else 8320 * 1024
+    size = 32 * MiB if gpu.capability >= (9, 0) else 8320 * 1024
     return Storage(size, "temporary", "cuBLAS workspace", "one per thread: forward, backward", in_kernel=True)
 
 
@@ -53,15 +53,20 @@ def ddp_buckets(gradients: Sequence[int]) -> list[Storage]:
     return buckets
 
 
-def context_bytes(card: Gpu) -> int:
-    """CUDA's context and kernels: as measured on such a card, else a prior."""
-    return (context(card) or (CUDA_CONTEXT_BYTES, ""))[0]
+def context_bytes(gpu: Gpu) -> int:
+    """Bytes of CUDA's context and kernels: as measured on this GPU, else a prior."""
+    return (context(gpu) or (CUDA_CONTEXT_BYTES, ""))[0]
 
 
-def outside_terms(job: Job, card: Gpu) -> list[Term]:
-    """Memory that torch's allocator does not see: as measured on such a card, else a prior."""
-    _, said = context(card) or (0, "a prior")
-    terms = [Term("context", "CUDA context and kernels", context_bytes(card), formula=said, source="see overheads.py")]
+def outside_terms(job: Job, gpu: Gpu) -> list[Term]:
+    """Memory outside of PyTorch's allocator: as measured on this GPU, else a prior."""
+    _, source = context(gpu) or (0, "a prior")
+    terms = [Term("context", "CUDA context and kernels", context_bytes(gpu), formula=source, source="see overheads.py")]
     if job.data_parallel > 1:
         terms.append(Term("context", "NCCL buffers", NCCL_BYTES, formula="a prior", source="see overheads.py"))
     return terms
+
+
+def outside_bytes(job: Job, gpu: Gpu) -> int:
+    """Bytes of :func:`outside_terms` together."""
+    return sum(term.num_bytes for term in outside_terms(job, gpu))

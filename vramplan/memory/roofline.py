@@ -1,6 +1,6 @@
 """Relative time of a step: each kernel takes the longest of its arithmetic, its traffic and its launch.
 
-Only ratios between plans on one card are shown. The three constants are priors that weigh compute against traffic and
+Only ratios between plans on one GPU are reported. The three constants are priors that weigh compute against traffic and
 launches; they are not fitted to anything.
 """
 
@@ -29,10 +29,10 @@ class Kernel(NamedTuple):
     dtype: str
 
 
-def seconds(kernels: Sequence[tuple[Kernel, int]], card: Gpu) -> float:
-    """Roofline time of a list of kernels, each with its number of runs."""
-    rates = {dtype: card.flops_per_second.get(dtype, card.flops_per_second["fp32"]) for dtype in DTYPE_BYTES}
-    bandwidth = card.bandwidth_bytes_per_second * BANDWIDTH_EFFICIENCY
+def seconds(kernels: Sequence[tuple[Kernel, int]], gpu: Gpu) -> float:
+    """Roofline time in seconds of a list of kernels, each with its number of runs."""
+    rates = {dtype: gpu.flops_per_second.get(dtype, gpu.flops_per_second["fp32"]) for dtype in DTYPE_BYTES}
+    bandwidth = gpu.bandwidth_bytes_per_second * BANDWIDTH_EFFICIENCY
     total = 0.0
     for kernel, times in kernels:
         arithmetic = kernel.flops / (rates[kernel.dtype] * MATMUL_EFFICIENCY)
@@ -41,5 +41,5 @@ def seconds(kernels: Sequence[tuple[Kernel, int]], card: Gpu) -> float:
 
 
 def flops(kernels: Sequence[tuple[Kernel, int]]) -> int:
-    """Operations of the matrix products."""
+    """Floating-point operations of the matrix products."""
     return sum(kernel.flops * times for kernel, times in kernels)

@@ -19,7 +19,7 @@ CATEGORIES = (
     "context",
     "reserved_unused",
 )
-"""What memory is for. `context` (CUDA, NCCL) lies outside torch; `reserved_unused` is cached by its allocator."""
+"""Uses of memory. `context` (CUDA, NCCL) lies outside of PyTorch; `reserved_unused` is cached by its allocator."""
 
 BLOCK_BYTES = 512
 """Allocations are rounded up to this (c10/cuda/CUDACachingAllocator.cpp: kMinBlockSize, torch 2.13)."""
@@ -27,20 +27,20 @@ BLOCK_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """One allocation, as people read it. Layers share one object, so `label` names the layer as ``*``."""
+    """One allocation with its label. Layers share one object, so `label` names the layer as ``*``."""
 
     num_bytes: int
-    """Bytes asked for, before rounding."""
+    """Bytes requested, before rounding."""
     category: str
     label: str
     formula: str = ""
     """Shape and dtype, such as ``1 x 2048 x 3584 bf16``."""
     in_kernel: bool = False
-    """Taken by a kernel or library itself, not by a tensor of the framework."""
+    """Whether a kernel or library allocates it, not a tensor of the framework."""
     stream: int = 0
-    """CUDA stream that it is allocated on: 0 computes, others communicate."""
+    """CUDA stream of the allocation: 0 computes, others communicate."""
     rounded_bytes: int = field(init=False)
-    """Bytes as the caching allocator counts them."""
+    """Bytes as the caching allocator rounds them."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounded_bytes", round_up(self.num_bytes, BLOCK_BYTES))
@@ -63,15 +63,15 @@ class Timeline:
     marks: Sequence[Mark]
 
     def sizes(self, with_kernels: bool = True) -> list[int]:
-        """Rounded bytes of every storage; `with_kernels` False leaves out what kernels take for themselves."""
+        """Rounded bytes of every storage; without `with_kernels`, workspaces of kernels count 0."""
         if with_kernels:
             return [storage.rounded_bytes for storage in self.storages]
         return [0 if storage.in_kernel else storage.rounded_bytes for storage in self.storages]
 
     def streams(self) -> list[int] | None:
-        """The stream of every storage; None where there is one alone."""
-        found = [storage.stream for storage in self.storages]
-        return found if any(found) else None
+        """The stream of every storage; None if all are on stream 0."""
+        streams = [storage.stream for storage in self.storages]
+        return streams if any(streams) else None
 
     def live_bytes(self, with_kernels: bool = True) -> list[int]:
         """Bytes alive after each event."""
@@ -80,7 +80,7 @@ class Timeline:
 
     @property
     def first_tensor(self) -> int:
-        """The event that the first tensor comes with, behind what only fills the allocator's cache."""
+        """Index of the event that allocates the first tensor, after allocations that only fill the cache."""
         return next(
             index
             for index, event in enumerate(self.events)
@@ -88,27 +88,27 @@ class Timeline:
         )
 
     def by_category(self, events: Sequence[int], with_kernels: bool = True) -> dict[str, list[int]]:
-        """Bytes of each category alive after each of these events, which ascend."""
+        """Bytes of each category alive after each of these events, which must be in ascending order."""
         sizes = self.sizes(with_kernels)
         now = dict.fromkeys(CATEGORIES, 0)
-        found: dict[str, list[int]] = {name: [] for name in now}
-        wanted = iter([*events, -1])
-        following = next(wanted)
+        totals: dict[str, list[int]] = {name: [] for name in now}
+        remaining = iter([*events, -1])
+        following = next(remaining)
         for index, event in enumerate(self.events):
             number = event if event >= 0 else ~event
             now[self.storages[number].category] += sizes[number] if event >= 0 else -sizes[number]
             if index == following:
                 for name, size in now.items():
-                    found[name].append(size)
-                following = next(wanted)
-        return found
+                    totals[name].append(size)
+                following = next(remaining)
+        return totals
 
     def phase_peaks(self, levels: Sequence[int]) -> dict[str, int]:
-        """The highest of `levels` (one per event) within each phase; a phase that comes twice counts once."""
+        """The highest of `levels` (one per event) in each phase, over all its occurrences."""
         peaks: dict[str, int] = {}
         ends = [mark.first_event for mark in self.marks[1:]] + [len(self.events)]
         for mark, end in zip(self.marks, ends, strict=True):
-            first = max(0, mark.first_event - 1)  # what the phase starts from counts too
+            first = max(0, mark.first_event - 1)  # the level at which the phase starts counts too
             if first < end:
                 peaks[mark.phase] = max(peaks.get(mark.phase, 0), max(levels[first:end]))
         return peaks

@@ -1,11 +1,11 @@
-"""Will the configuration that is already there fit, and what would make it."""
+"""Whether a configuration fits, and what to change if it does not."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from vramplan.errors import (
     UnknownNameError,
     UnsupportedError,
     VramplanError,
+    setting,
+    spell,
 )
 from vramplan.frameworks.detect import Found, from_path, from_words, tell_lost
 from vramplan.frameworks.known_keys import known_keys
@@ -29,72 +31,75 @@ from vramplan.inputs.catalog import find_model
 from vramplan.inputs.dataset import Lengths
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import DEFAULT_SEQUENCE_LENGTH, Job
+from vramplan.inputs.load import load_gpu, load_model
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.sequence_length import max_positions
 from vramplan.inputs.validation import LINEAR_EXPERTS
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.memory.estimate import Estimate
 from vramplan.planner import dataset_limits
-from vramplan.planner import estimate as api
-from vramplan.planner.config_levers import MOST_TRIES, Counsel, counsels, reserve_headroom
-from vramplan.planner.job_defaults import FLAGS, POSITIONS
+from vramplan.planner.config_levers import MOST_TRIES, config_levers, reserve_headroom
+from vramplan.planner.estimate import estimate
+from vramplan.planner.levers import LeverEffect
 from vramplan.planner.monotone_search import largest
-from vramplan.planner.suggest import Plan, Search
+from vramplan.planner.suggest import Plan, Search, suggest
 from vramplan.progress import Progress, silent
 
+BATCH = ("micro_batch_size", "gradient_accumulation_steps")
 CACHED = (
     "the longest sample alone would fit; with what samples of other lengths leave in torch's cache before it does not:"
     " set PYTORCH_ALLOC_CONF=expandable_segments:True"
 )
-"""Why a data set does not fit whose longest sample would."""
+"""Why a data set does not fit although its longest sample would."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a configuration needs of a card."""
+    """Whether a configuration fits a GPU, and what would make it fit."""
 
     reading: ParsedConfig
     card: Gpu
     estimate: Estimate
     """Of training."""
     evaluation_bytes: int | None
-    """On the card while the configuration's own evaluation batch runs; None where none does."""
+    """Bytes on the GPU while the configuration's evaluation batch runs; None if there is none."""
     search: Search | None
-    """Plans for the same global batch, where this one does not fit."""
+    """Plans for the same global batch if this one does not fit."""
     min_headroom: float
-    """Share of the card that has to stay free, if that is more than the margin."""
-    data: dataset_limits.Data | None = None
-    """The data set that it trains on, where one was given."""
+    """Share of the GPU that has to stay free, if that is more than the margin."""
+    data: dataset_limits.DatasetLimits | None = None
+    """The data set that it trains on, if one was given."""
     plan: Plan | None = None
-    """Another micro-batch at the same global batch that fits, where this one does not."""
-    advice: tuple[Counsel, ...] = ()
-    """Where no micro-batch does: changes of something else."""
+    """Another micro-batch at the same global batch that fits if this one does not."""
+    advice: tuple[LeverEffect, ...] = ()
+    """If no micro-batch fits: changes of something else."""
     eval_batch_size: int | None = None
-    """A smaller batch of an evaluation that fits, where this one does not; 0 where none does."""
+    """A smaller evaluation batch that fits if this one does not; 0 if none does."""
 
     @property
     def need_bytes(self) -> int:
-        """At the worst moment."""
+        """Bytes that the GPU needs at the fullest moment."""
         return max(self.estimate.device_total_bytes, self.evaluation_bytes or 0)
 
     @property
     def free_bytes(self) -> int:
-        """Left of the card at the worst moment; negative where it does not fit."""
+        """Bytes of the GPU left at the fullest moment; negative if it does not fit."""
         return self.estimate.capacity_bytes - self.need_bytes
 
     @property
     def spare_bytes(self) -> int:
-        """What has to stay free: the margin, or more that was asked for."""
+        """Bytes that have to stay free: the margin, or more if that was requested."""
         return max(self.estimate.margin_bytes, ceil(self.min_headroom * self.estimate.capacity_bytes))
 
     @property
     def trains(self) -> bool:
-        """Whether training fits, whatever an evaluation needs."""
+        """Whether training fits, regardless of the evaluation."""
         return self.estimate.fits and self.estimate.headroom_bytes >= self.spare_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether the worst moment fits, with the margin and what was asked for left free."""
+        """Whether the fullest moment fits and leaves enough free."""
         return self.trains and self.free_bytes >= self.spare_bytes
 
 
@@ -113,21 +118,21 @@ def check(
 ) -> Verdict:
     """Read a configuration file, a script or the words of a command, and say whether it fits.
 
-    `num_gpus` is how many cards the box has; `given` is what the configuration does not know: `sequence_length` of the
-    longest sample, `images`, `videos`, `frames`, `image_size`, or `dataset`, a file of samples, with a `tokenizer`; and
-    `method` and `checkpointing` of what DeepSpeed's JSON is used with.
+    `num_gpus` is the number of GPUs in the machine; `given` are settings that the configuration does not hold:
+    `sequence_length` of the longest sample, `images`, `videos`, `frames`, `image_size`, or `dataset`, a file of
+    samples, with a `tokenizer`; for DeepSpeed's JSON on its own also `method` and `checkpointing`.
 
     Raises:
         VramplanError: for what cannot be read, or is not modelled.
     """
-    card = api.load_gpu(gpu)
+    loaded_gpu = load_gpu(gpu)
     if isinstance(target, (str, Path)):
-        found = from_path(Path(target), framework, card=card)
+        found = from_path(Path(target), framework, card=loaded_gpu)
     else:
-        found = from_words(target, framework, card=card)
+        found = from_words(target, framework, card=loaded_gpu)
     return examine(
         found,
-        card,
+        loaded_gpu,
         num_gpus=num_gpus,
         model=model,
         framework_version=framework_version,
@@ -147,43 +152,43 @@ def examine(
     framework_version: str | None = None,
     **given: Any,
 ) -> Verdict:
-    """The same of what was found in a file or a command; `given` as :func:`judge` takes it.
+    """The same for a configuration that was found in a file or a command; `given` as :func:`judge` takes it.
 
     Raises:
         VramplanError: for what cannot be read, or is not modelled.
     """
-    card = api.load_gpu(gpu)
-    reading = read(found, num_gpus, framework_version)
-    spec = _model(model if model is not None else reading.model, reading, found)
+    gpu = load_gpu(gpu)
+    config = read(found, num_gpus, framework_version)
+    spec = _model(model if model is not None else config.model, config, found)
     if spec.published_dtype not in (None, "bf16"):  # which may decide what it is loaded in
-        told = [note for note in reading.notes if note.key == "model"]
-        reading = read(found._replace(source=replace(found.source, model=spec)), num_gpus, framework_version)
-        reading.notes += told
+        model_notes = [note for note in config.notes if note.key == "model"]
+        config = read(found._replace(source=replace(found.source, model=spec)), num_gpus, framework_version)
+        config.notes += model_notes
     try:
-        return judge(reading, spec, card, **given)
+        return judge(config, spec, gpu, **given)
     except (ConfigError, UnknownNameError, UnsupportedError) as error:
-        said = _in_its_words(str(error), reading)
-        if reading.job.get("strategy") == "device_map":
-            spread = f"one process that sees {reading.job['num_gpus']} cards and spreads the model over them"
-            said = said.replace("--strategy device_map", spread).replace("use ddp or zero2", "start one for each card")
+        message = spell(error.text, partial(_as_key, config))
         if isinstance(error, CannotRunError):
-            words = reading.say(error.update)
-            said = f"{error.why}; " + (f"write {', '.join(words)}" if words else "no setting of its own changes that")
-        error.args = (said if found.source.where in said else f"{found.source.where}: {said}",)
+            words = config.say(error.update)
+            message = f"{error.why}; " + (
+                f"write {', '.join(words)}" if words else "no setting of its own changes that"
+            )
+        error.args = (message if found.source.where in message else f"{found.source.where}: {message}",)
         raise
 
 
-def _in_its_words(said: str, reading: ParsedConfig) -> str:
-    """An error's flags as the keys that the configuration has."""
-    for field, flag in FLAGS.items():
-        key = reading.names.get(field)
-        if isinstance(key, str):
-            said = said.replace(f"{flag} ", f"{key} ")
-    return said
+def _as_key(config: ParsedConfig, field: str, value: str) -> str:
+    """A setting as the configuration spells it; one without a key is left for whoever shows the message."""
+    if field == "strategy" and config.job.get("strategy") == "device_map":
+        if value == "device_map":
+            return f"one process that sees {config.job['num_gpus']} GPUs and places the layers on all of them"
+        return f"one process for each GPU ({value})"
+    key = config.names.get(field)
+    return f"{key} {value}".rstrip() if isinstance(key, str) else setting(field, value)
 
 
 def judge(
-    reading: ParsedConfig,
+    config: ParsedConfig,
     spec: ModelSpec,
     gpu: str | Gpu,
     *,
@@ -196,139 +201,138 @@ def judge(
     sequence_length: int | None = None,
     **given: Any,
 ) -> Verdict:
-    """Whether what a configuration comes to fits; where not, plans for the same global batch, if they are wanted.
+    """Whether the job of a configuration fits; if not and `look_further`, plans for the same global batch.
 
     Raises:
         VramplanError: for what cannot run, or is not modelled.
     """
-    card = api.load_gpu(gpu)
-    job = {**reading.job, **{name: value for name, value in given.items() if value is not None}}
+    gpu = load_gpu(gpu)
+    job = {**config.job, **{name: value for name, value in given.items() if value is not None}}
     if dataset is not None:
-        job.setdefault("sequence_length", _most_positions(spec))
+        job.setdefault("sequence_length", _longest_sample(spec))
     if sequence_length is not None:
         job["sequence_length"] = min(sequence_length, job.get("sequence_length", sequence_length))
-    job, data = settled(spec, reading, job), None
+    job, data = complete_with_model(spec, config, job), None
     if dataset is not None:
         lengths = dataset_limits.lengths_of(dataset, spec, tokenizer, progress)
-        data, job = dataset_limits.applied(lengths, spec, card, reading, job, given)
+        data, job = dataset_limits.apply_dataset(lengths, spec, gpu, config, job, given)
 
-    def evaluated(trained: Estimate, sized: dict[str, Any], size: int | None) -> int | None:
-        """Bytes on the card in an evaluation's forward: no checkpointing helps there, logits are whole."""
+    def run_estimate(update: dict[str, Any]) -> Estimate:
+        return estimate(spec, gpu, confidence=confidence, progress=progress, **{**job, **update})
+
+    def evaluation_bytes(training: Estimate, update: dict[str, Any], size: int | None) -> int | None:
+        """Bytes on the GPU in an evaluation's forward: checkpointing does not help there, and logits are whole."""
         if size is None:
             return None
-        one = trained
-        if size != sized["micro_batch_size"]:
-            one = api.estimate(spec, card, confidence=confidence, **{**sized, "micro_batch_size": size})
-        return one.evaluation_bytes + trained.device_total_bytes - trained.peak_reserved_bytes
+        at_size = training
+        if size != job["micro_batch_size"]:
+            at_size = run_estimate({**update, "micro_batch_size": size})
+        return at_size.evaluation_bytes + training.device_total_bytes - training.peak_reserved_bytes
 
     @cache
-    def at(length: int, others: tuple[int, ...] | None = None) -> Verdict:
-        sized = {**job, "sequence_length": length, "lengths": others}
-        estimate = api.estimate(spec, card, confidence=confidence, progress=progress, **sized)
-        evaluation = evaluated(estimate, sized, reading.eval_batch_size)
-        return Verdict(reading, with_margin(card, confidence), estimate, evaluation, None, min_headroom, data)
+    def verdict_at(length: int, other_lengths: tuple[int, ...] | None = None) -> Verdict:
+        update = {"sequence_length": length, "lengths": other_lengths}
+        training = run_estimate(update)
+        evaluation = evaluation_bytes(training, update, config.eval_batch_size)
+        return Verdict(config, with_margin(gpu, confidence), training, evaluation, None, min_headroom, data)
 
-    others = data.drawn if data is not None and job.get("batches") != "packed" else None
-    verdict = at(job["sequence_length"], others)
-    if others is not None and not verdict.fits and at(job["sequence_length"]).fits:
-        reading.notes.insert(0, Note("warning", "lengths", CACHED))
+    other_lengths = data.sample_lengths if data is not None and job.get("batches") != "packed" else None
+    verdict = verdict_at(job["sequence_length"], other_lengths)
+    if other_lengths is not None and not verdict.fits and verdict_at(job["sequence_length"]).fits:
+        config.notes.insert(0, Note("warning", "lengths", CACHED))
     if data is not None and look_further:
 
         def need(length: int) -> tuple[int, bool]:
             progress(f"samples of {length:,} tokens", 0.5)
-            return at(length).need_bytes, at(length).fits
+            return verdict_at(length).need_bytes, verdict_at(length).fits
 
-        verdict = replace(verdict, data=dataset_limits.compared(data, job, need))
+        verdict = replace(verdict, data=dataset_limits.add_length_limits(data, job, need))
     if verdict.fits or not look_further:
         return verdict
-    one, size = verdict.estimate, reading.eval_batch_size or 0
-    most = one.capacity_bytes - verdict.spare_bytes
-    if (verdict.evaluation_bytes or 0) > most:
+    training, eval_size = verdict.estimate, config.eval_batch_size or 0
+    room = training.capacity_bytes - verdict.spare_bytes
+    if (verdict.evaluation_bytes or 0) > room:
 
-        def spared(fewer: int) -> bool:
-            return (evaluated(one, job, fewer) or 0) <= most
+        def evaluation_fits(size: int) -> bool:
+            return (evaluation_bytes(training, {}, size) or 0) <= room
 
-        smaller, _ = largest(max(1, size // 2), spared, MOST_TRIES, size - 1) if size > 1 else (0, True)
+        smaller = 0
+        if eval_size > 1:
+            smaller, _ = largest(max(1, eval_size // 2), evaluation_fits, MOST_TRIES, eval_size - 1)
         verdict = replace(verdict, eval_batch_size=smaller)
         if verdict.trains and smaller:
             return verdict
-    free = {
-        name: value for name, value in job.items() if name not in ("micro_batch_size", "gradient_accumulation_steps")
-    }
-    room = reserve_headroom(card, one, verdict.spare_bytes)
-    search = api.suggest(spec, room, one.job.global_batch_size, confidence=confidence, progress=progress, **free)
+    free = {name: value for name, value in job.items() if name not in BATCH}
+    roomier = reserve_headroom(gpu, training, verdict.spare_bytes)
+    search = suggest(spec, roomier, training.job.global_batch_size, confidence=confidence, progress=progress, **free)
     plan = search.recommended
-    if plan is not None:  # where it is the same: what torch would give back on a fuller card
-        other = plan if plan.micro_batch_size != one.micro_batch_size else None
-        return replace(verdict, search=search, plan=other)
-    picture = processed_image(spec, one.job) if spec.model_type in IMAGE_PROCESSORS else None
-    shortest = one.job.pictures * picture.all_tokens if picture is not None else 0
-
-    def changed(update: dict[str, Any]) -> Estimate:
-        return api.estimate(spec, card, confidence=confidence, progress=progress, **{**job, **update})
-
-    advice = counsels(reading, search, changed, shortest, verdict.spare_bytes)
-    return replace(verdict, search=search, advice=tuple(advice))
+    if plan is not None:  # the same batch may fit: PyTorch gives cached memory back on a fuller GPU
+        smaller_batch = plan if plan.micro_batch_size != training.micro_batch_size else None
+        return replace(verdict, search=search, plan=smaller_batch)
+    image = processed_image(spec, training.job) if spec.model_type in IMAGE_PROCESSORS else None
+    image_tokens = training.job.pictures * image.all_tokens if image is not None else 0
+    effects = config_levers(config, search, run_estimate, image_tokens, verdict.spare_bytes)
+    return replace(verdict, search=search, advice=tuple(effects))
 
 
-def read(found: Found, cards: int, version: str | None = None) -> ParsedConfig:
-    """What a configuration comes to on a box with so many cards, with a note for all that a reader should know.
+def read(found: Found, num_gpus: int, version: str | None = None) -> ParsedConfig:
+    """The job of a configuration on a machine with so many GPUs, with notes on what a reader should know.
 
     Raises:
-        VramplanError: for a value that cannot be, or a setting that is not modelled.
+        VramplanError: for an invalid value, or a setting that is not modelled.
     """
     if version is not None and not re.match(r"\d+(\.\d+)*", version):
-        raise ConfigError(f"--framework-version {version}: expected a version such as 4.57.6")
-    keys = ConfigReader(in_sections(found.source) if found.framework.in_sections else found.source, found.name)
-    reading = found.framework.read(keys, cards, version)
-    reading.synonyms = keys.synonyms
-    _agree(keys, reading.job)
-    reading.job |= allocator(keys, reading.expandable)
-    tell_sharing(keys, reading.job)
-    tell_scaler(keys, reading.job)
-    tell_frozen(keys)
-    zero_config.cast(reading.job)
-    reading.spelling = found.source.spelling
-    for name in reading.sampling.keys:
-        keys.note("ignored", name, "is about videos; --videos says that there are any")
-    keys.finish(known_keys(found.name))
-    tell_lost(keys)
-    reading.notes = sorted(keys.notes, key=lambda note: ("unknown", "warning", "default", "ignored").index(note.kind))
-    return reading
+        raise ConfigError(f"{setting('framework_version', version)}: expected a version such as 4.57.6")
+    reader = ConfigReader(in_sections(found.source) if found.framework.in_sections else found.source, found.name)
+    config = found.framework.read(reader, num_gpus, version)
+    config.synonyms = reader.synonyms
+    _agree(reader, config.job)
+    config.job |= allocator(reader, config.expandable)
+    tell_sharing(reader, config.job)
+    tell_scaler(reader, config.job)
+    tell_frozen(reader)
+    zero_config.cast(config.job)
+    config.spelling = found.source.spelling
+    for name in config.sampling.keys:
+        reader.note("ignored", name, f"is about videos; {setting('videos')} says that there are any")
+    reader.finish(known_keys(found.name))
+    tell_lost(reader)
+    config.notes = sorted(reader.notes, key=lambda note: ("unknown", "warning", "default", "ignored").index(note.kind))
+    return config
 
 
-def _agree(keys: ConfigReader, job: dict[str, Any]) -> None:
-    for field, said in keys.pinned.items():
+def _agree(reader: ConfigReader, job: dict[str, Any]) -> None:
+    for field, pinned in reader.pinned.items():
         value = job.get(field, Job.model_fields[field].default)
-        if said.value != value:
+        if pinned.value != value:
             raise ConfigError(
-                f"{said.place} is {said.value}, and {value} elsewhere: training stops at that; write auto"
+                f"{pinned.place} is {pinned.value}, and {value} elsewhere: training stops at that; write auto"
             )
 
 
-def _model(name: str | ModelSpec, reading: ParsedConfig, found: Found) -> ModelSpec:
-    """The model by the configuration's name; by its last part where a folder is not here, or the Hub does not answer.
+def _model(name: str | ModelSpec, config: ParsedConfig, found: Found) -> ModelSpec:
+    """The model by the configuration's name; by its last part if a folder is missing or the Hub does not answer.
 
     Raises:
-        ConfigError: where none is named.
+        ConfigError: if none is named.
     """
     if isinstance(name, ModelSpec):
         return name
     if not name:
-        raise ConfigError(f"{found.source.where}: names no model; give --model")
+        raise ConfigError(f"{found.source.where}: names no model; give {setting('model')}")
     try:
-        return api.load_model(name)
+        return load_model(name)
     except VramplanError as error:
-        last = name.rstrip("/").rpartition("/")[2]
-        elsewhere = isinstance(error, HubError) or name.startswith((".", "/", "~", "$")) or name.count("/") > 1
+        last_part = name.rstrip("/").rpartition("/")[2]
+        may_be_shipped = isinstance(error, HubError) or name.startswith((".", "/", "~", "$")) or name.count("/") > 1
         try:
-            spec = find_model(last) if elsewhere else None
+            spec = find_model(last_part) if may_be_shipped else None
         except UnknownNameError:
             spec = None
         if spec is None:
             raise
-        why = re.split(r" \(|;", str(error).partition(": ")[2])[0] if isinstance(error, HubError) else "is not here"
-        reading.notes.append(Note("warning", "model", f"{name} {why}: taken as {spec.name} by its name"))
+        reason = re.split(r" \(|;", str(error).partition(": ")[2])[0] if isinstance(error, HubError) else "is not here"
+        config.notes.append(Note("warning", "model", f"{name} {reason}: taken as {spec.name} by its name"))
         return spec
 
 
@@ -336,32 +340,31 @@ EXPANDS_ALL_LINEAR = ("ms-swift", "llamafactory", "axolotl")
 """What looks for linear layers itself and gives PEFT their names, where all are wanted."""
 
 
-def settled(spec: ModelSpec, reading: ParsedConfig, job: dict[str, Any]) -> dict[str, Any]:
-    """What only the model decides: its longest sample, its images."""
-    sees = spec.model_type in IMAGE_PROCESSORS
-    dropped = set() if sees else {"vision", "projector", "max_pixels", "min_pixels", "max_tiles"}
+def complete_with_model(spec: ModelSpec, config: ParsedConfig, job: dict[str, Any]) -> dict[str, Any]:
+    """The job with what only the model decides: its longest sample, its images."""
+    takes_images = spec.model_type in IMAGE_PROCESSORS
+    dropped = set() if takes_images else {"vision", "projector", "max_pixels", "min_pixels", "max_tiles"}
     if spec.model_type not in LINEAR_EXPERTS:
         dropped.add("experts")
     if job["method"] == "full":
         dropped |= {name for name in job if name.startswith("lora_")}
     job = {name: value for name, value in job.items() if name not in dropped}
     if "sequence_length" not in job:
-        job["sequence_length"] = most = _most_positions(spec)
-        name = str(reading.names.get("sequence_length", ""))
-        reading.notes.insert(0, Note("warning", name, f"is not set: a sample may have {most:,} tokens, which decides"))
+        job["sequence_length"] = length = _longest_sample(spec)
+        name = str(config.names.get("sequence_length", ""))
+        config.notes.insert(0, Note("warning", name, f"is not set: a sample may have {length:,} tokens, which decides"))
     if job.get("videos"):
-        job |= video_sampling.settled(spec, reading.sampling, job, reading.notes)
-    elif sees:
-        job |= image_limits.settled(spec, reading, job)
-    lists = reading.framework in EXPANDS_ALL_LINEAR and job.get("experts", "stacked") == "stacked"
+        job |= video_sampling.settled(spec, config.sampling, job, config.notes)
+    elif takes_images:
+        job |= image_limits.settled(spec, config, job)
+    lists = config.framework in EXPANDS_ALL_LINEAR and job.get("experts", "stacked") == "stacked"
     if job["method"] != "full" and lists and job.get("lora_targets") is None:
         job["lora_targets"] = listed_layers(spec)
     return {name: value for name, value in job.items() if value is not None}
 
 
-def _most_positions(spec: ModelSpec) -> int:
-    text = spec.config.get("text_config") or spec.config
-    return int(next((text[key] for key in POSITIONS if isinstance(text.get(key), int)), 2048))
+def _longest_sample(spec: ModelSpec) -> int:
+    return max_positions(spec) or DEFAULT_SEQUENCE_LENGTH
 
 
 __all__ = ["Verdict", "check", "read"]

@@ -1,4 +1,4 @@
-"""Two jobs side by side: two models, two cards, or two configurations, and where they differ."""
+"""Two jobs side by side: two models, two GPUs, or two configurations, and where they differ."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
+from vramplan.inputs.load import load_gpu
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.timeline import CATEGORIES
 from vramplan.planner import check
-from vramplan.planner import estimate as api
+from vramplan.planner.estimate import estimate
 from vramplan.progress import Progress, silent
 
 
@@ -24,11 +25,11 @@ class Side:
     """One of the two."""
 
     title: str
-    """What it is called beside the other: the model, the card, or the file."""
+    """What tells it from the other: the model, the GPU, or the file."""
     card: Gpu
     estimate: Estimate
     fits: bool
-    """By the configuration's own worst moment, where it is one."""
+    """Of a configuration: at its fullest moment, which may be an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def compare(
     trust_remote_code: bool = False,
     **job: Any,
 ) -> Comparison:
-    """Two targets on one card, or one on two cards; a target is a model, or a configuration that `check` reads.
+    """Two targets on one GPU, or one on two GPUs; a target is a model, or a configuration that `check` reads.
 
     Keyword arguments are the fields of :class:`vramplan.Job`; of configurations, only `num_gpus`.
 
@@ -96,27 +97,34 @@ def compare(
     targets = [targets] if isinstance(targets, str) else targets
     gpus = [gpus] if isinstance(gpus, str) else gpus
     if sorted((len(targets), len(gpus))) != [1, 2]:
-        raise ConfigError("compare takes two models or configurations on one card, or one on two cards: --gpu A,B")
-    configured = [_is_configuration(target) for target in targets]
-    if any(configured) and not all(configured):
         raise ConfigError(
-            f"{targets[configured.index(True)]} is a configuration, and the other a model: give two alike"
+            f"compare takes two models or configurations on one GPU, or one on two GPUs: {setting('gpu')} A,B"
         )
-    said = [name for name in job if name != "num_gpus"]
-    if configured[0] and said:
-        raise ConfigError(f"{said[0]}: a configuration says that itself; change it there")
+    is_config = [_is_configuration(target) for target in targets]
+    if any(is_config) and not all(is_config):
+        raise ConfigError(f"{targets[is_config.index(True)]} is a configuration, and the other a model: give two alike")
+    settings = [name for name in job if name != "num_gpus"]
+    if is_config[0] and settings:
+        raise ConfigError(f"{settings[0]}: the configuration sets it; change it there")
     sides = []
     for target, gpu in [(target, gpu) for target in targets for gpu in gpus]:
-        card = with_margin(api.load_gpu(gpu), confidence)
-        title = card.title if len(gpus) > 1 else Path(target).name if configured[0] else target
-        if configured[0]:
-            found = check.check(target, card, confidence=confidence, progress=progress, **job)
-            sides.append(Side(title, card, found.estimate, found.fits))
+        own_gpu = with_margin(load_gpu(gpu), confidence)
+        title = own_gpu.title if len(gpus) > 1 else Path(target).name if is_config[0] else target
+        if is_config[0]:
+            verdict = check.check(target, own_gpu, confidence=confidence, progress=progress, **job)
+            sides.append(Side(title, own_gpu, verdict.estimate, verdict.fits))
         else:
-            one = api.estimate(
-                target, card, confidence=confidence, progress=progress, trust_remote_code=trust_remote_code, **job
+            job_estimate = estimate(
+                target, own_gpu, confidence=confidence, progress=progress, trust_remote_code=trust_remote_code, **job
             )
-            sides.append(Side(title if len(gpus) > 1 else one.model.rpartition("/")[2], card, one, one.fits))
+            sides.append(
+                Side(
+                    title if len(gpus) > 1 else job_estimate.model.rpartition("/")[2],
+                    own_gpu,
+                    job_estimate,
+                    job_estimate.fits,
+                )
+            )
     return Comparison((sides[0], sides[1]))
 
 
@@ -134,22 +142,22 @@ def _is_configuration(target: str) -> bool:
     if path.suffix != ".json":
         return True
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return path.name != "config.json"
-    return not (isinstance(found, dict) and ("model_type" in found or "architectures" in found))
+    return not (isinstance(content, dict) and ("model_type" in content or "architectures" in content))
 
 
 def _settings(job: Job) -> dict[str, Any]:
-    """What of a job has a meaning."""
-    found = job.model_dump(mode="json")
-    for name in [name for name in found if job.method == "full" and name.startswith("lora_")]:
-        del found[name]
+    """The settings of a job that have a meaning for its method and strategy."""
+    settings = job.model_dump(mode="json")
+    for name in [name for name in settings if job.method == "full" and name.startswith("lora_")]:
+        del settings[name]
     for part, strategies in (("zero", ("zero1", "zero2", "zero3")), ("fsdp", ("fsdp",))):
-        settings = found.pop(part)
+        part_settings = settings.pop(part)
         if job.strategy in strategies:
-            found |= {f"{part}.{name}": value for name, value in settings.items()}
-    return found
+            settings |= {f"{part}.{name}": value for name, value in part_settings.items()}
+    return settings
 
 
 def _differ(name: str, first: dict[str, Any], second: dict[str, Any]) -> bool:

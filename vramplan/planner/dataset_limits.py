@@ -1,4 +1,4 @@
-"""What the lengths in a data set mean for a job: its longest batch, and how often one comes near it."""
+"""How the lengths in a data set limit a job: its longest batch, and how often a batch comes near that."""
 
 from __future__ import annotations
 
@@ -11,86 +11,95 @@ from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.frameworks.settings import Note
 from vramplan.inputs import hub
 from vramplan.inputs.dataset import LengthDistribution, Lengths, counter_for, measure
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.job import MAX_COUNT
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.planner.job_defaults import complete_job
+from vramplan.planner.monotone_search import bisect_largest
 from vramplan.progress import Progress
 from vramplan.units import ceil_div
 
-NEAR = 0.95
-"""A batch is near the limit where it needs this share of what the longest one needs."""
-DRAWN = 256
-"""Samples whose batches a run is tried with."""
+NEAR_SHARE = 0.95
+"""A batch is near the limit if it needs this share of the bytes that the longest batch needs."""
+NUM_SAMPLED = 256
+"""Samples whose batches are simulated before the longest."""
 STEPS = 64
-"""Lengths are looked for in so many parts of the longest."""
+"""Lengths are searched in steps of this part of the longest."""
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
-    """A data set under a job."""
+class DatasetLimits:
+    """The lengths of a data set under the settings of a job."""
 
     lengths: Lengths
-    spread: LengthDistribution
-    """All samples, their images as tokens."""
-    kept: LengthDistribution
-    """Those that train, no longer than the limit."""
+    distribution: LengthDistribution
+    """All samples, their images counted as tokens."""
+    trained: LengthDistribution
+    """The samples that train: cut to the limit, or without the longer ones."""
     limit: int
-    """Tokens that the configuration lets through."""
-    drops: bool
-    """Whether longer samples are left out, not cut."""
+    """Most tokens of a sample that the configuration allows."""
+    drops_longer: bool
+    """Whether longer samples are dropped instead of cut."""
     rows: str
-    """As :class:`Reading` has it."""
+    """Rows of a batch: samples, padded or packed, as in :class:`ParsedConfig`."""
     micro_batch_size: int
     global_batch_size: int
     image_tokens: int
     trained_samples: int
-    """Samples of an epoch: those kept, less what the configuration leaves out or holds back."""
+    """Samples of one epoch: those that train, less those that the configuration leaves out or holds back."""
     near_length: int | None = None
-    """Shortest longest sample of a batch near the limit; None where all batches are equally long."""
+    """Least tokens of the longest sample of a batch near the limit; None if all batches are equally long."""
     fitting_length: int | None = None
-    """Most tokens that fit at this micro-batch, where the job does not; 0 where none do."""
+    """Most tokens that fit at this micro-batch if the job does not fit; 0 if no length fits."""
 
     @property
     def worst_length(self) -> int:
         """Tokens of the longest row of a batch."""
-        return self.kept.longest if self.rows == "samples" else self.limit
+        return self.trained.longest if self.rows == "samples" else self.limit
 
     @property
-    def drawn(self) -> tuple[int, ...] | None:
-        """Samples that come before the longest, where lengths differ and a micro-batch is as long as its longest."""
-        apart = self.rows == "samples" and not self.image_tokens and len(self.kept.lengths) > 1
-        return self.kept.drawn(DRAWN) if apart else None
+    def sample_lengths(self) -> tuple[int, ...] | None:
+        """Tokens of random samples to simulate before the longest; None if all micro-batches are equally long."""
+        varies = self.rows == "samples" and not self.image_tokens and len(self.trained.lengths) > 1
+        return self.trained.sample_lengths(NUM_SAMPLED) if varies else None
 
     @property
     def padded_to(self) -> float:
-        """Tokens that a batch's rows are padded to, on average over random batches."""
-        return self.kept.expected_longest(self.micro_batch_size) if self.rows == "samples" else float(self.limit)
+        """Tokens that the rows of a batch are padded to, on average over random batches."""
+        return self.trained.expected_longest(self.micro_batch_size) if self.rows == "samples" else float(self.limit)
 
     @property
     def padding_share(self) -> float:
-        """Of the tokens that are computed."""
-        return 0.0 if self.rows == "packed" else max(0.0, 1 - self.kept.tokens / self.kept.samples / self.padded_to)
+        """Share of padding among the tokens that are computed."""
+        if self.rows == "packed":
+            return 0.0
+        return max(0.0, 1 - self.trained.tokens / self.trained.samples / self.padded_to)
 
     @property
     def near_share(self) -> float | None:
-        """Share of micro-batches near the limit."""
-        return None if self.near_length is None else self.kept.share_reaching(self.near_length, self.micro_batch_size)
+        """Share of micro-batches near the limit; None if all batches are equally long."""
+        if self.near_length is None:
+            return None
+        return self.trained.share_reaching(self.near_length, self.micro_batch_size)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps."""
-        rows, kept = self.trained_samples, self.kept
+        """Optimizer steps of one epoch."""
+        rows = self.trained_samples
         if self.rows == "packed":
-            rows = ceil_div(kept.tokens * self.trained_samples, kept.samples * self.limit)
+            rows = ceil_div(self.trained.tokens * rows, self.trained.samples * self.limit)
         return ceil_div(rows, self.global_batch_size)
 
 
 def lengths_of(dataset: str | Path | Lengths, spec: ModelSpec, tokenizer: str | None, progress: Progress) -> Lengths:
-    """A data set, measured for a model: by the tokenizer that was named, the model's if it is here, or its characters.
+    """Lengths of the samples of a data set in tokens of a model.
+
+    Tokens are counted by `tokenizer` if one is named, by the model's own if it is on this machine, otherwise estimated
+    from characters.
 
     Raises:
-        VramplanError: naming the line of what cannot be read.
+        VramplanError: naming the line that cannot be read.
     """
     if isinstance(dataset, Lengths):
         return dataset
@@ -99,60 +108,73 @@ def lengths_of(dataset: str | Path | Lengths, spec: ModelSpec, tokenizer: str | 
     return measure(Path(dataset), counter_for(file, text.get("vocab_size"), tokenizer is not None), progress)
 
 
-def applied(
-    lengths: Lengths, spec: ModelSpec, card: Any, reading: ParsedConfig, job: dict[str, Any], given: Mapping[str, Any]
-) -> tuple[Data, dict[str, Any]]:
-    """(the data under a job whose sequence length is the limit, the job at its longest sample).
+def apply_dataset(
+    lengths: Lengths, spec: ModelSpec, gpu: Gpu, config: ParsedConfig, job: dict[str, Any], given: Mapping[str, Any]
+) -> tuple[DatasetLimits, dict[str, Any]]:
+    """(the limits of the data set, the job with the length of its longest sample).
+
+    Args:
+        lengths: The data set.
+        spec: The model.
+        gpu: The GPU.
+        config: The configuration; a warning is added if the data set has images that the model does not take.
+        job: Settings of the job; its sequence length is the limit.
+        given: Settings that the user gave beside the configuration.
 
     Raises:
-        ConfigError: where no sample is left.
+        ConfigError: if no sample is left.
     """
-    sees, limit = spec.model_type in IMAGE_PROCESSORS, job["sequence_length"]
-    per_image = 0
-    if sees:
-        picture = processed_image(spec, complete_job(spec, card, {**job, "sequence_length": MAX_COUNT, "images": 1}))
-        per_image = picture.all_tokens if picture is not None else 0
+    takes_images, limit = spec.model_type in IMAGE_PROCESSORS, job["sequence_length"]
+    image_tokens = 0
+    if takes_images:
+        image = processed_image(spec, complete_job(spec, gpu, {**job, "sequence_length": MAX_COUNT, "images": 1}))
+        image_tokens = image.all_tokens if image is not None else 0
     elif any(images for _, images in lengths.counts):
-        reading.notes.insert(0, Note("warning", "images", f"are in {lengths.path}, but {spec.name} takes text alone"))
-    whole = lengths.spread(per_image)
-    kept = whole.limited(limit, reading.drops_longer)
-    full = complete_job(spec, card, job)
-    found = Data(
-        lengths,
-        whole,
-        kept,
-        limit,
-        reading.drops_longer,
-        reading.rows,
-        full.micro_batch_size,
-        full.global_batch_size,
-        per_image,
-        reading.taken(kept.samples),
+        config.notes.insert(0, Note("warning", "images", f"are in {lengths.path}, but {spec.name} takes text alone"))
+    distribution = lengths.distribution(image_tokens)
+    trained = distribution.limit_to(limit, config.drops_longer)
+    full_job = complete_job(spec, gpu, job)
+    limits = DatasetLimits(
+        lengths=lengths,
+        distribution=distribution,
+        trained=trained,
+        limit=limit,
+        drops_longer=config.drops_longer,
+        rows=config.rows,
+        micro_batch_size=full_job.micro_batch_size,
+        global_batch_size=full_job.global_batch_size,
+        image_tokens=image_tokens,
+        trained_samples=config.taken(trained.samples),
     )
-    update: dict[str, Any] = {"sequence_length": found.worst_length}
-    if sees and given.get("images") is None:
-        update["images"] = kept.images
-    return found, job | update
+    update: dict[str, Any] = {"sequence_length": limits.worst_length}
+    if takes_images and given.get("images") is None:
+        update["images"] = trained.max_images
+    return limits, job | update
 
 
-def compared(data: Data, job: Mapping[str, Any], need: Callable[[int], tuple[int, bool]]) -> Data:
-    """With what takes estimates at other lengths: `need` says (bytes, whether they fit)."""
-    least = (job.get("images") or 0) * data.image_tokens + 1
-    most, fits = need(data.worst_length)
+def add_length_limits(
+    limits: DatasetLimits, job: Mapping[str, Any], need: Callable[[int], tuple[int, bool]]
+) -> DatasetLimits:
+    """The limits with those that need estimates at other lengths: `fitting_length` and `near_length`.
+
+    Args:
+        limits: The limits so far.
+        job: Settings of the job.
+        need: (bytes, whether they fit) of the job at a sequence length.
+    """
+    shortest = (job.get("images") or 0) * limits.image_tokens + 1
+    worst_bytes, fits = need(limits.worst_length)
     if not fits:
-        data = replace(data, fitting_length=_largest(least, data.worst_length, lambda one: need(one)[1]))
-    if data.rows == "samples" and data.worst_length > least:
-        below = _largest(least, data.worst_length, lambda one: need(one)[0] < NEAR * most)
-        data = replace(data, near_length=below + 1)
-    return data
+        fitting_length = _longest(shortest, limits.worst_length, lambda length: need(length)[1])
+        limits = replace(limits, fitting_length=fitting_length)
+    if limits.rows == "samples" and limits.worst_length > shortest:
+        below = _longest(shortest, limits.worst_length, lambda length: need(length)[0] < NEAR_SHARE * worst_bytes)
+        limits = replace(limits, near_length=below + 1)
+    return limits
 
 
-def _largest(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """The longest below `high`, to a part of it, for which this holds; 0 where it does for none."""
-    step = max(1, high // STEPS)
-    if not holds(low):
+def _longest(shortest: int, longest: int, holds: Callable[[int], bool]) -> int:
+    """The longest length below `longest` for which `holds`, in steps of one part in STEPS of it; 0 if there is none."""
+    if not holds(shortest):
         return 0
-    while high - low > step:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+    return bisect_largest(shortest, longest, holds, step=max(1, longest // STEPS))

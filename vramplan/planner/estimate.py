@@ -1,4 +1,4 @@
-"""The Python API: names in, results out. The command line is these two functions with a printer."""
+"""What one job needs of a GPU, by the analytic estimator or by a trace of the real model."""
 
 from __future__ import annotations
 
@@ -7,40 +7,18 @@ from typing import Any
 
 from vramplan.analytic import estimator
 from vramplan.analytic.architectures.lookup import architecture_of, is_described
-from vramplan.analytic.optimizers import optimizer_of
-from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError
-from vramplan.inputs import hub, nvml
-from vramplan.inputs.catalog import find_gpu
+from vramplan.errors import UnknownNameError, UnsupportedError
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import MAX_COUNT, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.load import load_gpu, load_model
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.memory.estimate import Estimate
-from vramplan.planner import suggest as plan
 from vramplan.planner.estimate_cache import Estimator
 from vramplan.planner.job_defaults import complete_job
-from vramplan.planner.levers import memory_levers
 from vramplan.progress import Progress, silent
 
-
-def load_model(name: str | ModelSpec) -> ModelSpec:
-    """A model by shipped name, folder, config.json or Hub id; one that is loaded is itself.
-
-    Raises:
-        VramplanError: when there is none.
-    """
-    return name if isinstance(name, ModelSpec) else hub.resolve_model(name)
-
-
-def load_gpu(name: str | Gpu) -> Gpu:
-    """A card by name; "auto" is the one in this box; one that is loaded is itself.
-
-    Raises:
-        VramplanError: when there is none.
-    """
-    if isinstance(name, Gpu):
-        return name
-    return nvml.local_gpu() if name.lower() == "auto" else find_gpu(name)
+ESTIMATORS = ("analytic", "trace")
 
 
 def estimate(
@@ -53,81 +31,41 @@ def estimate(
     confidence: float = CONFIDENCE,
     **job: Any,
 ) -> Estimate:
-    """What a job needs; keyword arguments are the fields of :class:`vramplan.Job`.
+    """The memory that one job needs of a GPU; keyword arguments are the fields of :class:`vramplan.Job`.
 
-    `by` is analytic or trace; None is analytic, or trace where no block describes the model. `progress` is
-    told what a trace is doing, and the share that is done. `confidence` sets the safety margin of the verdict; 0 is
-    none.
+    Args:
+        model: A shipped name, a Hub id, a folder, a config.json, or a loaded model.
+        gpu: A name from the catalogue, "auto" for the GPU in this machine, or a loaded one.
+        by: "analytic" or "trace"; None is analytic if it supports the architecture, else trace.
+        progress: Called with what a trace does, and the share that is done.
+        trust_remote_code: Whether a trace may run code that comes with the model.
+        confidence: How sure the verdict "fits" is to be, which sets the safety margin; 0 for none.
+        **job: Fields of :class:`vramplan.Job`.
 
     Raises:
         VramplanError: for whatever cannot run or is not modelled.
     """
-    if by not in (None, "analytic", "trace"):
-        raise UnknownNameError("estimator", str(by), ("analytic", "trace"), "known: analytic, trace")
-    spec, card = _resolve(model, gpu, confidence)
-    full = complete_job(spec, card, job)
+    if by not in (None, *ESTIMATORS):
+        raise UnknownNameError("estimator", str(by), ESTIMATORS, f"known: {', '.join(ESTIMATORS)}")
+    spec, gpu = load_both(model, gpu, confidence)
+    full_job = complete_job(spec, gpu, job)
     if by == "trace" or (by is None and _needs_trace(spec)):
         from vramplan.torch_backend import tracing
 
         progress("loading torch, transformers and peft", 0.0)
         trace = tracing()
-        found: Estimate = trace.estimate(spec, trace.settle(spec, full), card, progress, trust_remote_code)
-        return found
-    return estimator.estimate(spec, full, card)
+        traced: Estimate = trace.estimate(spec, trace.settle(spec, full_job), gpu, progress, trust_remote_code)
+        return traced
+    return estimator.estimate(spec, full_job, gpu)
 
 
-def suggest(
-    model: str | ModelSpec,
-    gpu: str | Gpu,
-    global_batch: int,
-    *,
-    samples: int | None = None,
-    epochs: float = 1.0,
-    base_lr: float | None = None,
-    base_batch: int | None = None,
-    advice: bool = True,
-    progress: Progress = silent,
-    trust_remote_code: bool = False,
-    confidence: float = CONFIDENCE,
-    **job: Any,
-) -> plan.Search:
-    """The (micro-batch, accumulation) pairs that meet a global batch; keyword arguments are fields of :class:`Job`.
-
-    A model that no block describes is traced at a few micro-batches, which takes seconds: `progress` is told.
-    `confidence` sets the safety margin that plans leave free; 0 is none.
-
-    Raises:
-        VramplanError: for whatever cannot run or is not modelled.
-    """
-    for flag, number in (("--global-batch", global_batch), ("--samples", samples), ("--base-batch", base_batch)):
-        whole = isinstance(number, int) and not isinstance(number, bool)
-        if number is not None and not (whole and 0 < number <= MAX_COUNT):
-            raise ConfigError(f"{flag} {number}: expected a whole number from 1 to {MAX_COUNT}")
-    for flag, value in (("--epochs", epochs), ("--base-lr", base_lr)):
-        if value is not None and not 0 < value < 1e9:
-            raise ConfigError(f"{flag} {value:g}: expected a positive number")
-    if (base_lr is None) != (base_batch is None):
-        raise ConfigError("--base-lr and --base-batch go together: the rate and the batch it was tuned for")
-    for name in ("micro_batch_size", "gradient_accumulation_steps"):
-        if job.get(name) is not None:
-            raise ConfigError(f"{name} is what suggest looks for; give it to estimate instead")
-    spec, card = _resolve(model, gpu, confidence)
-    full = complete_job(spec, card, job)
-    run = plan.Run(samples, epochs, base_lr, base_batch, optimizer_of(full.optimizer).adaptive)
-    begin, settle, described = source(spec, progress, trust_remote_code)
-    advised = (
-        memory_levers if advice and described else None
-    )  # where it is traced, advice would be traces for each lever
-    return plan.search(spec, settle(spec, full), card, global_batch, begin, run, advised)
-
-
-def source(
+def estimator_for(
     spec: ModelSpec, progress: Progress = silent, trust_remote_code: bool = False
 ) -> tuple[Estimator, Callable[[ModelSpec, Job], Job], bool]:
-    """Where estimates of a model come from at any batch, how a job is settled for it, and whether a block describes it.
+    """What estimates a model at any batch: (estimator, what completes a job for it, whether it is the analytic one).
 
     Raises:
-        UnsupportedError: where none does, and the libraries to trace it are not there.
+        UnsupportedError: if the analytic estimator does not support the model, and torch is not installed to trace it.
     """
     if not _needs_trace(spec):
         return estimator.begin, lambda _, job: job, True
@@ -135,14 +73,20 @@ def source(
 
     progress("loading torch, transformers and peft", 0.0)
     trace = tracing()
-    return trace.Law(progress, trust_remote_code).begin, trace.settle, False
+    return trace.TracedModel(progress, trust_remote_code).begin, trace.settle, False
+
+
+def load_both(model: str | ModelSpec, gpu: str | Gpu, confidence: float) -> tuple[ModelSpec, Gpu]:
+    """The model, and the GPU with its safety margin; the GPU first, since an invalid name there needs no network."""
+    loaded = with_margin(load_gpu(gpu), confidence)
+    return load_model(model), loaded
 
 
 def _needs_trace(spec: ModelSpec) -> bool:
-    """Whether no block describes the model, and the libraries to trace it are there.
+    """Whether only a trace can estimate the model.
 
     Raises:
-        UnsupportedError: where they are not.
+        UnsupportedError: if so, and the libraries to trace it are not installed.
     """
     if is_described(spec):
         return False
@@ -153,11 +97,6 @@ def _needs_trace(spec: ModelSpec) -> bool:
             architecture_of(spec)
         except UnsupportedError as error:
             raise UnsupportedError(
-                f"{str(error).partition('; the real')[0]}; the real model can be traced with {INSTALL}"
+                f"{error.text.partition('; the real')[0]}; the real model can be traced with {INSTALL}"
             ) from (error)
     return True
-
-
-def _resolve(model: str | ModelSpec, gpu: str | Gpu, confidence: float) -> tuple[ModelSpec, Gpu]:
-    card = with_margin(load_gpu(gpu), confidence)  # a typo there needs no network
-    return load_model(model), card

@@ -1,9 +1,8 @@
-"""Estimates of one job at several micro-batches, each made once, and what is changed about it."""
+"""Estimates of one job at several micro-batches, each made once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from vramplan.inputs.gpu import Gpu
@@ -14,55 +13,43 @@ from vramplan.memory.estimate import Estimate, PartialEstimate
 Estimator = Callable[[ModelSpec, Job, Gpu], PartialEstimate]
 
 
-@dataclass(frozen=True, slots=True)
-class Lever:
-    """A change to a job (or its card) that may save memory."""
-
-    change: str
-    why: str
-    cost: str
-    update: Mapping[str, Any] = field(default_factory=dict)
-    card: Gpu | None = None
-
-
 class EstimateCache:
-    """Estimates by micro-batch and accumulation, each made once; a whole one only where the tensors may fit."""
+    """Estimates of one job by (micro-batch, accumulation), each made once, in full only if its tensors may fit."""
 
-    def __init__(self, spec: ModelSpec, job: Job, card: Gpu, estimator: Estimator) -> None:
-        self.spec, self.job, self.card, self.estimator = spec, job, card, estimator
-        self.begun: dict[tuple[int, int], PartialEstimate] = {}
-        self.known: dict[tuple[int, int], Estimate] = {}
+    def __init__(self, spec: ModelSpec, job: Job, gpu: Gpu, estimator: Estimator) -> None:
+        self.spec, self.job, self.gpu, self.estimator = spec, job, gpu, estimator
+        self._partial: dict[tuple[int, int], PartialEstimate] = {}
+        self._complete: dict[tuple[int, int], Estimate] = {}
 
     def begin(self, micro: int, steps: int) -> PartialEstimate:
-        """The first half of an estimate."""
-        key = (micro, steps)
-        if key not in self.begun:
+        """The estimate's lower bound, from which the rest can be completed."""
+        pair = (micro, steps)
+        if pair not in self._partial:
             job = self.job.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps})
-            self.begun[key] = self.estimator(self.spec, job, self.card)
-        return self.begun[key]
+            self._partial[pair] = self.estimator(self.spec, job, self.gpu)
+        return self._partial[pair]
 
     def __call__(self, micro: int, steps: int) -> Estimate:
-        """The whole estimate."""
-        key = (micro, steps)
-        if key not in self.known:
-            self.known[key] = self.begin(*key).finish()
-        return self.known[key]
+        """The complete estimate."""
+        pair = (micro, steps)
+        if pair not in self._complete:
+            self._complete[pair] = self.begin(*pair).complete()
+        return self._complete[pair]
 
     def too_large(self, micro: int, steps: int) -> bool:
-        """Whether its tensors alone are more than the card has."""
-        return self.begin(micro, steps).lower_bound_bytes > self.card.plannable_bytes
+        """Whether the tensors alone need more than the GPU has."""
+        return self.begin(micro, steps).lower_bound_bytes > self.gpu.plannable_bytes
 
     def fits(self, micro: int, steps: int) -> bool:
         """Whether this micro-batch fits."""
         return not self.too_large(micro, steps) and self(micro, steps).fits
 
     def need(self, micro: int, steps: int) -> int:
-        """Bytes that this micro-batch needs on the card; at least, where that already is too much."""
+        """Bytes that this micro-batch needs on the GPU; a lower bound if it does not fit."""
         if not self.fits(micro, steps):
             return self.begin(micro, steps).lower_bound_bytes
         return self(micro, steps).device_total_bytes
 
-    def changed(self, lever: Lever) -> EstimateCache:
-        """The same with a lever pulled."""
-        job = self.job.model_copy(update=dict(lever.update))
-        return EstimateCache(self.spec, job, lever.card or self.card, self.estimator)
+    def changed(self, update: Mapping[str, Any], gpu: Gpu | None = None) -> EstimateCache:
+        """The same for the job with these fields changed, on another GPU if one is given."""
+        return EstimateCache(self.spec, self.job.model_copy(update=dict(update)), gpu or self.gpu, self.estimator)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from vramplan.errors import UnsupportedError
+from vramplan.errors import UnsupportedError, setting
 from vramplan.frameworks import writers
 from vramplan.frameworks.detect import Found, from_words
 from vramplan.frameworks.registry import FRAMEWORKS
@@ -15,13 +15,16 @@ from vramplan.frameworks.syntax import shell
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.job import Job
+from vramplan.inputs.load import load_gpu, load_model
 from vramplan.inputs.model_inputs import MODEL_INPUTS
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import CONFIDENCE
-from vramplan.planner import check, estimate
+from vramplan.planner import check
+from vramplan.planner.estimate import estimate
+from vramplan.planner.suggest import suggest
 from vramplan.units import GiB
 
-OF_THE_DATA = ("images", "videos", "frames", "image_size", "target_length")
+DATA_FIELDS = ("images", "videos", "frames", "image_size", "target_length")
 """What no configuration says."""
 BATCH = ("micro_batch_size", "gradient_accumulation_steps")
 SCALED = "fp16"
@@ -40,62 +43,64 @@ class ExportedPlan(NamedTuple):
     """Whether it fits that way."""
 
 
-def planned(
-    framework: str, model: str | ModelSpec, job: Job, card: Gpu, *, confidence: float = CONFIDENCE
+def export(
+    framework: str, model: str | ModelSpec, job: Job, gpu: str | Gpu, *, confidence: float = CONFIDENCE
 ) -> ExportedPlan:
-    """A plan to paste that fits as the framework takes it; where the one asked for does not, another micro-batch.
+    """A plan as text to paste, checked as the framework will read it; another micro-batch if it does not fit so.
 
     Raises:
-        VramplanError: for what it cannot be told.
+        VramplanError: for settings that the framework cannot express.
     """
-    spec = estimate.load_model(model)
-    first = pasted(framework, spec, job)
-    if framework in writers.SAYS:  # not a whole job: nothing to judge by
+    spec, gpu = load_model(model), load_gpu(gpu)
+    first = written_as(framework, spec, job)
+    if framework in writers.SAYS:  # it does not hold a whole job: there is nothing to check
         return first
-    one = estimate.estimate(spec, card, confidence=confidence, **first.taken)
-    if one.fits:
+    as_read = estimate(spec, gpu, confidence=confidence, **first.taken)
+    if as_read.fits:
         return first
-    said = f"as {framework} takes it, micro-batch {job.micro_batch_size} needs {one.device_total_bytes / GiB:.1f}"
-    said += f" of {one.capacity_bytes / GiB:.1f} GiB"
+    why = (
+        f"as {framework} takes it, micro-batch {job.micro_batch_size} needs"
+        f" {as_read.device_total_bytes / GiB:.1f} of {as_read.capacity_bytes / GiB:.1f} GiB"
+    )
     rest = {name: value for name, value in first.taken.items() if name not in BATCH}
-    found = estimate.suggest(spec, card, job.global_batch_size, advice=False, confidence=confidence, **rest).recommended
-    other = None if found is None else pasted(framework, spec, found.estimate.job, job)
-    if other is None or not estimate.estimate(spec, card, confidence=confidence, **other.taken).fits:
-        return first._replace(notes=[*first.notes, f"{said}, and no other fits either"], fits=False)
-    return other._replace(notes=[*other.notes, f"{said}: planned anew"])
+    plan = suggest(spec, gpu, job.global_batch_size, advice=False, confidence=confidence, **rest).recommended
+    second = None if plan is None else written_as(framework, spec, plan.estimate.job, job)
+    if second is None or not estimate(spec, gpu, confidence=confidence, **second.taken).fits:
+        return first._replace(notes=[*first.notes, f"{why}, and no other fits either"], fits=False)
+    return second._replace(notes=[*second.notes, f"{why}: planned again"])
 
 
-def pasted(framework: str, model: str | ModelSpec, job: Job, asked: Job | None = None) -> ExportedPlan:
-    """A job in a framework's own words; `asked` is what it is compared with, where that is another.
+def written_as(framework: str, model: str | ModelSpec, job: Job, requested: Job | None = None) -> ExportedPlan:
+    """A job in a framework's own settings; notes say how it differs from the `requested` job when it is read again.
 
     Raises:
-        UnsupportedError: for a framework that nothing is written for.
+        UnsupportedError: for a framework or a model without a writer.
     """
-    spec, asked = estimate.load_model(model), asked or job
+    spec, requested = load_model(model), requested or job
     if spec.model_type in MODEL_INPUTS:
         raise UnsupportedError(
-            f"--for {framework}: it is written for causal language models, not for {spec.model_type}"
+            f"{setting('for', framework)}: it is written for causal language models, not for {spec.model_type}"
         )
-    ported = f"{spec.name}-hf"  # transformers' own class, where the name itself brings code of its own
+    ported = f"{spec.name}-hf"  # transformers' own class, if the name itself brings code of its own
     name = ported if framework != "swift" and ported in spec.aliases else spec.name
-    written = writers.write(framework, name, job)
+    text = writers.write(framework, name, job)
     package = writers.PACKAGES.get(framework, framework)
-    reading = check.read(_as_written(written, package, job, spec), job.num_gpus)
-    data = {name: getattr(job, name) for name in OF_THE_DATA if name in job.model_fields_set}
-    taken = check.settled(spec, reading, reading.job | data)
-    again, sees = Job(**taken), spec.model_type in IMAGE_PROCESSORS
+    config = check.read(_as_written(text, package, job, spec), job.num_gpus)
+    data = {name: getattr(job, name) for name in DATA_FIELDS if name in job.model_fields_set}
+    settings = check.complete_with_model(spec, config, config.job | data)
+    as_read, takes_images = Job(**settings), spec.model_type in IMAGE_PROCESSORS
     notes = [
-        f"{package} takes {field} as {attrgetter(field)(again)}, not {attrgetter(field)(asked)}"
-        for field in writers.unsaid(framework, asked, again)
-        if not (sees and field in ("max_pixels", "max_tiles"))  # which may be said in another way
-        and not (job is not asked and field in BATCH)
+        f"{package} takes {field} as {attrgetter(field)(as_read)}, not {attrgetter(field)(requested)}"
+        for field in writers.unsaid(framework, requested, as_read)
+        if not (takes_images and field in ("max_pixels", "max_tiles"))  # which may be expressed in another way
+        and not (job is not requested and field in BATCH)
     ]
-    pictures = [processed_image(spec, one) for one in (again, asked)] if sees else []
-    theirs, ours = (0 if one is None else one.all_tokens for one in pictures or (None, None))
-    if theirs != ours:
-        notes.append(f"{package} makes {theirs:,} tokens of an image, not {ours:,}")
-    notes += [f"{note.key} {note.text}" for note in reading.notes if note.key == SCALED]
-    return ExportedPlan(str(written), taken, notes)
+    images = [processed_image(spec, version) for version in (as_read, requested)] if takes_images else [None, None]
+    tokens, requested_tokens = (0 if image is None else image.all_tokens for image in images)
+    if tokens != requested_tokens:
+        notes.append(f"{package} makes {tokens:,} tokens of an image, not {requested_tokens:,}")
+    notes += [f"{note.key} {note.text}" for note in config.notes if note.key == SCALED]
+    return ExportedPlan(str(text), settings, notes)
 
 
 def _as_written(written: writers.ConfigText, package: str, job: Job, spec: ModelSpec) -> Found:

@@ -13,42 +13,32 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vramplan.errors import CannotRunError, UnsupportedError, VramplanError
+from vramplan.errors import CannotRunError, UnsupportedError, VramplanError, setting
 from vramplan.frameworks.detect import Found, from_line, from_text
 from vramplan.frameworks.edit import command, config_file
 from vramplan.frameworks.parsed_config import CAST, ParsedConfig
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.config_files import read_text
 from vramplan.frameworks.syntax.shell import typed
+from vramplan.inputs.load import load_gpu, load_model
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.planner import check
 from vramplan.planner.check import Verdict
-from vramplan.planner.estimate import load_gpu, load_model
-from vramplan.planner.lever_effects import FREE
-from vramplan.planner.levers import memory_levers
-from vramplan.planner.monotone_search import LENGTH_STEP
+from vramplan.planner.levers import FREE, Lever, memory_levers
+from vramplan.planner.monotone_search import LENGTH_STEP, bisect_largest
 from vramplan.progress import Progress, silent
 from vramplan.units import divisors
 
-MOST_HARSH = 3
+MAX_RESULT_CHANGES = 3
 """Changes of the training result that are made together."""
-MOST_NEEDED = 4
-"""Settings without which it would not run; more would go round in circles."""
+MAX_REQUIRED = 4
+"""Changes without which it would not run; more would go round in circles."""
 SAME, OTHERWISE = "same result", "another result"
+"""Costs of a change."""
 BY_DEFAULT = {"gradient_accumulation_steps": 1, "dtype": "bf16"}
 """Fields that a framework may fill in as they are wanted: ms-swift's accumulation makes 16 samples of a step."""
 NEVER: tuple[Mapping[str, Any], ...] = ({"optimizer": "sgd"},)
-"""Levers that want another recipe: SGD's learning rates are orders of magnitude away from Adam's."""
-
-
-class Option(NamedTuple):
-    """Something that may be changed."""
-
-    updates: tuple[Mapping[str, Any], ...]
-    """Of the job, from the mildest that it may be to what saves most; the field that it is about comes first."""
-    cost: str
-    keeps: bool
-    """Whether what is trained comes out the same, but for rounding."""
+"""Changes that need another recipe: SGD's learning rates are orders of magnitude away from Adam's."""
 
 
 class Change(NamedTuple):
@@ -100,26 +90,26 @@ def fix(
         mark = "\ufeff" if path.read_bytes().startswith(BOM_UTF8) else ""
     else:
         text, find, mark = typed(target), lambda one: from_line(one, framework, card=card), ""
-    found = _Tries(text, find, card, {**given, "confidence": confidence}, progress).fixed()
+    found = _Candidates(text, find, card, {**given, "confidence": confidence}, progress).fixed()
     return replace(found, text=mark + found.text)
 
 
-class _Tries:
-    """Candidates by what they change, each judged once."""
+class _Candidates:
+    """Versions of the text by what they change, each checked once."""
 
     def __init__(
-        self, text: str, find: Callable[[str], Found], card: Any, given: dict[str, Any], progress: Progress
+        self, text: str, find: Callable[[str], Found], gpu: Any, given: dict[str, Any], progress: Progress
     ) -> None:
-        self.text, self.find, self.card, self.given, self.progress = text, find, card, given, progress
+        self.text, self.find, self.gpu, self.given, self.progress = text, find, gpu, given, progress
         self.found = find(text)
         where = self.found.source.where
         if self.found.source.spelling == "python" or where.endswith(".toml"):
             raise UnsupportedError(
-                f"--fix: {where}: Python and TOML are not edited; `vramplan check` says what to change"
+                f"{setting('fix')}: {where}: Python and TOML are not edited; `vramplan check` says what to change"
             )
-        self.known: dict[tuple[tuple[str, str], ...], Verdict | None] = {}
-        self.needed: list[Change] = []
-        """What would not run at all otherwise."""
+        self.verdicts: dict[tuple[tuple[str, str], ...], Verdict | None] = {}
+        self.required: list[Change] = []
+        """Changes without which it would not run at all."""
         self.first = self._running()
         if self.first.data is not None:
             self.given["dataset"] = self.first.data.lengths
@@ -129,13 +119,13 @@ class _Tries:
         """The verdict, once the text says nothing any more that the card cannot run."""
         while True:
             try:
-                return check.examine(self.found, self.card, progress=self.progress, look_further=False, **self.given)
+                return check.examine(self.found, self.gpu, progress=self.progress, look_further=False, **self.given)
             except CannotRunError as error:
                 words = self._words([error.update], self._read(self.found))
-                if not words or len(self.needed) > MOST_NEEDED:
+                if not words or len(self.required) > MAX_REQUIRED:
                     raise
                 settings = self.found.source.settings
-                self.needed += [Change(key, _before(settings, key), value, error.why) for key, value in words.items()]
+                self.required += [Change(key, _before(settings, key), value, error.why) for key, value in words.items()]
                 self.text = self._edited(words)
                 self.found = self.find(self.text)
 
@@ -143,120 +133,122 @@ class _Tries:
         return check.read(found, self.given.get("num_gpus") or 1, self.given.get("framework_version"))
 
     def fixed(self) -> Fix:
-        """The text with what it takes."""
+        """The text with the changes that make it fit."""
         if self.first.fits:
-            return Fix(self.text, tuple(self.needed), self.first, self.first, self.first.need_bytes)
-        options = self._search()
-        needs = [one.need_bytes for one in self.known.values() if one is not None]
-        least = min([self.first.need_bytes, *needs])
-        if options is None:
-            return Fix(self.text, (), self.first, self.first, least)
-        chosen = self._relaxed(options)
-        after = self.judged(chosen)
+            return Fix(self.text, tuple(self.required), self.first, self.first, self.first.need_bytes)
+        levers = self._search()
+        needs = [verdict.need_bytes for verdict in self.verdicts.values() if verdict is not None]
+        least_need = min([self.first.need_bytes, *needs])
+        if levers is None:
+            return Fix(self.text, (), self.first, self.first, least_need)
+        updates = self._relaxed(levers)
+        after = self.verdict_with(updates)
         assert after is not None
-        words = self._needed(self._words(chosen), after.reading.job)
-        return Fix(self._edited(words), self._changes(words, options, chosen), self.first, after, least)
+        words = self._without_defaults(self._words(updates), after.reading.job)
+        return Fix(self._edited(words), self._changes(words, levers, updates), self.first, after, least_need)
 
     # -- the search ----------------------------------------------------------------------------------------------------
 
-    def _search(self) -> tuple[Option, ...] | None:
-        """The first that fits: as few changes of the result as possible, then as few others."""
-        gentle, harsh = self._options(self.first)
-        if self.judged(_harshest(gentle)) is None:  # one of them cannot run here
-            gentle = [one for one in gentle if self.judged(_harshest([one])) is not None]
-        everything = self._everything(gentle, harsh)
-        if everything is None:  # what divides weights may take more than it saves
-            everything = self._everything(gentle, [one for one in harsh if "strategy" not in one.updates[-1]])
+    def _search(self) -> tuple[Lever, ...] | None:
+        """The first set that fits: as few changes of the result as possible, then as few others."""
+        same_result, other_result = self._levers(self.first)
+        if self.verdict_with(_updates(same_result)) is None:  # one of them cannot run here
+            same_result = [lever for lever in same_result if self.verdict_with([lever.update]) is not None]
+        everything = self._everything(same_result, other_result)
+        if everything is None:  # sharding weights may take more than it saves
+            unsharded = [lever for lever in other_result if "strategy" not in lever.update]
+            everything = self._everything(same_result, unsharded)
         if everything is None:
             return None
-        waiting: deque[tuple[Option, ...]] = deque([()])
-        seen: set[frozenset[str]] = set()
-        while waiting:
-            changed = waiting.popleft()
-            least = self.judged(_harshest((*gentle, *changed)))
-            if least is None:
+        queue: deque[tuple[Lever, ...]] = deque([()])
+        queued: set[frozenset[str]] = set()
+        while queue:
+            changed = queue.popleft()
+            verdict = self.verdict_with(_updates((*same_result, *changed)))
+            if verdict is None:
                 continue
-            if least.fits:
-                sets = [few for count in range(len(gentle) + 1) for few in combinations(gentle, count)]
-                sets.sort(key=lambda few: any("offload" in one.updates[-1] for one in few))  # which costs most time
-                return next((*few, *changed) for few in sets if self._fits((*few, *changed)))
-            for one in self._options(least)[1] if len(changed) < MOST_HARSH else ():
-                name = frozenset(str(option.updates[-1]) for option in (*changed, one))
-                if name not in seen:
-                    seen.add(name)
-                    waiting.append((*changed, one))
+            if verdict.fits:
+                subsets = [subset for size in range(len(same_result) + 1) for subset in combinations(same_result, size)]
+                subsets.sort(key=lambda subset: any("offload" in lever.update for lever in subset))  # costs most time
+                return next((*subset, *changed) for subset in subsets if self._fits((*subset, *changed)))
+            for lever in self._levers(verdict)[1] if len(changed) < MAX_RESULT_CHANGES else ():
+                name = frozenset(str(other.update) for other in (*changed, lever))
+                if name not in queued:
+                    queued.add(name)
+                    queue.append((*changed, lever))
         return self._without_needless(everything)
 
-    def _everything(self, gentle: list[Option], harsh: list[Option]) -> tuple[Option, ...] | None:
-        """All changes together, which spares a long search where not even they are enough."""
-        changed = [*gentle, *harsh]
-        for _ in range(MOST_HARSH):
-            judged = self.judged(_harshest(changed))
-            if judged is None or judged.fits:
+    def _everything(self, same_result: list[Lever], other_result: list[Lever]) -> tuple[Lever, ...] | None:
+        """All changes together; None if not even they are enough, which spares a long search."""
+        changed = [*same_result, *other_result]
+        for _ in range(MAX_RESULT_CHANGES):
+            verdict = self.verdict_with(_updates(changed))
+            if verdict is None or verdict.fits:
                 break
-            changed += self._options(judged)[1]
-        return tuple(changed) if judged is None or judged.fits else None
+            changed += self._levers(verdict)[1]
+        return tuple(changed) if verdict is None or verdict.fits else None
 
-    def _without_needless(self, options: tuple[Option, ...]) -> tuple[Option, ...] | None:
-        """Without those that it fits without, the harshest left out first."""
-        if not self._fits(options):
+    def _without_needless(self, levers: tuple[Lever, ...]) -> tuple[Lever, ...] | None:
+        """Without those that it fits without, the last left out first."""
+        if not self._fits(levers):
             return None
-        for one in reversed(options):
-            fewer = tuple(other for other in options if other is not one)
-            options = fewer if self._fits(fewer) else options
-        return options
+        for lever in reversed(levers):
+            fewer = tuple(other for other in levers if other is not lever)
+            levers = fewer if self._fits(fewer) else levers
+        return levers
 
-    def _options(self, base: Verdict) -> tuple[list[Option], list[Option]]:
-        """(what leaves the result as it is, what does not) for a job, as far as the framework has words for it."""
-        job, found = base.estimate.job, [*_ladders(base)]
-        for lever in memory_levers(self.given["model"], job, self.card, base.estimate.capacity_bytes):
+    def _levers(self, base: Verdict) -> tuple[list[Lever], list[Lever]]:
+        """(changes that keep the result, changes that do not) for which the framework has settings."""
+        job, levers = base.estimate.job, _smaller_batches(base)
+        for lever in memory_levers(self.given["model"], job, self.gpu, base.estimate.capacity_bytes):
             if lever.card is not None or lever.update in NEVER:
                 continue
-            length = lever.update.get("sequence_length")
-            if length:
-                lengths = range((job.sequence_length - 1) // LENGTH_STEP * LENGTH_STEP, length - 1, -LENGTH_STEP)
-                found.append(Option(tuple({"sequence_length": one} for one in lengths), lever.cost, False))
+            shortest = lever.update.get("sequence_length")
+            if shortest:
+                longest = (job.sequence_length - 1) // LENGTH_STEP * LENGTH_STEP
+                updates = [{"sequence_length": length} for length in range(longest, shortest - 1, -LENGTH_STEP)]
+                levers += _ladder(updates, lever.cost)
             else:
-                keeps = _keeps(lever.update)
-                cost = lever.cost if keeps or lever.cost != FREE else OTHERWISE
-                found.append(Option((lever.update,), cost, keeps))
-        said = [one for one in found if one.updates and base.reading.words(dict([*one.updates[-1].items()][:1]))]
-        return [one for one in said if one.keeps], [one for one in said if not one.keeps]
+                cost = OTHERWISE if lever.cost == FREE and not lever.keeps_result else lever.cost
+                levers.append(replace(lever, cost=cost))
+        known = [lever for lever in levers if base.reading.words(dict([*lever.update.items()][:1]))]
+        return [lever for lever in known if lever.keeps_result], [lever for lever in known if not lever.keeps_result]
 
-    def _fits(self, options: Sequence[Option]) -> bool:
-        judged = self.judged(_harshest(options))
-        return judged is not None and judged.fits
+    def _fits(self, levers: Sequence[Lever]) -> bool:
+        verdict = self.verdict_with(_updates(levers))
+        return verdict is not None and verdict.fits
 
-    def _relaxed(self, options: Sequence[Option]) -> list[Mapping[str, Any]]:
-        """Each change no harsher than it has to be; memory never falls as a batch or a length grows."""
-        chosen = _harshest(options)
-        for number, option in enumerate(options):
-            low, high = -1, len(option.updates) - 1
-            while high - low > 1:
-                middle = (low + high) // 2
-                judged = self.judged([*chosen[:number], option.updates[middle], *chosen[number + 1 :]])
-                low, high = (low, middle) if judged is not None and judged.fits else (middle, high)
-            chosen[number] = option.updates[high]
-        return chosen
+    def _relaxed(self, levers: Sequence[Lever]) -> list[Mapping[str, Any]]:
+        """Each change no larger than it has to be; memory never falls as a batch or a length grows."""
+        updates = _updates(levers)
+        for number, lever in enumerate(levers):
+            steps = (*lever.milder, lever.update)
+
+            def too_mild(step: int, number: int = number, steps: Sequence[Mapping[str, Any]] = steps) -> bool:
+                verdict = self.verdict_with([*updates[:number], steps[step], *updates[number + 1 :]])
+                return verdict is None or not verdict.fits
+
+            updates[number] = steps[bisect_largest(-1, len(steps) - 1, too_mild) + 1]
+        return updates
 
     # -- a candidate ---------------------------------------------------------------------------------------------------
 
-    def judged(self, updates: Sequence[Mapping[str, Any]]) -> Verdict | None:
-        """The changed text's verdict; None where it cannot run, or is another global batch."""
+    def verdict_with(self, updates: Sequence[Mapping[str, Any]]) -> Verdict | None:
+        """The verdict of the changed text; None if it cannot run, or has another global batch."""
         words = self._words(updates)
         key = tuple(words.items())
         if not key:
             return self.first
-        if key not in self.known:
-            self.progress(f"{len(self.known) + 1} changes tried", 1 - 0.9 ** (0.5 * len(self.known)))
+        if key not in self.verdicts:
+            self.progress(f"{len(self.verdicts) + 1} changes tried", 1 - 0.9 ** (0.5 * len(self.verdicts)))
             try:
                 found = self.find(self._edited(words))
-                made = check.examine(found, self.card, look_further=False, **self.given)
-                same = made.estimate.job.global_batch_size == self.first.estimate.job.global_batch_size
+                verdict = check.examine(found, self.gpu, look_further=False, **self.given)
+                same = verdict.estimate.job.global_batch_size == self.first.estimate.job.global_batch_size
             except VramplanError:  # a change that this framework, model or card does not have
                 same = False
-            self.known[key] = made if same else None
-        return self.known[key]
+            self.verdicts[key] = verdict if same else None
+        return self.verdicts[key]
 
     def _words(self, updates: Sequence[Mapping[str, Any]], reading: ParsedConfig | None = None) -> dict[str, str]:
         """Changes in the words that the text itself uses; what is so already is left out."""
@@ -271,8 +263,8 @@ class _Tries:
                     words[name] = value
         return words
 
-    def _needed(self, words: dict[str, str], job: dict[str, Any]) -> dict[str, str]:
-        """Without additions of what the framework would take anyway."""
+    def _without_defaults(self, words: dict[str, str], job: dict[str, Any]) -> dict[str, str]:
+        """Without settings that the framework would have by default."""
         by_default = self.first.reading.words(BY_DEFAULT)
         for key in [key for key in words if key in by_default and key not in self.found.source.settings]:
             fewer = {other: value for other, value in words.items() if other != key}
@@ -289,31 +281,38 @@ class _Tries:
         return command.edit(self.text, self.found.name, self.found.origin, words)
 
     def _changes(
-        self, words: Mapping[str, str], options: Sequence[Option], chosen: Sequence[Mapping[str, Any]]
+        self, words: Mapping[str, str], levers: Sequence[Lever], updates: Sequence[Mapping[str, Any]]
     ) -> tuple[Change, ...]:
         settings = self.found.source.settings
-        costs = {key: one.cost for one, update in zip(options, chosen, strict=True) for key in self._words([update])}
-        made = (Change(key, _before(settings, key), value, costs[key]) for key, value in words.items())
-        return (*self.needed, *made)
+        costs = {
+            key: lever.cost for lever, update in zip(levers, updates, strict=True) for key in self._words([update])
+        }
+        changes = (Change(key, _before(settings, key), value, costs[key]) for key, value in words.items())
+        return (*self.required, *changes)
 
 
-def _harshest(options: Sequence[Option]) -> list[Mapping[str, Any]]:
-    return [option.updates[-1] for option in options]
+def _updates(levers: Sequence[Lever]) -> list[Mapping[str, Any]]:
+    return [lever.update for lever in levers]
 
 
-def _ladders(base: Verdict) -> list[Option]:
+def _ladder(updates: Sequence[Mapping[str, Any]], cost: str) -> list[Lever]:
+    """One change with its milder versions before it; none if there are no updates."""
+    return [Lever("", "", cost, updates[-1], milder=tuple(updates[:-1]))] if updates else []
+
+
+def _smaller_batches(base: Verdict) -> list[Lever]:
     """Smaller batches: of training, and of an evaluation that does not fit."""
-    job, size = base.estimate.job, base.reading.eval_batch_size
-    a_card = job.global_batch_size // job.data_parallel
-    smaller = [micro for micro in reversed(divisors(a_card)) if micro < job.micro_batch_size]
-    if job.strategy == "fsdp" and job.gradient_accumulation_steps > 1:  # whole gradients wait while it accumulates
-        smaller = [a_card]
-    batches = ({"micro_batch_size": micro, "gradient_accumulation_steps": a_card // micro} for micro in smaller)
-    found = [Option(tuple(batches), SAME, True)]
-    spare = base.estimate.capacity_bytes - base.estimate.margin_bytes
-    if size is not None and (base.evaluation_bytes or 0) > spare:
-        found.append(Option(tuple({"eval_batch_size": one} for one in range(size - 1, 0, -1)), SAME, True))
-    return found
+    job, eval_size = base.estimate.job, base.reading.eval_batch_size
+    per_gpu = job.global_batch_size // job.data_parallel
+    smaller = [micro for micro in reversed(divisors(per_gpu)) if micro < job.micro_batch_size]
+    if job.strategy == "fsdp" and job.gradient_accumulation_steps > 1:  # whole gradients stay while it accumulates
+        smaller = [per_gpu]
+    batches = [{"micro_batch_size": micro, "gradient_accumulation_steps": per_gpu // micro} for micro in smaller]
+    levers = _ladder(batches, SAME)
+    room = base.estimate.capacity_bytes - base.estimate.margin_bytes
+    if eval_size is not None and (base.evaluation_bytes or 0) > room:
+        levers += _ladder([{"eval_batch_size": size} for size in range(eval_size - 1, 0, -1)], SAME)
+    return levers
 
 
 def _before(settings: Mapping[str, ConfigValue], key: str) -> str | None:
@@ -327,13 +326,6 @@ def _said(value: Any) -> str:
 def _is_so(before: Any, value: str) -> bool:
     """Whether a setting already says this; a value in brackets is an item of a list."""
     return value[1:-1] in before if isinstance(before, list) else _said(before).lower() == value
-
-
-def _keeps(update: Mapping[str, Any]) -> bool:
-    """Whether a lever leaves the result as it is; the fused AdamW is offered in place of AdamW's other forms alone."""
-    return update.keys() <= {"checkpointing", "loss", "attention", "offload"} or update == {
-        "optimizer": "adamw_torch_fused"
-    }
 
 
 __all__ = ["Change", "Fix", "fix"]

@@ -1,27 +1,129 @@
-"""The changes that save memory, cheapest first: what each is, why it helps, what it costs."""
+"""The changes that save memory, cheapest first, and what each does to a job when it is estimated again."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
 from vramplan.analytic.architectures.lookup import is_described
+from vramplan.errors import VramplanError
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
-from vramplan.planner.estimate_cache import Lever
-from vramplan.planner.lever_effects import FREE
+from vramplan.memory.estimate import Estimate
+from vramplan.memory.optimizers import modelled
+from vramplan.planner.estimate_cache import EstimateCache, Estimator
 
-ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_torch_loop")
-"""Optimizers that bitsandbytes' 8-bit AdamW can stand in for."""
+FREE = "free"
+"""The cost of a change that costs nothing."""
 
 
-def memory_levers(spec: ModelSpec, job: Job, card: Gpu, need_bytes: int) -> list[Lever]:
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """A change to a job, or of its GPU, that may save memory."""
+
+    change: str
+    """What to set, in the words of the command line."""
+    why: str
+    cost: str
+    update: Mapping[str, Any] = field(default_factory=dict)
+    """The same as fields of the job; the field that it is about comes first."""
+    card: Gpu | None = None
+    milder: tuple[Mapping[str, Any], ...] = ()
+    """Updates that change less and save less, the mildest first."""
+
+    @property
+    def keeps_result(self) -> bool:
+        """Whether the trained model comes out the same, but for rounding."""
+        batch = {"micro_batch_size", "gradient_accumulation_steps", "eval_batch_size"}
+        same = {"checkpointing", "loss", "attention", "offload", *batch}
+        # the fused AdamW is offered instead of AdamW's other forms alone
+        return self.update.keys() <= same or self.update == {"optimizer": "adamw_torch_fused"}
+
+
+@dataclass(frozen=True, slots=True)
+class LeverEffect:
+    """What a change does: the job with it, estimated again."""
+
+    change: str
+    """What to set, in the words of the command line."""
+    why: str
+    cost: str
+    """What it costs: nothing, time, accuracy or money."""
+    saved_bytes: int
+    """Bytes on the GPU that it saves at the same micro-batch; of tensors alone if the job still does not fit."""
+    fits: bool
+    micro_batch_size: int
+    """The micro-batch that the figures are for."""
+    device_total_bytes: int
+    update: Mapping[str, Any] = field(default_factory=dict)
+    """The same as fields of the job; empty for another GPU."""
+    settings: tuple[str, ...] = ()
+    """The same in the words of the configuration that was checked; empty for another GPU."""
+    batch: tuple[str, ...] = ()
+    """The batch to set beside it, in the same words, if the configuration has another."""
+    card: str = ""
+    """The name and size of another GPU."""
+
+
+def apply_levers(
+    spec: ModelSpec, job: Job, gpu: Gpu, estimator: Estimator, levers: Sequence[Lever]
+) -> list[LeverEffect]:
+    """What each change saves of a job as it is, and whether it fits then.
+
+    Raises:
+        VramplanError: whatever the estimator raises of the job itself.
+    """
+    estimates = EstimateCache(spec, job, gpu, estimator)
+    smallest = estimates(job.micro_batch_size, job.gradient_accumulation_steps)
+    return helpful_effects(estimates, smallest, levers)
+
+
+def helpful_effects(
+    estimates: EstimateCache,
+    smallest: Estimate,
+    levers: Sequence[Lever],
+    next_pair: tuple[int, int] | None = None,
+) -> list[LeverEffect]:
+    """The effects of the changes that help.
+
+    Without `next_pair` nothing fits: all that save memory at the smallest micro-batch. With it, the free changes that
+    make that next larger (micro-batch, accumulation) pair fit.
+    """
+    micro, steps = next_pair or (smallest.micro_batch_size, smallest.gradient_accumulation_steps)
+    effects = []
+    before = estimates.begin(micro, steps)
+    for lever in levers:
+        if next_pair and lever.cost != FREE:
+            continue
+        changed = estimates.changed(lever.update, lever.card)
+        try:
+            fits = changed.fits(micro, steps)
+        except VramplanError:  # a change that this model or GPU does not have
+            continue
+        saved_bytes = before.lower_bound_bytes - changed.begin(micro, steps).lower_bound_bytes
+        if (lever.card is None and saved_bytes <= 0) or (next_pair and not fits):
+            continue
+        need_bytes = changed.need(micro, steps)
+        if fits and lever.card is None:
+            saved_bytes = estimates(micro, steps).device_total_bytes - need_bytes
+        update = lever.update if lever.card is None else {}
+        effects.append(LeverEffect(lever.change, lever.why, lever.cost, saved_bytes, fits, micro, need_bytes, update))
+    return effects
+
+
+def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[Lever]:
     """Every change that applies to a job that needs `need_bytes`, ordered by what it costs."""
-    found = []
+    levers = []
 
     def lever(change: str, why: str, cost: str, **update: object) -> None:
-        found.append(Lever(change, why, cost, update))
+        levers.append(Lever(change, why, cost, update))
 
-    if job.optimizer in ADAMW and job.optimizer != "adamw_torch_fused":
+    optimizer = modelled(job.optimizer)
+    eight_bit = optimizer.eight_bit if optimizer is not None else ""
+    if optimizer is not None and eight_bit and optimizer.name != "adamw_torch_fused":
         lever(
             "--optimizer adamw_torch_fused",
             "the fused kernel needs no temporary copy of the weights",
@@ -43,7 +145,7 @@ def memory_levers(spec: ModelSpec, job: Job, card: Gpu, need_bytes: int) -> list
         lever("--lora-dropout 0", "dropout keeps a mask and a copy of every adapter's input", FREE, lora_dropout=0.0)
     if job.attention == "eager":
         lever("--attention sdpa", "scores of all pairs of tokens are never stored", FREE, attention="sdpa")
-    if job.dtype == "fp32" and card.supports("bf16"):
+    if job.dtype == "fp32" and gpu.supports("bf16"):
         lever(
             "--dtype bf16 --autocast bf16",
             "half the bytes of weights and states",
@@ -53,19 +155,19 @@ def memory_levers(spec: ModelSpec, job: Job, card: Gpu, need_bytes: int) -> list
         )
     if job.checkpointing == "none":
         lever("--checkpointing full", "layers keep their input only", "about a third more time", checkpointing="full")
-    half = "bf16" if card.supports("bf16") else "fp16"
+    half = "bf16" if gpu.supports("bf16") else "fp16"
     if job.method == "full":
         smaller = (("adafactor", "states of a row and a column"), ("sgd", "no optimizer states"))
-        eight = (("adamw_8bit", "states of one byte instead of the weights' dtype"),)
-        for optimizer, why in (*(eight if job.optimizer in ADAMW else ()), *smaller):
-            if job.optimizer != optimizer:
-                lever(f"--optimizer {optimizer}", why, "convergence", optimizer=optimizer)
+        eight = ((eight_bit, "states of one byte instead of the weights' dtype"),)
+        for name, why in (*(eight if eight_bit else ()), *smaller):
+            if job.optimizer != name:
+                lever(f"--optimizer {name}", why, "convergence", optimizer=name)
         lever(
             "--method lora",
             "gradients and states for adapters only",
             "adapters instead of all weights",
             method="lora",
-            **({"dtype": half, "autocast": half} if _halves(job, card, half) else {}),
+            **({"dtype": half, "autocast": half} if _halves(job, gpu, half) else {}),
         )
     if job.method == "lora" and job.quantize == "none" and is_described(spec):
         lever("--quantize nf4", "frozen linear layers in four bits", "accuracy, time", quantize="nf4")
@@ -88,11 +190,11 @@ def memory_levers(spec: ModelSpec, job: Job, card: Gpu, need_bytes: int) -> list
         lever(
             f"--seq-len {shorter}", "activations and logits shrink with the tokens", "context", sequence_length=shorter
         )
-    for other in _larger(card, job, need_bytes):
+    for other in _larger(gpu, job, need_bytes):
         size = f"{other.total_mib / 1024:.0f} GiB"
-        update = {"dtype": "bf16", "autocast": "bf16"} if _is_fallback(job, card) and other.supports("bf16") else {}
-        found.append(Lever(f"--gpu {other.name}", size, "a larger card", update, card=other))
-    return found
+        update = {"dtype": "bf16", "autocast": "bf16"} if _is_fallback(job, gpu) and other.supports("bf16") else {}
+        levers.append(Lever(f"--gpu {other.name}", size, "a larger card", update, card=other))
+    return levers
 
 
 USUAL = ("rtx3090", "rtx4090", "rtx5090", "rtxa6000", "rtx6000-ada", "l40s", "rtxpro-6000-blackwell")
@@ -100,26 +202,26 @@ DATACENTER = ("a100-40gb-sxm", "a100-80gb-sxm", "h100-sxm", "h200-sxm", "b200", 
 """Cards that people can buy or rent; the others of the catalogue are not proposed."""
 
 
-def _halves(job: Job, card: Gpu, half: str) -> bool:
+def _halves(job: Job, gpu: Gpu, half: str) -> bool:
     """Whether adapters want other dtypes than the whole model has."""
-    stays = job.strategy.startswith("zero") or (job.dtype == "fp32" and not _is_fallback(job, card))
+    stays = job.strategy.startswith("zero") or (job.dtype == "fp32" and not _is_fallback(job, gpu))
     return not stays and (job.dtype, job.autocast) != (half, half)
 
 
-def _is_fallback(job: Job, card: Gpu) -> bool:
+def _is_fallback(job: Job, gpu: Gpu) -> bool:
     """Whether the dtypes are those that stand in for bf16 on a card without it; elsewhere bf16 is the default again."""
-    return not card.supports("bf16") and job.autocast == "fp16"
+    return not gpu.supports("bf16") and job.autocast == "fp16"
 
 
-def _larger(card: Gpu, job: Job, need_bytes: int) -> list[Gpu]:
+def _larger(gpu: Gpu, job: Job, need_bytes: int) -> list[Gpu]:
     """The two smallest usual cards of the same maker that hold what the job needs."""
-    share = card.margin_bytes / card.usable_bytes
+    share = gpu.margin_bytes / gpu.usable_bytes
     usual = (find_gpu(name) for name in (*USUAL, *DATACENTER))
     fitting = [
         other
         for other in usual
-        if other.vendor == card.vendor
-        and round(other.total_mib / 1024) > round(card.total_mib / 1024)
+        if other.vendor == gpu.vendor
+        and round(other.total_mib / 1024) > round(gpu.total_mib / 1024)
         and (1 - share) * other.cuda_total_bytes > need_bytes
         and (job.dtype == "fp32" or other.supports(job.dtype))
     ]

@@ -1,4 +1,7 @@
-"""The largest micro-batch that fits: one search for every answer, so that a plan and a table agree."""
+"""Searches over what only grows: memory with the micro-batch, the length or the size of an image.
+
+All answers search here, so that a plan, a table and a probe agree.
+"""
 
 from __future__ import annotations
 
@@ -6,70 +9,38 @@ from collections.abc import Callable
 
 from vramplan.inputs.job import MAX_COUNT
 
-MOST = 1 << 20
+MAX_MICRO_BATCH = 1 << 20
 """Larger micro-batches are not looked at."""
 LENGTH_STEP = 64
-"""Tokens that a length which is looked for is a multiple of."""
+"""A length that is searched for is a multiple of so many tokens."""
 
 
-def most_by_tensors(low: int, high: int | None, least: Callable[[int], int], room: int) -> int:
-    """The largest micro-batch from `low` on whose tensors alone fit into `room`; `low` does, no answer is `high`.
+def bisect_largest(
+    low: int, high: int, holds: Callable[[int], bool], *, first: int | None = None, step: int = 1
+) -> int:
+    """The largest number below `high` for which `holds`, to within `step`; it holds at `low` and not at `high`.
 
-    What tensors take never falls as the micro-batch grows, and does so in straight lines with few kinks. Guesses lie on
-    a line through what is known; every third halves what is left.
+    `first` is the first number to try; the middle if None.
+
+    >>> bisect_largest(0, 100, lambda number: number <= 42)
+    42
     """
-    if high is not None and (high == low + 1 or least(high) <= room):
-        return high - 1
-    tries, stride = 0, low
-    while high is None:
-        guess = min(low + stride, MOST)
-        if least(guess) <= room:
-            slope = (least(guess) - least(low)) / (guess - low) if guess > low else 0.0
-            low = guess
-            if low == MOST:
-                return low
-            stride = max(2 * stride, int((room - least(low)) / slope) + 1) if slope > 0 else 2 * stride
-        else:
-            high = guess
-    while high - low > 1:
-        tries += 1
-        if tries % 3:
-            guess = low + int((room - least(low)) * (high - low) / max(1, least(high) - least(low)))
-            guess = max(low + 1, min(guess, high - 1))
-        else:
-            guess = (low + high) // 2
-        if least(guess) <= room:
+    guess = (low + high) // 2 if first is None else first
+    while high - low > step:
+        if holds(guess):
             low = guess
         else:
             high = guess
-    return low
-
-
-def largest_batch(low: int, top: int, fits: Callable[[int], bool]) -> int:
-    """The largest micro-batch that fits after fragmentation, from what tensors allow (`top`) down to `low`, which fits.
-
-    Steps down double until one fits; what lies between is halved. A micro-batch may fit where a slightly smaller one
-    does not, which the order of these guesses decides: it is the same for every answer.
-    """
-    high, stride = top + 1, 1
-    while high - 1 > low:
-        guess = max(low, high - stride)
-        if guess == low or fits(guess):
-            low = guess
-            break
-        high, stride = guess, 2 * stride
-    while high - low > 1:
         guess = (low + high) // 2
-        low, high = (guess, high) if fits(guess) else (low, guess)
     return low
 
 
 def largest(start: int, fits: Callable[[int], bool], most_runs: int, highest: int = MAX_COUNT) -> tuple[int, bool]:
-    """The largest number from 1 to `highest` that fits, and whether that is settled; `fits` must not rise again.
+    """The largest number from 1 to `highest` that fits (0 if none), and whether that is certain, in few tries.
 
-    Steps away from `start` double until the answer changes, then halve. A good start takes two runs.
+    Steps away from `start` double until the answer changes, then halve. A good start takes two calls.
 
-    >>> largest(10, lambda n: n <= 11, 8)
+    >>> largest(10, lambda number: number <= 11, 8)
     (11, True)
     """
     good, bad = 0, highest + 1
@@ -87,3 +58,54 @@ def largest(start: int, fits: Callable[[int], bool], most_runs: int, highest: in
             guess = min(highest, good + stride) if good else max(1, bad - stride)
             stride *= 2
     return good, bad - good <= 1
+
+
+def largest_by_tensors(low: int, high: int | None, tensor_bytes: Callable[[int], int], room: int) -> int:
+    """The largest micro-batch from `low` on whose tensors alone fit into `room` bytes; `low` fits, `high` does not.
+
+    `tensor_bytes` grows in straight lines with few kinks. Guesses lie on a line through the two nearest values; every
+    third guess is the middle of what is left. `high` None means that no limit is known.
+    """
+    if high is not None and (high == low + 1 or tensor_bytes(high) <= room):
+        return high - 1
+    stride = low
+    while high is None:
+        guess = min(low + stride, MAX_MICRO_BATCH)
+        if tensor_bytes(guess) <= room:
+            slope = (tensor_bytes(guess) - tensor_bytes(low)) / (guess - low) if guess > low else 0.0
+            low = guess
+            if low == MAX_MICRO_BATCH:
+                return low
+            stride = max(2 * stride, int((room - tensor_bytes(low)) / slope) + 1) if slope > 0 else 2 * stride
+        else:
+            high = guess
+    num_guesses = 0
+    while high - low > 1:
+        num_guesses += 1
+        if num_guesses % 3:
+            growth = max(1, tensor_bytes(high) - tensor_bytes(low))
+            guess = low + int((room - tensor_bytes(low)) * (high - low) / growth)
+            guess = max(low + 1, min(guess, high - 1))
+        else:
+            guess = (low + high) // 2
+        if tensor_bytes(guess) <= room:
+            low = guess
+        else:
+            high = guess
+    return low
+
+
+def largest_batch(low: int, top: int, fits: Callable[[int], bool]) -> int:
+    """The largest micro-batch that fits after fragmentation, from `top` down to `low`, which fits.
+
+    Steps down double until a micro-batch fits; what lies between is halved. A micro-batch may fit although a slightly
+    smaller one does not; which is found depends on the order of the guesses, which is the same for every answer.
+    """
+    high, stride = top + 1, 1
+    while high - 1 > low:
+        guess = max(low, high - stride)
+        if guess == low or fits(guess):
+            low = guess
+            break
+        high, stride = guess, 2 * stride
+    return bisect_largest(low, high, fits)

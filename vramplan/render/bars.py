@@ -1,72 +1,39 @@
-"""Bars of a terminal: stacked where there are several parts, in ASCII where the output takes no other characters."""
+"""Bars of a terminal, as text of a given number of columns, in Unicode or ASCII."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.measure import Measurement
 from rich.text import Text
 
-FULL, EMPTY, THIN, BLANK = 0, 1, 2, 3
-BLOCKS = ("█", "░", "▏", " ")
-ASCII = ("#", ".", "|", " ")
+EIGHTHS = " ▏▎▍▌▋▊▉"
+FULL = "█"
+USED, FREE, MARGIN, LIMIT, BEYOND = "━", "─", "╌", "┃", "╍"
+ASCII = {USED: "#", FREE: ".", MARGIN: "~", LIMIT: "|", BEYOND: "!", FULL: "#"}
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """Cells of one kind after another; what each looks like is settled where it is printed."""
-
-    parts: tuple[tuple[int, str, int], ...]
-    """Cells, style, and which character."""
-
-    @property
-    def width(self) -> int:
-        """Cells in all."""
-        return sum(cells for cells, _, _ in self.parts)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        characters = ASCII if options.ascii_only else BLOCKS
-        room, done, drawn = min(self.width, options.max_width), 0, 0
-        text = Text(no_wrap=True)
-        for cells, style, kind in self.parts:
-            done += cells
-            end = round(done / self.width * room) if self.width else 0
-            text.append(characters[kind] * (end - drawn), style)
-            drawn = end
-        yield text
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(0, min(self.width, options.max_width))  # a narrow terminal keeps the figures beside it
+def _drawn(cells: list[tuple[str, int, str]], ascii_only: bool) -> Text:
+    text = Text(no_wrap=True)
+    for character, count, style in cells:
+        text.append((ASCII[character] if ascii_only else character) * max(0, count), style)
+    return text
 
 
-def peft_expert_pattern(sizes: Sequence[tuple[int, str]], capacity: int, width: int) -> Bar:
-    """Sizes on top of each other in their styles, in all as long as their sum, and the rest of the card."""
-    parts, done, filled = [], 0, 0
-    for size, style in sizes:
-        done += size
-        end = min(width, round(done / capacity * width))
-        parts.append((end - filled, style, FULL))
-        filled = end
-    return Bar((*parts, (width - filled, "bright_black", EMPTY)))
+def level_bar(need: int, capacity: int, margin: int, columns: int, style: str, ascii_only: bool) -> Text:
+    """How full a GPU is.
+
+    If the need is within the capacity, the bar is the capacity: used, free, safety margin. If it is beyond, the bar is
+    the need, and the capacity is a mark inside.
+    """
+    if need > capacity:
+        limit = min(columns - 2, round(capacity / need * columns))
+        return _drawn([(USED, limit, ""), (LIMIT, 1, style), (BEYOND, columns - limit - 1, style)], ascii_only)
+    used = min(columns, max(1, round(need / capacity * columns)))
+    kept = min(columns - used, max(1, round(margin / capacity * columns)) if margin else 0)
+    return _drawn([(USED, used, style), (FREE, columns - used - kept, "dim"), (MARGIN, kept, "dim")], ascii_only)
 
 
-def fullness(used: int, capacity: int, width: int) -> Bar:
-    """How full a card is; its colour warns."""
-    share = used / capacity
-    filled = min(width, round(share * width))
-    style = "red" if share > 1 else "yellow" if share > 0.92 else "green"
-    return Bar(((filled, style, FULL), (width - filled, "bright_black", EMPTY)))
-
-
-def plain(size: int, scale: int, width: int, style: str) -> Bar:
-    """One size; the least of it shows."""
-    cells = round(size / scale * width)
-    return Bar(((cells, style, FULL),) if cells else ((1, style, THIN),))
-
-
-def alike(bars: Sequence[Bar]) -> list[Bar]:
-    """All as wide as the widest, so that what shortens one shortens each."""
-    most = max((one.width for one in bars), default=0)
-    return [Bar((*one.parts, (most - one.width, "", BLANK))) for one in bars]
+def size_bar(size: int, largest: int, columns: int, ascii_only: bool) -> Text:
+    """One size against the largest, in eighths of a column; the smallest of all still shows."""
+    if ascii_only:
+        return Text("#" * round(size / largest * columns) or ".", "cyan", no_wrap=True)
+    eighths = max(1, round(size / largest * columns * 8))
+    return Text((FULL * (eighths // 8) + EIGHTHS[eighths % 8]).rstrip(), "cyan", no_wrap=True)

@@ -1,113 +1,232 @@
-"""`vramplan check` for a terminal: the verdict first, short enough for a launcher's log."""
+"""`vramplan check` for a terminal: the verdict and the way out first, short enough for a launcher's log."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from textwrap import fill
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from vramplan.frameworks.settings import Note
 from vramplan.planner.check import Verdict
-from vramplan.render.bars import fullness
-from vramplan.render.terminal import breakdown, footer, free_gib, gib, heading, phases, spread, then_gib
+from vramplan.planner.levers import FREE, LeverEffect
+from vramplan.render.figures import gib, need_gib
+from vramplan.render.terminal import (
+    Answer,
+    Box,
+    Outcome,
+    Screen,
+    all_assumptions,
+    assumption_line,
+    doubts,
+    each_gpu,
+    hanging,
+    held_by_others,
+    indented,
+    notes,
+    plan_line,
+    side_by_side,
+    simple_table,
+    subject,
+    where_it_goes,
+)
+from vramplan.units import counted
 
-WIDEST, WIDEST_COST = 40, 22
-"""Characters of a setting, and of what it costs, in a line of 80."""
+CHANGES = 76
+"""Columns of the changes that would help, if they stand beside another part."""
+MOST_COST = 20
+"""Columns of what a change costs."""
+MOST_BOX_SETTINGS = 3
+"""Settings of a way out that have room in the box."""
 STYLES = {"warning": "bold yellow", "unknown": "bold red", "default": "cyan", "ignored": "dim"}
+NEVER_EDITED = ("torchtitan",)
+"""Frameworks whose configuration `--fix` does not write, besides those in Python."""
 
 
-def verdict(one: Verdict) -> RenderableType:
-    """Everything of a check."""
-    estimate, reading = one.estimate, one.reading
-    shown: list[RenderableType] = [
-        Text(f"{reading.framework} {reading.version}", style="dim"),
-        heading(estimate, one.card, estimate.job.num_gpus),
-        Text(""),
-        _headline(one),
-        *([Text(""), data_set(one)] if one.data is not None else []),
-        Text(""),
-        breakdown(estimate),
-        Text(""),
-        *spread(estimate),
-        phases(estimate),
-    ]
-    if one.evaluation_bytes is not None:
-        size = reading.eval_batch_size
-        shown.append(Text(f"Evaluation with {samples(size)} at once: {gib(one.evaluation_bytes)} GiB on the card"))
-    if not one.fits:
-        shown += [Text(""), *_way_out(one)]
-        if reading.spelling != "python" and reading.framework != "torchtitan":  # Python and TOML are not edited
-            shown.append(Text("--fix prints it with the fewest changes that make it fit.", style="dim"))
-    shown += [Text(""), notes(reading.notes)]
-    return Group(*shown, *footer(estimate))
+def answer(verdict: Verdict, verbose: bool = False) -> Answer:
+    """Everything that `vramplan check` prints of one configuration."""
+
+    def lay_out(screen: Screen) -> list[RenderableType]:
+        estimate, config = verdict.estimate, verdict.reading
+        box = Box(
+            subject(estimate.model, verdict.card.title, estimate.job.num_gpus),
+            _outcome(verdict),
+            verdict.need_bytes,
+            estimate.capacity_bytes,
+            min(verdict.spare_bytes, estimate.capacity_bytes),
+            reason=_reason(verdict),
+        )
+        framework = " ".join(filter(None, (config.framework, config.version)))
+        shown: list[RenderableType] = [
+            box.panel(screen, _box_lines(screen, verdict)),
+            assumption_line(screen, estimate, framework, verbose=verbose),
+            *_notes(screen, config.notes, verbose),
+            *notes(screen, (*estimate.notes, *held_by_others(estimate, verdict.card.held_bytes))),
+            *([Text(""), *_data_set(screen, verdict)] if verdict.data is not None else []),
+            Text(""),
+        ]
+        where = where_it_goes(estimate)
+        others = _other_ways(verdict)
+        if others:
+            shown.append(side_by_side(screen, lambda part: _changes(part, others), CHANGES, where))
+        else:
+            shown.append(where(screen))
+        shown += each_gpu(screen, estimate)
+        return [*shown, *(all_assumptions(screen, estimate) if verbose else [])]
+
+    return Answer(lay_out)
 
 
-def samples(number: int | None) -> str:
-    """So many of them.
-
-    >>> samples(1), samples(2)
-    ('1 sample', '2 samples')
-    """
-    return f"{number} sample{'' if number == 1 else 's'}"
+def _outcome(verdict: Verdict) -> Outcome:
+    if verdict.fits:
+        return "fits"
+    without_margin = not verdict.estimate.fits and verdict.estimate.fits_without_margin
+    return "without margin" if without_margin and verdict.free_bytes >= 0 else "does not fit"
 
 
-def _headline(one: Verdict) -> RenderableType:
-    job, estimate = one.estimate.job, one.estimate
-    said = Text("FITS", style="bold green") if one.fits else Text("DOES NOT FIT", style="bold red")
-    need, capacity = one.need_bytes, estimate.capacity_bytes
-    line = Table.grid(padding=(0, 2))
-    line.add_row(said, f"{gib(need)} of {free_gib(capacity)} GiB", fullness(need, capacity, 20))
-    rest = Text(
-        f"{job.data_parallel} x {job.micro_batch_size} x {job.gradient_accumulation_steps} = global batch"
-        f" {job.global_batch_size}, {job.sequence_length:,} tokens a sample"
-    )
-    if not one.fits and not estimate.fits and estimate.fits_without_margin:
-        rest.append("; it fits only without the margin")
-    if not one.fits and estimate.fits and one.free_bytes >= 0:
-        why = "evaluation" if (one.evaluation_bytes or 0) > estimate.device_total_bytes else "the free space asked for"
-        rest.append(f"; what is missing is room for {why}")
-    return Group(line, rest)
+def _reason(verdict: Verdict) -> str:
+    """Why it does not fit, if it needs no more than the GPU has."""
+    estimate = verdict.estimate
+    if verdict.fits or verdict.free_bytes < 0 or _outcome(verdict) == "without margin":
+        return ""
+    if not estimate.fits:
+        return "no free block is large enough"
+    evaluates = (verdict.evaluation_bytes or 0) > estimate.device_total_bytes
+    return f"{'evaluation' if evaluates else 'the free space asked for'} has too little room"
 
+
+def _box_lines(screen: Screen, verdict: Verdict) -> list[Text]:
+    """The batch plan, the evaluation if one runs, and what makes it fit."""
+    job, estimate, size = verdict.estimate.job, verdict.estimate, verdict.reading.eval_batch_size
+    lines = [plan_line(screen, job, job.micro_batch_size, job.gradient_accumulation_steps)]
+    if verdict.evaluation_bytes is not None and size is not None:
+        lines.append(Text(f"Evaluation of {counted(size, 'sample')} at once: {gib(verdict.evaluation_bytes)} GiB"))
+    if verdict.fits:
+        return [*lines, *(screen.text(doubt, "yellow") for doubt in doubts(estimate))]
+    return [*lines, *_way_out(screen, verdict)]
+
+
+def _way_out(screen: Screen, verdict: Verdict) -> list[Text]:
+    """The fewest changes at the same global batch, in the framework's own words."""
+    config, lines = verdict.reading, list[Text]()
+    if verdict.eval_batch_size:
+        settings = config.say({"eval_batch_size": verdict.eval_batch_size})
+        lines.append(_fix(screen, f"Evaluation of {counted(verdict.eval_batch_size, 'sample')} at once fits", settings))
+    if verdict.plan is not None:
+        plan = verdict.plan
+        batch = {
+            "micro_batch_size": plan.micro_batch_size,
+            "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        }
+        size = gib(plan.estimate.device_total_bytes)
+        return [*lines, _fix(screen, f"Same global batch, fits at {size} GiB", config.say(batch)), *_writes(verdict)]
+    if verdict.search is None:
+        return lines
+    if verdict.search.recommended is not None:
+        why = (
+            "Training fits; an evaluation does not, even of 1 sample"
+            if verdict.eval_batch_size == 0
+            else "What is missing PyTorch caches, and gives back on a fuller GPU; it fits without --min-headroom"
+        )
+        return [*lines, screen.text(why)]
+    first = _first(verdict)
+    if first is None:
+        known = f"nothing that {config.framework} can be told is enough" if verdict.advice else "nothing else helps"
+        return [*lines, screen.text(f"No micro-batch fits at this global batch; {known}", "bold"), *_writes(verdict)]
+    cost = "free" if first.cost == FREE else f"costs {first.cost}"
+    title = f"No micro-batch fits. Cheapest change, {gib(first.device_total_bytes)} GiB, {cost}"
+    return [*lines, _fix(screen, title, [*first.settings, *first.batch]), *_writes(verdict)]
+
+
+def _writes(verdict: Verdict) -> list[Text]:
+    """That `--fix` exists, if it edits what was given."""
+    edits = verdict.reading.spelling != "python" and verdict.reading.framework not in NEVER_EDITED
+    return [Text("--fix prints the fewest changes", "dim")] if edits else []
+
+
+def _fix(screen: Screen, title: str, settings: Iterable[str]) -> Text:
+    lines = [screen.text(f"{title}:", "bold")]
+    shown = [*settings]
+    lines += [screen.text(f"  {setting}") for setting in shown[:MOST_BOX_SETTINGS]]
+    rest = shown[MOST_BOX_SETTINGS:]
+    return Text("\n").join([*lines, *([screen.text(f"  {'  '.join(rest)}")] if rest else [])])
+
+
+def _first(verdict: Verdict) -> LeverEffect | None:
+    """The first change of a setting that makes it fit; the list is ordered by what changes cost."""
+    return next((counsel for counsel in verdict.advice if counsel.fits and counsel.settings), None)
+
+
+def _other_ways(verdict: Verdict) -> list[LeverEffect]:
+    if verdict.search is None or verdict.search.recommended is not None or verdict.plan is not None:
+        return []
+    return [counsel for counsel in verdict.advice if counsel is not _first(verdict)]
+
+
+def _changes(screen: Screen, advice: list[LeverEffect]) -> Group:
+    """Changes, cheapest first, each with the batch that its figure is for."""
+    batch = advice[0].batch
+    details = [*([f"each with {', '.join(batch)}"] if batch else [])]
+    title = Text.assemble(("What would help", "bold"), (f", GiB{''.join(f', {one}' for one in details)}", "dim"))
+    changes = [[*counsel.settings] or [f"on {counsel.card}"] for counsel in advice]
+    if screen.narrow:
+        rows = []
+        for counsel, change in zip(advice, changes, strict=True):
+            verb = "fits" if counsel.fits else "does not fit"
+            need = need_gib(counsel.device_total_bytes, counsel.fits)
+            rows.append((f"{'  '.join(change)}: {need}, {verb}; costs: {counsel.cost}", ""))
+        return Group(title, hanging(screen, rows))
+    table = simple_table("change", ("then", "right"), "fits", "costs")
+    for counsel, change in zip(advice, changes, strict=True):
+        table.add_row(
+            screen.text("\n".join(change)),
+            need_gib(counsel.device_total_bytes, counsel.fits),
+            Text("yes", "green") if counsel.fits else Text("no", "red"),
+            Text(fill(counsel.cost, MOST_COST), "dim"),
+        )
+    return Group(title, indented(table))
+
+
+# -- the data set ------------------------------------------------------------------------------------------------------
 
 QUANTILES = {"P50": 0.5, "P95": 0.95, "P99": 0.99}
 
 
-def data_set(one: Verdict) -> RenderableType:
+def _data_set(screen: Screen, verdict: Verdict) -> list[RenderableType]:
     """How long the samples are, and what that makes of the batches."""
-    data = one.data
+    data = verdict.data
     assert data is not None
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="bold", pad_edge=False)
-    figures = {name: data.spread.quantile(share) for name, share in QUANTILES.items()}
-    for name, length in {**figures, "longest": data.spread.longest, "limit": data.limit}.items():
-        table.add_column(name, footer=f"{length:,}", justify="right")
-    table.add_row(*(str(column.footer) for column in table.columns))
-    longer = data.spread.longer(data.limit)
-    said = [f"{data.lengths.path.name}: {data.spread.samples:,} samples, their tokens {data.lengths.source}"]
+    lengths = {name: data.distribution.quantile(share) for name, share in QUANTILES.items()}
+    lengths |= {"longest": data.distribution.longest, "limit": data.limit}
+    rows = [
+        f"{data.lengths.path.name}: {data.distribution.samples:,} samples, their tokens {data.lengths.source}",
+        "Tokens: " + ", ".join(f"{name} {length:,}" for name, length in lengths.items()),
+    ]
+    longer = data.distribution.count_longer(data.limit)
     if longer:
-        what = "dropped" if data.drops else "cut"
-        said.append(f"{percent(longer / data.spread.samples)} are longer than the limit ({longer:,}): {what}")
-    rows = {"samples": "", "padded": ", every row padded to the limit", "packed": ", rows packed full"}[data.rows]
-    said.append(f"Longest row of a batch: {data.worst_length:,} tokens{rows}")
-    which = "all" if data.trained_samples == data.spread.samples else f"{data.trained_samples:,}"
-    said.append(f"An epoch over {which} of them: {data.steps_per_epoch:,} steps")
+        fate = "dropped" if data.drops_longer else "cut"
+        rows.append(f"{percent(longer / data.distribution.samples)} are longer than the limit ({longer:,}): {fate}")
+    padding = {"samples": "", "padded": ", every row padded to the limit", "packed": ", rows packed full"}[data.rows]
+    rows.append(f"Longest row of a batch: {data.worst_length:,} tokens{padding}")
+    trained = "all" if data.trained_samples == data.distribution.samples else f"{data.trained_samples:,}"
+    rows.append(f"An epoch over {trained} of them: {data.steps_per_epoch:,} steps")
     if data.padding_share:
-        said.append(
+        rows.append(
             f"A batch of {data.micro_batch_size} is padded to {data.padded_to:,.0f} tokens on average,"
             f" {percent(data.padding_share)} of which is padding"
         )
     if data.near_share is not None:
-        said.append(f"{percent(data.near_share)} of all batches need 95% or more of what the longest needs")
+        rows.append(f"{percent(data.near_share)} of all batches need 95% or more of what the longest needs")
     if data.fitting_length:
-        over = data.spread.longer(data.fitting_length) / data.spread.samples
-        words = "  ".join(one.reading.say({"sequence_length": data.fitting_length}))
-        said.append(
+        over = data.distribution.count_longer(data.fitting_length) / data.distribution.samples
+        words = "  ".join(verdict.reading.say({"sequence_length": data.fitting_length}))
+        rows.append(
             f"Up to {data.fitting_length:,} tokens would fit ({words}): {percent(over)} of the samples are longer"
         )
     elif data.fitting_length == 0:
-        said.append("No length would fit at this micro-batch")
-    return Group(Text(said[0]), table, *(Text(line) for line in said[1:]))
+        rows.append("No length would fit at this micro-batch")
+    return [Text("Data set", "bold"), *(screen.text(row) for row in rows)]
 
 
 def percent(share: float) -> str:
@@ -121,65 +240,27 @@ def percent(share: float) -> str:
     return "over 99.9%" if 0.999 < share < 1 else f"{share:.1%}"
 
 
-def _way_out(one: Verdict) -> list[RenderableType]:
-    """The fewest changes at the same global batch, in the framework's own words."""
-    reading, shown = one.reading, list[RenderableType]()
-    if one.eval_batch_size:
-        said = Text(f"Evaluation with {samples(one.eval_batch_size)} at once fits: ")
-        shown.append(said.append("  ".join(reading.say({"eval_batch_size": one.eval_batch_size})), style="bold"))
-    if one.plan is not None:
-        batch = {
-            "micro_batch_size": one.plan.micro_batch_size,
-            "gradient_accumulation_steps": one.plan.gradient_accumulation_steps,
-        }
-        said = Text("Same global batch, fits: ")
-        return [*shown, said.append("  ".join(reading.say(batch)), style="bold")]
-    if one.search is None:
-        return shown
-    if one.search.recommended is not None:
-        why = "what is missing torch caches, and gives back on a fuller card; without --min-headroom it fits"
-        return [
-            *shown,
-            Text("Training fits; an evaluation does not, even of 1 sample" if one.eval_batch_size == 0 else why),
-        ]
-    no = "Not at this global batch, whatever the micro-batch"
-    if not one.advice:
-        return [*shown, Text(f"{no}; nothing else that {reading.framework} can be told would help", style="bold")]
-    shown.append(Text(f"{no}. What would help:", style="bold"))
-    each = one.advice[0].batch  # the same for all: what needs least
-    if each:
-        shown.append(Text(f"(each with {', '.join(each)})"))
-    changes = ["\n".join(counsel.settings) or f"on {counsel.card}" for counsel in one.advice]
-    table = Table(box=None, padding=(0, 1), show_header=True, header_style="bold", pad_edge=False)
-    widest = max(len(line) for change in changes for line in change.splitlines())
-    table.add_column("change", overflow="fold", min_width=min(widest, WIDEST))
-    table.add_column("then GiB", justify="right", no_wrap=True)
-    table.add_column("fits", no_wrap=True)
-    table.add_column("costs")
-    for counsel, change in zip(one.advice, changes, strict=True):
-        fits = Text("yes", style="green") if counsel.fits else Text("no", style="red")
-        table.add_row(
-            Text(change),
-            then_gib(counsel.device_total_bytes, counsel.fits),
-            fits,
-            Text(fill(counsel.cost, WIDEST_COST), style="dim"),
-        )
-    return [*shown, table]
+# -- notes -------------------------------------------------------------------------------------------------------------
 
 
-def notes(all_notes: list[Note]) -> RenderableType:
-    """What a reader should know; keys that change nothing in one line."""
-    shown = []
+def _notes(screen: Screen, all_notes: list[Note], verbose: bool) -> list[RenderableType]:
+    """What could make the answer wrong; with -v also the framework's defaults and the keys without effect."""
+    shown: list[RenderableType] = []
     for note in all_notes:
-        if note.kind == "ignored":
+        if note.kind == "ignored" or (note.kind == "default" and not verbose):
             continue
-        line = Text(f"{note.kind}: ", style=STYLES[note.kind])
         name = f"{note.key} " if note.key else ""
-        line.append(f"{name}{note.text}", style="not bold default")
-        if note.place and note.kind != "default":
-            line.append(f"  [{note.place}]", style="dim not bold")
-        shown.append(line)
+        place = f"  [{note.place}]" if note.place and note.kind != "default" else ""
+        shown.append(
+            Text.assemble(
+                screen.text(f"{note.kind}: ", STYLES[note.kind]), screen.text(f"{name}{note.text}"),
+                screen.text(place, "dim"),
+            )
+        )  # fmt: skip
     ignored = [note.key for note in all_notes if note.kind == "ignored"]
-    if ignored:
-        shown.append(Text(f"no effect on memory: {', '.join(ignored)}", style="dim"))
-    return Group(*shown)
+    if ignored and verbose:
+        shown.append(screen.text(f"no effect on memory: {', '.join(ignored)}", "dim"))
+    return shown
+
+
+__all__ = ["answer"]

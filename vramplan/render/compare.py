@@ -9,114 +9,96 @@ from rich.table import Table
 from rich.text import Text
 
 from vramplan.planner.compare import Comparison, Row, Side
-from vramplan.render import json_output as as_json
-from vramplan.render.terminal import CATEGORIES, free_gib, gib
+from vramplan.render.figures import CATEGORIES, NEED, free_gib, parts, signed
 from vramplan.units import GiB, format_count
 
-TERMS = 8
+MOST_TENSORS = 8
 """Tensors that are shown, those that differ most."""
 
 
-def comparison(one: Comparison) -> RenderableType:
-    """Figures, memory by category, the tensors that differ most, and what differs in the job."""
-    shown: list[RenderableType] = [figures(one), Text(""), sizes(one)]
-    if one.terms:
-        shown += [Text(""), Text("What differs most at the peak, GiB", style="bold"), tensors(one.terms[:TERMS])]
-    shown += [Text(""), settings(one)]
-    for side in one.sides:
-        shown += [Text(f"Note, {side.title}: {note}", style="yellow") for note in side.estimate.notes]
-    return Group(*shown)
+def answer(comparison: Comparison) -> RenderableType:
+    """Verdicts, memory by category, the tensors that differ most, and the settings that differ."""
+    rows: list[RenderableType] = [_verdicts(comparison), Text(""), _sizes(comparison)]
+    if comparison.terms:
+        tensors = _tensors(comparison.terms[:MOST_TENSORS])
+        rows += [Text(""), Text("What differs most at the peak, GiB", style="bold"), tensors]
+    rows += [Text(""), _settings(comparison)]
+    for side in comparison.sides:
+        rows += [Text(f"Note, {side.title}: {note}", style="yellow") for note in side.estimate.notes]
+    return Group(*rows)
 
 
-def _table(first: str, *rest: str) -> Table:
+def _table(first: str, *others: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     table.add_column(first, overflow="fold", max_width=34)
-    for name in rest:
+    for name in others:
         table.add_column(name, justify="right", overflow="fold", max_width=23)
     return table
 
 
-def figures(one: Comparison) -> Table:
-    """What each is, and its verdict."""
-    table = _table("", *(side.title for side in one.sides))
-    ones = [side.estimate for side in one.sides]
-    table.add_row("model", *(each.model for each in ones))
-    table.add_row("card", *(side.card.title for side in one.sides))
-    table.add_row("", *(_verdict(side) for side in one.sides))
-    table.add_row("parameters", *(format_count(each.num_parameters) for each in ones))
-    table.add_row("that train", *(format_count(each.num_trainable_parameters) for each in ones))
-    table.add_row(
-        "micro-batch x accumulation", *(f"{e.micro_batch_size} x {e.gradient_accumulation_steps}" for e in ones)
-    )
-    table.add_row("peak in", *(each.peak_phase for each in ones))
-    table.add_row("free on the card, GiB", *(free_gib(each.headroom_bytes) for each in ones))
+def _verdicts(comparison: Comparison) -> Table:
+    table = _table("", *(side.title for side in comparison.sides))
+    estimates = [side.estimate for side in comparison.sides]
+    table.add_row("", *(_verdict(side) for side in comparison.sides))
+    table.add_row("model", *(estimate.model for estimate in estimates))
+    table.add_row("GPU", *(side.card.title for side in comparison.sides))
+    table.add_row("headroom, GiB", *(free_gib(estimate.headroom_bytes) for estimate in estimates))
+    table.add_row("parameters", *(format_count(estimate.num_parameters) for estimate in estimates))
+    table.add_row("trainable parameters", *(format_count(estimate.num_trainable_parameters) for estimate in estimates))
+    batches = (f"{estimate.micro_batch_size} x {estimate.gradient_accumulation_steps}" for estimate in estimates)
+    table.add_row("micro-batch x accumulation", *batches)
+    table.add_row("peak in", *(estimate.peak_phase for estimate in estimates))
     return table
 
 
 def _verdict(side: Side) -> Text:
     if side.fits:
         return Text("fits", style="bold green")
-    return Text("only without margin" if side.estimate.fits_without_margin else "does not fit", style="bold red")
+    if side.estimate.fits_without_margin:
+        return Text("fits only without margin", style="bold yellow")
+    return Text("does not fit", style="bold red")
 
 
-def sizes(one: Comparison) -> Table:
-    """Memory by category, and the totals."""
-    table = _table("GiB", *(side.title for side in one.sides), "difference")
-    for row in one.categories:
-        table.add_row(CATEGORIES[row.category][0], *(f"{size / GiB:.2f}" for size in row.bytes), signed(row.difference))
-    ones = [side.estimate for side in one.sides]
-    for label, name in (("on the card", "device_total_bytes"), ("allocated", "peak_allocated_bytes"),
-                        ("reserved", "peak_reserved_bytes")):  # fmt: skip
-        first, second = (getattr(each, name) for each in ones)
-        style = "bold" if label == "on the card" else "dim"
-        table.add_row(label, gib(first), gib(second), signed(second - first), style=style)
+def _sizes(comparison: Comparison) -> Table:
+    """Memory by category, which adds up to the need of the GPU, and PyTorch's own peaks."""
+    table = _table("GiB", *(side.title for side in comparison.sides), "difference")
+    sides = [parts(side.estimate) for side in comparison.sides]
+    sizes = [dict(categories) for categories, _ in sides]
+    for category, (name, _) in CATEGORIES.items():
+        first, second = (side.get(category, 0) for side in sizes)
+        if first or second:
+            table.add_row(name, *_hundredths(first, second))
+    table.add_row(NEED, *_hundredths(*(need for _, need in sides)), style="bold")
+    for label, name in (("allocated", "peak_allocated_bytes"), ("reserved", "peak_reserved_bytes")):
+        first, second = (round(getattr(side.estimate, name) * 100 / GiB) for side in comparison.sides)
+        table.add_row(label, *_hundredths(first, second), style="dim")
     return table
 
 
-def tensors(rows: list[Row]) -> Table:
-    """Terms that differ."""
+def _hundredths(first: int, second: int) -> tuple[str, str, str]:
+    """Two sizes in hundredths of a GiB, and their difference as printed."""
+    difference = f"{(second - first) / 100:+.2f}" if first != second else ""
+    return f"{first / 100:.2f}", f"{second / 100:.2f}", difference
+
+
+def _tensors(rows: list[Row]) -> Table:
     table = _table("", "first", "second", "difference")
     for row in rows:
-        table.add_row(row.label, *(f"{size / GiB:.2f}" if size else "-" for size in row.bytes), signed(row.difference))
+        table.add_row(row.label, *(f"{size / GiB:.2f}" if size else "" for size in row.bytes), signed(row.difference))
     return table
 
 
-def settings(one: Comparison) -> RenderableType:
-    """What differs in the job."""
-    found = one.job
-    if not found:
+def _settings(comparison: Comparison) -> RenderableType:
+    if not comparison.job:
         return Text("The jobs are the same.")
-    table = _table("What differs in the job", *(side.title for side in one.sides))
-    for name, both in found.items():
-        table.add_row(name, *(_said(value) for value in both))
+    table = _table("Settings that differ", *(side.title for side in comparison.sides))
+    for name, values in comparison.job.items():
+        table.add_row(name, *(_text(value) for value in values))
     return table
 
 
-def _said(value: Any) -> str:
-    return "-" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+def _text(value: Any) -> str:
+    return "none" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def signed(num_bytes: int) -> str:
-    """GiB with a sign; nothing where there is no difference.
-
-    >>> signed(0), signed(-(1 << 30)), signed(1 << 29)
-    ('', '-1.00', '+0.50')
-    """
-    return f"{num_bytes / GiB:+.2f}" if num_bytes else ""
-
-
-def as_data(one: Comparison) -> dict[str, Any]:
-    """`vramplan compare --json`."""
-    return {
-        "sides": [
-            {"title": side.title, **as_json.estimate(side.estimate), "fits": side.fits} for side in one.sides
-        ],
-        "categories": [
-            {"category": row.category, "bytes": list(row.bytes), "difference": row.difference} for row in one.categories
-        ],
-        "terms": [
-            {"category": row.category, "label": row.label, "bytes": list(row.bytes), "difference": row.difference}
-            for row in one.terms
-        ],
-        "job": {name: list(both) for name, both in one.job.items()},
-    }  # fmt: skip
+__all__ = ["answer"]

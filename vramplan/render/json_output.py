@@ -1,21 +1,25 @@
-"""Results as JSON: the contract of `--json`."""
+"""Results as JSON: what `--json` prints, of the types in :mod:`vramplan.render.json_types`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import ProcessedImage, Size
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.estimate import Estimate
 from vramplan.planner.check import Verdict
-from vramplan.planner.dataset_limits import Data
+from vramplan.planner.compare import Comparison
+from vramplan.planner.dataset_limits import DatasetLimits
 from vramplan.planner.fix import Fix
-from vramplan.planner.images import Row, Solved
+from vramplan.planner.images import ImageSizeRow, Solved
 from vramplan.planner.suggest import Plan, Run, Search
+
+if TYPE_CHECKING:
+    from vramplan.render import json_types as types
 
 
 def dumps(value: Any) -> str:
@@ -23,25 +27,25 @@ def dumps(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def estimate(one: Estimate) -> dict[str, Any]:
+def estimate(estimate: Estimate) -> types.EstimateData:
     """`vramplan estimate --json`."""
     return {
-        "model": one.model,
-        "by": one.by,
-        "card": one.card,
-        "micro_batch_size": one.micro_batch_size,
-        "gradient_accumulation_steps": one.gradient_accumulation_steps,
-        "peak_tensor_bytes": one.peak_tensor_bytes,
-        "peak_allocated_bytes": one.peak_allocated_bytes,
-        "peak_reserved_bytes": one.peak_reserved_bytes,
-        "device_total_bytes": one.device_total_bytes,
-        "capacity_bytes": one.capacity_bytes,
-        "headroom_bytes": one.headroom_bytes,
-        "margin_bytes": one.margin_bytes,
-        "fits": one.fits,
-        "fits_without_margin": one.fits_without_margin,
-        "peak_phase": one.peak_phase,
-        "phases": one.phases,
+        "model": estimate.model,
+        "by": estimate.by,
+        "card": estimate.card,
+        "micro_batch_size": estimate.micro_batch_size,
+        "gradient_accumulation_steps": estimate.gradient_accumulation_steps,
+        "peak_tensor_bytes": estimate.peak_tensor_bytes,
+        "peak_allocated_bytes": estimate.peak_allocated_bytes,
+        "peak_reserved_bytes": estimate.peak_reserved_bytes,
+        "device_total_bytes": estimate.device_total_bytes,
+        "capacity_bytes": estimate.capacity_bytes,
+        "headroom_bytes": estimate.headroom_bytes,
+        "margin_bytes": estimate.margin_bytes,
+        "fits": estimate.fits,
+        "fits_without_margin": estimate.fits_without_margin,
+        "peak_phase": estimate.peak_phase,
+        "phases": estimate.phases,
         "terms": [
             {
                 "category": term.category,
@@ -51,118 +55,119 @@ def estimate(one: Estimate) -> dict[str, Any]:
                 "formula": term.formula,
                 "source": term.source,
             }
-            for term in one.terms
+            for term in estimate.terms
         ],
-        "cards": [asdict(each) for each in one.cards],
-        "num_parameters": one.num_parameters,
-        "num_trainable_parameters": one.num_trainable_parameters,
-        "num_vision_parameters": one.num_vision_parameters,
-        "image_tokens_per_sample": one.image_tokens_per_sample,
-        "flops_per_micro_step": one.flops_per_micro_step,
-        "job": one.job.model_dump(mode="json"),
-        "assumptions": list(one.assumptions),
-        "notes": list(one.notes),
+        "cards": [asdict(share) for share in estimate.cards],
+        "num_parameters": estimate.num_parameters,
+        "num_trainable_parameters": estimate.num_trainable_parameters,
+        "num_vision_parameters": estimate.num_vision_parameters,
+        "image_tokens_per_sample": estimate.image_tokens_per_sample,
+        "flops_per_micro_step": estimate.flops_per_micro_step,
+        "job": estimate.job.model_dump(mode="json"),
+        "assumptions": list(estimate.assumptions),
+        "notes": list(estimate.notes),
     }
 
 
-def plan(one: Plan) -> dict[str, Any]:
+def plan(plan: Plan) -> types.PlanData:
     """One entry of `plans`."""
     return {
-        "micro_batch_size": one.micro_batch_size,
-        "gradient_accumulation_steps": one.gradient_accumulation_steps,
-        "data_parallel": one.data_parallel,
-        "global_batch_size": one.global_batch_size,
-        "peak_allocated_bytes": one.estimate.peak_allocated_bytes,
-        "peak_reserved_bytes": one.estimate.peak_reserved_bytes,
-        "device_total_bytes": one.estimate.device_total_bytes,
-        "headroom_bytes": one.estimate.headroom_bytes,
-        "fits": one.estimate.fits,
-        "relative_step_time": round(one.relative_step_time, 4),
-        "micro_steps": one.micro_steps,
-        "optimizer_updates": one.optimizer_updates,
-        "trainer_updates": one.trainer_updates,
-        "relative_run_time": None if one.relative_run_time is None else round(one.relative_run_time, 4),
+        "micro_batch_size": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        "data_parallel": plan.data_parallel,
+        "global_batch_size": plan.global_batch_size,
+        "peak_allocated_bytes": plan.estimate.peak_allocated_bytes,
+        "peak_reserved_bytes": plan.estimate.peak_reserved_bytes,
+        "device_total_bytes": plan.estimate.device_total_bytes,
+        "headroom_bytes": plan.estimate.headroom_bytes,
+        "fits": plan.estimate.fits,
+        "relative_step_time": round(plan.relative_step_time, 4),
+        "micro_steps": plan.micro_steps,
+        "optimizer_updates": plan.optimizer_updates,
+        "trainer_updates": plan.trainer_updates,
+        "relative_run_time": None if plan.relative_run_time is None else round(plan.relative_run_time, 4),
     }
 
 
-def search(one: Search, run: Run) -> dict[str, Any]:
+def search(search: Search, run: Run) -> types.SearchData:
     """`vramplan suggest --json`."""
     return {
-        "model": one.model,
-        "card": one.card.name,
-        "num_gpus": one.job.num_gpus,
-        "global_batch_size": one.global_batch_size,
-        "plans": [plan(each) for each in one.plans],
-        "recommended": plan(one.recommended) if one.recommended else None,
-        "max_micro_batch_size": one.max_micro_batch_size,
+        "model": search.model,
+        "card": search.card.name,
+        "num_gpus": search.job.num_gpus,
+        "global_batch_size": search.global_batch_size,
+        "plans": [plan(each) for each in search.plans],
+        "recommended": plan(search.recommended) if search.recommended else None,
+        "max_micro_batch_size": search.max_micro_batch_size,
         "rejected": [
             {
-                "micro_batch_size": each.micro_batch_size,
-                "gradient_accumulation_steps": each.gradient_accumulation_steps,
-                "reason": each.reason,
-                "device_total_bytes": each.device_total_bytes,
+                "micro_batch_size": pair.micro_batch_size,
+                "gradient_accumulation_steps": pair.gradient_accumulation_steps,
+                "reason": pair.reason,
+                "device_total_bytes": pair.device_total_bytes,
             }
-            for each in one.rejected
+            for pair in search.rejected
         ],
         "advice": [
             {
-                "change": each.change,
-                "why": each.why,
-                "cost": each.cost,
-                "saved_bytes": each.saved_bytes,
-                "fits": each.fits,
-                "micro_batch_size": each.micro_batch_size,
-                "device_total_bytes": each.device_total_bytes,
+                "change": change.change,
+                "why": change.why,
+                "cost": change.cost,
+                "saved_bytes": change.saved_bytes,
+                "fits": change.fits,
+                "micro_batch_size": change.micro_batch_size,
+                "device_total_bytes": change.device_total_bytes,
             }
-            for each in one.advice
+            for change in search.advice
         ],
-        "warnings": list(one.warnings),
-        "learning_rate": one.learning_rate,
+        "warnings": list(search.warnings),
+        "learning_rate": search.learning_rate,
         "samples": run.samples,
         "epochs": run.epochs if run.samples is not None else None,
-        "capacity_bytes": one.smallest.capacity_bytes,
-        "estimate": estimate(one.recommended.estimate if one.recommended else one.smallest),
-        "assumptions": list(one.smallest.assumptions),
-        "notes": list(one.smallest.notes),
+        "capacity_bytes": search.smallest.capacity_bytes,
+        "estimate": estimate(search.recommended.estimate if search.recommended else search.smallest),
+        "assumptions": list(search.smallest.assumptions),
+        "notes": list(search.smallest.notes),
     }
 
 
-def _counts(picture: ProcessedImage) -> dict[str, Any]:
+def _count(size: Size, picture: ProcessedImage) -> types.CountData:
     return {
-        "becomes": picture.said,
+        "width": size.width,
+        "height": size.height,
+        "becomes": picture.description,
         "tokens": picture.tokens,
         "extra_tokens": picture.extra_tokens,
         "tiles": picture.tiles,
     }
 
 
-def counts(rows: Sequence[tuple[Size, ProcessedImage]]) -> list[dict[str, Any]]:
-    """`vramplan images --json` for a model whose memory nothing describes."""
-    return [{**size._asdict(), **_counts(picture)} for size, picture in rows]
+def counts(rows: Sequence[tuple[Size, ProcessedImage]]) -> list[types.CountData]:
+    """`vramplan images --json` for a model whose memory is not estimated."""
+    return [_count(size, picture) for size, picture in rows]
 
 
-def images(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def images(rows: Sequence[ImageSizeRow]) -> list[types.ImageData]:
     """`vramplan images --json`."""
     return [
         {
-            **row.size._asdict(),
-            **_counts(row.picture),
-            "patches": row.picture.patches,
+            **_count(row.size, row.image),
+            "patches": row.image.patches,
             "sequence_length": row.sequence_length,
             "max_micro_batch_size": row.max_micro_batch_size,
-            "estimate": estimate(row.at_one),
+            "estimate": estimate(row.estimate),
         }
         for row in rows
     ]
 
 
-def solved(one: Solved) -> dict[str, Any]:
+def solved(solution: Solved) -> types.SolvedData:
     """What `suggest --solve` adds."""
     return {
-        "quantity": one.quantity,
-        "value": one.value if isinstance(one.value, int) else list(one.value),
-        "bounded_by_memory": one.bounded,
-        "estimate": estimate(one.estimate),
+        "quantity": solution.quantity,
+        "value": solution.value if isinstance(solution.value, int) else list(solution.value),
+        "bounded_by_memory": solution.bounded,
+        "estimate": estimate(solution.estimate),
     }
 
 
@@ -171,29 +176,33 @@ def model(spec: ModelSpec) -> dict[str, Any]:
     return spec.model_dump(mode="json")
 
 
-def card(one: Gpu) -> dict[str, Any]:
+def gpu(gpu: Gpu) -> dict[str, Any]:
     """One entry of `vramplan gpus --json`."""
-    return one.model_dump(mode="json")
+    return gpu.model_dump(mode="json")
 
 
-def verdict(one: Verdict) -> dict[str, Any]:
+def verdict(verdict: Verdict) -> types.CheckData:
     """`vramplan check --json`."""
-    plan = one.plan
+    plan = verdict.plan
     return {
-        "fits": one.fits,
-        "need_bytes": one.need_bytes,
-        "free_bytes": one.free_bytes,
-        "evaluation_bytes": one.evaluation_bytes,
-        "framework": one.reading.framework,
-        "framework_version": one.reading.version,
-        "job": one.estimate.job.model_dump(mode="json"),
-        "notes": [note._asdict() for note in one.reading.notes],
-        "plan": plan
-        and {
+        "fits": verdict.fits,
+        "need_bytes": verdict.need_bytes,
+        "free_bytes": verdict.free_bytes,
+        "evaluation_bytes": verdict.evaluation_bytes,
+        "framework": verdict.reading.framework,
+        "framework_version": verdict.reading.version,
+        "job": verdict.estimate.job.model_dump(mode="json"),
+        "notes": [
+            {"kind": note.kind, "key": note.key, "text": note.text, "place": note.place}
+            for note in verdict.reading.notes
+        ],
+        "plan": None
+        if plan is None
+        else {
             "micro_batch_size": plan.micro_batch_size,
             "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         },
-        "eval_batch_size": one.eval_batch_size,
+        "eval_batch_size": verdict.eval_batch_size,
         "advice": [
             {
                 "change": counsel.change,
@@ -202,54 +211,73 @@ def verdict(one: Verdict) -> dict[str, Any]:
                 "device_total_bytes": counsel.device_total_bytes,
                 "cost": counsel.cost,
             }
-            for counsel in one.advice
+            for counsel in verdict.advice
         ],
-        "dataset": one.data and data_set(one.data),
-        "estimate": estimate(one.estimate),
+        "dataset": None if verdict.data is None else data_set(verdict.data),
+        "estimate": estimate(verdict.estimate),
     }
 
 
-def data_set(one: Data) -> dict[str, Any]:
+def data_set(data: DatasetLimits) -> types.DatasetData:
     """The data set of `vramplan check --dataset`."""
-    longer = one.spread.longer(one.limit)
+    longer = data.distribution.count_longer(data.limit)
     return {
-        "path": str(one.lengths.path),
-        "tokens_by": one.lengths.source,
-        "exact": one.lengths.exact,
-        "samples": one.spread.samples,
+        "path": str(data.lengths.path),
+        "tokens_by": data.lengths.source,
+        "exact": data.lengths.exact,
+        "samples": data.distribution.samples,
         "tokens": {
-            "p50": one.spread.quantile(0.5),
-            "p95": one.spread.quantile(0.95),
-            "p99": one.spread.quantile(0.99),
-            "longest": one.spread.longest,
-            "sum": one.spread.tokens,
+            "p50": data.distribution.quantile(0.5),
+            "p95": data.distribution.quantile(0.95),
+            "p99": data.distribution.quantile(0.99),
+            "longest": data.distribution.longest,
+            "sum": data.distribution.tokens,
         },
-        "images": one.spread.images,
-        "limit": one.limit,
+        "images": data.distribution.max_images,
+        "limit": data.limit,
         "longer": longer,
-        "longer_share": longer / one.spread.samples,
-        "longer_are": "dropped" if one.drops else "cut",
-        "rows": one.rows,
-        "worst_length": one.worst_length,
-        "padded_to": one.padded_to,
-        "padding_share": one.padding_share,
-        "near_length": one.near_length,
-        "near_share": one.near_share,
-        "trained_samples": one.trained_samples,
-        "steps_per_epoch": one.steps_per_epoch,
-        "fitting_length": one.fitting_length,
+        "longer_share": longer / data.distribution.samples,
+        "longer_are": "dropped" if data.drops_longer else "cut",
+        "rows": data.rows,
+        "worst_length": data.worst_length,
+        "padded_to": data.padded_to,
+        "padding_share": data.padding_share,
+        "near_length": data.near_length,
+        "near_share": data.near_share,
+        "trained_samples": data.trained_samples,
+        "steps_per_epoch": data.steps_per_epoch,
+        "fitting_length": data.fitting_length,
         "fitting_longer_share": None
-        if one.fitting_length is None
-        else one.spread.longer(one.fitting_length) / one.spread.samples,
+        if data.fitting_length is None
+        else data.distribution.count_longer(data.fitting_length) / data.distribution.samples,
     }
 
 
-def fix(one: Fix) -> dict[str, Any]:
+def fix(fix: Fix) -> types.FixData:
     """`vramplan check --fix --json`: the verdict on the changed text, that text, and what was changed."""
     return {
-        **verdict(one.after),
-        "fitted_before": one.before.fits,
-        "changes": [change._asdict() for change in one.changes],
-        "text": one.text,
-        "least_bytes": one.lower_bound_bytes,
+        **verdict(fix.after),
+        "fitted_before": fix.before.fits,
+        "changes": [
+            {"key": change.key, "before": change.before, "after": change.after, "cost": change.cost}
+            for change in fix.changes
+        ],
+        "text": fix.text,
+        "least_bytes": fix.lower_bound_bytes,
+    }
+
+
+def comparison(comparison: Comparison) -> types.ComparisonData:
+    """`vramplan compare --json`."""
+    return {
+        "sides": [{"title": side.title, **estimate(side.estimate), "fits": side.fits} for side in comparison.sides],
+        "categories": [
+            {"category": row.category, "bytes": list(row.bytes), "difference": row.difference}
+            for row in comparison.categories
+        ],
+        "terms": [
+            {"category": row.category, "label": row.label, "bytes": list(row.bytes), "difference": row.difference}
+            for row in comparison.terms
+        ],
+        "job": {name: list(both) for name, both in comparison.job.items()},
     }

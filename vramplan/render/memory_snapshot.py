@@ -1,4 +1,4 @@
-"""A replayed timeline as PyTorch's memory viewer reads it: pytorch.org/memory_viz, torch/cuda/_memory_viz.py.
+"""A replayed timeline in the format of PyTorch's memory viewer: pytorch.org/memory_viz, torch/cuda/_memory_viz.py.
 
 Mirrors what torch.cuda.memory._snapshot returns (torch/csrc/cuda/memory_snapshot.cpp and Module.cpp). Sizes of
 allocations are what was asked for, as there; whole blocks stand in ``segments``.
@@ -26,24 +26,26 @@ PICKLE_PROTOCOL = 4
 Entry = dict[str, Any]
 
 
-def write(one: Estimate, path: Path) -> None:
+def write(estimate: Estimate, path: Path) -> None:
     """Write the file that the viewer opens: the estimate's timeline, replayed on its card once more.
 
     Raises:
-        ConfigError: where `path` cannot be written.
+        ConfigError: if `path` cannot be written.
     """
-    assert one.timeline is not None
-    settings = AllocatorSettings(expandable_segments=one.job.expandable_segments)
-    available = one.capacity_bytes - (one.device_total_bytes - one.peak_reserved_bytes)
-    sizes = one.timeline.sizes()
-    run = replay(one.timeline.events, sizes, max(0, available), settings, record=True, streams=one.timeline.streams())
-    write_file(path, pickle.dumps(snapshot(one.timeline, run, settings), protocol=PICKLE_PROTOCOL))
+    assert estimate.timeline is not None
+    settings = AllocatorSettings(expandable_segments=estimate.job.expandable_segments)
+    available = estimate.capacity_bytes - (estimate.device_total_bytes - estimate.peak_reserved_bytes)
+    sizes = estimate.timeline.sizes()
+    run = replay(
+        estimate.timeline.events, sizes, max(0, available), settings, record=True, streams=estimate.timeline.streams()
+    )
+    write_file(path, pickle.dumps(snapshot(estimate.timeline, run, settings), protocol=PICKLE_PROTOCOL))
 
 
 def snapshot(timeline: Timeline, replayed: Replay, settings: AllocatorSettings | None = None) -> Entry:
     """What torch.cuda.memory._snapshot would return after the timeline, recorded from its beginning.
 
-    `replayed` must hold its history. Time is the number of the event. Every allocation carries its category, which
+    `replayed` must have its history. Time is the number of the event. Every allocation carries its category, which
     colours it, and two frames, which the viewer shows as its stack: what it is, and the phase.
     """
     frames = cache(_frames)
@@ -81,7 +83,7 @@ def snapshot(timeline: Timeline, replayed: Replay, settings: AllocatorSettings |
 
     expandable = settings is not None and settings.expandable_segments
     return {
-        "segments": _filled(segments, live, expandable),
+        "segments": _with_blocks(segments, live, expandable),
         "device_traces": [trace],
         "allocator_settings": {
             "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True" if expandable else "",
@@ -125,8 +127,8 @@ def _change(segments: dict[int, tuple[int, str]], name: str, address: int, size:
     segments[address] = (size, "small" if size == SMALL_BUFFER else "large")
 
 
-def _filled(segments: dict[int, tuple[int, str]], live: dict[int, Entry], expandable: bool) -> list[Entry]:
-    """The segments with their blocks; what lies between two in use is one free block."""
+def _with_blocks(segments: dict[int, tuple[int, str]], live: dict[int, Entry], expandable: bool) -> list[Entry]:
+    """The segments with their blocks; the gap between two blocks in use is one free block."""
     used = [live[address] for address in sorted(live, reverse=True)]
     result = []
     for address, (size, kind) in sorted(segments.items()):

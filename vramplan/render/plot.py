@@ -1,4 +1,4 @@
-"""Memory over a step as a picture: what is alive after each allocation and free, by category, with the peak marked."""
+"""Memory over a step as a picture: bytes alive after each allocation and free, by category, with the peak marked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vramplan.atomic_write import write as write_file
 from vramplan.errors import ConfigError, MissingDependencyError
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.timeline import Timeline
-from vramplan.render.terminal import CATEGORIES
+from vramplan.render.figures import CATEGORIES
 from vramplan.units import GiB, format_bytes
 
 INSTALL = 'pip install "vramplan[plot]"'
@@ -28,20 +28,20 @@ COLOURS = {
 }
 """From the bottom up."""
 COLUMNS = 800
-"""Points along the step; of the events that share one, the fullest is shown."""
+"""Points along the step; each shows the fullest of its events."""
 
 
-def write(one: Estimate, path: Path) -> None:
-    """Draw `one` into an SVG, PNG or HTML file.
+def write(estimate: Estimate, path: Path) -> None:
+    """Draw the estimate into an SVG, PNG or HTML file.
 
     Raises:
-        ConfigError: for another kind of file, or a place that cannot be written.
-        MissingDependencyError: where matplotlib is not installed.
+        ConfigError: for another kind of file, or one that cannot be written.
+        MissingDependencyError: if matplotlib is not installed.
     """
     kind = path.suffix.lower()
     if kind not in KINDS:
         raise ConfigError(f"--plot {path}: the name must end in {', '.join(KINDS)}")
-    write_file(path, page(one) if kind == ".html" else picture(one, kind[1:]))
+    write_file(path, page(estimate) if kind == ".html" else picture(estimate, kind[1:]))
 
 
 def levels(timeline: Timeline, columns: int = COLUMNS) -> tuple[list[int], dict[str, list[int]]]:
@@ -49,33 +49,33 @@ def levels(timeline: Timeline, columns: int = COLUMNS) -> tuple[list[int], dict[
     totals = timeline.live_bytes()
     count = len(totals)
     step = max(1, count // columns)
-    shown = [max(range(i, min(i + step, count)), key=totals.__getitem__) for i in range(0, count, step)]
-    found = timeline.by_category(shown)
-    return shown, {name: found[name] for name in COLOURS if name != "context"}
+    events = [max(range(i, min(i + step, count)), key=totals.__getitem__) for i in range(0, count, step)]
+    categories = timeline.by_category(events)
+    return events, {name: categories[name] for name in COLOURS if name != "context"}
 
 
-def picture(one: Estimate, kind: str) -> bytes:
+def picture(estimate: Estimate, kind: str) -> bytes:
     """The picture as SVG or PNG.
 
     Raises:
-        MissingDependencyError: where matplotlib is not installed.
+        MissingDependencyError: if matplotlib is not installed.
     """
     try:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingDependencyError(f"--plot needs matplotlib, which is not installed: {INSTALL}") from error
-    assert one.timeline is not None
-    timeline = one.timeline
-    shown, found = levels(timeline)
-    context = one.device_total_bytes - one.peak_reserved_bytes
+    assert estimate.timeline is not None
+    timeline = estimate.timeline
+    events, categories = levels(timeline)
+    context = estimate.device_total_bytes - estimate.peak_reserved_bytes
     with matplotlib.rc_context({"svg.hashsalt": "vramplan", "svg.fonttype": "none", "font.size": 10}):
         figure = Figure(figsize=(11, 5.6), layout="constrained")
         axes = figure.add_subplot()
-        layers = {"context": [context] * len(shown), **found}
+        layers = {"context": [context] * len(events), **categories}
         layers = {name: sizes for name, sizes in layers.items() if any(sizes)}
         axes.stackplot(
-            shown,
+            events,
             [[size / GiB for size in sizes] for sizes in layers.values()],
             colors=[COLOURS[name] for name in layers],
             labels=[CATEGORIES[name][0] for name in layers],
@@ -83,11 +83,11 @@ def picture(one: Estimate, kind: str) -> bytes:
             linewidth=0,
         )
         _phases(axes, timeline)
-        _limits(axes, one, shown, found, context)
+        _limits(axes, estimate, events, categories, context)
         axes.set_xlim(0, max(1, len(timeline.events) - 1))
         axes.set_xlabel("allocations and frees, in order")
         axes.set_ylabel("GiB")
-        axes.set_title(title(one), loc="left", fontsize=11, pad=22)
+        axes.set_title(title(estimate), loc="left", fontsize=11, pad=22)
         axes.spines[["top", "right"]].set_visible(False)
         handles, labels = axes.get_legend_handles_labels()
         figure.legend(handles[::-1], labels[::-1], loc="outside right upper", frameon=False)
@@ -97,17 +97,17 @@ def picture(one: Estimate, kind: str) -> bytes:
     return out.getvalue()
 
 
-def title(one: Estimate) -> str:
-    """What the picture shows."""
-    job = one.job
+def title(estimate: Estimate) -> str:
+    """Model, method, batch, length, GPU and estimator."""
+    job = estimate.job
     return (
-        f"{one.model}, {job.method}, micro-batch {one.micro_batch_size} x {job.sequence_length} tokens on {one.card}"
-        f" ({one.by})"
+        f"{estimate.model}, {job.method}, micro-batch {estimate.micro_batch_size} x {job.sequence_length} tokens on"
+        f" {estimate.card} ({estimate.by})"
     )
 
 
 def _phases(axes: Any, timeline: Timeline) -> None:
-    """Lines where a phase begins, with its name above where there is room."""
+    """A line at the beginning of each phase, its name above if there is room."""
     count = len(timeline.events)
     ends = [mark.first_event for mark in timeline.marks[1:]] + [count]
     for mark, end in zip(timeline.marks, ends, strict=True):
@@ -119,49 +119,49 @@ def _phases(axes: Any, timeline: Timeline) -> None:
             )
 
 
-def _limits(axes: Any, one: Estimate, shown: list[int], found: dict[str, list[int]], context: int) -> None:
-    """The card's end, and the highest point."""
-    sums = [context + sum(sizes[i] for sizes in found.values()) for i in range(len(shown))]
+def _limits(axes: Any, estimate: Estimate, events: list[int], categories: dict[str, list[int]], context: int) -> None:
+    """The GPU's capacity, and the peak."""
+    sums = [context + sum(sizes[i] for sizes in categories.values()) for i in range(len(events))]
     top = max(range(len(sums)), key=sums.__getitem__)
-    axes.axhline(one.capacity_bytes / GiB, color="#e45756", linestyle="--", linewidth=1.2)
+    axes.axhline(estimate.capacity_bytes / GiB, color="#e45756", linestyle="--", linewidth=1.2)
     axes.annotate(
-        f"the card ends: {format_bytes(one.capacity_bytes)}",
-        (0.01, one.capacity_bytes / GiB),
+        f"capacity of the GPU: {format_bytes(estimate.capacity_bytes)}",
+        (0.01, estimate.capacity_bytes / GiB),
         xycoords=("axes fraction", "data"),
         xytext=(0, 4),
         textcoords="offset points",
         color="#e45756",
         fontsize=9,
     )
-    left = shown[top] > shown[-1] * 0.6
-    axes.plot([shown[top]], [sums[top] / GiB], marker="v", color="black", markersize=7)
+    left = events[top] > events[-1] * 0.6
+    axes.plot([events[top]], [sums[top] / GiB], marker="v", color="black", markersize=7)
     axes.annotate(
         f"peak {format_bytes(sums[top])}",
-        (shown[top], sums[top] / GiB),
+        (events[top], sums[top] / GiB),
         xytext=(-8 if left else 8, 6),
         textcoords="offset points",
         ha="right" if left else "left",
         fontweight="bold",
     )
-    axes.set_ylim(0, 1.12 * max(one.capacity_bytes, sums[top]) / GiB)
+    axes.set_ylim(0, 1.12 * max(estimate.capacity_bytes, sums[top]) / GiB)
 
 
-def page(one: Estimate) -> bytes:
-    """A page of its own: the picture, and every term at the peak as a table."""
-    svg = picture(one, "svg").decode()
+def page(estimate: Estimate) -> bytes:
+    """An HTML page: the picture, and every term at the peak as a table."""
+    svg = picture(estimate, "svg").decode()
     rows = []
     for category, (name, _) in CATEGORIES.items():
-        mine = [term for term in one.terms if term.category == category and term.num_bytes]
-        if mine:
-            total = format_bytes(sum(term.num_bytes for term in mine))
+        terms = [term for term in estimate.terms if term.category == category and term.num_bytes]
+        if terms:
+            total = format_bytes(sum(term.num_bytes for term in terms))
             rows.append(f'<tr class="group"><td>{total}</td><td></td><td>{name}</td><td></td></tr>')
-        for term in mine:
+        for term in terms:
             cells = (format_bytes(term.num_bytes), str(term.count), html.escape(term.label), html.escape(term.formula))
             rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    verdict = "fits" if one.fits else "does not fit"
+    verdict = "fits" if estimate.fits else "does not fit"
     text = f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{html.escape(title(one))}</title>
+<title>{html.escape(title(estimate))}</title>
 <style>
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 72em; padding: 0 1em; color: #222; }}
 svg {{ width: 100%; height: auto; background: #fff; }}
@@ -170,13 +170,14 @@ td:nth-child(-n+2) {{ text-align: right; white-space: nowrap; font-variant-numer
 .group td {{ font-weight: 600; padding-top: .8em; }}
 p.small {{ color: #666; font-size: 13px; }}
 </style>
-<h1 style="font-size:1.3em">{html.escape(title(one))}</h1>
-<p>{verdict}: {format_bytes(one.device_total_bytes)} on the card of {format_bytes(one.capacity_bytes)};
-torch allocates {format_bytes(one.peak_allocated_bytes)} and reserves {format_bytes(one.peak_reserved_bytes)}.</p>
+<h1 style="font-size:1.3em">{html.escape(title(estimate))}</h1>
+<p>{verdict}: {format_bytes(estimate.device_total_bytes)} of the GPU's {format_bytes(estimate.capacity_bytes)};
+PyTorch allocates {format_bytes(estimate.peak_allocated_bytes)} and reserves
+{format_bytes(estimate.peak_reserved_bytes)}.</p>
 {svg[svg.index("<svg") :]}
-<h2 style="font-size:1.1em">Alive at the peak, in {one.peak_phase}</h2>
+<h2 style="font-size:1.1em">Alive at the peak, in {estimate.peak_phase}</h2>
 <table>{"".join(rows)}</table>
-<p class="small">{html.escape("; ".join(one.assumptions))}.</p>
+<p class="small">{html.escape("; ".join(estimate.assumptions))}.</p>
 </html>
 """
     return text.encode()

@@ -1,65 +1,91 @@
-"""Measured runs as JSON: the contract of `probe --json`, `suggest --probe --json` and `accuracy --json`."""
+"""Measured runs as JSON: what `probe --json`, `suggest --probe --json` and `accuracy --json` print."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING
 
-from vramplan.measurements.accuracy import Accuracy, summary
+from vramplan.measurements.accuracy import Accuracy, Row, summary
 from vramplan.measurements.verify import LargestBatch, ProbeRun, VerifiedPlan
 from vramplan.render import json_output
 from vramplan.render.probe import groups
 
+if TYPE_CHECKING:
+    from vramplan.render import json_schema
+    from vramplan.render import json_types as types
 
-def tried(one: ProbeRun) -> dict[str, Any]:
-    """One run beside its estimate."""
-    run = one.measured
+
+def probe_run(run: ProbeRun) -> types.ProbeRunData:
+    """`probe --json`: one run beside its estimate."""
+    measured = run.measured
     return {
-        "fits": one.fits,
+        "fits": run.fits,
         "measured": {
-            **run.model_dump(mode="json"),
-            "device_total_bytes": run.device_total_bytes,
-            "step_time": run.step_time,
-            "tokens_per_second": run.tokens_per_second,
+            **measured.model_dump(mode="json"),
+            "device_total_bytes": measured.device_total_bytes,
+            "step_time": measured.step_time,
+            "tokens_per_second": measured.tokens_per_second,
         },
-        "predicted": None if one.predicted is None else json_output.estimate(one.predicted),
+        "predicted": None if run.predicted is None else json_output.estimate(run.predicted),
     }
 
 
-def largest(one: LargestBatch) -> dict[str, Any]:
+def largest(search: LargestBatch) -> types.LargestData:
     """`probe --find-max --json`."""
     return {
-        "largest_micro_batch_size": one.micro_batch_size,
-        "exact": one.exact,
-        "tries": [tried(each) for each in one.tries],
+        "largest_micro_batch_size": search.micro_batch_size,
+        "exact": search.exact,
+        "tries": [probe_run(run) for run in search.runs],
     }
 
 
-def verified(one: VerifiedPlan) -> dict[str, Any]:
+def verified(verified: VerifiedPlan) -> types.VerifiedData:
     """What `suggest --probe --json` adds, as `verified`."""
     return {
-        "plan": None if one.plan is None else json_output.plan(one.plan),
-        "settled": one.settled,
-        "tries": [tried(each) for each in one.tries],
+        "plan": None if verified.plan is None else json_output.plan(verified.plan),
+        "settled": verified.settled,
+        "tries": [probe_run(run) for run in verified.runs],
     }
 
 
-def accuracy(one: Accuracy) -> dict[str, Any]:
-    """`accuracy --json`."""
-    own = groups(one.rows, lambda row: (row.group, row.by, row.metric))
-    others = groups(one.published, lambda row: (row.group, row.metric, str(row.complete)))
+def _summary(metric: str, rows: list[Row]) -> json_schema.SummaryData:
+    errors = summary(rows)
     return {
-        "runs": one.runs,
-        "ledger": [
-            {"card": card, "by": by, "metric": metric, **asdict(summary(rows))}
-            for (card, by, metric), rows in own.items()
-        ],
+        "metric": metric,
+        "count": errors.count,
+        "median": errors.median,
+        "p95": errors.p95,
+        "worst": errors.worst,
+        "too_low": errors.too_low,
+    }
+
+
+def _row(row: Row) -> json_schema.AccuracyRowData:
+    return {
+        "run": row.run,
+        "group": row.group,
+        "by": row.by,
+        "metric": row.metric,
+        "measured_bytes": row.measured_bytes,
+        "predicted_bytes": row.predicted_bytes,
+        "complete": row.complete,
+        "error": row.error,
+    }
+
+
+def accuracy(accuracy: Accuracy) -> json_schema.AccuracyData:
+    """`accuracy --json`."""
+    ledger = groups(accuracy.rows, lambda row: (row.group, row.by, row.metric))
+    published = groups(accuracy.published, lambda row: (row.group, row.metric, str(row.complete)))
+    return {
+        "runs": accuracy.runs,
+        "ledger": [{"card": card, "by": by, **_summary(metric, rows)} for (card, by, metric), rows in ledger.items()],
         "published": [
-            {"group": group, "metric": metric, "complete": complete == "True", **asdict(summary(rows))}
-            for (group, metric, complete), rows in others.items()
+            {"group": group, "complete": complete == "True", **_summary(metric, rows)}
+            for (group, metric, complete), rows in published.items()
         ],
-        "verdicts": [asdict(verdict) for verdict in one.verdicts],
-        "choices": [asdict(choice) for choice in one.choices],
-        "rows": [{**asdict(row), "error": row.error} for row in (*one.rows, *one.published)],
-        "unknown": {group: list(said) for group, said in one.unknown.items()},
+        "verdicts": [asdict(verdict) for verdict in accuracy.verdicts],
+        "choices": [asdict(choice) for choice in accuracy.choices],
+        "rows": [_row(row) for row in (*accuracy.rows, *accuracy.published)],
+        "unknown": {group: list(names) for group, names in accuracy.unknown.items()},
     }

@@ -1,4 +1,4 @@
-"""A line on the terminal while something takes more than a moment."""
+"""A line on the terminal during work that takes more than a moment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 
 class Bar:
-    """What is being done, how far it is, and for how long; gone when it is done."""
+    """A bar on standard error with the current task, its share and its time; removed when it is closed."""
 
     def __init__(self) -> None:
         self.progress = Progress(
@@ -21,10 +21,10 @@ class Bar:
         self.task = self.progress.add_task("", total=1.0)
         self.progress.start()
 
-    def tell(self, what: str, share: float) -> None:
-        """Show `what`, with `share` of it done."""
-        self.progress.update(self.task, description=what, completed=share)
+    def tell(self, task: str, share: float) -> None:
+        """Show `task`, with `share` of it done."""
+        self.progress.update(self.task, description=task, completed=share)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Remove the bar."""
         self.progress.stop()

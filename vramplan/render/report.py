@@ -1,4 +1,4 @@
-"""`vramplan report`: one page of its own, whose figures are looked up in a grid or follow from its law."""
+"""`vramplan report`: an HTML page whose figures are looked up in a grid or interpolated in the batch size."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from vramplan.memory.estimate import Estimate
 from vramplan.memory.timeline import BLOCK_BYTES
 from vramplan.planner.report import Choice, Column, Grid, build
 from vramplan.planner.suggest import WITHOUT_MARGIN, Rejected
+from vramplan.render.figures import CATEGORIES
 from vramplan.render.plot import COLOURS
-from vramplan.render.terminal import CATEGORIES
 
 PAGE = Path(__file__).with_name("page")
 TERMS = 14
-"""Largest tensors that are named; the rest stands in its category."""
+"""Largest tensors that are named; the rest is in its category."""
 FLAGS = {
     "sequence_length": ("tokens", "--seq-len"),
     "lora_rank": ("LoRA rank", "--lora-rank"),
     "checkpointing": ("checkpointing", "--checkpointing"),
     "image_size": ("image size", "--image-size"),
 }
-"""How each axis is called, and the flag that sets it."""
+"""The name of each axis, and the option that sets it."""
 
 
 def report(model: str | ModelSpec, gpu: str | Gpu, **choices: Any) -> bytes:
     """One page about a job, as HTML; keyword arguments are those of :func:`vramplan.planner.report.build`.
 
     Raises:
-        VramplanError: for whatever cannot run or is not modelled.
+        VramplanError: if the job cannot run or is not supported.
     """
     return page(build(model, gpu, **choices))
 
@@ -54,7 +54,7 @@ def page(grid: Grid, words: Sequence[str] = ()) -> bytes:
 
 
 def data(grid: Grid, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Everything that the page shows; sizes are bytes, but lines are blocks of 512."""
+    """The data of the page; sizes are bytes, but lines are in blocks of 512."""
     start, labels = grid.start, _Labels()
     return {
         "model": start.model,
@@ -66,41 +66,42 @@ def data(grid: Grid, words: Sequence[str] = ()) -> dict[str, Any]:
         "num_gpus": start.job.num_gpus,
         "accumulation": start.gradient_accumulation_steps,
         "categories": [[key, name, COLOURS.get(key, "#c9c9c9")] for key, (name, _) in CATEGORIES.items()],
-        "axes": [[field, *FLAGS[field], [_value(one) for one in values]] for field, values in grid.axes.items()],
+        "axes": [[field, *FLAGS[field], [_value(value) for value in values]] for field, values in grid.axes.items()],
         "cards": [
             {"name": card.name, "title": card.title, "usable": card.usable_bytes, "margin": card.margin_bytes,
              "outside": outside, "kind": kind}
             for card, outside, kind in zip(grid.cards, grid.outside, grid.kinds, strict=True)
         ],
-        "start": {"micro": start.micro_batch_size, "values": [_value(one) for one in grid.begin.values.values()]},
-        "choices": [_choice(one, labels) for one in grid.choices],
+        "start": {"micro": start.micro_batch_size, "values": [_value(value) for value in grid.begin.values.values()]},
+        "choices": [_choice(choice, labels) for choice in grid.choices],
         "labels": labels.known,
         "global_batch": grid.search.global_batch_size,
         "recommended": grid.search.plans.index(grid.search.recommended) if grid.search.recommended else None,
         "plans": [
-            [one.micro_batch_size, one.gradient_accumulation_steps, one.estimate.device_total_bytes,
-             one.estimate.headroom_bytes, f"{one.relative_step_time:.2f}"]
-            for one in grid.search.plans
+            [plan.micro_batch_size, plan.gradient_accumulation_steps, plan.estimate.device_total_bytes,
+             plan.estimate.headroom_bytes, f"{plan.relative_step_time:.2f}"]
+            for plan in grid.search.plans
         ],
         "rejected": [
-            [one.micro_batch_size, one.gradient_accumulation_steps, one.device_total_bytes, _why(one)]
-            for one in grid.search.rejected
+            [pair.micro_batch_size, pair.gradient_accumulation_steps, pair.device_total_bytes, _why(pair)]
+            for pair in grid.search.rejected
         ],
         "levers": [
-            [one.change, one.why, one.cost, one.saved_bytes, one.device_total_bytes, one.fits] for one in grid.levers
+            [lever.change, lever.why, lever.cost, lever.saved_bytes, lever.device_total_bytes, lever.fits]
+            for lever in grid.levers
         ],
         "assumptions": list(start.assumptions),
     }  # fmt: skip
 
 
-def _why(one: Rejected) -> str:
-    """Why a pair is none, and whether its figure is a bound."""
-    bound = one.device_total_bytes is not None and one.reason != WITHOUT_MARGIN
-    return f"{one.reason}; needs at least that" if bound else one.reason
+def _why(pair: Rejected) -> str:
+    """The reason, and whether the figure is a lower bound."""
+    bound = pair.device_total_bytes is not None and pair.reason != WITHOUT_MARGIN
+    return f"{pair.reason}; needs at least that" if bound else pair.reason
 
 
 class _Labels:
-    """Labels of tensors, each kept once."""
+    """Numbers of the labels of tensors, each label once."""
 
     def __init__(self) -> None:
         self.known: list[str] = []
@@ -118,51 +119,51 @@ def _value(value: Any) -> Any:
     return f"{value[0]}x{value[1]}" if isinstance(value, tuple) else value
 
 
-def _choice(one: Choice, labels: _Labels) -> dict[str, Any]:
+def _choice(choice: Choice, labels: _Labels) -> dict[str, Any]:
     return {
-        "values": [_value(value) for value in one.values.values()],
-        "reason": one.reason,
-        "notes": list(next(iter(one.columns[0].estimates.values())).notes) if one.columns else [],
-        "columns": [_column(column, labels) for column in one.columns],
+        "values": [_value(value) for value in choice.values.values()],
+        "reason": choice.reason,
+        "notes": list(next(iter(choice.columns[0].estimates.values())).notes) if choice.columns else [],
+        "columns": [_column(column, labels) for column in choice.columns],
     }
 
 
-def _column(one: Column, labels: _Labels) -> dict[str, Any]:
+def _column(column: Column, labels: _Labels) -> dict[str, Any]:
     pressed: dict[str, dict[int, list[Any]]] = {}
-    for (card, micro), estimate in one.pressed.items():
+    for (card, micro), estimate in column.pressed.items():
         pressed.setdefault(card, {})[micro] = _cell(estimate, labels)
     return {
-        "cells": {micro: _cell(estimate, labels) for micro, estimate in one.estimates.items()},
+        "cells": {micro: _cell(estimate, labels) for micro, estimate in column.estimates.items()},
         "pressed": pressed,
-        "segments": [_segment(segment) for segment in one.segments],
+        "segments": [_segment(segment) for segment in column.segments],
     }
 
 
-def _cell(one: Estimate, labels: _Labels) -> list[Any]:
-    """The context is left out: each card has its own."""
-    totals = one.by_category()
-    largest = sorted((term for term in one.terms if term.category != "context"), key=lambda term: -term.num_bytes)
+def _cell(estimate: Estimate, labels: _Labels) -> list[Any]:
+    """An estimate without the CUDA context: each GPU has its own."""
+    totals = estimate.by_category()
+    largest = sorted((term for term in estimate.terms if term.category != "context"), key=lambda term: -term.num_bytes)
     return [
-        one.fits,
-        one.fits_without_margin,
-        one.peak_tensor_bytes,
-        one.peak_allocated_bytes,
-        one.peak_reserved_bytes,
-        one.peak_phase,
-        list(one.phases.values()),
+        estimate.fits,
+        estimate.fits_without_margin,
+        estimate.peak_tensor_bytes,
+        estimate.peak_allocated_bytes,
+        estimate.peak_reserved_bytes,
+        estimate.peak_phase,
+        list(estimate.phases.values()),
         [0 if name == "context" else totals.get(name, 0) for name in CATEGORIES],
         [[labels.number(term.label), term.num_bytes] for term in largest[:TERMS]],
     ]
 
 
-def _segment(one: Segment) -> dict[str, Any]:
+def _segment(segment: Segment) -> dict[str, Any]:
     return {
-        "first": one.first,
-        "last": one.last,
-        "count": one.num_events,
-        "marks": [[mark.phase, mark.first_event] for mark in one.marks],
-        "events": [b - a for a, b in zip((0, *one.events), one.events, strict=False)],
-        "lines": {name: _runs(lines) for name, lines in one.lines.items()},
+        "first": segment.first,
+        "last": segment.last,
+        "count": segment.num_events,
+        "marks": [[mark.phase, mark.first_event] for mark in segment.marks],
+        "events": [b - a for a, b in zip((0, *segment.events), segment.events, strict=False)],
+        "lines": {name: _runs(lines) for name, lines in segment.lines.items()},
     }
 
 

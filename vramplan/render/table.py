@@ -11,30 +11,30 @@ from typing import Any
 
 from vramplan.planner.table import SHOWN, Cell, Table
 from vramplan.planner.table.fill import Row, title
-from vramplan.render.terminal import gib
+from vramplan.render.figures import gib
 
 NOT_RUN = "-"
 
 
-def grid(one: Table) -> tuple[list[str], list[list[str]]]:
-    """(head, rows): models downward, cards across; a method or length that is the only one is no column."""
-    sheet = one.sheet
+def grid(table: Table) -> tuple[list[str], list[list[str]]]:
+    """(head, rows): a row for each model, a column for each GPU; a single method or length has no column."""
+    sheet = table.sheet
     head = ["model", *["method"] * (len(sheet.methods) > 1), *["tokens"] * (len(sheet.lengths) > 1)]
     across = [title(sheet)] if sheet.show == "card" else [card.title for card in sheet.cards]
     rows = []
-    for model, method, length, row in _rows(one):
+    for model, method, length, row in _rows(table):
         names = [model, *[method] * (len(sheet.methods) > 1), *[f"{length:,}"] * (len(sheet.lengths) > 1)]
-        rows.append(names + [_said(cell, sheet.show) for cell in row.cells])
+        rows.append(names + [_cell_text(cell, sheet.show) for cell in row.cells])
     return head + across, rows
 
 
-def _rows(one: Table) -> Iterator[tuple[str, str, int, Row]]:
-    sheet = one.sheet
-    for place, row in one.rows.items():
+def _rows(table: Table) -> Iterator[tuple[str, str, int, Row]]:
+    sheet = table.sheet
+    for place, row in table.rows.items():
         yield sheet.models[place.model].name, sheet.methods[place.method], sheet.lengths[place.length], row
 
 
-def _said(cell: Cell, show: str) -> str:
+def _cell_text(cell: Cell, show: str) -> str:
     if show == "card":
         return cell.card or NOT_RUN
     if cell.value is None:
@@ -44,34 +44,34 @@ def _said(cell: Cell, show: str) -> str:
     return gib(cell.value) + ("" if cell.fits else "*")
 
 
-def note(one: Table) -> str:
+def note(table: Table) -> str:
     """The line under a table: what it shows, then version, estimator and assumptions."""
-    sheet = one.sheet
-    shown = title(sheet)
+    sheet = table.sheet
+    figure = title(sheet)
     fixed = [sheet.methods[0]] * (len(sheet.methods) == 1) + [f"{sheet.lengths[0]:,} tokens"] * (
         len(sheet.lengths) == 1
     )
-    refused = any(cell.refused for row in one.rows.values() for cell in row.cells) and sheet.show != "card"
+    refused = any(cell.refused for row in table.rows.values() for cell in row.cells) and sheet.show != "card"
     marks = SHOWN[sheet.show].mark + "; -: cannot run" * refused
-    return f"{', '.join([shown[0].upper() + shown[1:], *fixed])}; {marks}; {one.note}."
+    return f"{', '.join([figure[0].upper() + figure[1:], *fixed])}; {marks}; {table.note}."
 
 
-def markdown(one: Table) -> str:
+def markdown(table: Table) -> str:
     """For a README."""
-    head, rows = grid(one)
-    names = len(head) - len(one.rows and next(iter(one.rows.values())).cells)
-    right = "---" if one.sheet.show == "card" else "---:"
+    head, rows = grid(table)
+    names = len(head) - len(table.rows and next(iter(table.rows.values())).cells)
+    right = "---" if table.sheet.show == "card" else "---:"
     lines = [head, ["---"] * names + [right] * (len(head) - names), *rows]
-    table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-    return f"{table}\n\n{note(one).replace('*', chr(92) + '*')}\n"
+    lines_text = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return f"{lines_text}\n\n{note(table).replace('*', chr(92) + '*')}\n"
 
 
-def html(one: Table) -> str:
+def html(table: Table) -> str:
     """A table element and a paragraph."""
-    head, rows = grid(one)
+    head, rows = grid(table)
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
-    return f"<table>\n<thead><tr>{top}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n<p>{escape(note(one))}</p>\n"
+    return f"<table>\n<thead><tr>{top}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n<p>{escape(note(table))}</p>\n"
 
 
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
@@ -79,24 +79,24 @@ SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasc
 }
 
 
-def latex(one: Table) -> str:
+def latex(table: Table) -> str:
     """A tabular and a line of small print."""
-    head, rows = grid(one)
-    names = len(head) - len(next(iter(one.rows.values())).cells)
-    columns = "l" * names + ("l" if one.sheet.show == "card" else "r") * (len(head) - names)
+    head, rows = grid(table)
+    names = len(head) - len(next(iter(table.rows.values())).cells)
+    columns = "l" * names + ("l" if table.sheet.show == "card" else "r") * (len(head) - names)
     body = "".join(" & ".join(_tex(cell) for cell in row) + " \\\\\n" for row in rows)
     top = " & ".join(_tex(cell) for cell in head)
     tabular = f"\\begin{{tabular}}{{{columns}}}\n\\hline\n{top} \\\\\n\\hline\n{body}\\hline\n\\end{{tabular}}\n"
-    return f"{tabular}\n{{\\footnotesize {_tex(note(one))}}}\n"
+    return f"{tabular}\n{{\\footnotesize {_tex(note(table))}}}\n"
 
 
 def _tex(text: str) -> str:
     return "".join(SPECIAL.get(mark, mark) for mark in text)
 
 
-def records(one: Table) -> list[dict[str, Any]]:
+def records(table: Table) -> list[dict[str, Any]]:
     """A record for each cell; sizes are bytes."""
-    field = SHOWN[one.sheet.show].field
+    field = SHOWN[table.sheet.show].field
     return [
         {
             "model": model,
@@ -107,27 +107,27 @@ def records(one: Table) -> list[dict[str, Any]]:
             "fits": cell.fits,
             "refused": cell.refused or None,
         }
-        for model, method, length, row in _rows(one)
+        for model, method, length, row in _rows(table)
         for cell in row.cells
     ]
 
 
-def json(one: Table) -> str:
+def json(table: Table) -> str:
     """The records with what they are."""
-    shown: dict[str, Any] = {"show": one.sheet.show, "note": note(one), "cells": records(one)}
-    if SHOWN[one.sheet.show].takes_batch:
-        shown["micro_batch_size"] = one.sheet.micro_batch_size
-    return json_writer.dumps(shown, indent=2, ensure_ascii=False) + "\n"
+    data: dict[str, Any] = {"show": table.sheet.show, "note": note(table), "cells": records(table)}
+    if SHOWN[table.sheet.show].takes_batch:
+        data["micro_batch_size"] = table.sheet.micro_batch_size
+    return json_writer.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
-def csv(one: Table) -> str:
+def csv(table: Table) -> str:
     """The records, a line for each, and the note as a comment."""
-    found = records(one)
+    cells = records(table)
     text = io.StringIO()
-    writer = csv_writer.DictWriter(text, list(found[0]), lineterminator="\n")
+    writer = csv_writer.DictWriter(text, list(cells[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(found)
-    return f"{text.getvalue()}# {note(one)}\n"
+    writer.writerows(cells)
+    return f"{text.getvalue()}# {note(table)}\n"
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {

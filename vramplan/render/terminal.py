@@ -1,361 +1,343 @@
-"""Tables and bars for a terminal of 80 columns."""
+"""The terminal: what is printed is laid out for its width and its characters, at any width from 40 columns.
+
+An answer begins with a box: the verdict, the need of the GPU, the batch plan, and what would help. One line of
+assumptions follows, then what explains the box. Colours are the terminal's own 16; no fact is told by colour alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from rich.console import Console, Group, RenderableType
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.model_spec import ModelSpec
-from vramplan.memory.estimate import Estimate, Term
-from vramplan.planner.lever_effects import Advice
-from vramplan.planner.suggest import FRAGMENTED, WITHOUT_MARGIN, Plan, Run, Search
-from vramplan.render.bars import Bar, alike, peft_expert_pattern, plain
-from vramplan.units import GiB, format_bytes, format_count
+from vramplan.inputs.job import Job
+from vramplan.memory.estimate import Estimate
+from vramplan.render.bars import level_bar, size_bar
+from vramplan.render.figures import (
+    NEED,
+    free_gib,
+    gib,
+    in_short,
+    part_name,
+    parts,
+    product,
+    room_gib,
+)
+from vramplan.units import format_bytes, format_count
 
-WIDTH = 80
-BAR = 22
 NARROW = 60
-"""Columns below which figures stand without pictures."""
-CATEGORIES = {
-    "parameter": ("weights", "blue"),
-    "gradient": ("gradients", "cyan"),
-    "optimizer_state": ("optimizer states", "magenta"),
-    "activation": ("activations", "green"),
-    "logits": ("logits", "yellow"),
-    "temporary": ("temporaries", "bright_black"),
-    "communication": ("communication", "bright_blue"),
-    "context": ("CUDA context, NCCL", "red"),
-    "reserved_unused": ("cached, unused", "white"),
+"""Columns below which a table is told in lines."""
+GUTTER, LEAST_RIGHT = 4, 40
+"""Columns between two parts that stand side by side, and the fewest of the right one."""
+BOX_WIDTH = 80
+TIGHT = 0.05
+"""Share of the GPU: a plan that leaves less than this beside the margin is said to be tight."""
+IN_ASCII = str.maketrans({"×": "x", "›": ">", "≈": "~", "≥": ">=", "…": "...", "–": "-", "•": "*"})
+
+Outcome = Literal["fits", "without margin", "does not fit"]
+LOOKS = {
+    "fits": ("✓", "FITS", "green"),
+    "without margin": ("✗", "FITS ONLY WITHOUT MARGIN", "yellow"),
+    "does not fit": ("✗", "DOES NOT FIT", "red"),
 }
-"""How each category of memory is called and coloured."""
+"""Sign, word and colour of each outcome."""
 
 
-def console(width: int | None = None) -> Console:
-    """A console no wider than 80 columns where its output is not a terminal."""
-    return Console(highlight=False, width=width)
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """What an answer is laid out for."""
+
+    width: int
+    ascii_only: bool = False
+
+    @property
+    def narrow(self) -> bool:
+        """Whether tables have too little room."""
+        return self.width < NARROW
+
+    def of(self, width: int) -> Screen:
+        """A part of this screen."""
+        return replace(self, width=width)
+
+    def text(self, text: str, style: str = "") -> Text:
+        """Text in the characters that the output takes."""
+        if self.ascii_only:
+            text = text.translate(IN_ASCII).encode("ascii", "replace").decode()
+        return Text(text, style)
 
 
-def gib(num_bytes: int) -> str:
-    """GiB with one digit; a need never rounds down."""
-    return f"{-(-num_bytes * 10 // GiB) / 10:.1f}"
+class Answer:
+    """What a function of the screen lays out, once the console that prints it is known."""
+
+    def __init__(self, lay_out: Callable[[Screen], Iterable[RenderableType]]) -> None:
+        self.lay_out = lay_out
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Group(*self.lay_out(Screen(options.max_width, options.ascii_only)))
 
 
-def then_gib(num_bytes: int, fits: bool) -> str:
-    """What a change comes to; where it does not fit that may be what its tensors take alone."""
-    return ("" if fits else ">=") + gib(num_bytes)
+# -- the console -------------------------------------------------------------------------------------------------------
 
 
-def free_gib(num_bytes: int) -> str:
-    """GiB with one digit, rounded down: free space is never overstated."""
-    return f"{num_bytes * 10 // GiB / 10:.1f}"
+class _AsciiConsole(Console):
+    """A console whose output takes ASCII alone, whatever Python writes it in."""
+
+    @property
+    def encoding(self) -> str:
+        return "ascii"
 
 
-def bar(one: Estimate, width: int = BAR) -> Bar:
-    """How full a card is, and of what."""
-    totals = one.by_category()
-    sizes = [(totals.get(category, 0), colour) for category, (_, colour) in CATEGORIES.items()]
-    return peft_expert_pattern(sizes, one.capacity_bytes, width)
+def console() -> Console:
+    """The console of standard output: as wide as the terminal, or COLUMNS, or 80."""
+    return (_AsciiConsole if _is_c_locale() else Console)(highlight=False)
 
 
-def _grid(*justify: str) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for side in justify:
-        table.add_column(justify=side, no_wrap=side != "left")  # type: ignore[arg-type]
-    return table
-
-
-# -- suggest -----------------------------------------------------------------------------------------------------------
-
-
-def search(one: Search, run: Run, width: int = WIDTH) -> RenderableType:
-    """`vramplan suggest`."""
-    shown: list[RenderableType] = [heading(one.smallest, one.card, one.job.num_gpus), Text("")]
-    if one.plans:
-        shown += [plan_table(one, width), Text(""), recommendation(one), Text("")]
-        assert one.recommended is not None
-        shown += [breakdown(one.recommended.estimate), Text(""), *spread(one.recommended.estimate)]
-    else:
-        shown += [
-            Text("Nothing fits: ", style="bold red")
-            + Text(f"even micro-batch {one.smallest.micro_batch_size} needs at least ")
-            + Text(f"{gib(one.smallest.lower_bound_bytes)} of ")
-            + Text(f"{free_gib(one.smallest.capacity_bytes - one.smallest.margin_bytes)} GiB."),
-            Text(""),
-            breakdown(one.smallest),
-            Text(""),
-            *spread(one.smallest),
-        ]
-    if run.samples is not None and one.recommended is not None:
-        shown += [schedule(one.recommended, run), Text("")]
-    if one.advice:
-        shown += [advice_table(one.advice, one.recommended is None, one.advice[0].micro_batch_size), Text("")]
-    shown += [Text(f"Warning: {warning}", style="yellow") for warning in one.warnings]
-    shown += footer(one.smallest)
-    return Group(*shown)
-
-
-def heading(one: Estimate, card: Gpu, num_gpus: int) -> Text:
-    """What is trained on what."""
-    cards = f"{num_gpus} x {card.title}" if num_gpus > 1 else card.title
-    full = one.job.method == "full"
-    whole = "all" if one.num_trainable_parameters == one.num_parameters else format_count(one.num_trainable_parameters)
-    trained = f"{whole} train" if full else f"{format_count(one.num_trainable_parameters)} in adapters train"
-    text = Text(one.model, style="bold")
-    text.append(f"  {format_count(one.num_parameters)} parameters, {trained}\n", style="not bold")
-    held = f", {format_bytes(card.held_bytes)} held by others" if card.held_bytes else ""
-    kept = f", {free_gib(one.margin_bytes)} of it kept free as a margin" if one.margin_bytes else ""
-    text.append(f"{cards}  {free_gib(one.capacity_bytes)} GiB for this process{kept}{held}", style="not bold")
-    return text
-
-
-def plan_table(one: Search, width: int = WIDTH) -> Table:
-    """Every pair, fastest first, then those that do not fit."""
-    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
-    for name in ("", "micro", "accum.", "cards"):
-        table.add_column(name, justify="right", no_wrap=True)
-    wide = width >= NARROW
-    if wide:
-        where = "memory on the fullest card" if one.smallest.cards else "memory on each card"
-        table.add_column(where if width >= 78 else "")
-    for name in ("GiB", "free", *["step time"] * wide):
-        table.add_column(name, justify="right", no_wrap=True)
-    for plan in one.plans:
-        best = plan is one.recommended
-        need, room = plan.estimate.device_total_bytes, plan.estimate.headroom_bytes
-        cells = (plan.micro_batch_size, plan.gradient_accumulation_steps, one.job.num_gpus)
-        table.add_row(
-            ">" if best else "",
-            *(str(cell) for cell in cells),
-            *[bar(plan.estimate, max(2, min(BAR, width - 56)))] * wide,
-            gib(need),
-            free_gib(room),
-            *[f"{plan.relative_step_time:.2f} x"] * wide,
-            style="bold" if best else "",
-        )
-    for rejected in one.rejected[:1]:
-        assert rejected.device_total_bytes is not None
-        short = {WITHOUT_MARGIN: "only without margin", FRAGMENTED: "too fragmented, least"}
-        said = short.get(rejected.reason, "does not fit, at least")
-        table.add_row(
-            "",
-            str(rejected.micro_batch_size),
-            str(rejected.gradient_accumulation_steps),
-            str(one.job.num_gpus),
-            *[Text(said if width >= 78 else "no", style="red")] * wide,
-            gib(rejected.device_total_bytes),
-            "" if wide else Text("no", style="red"),
-            *[""] * wide,
-            style="dim",
-        )
-    if len(one.rejected) > 1:
-        rest = ", ".join(str(rejected.micro_batch_size) for rejected in one.rejected[1:6])
-        more = ", ..." if len(one.rejected) > 6 else ""
-        planned = max((plan.micro_batch_size for plan in one.plans), default=0)
-        which = "Larger" if one.rejected[1].micro_batch_size > planned else "Other"
-        table.caption = f"{which} micro-batches that meet the target do not fit either: {rest}{more}"
-        table.caption_justify = "left"
-    return table
-
-
-def recommendation(one: Search) -> Text:
-    """The pair to use, in the framework's words."""
-    plan = one.recommended
-    assert plan is not None
-    text = Text("Use ")
-    text.append(
-        f"per_device_train_batch_size {plan.micro_batch_size}, "
-        f"gradient_accumulation_steps {plan.gradient_accumulation_steps}",
-        style="bold",
-    )
-    text.append(f"\nGlobal batch {plan.data_parallel} x {plan.micro_batch_size} x {plan.gradient_accumulation_steps}")
-    text.append(f" = {plan.global_batch_size}; the largest micro-batch that fits at all is {one.max_micro_batch_size}.")
-    if one.learning_rate is not None:
-        rule = "square-root" if one.adaptive else "linear"
-        text.append(f"\nLearning rate for this batch, by the {rule} rule: {one.learning_rate:.3g}")
-    return text
-
-
-def schedule(plan: Plan, run: Run) -> Text:
-    """How many steps a whole run takes."""
-    return Text(
-        f"{run.samples} samples, {run.epochs:g} epochs: {plan.micro_steps} micro-steps per card, about"
-        f" {plan.optimizer_updates} optimizer updates ({plan.trainer_updates} where the loop also steps at the end of"
-        " each epoch, as transformers' Trainer does)"
-        + (
-            f" ({plan.relative_run_time:.2f} x the shortest plan's time)"
-            if plan.relative_run_time is not None and plan.relative_run_time > 1.005
-            else ""
-        )
-    )
-
-
-def advice_table(advice: Sequence[Advice], nothing_fits: bool, micro_batch_size: int) -> Group:
-    """What would help, cheapest first."""
-    title = "What would help" if nothing_fits else f"Micro-batch {micro_batch_size} would fit, at no cost, with"
-    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
-    table.add_column("change", no_wrap=True)
-    table.add_column("saves GiB", justify="right", no_wrap=True)
-    table.add_column("then GiB", justify="right", no_wrap=True)
-    table.add_column("fits", no_wrap=True)
-    table.add_column("costs")
-    for one in advice:
-        saves = free_gib(one.saved_bytes) if one.saved_bytes > 0 else "-"
-        fits = Text("yes", style="green") if one.fits else Text("no", style="red")
-        table.add_row(one.change, saves, then_gib(one.device_total_bytes, one.fits), fits, Text(one.cost, style="dim"))
-    return Group(Text(title, style="bold"), table)
-
-
-# -- estimate ----------------------------------------------------------------------------------------------------------
-
-
-def estimate(one: Estimate, card: Gpu, num_gpus: int, explain: bool = False) -> RenderableType:
-    """`vramplan estimate`."""
-    verdict = Text("fits", style="bold green") if one.fits else Text("does not fit", style="bold red")
-    if one.fits_without_margin and not one.fits:
-        verdict = Text("fits only without the safety margin", style="bold red")
-    room = (
-        f", {free_gib(one.headroom_bytes)} GiB free"
-        if one.fits and one.headroom_bytes >= 0
-        else ""
-        if one.fits_without_margin
-        else f", needs at least {gib(one.lower_bound_bytes)} of {free_gib(one.capacity_bytes)} GiB"
-        if one.lower_bound_bytes > one.capacity_bytes
-        else ", for want of a free stretch large enough"
-    )
-    batch = Text(f"micro-batch {one.micro_batch_size}, accumulation {one.gradient_accumulation_steps}: ") + verdict
-    batch.append(f"{room}")
-    totals = _grid("left", "right", "left")
-    totals.add_row("allocated", gib(one.peak_allocated_bytes), Text("torch.cuda.max_memory_allocated", style="dim"))
-    totals.add_row("reserved", gib(one.peak_reserved_bytes), Text("torch.cuda.max_memory_reserved", style="dim"))
-    totals.add_row("on the card", gib(one.device_total_bytes), Text("nvidia-smi, this process", style="dim"))
-    shown: list[RenderableType] = [heading(one, card, num_gpus), Text(""), batch, Text("")]
-    shown += [totals, Text(""), breakdown(one), Text(""), *spread(one), phases(one), Text("")]
-    if explain:
-        shown += [terms(one.terms), Text("")]
-    return Group(*shown, *footer(one))
-
-
-def breakdown(one: Estimate) -> Group:
-    """The card's memory by category, as bars against the whole card."""
-    table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column()
-    totals = one.by_category()
-    scale = max(one.capacity_bytes, one.device_total_bytes)
-    found = [(name, totals[key], colour) for key, (name, colour) in CATEGORIES.items() if totals.get(key)]
-    bars = alike([plain(size, scale, 48, colour) for _, size, colour in found])
-    for (name, size, _), one_bar in zip(found, bars, strict=True):
-        table.add_row(name, f"{size / GiB:.2f}", one_bar)
-    table.add_row(Text("total", style="bold"), Text(f"{one.device_total_bytes / GiB:.2f}", style="bold"), "")
-    on = f"card {one.fullest_card}, " if one.cards else ""
-    when = f"Where it goes, GiB ({on}micro-batch {one.micro_batch_size}, peak in {one.peak_phase})"
-    return Group(Text(when, style="bold"), table)
-
-
-def spread(one: Estimate) -> list[RenderableType]:
-    """What each of the cards holds and needs that a model is spread over; nothing where it is not."""
-    if not one.cards:
-        return []
-    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
-    table.add_column("card", justify="right", no_wrap=True)
-    table.add_column("holds", overflow="fold")
-    for name in ("weights", "allocated", "on the card", "free"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for each in one.cards:
-        sizes = (each.parameter_bytes, each.peak_allocated_bytes, each.device_total_bytes)
-        table.add_row(
-            str(each.number),
-            each.holds,
-            *(gib(size) for size in sizes),
-            free_gib(one.capacity_bytes - each.device_total_bytes) if each.fits else Text("no", style="red"),
-            style="bold" if each.number == one.fullest_card else "",
-        )
-    return [Group(Text("Each card, GiB", style="bold"), table), Text("")]
-
-
-def phases(one: Estimate) -> Text:
-    """Allocated peak of each phase."""
-    parts = [f"{name} {gib(size)}" for name, size in one.phases.items()]
-    return Text("Phases, GiB: ", style="bold") + Text("  ".join(parts), style="not bold")
-
-
-def terms(all_terms: Iterable[Term]) -> Table:
-    """Every term down to tensors."""
-    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
-    table.add_column("MiB", justify="right", no_wrap=True)
-    table.add_column("n", justify="right", no_wrap=True)
-    table.add_column("what", overflow="fold")
-    table.add_column("each", overflow="fold")
-    for category, (name, colour) in CATEGORIES.items():
-        mine = [term for term in all_terms if term.category == category and term.num_bytes]
-        if not mine:
-            continue
-        total = sum(term.num_bytes for term in mine)
-        table.add_row(f"{total / (1 << 20):,.1f}", "", Text(name, style=f"bold {colour}"), "")
-        for term in mine:
-            count = str(term.count) if term.count > 1 else ""
-            table.add_row(f"{term.num_bytes / (1 << 20):,.1f}", count, term.label, Text(term.formula, style="dim"))
-    return table
-
-
-def footer(one: Estimate) -> list[RenderableType]:
-    """Notes, and what the answer takes for granted."""
-    notes: list[RenderableType] = [Text(f"Note: {note}", style="yellow") for note in one.notes]
-    return [*notes, Text("Assumes: " + "; ".join(one.assumptions) + ".", style="dim")]
-
-
-# -- lists -------------------------------------------------------------------------------------------------------------
-
-
-def models(specs: Sequence[ModelSpec]) -> Table:
-    """`vramplan models`: other names of the same below each, every one whole."""
-    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
-    table.add_column("model", no_wrap=True)
-    table.add_column("parameters", justify="right", no_wrap=True)
-    table.add_column("architecture", no_wrap=True)
-    for spec in specs:
-        count = format_count(spec.num_parameters) if spec.num_parameters else ""
-        table.add_row(spec.name, count, spec.model_type)
-        for alias in spec.aliases:
-            table.add_row(f"  = {alias}", style="dim")
-    return table
-
-
-def cards(all_cards: Sequence[Gpu]) -> Table:
-    """`vramplan gpus`."""
-    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("card", overflow="fold")
-    for name in ("CUDA GiB", "GB/s", "bf16 TF/s", "cc"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for card in all_cards:
-        bf16 = card.flops_per_second.get("bf16")
-        table.add_row(
-            card.name,
-            card.title,
-            free_gib(card.cuda_total_bytes),
-            f"{card.bandwidth_bytes_per_second / 1e9:,.0f}",
-            f"{bf16 / 1e12:,.0f}" if bf16 else "-",
-            card.compute_capability or "-",
-        )
-    return table
-
-
-def width() -> int:
-    """Columns of the terminal, or of COLUMNS, or 80."""
-    return console().width
+def _is_c_locale() -> bool:
+    """Whether the user asks for plain ASCII. Python itself takes the C locale for UTF-8 (PEP 538, PEP 540)."""
+    if os.environ.get("PYTHONUTF8") == "1" or os.environ.get("PYTHONIOENCODING"):
+        return False  # the encoding of the output says it
+    whole, characters, language = (os.environ.get(name, "") for name in ("LC_ALL", "LC_CTYPE", "LANG"))
+    if not whole and characters.lower() not in ("", "c", "posix", "c.utf-8", "c.utf8", "utf-8"):
+        return False
+    return (whole or language) in ("C", "POSIX")
 
 
 def print_all(*shown: RenderableType) -> None:
     """Print to standard output."""
     out = console()
-    for one in shown:
-        out.print(one)
+    for renderable in shown:
+        out.print(renderable)
 
 
-__all__ = ["cards", "estimate", "models", "print_all", "search"]
+Column = str | tuple[str, Literal["left", "right"]]
+
+
+def simple_table(*columns: Column) -> Table:
+    """A table without lines; a column is left-aligned unless it says otherwise."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for column in columns:
+        name, side = (column, "left") if isinstance(column, str) else column
+        table.add_column(name, justify=side, no_wrap=side == "right", overflow="fold")  # type: ignore[arg-type]
+    return table
+
+
+def indented(renderable: RenderableType) -> Padding:
+    """Two columns to the right."""
+    return Padding(renderable, (0, 0, 0, 2), expand=False)
+
+
+def flow(pieces: Sequence[Text], width: int, gap: str = "   ") -> Text:
+    """Pieces on one line, or on as many as they need to stay whole."""
+    lines: list[Text] = []
+    for piece in pieces:
+        if lines and lines[-1].cell_len + len(gap) + piece.cell_len <= width:
+            lines[-1] = Text.assemble(lines[-1], gap, piece)
+        else:
+            lines.append(piece)
+    return Text("\n").join(lines)
+
+
+def hanging(screen: Screen, texts: Iterable[tuple[str, str]], mark: str = "•") -> Table:
+    """A list whose items are (text, style), wrapped behind their mark."""
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for text, style in texts:
+        table.add_row(screen.text(f"  {mark}", style), screen.text(text, style))
+    return table
+
+
+def side_by_side(
+    screen: Screen, left: Callable[[Screen], Group], left_width: int, right: Callable[[Screen], Group]
+) -> RenderableType:
+    """Two parts: beside each other if there is room, else one below the other."""
+    rest = screen.width - left_width - GUTTER
+    if rest < LEAST_RIGHT:
+        return Group(left(screen), Text(""), right(screen))
+    grid = Table.grid(padding=(0, GUTTER, 0, 0), pad_edge=False)
+    grid.add_column(width=left_width)
+    grid.add_column(width=rest)
+    grid.add_row(left(screen.of(left_width)), right(screen.of(rest)))
+    return grid
+
+
+# -- parts of answers --------------------------------------------------------------------------------------------------
+
+
+def outcome_of(fits: bool, fits_without_margin: bool) -> Outcome:
+    """One of three outcomes."""
+    return "fits" if fits else "without margin" if fits_without_margin else "does not fit"
+
+
+def subject(model: str, gpu: str, num_gpus: int) -> str:
+    """What is trained on what, the model without its owner."""
+    return f"{model.rpartition('/')[2]} on {f'{num_gpus} × ' if num_gpus > 1 else ''}{gpu}"
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The verdict in a box of at most ten lines; sizes are bytes of the fullest GPU."""
+
+    title: str
+    outcome: Outcome
+    need_bytes: int
+    capacity_bytes: int
+    margin_bytes: int
+    verdict: str = ""
+    """The verdict in words, if it is more than the outcome."""
+    reason: str = ""
+    """Why it does not fit, if it is not that it needs more than the GPU has."""
+
+    def panel(self, screen: Screen, lines: Sequence[Text]) -> Panel:
+        """The box, `lines` below the bar."""
+        columns = inside(screen)
+        sign, words, colour = LOOKS[self.outcome]
+        signed_words = self.verdict or words if screen.ascii_only else f"{sign} {self.verdict or words}"
+        size = Text.assemble((f"{gib(self.need_bytes)} GiB", "bold"), f" of {free_gib(self.capacity_bytes)}")
+        pieces = [screen.text(signed_words, f"bold {colour}"), size, screen.text(self._room())]
+        bar = level_bar(self.need_bytes, self.capacity_bytes, self.margin_bytes, columns, colour, screen.ascii_only)
+        title = screen.text(self.title, "bold default")
+        above = title.cell_len + 2 <= columns
+        return Panel(
+            Group(*([] if above else [title]), flow(pieces, columns), bar, *lines),
+            box=box.ROUNDED,
+            width=columns + 4,
+            border_style=colour,
+            title=title if above else None,
+            title_align="left",
+        )
+
+    def _room(self) -> str:
+        room, margin = room_gib(self.capacity_bytes, self.need_bytes), gib(self.margin_bytes)
+        if self.outcome == "without margin":
+            return (
+                f"headroom {room if self.need_bytes <= self.capacity_bytes else '0.0'}, less than the margin {margin}"
+            )
+        if room.startswith("-"):
+            return f"{room[1:]} too much"
+        if self.reason:
+            return self.reason
+        return f"headroom {room}, of which margin {margin}" if self.margin_bytes else f"headroom {room}"
+
+
+def plan_line(screen: Screen, job: Job, micro_batch_size: int, accumulation_steps: int, smallest: bool = False) -> Text:
+    """The batch plan as a product, its legend behind or below."""
+    names = ("micro", "accum.") if screen.narrow else ("micro-batch", "accumulation")
+    factors = " × ".join((*names, "GPUs" if job.strategy != "device_map" else "1 process"))
+    legend = f"the smallest: {factors}" if smallest else f"{factors} = {'global' if screen.narrow else 'global batch'}"
+    text = product(micro_batch_size, accumulation_steps, job.data_parallel)
+    return flow([screen.text(text, "bold"), screen.text(legend, "dim")], inside(screen))
+
+
+def inside(screen: Screen) -> int:
+    """Columns inside the box."""
+    return min(BOX_WIDTH, screen.width) - 4
+
+
+def doubts(estimate: Estimate) -> list[str]:
+    """What could turn a verdict that is close: samples of different lengths."""
+    tight = estimate.fits and estimate.spare_bytes < TIGHT * estimate.capacity_bytes
+    job = estimate.job
+    if not tight or job.lengths is not None or job.expandable_segments or job.batches == "packed":
+        return []
+    return [f"Tight: {free_gib(estimate.spare_bytes)} GiB above the margin; samples of varying length can need more"]
+
+
+def where_it_goes(estimate: Estimate) -> Callable[[Screen], Group]:
+    """The need of the GPU by category, largest first; the parts add up to it."""
+
+    def lay_out(screen: Screen) -> Group:
+        shown, need = parts(estimate)
+        names = [part_name(category, estimate.job) for category, _ in shown]
+        width = max(map(len, (*names, NEED)))
+        room = max(1, screen.width - width - 13)
+        rows = []
+        for name, (_, size) in zip(names, shown, strict=True):
+            row = Text(f"  {name:<{width}}  {size / 100:6.2f}  ", no_wrap=True)
+            rows.append(row + size_bar(size, shown[0][1], room, screen.ascii_only))
+        rows.append(Text(f"  {NEED:<{width}}  {need / 100:6.2f}", "bold"))
+        fullest = [f"GPU {estimate.fullest_card}"] if estimate.cards else []
+        details = ["GiB", *fullest, f"peak in {estimate.peak_phase}"]
+        return Group(Text.assemble(("Where it goes", "bold"), (f", {', '.join(details)}", "dim")), *rows)
+
+    return lay_out
+
+
+def each_gpu(screen: Screen, estimate: Estimate) -> list[RenderableType]:
+    """What each of the GPUs holds and needs that a model is spread over; nothing if it is not."""
+    if not estimate.cards:
+        return []
+    rows: list[RenderableType] = [Text(""), Text("Each GPU, GiB", "bold")]
+    if screen.narrow:
+        for share in estimate.cards:
+            room = (
+                f"free {room_gib(estimate.capacity_bytes, share.device_total_bytes)}" if share.fits else "does not fit"
+            )
+            rows.append(
+                screen.text(
+                    f"  GPU {share.number}: {share.holds}; weights {gib(share.parameter_bytes)}, allocated"
+                    f" {gib(share.peak_allocated_bytes)}, need {gib(share.device_total_bytes)}, {room}"
+                )
+            )
+        return rows
+    table = simple_table(
+        ("GPU", "right"), "holds", ("weights", "right"), ("allocated", "right"), ("need", "right"), ("free", "right")
+    )
+    for share in estimate.cards:
+        sizes = (share.parameter_bytes, share.peak_allocated_bytes, share.device_total_bytes)
+        room = room_gib(estimate.capacity_bytes, share.device_total_bytes) if share.fits else "does not fit"
+        table.add_row(
+            str(share.number),
+            screen.text(share.holds),
+            *(gib(size) for size in sizes),
+            room,
+            style="bold" if share.number == estimate.fullest_card else "",
+        )
+    return [*rows, indented(table)]
+
+
+def assumption_line(screen: Screen, estimate: Estimate, *more: str, verbose: bool = False) -> Text:
+    """One line of what the user may not have said, and how to see all of it."""
+    facts = ", ".join([*more, *in_short(estimate)])
+    return screen.text(f"Assumes {facts}{'' if verbose else '; -v lists all'}", "dim")
+
+
+def notes(screen: Screen, texts: Iterable[str], kind: str = "Note") -> list[RenderableType]:
+    """Warnings of an answer, each in a line of its own."""
+    return [screen.text(f"{kind}: {text}", "yellow") for text in texts]
+
+
+def all_assumptions(screen: Screen, estimate: Estimate) -> list[RenderableType]:
+    """What -v adds: what PyTorch would report, the phases, the parameters and every assumption."""
+    reported = ", ".join(
+        f"{name} {gib(size)}"
+        for name, size in (
+            ("max_memory_allocated", estimate.peak_allocated_bytes),
+            ("max_memory_reserved", estimate.peak_reserved_bytes),
+            ("nvidia-smi, this process", estimate.device_total_bytes),
+        )
+    )
+    phases = ", ".join(f"{name} {gib(size)}" for name, size in estimate.phases.items())
+    count, trained = format_count(estimate.num_parameters), format_count(estimate.num_trainable_parameters)
+    texts = [
+        f"{estimate.model}: {count} parameters, {trained} of them train"
+        if estimate.job.method == "full"
+        else f"{estimate.model}: {count} parameters, and {trained} in adapters, which train",
+        f"reported by PyTorch and the driver, GiB: {reported}",
+        f"allocated at the peak of each phase, GiB: {phases}",
+        *estimate.assumptions,
+    ]
+    return [Text(""), Text("Assumptions and details", "bold"), hanging(screen, [(text, "") for text in texts])]
+
+
+def held_by_others(estimate: Estimate, held_bytes: int) -> list[str]:
+    """Memory that other processes hold on the GPU, which is not in its capacity."""
+    return [f"other processes hold {format_bytes(held_bytes)} of {estimate.card}"] if held_bytes else []

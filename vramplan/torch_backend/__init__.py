@@ -1,6 +1,6 @@
-"""The torch room: real model classes, traced on fake tensors. Needs the extra ``vramplan[probe]``.
+"""The only package that imports torch: real models, traced on fake tensors or probed. Needs ``vramplan[probe]``.
 
-Importing this file loads no torch; :func:`tracing` does.
+Importing this file does not import torch; :func:`tracing` does.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from vramplan.torch_backend.dependencies import INSTALL, is_installed, versions
 
 
 def tracing() -> ModuleType:
-    """The module that traces.
+    """The module :mod:`vramplan.torch_backend.trace.trace`.
 
     Raises:
-        MissingDependencyError: where a library is missing; names the install command.
+        MissingDependencyError: if a library is missing; names the install command.
     """
     versions()
     from vramplan.torch_backend.trace import trace

@@ -1,10 +1,10 @@
-"""The optional libraries: whether they are there, and which versions."""
+"""The libraries of the extra ``vramplan[probe]``: whether they are installed, and which versions."""
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-from vramplan.errors import MissingDependencyError, UnsupportedError
+from vramplan.errors import MissingDependencyError, UnsupportedError, setting
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import are_linear
@@ -14,24 +14,24 @@ INSTALL = 'pip install "vramplan[probe]"'
 
 
 def versions() -> str:
-    """What is installed, for people.
+    """Names and versions of the installed libraries: "torch 2.13.0, transformers 5.23.0, ...".
 
     Raises:
-        MissingDependencyError: where something is missing; names the install command.
+        MissingDependencyError: if one is missing; names the install command.
     """
-    found = []
+    versions = []
     for name in NEEDED:
         try:
-            found.append(f"{name} {version(name).partition('+')[0]}")
+            versions.append(f"{name} {version(name).partition('+')[0]}")
         except PackageNotFoundError as error:
             raise MissingDependencyError(
                 f"running the real model needs {name}, which is not installed: {INSTALL}"
             ) from error
-    return ", ".join(found)
+    return ", ".join(versions)
 
 
 def is_installed() -> bool:
-    """Whether all of it is there."""
+    """Whether all libraries are installed."""
     try:
         versions()
     except MissingDependencyError:
@@ -40,14 +40,14 @@ def is_installed() -> bool:
 
 
 def check_experts(spec: ModelSpec, job: Job) -> None:
-    """Refuse linear experts where the installed transformers makes no more of them.
+    """Refuse experts as separate linear layers: transformers 5 and later has no such layers.
 
     Raises:
-        UnsupportedError: for that.
+        UnsupportedError: if such a transformers is installed.
     """
-    have = version("transformers")
-    if are_linear(spec, job) and int(have.partition(".")[0]) >= 5:
+    installed = version("transformers")
+    if are_linear(spec, job) and int(installed.partition(".")[0]) >= 5:
         raise UnsupportedError(
-            f"{spec.name}: experts of linear layers are those of transformers before 5, and {have} is installed;"
-            " --by analytic describes them"
+            f"{spec.name}: experts of linear layers are those of transformers before 5, and {installed} is"
+            f" installed; {setting('by', 'analytic')} supports them"
         )

@@ -1,4 +1,4 @@
-"""Dtypes by the names that a job calls them."""
+"""Torch dtypes by the names that a job uses."""
 
 from __future__ import annotations
 

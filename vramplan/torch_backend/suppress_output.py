@@ -1,4 +1,4 @@
-"""Silence."""
+"""Keep warnings, logs and prints of libraries away from standard output."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from contextlib import contextmanager, redirect_stdout
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Libraries keep their warnings to themselves: they speak of weights that nobody loads.
+    """Inside, libraries log and warn nothing: their warnings are about weights that are never loaded.
 
     torch logs a traceback of each operation that fails on fake tensors, besides raising it. What a model prints goes to
-    standard error: standard output is the answer's.
+    standard error; standard output is for the answer.
     """
     import transformers.utils.logging  # noqa: F401  (sets its own level when first loaded)
 
     loggers = [logging.getLogger(name) for name in ("transformers", "torch", "accelerate", "peft")]
-    levels = [one.level for one in loggers]
-    for one in loggers:
-        one.setLevel(logging.CRITICAL)
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), redirect_stdout(sys.stderr):
             warnings.simplefilter("ignore")
             yield
     finally:
-        for one, level in zip(loggers, levels, strict=True):
-            one.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from vramplan.analytic.architectures.causal_lm import causal_lm
 from vramplan.analytic.architectures.decoder import Decoder
 from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
-from vramplan.analytic.layers.transformer import LayerKind
+from vramplan.analytic.layers.context import LayerKind
 from vramplan.inputs.model_inputs import Input
 from vramplan.inputs.model_spec import Config
 

@@ -10,8 +10,10 @@ from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutpu
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import losses
+from vramplan.analytic.layers.attention import Softcap, attend
+from vramplan.analytic.layers.context import Context
+from vramplan.analytic.layers.mlp import activation
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import Context, Softcap, activation, attend
 from vramplan.inputs.model_inputs import Input
 from vramplan.inputs.model_spec import Config
 

@@ -8,8 +8,11 @@ from vramplan.analytic.architectures.gpt import by_layer_count
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Grads, Tensor
 from vramplan.analytic.layers import attention_kernels as kernels
+from vramplan.analytic.layers.attention import attend, merged
+from vramplan.analytic.layers.context import Context, LayerKind
+from vramplan.analytic.layers.mlp import plain_mlp
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import Context, LayerKind, attend, merged, plain_mlp, rotary
+from vramplan.analytic.layers.rope import rotary
 from vramplan.inputs.model_spec import Config
 
 # -- BLOOM -------------------------------------------------------------------------------------------------------------
@@ -29,7 +32,7 @@ def bloom_embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
     """Embedding with a norm of its own."""
     shape = bloom_shape(c)
     x = net.embedding("transformer.word_embeddings", ids, shape.vocabulary, shape.hidden)
-    net.held = [x]
+    net.embedding_locals = [x]
     return net.layer_norm("transformer.word_embeddings_layernorm", x)
 
 

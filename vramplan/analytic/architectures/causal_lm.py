@@ -11,7 +11,7 @@ from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import losses
 from vramplan.analytic.layers.attention_kernels import causal_mask
-from vramplan.analytic.layers.transformer import Context, CrossAttentionInput, LayerKind
+from vramplan.analytic.layers.context import Context, CrossAttentionInput, LayerKind
 from vramplan.inputs.model_spec import Config
 
 
@@ -68,7 +68,7 @@ def language_model(forward: ForwardPass, c: Config) -> Tensor:
         x = decoder.embed(net, c, ops.move(forward.inputs["input_ids"], placement.embed))
     if forward.has_images and crossing is None:
         x = with_images(forward, x)
-    held, net.held = net.held or [x], []
+    held, net.embedding_locals = net.embedding_locals or [x], []
     with tape.on(placement.embed):
         ctx = context(forward, c, x, kinds)
     ctx.crossing = crossing
@@ -93,7 +93,7 @@ def language_model(forward: ForwardPass, c: Config) -> Tensor:
         with tape.on(placement.norm):
             x = decoder.norm(net, decoder.norm_name, ops.move(x, placement.norm))
     del held
-    net.outer.clear()
+    net.multimodal_locals.clear()
     net.deep.clear()
     return x
 
@@ -110,7 +110,7 @@ def across_images(forward: ForwardPass) -> CrossAttentionInput | None:
         return None
     features, states = image_features(forward, pixels_of(forward))
     images = forward.vision.tower.across(forward.net, forward.job, forward.inputs["input_ids"].shape, features)
-    forward.net.outer += [states, features, images.mask, images.rows]
+    forward.net.multimodal_locals += [states, features, images.mask, images.rows]
     return images
 
 
@@ -124,7 +124,7 @@ def with_images(forward: ForwardPass, x: Tensor) -> Tensor:
     mask = net.tape.empty((*forward.inputs["input_ids"].shape, 1), "bool", "where image tokens are")
     if forward.vision.tower.returns_features:
         net.features.append(features)
-    net.outer += [states, mask, features, *net.deep]
+    net.multimodal_locals += [states, mask, features, *net.deep]
     x = ops.scatter_rows(x, mask, features)
     net.deep[:] = [ops.copy(ops.pieces(one), "DeepStack features of all images") for one in net.deep]
     return x

@@ -7,8 +7,11 @@ from vramplan.analytic.architectures.decoder import Decoder, times
 from vramplan.analytic.architectures.llama import patterned, window_or
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers.attention import attend
+from vramplan.analytic.layers.context import Context, LayerKind, heads_of
+from vramplan.analytic.layers.mlp import gated_mlp
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import Context, LayerKind, attend, gated_mlp, heads_of, rotate
+from vramplan.analytic.layers.rope import rotate
 from vramplan.inputs.model_spec import Config
 
 

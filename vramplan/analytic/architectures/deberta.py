@@ -12,8 +12,8 @@ from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.layers.attention_kernels import softmax
+from vramplan.analytic.layers.mlp import activation
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import activation
 from vramplan.errors import UnsupportedError, setting
 from vramplan.inputs.model_inputs import Input
 from vramplan.inputs.model_spec import Config

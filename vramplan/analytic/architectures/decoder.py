@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers.context import Context, LayerKind, heads_of
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import Context, LayerKind, heads_of
 from vramplan.inputs.model_spec import Config
 
 

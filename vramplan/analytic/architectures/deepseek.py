@@ -14,10 +14,13 @@ from vramplan.analytic.architectures.phi import partial
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import moe_linear_experts
+from vramplan.analytic.layers.attention import attend
+from vramplan.analytic.layers.context import Context, LayerKind, heads_of
 from vramplan.analytic.layers.mla import Turn, as_complex, interleaved, latent_attention
+from vramplan.analytic.layers.mlp import gated
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.moe import Experts, Groups, Routed, declare, routed, scored_router, wide_router
-from vramplan.analytic.layers.transformer import Context, LayerKind, attend, gated, heads_of, partial_rotary
+from vramplan.analytic.layers.rope import partial_rotary
 from vramplan.inputs.model_spec import Config
 
 Router = Callable[[Modules, Config, Tensor, Experts], Routed]

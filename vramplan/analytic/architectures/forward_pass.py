@@ -11,8 +11,8 @@ from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.layer_folding import STACK
 from vramplan.analytic.layers.attention_kernels import causal_mask
+from vramplan.analytic.layers.context import Context
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import Context
 from vramplan.inputs.job import Job
 
 if TYPE_CHECKING:

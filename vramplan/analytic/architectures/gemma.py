@@ -7,8 +7,10 @@ from vramplan.analytic.architectures.decoder import Decoder, Rotary
 from vramplan.analytic.architectures.llama import patterned, window_or
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers.attention import attention
+from vramplan.analytic.layers.context import Context, LayerKind, heads_of
+from vramplan.analytic.layers.mlp import gated_mlp
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import Context, LayerKind, attention, gated_mlp, heads_of
 from vramplan.inputs.model_spec import Config
 
 

@@ -9,19 +9,11 @@ from vramplan.analytic.architectures.decoder import Decoder, Rotary, embed_token
 from vramplan.analytic.architectures.llama import every_layer_slides, plain_window
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers.attention import Softcap, attend, attention
+from vramplan.analytic.layers.context import Context, LayerKind, heads_of
+from vramplan.analytic.layers.mlp import activation, plain_mlp
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import (
-    Context,
-    LayerKind,
-    Softcap,
-    activation,
-    attend,
-    attention,
-    heads_of,
-    partial_rotary,
-    plain_mlp,
-    rotate,
-)
+from vramplan.analytic.layers.rope import partial_rotary, rotate
 from vramplan.inputs.model_inputs import Input
 from vramplan.inputs.model_spec import Config
 
@@ -39,7 +31,7 @@ def gpt2_embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
     tokens = net.embedding("transformer.wte", ids, c.count("vocab_size"), width)
     where = net.tape.empty((1, ids.shape[1]), "int64", "position ids")
     positions = net.embedding("transformer.wpe", where, c.count("n_positions", 1024), width)
-    net.held = [tokens, positions]
+    net.embedding_locals = [tokens, positions]
     return ops.dropout(ops.add(tokens, positions, "embedding"), c.number("embd_pdrop", 0.1))
 
 
@@ -183,7 +175,7 @@ def opt_embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
     positions = net.embedding("model.decoder.embed_positions", where, rows, width)
     if narrow != width:
         x = net.linear("model.decoder.project_in", x, width)
-    net.held = [x, positions]
+    net.embedding_locals = [x, positions]
     return ops.add(x, positions, "embedding")
 
 
@@ -248,7 +240,7 @@ def starcoder2(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind
 def starcoder_embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
     """Embedding with dropout."""
     x = embed_tokens(net, c, ids)
-    net.held = [x]
+    net.embedding_locals = [x]
     return ops.dropout(x, c.number("embedding_dropout", 0.0))
 
 

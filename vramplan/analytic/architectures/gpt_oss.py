@@ -9,9 +9,9 @@ from vramplan.analytic.architectures.moe import ROUTED, flat
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Grads, Tensor
 from vramplan.analytic.layers import attention_kernels as kernels
+from vramplan.analytic.layers.context import Context, LayerKind, heads_of
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.moe import Experts, Routed, routed
-from vramplan.analytic.layers.transformer import Context, LayerKind, heads_of
 from vramplan.inputs.model_spec import Config
 
 

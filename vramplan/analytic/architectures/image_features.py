@@ -16,7 +16,7 @@ from vramplan.analytic.architectures.vision_tower import (
 )
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.layers.transformer import Context
+from vramplan.analytic.layers.context import Context
 
 TOWER_STACK = 1
 """The tower's number among the stacks of a vision-language model."""
@@ -50,7 +50,7 @@ def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, Tensor
     x = given_a_gradient(x, given.input_needs_grad and tower.hooked == "placed")
     chosen, index = None, tower.chosen(whole)
     if tower.holds_first:
-        net.inner.append(x)
+        net.tower_locals.append(x)
     for number, kind in enumerate(kinds):
         net.enter_layer(forward.phase, TOWER + number, x)
         if index and number == len(kinds) + index + 1:
@@ -67,5 +67,5 @@ def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, Tensor
     if index == -1:
         chosen = x
     x = tower.finish(net, c, x)
-    net.inner.clear()
+    net.tower_locals.clear()
     return tower.project(last, whole, vision.image, x if chosen is None else chosen), x

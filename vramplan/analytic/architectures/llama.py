@@ -8,9 +8,12 @@ from vramplan.analytic.architectures.architecture import Architecture, one_stack
 from vramplan.analytic.architectures.decoder import Decoder, Rotary, embed_tokens, rms_norm, times
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers.attention import attend, attention
+from vramplan.analytic.layers.context import Context, LayerKind, heads_of
 from vramplan.analytic.layers.mla import latent_attention
+from vramplan.analytic.layers.mlp import gated_mlp
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import Context, LayerKind, attend, attention, gated_mlp, heads_of, rotary
+from vramplan.analytic.layers.rope import rotary
 from vramplan.inputs.model_spec import Config
 
 

@@ -11,8 +11,11 @@ from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutpu
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import losses
+from vramplan.analytic.layers.attention import attend
+from vramplan.analytic.layers.context import Context, LayerKind, heads_of
+from vramplan.analytic.layers.mlp import activation
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import Context, LayerKind, activation, attend, heads_of, rotate, rotate_half
+from vramplan.analytic.layers.rope import rotate, rotate_half
 from vramplan.inputs.model_inputs import Input
 from vramplan.inputs.model_spec import Config
 

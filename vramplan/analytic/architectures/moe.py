@@ -10,9 +10,12 @@ from vramplan.analytic.architectures.llama import every_layer_slides, plain_wind
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import moe_linear_experts
+from vramplan.analytic.layers.attention import attend, attention
+from vramplan.analytic.layers.context import Context, LayerKind, heads_of
+from vramplan.analytic.layers.mlp import gated
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.moe import Experts, declare, routed, softmax_router
-from vramplan.analytic.layers.transformer import Context, LayerKind, attend, attention, gated, heads_of, rotary
+from vramplan.analytic.layers.rope import rotary
 from vramplan.inputs.model_spec import Config
 
 Attention = Callable[[Modules, Config, Tensor, Context, LayerKind], tuple[Tensor, ...]]

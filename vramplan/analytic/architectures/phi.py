@@ -9,16 +9,11 @@ from vramplan.analytic.architectures.decoder import Decoder, Rotary, layer_norm
 from vramplan.analytic.architectures.llama import every_layer_slides, plain_window
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers.attention import attend
+from vramplan.analytic.layers.context import Context, LayerKind, heads_of
+from vramplan.analytic.layers.mlp import fused_gated_mlp, plain_mlp
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import (
-    Context,
-    LayerKind,
-    attend,
-    fused_gated_mlp,
-    heads_of,
-    partial_rotary,
-    plain_mlp,
-)
+from vramplan.analytic.layers.rope import partial_rotary
 from vramplan.inputs.model_spec import Config
 
 

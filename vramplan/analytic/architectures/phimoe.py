@@ -10,9 +10,10 @@ from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Grads, Tensor
 from vramplan.analytic.layers import attention_kernels as kernels
 from vramplan.analytic.layers import moe_linear_experts
+from vramplan.analytic.layers.attention import attention
+from vramplan.analytic.layers.context import Context, LayerKind
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.moe import Experts, Routed, routed
-from vramplan.analytic.layers.transformer import Context, LayerKind, attention
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.model_spec import Config
 

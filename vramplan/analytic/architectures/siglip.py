@@ -9,8 +9,8 @@ from vramplan.analytic.architectures.towers.vit import clip_block, table_of
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers.attention_kernels import softmax
+from vramplan.analytic.layers.mlp import plain_mlp
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import plain_mlp
 from vramplan.inputs.model_inputs import Input, grid, interpolates
 from vramplan.inputs.model_spec import Config
 

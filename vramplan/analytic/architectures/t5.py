@@ -10,8 +10,9 @@ from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor, leaf
 from vramplan.analytic.layers import losses
 from vramplan.analytic.layers.biased_attention import attend
+from vramplan.analytic.layers.context import Context
+from vramplan.analytic.layers.mlp import activation
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import Context, activation
 from vramplan.inputs.model_spec import Config
 
 ENCODER, DECODER = 0, 1

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor, leaf
 from vramplan.analytic.layer_folding import STACK
+from vramplan.analytic.layers.context import Context, CrossAttentionInput
 from vramplan.analytic.layers.modules import Modules, WeightConfig
-from vramplan.analytic.layers.transformer import Context, CrossAttentionInput
 from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import Config
@@ -118,7 +118,7 @@ def in_one_row(pixels: Tensor, dtype: str | None) -> Tensor:
 
 def joined(net: Modules, x: Tensor) -> Tensor:
     """``torch.cat(features)`` of all images; the outer forward keeps each image's."""
-    net.outer.append(x)
+    net.multimodal_locals.append(x)
     net.tape.module = "inputs"
     return ops.copy(x, "features of all images")
 

@@ -8,8 +8,10 @@ from vramplan.analytic.architectures.vision_tower import given_a_gradient
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import losses
+from vramplan.analytic.layers.attention import Softcap, eager_attention, flash_package, sdpa
+from vramplan.analytic.layers.context import Context
+from vramplan.analytic.layers.mlp import activation
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import Context, Softcap, activation, eager_attention, flash_package, sdpa
 from vramplan.inputs.model_spec import Config
 
 ENCODER, DECODER = 0, 1

@@ -21,7 +21,7 @@ Backward = Callable[..., Grads]
 
 
 class StorageInfo(NamedTuple):
-    """What one allocation is, for people."""
+    """One allocation, as shown to the user."""
 
     num_bytes: int
     category: str
@@ -30,7 +30,7 @@ class StorageInfo(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     card: int = 0
-    """Which of several cards it lies on."""
+    """Index of the GPU that it is on."""
 
 
 class Like(NamedTuple):
@@ -41,7 +41,7 @@ class Like(NamedTuple):
 
 
 class LayerSection(NamedTuple):
-    """A stretch of the record: one layer's share of one phase (`layer` is None outside the repeated layers)."""
+    """A part of the record: one layer in one phase; `layer` is None outside the repeated layers."""
 
     phase: str
     layer: int | None
@@ -51,7 +51,7 @@ class LayerSection(NamedTuple):
 
 
 class LiveStorage:
-    """One allocation. Python frees it where PyTorch would."""
+    """One allocation, freed by Python's reference count when PyTorch would free it."""
 
     __slots__ = ("emit", "id")
 
@@ -61,7 +61,7 @@ class LiveStorage:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """All that it is recorded as."""
+        """Numbers of the storages that it is in the record."""
         return (self.id,)
 
     def __del__(self) -> None:
@@ -69,13 +69,13 @@ class LiveStorage:
 
 
 class Resident:
-    """Stands for memory that outlives the step (a parameter), which the tape neither allocates nor frees."""
+    """Memory that outlives the step, as a parameter's: the tape neither allocates nor frees it."""
 
     __slots__ = ()
 
 
 class Node:
-    """One backward function: where its gradients go, what it keeps, what it does."""
+    """One backward function: its edges to the next nodes, its saved tensors and its formula."""
 
     __slots__ = (
         "__weakref__", "attributes", "backward", "card", "copies", "edges", "frame", "layer", "module", "num_grads",
@@ -87,15 +87,13 @@ class Node:
         self.backward = backward
         self.saved: list[LiveStorage | Resident] = []
         self.attributes: list[LiveStorage | Resident] = []
-        self.frame: CheckpointFrame | None = (
-            None  # set with the first saved tensor: torch's hooks on those alone hold it
-        )
+        self.frame: CheckpointFrame | None = None  # set with the first saved tensor, whose hooks hold it
         self.slots: list[int] = []
         tape.sequence += 1
         self.sequence = tape.sequence
         self.layer = tape.layer
         self.card = tape.card
-        self.copies = tape.turns.copies
+        self.copies = tape.repeated.copies
         self.module = tape.module
         self.num_grads = num_grads
 
@@ -130,19 +128,19 @@ class Tensor:
 
     @property
     def num_elements(self) -> int:
-        """Elements in this tensor."""
+        """Number of elements."""
         return prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of this tensor, unrounded."""
+        """Bytes, not rounded to the allocator's blocks."""
         return prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     def view(self, *shape: int) -> Tensor:
-        """The same storage under another shape; its gradient is a view too, so it needs no node of its own.
+        """The same storage with another shape; its gradient is a view too, so it has no node.
 
-        As in PyTorch a view holds its base, also without gradients (DifferentiableViewMeta): a storage seen through a
-        view is never held alone.
+        As in PyTorch a view holds its base, also without gradients (DifferentiableViewMeta), so a storage with a view
+        always has more than one holder.
         """
         return Tensor(self.tape, self.storage, shape, self.dtype, self.node, self.index, self.base or self)
 
@@ -152,7 +150,7 @@ class Tensor:
 
 
 class Accumulate(Node):
-    """AccumulateGrad: the end of the graph at a leaf, which it keeps. It runs as soon as its gradient is whole."""
+    """AccumulateGrad: the end of the graph at a leaf, which it keeps; it runs as soon as its gradient is complete."""
 
     __slots__ = ("grad", "leaf", "name", "reached", "reorders")
 
@@ -167,15 +165,15 @@ class Accumulate(Node):
 
 
 SAVED = ".modules_to_save"
-"""In the name of what trains in a frozen module's place (PEFT's ModulesToSaveWrapper)."""
+"""Part of the name of the trained copy of a frozen module (PEFT's ModulesToSaveWrapper)."""
 Stored = tuple[tuple[str, int, str], ...]
-"""(what, bytes, formula) of each tensor that a weight is stored as; none where it is stored as it is."""
+"""(name, bytes, formula) of each tensor of a quantized weight; empty if the weight is not quantized."""
 
 
 class Parameter(Tensor):
-    """A weight: resident memory, and a gradient where it trains."""
+    """A weight: resident memory, and a gradient if it trains."""
 
-    __slots__ = ("card", "copies", "held", "layer", "name", "quantize", "stored", "viewed")
+    __slots__ = ("card", "copies", "held_by_graph", "layer", "name", "quantize", "stored", "viewed")
 
     def __init__(
         self,
@@ -191,25 +189,25 @@ class Parameter(Tensor):
         self.name = name
         self.stored = stored
         self.quantize = quantize
-        self.held = False
-        """Whether a graph keeps the very memory that it is in, until it is dropped (``ctx.tensors``)."""
+        self.held_by_graph = False
+        """Whether a graph keeps the weight's own memory until the graph is dropped (``ctx.tensors``)."""
         self.layer, self.card = tape.layer, tape.card
-        self.copies = tape.turns.copies
-        """Experts that have one like it, whom this one stands for."""
+        self.copies = tape.repeated.copies
+        """Number of experts whose weight of this name is simulated by this one."""
         self.viewed = False
-        """Whether backward keeps a view of it, which ZeRO-3 cannot empty as it does the weight."""
+        """Whether backward keeps a view of it; ZeRO-3 empties the weight, but not a view."""
         if trains:
             self.node = Accumulate(tape, self, name)
 
     def reordered(self) -> Parameter:
-        """Itself; its gradient comes in another order than it lies in memory, and is copied (accumulate_grad.h)."""
+        """This parameter; its gradient has another memory layout than the weight and is copied (accumulate_grad.h)."""
         if isinstance(self.node, Accumulate):
             self.node.reorders = True
         return self
 
     @property
     def is_adapter(self) -> bool:
-        """Whether it belongs to an adapter, not to the model itself (PEFT's names)."""
+        """Whether it belongs to an adapter, by PEFT's names, and not to the model itself."""
         return ".lora_" in self.name or SAVED in self.name
 
     @property
@@ -224,23 +222,23 @@ class Parameter(Tensor):
 
     @property
     def grad(self) -> Tensor | None:
-        """That gradient, where it stays."""
+        """Its gradient; None if it has none or if the gradient does not stay."""
         return self.node.grad if isinstance(self.node, Accumulate) else None
 
 
 def leaf(source: Tensor) -> Tensor:
-    """`source` made a leaf that needs a gradient, which is kept (`enable_input_require_grads`)."""
-    made = source.detach()
-    made.node = Accumulate(source.tape, source)
-    return made
+    """`source` as a leaf that needs a gradient and keeps it (`enable_input_require_grads`)."""
+    result = source.detach()
+    result.node = Accumulate(source.tape, source)
+    return result
 
 
 class StopRecompute(Exception):
-    """Raised inside a recomputed forward once the last saved tensor is there (checkpoint's early stop)."""
+    """Raised inside a recomputed forward when the last saved tensor exists (checkpoint's early stop)."""
 
 
 class CheckpointFrame:
-    """One checkpointed call: its forward saved nothing; the first node that wants a tensor replays it.
+    """One checkpointed call: its forward saved nothing; the first node that needs a saved tensor recomputes it.
 
     Mirrors torch/utils/checkpoint.py (non-reentrant, early stop on), torch 2.13.
     """
@@ -251,13 +249,13 @@ class CheckpointFrame:
         self.function = function
         self.inputs = inputs
         self.waiting: list[ReferenceType[Node]] = []
-        """For each slot the node that will ask for it, if it lives until then (torch's weak_holders)."""
+        """For each slot a weak reference to the node that saved the tensor (torch's weak_holders)."""
         self.slots: list[LiveStorage | Resident | None] | None = None
         self.autocast = autocast
 
 
 def count_dependencies(roots: Iterable[Node]) -> dict[Node, int]:
-    """How many gradients each node waits for (engine.cpp: compute_dependencies)."""
+    """Number of gradients that each node waits for (engine.cpp: compute_dependencies)."""
     counts = dict.fromkeys(roots, 0)
     stack = list(counts)
     while stack:

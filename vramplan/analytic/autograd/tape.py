@@ -1,9 +1,13 @@
-"""A shape-only autograd: it plays a training step and records what PyTorch would allocate and free.
+"""Shape-only autograd: simulates a training step and records what PyTorch would allocate and free.
 
-Blocks (:mod:`vramplan.analytic.layers.transformer`) read like a model's forward and run on
+Layers (:mod:`vramplan.analytic.layers`) read like a model's forward and run on
 :mod:`vramplan.analytic.autograd.graph`. The backward pass mirrors PyTorch 2.13's engine
-(torch/csrc/autograd/engine.cpp): nodes run by descending sequence number, gradients that meet are summed in place where
-nobody else holds them, parameters take over a gradient nobody else holds, a node's saved tensors go when it has run.
+(torch/csrc/autograd/engine.cpp): nodes run by descending sequence number, gradients of one tensor are summed in place
+if nothing else holds them, parameters take over a gradient that nothing else holds, a node's saved tensors are freed
+when it has run.
+
+A local variable of a forward or backward function is a lifetime: its storage is freed when the variable is deleted,
+assigned again or its function returns, as in PyTorch. Adding, removing or reordering locals changes the estimate.
 
 The record is a list of integers: ``i`` allocates storage ``i``, ``~i`` frees it.
 """
@@ -51,27 +55,29 @@ class Tape:
         self.events: list[int] = []
         self.storages: list[StorageInfo] = []
         self.kept: set[int] = set()
-        self.added: set[int] = set()
-        """Gradients of weights that do not stay: added to earlier ones, or taken away (`gives_gradients`)."""
-        self.turns = RepeatedExperts(self.events, self.storages, self.added)
+        """Ids of storages that are saved for backward."""
+        self.transient_gradients: set[int] = set()
+        """Ids of gradient storages that are freed as soon as they are produced: added to an earlier gradient, or
+        consumed by a ZeRO or FSDP hook (`gives_gradients`)."""
+        self.repeated = RepeatedExperts(self.events, self.storages, self.transient_gradients)
         self.gives_gradients = False
-        """Whether somebody takes each weight's gradient as it comes."""
+        """Whether a hook consumes each weight's gradient as soon as it is produced."""
         self.keeps_inputs = False
-        """Whether linear layers keep their input even for a frozen weight (DeepSpeed 0.19, runtime/zero/linear.py)."""
+        """Whether linear layers save their input for a frozen weight too (DeepSpeed 0.19, runtime/zero/linear.py)."""
         self.kernels: list[Kernel] = []
         self.sections: list[LayerSection] = []
         self.parameters: dict[tuple[int | None, str], Parameter] = {}
         self.sequence = 0
         self.layer: int | None = None
         self.card = 0
-        """Where ops put what they make."""
+        """Index of the GPU that ops allocate on."""
         self.phase = ""
         self.module = ""
         self.grad_enabled = True
         self.training = True
         self.reentrant = False
         self.holds_leaves = False
-        """Whether what reentrant checkpointing starts from again, and its gradient, is held until backward ends."""
+        """Whether the inputs of a reentrant recomputation, and their gradients, are held until backward ends."""
         self.leaves: list[Tensor] = []
         self.autocast: str | None = None
         self.autocast_cache: dict[int, Tensor] = {}
@@ -79,12 +85,13 @@ class Tape:
         self.recomputing: CheckpointFrame | None = None
         self.in_backward = False
         self.alone = _holders([Tensor(self, Resident(), (), "fp32")], 0)
+        """Reference counts of a tensor that only one list holds."""
         self.unpacked: Node | None = None
 
     # -- recording ---------------------------------------------------------------------------------------------------
 
     def enter(self, phase: str, layer: int | None) -> None:
-        """Open a section: what follows belongs to `layer`'s share of `phase`."""
+        """Open a section: all that follows belongs to `layer` in `phase`."""
         if self.sections and self.phase == phase and self.layer == layer:
             return
         self.phase, self.layer = phase, layer
@@ -100,21 +107,21 @@ class Tape:
             StorageInfo(prod(shape) * DTYPE_BYTES[dtype], category, self.module, what, shape, dtype, self.card)
         )
         self.events.append(id)
-        return self.turns.storage(id) if self.turns.copies > 1 else LiveStorage(id, self.events.append)
+        return self.repeated.storage(id) if self.repeated.copies > 1 else LiveStorage(id, self.events.append)
 
     def empty(self, shape: tuple[int, ...], dtype: str, what: str, category: str = "") -> Tensor:
         """A new tensor without autograd history."""
         return Tensor(self, self.allocate(shape, dtype, what, category), shape, dtype)
 
     def work(self, flops: int, moved_bytes: int, dtype: str, launches: int = 1) -> None:
-        """Book the work of one op."""
-        times = self.turns.copies
+        """Record the work of one op."""
+        times = self.repeated.copies
         self.kernels.append(Kernel(times * flops, times * moved_bytes, times * launches, dtype))
 
     # -- autograd ----------------------------------------------------------------------------------------------------
 
     def node(self, inputs: tuple[Tensor, ...], backward: Backward, num_grads: int = 1) -> Node | None:
-        """A node for an op on `inputs`, or None where no gradient is asked for."""
+        """A node for an op on `inputs`, or None if no input needs a gradient."""
         if not self.grad_enabled:
             return None
         for tensor in inputs:
@@ -123,13 +130,13 @@ class Tape:
         return None
 
     def keep(self, *tensors: Tensor) -> None:
-        """Count these as kept for later, whoever holds them."""
+        """Count these as saved for backward, whichever object holds them."""
         for tensor in tensors:
             if isinstance(tensor.storage, LiveStorage):
                 self.kept.update(tensor.storage.ids)
 
     def save(self, node: Node | None, *tensors: Tensor) -> None:
-        """Keep `tensors` for `node`'s backward; under checkpointing, hand them to the waiting frame instead."""
+        """Save `tensors` for `node`'s backward; under checkpointing only the frame's slots are counted."""
         if node is None:
             return
         frame = self.frame
@@ -153,13 +160,13 @@ class Tape:
                 frame.waiting.append(ref(node))
 
     def attach(self, node: Node | None, *tensors: Tensor) -> None:
-        """Keep `tensors` on a Python function's ctx: as long as the node lives, and past checkpointing."""
+        """Save `tensors` on a Python function's ctx: until the node is freed, also under checkpointing."""
         if node is not None:
             node.attributes += [tensor.storage for tensor in tensors]
             self.keep(*tensors)
 
     def checkpoint(self, function: Callable[..., Output], *inputs: Tensor) -> Output:
-        """``function(*inputs)`` keeping only the inputs; backward replays it."""
+        """``function(*inputs)`` that keeps only its inputs; backward runs it again."""
         if not self.grad_enabled:
             return function(*inputs)
         if self.reentrant:
@@ -175,33 +182,35 @@ class Tape:
             self.frame = outer
 
     def _checkpoint_reentrant(self, function: Callable[..., Output], inputs: tuple[Tensor, ...]) -> Output:
-        """The older kind (torch's CheckpointFunction): a forward without a graph; backward makes one and walks it."""
+        """Torch's CheckpointFunction: a forward without a graph; backward builds the graph and runs it."""
         with self.no_grad():
             outputs = function(*inputs)
-        given, autocast = [(one.detach(), one.node is not None) for one in inputs], self.autocast
-        made: tuple[Any, ...] = outputs if isinstance(outputs, tuple) else (outputs,)
-        phase, likes = self.phase.replace("forward", "backward"), [one.like for one in made]
+        input_tensors, autocast = [(tensor.detach(), tensor.node is not None) for tensor in inputs], self.autocast
+        results: tuple[Any, ...] = outputs if isinstance(outputs, tuple) else (outputs,)
+        phase, likes = self.phase.replace("forward", "backward"), [result.like for result in results]
 
         def backward(*grads: Tensor | None) -> Grads:
-            full = [  # a Python function is given zeros for outputs that nobody used (set_materialize_grads)
+            incoming = [  # a Python function gets zeros for outputs that were not used (set_materialize_grads)
                 self.empty(like.shape, like.dtype, "zeros for an output") if grad is None else grad
                 for like, grad in zip(likes, grads, strict=True)
             ]
-            leaves = [leaf(one) if needs else one for one, needs in given]
-            given.clear()  # what is kept is kept by the node
+            leaves = [leaf(tensor) if needs else tensor for tensor, needs in input_tensors]
+            input_tensors.clear()  # only the node holds the inputs
             self.leaves += leaves if self.holds_leaves else []
             self.in_backward = False
             with self.autocasting(autocast):
-                again = function(*leaves)
+                recomputed = function(*leaves)
             self.in_backward = True
-            ends: Iterable[tuple[Any, Tensor]] = zip(again if isinstance(again, tuple) else (again,), full, strict=True)
-            self._walk(phase, [(one.node, one.index, grad) for one, grad in ends if one.node is not None])
-            return [one.node.grad if isinstance(one.node, Accumulate) else None for one in leaves]
+            ends: Iterable[tuple[Any, Tensor]] = zip(
+                recomputed if isinstance(recomputed, tuple) else (recomputed,), incoming, strict=True
+            )
+            self._walk(phase, [(end.node, end.index, grad) for end, grad in ends if end.node is not None])
+            return [start.node.grad if isinstance(start.node, Accumulate) else None for start in leaves]
 
-        node = self.node(inputs, backward, len(made))
+        node = self.node(inputs, backward, len(results))
         self.save(node, *inputs)
-        for index, one in enumerate(made):
-            one.node, one.index = node, index
+        for index, result in enumerate(results):
+            result.node, result.index = node, index
         return outputs
 
     def _recompute(self, frame: CheckpointFrame) -> None:
@@ -219,10 +228,10 @@ class Tape:
 
     def backward(self, phase: str, loss: Tensor) -> None:
         """Run the backward pass from `loss`, section by section."""
-        if loss.node is None:  # nothing trains, as after adapters that match no layer: who plays this says so
+        if loss.node is None:  # nothing trains, as if adapters match no layer: the caller reports that
             return
         self.in_backward = True
-        seed = self.empty((), "fp32", "gradient of the loss")  # Tensor.backward holds it to the end
+        seed = self.empty((), "fp32", "gradient of the loss")  # held until Tensor.backward returns
         self._walk(phase, [(loss.node, 0, seed)])
         self.enter(phase, None)
         self.leaves.clear()
@@ -230,7 +239,7 @@ class Tape:
         self.in_backward, self.card = False, 0
 
     def _walk(self, phase: str, roots: list[tuple[Node, int, Tensor]]) -> None:
-        """Run all nodes behind `roots`, each with the gradient of one of its outputs (Engine::execute)."""
+        """Run `roots`, each with the gradient of an output, and all nodes that they lead to (Engine::execute)."""
         waiting = count_dependencies({node for node, _, _ in roots})
         buffers: dict[Node, Grads] = {}
         for root, index, seed in roots:
@@ -247,7 +256,7 @@ class Tape:
                 self._accumulate(node, grads)
                 continue
             self.enter(phase, node.layer)
-            self.turns.stand_for(node.copies)
+            self.repeated.stand_for(node.copies)
             edges = node.edges
             outputs = self._run(node, grads)
             outputs.reverse()
@@ -267,10 +276,10 @@ class Tape:
                     tie += 1
                     heapq.heappush(ready, (-target.sequence, tie, target))
             del node, edges, outputs
-        self.turns.stand_for(1)
+        self.repeated.stand_for(1)
 
     def _run(self, node: Node, grads: Grads) -> Grads:
-        """Engine::call_function: the incoming gradients and the saved tensors go only when the outputs are there."""
+        """Engine::call_function: incoming gradients and saved tensors are freed after the outputs exist."""
         self.module, self.card = node.module, node.card
         frame = node.frame
         if frame is not None and node.slots:
@@ -295,12 +304,12 @@ class Tape:
         return outputs
 
     def applied(self) -> None:
-        """The formula is done, its outputs not yet fitted: a recomputed tensor was the formula's local and goes now."""
+        """The formula is done, its outputs are not fitted yet: recomputed tensors were its locals and are freed now."""
         if self.unpacked is not None:
             self.unpacked.saved.clear()
 
     def _add(self, buffer: Grads, index: int, grad: Tensor) -> None:
-        """InputBuffer::accumulate: in place where this buffer alone holds the old gradient."""
+        """InputBuffer::accumulate: in place if only this buffer holds the old gradient."""
         old = buffer[index]
         if old is None:
             buffer[index] = grad
@@ -312,15 +321,15 @@ class Tape:
             buffer[index] = self.empty(like.shape, like.dtype, "sum of gradients")
 
     def _accumulate(self, node: Accumulate, grads: Grads) -> None:
-        """AccumulateGrad: add in place, or take over a gradient that nobody else holds, or copy it."""
-        alone = _holders(grads, 0)[0] == self.alone[0]  # whoever else holds the storage does not matter here
+        """AccumulateGrad: add in place, take over a gradient that nothing else holds, or copy it."""
+        alone = _holders(grads, 0)[0] == self.alone[0]  # other holders of the storage do not matter here
         grad = grads.pop()
         assert grad is not None
         node.reached = True
         if node.grad is not None:
             self.work(0, 3 * grad.num_bytes, grad.dtype)
             if node.name and isinstance(grad.storage, LiveStorage):
-                self.added.update(grad.storage.ids)
+                self.transient_gradients.update(grad.storage.ids)
             return
         if node.name:
             self.module = node.name
@@ -330,7 +339,7 @@ class Tape:
             id = grad.storage.id
             self.storages[id] = self.storages[id]._replace(category="gradient", module=node.name, what="gradient")
         if node.name and self.gives_gradients and isinstance(grad.storage, LiveStorage):
-            self.added.update(grad.storage.ids)
+            self.transient_gradients.update(grad.storage.ids)
         else:
             node.grad = grad
 
@@ -338,7 +347,7 @@ class Tape:
 
     @contextmanager
     def no_grad(self) -> Iterator[None]:
-        """Ops inside keep nothing."""
+        """Context in which ops save nothing."""
         outer, self.grad_enabled = self.grad_enabled, False
         try:
             yield
@@ -347,7 +356,7 @@ class Tape:
 
     @contextmanager
     def on(self, card: int) -> Iterator[None]:
-        """Ops inside run on `card`."""
+        """Context in which ops run on the GPU with index `card`."""
         outer, self.card = self.card, card
         try:
             yield
@@ -355,7 +364,7 @@ class Tape:
             self.card = outer
 
     def card_of(self, tensor: Tensor) -> int:
-        """The card that a tensor lies on; a weight lies where it is used."""
+        """Index of the GPU that a tensor is on; a weight is on the one that uses it."""
         return self.storages[tensor.storage.id].card if isinstance(tensor.storage, LiveStorage) else self.card
 
     @contextmanager
@@ -370,15 +379,15 @@ class Tape:
                 self.autocast_cache.clear()
 
 
-def _holders(held: Grads, index: int) -> tuple[int, int]:
-    """References to a tensor in a list and to its storage; comparable with those of one that nobody else holds."""
-    tensor = held[index]
+def _holders(tensors: Grads, index: int) -> tuple[int, int]:
+    """Reference counts of a tensor in a list and of its storage, to compare with those of an unshared tensor."""
+    tensor = tensors[index]
     assert tensor is not None
     return getrefcount(tensor), getrefcount(tensor.storage)
 
 
 def _detached(tensor: Tensor) -> Tensor:
-    """`tensor` as the recomputed graph sees it: a leaf that needs a gradient where the original did."""
+    """`tensor` in a recomputed graph: a leaf that needs a gradient if the original does."""
     if tensor.node is None:
         return tensor
     leaf = tensor.detach()

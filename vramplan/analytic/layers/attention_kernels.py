@@ -1,4 +1,4 @@
-"""Attention kernels: what each allocates, keeps and works in (aten/src/ATen/native/transformers, torch 2.13).
+"""Attention kernels: allocations, saved tensors and workspaces (aten/src/ATen/native/transformers, torch 2.13).
 
 Tensors are (batch B, length S, heads, head dim D).
 """
@@ -15,7 +15,7 @@ from vramplan.units import ceil_div
 
 
 class Pieces(NamedTuple):
-    """A row of tokens cut into pieces that do not see each other, each with a call of its own."""
+    """A row of tokens divided into pieces that do not attend to each other."""
 
     lengths: tuple[int, ...]
 
@@ -26,16 +26,16 @@ class Pieces(NamedTuple):
 
     @property
     def squares(self) -> int:
-        """Scores of all pieces."""
+        """Number of attention scores of all pieces."""
         return sum(length * length for length in self.lengths)
 
 
 WORKSPACE = "workspace"
-"""Marks memory that a kernel itself takes while it runs: real, but not a tensor of the framework."""
+"""Category of memory that a kernel allocates while it runs, not as a tensor."""
 
 
 def softmax_fp32(x: Tensor) -> Tensor:
-    """``F.softmax(x, dim=-1, dtype=torch.float32)``: fp16 goes straight in, bf16 through an fp32 copy (SoftMax.cpp)."""
+    """``F.softmax(x, dim=-1, dtype=torch.float32)``: bf16 is copied to fp32 first, fp16 is not (SoftMax.cpp)."""
     tape = x.tape
     source = ops.to(x, "fp32", "fp32 copy of the scores") if x.dtype == "bf16" else x
     like = source.like
@@ -57,22 +57,22 @@ def softmax(x: Tensor) -> Tensor:
 
 
 def softmax_as_it_is(x: Tensor) -> Tensor:
-    """``F.softmax(x, dim=-1, dtype=x.dtype)``: a dtype given by hand overrides autocast."""
+    """``F.softmax(x, dim=-1, dtype=x.dtype)``: an explicit dtype overrides autocast."""
     return ops.pointwise(x, "attention probabilities", saves_output=True)
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, pieces: Pieces | None = None) -> Tensor:
-    """FlashAttention-2 on (B, S, heads, D): keeps q, k, v, out, the fp32 log-sum-exp (B, heads, S) and a random state.
+    """FlashAttention-2 on (B, S, heads, D): saves q, k, v, out, the fp32 log-sum-exp (B, heads, S) and a random state.
 
-    Its backward kernel works in an fp32 accumulator of dq, a row-sum of fp32, and, with grouped heads, dk and dv for
-    all query heads (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp: mha_bwd, torch 2.13).
+    Its backward kernel allocates an fp32 accumulator of dq, fp32 row sums, and, with grouped heads, dk and dv of all
+    query heads (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp: mha_bwd, torch 2.13).
     """
     q, k, v = ops.low(q), ops.low(k), ops.low(v)
     tape = q.tape
     likes = [x.like for x in (q, k, v)]
     batch, length, heads, dim = q.shape
     grouped = k.shape[2] != heads
-    flops = 4 * batch * heads * length * k.shape[1] * dim  # two products; torch.utils.flop_counter knows no causal half
+    flops = 4 * batch * heads * length * k.shape[1] * dim  # two products, not halved for a causal mask
     rounded = ceil_div(length, 128) * 128
     if pieces is not None:
         flops, rounded = 4 * heads * pieces.squares * dim, ceil_div(pieces.longest, 128) * 128
@@ -96,18 +96,17 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, pieces: Pieces | None = Non
     out = ops.output(node, tape, q.shape, q_dtype, "attention output")
     log_sum = tape.empty((batch, heads, length), "fp32", "attention log-sum-exp")
     states = [tape.empty(shape, "int64", "attention random state") for shape in ((2,), ())]
-    tape.save(node, *states, out, log_sum, v, q, k)  # released from the last to the first: by name, inputs first
+    tape.save(node, *states, out, log_sum, v, q, k)  # freed in reverse order: by name, inputs first
     return out
 
 
 def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, pieces: Pieces | None = None) -> Tensor:
-    """PyTorch's memory-efficient kernel on (B, S, heads, D), all heads equal; a boolean mask becomes an additive bias.
+    """PyTorch's memory-efficient kernel on (B, S, heads, D) without grouped heads; values may have another width.
 
-    Values may be of another width than q and k.
-
-    The bias, (B, 1, S, S) in q's dtype with its last dimension padded to 8, is made in every call and kept
-    (aten/src/ATen/native/transformers/attention.cpp: convert_boolean_attn_mask, pad_bias; cuda/attention.cu: the
-    log-sum-exp is aligned to 32 rows). Backward keeps an fp32 dq accumulator and row sums.
+    A boolean mask becomes an additive bias, (B, 1, S, S) in q's dtype with its last dimension padded to a multiple of
+    8, which each call makes and saves (aten/src/ATen/native/transformers/attention.cpp: convert_boolean_attn_mask,
+    pad_bias; cuda/attention.cu: the log-sum-exp is aligned to 32 rows). Backward allocates an fp32 accumulator of dq
+    and row sums.
     """
     q, k, v = ops.low(q), ops.low(k), ops.low(v)
     tape = q.tape
@@ -145,7 +144,7 @@ def additive_bias(mask: Tensor, dtype: str) -> Tensor:
 
 
 def aligned_bias(mask: Tensor, dtype: str) -> Tensor:
-    """The same for the efficient kernel, rows padded to a multiple of 8 elements (preprocess_mask)."""
+    """The additive bias of the memory-efficient kernel, rows padded to a multiple of 8 elements (preprocess_mask)."""
     bias = additive_bias(mask, dtype) if mask.dtype == "bool" else ops.to(mask, dtype)
     if mask.shape[-1] % 8 == 0:
         return bias
@@ -154,9 +153,9 @@ def aligned_bias(mask: Tensor, dtype: str) -> Tensor:
 
 
 def causal_mask(tape: Tape, batch: int, length: int, dtype: str, queries: int | None = None) -> Tensor:
-    """The mask tensor transformers builds (masking_utils.py): boolean for SDPA, additive in `dtype` for eager.
+    """Transformers' mask tensor (masking_utils.py): boolean for SDPA, additive in `dtype` for eager.
 
-    `queries`: how many there are, where not as many as keys.
+    `queries`: their number, if it differs from that of keys.
     """
     shape, name = (batch, 1, queries or length, length), "mask" if queries else "causal mask"
     boolean = tape.empty(shape, "bool", name)
@@ -168,14 +167,14 @@ def causal_mask(tape: Tape, batch: int, length: int, dtype: str, queries: int | 
 def math_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_probability: float = 0.0, broadcasts: bool = False
 ) -> Tensor:
-    """SDPA's fallback, all scores at once (aten/src/ATen/native/transformers/attention.cpp, torch 2.13).
+    """SDPA's math fallback, all scores at once (aten/src/ATen/native/transformers/attention.cpp, torch 2.13).
 
     Half types are computed in fp32; q and k are each scaled by the root of the scale; grouped heads are repeated;
-    a causal mask without padding is one (S, S) bias for all; the fp32 probabilities are kept once for both products.
-    `broadcasts`: one head meets many without ``enable_gqa`` (falcon-7b), so the products expand it themselves.
+    a causal mask without padding is one (S, S) bias; the fp32 probabilities are saved once for both products.
+    `broadcasts`: one key head without ``enable_gqa`` (falcon-7b), which the products expand.
     """
     q, k, v = ops.low(q), ops.low(k), ops.low(v)
-    with q.tape.autocasting(None):  # autocast's SDPA wrapper excludes the autocast key: the products inside stay fp32
+    with q.tape.autocasting(None):  # autocast's SDPA wrapper disables autocast: its products stay in fp32
         return _math_attention(q, k, v, mask, dropout_probability, broadcasts)
 
 
@@ -185,7 +184,7 @@ def _math_attention(
     dtype, tape = q.dtype, q.tape
     batch, length, heads, dim = q.shape
     groups = heads // k.shape[2]
-    # C++ locals that live to the end: the bias, the fp32 copies, the scaled query, the repeated heads
+    # C++ locals, held until the function returns: the bias, the fp32 copies, the scaled query, the repeated heads
     bias = mask
     if mask is not None and mask.dtype == "bool":
         bias = additive_bias(mask, dtype)
@@ -205,7 +204,7 @@ def _math_attention(
     weights = _safe_softmax(scores)
     del scores
     weights = ops.dropout(weights, dropout_probability)
-    copied = ops.to(weights, dtype) if dtype != "fp32" else None  # the second result, dropped by the caller
+    copied = ops.to(weights, dtype) if dtype != "fp32" else None  # the second result, held until the function returns
     flops, shape = flops // dim * v.shape[-1], (batch, length, heads, v.shape[-1])
     out = ops.matmul(weights, _fold(v, heads), flops, shape, "attention output in fp32")
     out = ops.to(out, dtype, "attention output")
@@ -214,7 +213,7 @@ def _math_attention(
 
 
 def _fold(x: Tensor, heads: int) -> Tensor:
-    """A single head as ``at::matmul`` broadcasts it to all: a view for one sample, a copy for more."""
+    """A single head broadcast to all by ``at::matmul``: a view for one sample, a copy for more."""
     if x.shape[2] == heads:
         return x
     x = ops.repeat_heads(x, heads)
@@ -227,7 +226,7 @@ def _causal_bias(tape: Tape, length: int) -> Tensor:
 
 
 def _safe_softmax(x: Tensor) -> Tensor:
-    """``_safe_softmax``: a softmax whose rows without any key become 0, in place; keeps the result (SoftMax.cpp)."""
+    """``_safe_softmax``: rows without keys are set to 0 in place; saves the result (SoftMax.cpp)."""
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:

@@ -1,4 +1,4 @@
-"""Attention whose scores get a learned bias (T5): SDPA takes it as an additive mask, whose gradient it makes.
+"""Attention with a learned bias of the scores (T5): for SDPA an additive mask with a gradient.
 
 Tensors are (B, S, heads, D), biases (1, heads, Q, K) (transformers 5.23, integrations/sdpa_attention.py:
 create_position_bias_mask; modeling_t5.py: eager_attention_forward).
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Grads, Like, Tensor
+from vramplan.analytic.layers.attention import merged
 from vramplan.analytic.layers.attention_kernels import WORKSPACE, softmax
-from vramplan.analytic.layers.transformer import Context, merged
+from vramplan.analytic.layers.context import Context
 from vramplan.errors import UnsupportedError
 from vramplan.units import ceil_div
 
@@ -17,14 +18,14 @@ from vramplan.units import ceil_div
 def attend(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, ctx: Context, causal: bool, transposed: bool
 ) -> tuple[Tensor, ...]:
-    """(B, Q, heads * D), and the probabilities where there are any; `transposed`: the bias lies heads last."""
+    """(B, Q, heads * D), and eager attention's probabilities; `transposed`: the bias has heads last in memory."""
     batch, queries, heads, dim = q.shape
     mask = ctx.masks.get(False)
     if ctx.attention == "eager":
         out, weights = eager(q, k, v, bias, mask, ctx)
         return out.view(batch, queries, heads * dim), weights
     if dim % (4 if (q.tape.autocast or q.dtype) == "fp32" else 8):
-        raise UnsupportedError(f"heads of width {dim} with a bias: SDPA's fallback for these is not described")
+        raise UnsupportedError(f"heads of width {dim} with a bias: SDPA's math fallback is not modelled")
     if causal and mask is None:
         mask = q.tape.empty((queries, k.shape[1]), "bool", "which keys come before")
     if mask is not None:
@@ -35,15 +36,15 @@ def attend(
 
 
 def chosen(bias: Tensor, mask: Tensor) -> Tensor:
-    """``torch.where(mask, bias, least)``: as large as both together; keeps the mask for the bias's gradient."""
+    """``torch.where(mask, bias, min)``, broadcast to both shapes; saves the mask for the bias's gradient."""
     tape, like = bias.tape, bias.like
     shape = (mask.shape[0] if len(mask.shape) == 4 else 1, *bias.shape[1:])
     full = Like(shape, bias.dtype)
 
     def backward(grad: Tensor) -> Grads:
-        made = ops.made(tape, full, "gradient of a choice")
+        gradient = ops.made(tape, full, "gradient of a choice")
         tape.applied()
-        return [ops.fit(made, like)]
+        return [ops.fit(gradient, like)]
 
     node = tape.node((bias,), backward)
     tape.save(node, mask)
@@ -64,7 +65,7 @@ def for_all(bias: Tensor, batch: int) -> Tensor:
 
 
 def aligned(bias: Tensor) -> Tensor:
-    """Rows padded to a multiple of 8 elements, as the kernel wants them (attention.cpp: pad_bias)."""
+    """The bias with rows padded to a multiple of 8 elements, as the kernel needs (attention.cpp: pad_bias)."""
     tape, like, keys = bias.tape, bias.like, bias.shape[-1]
     if keys % 8 == 0:
         return bias
@@ -78,7 +79,7 @@ def aligned(bias: Tensor) -> Tensor:
 
 
 def efficient(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """PyTorch's memory-efficient kernel with a bias, whose gradient (B, heads, Q, K) it makes where one is wanted."""
+    """PyTorch's memory-efficient kernel with a bias, whose gradient (B, heads, Q, K) it makes if needed."""
     q, k, v, bias = ops.low(q), ops.low(k), ops.low(v), ops.low(bias)
     tape, dtype, (batch, queries, heads, dim) = q.tape, q.dtype, q.shape
     bias = for_all(aligned(bias), batch)
@@ -108,7 +109,7 @@ def efficient(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
 
 def prod_bytes(like: Like) -> int:
-    """Bytes of scores in a half type."""
+    """Bytes of a tensor in a two-byte dtype."""
     size = 2
     for side in like.shape:
         size *= side
@@ -116,7 +117,7 @@ def prod_bytes(like: Like) -> int:
 
 
 def eager(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None, ctx: Context) -> tuple[Tensor, Tensor]:
-    """All scores at once, in the model's dtype."""
+    """Eager attention: all scores at once in the model's dtype. Returns output and probabilities."""
     batch, queries, heads, dim = q.shape
     keys, cached = k.shape[1], ctx.cache is not None
     shape, flops = (batch, heads, queries, keys), 2 * batch * heads * queries * keys * dim

@@ -1,4 +1,4 @@
-"""What an adapter adds to a layer's output: PEFT's LoRA and DoRA on dense and on quantized layers (peft 0.21)."""
+"""PEFT's LoRA and DoRA on dense and on quantized layers (peft 0.21)."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from vramplan.analytic.autograd.graph import Parameter, Tensor
 
 
 class Adapter(NamedTuple):
-    """One layer's adapter, and what it sits on."""
+    """The adapter of one layer, with that layer's weight and bias."""
 
     down: Parameter
     up: Parameter
     magnitude: Parameter | None
-    """DoRA's: the length of each output's row."""
+    """DoRA's magnitude vector: the norm of each row of the weight."""
     dropout: float
     weight: Parameter
     bias: Parameter | None
     input_dtype: str | None = None
-    """What PEFT casts the input to, where the adapter is computed in something else (FSDP1: it is not gathered yet)."""
+    """Dtype that PEFT casts the input to, if the adapter computes in another one (FSDP1: it is not gathered yet)."""
 
 
 def dense(x: Tensor, out: Tensor, adapter: Adapter) -> Tensor:
-    """``out + lora_B(lora_A(dropout(x))) * scaling``, always in the adapter's dtype (tuners/lora/layer.py)."""
+    """``out + lora_B(lora_A(dropout(x))) * scaling`` in the adapter's dtype (tuners/lora/layer.py)."""
     dtype = out.dtype
-    given = ops.to(x, adapter.input_dtype or adapter.down.dtype, "input cast to the adapter's dtype")  # `x` lives on
-    cast = ops.to(given, adapter.down.dtype, "input cast to the adapter's dtype")
+    # `x` and both casts are held until the function returns; `out` is not
+    peft_input = ops.to(x, adapter.input_dtype or adapter.down.dtype, "input cast to the adapter's dtype")
+    cast = ops.to(peft_input, adapter.down.dtype, "input cast to the adapter's dtype")
     if adapter.magnitude is not None:
         total = ops.add(out, directed(cast, out, adapter, adapter.magnitude), "output with adapter")
     else:
@@ -36,33 +37,33 @@ def dense(x: Tensor, out: Tensor, adapter: Adapter) -> Tensor:
 
 
 def quantized(x: Tensor, out: Tensor, adapter: Adapter) -> Tensor:
-    """The same on bitsandbytes' layers: an output in four bits is copied, and casts are only made without autocast.
+    """LoRA on bitsandbytes' layers: the output of a four-bit layer is cloned; without autocast there are casts.
 
-    It is the adapter's output that is cast, not the sum (tuners/lora/bnb.py).
+    The adapter's output is cast, not the sum (tuners/lora/bnb.py).
     """
     if adapter.weight.quantize != "int8":
         out = ops.copy(out, "base output, cloned")
     dtype, casts = out.dtype, x.tape.autocast is None
-    given = ops.to(x, adapter.down.dtype, "input cast to the adapter's dtype") if casts else x
+    cast = ops.to(x, adapter.down.dtype, "input cast to the adapter's dtype") if casts else x
     if adapter.magnitude is not None:
-        total = ops.add(out, directed(given, out, adapter, adapter.magnitude), "output with adapter")
+        total = ops.add(out, directed(cast, out, adapter, adapter.magnitude), "output with adapter")
         return ops.to(total, dtype, "output with adapter") if casts else total
-    delta = low_rank(given, adapter)
+    delta = low_rank(cast, adapter)
     if casts:
         delta = ops.to(delta, dtype, "scaled lora_B output")
     return ops.add(out, delta, "output with adapter")
 
 
 def low_rank(x: Tensor, adapter: Adapter) -> Tensor:
-    """LoRA's own output."""
+    """``lora_B(lora_A(dropout(x))) * scaling``."""
     down = ops.linear(ops.dropout(x, adapter.dropout), adapter.down, None, "lora_A output")
     return ops.scale(ops.linear(down, adapter.up, None, "lora_B output"), "scaled lora_B output")
 
 
 def directed(x: Tensor, out: Tensor, adapter: Adapter, magnitude: Parameter) -> Tensor:
-    """DoRA's: the whole weight is made for the sake of its rows' lengths (tuners/lora/dora.py: DoraLinearLayer).
+    """DoRA's addition: the full weight is computed for the norms of its rows (tuners/lora/dora.py: DoraLinearLayer).
 
-    With dropout, the base's output is computed again from what is left of the input (variants.py: DoraLinearVariant).
+    With dropout the base output is computed again from the dropped input (variants.py: DoraLinearVariant).
     """
     tape = x.tape
     drops = adapter.dropout > 0 and tape.training
@@ -84,12 +85,14 @@ def directed(x: Tensor, out: Tensor, adapter: Adapter, magnitude: Parameter) -> 
 
 
 def _product_of_matrices(adapter: Adapter) -> Tensor:
-    """``lora_B(lora_A(identity)).T``, which keeps the identity; nothing asks for its gradient."""
+    """``lora_B(lora_A(identity)).T``, which saves the identity; it needs no gradient."""
     down = adapter.down
     width = down.shape[1]
     identity = down.tape.empty((width, width), down.dtype, "identity", "activation")
-    made = ops.linear(ops.linear(identity, down, None, "lora_A of the identity"), adapter.up, None, "lora_B x lora_A")
-    return made.view(*reversed(made.shape))
+    product = ops.linear(
+        ops.linear(identity, down, None, "lora_A of the identity"), adapter.up, None, "lora_B x lora_A"
+    )
+    return product.view(*reversed(product.shape))
 
 
 def _lengths(weight: Tensor, delta: Tensor) -> Tensor:

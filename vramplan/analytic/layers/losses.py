@@ -1,4 +1,4 @@
-"""Losses: transformers' own, torchtune's in sections, and three that never hold all logits."""
+"""Losses: transformers' cross-entropy, torchtune's in sections, and three fused losses that never hold all logits."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from math import prod
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Grads, Tensor
 from vramplan.analytic.autograd.tape import Tape
-from vramplan.errors import UnsupportedError
+from vramplan.errors import UnsupportedError, setting
 from vramplan.units import DTYPE_BYTES, ceil_div
 
 
 def shifted_labels(tape: Tape, batch: int, length: int) -> list[Tensor]:
-    """Labels padded and shifted on the card that they came to, the first, then where the loss is made; last comes best.
+    """Padded and shifted labels on the first GPU, then, last, the shifted ones on the GPU of the loss.
 
     (loss/loss_utils.py: ForCausalLMLoss; liger_kernel/transformers/model/loss_utils.py.)
     """
@@ -26,10 +26,10 @@ def shifted_labels(tape: Tape, batch: int, length: int) -> list[Tensor]:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """``F.cross_entropy`` on (T, V) logits: log-softmax keeps its output, nll_loss that same tensor.
+    """``F.cross_entropy`` on (T, V) logits: log-softmax saves its output, nll_loss saves the same tensor.
 
-    Of half logits log-softmax stays in their dtype (LossNLL.cpp: cross_entropy_loss names it), and nll_loss, which is
-    on autocast's list for fp32, takes a copy.
+    For half-precision logits log-softmax stays in their dtype (LossNLL.cpp: cross_entropy_loss names it), and nll_loss,
+    on autocast's fp32 list, gets a copy.
     """
     tape, like = logits.tape, logits.like
 
@@ -52,9 +52,9 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def sliced_cross_entropy(logits: Tensor) -> Tensor:
-    """The loss of transformers before 4.49 on (B, S, V) fp32 logits: all but the last of each sample are copied.
+    """The loss of transformers before 4.49 on (B, S, V) fp32 logits: copies all but the last of each sample.
 
-    (loss/loss_utils.py, ForCausalLMLoss, 4.46 to 4.48.) The slice of one sample is contiguous as it is.
+    (loss/loss_utils.py, ForCausalLMLoss, 4.46 to 4.48.) The slice of a single sample is contiguous and not copied.
     """
     tape, (batch, length, vocabulary), like = logits.tape, logits.shape, logits.like
 
@@ -76,8 +76,8 @@ SECTIONS = 8
 def sectioned_cross_entropy(hidden: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
     """Torchtune's loss (0.6.1, modules/loss/ce_chunked_output_loss.py, modules/transformer.py: chunked_output).
 
-    The head runs on sections of the tokens, then each section's logits go through cross-entropy in fp32: all logits
-    exist in their own dtype, all log-probabilities are kept, but fp32 logits and gradients are one section's.
+    The head runs on sections of the tokens, then cross-entropy in fp32 on each section: all logits exist in their dtype
+    and all log-probabilities are saved, but fp32 logits and gradients exist for one section at a time.
     """
     tape, (batch, length, _) = hidden.tape, hidden.shape
     lengths = tuple(_sections(length, ceil_div(length, SECTIONS)))
@@ -87,28 +87,29 @@ def sectioned_cross_entropy(hidden: Tensor, labels: Tensor, head: Callable[[Tens
     del parts
     tape.module = "loss"
     shifted = tape.empty(labels.shape, "int64", "shifted labels")
-    whole: Tensor | None = None
-    for rows, one in zip(lengths, logits, strict=True):
-        own = tape.empty((batch * rows,), "int64", "labels of a section")
+    total: Tensor | None = None
+    for rows, section in zip(lengths, logits, strict=True):
+        targets = tape.empty((batch * rows,), "int64", "labels of a section")
         loss = cross_entropy(
-            ops.to(one.view(batch * rows, one.shape[-1]), "fp32", "logits of one section in fp32"), own
+            ops.to(section.view(batch * rows, section.shape[-1]), "fp32", "logits of one section in fp32"),
+            targets,
         )
-        whole = loss if whole is None else ops.add(whole, loss)
-    assert whole is not None
+        total = loss if total is None else ops.add(total, loss)
+    assert total is not None
     del logits, shifted
-    return whole
+    return total
 
 
-def _sections(whole: int, size: int) -> list[int]:
-    """``torch.chunk``: pieces of `size`, the last one shorter."""
-    return [min(size, whole - start) for start in range(0, whole, size)]
+def _sections(length: int, size: int) -> list[int]:
+    """Lengths of ``torch.chunk``'s pieces: `size`, the last may be shorter."""
+    return [min(size, length - start) for start in range(0, length, size)]
 
 
 def liger_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Liger's fused head and loss (liger_kernel/ops/fused_linear_cross_entropy.py, 0.8.5), all work done in forward.
+    """Liger's fused head and loss (liger_kernel/ops/fused_linear_cross_entropy.py, 0.8.5), computed in forward.
 
-    The gradients of the hidden state and, where the head trains, of its weight are made at once and kept, in their
-    stored dtypes; the logits exist for one chunk of tokens: next_pow2(ceil(T / ceil(V / H))).
+    The gradients of the hidden state and, if the head trains, of its weight are computed in forward and saved in their
+    stored dtypes; logits exist for one chunk of tokens: next_pow2(ceil(T / ceil(V / H))).
     """
     tape, dtype = hidden.tape, hidden.dtype
     likes = [x.like for x in (hidden, weight)]
@@ -119,12 +120,12 @@ def liger_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tenso
     chunks = ceil_div(tokens, chunk)
     batch, length = labels.shape
     shifted = shifted_labels(tape, batch, length)
-    made: list[Tensor | None] = []
+    gradients: list[Tensor | None] = []
 
     def backward(grad: Tensor) -> Grads:
         tape.work(0, 2 * tokens * width * 2, dtype)
-        grads = list(made)
-        made.clear()
+        grads = list(gradients)
+        gradients.clear()
         return grads
 
     node = tape.node((hidden, weight), backward)
@@ -147,7 +148,7 @@ def liger_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tenso
     tape.work(2 * products * tokens * vocabulary * width, moved, low, launches=4 * chunks)
     if node is not None:
         tape.keep(*(tensor for tensor in (first, second) if tensor is not None))
-        made.extend([first if needs[0] else None, second])
+        gradients.extend([first if needs[0] else None, second])
     del first, second
     out = ops.output(node, tape, (), "fp32", "loss")
     del per_token, shifted
@@ -157,16 +158,16 @@ def liger_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tenso
 def _liger_chunk(
     hidden: Tensor, weight: Tensor, chunk: int, low: str, hidden_trains: bool, weight_trains: bool
 ) -> None:
-    """One chunk under autocast: casts each time, since ``weight.t()`` is a view, whose cast is not cached."""
+    """One chunk under autocast: the weight is cast each time, as the cast of the view ``weight.t()`` is not cached."""
     tape, dtype, (vocabulary, width) = hidden.tape, hidden.dtype, weight.shape
     part = tape.empty((chunk, width), low, "chunk of the hidden state cast (autocast)") if dtype != low else None
     cast = tape.empty(weight.shape, low, "weight cast for Liger (autocast)") if weight.dtype != low else None
     logits = tape.empty((chunk, vocabulary), low, "logits of one chunk", "logits")
     del part, cast
     if hidden_trains:
-        whole = ops.low(weight)  # gradient @ weight: the weight itself, cached where it trains
+        full_weight = ops.low(weight)  # gradient @ weight: its cast is cached if it trains
         part = tape.empty((chunk, width), low, "gradient of a chunk of the hidden state")
-        del part, whole
+        del part, full_weight
     if weight_trains:
         part = tape.empty((chunk, width), low, "chunk of the hidden state cast") if dtype != low else None
         del part
@@ -174,17 +175,20 @@ def _liger_chunk(
 
 
 def cut_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Cut cross-entropy (cut_cross_entropy 25.1.1: cce.py, cce_lse_forward.py, cce_backward.py): no logits at all.
+    """Cut cross-entropy (cut_cross_entropy 25.1.1: cce.py, cce_lse_forward.py, cce_backward.py): no logits in memory.
 
-    Its kernels make logits in registers, in both passes. Every label is taken to count.
+    Its kernels compute logits in registers, in both passes. Assumes that no label is ignored.
 
     Raises:
-        UnsupportedError: for fp32 hidden states, which its kernels do not take.
+        UnsupportedError: for fp32 hidden states.
     """
     tape, dtype = hidden.tape, hidden.dtype
     (batch, length, width), vocabulary = hidden.shape, weight.shape[0]
     if dtype == "fp32":
-        raise UnsupportedError("--loss cut takes bf16 or fp16 hidden states; give --dtype bf16, without fp32 norms")
+        raise UnsupportedError(
+            f"{setting('loss', 'cut')} takes bf16 or fp16 hidden states; give {setting('dtype', 'bf16')}, without fp32"
+            " norms"
+        )
     likes, counted = [x.like for x in (hidden, weight)], (batch * (length - 1),)
     needs, weight_dtype = [x.node is not None for x in (hidden, weight)], weight.dtype
     product = 2 * counted[0] * width * vocabulary
@@ -215,19 +219,19 @@ def cut_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 
 
 CUT_ROWS = 128
-"""Tokens of one block of its kernels: the weight is read once for each."""
+"""Tokens of a block of cut cross-entropy's kernels, which read the weight once for each block."""
 TRL_TILE = (4096, 32768)
 """Tokens by vocabulary entries of one tile of TRL's chunked loss (trl 1.16, ChunkedLogProbFunction)."""
 
 
 def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """TRL's chunked loss (trl 1.16): no logits are kept; backward recomputes them tile by tile in fp32 accumulators.
+    """TRL's chunked loss (trl 1.16): no logits are saved; backward recomputes them by tiles in fp32 accumulators.
 
-    Every label is taken to count. Autocast does not reach the inputs of an autograd.Function, so what is kept and
-    given back is in the stored dtype.
+    Assumes that no label is ignored. Autocast does not cast the inputs of an autograd.Function, so saved tensors and
+    gradients are in the stored dtype.
     """
     tape = hidden.tape
-    valid, *locals_ = _rows_that_count(hidden, labels)
+    valid, *row_locals = _rows_that_count(hidden, labels)
     tokens, (vocabulary, width) = valid.shape[0], weight.shape
     dtype, low = hidden.dtype, tape.autocast or hidden.dtype
     likes, weight_dtype = [valid.like, weight.like], weight.dtype
@@ -237,9 +241,9 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Ten
     moved = vocabulary * width * DTYPE_BYTES[low] * ceil_div(tokens, TRL_TILE[0])
 
     def tiles(in_backward: bool) -> tuple[Tensor | None, Tensor | None]:
-        """Casts of the tiles as the loops make them; backward holds its part of the weight until the next is made."""
+        """Casts of the tiles in the loops' order; backward holds its part of the weight until the next one exists."""
         part: Tensor | None = None
-        some: Tensor | None = None
+        weight_part: Tensor | None = None
         for rows in _ends(tokens, TRL_TILE[0]):
             if dtype != low:
                 new = tape.empty((rows, width), low, "chunk of the hidden states cast")
@@ -248,9 +252,9 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Ten
             for entries in _ends(vocabulary, TRL_TILE[1]):
                 if weight_dtype != low:
                     new = tape.empty((entries, width), low, "chunk of the weight cast")
-                    some = new if in_backward else None
+                    weight_part = new if in_backward else None
                     del new
-        return part, some
+        return part, weight_part
 
     def backward(grad: Tensor) -> Grads:
         ones = tape.empty((tokens,), "fp32", "gradient of the log-probabilities")
@@ -259,12 +263,12 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Ten
             for like, need in zip(likes, needs, strict=True)
         ]
         tile = tape.empty(tile_shape, low, "tile of logits", "logits")
-        held = tiles(True)
+        casts = tiles(True)
         tape.work((1 + sum(needs)) * flops, 3 * moved, low, launches=8)
         grads: Grads = []
-        for one, like in zip(wide, likes, strict=True):
-            grads.append(None if one is None else ops.fit(one, like))
-        del tile, held, wide, ones  # the tile outlives the casts
+        for gradient, like in zip(wide, likes, strict=True):
+            grads.append(None if gradient is None else ops.fit(gradient, like))
+        del tile, casts, wide, ones  # locals, held until the function returns, in this order
         return grads
 
     node = tape.node((valid, weight), backward)
@@ -273,30 +277,30 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Ten
     del places
     vectors = [tape.empty((tokens,), "fp32", "statistics per token") for _ in range(7)]
     tile = tape.empty(tile_shape, low, "tile of logits", "logits")
-    held = tiles(False)
+    forward_casts = tiles(False)
     tape.work(flops, moved, low, launches=8)
     log_z = tape.empty((tokens,), "fp32", "log-sum-exp per token")
     log_probs = tape.empty((tokens,), "fp32", "log-probabilities")
     entropy = tape.empty((tokens,), "fp32", "entropy per token")
     likeliest = tape.empty((tokens,), "bool", "whether the label is the likeliest")
     tape.save(node, valid, weight, targets, log_z, entropy)
-    del held, tile, vectors, valid
+    del forward_casts, tile, vectors, valid
     spread = [tape.empty((tokens,), kind, "spread per token") for kind in ("fp32", "fp32", "bool")]
     out = ops.output(node, tape, (), "fp32", "loss")
-    del spread, locals_
+    del spread, row_locals
     return out
 
 
-def _ends(whole: int, size: int) -> list[int]:
-    """The first two and the last of the pieces of `size` that make `whole`: those between are like the second."""
-    count = ceil_div(whole, size)
-    return [size] * min(count - 1, 2) + [whole - (count - 1) * size]
+def _ends(length: int, size: int) -> list[int]:
+    """Lengths of the first two and the last piece of `size`: those between are like the second."""
+    count = ceil_div(length, size)
+    return [size] * min(count - 1, 2) + [length - (count - 1) * size]
 
 
 def _rows_that_count(x: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-    """``x[:, :-1][mask]``, a copy of the rows with a label, on the card of the head; backward puts it into zeros twice.
+    """``x[:, :-1][mask]``: a copy of the rows with a label, on the head's GPU; backward puts it into zeros twice.
 
-    Beside it what the forward keeps as locals: the mask, hidden states and labels there.
+    Returned with it are the locals that the forward holds: the mask, hidden states and labels on that GPU.
     """
     tape, (batch, length, width), like = x.tape, x.shape, x.like
 
@@ -306,7 +310,7 @@ def _rows_that_count(x: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
     with tape.on(tape.card_of(x)):
         view = Tensor(tape, x.storage, (batch, length - 1, width), x.dtype, tape.node((x,), sliced))
     view = ops.move(view, tape.card)
-    own = ops.move(Tensor(tape, labels.storage, (batch, length - 1), labels.dtype), tape.card)
+    own_labels = ops.move(Tensor(tape, labels.storage, (batch, length - 1), labels.dtype), tape.card)
     inner = view.like
 
     def picked(grad: Tensor) -> Grads:
@@ -319,8 +323,8 @@ def _rows_that_count(x: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
     tape.work(0, 2 * prod(view.shape) * DTYPE_BYTES[x.dtype], x.dtype)
     out = ops.output(node, tape, (batch * (length - 1), width), x.dtype, "hidden states of the tokens that count")
     del places
-    return out, mask, view, own
+    return out, mask, view, own_labels
 
 
 FUSED = {"liger": liger_cross_entropy, "cut": cut_cross_entropy, "chunked": chunked_cross_entropy}
-"""Those that take the hidden states and the head's weight, and give no logits."""
+"""Losses of the hidden states and the head's weight, without logits."""

@@ -1,7 +1,7 @@
-"""Layers with weights: parameters by name, adapters where the job puts them, on one tape.
+"""Layers with weights: parameters by name, with the job's adapters, on one tape.
 
-A family's forward (:mod:`vramplan.analytic.architectures`) calls these by the names that transformers gives its
-modules. The first call of a name declares the parameter, so that one description yields counts, gradients, states and
+An architecture's forward (:mod:`vramplan.analytic.architectures`) calls these by transformers' module names. The first
+call of a name declares the parameter, so one description gives parameter counts, gradients, optimizer states and
 traffic.
 """
 
@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import SAVED, Parameter, Resident, Tensor, leaf
 from vramplan.analytic.autograd.tape import Tape
-from vramplan.analytic.layers import lora
-from vramplan.analytic.layers import moe_peft as stacks
+from vramplan.analytic.layers import lora, moe_peft
 from vramplan.analytic.layers.lora import Adapter
 
 
 @dataclass(frozen=True, slots=True)
 class WeightConfig:
-    """What of a job decides which weights exist, in which dtype, and which of them train."""
+    """Settings of a job that decide which weights exist, their dtypes, and which of them train."""
 
     dtype: str = "bf16"
     """Stored dtype of the model's own weights."""
@@ -28,30 +27,30 @@ class WeightConfig:
     """Whether the model's own weights train."""
     lora_rank: int = 0
     lora_targets: tuple[str, ...] | None = None
-    """Module names that get an adapter; None is every linear layer but the output head."""
+    """Names of modules with an adapter; None: every linear layer but the output head."""
     lora_dropout: float = 0.0
     adapter_dtype: str = "fp32"
     adapter_input: str | None = None
-    """Dtype that PEFT casts an adapter's input to, where that is not the one it is computed in (FSDP1: the adapter is
-    not gathered yet)."""
+    """Dtype that PEFT casts an adapter's input to, if the adapter computes in another one (FSDP1: it is not gathered
+    yet)."""
     dora: bool = False
     modules_to_save: tuple[str, ...] = ()
-    """Ends of the names of modules that train in a copy of their own."""
+    """Ends of the names of modules that train as a copy."""
     saved_dtype: str | None = None
     quantize: str = "none"
-    """How frozen linear layers are stored: none, int8, nf4, or nf4-double, whose scales are quantized as well."""
+    """Stored form of frozen linear layers: none, int8, nf4, or nf4-double with quantized scales."""
     compute_dtype: str = "bf16"
-    """What quantized layers compute in."""
+    """Dtype that quantized layers compute in."""
     input_needs_grad: bool = False
-    """transformers' enable_input_require_grads: the embedding's output is made a leaf that needs a gradient."""
-    stacks: str = ""
-    """Pattern by which PEFT adapts weights of all experts in one (:mod:`vramplan.analytic.layers.moe_peft`)."""
+    """transformers' enable_input_require_grads: the embedding's output becomes a leaf that needs a gradient."""
+    peft_expert_pattern: str = ""
+    """Pattern by which PEFT adapts stacked expert weights (:mod:`vramplan.analytic.layers.moe_peft`)."""
     linear_experts: bool = False
-    """Whether every expert is linear layers of its own (:mod:`vramplan.analytic.layers.moe_linear_experts`)."""
+    """Whether experts are separate linear layers (:mod:`vramplan.analytic.layers.moe_linear_experts`)."""
 
 
 def is_norm(name: str) -> bool:
-    """Whether a weight of this name is a norm's."""
+    """Whether a weight of this name belongs to a norm."""
     return "norm" in name or ".ln_" in name or name.startswith("ln_")
 
 
@@ -62,46 +61,46 @@ class Modules:
     tape: Tape
     training: WeightConfig
     embedded: Parameter | None = None
-    """The first embedding's weight, which a tied head shares."""
+    """Weight of the first embedding, which a tied head shares."""
     embedded_dtype: str = ""
-    """Of what the first embedding gives."""
-    held: list[Tensor] = field(default_factory=list)
-    """Embeddings that the model's forward keeps as locals to its end, where those are not the first layer's input."""
-    outer: list[Tensor] = field(default_factory=list)
-    """What the forward around the language model's keeps until that is done."""
-    inner: list[Tensor] = field(default_factory=list)
-    """What the tower's forward keeps as locals to its end."""
+    """Dtype of the first embedding's output."""
+    embedding_locals: list[Tensor] = field(default_factory=list)
+    """Embeddings held until the model's forward() returns, if they are not the first layer's input."""
+    multimodal_locals: list[Tensor] = field(default_factory=list)
+    """Tensors held by the multimodal wrapper's forward() until it returns."""
+    tower_locals: list[Tensor] = field(default_factory=list)
+    """Tensors held by the vision tower's forward() until it returns."""
     deep: list[Tensor] = field(default_factory=list)
-    """Image features that are added behind the first layers of the language model."""
+    """Image features that are added to the output of the language model's first layers (DeepStack)."""
     features: list[Tensor] = field(default_factory=list)
-    """Image features, which the model's outputs hold until the loss is there."""
+    """Image features, held by the model's outputs until the loss exists."""
     cache: list[Tensor] = field(default_factory=list)
-    """Keys and values, which they hold as well."""
+    """Keys and values, held by the model's outputs until the loss exists."""
     widths: dict[str, int] = field(default_factory=dict)
-    """Smaller side of each adapted layer, for the check of the rank."""
-    unfed: set[int] = field(default_factory=set)
-    """Layers whose input needs no gradient."""
+    """Smaller side of each adapted layer, to check the LoRA rank."""
+    layers_without_input_grad: set[int] = field(default_factory=set)
+    """Numbers of the layers whose input needs no gradient."""
     idle: set[tuple[int | None, str]] = field(default_factory=set)
-    """Frozen linear layers whose input needs none either: nothing of them runs in backward."""
+    """Frozen linear layers whose input needs no gradient: they have no backward."""
     routers: set[str] = field(default_factory=set)
-    """Modules with a weight like a linear layer's that are none."""
+    """Modules that are no linear layers but have a weight of two dimensions."""
 
     def enter_layer(self, phase: str, number: int, x: Tensor) -> None:
-        """The layer `number` begins, with `x`."""
+        """Begin the layer `number` with input `x`."""
         self.tape.enter(phase, number)
         if x.node is None:
-            self.unfed.add(number)
+            self.layers_without_input_grad.add(number)
 
     def resident(self, shape: tuple[int, ...], dtype: str) -> Tensor:
-        """A buffer, or a part of one: memory that was there before the step."""
+        """A buffer or part of one: memory that exists before the step."""
         return Tensor(self.tape, Resident(), shape, dtype)
 
     def parameter(
         self, name: str, *shape: int, adapter: bool = False, frozen: bool = False, quantize: str = "none"
     ) -> Parameter:
-        """The weight `name` of the layer being played, declared on first use; `frozen`: it never trains.
+        """The weight `name` of the current layer, declared on first use; `frozen`: it never trains.
 
-        Of a module to save, that is the copy that trains; the frozen original is declared beside it.
+        For modules_to_save it is the copy that trains; the frozen original is declared too.
         """
         training = self.training
         if adapter:
@@ -110,27 +109,27 @@ class Modules:
             return self._declared(name, shape, training.compute_dtype, False, quantize)
         saved = self.is_saved(name.rpartition(".")[0])
         dtype = "fp32" if training.fp32_norms and is_norm(name) else training.dtype
-        own = self._declared(name, shape, dtype, training.full and not frozen)
-        return self._declared(f"{name}{SAVED}", shape, training.saved_dtype or dtype, True) if saved else own
+        parameter = self._declared(name, shape, dtype, training.full and not frozen)
+        return self._declared(f"{name}{SAVED}", shape, training.saved_dtype or dtype, True) if saved else parameter
 
     def _declared(
         self, name: str, shape: tuple[int, ...], dtype: str, trains: bool, quantize: str = "none"
     ) -> Parameter:
         tape = self.tape
         key = (tape.layer, name)
-        known = tape.parameters.get(key)
-        if known is None:
+        parameter = tape.parameters.get(key)
+        if parameter is None:
             stored = ops.stored_as(quantize, shape) if quantize != "none" else ()
-            known = tape.parameters[key] = Parameter(tape, name, shape, dtype, trains, stored, quantize)
-        return known
+            parameter = tape.parameters[key] = Parameter(tape, name, shape, dtype, trains, stored, quantize)
+        return parameter
 
     def linear(self, name: str, x: Tensor, out_features: int, bias: bool = False, cached: bool = True) -> Tensor:
-        """``nn.Linear``, or bitsandbytes' in its place, with an adapter where the job asks for one.
+        """``nn.Linear`` or bitsandbytes' replacement, with an adapter if it is a LoRA target.
 
-        `cached` False: ``x @ weight.T`` (falcon); autocast does not cache the cast of a view.
+        `cached=False`: ``x @ weight.T`` (falcon); autocast does not cache the cast of a view.
         """
         self.tape.module = name
-        quantize = self.training.quantize if cached else "none"  # a subclass of nn.Linear (falcon's) stays as it is
+        quantize = self.training.quantize if cached else "none"  # falcon's subclass of nn.Linear is not quantized
         weight = self.parameter(f"{name}.weight", out_features, x.shape[-1], quantize=quantize)
         shift = self._bias(name, x, weight) if bias else None
         passes = x.node is not None or self.training.dora  # DoRA's own product needs the weight's gradient path
@@ -140,10 +139,10 @@ class Modules:
             return base_output(x, weight, shift, cached)
         adapter = self._adapter(name, weight, shift)
         with_adapter = lora.dense if quantize == "none" else lora.quantized
-        return with_adapter(x, base_output(x, weight, shift, cached), adapter)  # nobody else holds the output
+        return with_adapter(x, base_output(x, weight, shift, cached), adapter)  # no local holds the base output
 
     def _bias(self, name: str, x: Tensor, weight: Parameter) -> Parameter:
-        """A bias; of a quantized layer it is cast once, for good: to the compute dtype, or in int8 to the input's."""
+        """A bias; that of a quantized layer is stored in the compute dtype, or with int8 in the input's."""
         if weight.quantize == "none":
             return self.parameter(f"{name}.bias", weight.shape[0])
         dtype = x.dtype if weight.quantize == "int8" else weight.dtype
@@ -161,7 +160,7 @@ class Modules:
         return Adapter(down, up, magnitude, training.lora_dropout, weight, shift, training.adapter_input)
 
     def head(self, x: Tensor, vocabulary: int, tied: bool, bias: bool = False) -> Tensor:
-        """The output head; a tied one uses the embedding's weight, whatever that is called."""
+        """Logits of the output head; a tied head uses the first embedding's weight."""
         self.tape.module = "lm_head"
         weight = self.head_weight(vocabulary, x.shape[-1], tied)
         shift = self.parameter("lm_head.bias", vocabulary) if bias else None
@@ -171,11 +170,11 @@ class Modules:
         return ops.linear(x, weight, shift, "logits", "logits")
 
     def head_weight(self, vocabulary: int, width: int, tied: bool) -> Parameter:
-        """The output head's weight alone, for losses that multiply by it themselves."""
+        """The output head's weight, for losses that multiply by it."""
         if not tied:
             return self.parameter("lm_head.weight", vocabulary, width)
         assert self.embedded is not None
-        if self.is_saved("lm_head"):  # its copy is tied to nothing
+        if self.is_saved("lm_head"):  # the trained copy is not tied
             return self._declared(
                 f"lm_head.weight{SAVED}", (vocabulary, width), self.training.saved_dtype or self.training.dtype, True
             )
@@ -184,24 +183,24 @@ class Modules:
     def is_target(self, name: str) -> bool:
         """Whether the layer `name` gets an adapter."""
         targets = self.training.lora_targets
-        if not self.training.lora_rank or stacks.meant(self.training.stacks, name):
+        if not self.training.lora_rank or moe_peft.meant(self.training.peft_expert_pattern, name):
             return False
         return targets is None or any(name == target or name.endswith(f".{target}") for target in targets)
 
     def is_saved(self, module: str) -> bool:
-        """Whether the module trains in a copy of its own (peft/utils/other.py, 0.21: _set_trainable)."""
+        """Whether the module trains as a copy (peft/utils/other.py, 0.21: _set_trainable)."""
         return any(module.endswith(end) for end in self.training.modules_to_save)
 
     def rms_norm(self, name: str, x: Tensor, offset: bool = False, cast_last: bool = False) -> Tensor:
-        """RMS norm as transformers writes it: fp32 inside, cast back before the weight (llama) or after it.
+        """RMS norm in fp32, cast back before the product with the weight (llama) or after it.
 
-        `offset` multiplies by ``1 + weight.float()`` (gemma), `cast_last` by the weight in fp32 (olmo2, glm4 ...).
+        `offset`: times ``1 + weight.float()`` (gemma). `cast_last`: times the weight in fp32 (olmo2, glm4 ...).
         """
         tape = self.tape
         tape.module = name
         weight = self.parameter(f"{name}.weight", x.shape[-1])
-        dtype, given = x.dtype, x  # the module's argument lives until it returns
-        x = ops.to(given, "fp32")
+        dtype, argument = x.dtype, x  # held until the function returns: the module's argument
+        x = ops.to(argument, "fp32")
         x = ops.mul(x, ops.rsqrt(ops.shift(ops.mean(ops.square(x)))), "normalised")
         if offset:
             return ops.to(ops.mul(x, ops.shift(ops.to(weight, "fp32")), "output in fp32"), dtype, "output")
@@ -217,9 +216,9 @@ class Modules:
         return ops.layer_norm(x, weight, self.parameter(f"{name}.bias", width) if bias else None)
 
     def embedding(self, name: str, ids: Tensor, rows: int, width: int, scaled: bool = False) -> Tensor:
-        """``nn.Embedding``; under LoRA with checkpointing the token embedding's output is made to need a gradient.
+        """``nn.Embedding``; under LoRA with checkpointing the token embedding's output needs a gradient.
 
-        `scaled`: the module itself multiplies by a number (gemma), so that is what the hook sees.
+        `scaled`: the module multiplies by a number (gemma), so the hook gets the scaled output.
         """
         self.tape.module = name
         weight = self.parameter(f"{name}.weight", rows, width)
@@ -235,7 +234,7 @@ class Modules:
 
 
 def base_output(x: Tensor, weight: Parameter, bias: Parameter | None, cached: bool) -> Tensor:
-    """A linear layer's own output, however its weight is stored."""
+    """Output of a dense or quantized linear layer without adapter."""
     if weight.quantize == "none":
         return ops.linear(x, weight, bias, cached=cached)
     return ops.linear_8bit(x, weight) if weight.quantize == "int8" else ops.linear_4bit(x, weight, bias)

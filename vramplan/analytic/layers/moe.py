@@ -1,9 +1,8 @@
-"""The feed-forward of a mixture of experts: a router, and the experts it sends each token to.
+"""The feed-forward layer of a mixture of experts (MoE): a router, and the experts of each token.
 
-Mirrors transformers 5.23, integrations/moe.py: grouped_mm_experts_forward, which is what runs unless another
-`experts_implementation` is asked for (modeling_utils.py: get_correct_experts_implementation). Every token makes as many
-rows as it has experts, however evenly they spread: rows are sorted by expert and no group is padded, so a router that
-prefers some experts costs time and no memory.
+Mirrors transformers 5.23, integrations/moe.py: grouped_mm_experts_forward, the default `experts_implementation`
+(modeling_utils.py: get_correct_experts_implementation). Each token has a row for each of its experts. Rows are sorted
+by expert and no group is padded, so an uneven router costs time and no memory.
 """
 
 from __future__ import annotations
@@ -15,34 +14,34 @@ from typing import NamedTuple
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import attention_kernels, moe_peft
+from vramplan.analytic.layers.mlp import activation
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import activation
 
 
 class Experts(NamedTuple):
-    """Experts of a layer."""
+    """Shape of the experts of a layer."""
 
     number: int
     top: int
-    """Experts of each token."""
+    """Number of experts of each token."""
     width: int
-    """Of their inner layer."""
+    """Width of an expert's inner layer."""
     act: str = "silu"
     biased: bool = False
     transposed: bool = False
-    """Whether their weights lie as the product takes them, (experts, in, out); else it is given views of these."""
+    """Whether weights are stored as the product takes them, (experts, in, out); otherwise it gets views."""
     first: bool = False
-    """Whether the class makes them before the router."""
+    """Whether the module defines them before the router."""
 
 
 Routed = tuple[Tensor, Tensor]
-"""Each token's share of its experts, and which these are: (tokens, experts of each)."""
+"""Shares and indices of each token's experts, both (tokens, experts of a token)."""
 
 # -- routers -----------------------------------------------------------------------------------------------------------
 
 
 def router_weight(net: Modules, name: str, experts: int, width: int) -> Tensor:
-    """A router's weight; PEFT adds an adapter's ``lora_B @ lora_A`` to it, and once before to see whether that fits."""
+    """A router's weight; PEFT adds an adapter's ``lora_B @ lora_A`` twice, the first time to check shapes."""
     training = net.training
     net.routers.add(name)
     weight = net.parameter(f"{name}.weight", experts, width)
@@ -60,7 +59,7 @@ def router_weight(net: Modules, name: str, experts: int, width: int) -> Tensor:
 def softmax_router(
     net: Modules, name: str, x: Tensor, experts: Experts, normalises: bool, widens: bool = False
 ) -> Routed:
-    """The best of a softmax in fp32, in the logits' dtype again unless `widens` (mixtral)."""
+    """Top-k of a softmax in fp32, cast back to the logits' dtype unless `widens` (mixtral)."""
     weight = router_weight(net, name, experts.number, x.shape[-1])
     net.tape.module = name
     logits = ops.linear(x, weight, None, "router logits")
@@ -72,7 +71,7 @@ def softmax_router(
 
 
 def wide_logits(net: Modules, name: str, x: Tensor, experts: Experts) -> Tensor:
-    """``F.linear(x.type(float32), weight.type(float32))``; under autocast both are cast back for the product."""
+    """``F.linear(x.type(float32), weight.type(float32))``; autocast casts both back for the product."""
     weight = router_weight(net, name, experts.number, x.shape[-1])
     net.tape.module = name
     wide = ops.to(x, "fp32", "tokens in fp32"), ops.to(weight, "fp32", "router's weight in fp32")
@@ -80,88 +79,88 @@ def wide_logits(net: Modules, name: str, x: Tensor, experts: Experts) -> Tensor:
 
 
 class Groups(NamedTuple):
-    """Experts come in groups, of which only the best are chosen from."""
+    """Groups of experts, and how many of them a token's experts are chosen from."""
 
     number: int = 1
     best: int = 1
 
 
 def wide_router(net: Modules, name: str, x: Tensor, experts: Experts, groups: Groups | None) -> Routed:
-    """DeepSeek V2: a softmax in fp32; with `groups` the best of those groups whose best is best."""
+    """DeepSeek V2: top-k of a softmax in fp32; with `groups`, in the groups with the largest maximum."""
     scores = attention_kernels.softmax_fp32(wide_logits(net, name, x, experts))
-    held: list[Tensor] = []
+    router_locals: list[Tensor] = []
     if groups is not None:
         best, _ = ops.top(by_group(scores, groups), 1, "best of each group")
-        excluded, held = outside(best.view(x.shape[0], groups.number), groups, experts)
+        excluded, router_locals = outside(best.view(x.shape[0], groups.number), groups, experts)
         scores = ops.masked(scores, excluded)
-        held += [best, excluded]
+        router_locals += [best, excluded]
     best, which = ops.top(scores, experts.top, "shares of a token's experts")
-    del held
+    del router_locals
     return ops.scale(best, "scaled shares"), which
 
 
 def scored_router(
     net: Modules, name: str, x: Tensor, experts: Experts, groups: Groups, normalises: bool, correction: str
 ) -> Routed:
-    """DeepSeek V3: a score for each expert; those of the groups whose two best add up to most are chosen from.
+    """DeepSeek V3: sigmoid scores; top-k in the groups whose two largest scores have the largest sum.
 
-    `correction` is the dtype of a buffer that is added to the scores to choose by. None of the choosing is without
-    gradients, though nothing flows back through it; before transformers 5 all of it was, in a function of its own.
+    `correction` is the dtype of a buffer that is added to the scores for the choice. The choice runs with gradients
+    enabled, although none flow through it; before transformers 5 it was a function without gradients.
     """
     scores = ops.sigmoid(wide_logits(net, name, x, experts))
     with net.tape.no_grad() if net.training.linear_experts else nullcontext():
-        which, held = best_of_groups(net, scores, experts, groups, correction)
+        which, router_locals = best_of_groups(net, scores, experts, groups, correction)
     if net.training.linear_experts:
-        held.clear()
+        router_locals.clear()
     shares = ops.gather(scores, which, which.shape)
     if normalises:
         shares = ops.divide_in_place(shares, ops.shift(ops.total(shares)))
     shares = ops.scale(shares, "scaled shares")
-    del held
+    del router_locals
     return shares, which
 
 
 def best_of_groups(
     net: Modules, scores: Tensor, experts: Experts, groups: Groups, correction: str
 ) -> tuple[Tensor, list[Tensor]]:
-    """A token's experts, and what was made to find them."""
+    """Indices of a token's experts, and the locals that chose them."""
     choice = ops.add(scores, net.resident((experts.number,), correction), "corrected scores")
     best = ops.total(ops.top(by_group(choice, groups), 2, "two best of each group")[0])
-    excluded, held = outside(best.view(scores.shape[0], groups.number), groups, experts)
+    excluded, mask_locals = outside(best.view(scores.shape[0], groups.number), groups, experts)
     choice = ops.masked(choice, excluded)
     which = ops.top(choice, experts.top, "scores of a token's experts")[1]
-    return which, [*held, best, excluded, choice]
+    return which, [*mask_locals, best, excluded, choice]
 
 
 def by_group(scores: Tensor, groups: Groups) -> Tensor:
-    """(tokens, groups, experts of one)."""
+    """Scores as (tokens, groups, experts of a group)."""
     tokens, experts = scores.shape
     return scores.view(tokens, groups.number, experts // groups.number)
 
 
 def outside(scores: Tensor, groups: Groups, experts: Experts) -> tuple[Tensor, list[Tensor]]:
-    """Which experts lie outside the best groups, and what the router keeps of finding that out until it is done."""
+    """Mask of the experts outside the best groups, and the locals held until the router returns."""
     tape, tokens = scores.tape, scores.shape[0]
-    held = [ops.top(scores, groups.best, "best groups")[1]]
-    held.append(tape.empty((tokens, groups.number), scores.dtype, "mask of groups"))
-    held.append(tape.empty((tokens, experts.number), scores.dtype, "mask of experts"))
+    mask_locals = [ops.top(scores, groups.best, "best groups")[1]]
+    mask_locals.append(tape.empty((tokens, groups.number), scores.dtype, "mask of groups"))
+    mask_locals.append(tape.empty((tokens, experts.number), scores.dtype, "mask of experts"))
     inside = tape.empty((tokens, experts.number), "bool", "experts inside")
     excluded = tape.empty(inside.shape, "bool", "experts outside")
     del inside
-    return excluded, held
+    return excluded, mask_locals
 
 
 # -- experts -----------------------------------------------------------------------------------------------------------
 
 
-def gated(both: Tensor, experts: Experts) -> Tensor:
+def gated(gate_up: Tensor, experts: Experts) -> Tensor:
     """_default_apply_gate: ``gate, up = both.chunk(2); act(gate) * up``."""
-    gate, up = ops.split(both, experts.width, experts.width)
+    gate, up = ops.split(gate_up, experts.width, experts.width)
     return ops.mul(activation(experts.act)(gate), up)
 
 
 def declare(net: Modules, name: str, width: int, experts: Experts) -> None:
-    """The weights of all experts in the order of the module."""
+    """Declare the weights of all experts in the module's order."""
     for last, rows, columns in (("gate_up_proj", 2 * experts.width, width), ("down_proj", width, experts.width)):
         weight = net.parameter(f"{name}.{last}", experts.number, rows, columns)
         weight.viewed = not experts.transposed
@@ -170,14 +169,14 @@ def declare(net: Modules, name: str, width: int, experts: Experts) -> None:
 def routed(
     net: Modules, name: str, x: Tensor, to: Routed, experts: Experts, gate: Callable[[Tensor, Experts], Tensor] = gated
 ) -> Tensor:
-    """What the experts of each token give, added up by its shares: (tokens, width) in and out."""
+    """Outputs of each token's experts, summed by its shares: (tokens, width) in and out."""
     tape, (tokens, width), (shares, _) = net.tape, x.shape, to
     rows = tokens * experts.top
     tape.module = name
     declare(net, name, width, experts)
-    # the wrapper of what was declared last is the outer one, whose factors are made first
-    second = peft_expert_pattern(net, f"{name}.down_proj", (experts.number, width, experts.width))
-    first = peft_expert_pattern(net, f"{name}.gate_up_proj", (experts.number, 2 * experts.width, width))
+    # PEFT wraps the last parameter outermost, so its factors are computed first
+    second = expert_weight(net, f"{name}.down_proj", (experts.number, width, experts.width))
+    first = expert_weight(net, f"{name}.gate_up_proj", (experts.number, 2 * experts.width, width))
     tape.module = name
     by_expert = [tape.empty((rows,), "int64", what) for what in ("experts in order", "order of the rows")]
     picked = ops.chosen(x, tape.empty((rows,), "int64", "token of each row"), (rows, width), "rows by expert")
@@ -185,7 +184,7 @@ def routed(
     counts = [tape.empty((size,), "int32", "rows of each expert") for size in (rows, experts.number)]
     offsets = tape.empty((experts.number,), "int32", "where experts end")
     bias = expert_bias(net, name, "gate_up_proj", by_expert[0], experts, 2 * experts.width)
-    into = first()  # torch.nn.utils.parametrize caches both to the end
+    into = first()  # both held until the function returns: cached by torch.nn.utils.parametrize
     out = ops.grouped(picked, into, offsets, 2 * experts.width, "gate and up")
     out = out if bias is None else ops.add_in_place(out, bias)
     out = gate(out, experts)
@@ -202,15 +201,15 @@ def routed(
 
 
 def expert_bias(net: Modules, name: str, of: str, by_expert: Tensor, experts: Experts, width: int) -> Tensor | None:
-    """Each row's own: ``bias[expert of the row]``."""
+    """The bias of each row: ``bias[expert of the row]``."""
     if not experts.biased:
         return None
     bias = net.parameter(f"{name}.{of}_bias", experts.number, width)
     return ops.chosen(bias, by_expert, (by_expert.shape[0], width), "bias of each row")
 
 
-def peft_expert_pattern(net: Modules, name: str, shape: tuple[int, int, int]) -> Callable[[], Tensor]:
-    """A weight of all experts; where PEFT adapts it, with the adapter folded in, once to see whether that fits."""
+def expert_weight(net: Modules, name: str, shape: tuple[int, int, int]) -> Callable[[], Tensor]:
+    """A function that gives the weight of all experts with its adapter; PEFT computes it once before as a check."""
     weight = net.parameter(name, *shape)
     short = name.rpartition(".")[2]
     if not _adapted(net, short):
@@ -228,4 +227,4 @@ def peft_expert_pattern(net: Modules, name: str, shape: tuple[int, int, int]) ->
 
 def _adapted(net: Modules, parameter: str) -> bool:
     training = net.training
-    return training.lora_rank > 0 and parameter in moe_peft.adapted(training.stacks, training.lora_targets)
+    return training.lora_rank > 0 and parameter in moe_peft.adapted(training.peft_expert_pattern, training.lora_targets)

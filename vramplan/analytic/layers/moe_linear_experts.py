@@ -1,74 +1,74 @@
-"""Mixtures of experts before transformers 5: every expert is linear layers of its own, and they take turns.
+"""MoE before transformers 5: every expert is separate linear layers, and the experts run one after another.
 
-Mirrors transformers 4.57 (modeling_<type>.py: <Type>SparseMoeBlock, <Type>MoE); 4.48 allocates the same but for an
-expert's part of the mask, which was a view. That the router and the experts are linear layers is what bitsandbytes and
-PEFT's all-linear go by. Tokens are taken to spread evenly.
+Mirrors transformers 4.57 (modeling_<type>.py: <Type>SparseMoeBlock, <Type>MoE); 4.48 allocates the same except that an
+expert's part of the mask is a view. Router and experts are linear layers to bitsandbytes and to PEFT's all-linear.
+Assumes that tokens are spread evenly over the experts.
 """
 
 from __future__ import annotations
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.autograd.repeated_experts import turns_of
+from vramplan.analytic.autograd.repeated_experts import repetitions
 from vramplan.analytic.layers import attention_kernels
+from vramplan.analytic.layers.mlp import gated
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.moe import Experts, Routed
-from vramplan.analytic.layers.transformer import gated
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, setting
 from vramplan.units import ceil_div
 
 BY_NUMBER = ("w1", "w3", "w2")
-"""What Mixtral and Phi 3.5 call gate_proj, up_proj and down_proj."""
+"""Mixtral's and Phi 3.5's names of gate_proj, up_proj and down_proj."""
 
 
-Looped = tuple[Tensor, list[Tensor]]
-"""What the experts give, and what the block's forward keeps until it is done."""
+ExpertsOutput = tuple[Tensor, list[Tensor]]
+"""Output of the experts, and the locals held until the block's forward returns."""
 
 
 def in_turn(
     net: Modules, name: str, x: Tensor, to: Routed, experts: Experts, names: tuple[str, ...] = (), widens: bool = False
-) -> Looped:
-    """``for expert_idx in expert_hit``: each takes its rows and adds what it gives: (tokens, width) in and out.
+) -> ExpertsOutput:
+    """``for expert_idx in expert_hit``: each expert gathers its rows and adds its output: (tokens, width) in and out.
 
-    `widens`: what they give is added up in the shares' dtype, fp32 (DeepSeek V3, GLM 4.5).
+    `widens`: outputs are summed in the shares' dtype, fp32 (DeepSeek V3, GLM 4.5).
     """
     tape, (tokens, width), (shares, _) = net.tape, x.shape, to
     rows = ceil_div(tokens * experts.top, experts.number)
     tape.module = name
     total = tape.empty((tokens, width), shares.dtype if widens else x.dtype, "zeros for the output")
-    held = [tape.empty((tokens, experts.top, experts.number), "int64", "experts of each token, one-hot")]
-    for number, copies in turns_of(experts.number):
-        with tape.turns.taken_by(copies):
+    block_locals = [tape.empty((tokens, experts.top, experts.number), "int64", "experts of each token, one-hot")]
+    for number, copies in repetitions(experts.number):
+        with tape.repeated.standing_for(copies):
             tape.module = name
             part = None if widens else tape.empty((experts.top, tokens), "int64", "an expert's part of the mask")
             where = tape.empty((rows, 2), "int64", "an expert's rows")
             del part
             share = ops.chosen(shares, where, (rows,), "shares of an expert").view(rows, 1) if widens else None
-            given = ops.chosen(x, where, (rows, width), "rows of an expert", widened=not widens)
-            made = gated(net, f"{name}.{number}", given, experts.width, experts.act, names=names)
+            expert_rows = ops.chosen(x, where, (rows, width), "rows of an expert", widened=not widens)
+            output = gated(net, f"{name}.{number}", expert_rows, experts.width, experts.act, names=names)
             tape.module = name
             if share is None:
-                made = ops.mul(made, ops.chosen(shares, where, (rows, 1), "shares of an expert", widened=True))
+                output = ops.mul(output, ops.chosen(shares, where, (rows, 1), "shares of an expert", widened=True))
             else:
-                made = ops.mul(made, share, "weighted output")
-            if widens and made.dtype != total.dtype:
+                output = ops.mul(output, share, "weighted output")
+            if widens and output.dtype != total.dtype:
                 raise ConfigError(
                     "transformers 4 stops at these experts with prepare_model_for_kbit_training under autocast: their"
-                    f" outputs are fp32, the sum of them {total.dtype}; give --autocast none"
+                    f" outputs are fp32, their sum {total.dtype}; give {setting('autocast', 'none')}"
                 )
-            made = ops.to(made, total.dtype, "weighted output")
-            total = ops.added_at(total, where, made)
+            output = ops.to(output, total.dtype, "weighted output")
+            total = ops.added_at(total, where, output)
             if copies > 1:
-                del where, given, made, share
-    return total, [*held, where, given, made]
+                del where, expert_rows, output, share
+    return total, [*block_locals, where, expert_rows, output]
 
 
 def by_softmax(
     net: Modules, name: str, x: Tensor, experts: Experts, normalises: bool, names: tuple[str, ...] = ()
-) -> Looped:
+) -> ExpertsOutput:
     """MixtralSparseMoeBlock, Qwen3MoeSparseMoeBlock, OlmoeSparseMoeBlock: (tokens, width) in and out.
 
-    Shares are those of a softmax in fp32, in the tokens' dtype.
+    Shares are a softmax in fp32, cast to the tokens' dtype.
     """
     logits = net.linear(f"{name}.gate", x, experts.number)
     net.tape.module = f"{name}.gate"
@@ -76,12 +76,12 @@ def by_softmax(
     if normalises:
         shares = ops.divide_in_place(shares, ops.total(shares))
     shares = ops.to(shares, x.dtype, "shares of a token's experts")
-    out, held = in_turn(net, f"{name}.experts", x, (shares, which), experts, names)
-    return out, [*held, logits, shares, which]
+    out, block_locals = in_turn(net, f"{name}.experts", x, (shares, which), experts, names)
+    return out, [*block_locals, logits, shares, which]
 
 
 def in_order(net: Modules, name: str, x: Tensor, to: Routed, experts: Experts) -> Tensor:
-    """DeepseekV2MoE.moe: rows are sorted by expert first, every expert takes a slice, and what they give is joined."""
+    """DeepseekV2MoE.moe: rows are sorted by expert, every expert takes a slice, the outputs are concatenated."""
     tape, (tokens, width), (shares, _) = net.tape, x.shape, to
     count = tokens * experts.top
     rows = ceil_div(count, experts.number)
@@ -89,19 +89,19 @@ def in_order(net: Modules, name: str, x: Tensor, to: Routed, experts: Experts) -
     counts = [tape.empty((tokens, experts.number), "int64", "experts of each token")]
     order = tape.empty((count,), "int64", "order of the rows")
     ordered = ops.chosen(x, tape.empty((count,), "int64", "token of each row"), (count, width), "rows by expert")
-    given: list[Tensor] = []
-    for number, copies in turns_of(experts.number):
-        with tape.turns.taken_by(copies):
-            own = ops.sliced(ordered, (rows, width))
-            given.append(gated(net, f"{name}.{number}", own, experts.width, experts.act))
-            del own
+    outputs: list[Tensor] = []
+    for number, copies in repetitions(experts.number):
+        with tape.repeated.standing_for(copies):
+            expert_rows = ops.sliced(ordered, (rows, width))
+            outputs.append(gated(net, f"{name}.{number}", expert_rows, experts.width, experts.act))
+            del expert_rows
     tape.module = name
-    out = ops.join_rows(given, (count, width))
+    out = ops.join_rows(outputs, (count, width))
     by_token = ops.chosen(out, order, out.shape, "rows by token")
     wide = ops.to(by_token.view(tokens, experts.top, width), shares.dtype, "rows by token")
     wide = ops.mul_in_place(wide, shares.view(tokens, experts.top, 1), viewed=by_token.dtype == shares.dtype)
     total = ops.sum_middle(wide)
     del wide
     total = ops.to(total, x.dtype, "output")
-    del counts, given, ordered, out
+    del counts, outputs, ordered, out
     return total

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vramplan.analytic.autograd.recorder import Recorder
 from vramplan.analytic.strategies.ddp import Strategy
 from vramplan.analytic.strategies.device_map_split import DeviceMap
 from vramplan.analytic.strategies.fsdp1 import Fsdp1
@@ -12,6 +11,7 @@ from vramplan.analytic.strategies.fsdp2 import Fsdp2
 from vramplan.analytic.strategies.zero0 import ZeroStage0
 from vramplan.analytic.strategies.zero3 import ZeroStage3
 from vramplan.analytic.strategies.zero12 import ZeroStage12
+from vramplan.memory.recorder import Recorder
 
 if TYPE_CHECKING:
     from vramplan.analytic.played_step import Step

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vramplan.analytic.autograd.recorder import Recorder
 from vramplan.analytic.layer_folding import UnfoldedSection
-from vramplan.analytic.optimizers import Weight, optimizer_of
 from vramplan.analytic.strategies.device_map import asked_at_once
+from vramplan.memory.optimizer_steps import Weight
+from vramplan.memory.optimizers import optimizer_of
 from vramplan.memory.overheads import ddp_buckets
+from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES
 

@@ -1,4 +1,4 @@
-"""A model spread over the cards of one process: which layers to play for each card."""
+"""Assigns layers to the GPUs of one process (device_map): which layers to simulate for each GPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
+from vramplan import errors
 from vramplan.analytic.architectures.forward_pass import DevicePlacement
 from vramplan.analytic.layer_folding import Fold, FoldPlan, fold
 from vramplan.analytic.played_step import buffers_of
@@ -15,32 +16,34 @@ from vramplan.analytic.train_step import declare
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.inputs.gpu import Gpu
 from vramplan.memory.estimate import CardShare, Estimate
-from vramplan.memory.overheads import outside_terms
+from vramplan.memory.overheads import outside_bytes
 
 EMBED, NORM, ROTARY, HEAD = "model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"
 """The modules around the layers, for models that have these and no others."""
 
 
 def spread_out(setting: StepSpec, plan: FoldPlan, card: Gpu, model: str) -> tuple[StepSpec, FoldPlan]:
-    """The same model, its layers played for each card apart.
+    """The model and its folding, with the layers of each GPU simulated separately.
 
     Raises:
         UnsupportedError: for a model with other modules around its layers.
-        ConfigError: for one that is too small for more than one card.
+        ConfigError: for a model that is too small for more than one GPU.
     """
     architecture, config, job = setting.architecture, setting.config, setting.job
     modules, leaf = modules_of(setting, plan, model)
-    free = card.usable_bytes - sum(term.num_bytes for term in outside_terms(job, card))
+    free = card.usable_bytes - outside_bytes(job, card)
     tied = (EMBED, HEAD) if architecture.is_tied(config) else None
     found = spread(modules, balanced(modules, leaf, job.num_gpus, free, job.quantize != "none"), tied)
     if len(set(found.values())) == 1:
         raise ConfigError(
-            f"--strategy device_map: {model} is so small that transformers leaves it whole on the first card"
+            f"{errors.setting('strategy', 'device_map')}: {model} is so small that transformers puts all of it on the"
+            " first GPU"
         )
     if job.loss == "liger" and found[NORM] != found[HEAD]:
         raise ConfigError(
-            "--strategy device_map --loss liger: Liger multiplies hidden states by the head's weight, which lie on"
-            f" cards {found[NORM]} and {found[HEAD]} here; use --loss standard"
+            f"{errors.setting('strategy', 'device_map')} {errors.setting('loss', 'liger')}: Liger multiplies hidden"
+            f" states by the head's weight, which lie on GPUs {found[NORM]} and {found[HEAD]} here; use"
+            f" {errors.setting('loss', 'standard')}"
         )
     (kinds,) = architecture.stacks(config)
     folds: list[Fold] = []
@@ -49,8 +52,8 @@ def spread_out(setting: StepSpec, plan: FoldPlan, card: Gpu, model: str) -> tupl
     of_layer = [found[_layer(number)] for number in range(len(kinds))]
     for one in sorted(set(of_layer)):
         folded = fold([kind for kind, on in zip(kinds, of_layer, strict=True) if on == one], len(folds))
-        layers += [(folded.base + number, one) for number in range(len(folded.played))]
-        played += folded.played
+        layers += [(folded.base + number, one) for number in range(len(folded.simulated))]
+        played += folded.simulated
         folds.append(folded)
     lies = DevicePlacement(tuple(layers), found[EMBED], found[NORM], found[ROTARY], found[HEAD])
     return replace(setting, stacks=(tuple(played),), device_map=lies), FoldPlan(tuple(folds))
@@ -74,7 +77,9 @@ def modules_of(setting: StepSpec, plan: FoldPlan, owner: str) -> tuple[tuple[Mod
         or architecture.decoder is None
         or architecture.decoder.rotary(setting.config) is None
     ):
-        raise UnsupportedError(f"--strategy device_map: {owner} is not modelled yet; use ddp or fsdp")
+        raise UnsupportedError(
+            f"{errors.setting('strategy', 'device_map')}: {owner} is not modelled yet; use ddp or fsdp"
+        )
     around[ROTARY] = sum(buffer.num_bytes for buffer in buffers_of(setting))
     of_layer: Counter[int] = Counter()
     for (layer, _), size in sizes.items():
@@ -93,7 +98,7 @@ def _layer(number: int) -> str:
 
 
 def contents(setting: StepSpec, plan: FoldPlan) -> dict[int, str]:
-    """What each card holds, in words."""
+    """The modules on each GPU, in words."""
     lies = setting.placement
     found: dict[int, list[str]] = {card: [] for card in lies.gpus}
     found[lies.embed].append("embeddings")
@@ -108,7 +113,7 @@ def contents(setting: StepSpec, plan: FoldPlan) -> dict[int, str]:
 
 
 def fullest(estimates: Mapping[int, Estimate], held: Mapping[int, str]) -> Estimate:
-    """The estimate of the card that needs most, beside what all need."""
+    """The estimate of the GPU that needs most, with the shares of all GPUs."""
     cards = tuple(
         CardShare(
             number,

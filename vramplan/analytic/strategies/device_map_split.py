@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vramplan.analytic.autograd.recorder import Recorder
 from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.strategies.ddp import Strategy
+from vramplan.memory.recorder import Recorder
 
 if TYPE_CHECKING:
     from vramplan.analytic.played_step import Step

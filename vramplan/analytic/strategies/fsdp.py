@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vramplan.analytic.autograd.recorder import Recorder
-from vramplan.analytic.optimizers import Weight
 from vramplan.analytic.strategies.ddp import Strategy
 from vramplan.analytic.strategies.stored_weights import divided, loaded_dtype
+from vramplan.memory.optimizer_steps import Weight
+from vramplan.memory.recorder import Recorder
 
 if TYPE_CHECKING:
     from vramplan.analytic.autograd.graph import Parameter

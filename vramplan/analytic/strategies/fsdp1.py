@@ -11,10 +11,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from vramplan.analytic.architectures.vision_tower import TOWER
-from vramplan.analytic.autograd.recorder import Recorder
 from vramplan.analytic.layer_folding import UnfoldedSection
-from vramplan.analytic.optimizers import Weight
 from vramplan.analytic.strategies.fsdp import CAST, GATHER, REDUCE, Sharded, gathered_dtype, stored
+from vramplan.memory.optimizer_steps import Weight
+from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div, round_up
 
@@ -131,7 +131,7 @@ class Fsdp1(Sharded):
 
     def _extend(self, events: Sequence[int], offset: int) -> None:
         """All but the end of each weight's gradient, which waits until those of its unit are put together."""
-        added, source = self.step.tape.added, self.step.played.source
+        added, source = self.step.tape.transient_gradients, self.step.played.source
         late = [event for event in events if event < 0 and source[~event] in added] if added else []
         if late:
             events = [event for event in events if event >= 0 or source[~event] not in added]

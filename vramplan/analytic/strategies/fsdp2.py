@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vramplan.analytic.architectures.vision_tower import TOWER
-from vramplan.analytic.autograd.recorder import Recorder
 from vramplan.analytic.layer_folding import UnfoldedSection
-from vramplan.analytic.optimizers import Weight
 from vramplan.analytic.strategies.fsdp import COMPUTE, GATHER, REDUCE, Sharded, gathered_dtype, stored
+from vramplan.memory.optimizer_steps import Weight
+from vramplan.memory.optimizers import optimizer_of
+from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div
 
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     from vramplan.analytic.autograd.graph import Parameter
     from vramplan.analytic.played_step import Placed, Step
     from vramplan.inputs.job import Job
-
-
-FOREACH = ("adamw_torch", "adamw_hf")
-"""Optimizers that take all weights at once, but not DTensors (torch/optim/optimizer.py: _foreach_supported_types)."""
 
 
 def is_ignored(parameter: Parameter, job: Job) -> bool:
@@ -228,7 +225,7 @@ class Fsdp2(Sharded):
         if piece.layer is not None:
             self._prepare_backward(groups[0])
             record.extend(events, offset)
-            if piece.layer not in self.step.unfed:  # else nothing tells when its backward is over
+            if piece.layer not in self.step.layers_without_input_grad:  # else nothing tells when its backward is over
                 self._finish_backward(groups[0], offset)
         elif (
             not self.inside and not self.job.fsdp.wraps_embeddings
@@ -310,5 +307,5 @@ class Fsdp2(Sharded):
         if self.offloads:
             return
         pairs = zip(self.shares, self.divided, strict=True)
-        name = "adamw_torch_loop" if self.job.optimizer in FOREACH else self.job.optimizer
+        name = optimizer_of(self.job.optimizer).on_dtensors or self.job.optimizer
         self.update([share for share, one in pairs if one.parameter.is_reached], first, name)

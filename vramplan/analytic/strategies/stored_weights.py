@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vramplan.analytic.autograd.graph import SAVED
 from vramplan.analytic.autograd.ops import packed_as
 from vramplan.analytic.layers.modules import is_norm
-from vramplan.analytic.optimizers import Weight
+from vramplan.memory.optimizer_steps import Weight
 
 if TYPE_CHECKING:
     from vramplan.analytic.autograd.graph import Parameter

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vramplan.analytic.autograd.recorder import Recorder
-from vramplan.analytic.optimizers import Weight, optimizer_of
 from vramplan.analytic.strategies.ddp import Strategy
+from vramplan.memory.optimizer_steps import Weight
+from vramplan.memory.optimizers import optimizer_of
+from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from vramplan.analytic.autograd.recorder import Recorder
 from vramplan.analytic.layer_folding import UnfoldedSection
-from vramplan.analytic.optimizers import Weight, optimizer_of
 from vramplan.analytic.strategies.ddp import Strategy
 from vramplan.analytic.strategies.stored_weights import loaded_dtype
+from vramplan.memory.optimizer_steps import Weight
+from vramplan.memory.optimizers import optimizer_of
+from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div
 
@@ -119,7 +120,7 @@ class Divided(Strategy):
             self.record.extend(events, offset)
             return
         for number, event in enumerate(events):
-            if event < 0 and source[~event] in tape.added:
+            if event < 0 and source[~event] in tape.transient_gradients:
                 self.record.extend(events[done:number], offset)
                 done = number + 1
                 name = tape.storages[source[~event]].module

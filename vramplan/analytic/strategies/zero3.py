@@ -11,14 +11,15 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from vramplan.analytic.autograd.graph import SAVED
-from vramplan.analytic.autograd.recorder import Recorder
 from vramplan.analytic.layer_folding import UnfoldedSection
-from vramplan.analytic.optimizers import Weight, optimizer_of
 from vramplan.analytic.strategies import zero3_coordinator
 from vramplan.analytic.strategies.fsdp import REDUCE
 from vramplan.analytic.strategies.stored_weights import divided
 from vramplan.analytic.strategies.zero3_coordinator import Coordinator, Visit
 from vramplan.analytic.strategies.zero12 import Divided, Trained, flat
+from vramplan.memory.optimizer_steps import Weight
+from vramplan.memory.optimizers import optimizer_of
+from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div
 
@@ -88,7 +89,7 @@ class ZeroStage3(Divided):
         threshold = self.zero.param_persistence_threshold or 0
         own = ceil_div(count, self.cards) * size
         whole = own * self.cards if self.cards > 1 or self.job.offload == "all" else 0  # one card's part is the whole
-        held = parameter.held and not (self.job.reentrant and self.job.checkpointing == "full")
+        held = parameter.held_by_graph and not (self.job.reentrant and self.job.checkpointing == "full")
         stays = count <= threshold
         return zero3_coordinator.Divided(number, parameter.name, count, whole, own, stays, parameter.viewed, held)
 

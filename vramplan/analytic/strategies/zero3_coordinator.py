@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from vramplan.analytic.autograd.recorder import Recorder
 from vramplan.analytic.strategies.fsdp import GATHER
 from vramplan.inputs.job import Zero
+from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Storage
 
 

@@ -9,7 +9,7 @@ from vramplan.errors import ConfigError
 from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.frameworks.readers.video_sampling import shrunk
 from vramplan.frameworks.settings import Note
-from vramplan.inputs.images import Limits, Size, count
+from vramplan.inputs.images import Limits, Size, process_image
 from vramplan.inputs.images.types import image_size
 from vramplan.inputs.model_spec import ModelSpec
 
@@ -68,7 +68,7 @@ def _fullest(cap: int, patch: int) -> tuple[int, int]:
 
 def _has_room(spec: ModelSpec, side: int, job: dict[str, Any]) -> bool:
     try:
-        one = count(spec, Size(side, side), Limits())
+        one = process_image(spec, Size(side, side), Limits())
     except ConfigError:
         return False
     return bool((job.get("images") or 1) * one.all_tokens < job["sequence_length"])

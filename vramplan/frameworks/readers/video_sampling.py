@@ -7,7 +7,7 @@ from math import sqrt
 from typing import Any
 
 from vramplan.frameworks.settings import ConfigReader, Note
-from vramplan.inputs.images import USUAL_FRAME, USUAL_FRAMES, Limits, Size, count
+from vramplan.inputs.images import USUAL_FRAME, USUAL_FRAMES, Limits, Size, process_image
 from vramplan.inputs.images.native_resolution import smart_resize
 from vramplan.inputs.images.types import image_size
 from vramplan.inputs.model_spec import Config, ModelSpec
@@ -76,7 +76,7 @@ def settled(spec: ModelSpec, sampling: Sampling, job: dict[str, Any], notes: lis
         size = Size(*shrunk(size, sampling.pixels))
     elif sampling.pixels is not None:
         notes.append(Note("warning", "VIDEO_MAX_PIXELS", f"is not read for {spec.model_type}: frames keep their size"))
-    count(spec, size, Limits(), frames)  # refuses what takes no videos before anything else is said of it
+    process_image(spec, size, Limits(), frames)  # refuses what takes no videos before anything else is said of it
     return found | {"frames": frames, "image_size": tuple(size)}
 
 

@@ -1,4 +1,4 @@
-"""Data sets: how long their samples are."""
+"""Data sets: the lengths of their samples in tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A data set row by row, each with its line: JSONL, a JSON array, CSV, TSV or plain text, never whole in memory."""
+"""Rows of a data set with their line numbers: JSONL, a JSON array, CSV, TSV or plain text, read as a stream."""
 
 from __future__ import annotations
 
@@ -14,54 +14,56 @@ from typing import Any, BinaryIO
 from vramplan.errors import ConfigError
 from vramplan.progress import Progress
 
-MOST_BYTES = 64 << 20
-"""Of one row: more is no row."""
+MAX_ROW_BYTES = 64 << 20
+"""Longest row that is read."""
 CHUNK = 1 << 20
-A_MOMENT = 1.0
-"""Seconds before progress is told."""
+"""Bytes of one read."""
+PROGRESS_AFTER_SECONDS = 1.0
+"""Time after which progress is reported."""
+PROGRESS_EVERY_SECONDS = 0.1
 Rows = Iterator[tuple[int, Any]]
-"""(line, row), from line 1."""
+"""(line, row); lines count from 1."""
 
 
 def rows(path: Path, progress: Progress) -> Rows:
-    """Every row of the file, with its line.
+    """All rows of a file with their line numbers.
 
     Raises:
-        ConfigError: naming the line of what is broken, for another kind of file, and where there is no row.
+        ConfigError: naming the broken line; if the suffix is unknown, or the file is empty.
     """
-    kind = path.suffix.lower()
-    if kind not in READERS:
+    suffix = path.suffix.lower()
+    if suffix not in READERS:
         raise ConfigError(
-            f"{path}: a data set is read as {', '.join(READERS)}, not as {kind or 'a file without suffix'}"
+            f"{path}: a data set is read as {', '.join(READERS)}, not as {suffix or 'a file without suffix'}"
         )
     try:
         with path.open("rb") as stream:
             size = path.stat().st_size
-            begun = told = time.monotonic()
-            none = True
+            started = reported = time.monotonic()
+            is_empty = True
             if b"\0" in stream.read(CHUNK):
                 raise ConfigError(f"{path}: is binary; give text")
             stream.seek(len(BOM_UTF8) if stream.seek(0) == 0 and stream.read(3) == BOM_UTF8 else 0)
-            for line, row in READERS[kind](stream, str(path)):
-                none = False
+            for line, row in READERS[suffix](stream, str(path)):
+                is_empty = False
                 now = time.monotonic()
-                if now - begun > A_MOMENT and now - told > 0.1:
-                    told = now
+                if now - started > PROGRESS_AFTER_SECONDS and now - reported > PROGRESS_EVERY_SECONDS:
+                    reported = now
                     progress(f"{path.name}, line {line:,}", stream.tell() / size)
                 yield line, row
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    if none:
+    if is_empty:
         raise ConfigError(f"{path}: is empty")
 
 
 def _lines(stream: BinaryIO, where: str) -> Iterator[tuple[int, str]]:
-    """Lines that are not blank."""
+    """Lines that are not blank, with their numbers."""
     number = 0
-    while raw := stream.readline(MOST_BYTES):
+    while raw := stream.readline(MAX_ROW_BYTES):
         number += 1
-        if len(raw) == MOST_BYTES:
-            raise ConfigError(f"{where}:{number}: a line of more than {MOST_BYTES >> 20} MiB is no row")
+        if len(raw) == MAX_ROW_BYTES:
+            raise ConfigError(f"{where}:{number}: a line of more than {MAX_ROW_BYTES >> 20} MiB is not a row")
         try:
             line = raw.decode()
         except UnicodeDecodeError as error:
@@ -71,7 +73,7 @@ def _lines(stream: BinaryIO, where: str) -> Iterator[tuple[int, str]]:
 
 
 def _json(stream: BinaryIO, where: str) -> Rows:
-    """JSONL, or one array, whatever the suffix says."""
+    """JSONL or one array, decided by the first character."""
     start = stream.tell()
     head = stream.read(CHUNK).lstrip()
     stream.seek(start)
@@ -83,50 +85,50 @@ def _jsonl(stream: BinaryIO, where: str) -> Rows:
         try:
             yield number, json.loads(line)
         except json.JSONDecodeError as error:
-            raise ConfigError(f"{where}:{number}: is not JSON ({error.msg}); one object a line is expected") from error
+            raise ConfigError(f"{where}:{number}: is not JSON ({error.msg}); expected one object per line") from error
         except RecursionError as error:
             raise ConfigError(f"{where}:{number}: nested too deeply") from error
 
 
 def _array(stream: BinaryIO, where: str) -> Rows:
-    """The elements of one array, decoded as they come."""
-    decode, text, at, line = getincrementaldecoder("utf-8")(), "", 0, 1
-    gap, scan = re.compile(r"[\s,]*"), json.JSONDecoder().raw_decode
+    """The elements of one array, decoded one after another."""
+    decoder, text, position, line = getincrementaldecoder("utf-8")(), "", 0, 1
+    separator, scan = re.compile(r"[\s,]*"), json.JSONDecoder().raw_decode
     try:
-        text = decode.decode(stream.read(CHUNK))
-        at = text.index("[") + 1
-        line += text.count("\n", 0, at)
+        text = decoder.decode(stream.read(CHUNK))
+        position = text.index("[") + 1
+        line += text.count("\n", 0, position)
         while True:
-            begin = gap.match(text, at).end()  # type: ignore[union-attr]
-            line += text.count("\n", at, begin)
-            at = begin
-            if text[at : at + 1] == "]":
+            begin = separator.match(text, position).end()  # type: ignore[union-attr]
+            line += text.count("\n", position, begin)
+            position = begin
+            if text[position : position + 1] == "]":
                 return
             try:
-                row, end = scan(text, at)
+                row, end = scan(text, position)
             except (json.JSONDecodeError, RecursionError) as error:
-                more = stream.read(max(CHUNK, len(text) - at))
-                if not more or len(text) - at > MOST_BYTES:
-                    said = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-                    raise ConfigError(f"{where}:{line}: broken JSON in this row ({said})") from error
-                text, at = text[at:] + decode.decode(more), 0
+                chunk = stream.read(max(CHUNK, len(text) - position))
+                if not chunk or len(text) - position > MAX_ROW_BYTES:
+                    reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+                    raise ConfigError(f"{where}:{line}: broken JSON in this row ({reason})") from error
+                text, position = text[position:] + decoder.decode(chunk), 0
                 continue
             yield line, row
-            line += text.count("\n", at, end)
-            at = end
+            line += text.count("\n", position, end)
+            position = end
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{where}:{line}: is not UTF-8 text hereafter") from error
+        raise ConfigError(f"{where}:{line}: is not UTF-8 text from here on") from error
 
 
 def _table(delimiter: str) -> Callable[[BinaryIO, str], Rows]:
     def read(stream: BinaryIO, where: str) -> Rows:
-        """Rows by the names in the first line."""
-        found = csv.DictReader((line for _, line in _lines(stream, where)), delimiter=delimiter)
+        """Rows as dictionaries by the names in the first line."""
+        reader = csv.DictReader((line for _, line in _lines(stream, where)), delimiter=delimiter)
         try:
-            for row in found:
-                yield found.line_num, {key: value for key, value in row.items() if isinstance(key, str)}
+            for row in reader:
+                yield reader.line_num, {key: value for key, value in row.items() if isinstance(key, str)}
         except csv.Error as error:
-            raise ConfigError(f"{where}:{found.line_num}: broken table ({error})") from error
+            raise ConfigError(f"{where}:{reader.line_num}: broken table ({error})") from error
 
     return read
 
@@ -138,4 +140,4 @@ READERS: dict[str, Callable[[BinaryIO, str], Rows]] = {
     ".tsv": _table("\t"),
     ".txt": _lines,
 }
-"""By suffix."""
+"""Reader by suffix."""

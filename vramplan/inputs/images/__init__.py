@@ -5,7 +5,7 @@ from __future__ import annotations
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.inputs.images import adaptive_tiles, fixed_tiles, native_resolution, videos
 from vramplan.inputs.images.remote_code import COUNTED
-from vramplan.inputs.images.types import Film, ImageProcessor, Limits, ProcessedImage, Processor, Size, Tensor
+from vramplan.inputs.images.types import ImageProcessor, Limits, ProcessedImage, Processor, Size, Tensor, VideoProcessor
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import Config, ModelSpec
 
@@ -28,17 +28,17 @@ QWEN = ("model.visual", ("model.visual.merger", "model.visual.deepstack_merger_l
 PHI = "model.embed_tokens_extend.image_embed"
 PHI_PROJECTOR = ("img_projection_up", "img_projection_down", "global_img_feature_extensor", "sub_img_feature_extensor")
 IMAGE_PROCESSORS: dict[str, ImageProcessor] = {
-    "internvl": ImageProcessor(fixed_tiles.internvl, *LLAVA, film=videos.internvl),
+    "internvl": ImageProcessor(fixed_tiles.internvl, *LLAVA, video=videos.internvl),
     "llava": ImageProcessor(
         by_tower({"clip_vision_model": fixed_tiles.llava, "pixtral": native_resolution.pixtral}), *LLAVA
     ),
     "llava_next": ImageProcessor(fixed_tiles.llava_next, *NEXT),
-    "llava_onevision": ImageProcessor(fixed_tiles.llava_onevision, *NEXT, film=videos.llava_onevision),
+    "llava_onevision": ImageProcessor(fixed_tiles.llava_onevision, *NEXT, video=videos.llava_onevision),
     "gemma3": ImageProcessor(fixed_tiles.gemma3, *LLAVA, "token_type_ids"),
     "paligemma": ImageProcessor(fixed_tiles.paligemma, *LLAVA, "token_type_ids"),
     "mistral3": ImageProcessor(native_resolution.pixtral, *LLAVA),
     "idefics3": ImageProcessor(fixed_tiles.idefics3, "model.vision_model", ("model.connector",)),
-    "smolvlm": ImageProcessor(fixed_tiles.idefics3, "model.vision_model", ("model.connector",), film=videos.smolvlm),
+    "smolvlm": ImageProcessor(fixed_tiles.idefics3, "model.vision_model", ("model.connector",), video=videos.smolvlm),
     "qwen2_vl": ImageProcessor(native_resolution.qwen2_vl, *QWEN, videos.qwen2_vl),
     "qwen2_5_vl": ImageProcessor(native_resolution.qwen2_vl, *QWEN, videos.qwen2_vl),
     "qwen3_vl": ImageProcessor(native_resolution.qwen3_vl, *QWEN, videos.qwen3_vl),
@@ -61,9 +61,11 @@ IMAGE_PROCESSORS: dict[str, ImageProcessor] = {
 
 PROCESSORS = {**COUNTED, **{model_type: processor.processor for model_type, processor in IMAGE_PROCESSORS.items()}}
 """All whose tokens can be counted, also of models that the analytic estimator does not support."""
-VIDEO_PROCESSORS: dict[str, Film] = {
-    **videos.FILMED,
-    **{model_type: processor.film for model_type, processor in IMAGE_PROCESSORS.items() if processor.film is not None},
+VIDEO_PROCESSORS: dict[str, VideoProcessor] = {
+    **videos.REMOTE_VIDEO_PROCESSORS,
+    **{
+        model_type: processor.video for model_type, processor in IMAGE_PROCESSORS.items() if processor.video is not None
+    },
 }
 """Processors of videos, by model_type."""
 
@@ -73,19 +75,19 @@ USUAL_FRAMES, USUAL_FRAME = 16, Size(640, 360)
 """The default of a video: few frames, as small as data sets store them."""
 
 
-def count(spec: ModelSpec, size: Size, limits: Limits, frames: int | None = None) -> ProcessedImage:
+def process_image(spec: ModelSpec, size: Size, limits: Limits, frames: int | None = None) -> ProcessedImage:
     """Patches and tokens of one image, or of one video of `frames` frames.
 
     Raises:
         ConfigError: for an image, a video or limits that the processor refuses, and for videos if it takes none.
     """
     if frames is not None:
-        return film(spec, size, limits, frames)
+        return process_video(spec, size, limits, frames)
     config, processor = Config(spec.config, spec.name), Config(spec.processor, f"{spec.name}: preprocessor_config.json")
     return PROCESSORS[spec.model_type](config, processor, size, limits)
 
 
-def film(spec: ModelSpec, size: Size, limits: Limits, frames: int) -> ProcessedImage:
+def process_video(spec: ModelSpec, size: Size, limits: Limits, frames: int) -> ProcessedImage:
     """Patches and tokens of one video; a video processor without a file of its own reads the image processor's.
 
     Raises:
@@ -114,14 +116,14 @@ def processed_image(spec: ModelSpec, job: Job) -> ProcessedImage | None:
         return None
     size, frames = shown(job)
     limits = Limits(job.min_pixels, job.max_pixels, job.max_tiles)
-    image = count(spec, size, limits, frames)
+    image = process_image(spec, size, limits, frames)
     if job.pictures * image.all_tokens > job.sequence_length:
         what = f"{kind} of {size} pixels make" if job.pictures > 1 else f"{kind[:-1]} of {size} pixels makes"
         number = job.pictures if job.pictures > 1 else "a" if job.videos else "an"
         raise ConfigError(
             f"{setting('sequence_length', job.sequence_length)}: {number} {what}"
-            f" {job.pictures * image.all_tokens:,} tokens alone (as {image.said}); frameworks stop or cut the image"
-            f" tokens off there. Raise {setting('sequence_length')}, or make the {kind[:-1]} smaller"
+            f" {job.pictures * image.all_tokens:,} tokens alone (as {image.description}); frameworks stop or cut the"
+            f" image tokens off there. Raise {setting('sequence_length')}, or make the {kind[:-1]} smaller"
         )
     return image
 
@@ -147,7 +149,7 @@ __all__ = [
     "Processor",
     "Size",
     "Tensor",
-    "count",
+    "process_image",
     "processed_image",
     "shown",
 ]

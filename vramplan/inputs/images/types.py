@@ -1,4 +1,4 @@
-"""What a processor makes of an image or a video: patches for the tower, tokens for the text."""
+"""Types of processed images and videos: patches for the vision tower, tokens for the text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, setting
 from vramplan.inputs.model_spec import Config
 
 
@@ -24,7 +24,7 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the user sets beside the image itself; None is what the model ships, or its processor's default."""
+    """Limits of the image processor set by the user; None: the model's own value, or its processor's default."""
 
     min_pixels: int | None = None
     max_pixels: int | None = None
@@ -38,13 +38,13 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
     dtype: str = "fp32"
     values: tuple[int, ...] | None = None
-    """The numbers in it, where the model's code looks at them."""
+    """Its elements, if the model's code reads them."""
     layout: str = "rows"
-    """How those of several images lie: one after another along the first dimension (rows); behind dimensions for the
-    samples and the images of each (samples), or for the samples, their tokens, and the images (tokens)."""
+    """How several images are batched: concatenated along the first dimension (rows), or stacked behind dimensions for
+    the samples and the images of each (samples), or for the samples, their tokens and the images (tokens)."""
 
     def batched(self, samples: int, images: int, length: int) -> tuple[int, ...]:
-        """Shape for `samples` of `length` tokens with so many images each."""
+        """Shape for `samples` samples of `length` tokens with `images` images each."""
         if self.layout == "samples":
             return (samples, images, *self.shape)
         if self.layout == "tokens":
@@ -57,101 +57,105 @@ class ProcessedImage:
     """One image or video after its processor."""
 
     tokens: int
-    """Positions in the text that take the image's features, or stand for them where cross-attention reads them."""
+    """Positions in the text that hold the image's features, or stand for them if cross-attention reads them."""
     extra_tokens: int
-    """Start, end and separators that the processor writes beside them."""
+    """Start, end and separator tokens that the processor writes beside them."""
     tiles: int
-    """Equal pieces that go through the tower, thumbnail included; 1 where an image goes in whole; a video's frames, or
-    pairs of them."""
+    """Number of equal tiles that enter the vision tower, thumbnail included; 1 if the image is not cut; frames of a
+    video, or pairs of them."""
     rows: int
     """Patches of a tile from top to bottom."""
     columns: int
     """Patches of a tile from left to right."""
     tensors: tuple[Tensor, ...]
-    said: str
-    """What it became, in a few words."""
+    description: str
+    """The result in a few words, such as "3 x 2 tiles + thumbnail"."""
     features: tuple[int, int] = (0, 0)
-    """Rows and columns of features that are left of the tiles, where padding is cut off them (LLaVA-NeXT), or of each
-    frame, where frames are shrunk (LLaVA-OneVision)."""
+    """Rows and columns of features that remain of the tiles if padding is cut off (LLaVA-NeXT), or of each frame if
+    frames are shrunk (LLaVA-OneVision)."""
     frames: int = 0
-    """Frames of a video; 0 for an image."""
+    """Number of frames of a video; 0 for an image."""
     runs: int = 1
-    """Pieces, of equally many tokens, in which they stand in the text: with a time between them, for example."""
+    """Number of equally long runs of tokens in the text, separated by a timestamp, for example."""
     token: str = "image_token_id"
-    """What the configuration calls the token that stands for its features."""
+    """Key of the configuration that holds the id of the token for its features."""
 
     @property
     def patches(self) -> int:
-        """Patches that go through the tower."""
+        """Number of patches that enter the vision tower."""
         return self.tiles * self.rows * self.columns
 
     @property
     def all_tokens(self) -> int:
-        """Positions that it takes in the text."""
+        """Number of positions in the text, separators included."""
         return self.tokens + self.extra_tokens
 
     @property
-    def kinds(self) -> list[int]:
-        """For each of these what stands there: 0 for text, 1 for an image's features, 2 for a video's."""
-        kind, each = 2 if self.frames else 1, self.tokens // self.runs
-        more, rest = divmod(self.extra_tokens, self.runs)
-        return [one for run in range(self.runs) for one in [kind] * each + [0] * (more + (run < rest))]
+    def token_kinds(self) -> list[int]:
+        """Kind of each of these positions: 0 for text, 1 for an image's features, 2 for a video's."""
+        kind, tokens_per_run = 2 if self.frames else 1, self.tokens // self.runs
+        extra_per_run, remainder = divmod(self.extra_tokens, self.runs)
+        return [
+            token_kind
+            for run in range(self.runs)
+            for token_kind in [kind] * tokens_per_run + [0] * (extra_per_run + (run < remainder))
+        ]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its tensors on the device; of one that grows with the text, those for one token."""
-        return sum(prod(one.shape) * {"fp32": 4, "int64": 8}[one.dtype] for one in self.tensors)
+        """Bytes of its tensors on the device; of a tensor that grows with the text, bytes for one token."""
+        return sum(prod(tensor.shape) * {"fp32": 4, "int64": 8}[tensor.dtype] for tensor in self.tensors)
 
 
 Processor = Callable[[Config, Config, Size, Limits], ProcessedImage]
 """(the model's configuration, its preprocessor_config.json, image, limits)"""
-Film = Callable[[Config, Config, Size, int, Limits], ProcessedImage]
+VideoProcessor = Callable[[Config, Config, Size, int, Limits], ProcessedImage]
 """(the model's configuration, its video_preprocessor_config.json, one frame, number of frames, limits)"""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageProcessor:
-    """How one architecture sees: its processor, and what its parts and inputs are called."""
+    """The image processor of one architecture, and the names of its vision modules and inputs."""
 
     processor: Processor
     tower: str
-    """Path of the vision tower in transformers' class."""
+    """Module path of the vision tower in transformers' class."""
     projector: tuple[str, ...]
-    """Paths of what leads from it to the language model; within the tower for Qwen."""
+    """Module paths of the projector from the tower to the language model; within the tower for Qwen."""
     token_types: str = ""
-    """The input in which the processor marks image tokens for the model, where it does."""
-    film: Film | None = None
-    """What it makes of a video, where it takes any."""
+    """Name of the input in which the processor marks image tokens; "" if there is none."""
+    video: VideoProcessor | None = None
+    """Its video processor; None if the architecture takes no videos."""
 
 
 def refuse(limits: Limits, model_type: str, *names: str) -> None:
-    """Refuse limits that this processor does not have.
+    """Refuse limits that the processor does not have.
 
     Raises:
-        ConfigError: naming the flag.
+        ConfigError: naming the limit.
     """
     for name in names:
         if getattr(limits, name) is not None:
-            raise ConfigError(f"--{name.replace('_', '-')}: the processor of {model_type} has no such limit")
+            raise ConfigError(f"{setting(name)}: the processor of {model_type} has no such limit")
 
 
-MOST_PIXELS = 1 << 16
-"""Of one side: larger images are taken for a slip."""
+MAX_SIDE = 1 << 16
+"""Pixels of the longest side; larger images are refused as a likely mistake."""
 
 
-def image_size(given: Any) -> Any:
-    """Width and height, however they are given: (1344, 896), [1344, 896] or "1344x896".
+def image_size(value: Any) -> Any:
+    """(width, height) in pixels from (1344, 896), [1344, 896] or "1344x896".
 
     Raises:
-        ConfigError: for something else, or an image without pixels.
+        ConfigError: for another value, or a side that is not 1 to MAX_SIDE pixels.
     """
-    if isinstance(given, str):
-        found = re.fullmatch(r"\s*(\d+)\s*[xX\u00d7]\s*(\d+)\s*", given)
-        if found is None:
-            raise ConfigError(f"--image-size {given}: expected WIDTHxHEIGHT in pixels, such as 1344x896")
-        given = (int(found[1]), int(found[2]))
-    if isinstance(given, (list, tuple)) and len(given) == 2 and all(isinstance(side, int) for side in given):
-        if not all(0 < side <= MOST_PIXELS for side in given):
-            raise ConfigError(f"--image-size {given[0]}x{given[1]}: sides must be 1 to {MOST_PIXELS:,} pixels")
-        return tuple(given)
-    raise ConfigError(f"--image-size {given}: expected WIDTHxHEIGHT in pixels, such as 1344x896")
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+)\s*[xX\u00d7]\s*(\d+)\s*", value)
+        if match is None:
+            raise ConfigError(f"{setting('image_size', value)}: expected WIDTHxHEIGHT in pixels, such as 1344x896")
+        value = (int(match[1]), int(match[2]))
+    if isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(side, int) for side in value):
+        if not all(0 < side <= MAX_SIDE for side in value):
+            raise ConfigError(f"{setting('image_size', tuple(value))}: sides must be 1 to {MAX_SIDE:,} pixels")
+        return tuple(value)
+    raise ConfigError(f"{setting('image_size', value)}: expected WIDTHxHEIGHT in pixels, such as 1344x896")

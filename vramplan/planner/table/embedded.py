@@ -18,7 +18,7 @@ MARK = re.compile(r"[ \t]*<!-- vramplan table: (?P<which>begin|end) (?P<name>\S+
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """What stands between the markers of one table."""
+    """The lines between the markers of one table."""
 
     name: str
     line: int
@@ -33,7 +33,7 @@ def read(path: Path) -> list[str]:
     """A file's lines with their ends.
 
     Raises:
-        ConfigError: where it cannot be read.
+        ConfigError: if it cannot be read.
     """
     try:
         return path.read_bytes().decode("utf-8").splitlines(keepends=True)
@@ -47,68 +47,70 @@ def regions(path: Path, lines: list[str]) -> list[Region]:
     """The tables of a file, in order.
 
     Raises:
-        ConfigError: for a marker that is alone, doubled or inside another table, and where there is none.
+        ConfigError: for a marker that is alone, doubled or inside another table, and if there are none.
     """
-    found: dict[str, Region] = {}
-    opened: tuple[str, int] | None = None
+    tables: dict[str, Region] = {}
+    open_table: tuple[str, int] | None = None
     for index, line in enumerate(lines):
         mark = MARK.fullmatch(line.lstrip("\ufeff"))  # the mark of some editors at a file's beginning
         if mark is None:
             continue
         where, name = f"{path}:{index + 1}", mark["name"]
         if mark["which"] == "begin":
-            if opened is not None:
-                raise ConfigError(f"{where}: table {name} begins before {opened[0]} of line {opened[1]} ends")
-            if name in found:
-                raise ConfigError(f"{where}: table {name} stands twice, first in line {found[name].line}")
-            opened = name, index + 1
-        elif opened is None or opened[0] != name:
+            if open_table is not None:
+                raise ConfigError(f"{where}: table {name} begins before {open_table[0]} of line {open_table[1]} ends")
+            if name in tables:
+                raise ConfigError(f"{where}: table {name} stands twice, first in line {tables[name].line}")
+            open_table = name, index + 1
+        elif open_table is None or open_table[0] != name:
             raise ConfigError(f"{where}: the end of table {name} has no beginning")
         else:
-            found[name] = Region(name, opened[1], opened[1], index)
-            opened = None
-    if opened is not None:
-        raise ConfigError(f"{path}:{opened[1]}: table {opened[0]} has no end; close it with {END.format(opened[0])}")
-    if not found:
+            tables[name] = Region(name, open_table[1], open_table[1], index)
+            open_table = None
+    if open_table is not None:
+        raise ConfigError(
+            f"{path}:{open_table[1]}: table {open_table[0]} has no end; close it with {END.format(open_table[0])}"
+        )
+    if not tables:
         raise ConfigError(
             f"{path}: no markers; put {BEGIN.format('NAME')} and {END.format('NAME')} on lines of their own"
         )
-    return list(found.values())
+    return list(tables.values())
 
 
-def wanted(path: Path, found: list[Region], known: Mapping[str, object], names: list[str] | None) -> list[Region]:
-    """The regions to look at: those named, else all.
+def select(path: Path, found: list[Region], known: Mapping[str, object], names: list[str] | None) -> list[Region]:
+    """The regions with these names; all if None.
 
     Raises:
-        VramplanError: for a name without markers, and markers of a table that is none.
+        VramplanError: for a name without markers, and markers of an unknown table.
     """
     for name in names or ():
-        if name not in {one.name for one in found}:
+        if name not in {region.name for region in found}:
             raise ConfigError(f"{path}: no markers of table {name}; put {BEGIN.format(name)} and {END.format(name)}")
-    chosen = [one for one in found if names is None or one.name in names]
-    for one in chosen:
-        if one.name not in known:
-            raise UnknownNameError(f"table in {path}:{one.line},", one.name, known, f"known: {', '.join(known)}")
-    return chosen
+    selected = [region for region in found if names is None or region.name in names]
+    for region in selected:
+        if region.name not in known:
+            raise UnknownNameError(f"table in {path}:{region.line},", region.name, known, f"known: {', '.join(known)}")
+    return selected
 
 
 def renewed(lines: list[str], texts: Mapping[str, str], found: list[Region]) -> list[str]:
-    """The file with these tables in place of what stood there, its line ends kept."""
-    made = list(lines)
-    for region in sorted(found, key=lambda one: -one.first):
+    """The file's lines with these tables between their markers, line ends kept."""
+    new_lines = list(lines)
+    for region in sorted(found, key=lambda region: -region.first):
         if region.name in texts:
             ending = "\r\n" if lines[region.first - 1].endswith("\r\n") else "\n"
-            made[region.first : region.end] = [line + ending for line in texts[region.name].splitlines()]
-    return made
+            new_lines[region.first : region.end] = [line + ending for line in texts[region.name].splitlines()]
+    return new_lines
 
 
 def stale(lines: list[str], texts: Mapping[str, str], found: list[Region]) -> list[str]:
-    """The names of those that stand there otherwise."""
-    return [one.name for one in found if renewed(lines, {one.name: texts[one.name]}, found) != lines]
+    """The names of the tables that differ from the file."""
+    return [region.name for region in found if renewed(lines, {region.name: texts[region.name]}, found) != lines]
 
 
 def difference(path: Path, old: list[str], new: list[str]) -> str:
-    """A unified diff from what stands there to what should."""
+    """A unified diff from the file to what it should be."""
     return "".join(unified_diff(old, new, str(path), f"{path} (now)"))
 
 
@@ -116,7 +118,7 @@ def put(path: Path, lines: list[str]) -> None:
     """Write the file whole or not at all.
 
     Raises:
-        ConfigError: for a file that is not to be written.
+        ConfigError: for a file that cannot be written.
     """
     try:
         mode = path.stat().st_mode

@@ -13,26 +13,26 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vramplan.analytic.estimator import VERSIONS
-from vramplan.errors import ConfigError, UnsupportedError, VramplanError
+from vramplan.errors import ConfigError, UnsupportedError, VramplanError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import check_job
+from vramplan.memory.assumptions import describe_method, describe_step, describe_strategy, describe_weights
 from vramplan.memory.roofline import BANDWIDTH_EFFICIENCY, LAUNCH_SECONDS, MATMUL_EFFICIENCY
-from vramplan.memory.summarize import said_engine, said_method, said_sharing, said_weights
 from vramplan.planner.job_defaults import complete_job
 from vramplan.planner.table.request import SHOWN, TableRequest
 from vramplan.planner.table.shared_steps import Shared, Traits, traits
 from vramplan.progress import Progress, silent
 from vramplan.version import __version__
 
-MOST_REASONS = 6
-"""Told of cells that cannot run."""
+MAX_REASONS = 6
+"""Reasons why cells cannot run that are listed."""
 SPEED = (
     f"a roofline, not measured: {MATMUL_EFFICIENCY:.0%} of the dense peak, {BANDWIDTH_EFFICIENCY:.0%} of the bandwidth,"
     f" {LAUNCH_SECONDS * 1e6:g} us a kernel launch; communication, loading of data and saving are left out"
 )
-"""What a speed takes for granted."""
+"""What a speed assumes."""
 
 
 class Place(NamedTuple):
@@ -45,12 +45,12 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one model needs on one card."""
+    """What one model needs on one GPU."""
 
     card: str
-    """Short name; for `card` the one that fits, or nothing."""
+    """Short name of the GPU; for `card` the one that fits, or empty."""
     value: int | None
-    """A micro-batch, tokens a second, or bytes; None where the job cannot run there."""
+    """A micro-batch, tokens a second, or bytes; None if the job cannot run there."""
     fits: bool
     refused: str = ""
     """Why it cannot run."""
@@ -58,7 +58,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The cells of one model, method and length, and what their jobs take for granted."""
+    """The cells of one model, method and length, and what their jobs assume."""
 
     cells: tuple[Cell, ...]
     said: tuple[tuple[str, ...], ...]
@@ -66,7 +66,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A filled sheet."""
+    """A filled table."""
 
     sheet: TableRequest
     rows: dict[Place, Row]
@@ -74,74 +74,74 @@ class Table:
     @property
     def refusals(self) -> list[str]:
         """Why cells cannot run, each reason once, the most frequent first."""
-        found = Counter(cell.refused for row in self.rows.values() for cell in row.cells if cell.refused)
-        told = found.most_common(MOST_REASONS)
-        left = found.total() - sum(count for _, count in told)
-        shown = [f"{why} ({count} cell{'s' * (count > 1)})" for why, count in told]
-        return [*shown, *([f"other reasons ({left} cells)"] if left else [])]
+        reasons = Counter(cell.refused for row in self.rows.values() for cell in row.cells if cell.refused)
+        frequent = reasons.most_common(MAX_REASONS)
+        num_others = reasons.total() - sum(count for _, count in frequent)
+        lines = [f"{why} ({count} cell{'s' * (count > 1)})" for why, count in frequent]
+        return [*lines, *([f"other reasons ({num_others} cells)"] if num_others else [])]
 
     @property
     def note(self) -> str:
         """Version, estimator and assumptions, in one line."""
-        sheet = self.sheet
+        request = self.sheet
         parts = [f"vramplan {__version__}, analytic estimator ({VERSIONS})"]
-        stored: dict[str, dict[str, None]] = {}
-        rest: dict[str, None] = {}
-        for method, weights, *others in (one for row in self.rows.values() for one in row.said):
-            stored.setdefault(method, {})[weights] = None
-            rest |= dict.fromkeys(filter(None, others))
-        parts += [f"{method}: {' or '.join(weights)}" for method, weights in stored.items()]
-        parts += rest
+        weights_by_method: dict[str, dict[str, None]] = {}
+        assumptions: dict[str, None] = {}
+        for method, weights, *further in (texts for row in self.rows.values() for texts in row.said):
+            weights_by_method.setdefault(method, {})[weights] = None
+            assumptions |= dict.fromkeys(filter(None, further))
+        parts += [f"{method}: {' or '.join(weights)}" for method, weights in weights_by_method.items()]
+        parts += assumptions
         parts.append("one micro-batch to an optimizer step")
-        if sheet.show == "speed":
+        if request.show == "speed":
             parts.append(SPEED)
-        parts.append(next((card.margin_source for card in sheet.cards), "") or "no safety margin")
+        parts.append(next((card.margin_source for card in request.cards), "") or "no safety margin")
         parts += [f"- because of {why}" for why in self.refusals]
-        if sheet.left_out:
-            parts.append(f"not described and left out: {', '.join(sheet.left_out)}")
+        if request.left_out:
+            parts.append(f"not described and left out: {', '.join(request.left_out)}")
         return "; ".join(filter(None, parts))
 
 
-def fill(sheet: TableRequest, *, jobs: int = 1, progress: Progress = silent) -> Table:
-    """Work every cell out, on `jobs` processes.
+def fill(request: TableRequest, *, jobs: int = 1, progress: Progress = silent) -> Table:
+    """Compute every cell, on `jobs` processes.
 
     Raises:
-        ConfigError: where no job of the table can run.
+        ConfigError: if no job of the table can run.
     """
     places = [
         Place(model, method, length)
-        for model in range(len(sheet.models))
-        for method in range(len(sheet.methods))
-        for length in range(len(sheet.lengths))
+        for model in range(len(request.models))
+        for method in range(len(request.methods))
+        for length in range(len(request.lengths))
     ]
-    found: dict[Place, Row] = {}
-    for place, row in _worked_out(sheet, places, min(jobs, len(places))):
-        found[place] = row
-        progress(f"{sheet.models[place.model].name}: {len(found)} of {len(places)} rows", len(found) / len(places))
-    refused = [cell.refused for row in found.values() for cell in row.cells]
-    if all(refused):
-        raise ConfigError(f"no cell of the table can run: {found[places[0]].cells[0].refused}")
-    return Table(sheet, {place: found[place] for place in places})
+    rows: dict[Place, Row] = {}
+    for place, row in _compute_rows(request, places, min(jobs, len(places))):
+        rows[place] = row
+        progress(f"{request.models[place.model].name}: {len(rows)} of {len(places)} rows", len(rows) / len(places))
+    reasons = [cell.refused for row in rows.values() for cell in row.cells]
+    if all(reasons):
+        raise ConfigError(f"no cell of the table can run: {rows[places[0]].cells[0].refused}")
+    return Table(request, {place: rows[place] for place in places})
 
 
-def _worked_out(sheet: TableRequest, places: list[Place], jobs: int) -> Iterator[tuple[Place, Row]]:
+def _compute_rows(request: TableRequest, places: list[Place], jobs: int) -> Iterator[tuple[Place, Row]]:
     if jobs <= 1:
-        yield from ((place, work_out(sheet, place)) for place in places)
+        yield from ((place, compute_row(request, place)) for place in places)
         return
     with ExitStack() as stack:  # fresh processes: a fork would take over the threads of a progress bar
-        pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin_process, (sheet,))
+        pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin_process, (request,))
         stack.callback(pool.shutdown, cancel_futures=True)
-        waiting = {pool.submit(_work_out_here, place): place for place in places}
-        for done in as_completed(waiting):
-            yield waiting[done], done.result()
+        places_of = {pool.submit(_compute_here, place): place for place in places}
+        for future in as_completed(places_of):
+            yield places_of[future], future.result()
 
 
 _sheet: list[TableRequest] = []
-"""What this process works on, sent once."""
+"""The table that this process works on, sent once."""
 
 
-def _begin_process(sheet: TableRequest) -> None:
-    _sheet[:] = [sheet]
+def _begin_process(request: TableRequest) -> None:
+    _sheet[:] = [request]
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -153,81 +153,85 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _work_out_here(place: Place) -> Row:
-    return work_out(_sheet[0], place)
+def _compute_here(place: Place) -> Row:
+    return compute_row(_sheet[0], place)
 
 
-def work_out(sheet: TableRequest, place: Place) -> Row:
-    """One model, method and length on every card."""
-    spec, method, length = sheet.models[place.model], sheet.methods[place.method], sheet.lengths[place.length]
-    given = {name: value for name, value in sheet.job.items() if method != "full" or not name.startswith("lora_")}
-    given |= {"method": method, "sequence_length": length, "micro_batch_size": 1}
-    known: Known = {}
+def compute_row(request: TableRequest, place: Place) -> Row:
+    """One model, method and length on every GPU."""
+    spec, method, length = request.models[place.model], request.methods[place.method], request.lengths[place.length]
+    settings = {name: value for name, value in request.job.items() if method != "full" or not name.startswith("lora_")}
+    settings |= {"method": method, "sequence_length": length, "micro_batch_size": 1}
+    shared_steps: Known = {}
     cells: list[Cell] = []
-    cards: Iterable[Gpu] = sheet.cards
-    if sheet.show == "card":
+    cards: Iterable[Gpu] = request.cards
+    if request.show == "card":
         cards = sorted(cards, key=lambda card: card.plannable_bytes)
     for card in cards:
         try:
-            cells.append(_cell(sheet, _shared(spec, given, card, known), card))
+            cells.append(_cell(request, _shared(spec, settings, card, shared_steps), card))
         except VramplanError as error:
             cells.append(Cell(card.name, None, False, str(error)))
-        if sheet.show == "card" and cells[-1].fits:
+        if request.show == "card" and cells[-1].fits:
             break
-    if sheet.show == "card":
+    if request.show == "card":
         cells = [_smallest(cells)]
-    said = dict.fromkeys(_said(job) for (job, _), one in known.items() if isinstance(one, Shared) and one.tensors)
-    return Row(tuple(cells), tuple(said))
+    assumptions = dict.fromkeys(
+        _said(job) for (job, _), steps in shared_steps.items() if isinstance(steps, Shared) and steps.tensors
+    )
+    return Row(tuple(cells), tuple(assumptions))
 
 
-def _cell(sheet: TableRequest, shared: Shared, card: Gpu) -> Cell:
-    if not SHOWN[sheet.show].takes_batch:
-        largest = shared.max_batch(card) if sheet.show == "max-batch" else shared.tokens_per_second(card)
-        return Cell(card.name, largest, largest > 0)
-    num_bytes, fits = shared.need(sheet.micro_batch_size, card)
-    return Cell(card.name, num_bytes, fits)
+def _cell(request: TableRequest, steps: Shared, gpu: Gpu) -> Cell:
+    if not SHOWN[request.show].takes_batch:
+        largest = steps.max_batch(gpu) if request.show == "max-batch" else steps.tokens_per_second(gpu)
+        return Cell(gpu.name, largest, largest > 0)
+    num_bytes, fits = steps.need(request.micro_batch_size, gpu)
+    return Cell(gpu.name, num_bytes, fits)
 
 
 def _smallest(cells: list[Cell]) -> Cell:
-    """Of what was tried in order of size."""
+    """The smallest GPU that fits, of cells in order of size."""
     if cells[-1].fits:
         return cells[-1]
-    ran = [cell for cell in cells if not cell.refused]
-    return Cell("", None, False, "" if ran else cells[0].refused)
+    runnable = [cell for cell in cells if not cell.refused]
+    return Cell("", None, False, "" if runnable else cells[0].refused)
 
 
 Known = dict[tuple[Job, Traits], Shared | VramplanError]
 
 
-def _shared(spec: ModelSpec, given: dict[str, object], card: Gpu, known: Known) -> Shared:
-    """What this card shares with those before it.
+def _shared(spec: ModelSpec, settings: dict[str, object], gpu: Gpu, shared_steps: Known) -> Shared:
+    """The simulated steps that this GPU shares with those before it.
 
     Raises:
         VramplanError: for a job that cannot run.
     """
-    job = complete_job(spec, card, given)
-    check_job(job, card)
+    job = complete_job(spec, gpu, settings)
+    check_job(job, gpu)
     if job.lengths is not None:
-        raise UnsupportedError("--lengths is not tabled yet; estimate and suggest take it")
+        raise UnsupportedError(f"{setting('lengths')} is not tabled yet; estimate and suggest take it")
     if job.strategy == "device_map":  # where layers go depends on the card
-        raise UnsupportedError("--strategy device_map is not tabled yet")
-    key = job, traits(card, job)
-    if key not in known:
-        laws = (
-            one.law
-            for (other, has), one in known.items()
-            if isinstance(one, Shared) and other == job and has._replace(workspace=0) == key[1]._replace(workspace=0)
+        raise UnsupportedError(f"{setting('strategy', 'device_map')} is not tabled yet")
+    key = job, traits(gpu, job)
+    if key not in shared_steps:
+        scalings = (
+            steps.scaling
+            for (other, other_traits), steps in shared_steps.items()
+            if isinstance(steps, Shared)
+            and other == job
+            and other_traits._replace(workspace=0) == key[1]._replace(workspace=0)
         )
         try:
-            shared = Shared(spec, job, card, next(laws, None))
+            shared = Shared(spec, job, gpu, next(scalings, None))
             shared.peak(1)
-            known[key] = shared
+            shared_steps[key] = shared
         except VramplanError as error:
-            known[key] = error
-    found = known[key]
-    if isinstance(found, VramplanError):
-        raise found
-    return found
+            shared_steps[key] = error
+    steps_or_error = shared_steps[key]
+    if isinstance(steps_or_error, VramplanError):
+        raise steps_or_error
+    return steps_or_error
 
 
 def _said(job: Job) -> tuple[str, ...]:
@@ -235,7 +239,7 @@ def _said(job: Job) -> tuple[str, ...]:
     batches = f"{job.batches} samples, all equally long"
     if job.pictures:
         batches += f", {job.pictures} {'image' if job.images else 'video'}{'s' * (job.pictures > 1)} in each"
-    return said_method(job), said_weights(job), said_sharing(job), said_engine(job), batches
+    return describe_method(job), describe_weights(job), describe_strategy(job), describe_step(job), batches
 
 
 def title(sheet: TableRequest) -> str:

@@ -1,4 +1,4 @@
-"""What a table is asked to show: names and patterns in, models and cards out."""
+"""The request for a table: names and patterns in, models and GPUs out."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from vramplan.analytic.architectures.lookup import is_described
-from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError
+from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, setting
 from vramplan.inputs.catalog import all_gpus, load_spec, model_names
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import MAX_COUNT
+from vramplan.inputs.job import DEFAULT_SEQUENCE_LENGTH, MAX_COUNT
+from vramplan.inputs.load import load_gpu, load_model
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import CONFIDENCE, with_margin
-from vramplan.planner import estimate
 
 METHODS = ("full", "lora", "qlora", "dora")
 
 
 class Shown(NamedTuple):
-    """Something that cells can say."""
+    """Something that the cells can show."""
 
     title: str
     mark: str
-    """What stands where nothing fits, and that it does."""
+    """The mark of a cell in which nothing fits, and its meaning."""
     field: str
-    """What a record calls the number."""
+    """The number's name in CSV and JSON."""
     takes_batch: bool
-    """Whether the micro-batch is given, not looked for."""
+    """Whether the micro-batch is given, not searched for."""
 
 
 SHOWN = {
@@ -53,11 +53,11 @@ class TableRequest:
     lengths: tuple[int, ...]
     show: str
     micro_batch_size: int
-    """For `memory` and `card`."""
+    """Of `memory` and `card`."""
     job: Mapping[str, Any]
     """The rest of every cell's job."""
     left_out: tuple[str, ...] = ()
-    """Models that a pattern matched and no block describes."""
+    """Models that a pattern matched and the analytic estimator does not support."""
 
 
 def table_request(
@@ -65,51 +65,55 @@ def table_request(
     gpus: Sequence[str | Gpu],
     *,
     methods: Sequence[str] = ("lora",),
-    seq_lens: Sequence[int] = (2048,),
+    seq_lens: Sequence[int] = (DEFAULT_SEQUENCE_LENGTH,),
     show: str = "max-batch",
     micro_batch: int | None = None,
     confidence: float = CONFIDENCE,
     **job: Any,
 ) -> TableRequest:
-    """A table of these models on these cards; keyword arguments are fields of :class:`vramplan.Job`.
+    """A table of these models on these GPUs; keyword arguments are fields of :class:`vramplan.Job`.
 
-    Names with ``*``, ``?`` or ``[`` are patterns over the shipped models and cards.
+    Names with ``*``, ``?`` or ``[`` are patterns over the shipped models and GPUs.
 
     Raises:
-        VramplanError: for a name that nothing matches, and a setting that is none.
+        VramplanError: for a name that nothing matches, and an invalid setting.
     """
     models = [models] if isinstance(models, str) else models
     gpus = [gpus] if isinstance(gpus, str) else gpus
-    one_of("--show", show, SHOWN)
+    one_of(setting("show"), show, SHOWN)
     for field in OWN:
         if field in job:
-            flags = {"method": "--methods", "sequence_length": "--seq-lens", "micro_batch_size": "--micro-batch"}
-            raise ConfigError(f"{field}: in a table {f'give {flags[field]}' if field in flags else 'it is 1'}")
+            columns = {"method": "methods", "sequence_length": "seq_lens", "micro_batch_size": "micro_batch"}
+            way_out = f"give {setting(columns[field])}" if field in columns else "it is 1"
+            raise ConfigError(f"{field}: in a table {way_out}")
     if micro_batch is not None and not SHOWN[show].takes_batch:
-        raise ConfigError(f"--micro-batch is what --show {show} looks for; it goes with memory and card")
-    found = [one for name in models for one in models_called(name)]
-    described = [one for one in found if is_described(one)]
-    cards = [one for name in gpus for one in cards_called(name)]
-    for flag, values in (("--models", found), ("--gpus", cards), ("--methods", methods), ("--seq-lens", seq_lens)):
+        raise ConfigError(
+            f"{setting('micro_batch')} is what {setting('show', show)} searches for; it goes with memory and card"
+        )
+    specs = [spec for name in models for spec in models_called(name)]
+    supported = [spec for spec in specs if is_described(spec)]
+    loaded_gpus = [gpu for name in gpus for gpu in gpus_called(name)]
+    lists = {"models": specs, "gpus": loaded_gpus, "methods": methods, "seq_lens": seq_lens}
+    for parameter, values in lists.items():
         if not values:
-            raise ConfigError(f"{flag}: nothing to show")
-    if not described:
-        raise UnsupportedError(f"{found[0].name}: no block describes {found[0].model_type!r}; `estimate` traces it")
+            raise ConfigError(f"{setting(parameter)}: nothing to show")
+    if not supported:
+        raise UnsupportedError(f"{specs[0].name}: no block describes {specs[0].model_type!r}; `estimate` traces it")
     for method in methods:
-        one_of("--methods", method, METHODS)
-    for flag, numbers in (("--seq-lens", seq_lens), ("--micro-batch", [1 if micro_batch is None else micro_batch])):
+        one_of(setting("methods"), method, METHODS)
+    for parameter, numbers in (("seq_lens", seq_lens), ("micro_batch", [micro_batch or 1])):
         for number in numbers:
             if isinstance(number, bool) or not isinstance(number, int) or not 0 < number <= MAX_COUNT:
-                raise ConfigError(f"{flag} {number}: expected whole numbers from 1 to {MAX_COUNT}")
+                raise ConfigError(f"{setting(parameter, number)}: expected whole numbers from 1 to {MAX_COUNT}")
     return TableRequest(
-        unique(described, lambda one: one.name),
-        tuple(with_margin(one, confidence) for one in unique(cards, lambda one: one.name)),
+        unique(supported, lambda spec: spec.name),
+        tuple(with_margin(gpu, confidence) for gpu in unique(loaded_gpus, lambda gpu: gpu.name)),
         tuple(dict.fromkeys(methods)),
         tuple(dict.fromkeys(seq_lens)),
         show,
         micro_batch or 1,
         job,
-        tuple(dict.fromkeys(one.name for one in found if not is_described(one))),
+        tuple(dict.fromkeys(spec.name for spec in specs if not is_described(spec))),
     )
 
 
@@ -117,52 +121,53 @@ def models_called(name: str | ModelSpec) -> list[ModelSpec]:
     """The models of a name or a pattern.
 
     Raises:
-        UnsupportedError: for one, named in full, that no block describes: a table is the same with and without torch.
-        VramplanError: where there are none.
+        UnsupportedError: for one, named in full, that the analytic estimator does not support: a table is the
+            same with and without torch.
+        VramplanError: if there are none.
     """
     if isinstance(name, str) and _is_pattern(name):
-        wanted = name.lower()
-        matched = [
-            one
-            for one in model_names()
-            if any(fnmatchcase(part, wanted) for part in (one.lower(), _short(one).lower()))
+        pattern = name.lower()
+        names = [
+            full_name
+            for full_name in model_names()
+            if any(fnmatchcase(part, pattern) for part in (full_name.lower(), _short(full_name).lower()))
         ]
-        if not matched:
+        if not names:
             raise UnknownNameError("models", name, map(_short, model_names()), "no shipped model matches")
-        return [load_spec(one) for one in matched]
-    spec = estimate.load_model(name)
+        return [load_spec(full_name) for full_name in names]
+    spec = load_model(name)
     if not is_described(spec):
         raise UnsupportedError(f"{spec.name}: no block describes {spec.model_type!r}; `estimate` traces it")
     return [spec]
 
 
-def cards_called(name: str | Gpu) -> list[Gpu]:
-    """The cards of a name or a pattern over short names.
+def gpus_called(name: str | Gpu) -> list[Gpu]:
+    """The GPUs of a name or a pattern over short names.
 
     Raises:
-        VramplanError: where there are none.
+        VramplanError: if there are none.
     """
     if isinstance(name, str) and _is_pattern(name):
-        matched = [one for one in all_gpus() if fnmatchcase(one.name, name.lower())]
-        if not matched:
-            raise UnknownNameError("cards", name, [one.name for one in all_gpus()], "`vramplan gpus` lists all")
-        return matched
-    return [estimate.load_gpu(name)]
+        gpus = [gpu for gpu in all_gpus() if fnmatchcase(gpu.name, name.lower())]
+        if not gpus:
+            raise UnknownNameError("GPUs", name, [gpu.name for gpu in all_gpus()], "`vramplan gpus` lists all")
+        return gpus
+    return [load_gpu(name)]
 
 
-def one_of(flag: str, value: str, known: Iterable[str]) -> None:
-    """Refuse a word that is none of these.
+def one_of(what: str, value: str, known: Iterable[str]) -> None:
+    """Refuse a word that is not one of these.
 
     Raises:
         UnknownNameError: with the nearest.
     """
     if value not in known:
-        raise UnknownNameError(flag, value, known, f"known: {', '.join(known)}")
+        raise UnknownNameError(what, value, known, f"known: {', '.join(known)}")
 
 
 def unique(values: Sequence[Any], key: Callable[[Any], str]) -> tuple[Any, ...]:
     """Each once, in order."""
-    return tuple({key(one): one for one in reversed(values)}.values())[::-1]
+    return tuple({key(value): value for value in reversed(values)}.values())[::-1]
 
 
 def _short(name: str) -> str:

@@ -1,8 +1,8 @@
-"""Losses other than transformers' own, as far as memory goes: they allocate, keep and free what the real ones do.
+"""Losses other than transformers' own: they allocate, save and free what the real ones do, and compute no numbers.
 
 Liger's (liger-kernel 0.8.5, ops/fused_linear_cross_entropy.py, transformers/functional.py) and Apple's
-(cut_cross_entropy 25.1.1) run on Triton and TRL's (trl 1.16, fused LM head) selects tokens by value, so none runs on
-fake tensors as it is; numbers are not computed.
+(cut_cross_entropy 25.1.1) run on Triton and TRL's (trl 1.16, fused LM head) selects tokens by value, so none of them
+runs on fake tensors.
 `sliced` is transformers' own before 4.49, `sections` torchtune's.
 """
 
@@ -17,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vramplan.errors import MissingDependencyError, UnsupportedError
+from vramplan.errors import MissingDependencyError, UnsupportedError, setting
 from vramplan.torch_backend.trace.cuda_autocast import low_dtype
 from vramplan.units import ceil_div
 
 IGNORED = -100
 TRL_TOKENS, TRL_ENTRIES = 4096, 32768
-"""Tokens by vocabulary entries of one tile of TRL's loss."""
+"""Shape of one tile of TRL's loss: tokens, vocabulary entries."""
 SECTIONS = 8
 """num_output_chunks of torchtune's CEWithChunkedOutputLoss."""
 
@@ -46,10 +46,10 @@ def sections_loss(hidden: torch.Tensor, head: Callable[[torch.Tensor], torch.Ten
     """CEWithChunkedOutputLoss of torchtune 0.6.1 over the chunked_output of its TransformerDecoder."""
     logits = [head(section) for section in hidden.chunk(SECTIONS, dim=1)]
     labels = torch.hstack((labels[..., 1:], labels.new_full((len(labels), 1), IGNORED)))
-    targets = [one.reshape(-1) for one in labels.chunk(SECTIONS, dim=1)]
+    targets = [section.reshape(-1) for section in labels.chunk(SECTIONS, dim=1)]
     return sum(
-        F.cross_entropy(one.reshape(-1, one.shape[-1]).float(), own, ignore_index=IGNORED, reduction="sum")
-        for one, own in zip(logits, targets, strict=True)
+        F.cross_entropy(section.reshape(-1, section.shape[-1]).float(), target, ignore_index=IGNORED, reduction="sum")
+        for section, target in zip(logits, targets, strict=True)
     )
 
 
@@ -57,7 +57,7 @@ def sections_loss(hidden: torch.Tensor, head: Callable[[torch.Tensor], torch.Ten
 
 
 class Liger(torch.autograd.Function):
-    """All work is done in forward, chunk by chunk; the gradients are kept."""
+    """Forward computes the gradients too, chunk by chunk, and saves them."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -94,13 +94,13 @@ class Liger(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """What forward kept, scaled in place."""
+        """The gradients that forward saved, scaled in place."""
         grad_hidden, grad_weight = ctx.saved_tensors
         return grad_hidden, grad_weight, None
 
 
 def _add_product(grad_weight: torch.Tensor, logits: torch.Tensor, part: torch.Tensor) -> None:
-    """``addmm(out=...)`` for half-precision products, else a product that is added."""
+    """``addmm(out=...)`` for half-precision products, otherwise a product that is added."""
     if logits.dtype != torch.float32:
         part = part.to(logits.dtype)
     else:
@@ -114,11 +114,11 @@ def liger_loss(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor)
     return Liger.apply(hidden.view(-1, hidden.shape[-1]), weight, shifted.view(-1))
 
 
-# -- Apple's, as axolotl's plugin puts it in -------------------------------------------------------------------------
+# -- Apple's, as axolotl's plugin uses it ----------------------------------------------------------------------------
 
 
 class Cut(torch.autograd.Function):
-    """LinearCrossEntropyFunction of cut_cross_entropy 25.1.1: its kernels hold no logits; `valid` are token numbers."""
+    """LinearCrossEntropyFunction of cut_cross_entropy 25.1.1, whose kernels store no logits; `valid` holds indices."""
 
     @staticmethod
     def forward(
@@ -154,11 +154,11 @@ def cut_loss(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -
 
 
 class Pick(torch.autograd.Function):
-    """``x[mask]`` where every position counts: the worst case of an index by mask, which depends on data."""
+    """``x[mask]`` with a mask that is true everywhere: the worst case, since the real result depends on data."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """The positions, and a copy of the rows there."""
+        """Makes the positions, and copies the rows there."""
         ctx.save_for_backward(mask)
         ctx.shape = x.shape
         positions = torch.empty((mask.numel(), mask.dim()), dtype=torch.int64, device=mask.device)  # noqa: F841
@@ -166,7 +166,7 @@ class Pick(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Zeros, and the rows put in: index_put sorts its linear indices."""
+        """Zeros with the rows added by index_put, which sorts its linear indices."""
         (mask,) = ctx.saved_tensors
         out = torch.zeros(ctx.shape, dtype=grad.dtype, device=grad.device)
         positions = torch.empty((mask.numel(), mask.dim()), dtype=torch.int64, device=mask.device)
@@ -176,11 +176,11 @@ class Pick(torch.autograd.Function):
 
 
 class Chunked(torch.autograd.Function):
-    """ChunkedLogProbFunction: no logits are kept, backward makes them again tile by tile into fp32 accumulators."""
+    """ChunkedLogProbFunction: saves no logits; backward recomputes them tile by tile, with fp32 accumulators."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> tuple[Any, ...]:
-        """Log-probability, entropy and whether it was the likeliest, per token."""
+        """Log-probability, entropy and whether the target is the likeliest, per token."""
         ctx.set_materialize_grads(False)
         tokens, low = hidden.shape[0], low_dtype() or hidden.dtype
         top, total, mean, square, plain, before, at_target = (
@@ -204,7 +204,7 @@ class Chunked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        """The tile outlives the casts of the gradients."""
+        """The tile is freed after the gradients have been cast."""
         hidden, weight, _targets, _log_z, _entropy = ctx.saved_tensors
         tokens, low = hidden.shape[0], ctx.low
         wide = [
@@ -222,35 +222,35 @@ class Chunked(torch.autograd.Function):
 
 
 def chunked_loss(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The patched forward's loss: the last position has no label; every other counts."""
+    """The loss of TRL's patched forward: the last position has no label; all others count."""
     return loss_of_rows(hidden[:, :-1], weight, labels[:, 1:])
 
 
 def loss_of_rows(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The same of hidden states and labels that belong together."""
+    """TRL's loss of hidden states and labels that are aligned (shifted already)."""
     mask = labels != IGNORED
     values = Chunked.apply(Pick.apply(hidden, mask), weight, Pick.apply(labels, mask))
-    spread = [one.new_zeros(mask.shape).masked_scatter(mask, one) for one in values]
-    return -spread[0].sum() / mask.sum().clamp(min=1)
+    scattered = [value.new_zeros(mask.shape).masked_scatter(mask, value) for value in values]
+    return -scattered[0].sum() / mask.sum().clamp(min=1)
 
 
-# -- into a model ------------------------------------------------------------------------------------------------------
+# -- use in a model ----------------------------------------------------------------------------------------------------
 
 
-def use(module: nn.Module, loss: str, owner: str, on_card: bool = False) -> None:
-    """Put a loss in place of the model's own: sliced, sections, liger, cut or chunked; on a card `cut` is the real one.
+def use(module: nn.Module, loss: str, owner: str, on_gpu: bool = False) -> None:
+    """Replace the model's loss by sliced, sections, liger, cut or chunked; on a GPU `cut` is the real one.
 
     Raises:
-        MissingDependencyError: where that is not installed.
-        UnsupportedError: for a model that is no causal language model of transformers.
+        MissingDependencyError: if cut-cross-entropy is needed and not installed.
+        UnsupportedError: for models other than a causal language model of transformers.
     """
     inner: Any = module.get_base_model() if hasattr(module, "get_base_model") else module
     if not hasattr(inner, "get_output_embeddings") or inner.get_output_embeddings() is None:
-        raise UnsupportedError(f"{owner}: --loss {loss} needs a causal language model of transformers")
+        raise UnsupportedError(f"{owner}: {setting('loss', loss)} needs a causal language model of transformers")
     if loss == "sliced":
         inner.loss_function = sliced_loss
         return
-    fused: Callable[..., torch.Tensor] = real_cut(owner) if on_card and loss == "cut" else FUSED.get(loss, liger_loss)
+    fused: Callable[..., torch.Tensor] = real_cut(owner) if on_gpu and loss == "cut" else FUSED.get(loss, liger_loss)
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
     @functools.wraps(type(inner).forward)
@@ -268,35 +268,35 @@ FUSED = {"liger": liger_loss, "cut": cut_loss, "chunked": chunked_loss}
 
 
 def real_cut(owner: str) -> Callable[..., torch.Tensor]:
-    """Apple's own kernels.
+    """The loss of the package cut-cross-entropy (Apple's kernels).
 
     Raises:
-        MissingDependencyError: where cut-cross-entropy is not installed.
+        MissingDependencyError: if it is not installed.
     """
     try:
         from cut_cross_entropy import linear_cross_entropy
     except ImportError as error:
         raise MissingDependencyError(
-            f"{owner}: --loss cut on a card needs cut-cross-entropy: pip install cut-cross-entropy"
-        ) from (error)
+            f"{owner}: {setting('loss', 'cut')} on a GPU needs cut-cross-entropy: pip install cut-cross-entropy"
+        ) from error
     return functools.partial(linear_cross_entropy, shift=True)
 
 
 def use_liger(module: nn.Module, owner: str) -> None:
-    """The real Liger loss, on a card: only the loss, none of its other kernels.
+    """Replace the model's loss by that of the package liger-kernel, without its other kernels; on a GPU.
 
     Raises:
-        MissingDependencyError: where liger-kernel is not installed.
+        MissingDependencyError: if it is not installed.
     """
     try:
         from liger_kernel.transformers import _apply_liger_kernel_to_instance
     except ImportError as error:
         raise MissingDependencyError(
-            f"{owner}: --loss liger on a card needs liger-kernel: pip install liger-kernel"
-        ) from (error)
+            f"{owner}: {setting('loss', 'liger')} on a GPU needs liger-kernel: pip install liger-kernel"
+        ) from error
     inner: Any = module.get_base_model() if hasattr(module, "get_base_model") else module
-    others = {"rope": False, "rms_norm": False, "swiglu": False, "geglu": False, "layer_norm": False}
-    _apply_liger_kernel_to_instance(model=inner, fused_linear_cross_entropy=True, **others)
+    other_kernels = {"rope": False, "rms_norm": False, "swiglu": False, "geglu": False, "layer_norm": False}
+    _apply_liger_kernel_to_instance(model=inner, fused_linear_cross_entropy=True, **other_kernels)
 
 
 def _head(model: Any) -> torch.Tensor:

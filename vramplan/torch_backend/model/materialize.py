@@ -1,41 +1,41 @@
-"""A model onto the device that is watched."""
+"""Give a model on the meta device storages, and follow the storages of a model."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from vramplan.torch_backend.model.build import SAVED
-from vramplan.torch_backend.trace.storage_tracker import Watch
+from vramplan.torch_backend.model.adapters import SAVED
+from vramplan.torch_backend.trace.storage_tracker import StorageTracker
 
 
-def place(module: nn.Module, watch: Watch) -> None:
-    """Follow every parameter, buffer and plain tensor attribute (sharing kept); those on meta get a storage first.
+def place(module: nn.Module, tracker: StorageTracker) -> None:
+    """Follow the storages of all parameters, buffers and tensor attributes; those on meta get storages first.
 
-    Under a FakeTensorMode that storage is fake.
+    Shared tensors stay shared. Under a FakeTensorMode the new storages are fake.
     """
-    known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    placed_by_id: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def placed(tensor: torch.Tensor, path: str) -> torch.Tensor:
-        if id(tensor) not in known:
+        if id(tensor) not in placed_by_id:
             new = tensor
             if tensor.is_meta:
                 new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-            number = watch.take(new, "", path)
+            number = tracker.take(new, "", path)
             if number is not None:
-                watch.records[number].category = "parameter"
+                tracker.records[number].category = "parameter"
             if isinstance(tensor, nn.Parameter) and new is not tensor:
                 new = nn.Parameter(new, requires_grad=tensor.requires_grad)
-            known[id(tensor)] = (tensor, new)
-        return known[id(tensor)][1]
+            placed_by_id[id(tensor)] = (tensor, new)
+        return placed_by_id[id(tensor)][1]
 
     modules = list(module.named_modules())
-    modules.sort(key=lambda named: "lora_" in named[0] or SAVED in named[0])  # these come to a model that is loaded
-    for prefix, one in modules:
-        for group in (one._parameters, one._buffers):
+    modules.sort(key=lambda named: "lora_" in named[0] or SAVED in named[0])  # PEFT adds these to a loaded model
+    for prefix, submodule in modules:
+        for group in (submodule._parameters, submodule._buffers):
             for name, tensor in group.items():
                 if tensor is not None:
                     group[name] = placed(tensor, f"{prefix}.{name}")
-        for name, value in list(vars(one).items()):
+        for name, value in list(vars(submodule).items()):
             if isinstance(value, torch.Tensor):
-                setattr(one, name, placed(value, f"{prefix}.{name}"))
+                setattr(submodule, name, placed(value, f"{prefix}.{name}"))

@@ -1,4 +1,4 @@
-"""transformers' optimizer names to the real optimizers, constructed as its Trainer does."""
+"""The torch optimizer of a job, constructed as transformers' Trainer does."""
 
 from __future__ import annotations
 
@@ -8,54 +8,53 @@ from typing import Any
 import torch
 from torch import nn
 
-from vramplan.errors import MissingDependencyError, UnknownNameError
+from vramplan.errors import MissingDependencyError, UnknownNameError, setting
 from vramplan.inputs.job import Job
+from vramplan.memory.optimizers import ALIASES, OPTIMIZERS, check_optimizer, check_weights, modelled
 
 Recipe = tuple[type[torch.optim.Optimizer], dict[str, Any]]
 """(class, keyword arguments)"""
 
-OURS: dict[str, Recipe] = {
-    "adamw_torch_loop": (torch.optim.AdamW, {"foreach": False}),
-    "sgd_momentum": (torch.optim.SGD, {"momentum": 0.9}),
-}
-"""Names that transformers does not have."""
-ALIASES = {
-    "adamw": "adamw_torch_fused",
-    "adamw_hf": "adamw_torch",
-    "lion": "lion_32bit",
-    "ao_adamw_8bit": "adamw_torch_8bit",
-}
-
 
 def recipe(job: Job) -> Recipe:
-    """What transformers' Trainer constructs for the job's optimizer; ask outside of a trace.
+    """Class and arguments of the job's optimizer; call it outside of a trace.
 
     Raises:
-        UnknownNameError: for a name that transformers does not know.
+        UnknownNameError: for a name that transformers does not have.
         MissingDependencyError: for an optimizer whose package is not installed.
+        ConfigError: for a setting of the job that the optimizer does not run with.
     """
-    name = job.optimizer.lower()
-    name = ALIASES.get(name, name)
-    if name in OURS:
-        return OURS[name]
+    check_optimizer(job)
+    record = modelled(job.optimizer)
+    if record is not None and record.torch_class:
+        kind = getattr(torch.optim, record.torch_class, None)
+        if kind is None:
+            raise MissingDependencyError(
+                f"{setting('optimizer', job.optimizer)}: torch {torch.__version__} has no torch.optim."
+                + record.torch_class
+            )
+        return kind, dict(record.torch_arguments)
+    name = job.optimizer.lower() if record is None else record.trainer_name or record.name
     from transformers import Trainer, TrainingArguments
     from transformers.training_args import OptimizerNames
 
-    known = [one.value for one in OptimizerNames]
-    if name not in known:
-        raise UnknownNameError("optimizer", job.optimizer, [*known, *OURS, *ALIASES])
+    names = [member.value for member in OptimizerNames]
+    if name not in names:
+        raise UnknownNameError("optimizer", job.optimizer, [*names, *OPTIMIZERS, *ALIASES])
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(output_dir=folder, optim=name, use_cpu=True, report_to="none")
     try:
-        made: Recipe = Trainer.get_optimizer_cls_and_kwargs(arguments)
+        result: Recipe = Trainer.get_optimizer_cls_and_kwargs(arguments)
     except (ImportError, ValueError) as error:
-        said = str(error).strip().splitlines()[0]
-        raise MissingDependencyError(f"--optimizer {job.optimizer} cannot be traced here: {said}") from error
-    return made
+        reason = str(error).strip().splitlines()[0]
+        raise MissingDependencyError(
+            f"{setting('optimizer', job.optimizer)} cannot be constructed here: {reason}"
+        ) from error
+    return result
 
 
 def groups(module: nn.Module, job: Job) -> list[dict[str, Any]]:
-    """The Trainer's two groups, with weight decay and without; one group in a plain loop."""
+    """Parameter groups: the Trainer's two, with weight decay and without, or one in a plain loop."""
     trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     if job.loop == "plain":
         return [{"params": [parameter for _, parameter in trained]}]
@@ -67,6 +66,11 @@ def groups(module: nn.Module, job: Job) -> list[dict[str, Any]]:
 
 
 def make(recipe: Recipe, module: nn.Module, job: Job) -> torch.optim.Optimizer:
-    """The optimizer over the module's trained weights."""
+    """The optimizer over the module's trained weights.
+
+    Raises:
+        ConfigError: for a trained weight that the optimizer does not take.
+    """
     kind, arguments = recipe
+    check_weights(job, ((name, tuple(p.shape)) for name, p in module.named_parameters() if p.requires_grad))
     return kind(groups(module, job), **arguments)

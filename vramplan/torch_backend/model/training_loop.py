@@ -1,8 +1,8 @@
-"""The training loop as it runs: a plain one, or what transformers' Trainer and accelerate make of it.
+"""The training loop: a plain one, or the loop of transformers' Trainer and accelerate.
 
 The Trainer's part follows transformers 5.23 trainer.py (_run_epoch, get_batch_samples, training_step, compute_loss) and
-accelerate 1.15 (DataLoaderShard, prepare_model, backward), statement by statement where tensors are made or dropped;
-a test runs the real Trainer beside it.
+accelerate 1.15 (DataLoaderShard, prepare_model, backward), statement by statement wherever tensors are created
+or freed; a test compares it with the real Trainer.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from vramplan.errors import ConfigError
 from vramplan.inputs.job import Job
 from vramplan.torch_backend.dtypes import DTYPES
 from vramplan.torch_backend.model import optimizers
-from vramplan.torch_backend.model.build import Pictures, Subject
+from vramplan.torch_backend.model.build import ImageInputs, Subject
 
-MOST_MICRO_STEPS = 2
-"""A third micro-batch of one optimizer step finds what the second found: the gradients."""
+MAX_MICRO_STEPS = 2
+"""Micro-batches run per optimizer step: from the second on each finds the gradients of those before it."""
 WAITING = "batches to come"
-"""How the watch calls the micro-batches that the Trainer has on the device before it needs them."""
+"""Label of the micro-batches that the Trainer moves to the device before it needs them."""
 MAX_GRAD_NORM = 1.0
 """The Trainer's default."""
 
@@ -32,46 +32,46 @@ Inputs = Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...]
 
 
 class Engine(Protocol):
-    """Runs backward and the optimizer in the loop's place: DeepSpeed's."""
+    """DeepSpeed's engine, which runs backward and the optimizer in place of the loop."""
 
     def backward(self, loss: torch.Tensor, scale_wrt_gas: bool) -> Any:
         """Gradients of one micro-batch."""
 
     def step(self) -> Any:
-        """Clip, update, drop the gradients."""
+        """Clip the gradients, update the weights, free the gradients."""
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """Say whether the micro-batch to come is an optimizer step's last."""
+        """Set whether the next micro-batch is the last of an optimizer step."""
 
 
 class Observer(Protocol):
-    """Whoever looks on while steps run: the watch over tensors, or a meter on a card."""
+    """Observes steps as they run: a storage tracker, or a meter on a GPU."""
 
     def enter(self, phase: str) -> None:
-        """What follows belongs to `phase`."""
+        """Start `phase`."""
 
     def called(self, name: str) -> AbstractContextManager[None]:
-        """What is made here is called `name`."""
+        """Inside, new tensors are labelled `name`."""
 
     def categorize(self, category: str, values: Iterable[Any], name: str = "") -> None:
-        """Say what these tensors are for, and how they are called."""
+        """Set the category of these tensors, and their label."""
 
 
 def make_inputs(subject: Subject, job: Job, device: str, times: int = 1) -> Inputs:
-    """`times` micro-batches on the device: token ids and labels, and what else comes with them."""
+    """Inputs of `times` micro-batches on the device: token ids, labels, masks, images."""
     if subject.example is not None:
         if isinstance(subject.example, Mapping):
-            return {name: _like(one, times, device) for name, one in subject.example.items()}
-        return tuple(_like(one, times, device) for one in subject.example)
-    if subject.fed is not None:
+            return {name: _like(tensor, times, device) for name, tensor in subject.example.items()}
+        return tuple(_like(tensor, times, device) for tensor in subject.example)
+    if subject.model_inputs is not None:
         return {
-            one.name: torch.full(
-                (times * job.micro_batch_size, *one.shape),
-                int(one.name == "attention_mask"),
-                dtype=torch.int64 if one.dtype == "int64" else DTYPES[one.dtype],
+            spec.name: torch.full(
+                (times * job.micro_batch_size, *spec.shape),
+                int(spec.name == "attention_mask"),
+                dtype=torch.int64 if spec.dtype == "int64" else DTYPES[spec.dtype],
                 device=device,
             )
-            for one in subject.fed.inputs
+            for spec in subject.model_inputs.inputs
         }
     shape = (times * job.micro_batch_size, job.sequence_length)
     names = ["input_ids", "labels"]
@@ -80,34 +80,34 @@ def make_inputs(subject: Subject, job: Job, device: str, times: int = 1) -> Inpu
     elif job.batches == "padded" or job.loop == "trainer":
         names.append("attention_mask")
     texts = {name: torch.full(shape, int(name == "attention_mask"), dtype=torch.int64, device=device) for name in names}
-    if subject.pictures is not None:
-        texts |= with_pictures(subject.pictures, shape, device)
+    if subject.images is not None:
+        texts |= image_batch(subject.images, shape, device)
     return texts
 
 
-def with_pictures(pictures: Pictures, shape: tuple[int, int], device: str) -> dict[str, torch.Tensor]:
-    """The images or videos of a batch of texts, and the texts that speak of them; models look at these numbers."""
+def image_batch(images: ImageInputs, shape: tuple[int, int], device: str) -> dict[str, torch.Tensor]:
+    """The images or videos of a batch, and texts with their tokens; models read the values of both."""
     samples, length = shape
-    one = pictures.one
-    kinds = one.kinds * pictures.per_sample
+    processed = images.processed
+    kinds = processed.token_kinds * images.per_sample
     row = torch.tensor(kinds + [0] * (length - len(kinds)), dtype=torch.int64)
     texts = {
-        "input_ids": ((row > 0) * pictures.token_id).repeat(samples, 1),
+        "input_ids": ((row > 0) * images.token_id).repeat(samples, 1),
         "attention_mask": torch.ones(shape, dtype=torch.int64),
     }
-    if pictures.token_types:
-        texts[pictures.token_types] = row.repeat(samples, 1)
-    made = {name: text.to(device) for name, text in texts.items()}
-    for tensor in one.tensors:
-        whole = tensor.batched(samples, pictures.per_sample, length)
+    if images.token_types:
+        texts[images.token_types] = row.repeat(samples, 1)
+    batch = {name: text.to(device) for name, text in texts.items()}
+    for tensor in processed.tensors:
+        batch_shape = tensor.batched(samples, images.per_sample, length)
         dtype = {"fp32": torch.float32, "int64": torch.int64}[tensor.dtype]
         if tensor.values is None:
-            made[tensor.name] = torch.zeros(*whole, dtype=dtype, device=device)
+            batch[tensor.name] = torch.zeros(*batch_shape, dtype=dtype, device=device)
         else:
             values = torch.tensor(tensor.values, dtype=dtype).view(tensor.shape)
-            times = whole[: len(whole) - len(tensor.shape)] or (whole[0] // tensor.shape[0],)
-            made[tensor.name] = values.repeat(*times, *[1] * (len(whole) - len(times))).to(device)
-    return made
+            times = batch_shape[: len(batch_shape) - len(tensor.shape)] or (batch_shape[0] // tensor.shape[0],)
+            batch[tensor.name] = values.repeat(*times, *[1] * (len(batch_shape) - len(times))).to(device)
+    return batch
 
 
 def _like(example: torch.Tensor, times: int, device: str) -> torch.Tensor:
@@ -116,17 +116,17 @@ def _like(example: torch.Tensor, times: int, device: str) -> torch.Tensor:
 
 
 def first_of(inputs: Inputs, times: int) -> Inputs:
-    """The first micro-batch of `times` that wait together."""
+    """The first of `times` micro-batches that are one batch."""
     if times <= 1:
         return inputs
     if isinstance(inputs, Mapping):
-        return {name: one[: one.shape[0] // times] for name, one in inputs.items()}
-    return tuple(one[: one.shape[0] // times] for one in inputs)
+        return {name: tensor[: tensor.shape[0] // times] for name, tensor in inputs.items()}
+    return tuple(tensor[: tensor.shape[0] // times] for tensor in inputs)
 
 
 @contextmanager
 def autocast(job: Job, device_type: str) -> Iterator[None]:
-    """The job's autocast around a forward."""
+    """Inside, torch.autocast of the job is enabled."""
     dtype = torch.bfloat16 if job.autocast == "none" else DTYPES[job.autocast]
     with torch.autocast(device_type, dtype=dtype, enabled=job.autocast != "none"):
         yield
@@ -136,13 +136,13 @@ def loss_of(outputs: Any) -> torch.Tensor:
     """The loss in a model's output.
 
     Raises:
-        ConfigError: where there is none.
+        ConfigError: if there is none.
     """
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", outputs)
     if isinstance(loss, tuple):
         loss = loss[0]
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        raise ConfigError("the model's output holds no loss: expected a scalar, or one called `loss`")
+        raise ConfigError("the model's output has no loss: expected a scalar, or one called `loss`")
     return loss
 
 
@@ -160,18 +160,18 @@ class Steps:
     ) -> None:
         self.subject, self.job, self.observer, self.device = subject, job, observer, device
         self.model: nn.Module = subject.module
-        """What is called: the model, or what wraps it for several ranks."""
-        self.alone: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Around each micro-step but an optimizer step's last: ranks do not sum their gradients yet."""
+        """The module that is called: the model, or its wrapper for several ranks."""
+        self.no_sync: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Context of each micro-step but the last of an optimizer step: ranks do not reduce gradients yet."""
         self.engine: Engine | None = None
-        """What does backward and update itself, if anything does."""
+        """DeepSpeed's engine, if it runs backward and the optimizer."""
         self.enter = enter or observer.enter
         self.fill: Callable[[Inputs], Inputs] = lambda inputs: inputs
-        """What a real run puts into a batch; a trace has no values."""
+        """Fills a batch with values in a real run; a trace has no values."""
         self.trained = [p for p in subject.module.parameters() if p.requires_grad]
         self.optimizer = optimizers.make(recipe, subject.module, job)
-        self.micro_steps = min(MOST_MICRO_STEPS, job.gradient_accumulation_steps)
-        self.held: list[Any] = []
+        self.micro_steps = min(MAX_MICRO_STEPS, job.gradient_accumulation_steps)
+        self._references: list[Any] = []
         inner = getattr(subject.module, "get_base_model", lambda: subject.module)()
         signature = inspect.signature(inner.forward)
         self.counts_items = getattr(inner, "accepts_loss_kwargs", True) and any(
@@ -186,19 +186,19 @@ class Steps:
             self._plain_step()
 
     def evaluate(self) -> None:
-        """A forward without gradients at the same batch."""
+        """A forward without gradients at the same batch size."""
         self.subject.module.eval()
         with torch.no_grad():
             self._forward(self._inputs())
 
     def close(self) -> None:
-        """Drop what the loop itself holds."""
-        self.held.clear()
+        """Drop the loop's own references to tensors."""
+        self._references.clear()
 
     # -- plain ---------------------------------------------------------------------------------------------------------
 
     def _plain_step(self) -> None:
-        """``loss = model(**batch).loss; loss.backward()``; the loss, and the graph behind it, go at the end."""
+        """``loss = model(**batch).loss; loss.backward()``; the loss and its graph are freed at the end."""
         loss: torch.Tensor | None = None
         inputs = None
         for number in range(self.micro_steps):
@@ -214,12 +214,12 @@ class Steps:
     def _inputs(self, times: int = 1) -> Inputs:
         return self.fill(make_inputs(self.subject, self.job, self.device, times))
 
-    def _forward(self, inputs: Inputs, **more: Any) -> torch.Tensor:
+    def _forward(self, inputs: Inputs, **options: Any) -> torch.Tensor:
         model = self.model
-        if self.subject.fed is not None:
-            more |= self.subject.fed.arguments
+        if self.subject.model_inputs is not None:
+            options |= self.subject.model_inputs.arguments
         with autocast(self.job, self.device.partition(":")[0]):
-            outputs = model(**inputs, **more) if isinstance(inputs, Mapping) else model(*inputs)
+            outputs = model(**inputs, **options) if isinstance(inputs, Mapping) else model(*inputs)
         if self.job.loop == "trainer" and self.job.autocast != "none":
             from accelerate.utils.operations import convert_to_fp32
 
@@ -230,12 +230,12 @@ class Steps:
         last = number == self.micro_steps - 1
         if self.engine is not None:
             self.engine.set_gradient_accumulation_boundary(is_boundary=last)
-        return nullcontext() if last else self.alone()
+        return nullcontext() if last else self.no_sync()
 
     def _backward(self, loss: torch.Tensor) -> None:
         self.enter("backward")
         if self.engine is not None:
-            self.engine.backward(loss, scale_wrt_gas=False)  # the loop has divided it
+            self.engine.backward(loss, scale_wrt_gas=False)  # the loop divided it already
             return
         loss.backward()
         self.observer.categorize("gradient", [p.grad for p in self.trained])
@@ -255,7 +255,7 @@ class Steps:
     def _trainer_step(self) -> None:
         self.enter("forward")
         batches, items = self._fetch()
-        self.held = [batches, items]  # the step before held its own until now
+        self._references = [batches, items]  # the references of the step before are dropped here, not earlier
         if not hasattr(self, "total"):
             self.total = torch.zeros((), device=self.device)
         for number, inputs in enumerate(batches[: self.micro_steps]):
@@ -268,11 +268,11 @@ class Steps:
         del inputs
         self.enter("optimizer")
         if self.engine is None:
-            self.held.append(nn.utils.clip_grad_norm_(self.trained, MAX_GRAD_NORM))
+            self._references.append(nn.utils.clip_grad_norm_(self.trained, MAX_GRAD_NORM))
         self._optimize()
 
     def _fetch(self) -> tuple[list[Inputs], torch.Tensor | None]:
-        """A step's micro-batches come together (get_batch_samples); those beyond the second are one tensor here."""
+        """All micro-batches of a step at once (get_batch_samples); those from the second on are one batch here."""
         steps = self.job.gradient_accumulation_steps
         batches = [self._inputs()]
         if steps > 1:
@@ -281,14 +281,14 @@ class Steps:
         first = batches[0]
         if not (self.counts_items and isinstance(first, Mapping) and "labels" in first):
             return batches, None
-        labels = [one["labels"] for one in batches if isinstance(one, Mapping)]
-        if self.subject.fed is None:  # causal losses shift labels (trainer.py: _loss_shifts_labels)
-            labels = [one[..., 1:] for one in labels]
-        counts = [one.ne(-100).sum() for one in labels]
+        labels = [batch["labels"] for batch in batches if isinstance(batch, Mapping)]
+        if self.subject.model_inputs is None:  # causal losses shift labels (trainer.py: _loss_shifts_labels)
+            labels = [ids[..., 1:] for ids in labels]
+        counts = [ids.ne(-100).sum() for ids in labels]
         return batches, sum(counts) / 1
 
     def _training_step(self, inputs: Inputs, items: torch.Tensor | None) -> torch.Tensor:
-        """The detached loss: the graph goes when this returns."""
+        """The detached loss; the graph is freed when this returns."""
         if items is not None:
             loss = self._forward(inputs, num_items_in_batch=items)
             loss *= 1

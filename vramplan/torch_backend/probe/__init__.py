@@ -1,1 +1,1 @@
-"""A real training step in a child process, measured on the card or on the CPU."""
+"""Real training steps in a child process, measured on the GPU or on the CPU."""

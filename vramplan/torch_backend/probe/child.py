@@ -1,10 +1,11 @@
-"""The process that runs a probe: a request comes in on standard input, lines of JSON go out.
+"""The process that runs a probe: it reads a request from standard input and writes lines of JSON.
 
     {"event": "progress", "what": ..., "share": ...}
     {"event": "result", "measured": {...}, "history": [...]}
     {"event": "error", "kind": "ConfigError", "line": "..."}
 
-The parent keeps standard input open; when it ends, so does this process, wherever it is.
+The line of an error keeps its settings unspelled (:func:`vramplan.errors.setting`). The parent keeps standard input
+open; when that ends, so does this process.
 """
 
 from __future__ import annotations
@@ -22,41 +23,41 @@ from vramplan.memory.measurement import Request
 
 def main() -> None:
     """Run one request."""
-    say = _speaker()
+    send = _event_writer()
     request = Request.model_validate_json(sys.stdin.readline())
     threading.Thread(target=_die_with_parent, daemon=True).start()
     if request.settings:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", request.settings)
     try:
-        say({"event": "progress", "what": "loading torch, transformers and peft", "share": 0.02})
+        send({"event": "progress", "what": "loading torch, transformers and peft", "share": 0.02})
         from vramplan.torch_backend import versions
 
         versions()
         from vramplan.torch_backend.probe import run
 
         measured, history = run.run(
-            request, lambda what, share: say({"event": "progress", "what": what, "share": share})
+            request, lambda what, share: send({"event": "progress", "what": what, "share": share})
         )
     except VramplanError as error:
-        say({"event": "error", "kind": type(error).__name__, "line": str(error)})
+        send({"event": "error", "kind": type(error).__name__, "line": error.text})
         return
-    say({"event": "result", "measured": measured.model_dump(mode="json"), "history": history})
+    send({"event": "result", "measured": measured.model_dump(mode="json"), "history": history})
 
 
-def _speaker() -> Callable[[dict[str, Any]], None]:
-    """Standard output is ours alone; whatever a library prints goes to standard error."""
-    own: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8")
+def _event_writer() -> Callable[[dict[str, Any]], None]:
+    """Writes events to standard output; what libraries print goes to standard error from now on."""
+    stdout: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def say(event: dict[str, Any]) -> None:
-        own.write(json.dumps(event) + "\n")
-        own.flush()
+    def send(event: dict[str, Any]) -> None:
+        stdout.write(json.dumps(event) + "\n")
+        stdout.flush()
 
-    return say
+    return send
 
 
 def _die_with_parent() -> None:
-    """Standard input ends when the parent does, however it ends."""
+    """Exit when standard input ends, as it does however the parent ends."""
     sys.stdin.read()
     os._exit(3)
 

@@ -1,4 +1,4 @@
-"""A run on a card, measured by torch.cuda's own counters."""
+"""Measure a run on a GPU by the counters of torch.cuda."""
 
 from __future__ import annotations
 
@@ -11,37 +11,36 @@ import torch
 
 from vramplan.torch_backend.probe.phase_peaks import Phases
 
-MOST_HISTORY = 2_000_000
-"""Allocations and frees kept at most: three steps of a 70B model make some 500,000."""
+MAX_HISTORY = 2_000_000
+"""Allocations and frees recorded at most: three steps of a 70B model make about 500,000."""
 
 
 class CudaMeter:
-    """torch.cuda's statistics, read and reset between phases."""
+    """Reads and resets torch.cuda's memory statistics between phases."""
 
     def __init__(self, device: torch.device, cap_bytes: int | None, history: bool) -> None:
         self.device, self.phases = device, Phases()
         torch.cuda.set_device(device)
-        torch.empty(1, device=device)  # makes the context
+        torch.empty(1, device=device)  # creates the CUDA context
         gc.collect()
         torch.cuda.empty_cache()
         if cap_bytes is not None:
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total), device)
         if history:
-            torch.cuda.memory._record_memory_history(max_entries=MOST_HISTORY, context=None, stacks="python")
+            torch.cuda.memory._record_memory_history(max_entries=MAX_HISTORY, context=None, stacks="python")
 
-    def watching(self, module: torch.nn.Module) -> AbstractContextManager[None]:
-        """Nothing looks at single tensors."""
+    def tracking(self, module: torch.nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
 
     def loaded(self, module: torch.nn.Module) -> None:
-        """The model lies on the card: what its construction left over, and how high that came, goes."""
+        """The model is on the GPU: free the memory cached during its construction, reset the peaks."""
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def enter(self, phase: str) -> None:
-        """What follows belongs to `phase`; None of what ran before is still running."""
+        """Start `phase`, after all kernels of the phase before have finished."""
         torch.cuda.synchronize(self.device)
         stats = torch.cuda.memory_stats(self.device)
         self.phases.close(
@@ -51,18 +50,19 @@ class CudaMeter:
         self.phases.open(phase)
 
     def called(self, name: str) -> AbstractContextManager[None]:
-        """Tensors have no names here."""
         return nullcontext()
 
     def categorize(self, category: str, values: Iterable[Any], name: str = "") -> None:
-        """Nor categories."""
+        """Does nothing: torch.cuda's statistics do not tell tensors apart."""
 
     def reserved_bytes(self) -> int:
-        """What torch's allocator holds right now."""
+        """Bytes reserved by PyTorch's allocator now."""
         return int(torch.cuda.memory_reserved(self.device))
 
     def history(self) -> list[tuple[str, int, int]]:
-        """Every [action, address, bytes] so far, as torch names them."""
+        """Every (action, address, bytes) so far, as torch.cuda.memory._snapshot names them."""
         snapshot = torch.cuda.memory._snapshot(self.device)
         index = self.device.index or 0
-        return [(one["action"], one.get("addr", 0), one.get("size", 0)) for one in snapshot["device_traces"][index]]
+        return [
+            (event["action"], event.get("addr", 0), event.get("size", 0)) for event in snapshot["device_traces"][index]
+        ]

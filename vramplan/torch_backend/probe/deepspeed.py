@@ -10,45 +10,45 @@ from typing import Any
 
 import torch
 
-from vramplan.errors import MissingDependencyError, UnsupportedError
+from vramplan.errors import MissingDependencyError, UnsupportedError, setting
 from vramplan.inputs.job import Job
 from vramplan.inputs.validation import check_sharing
-from vramplan.torch_backend.model.build import Making
-from vramplan.torch_backend.model.training_loop import MAX_GRAD_NORM, MOST_MICRO_STEPS, Engine, Steps
+from vramplan.torch_backend.model.build import ConstructorContext
+from vramplan.torch_backend.model.training_loop import MAX_GRAD_NORM, MAX_MICRO_STEPS, Engine, Steps
 
 STAGES = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 
 
 def load(device: torch.device) -> Any:
-    """DeepSpeed.
+    """The module deepspeed, set up for the device.
 
     Raises:
-        MissingDependencyError: where it is not installed.
+        MissingDependencyError: if it is not installed.
     """
     os.environ.setdefault("DS_ACCELERATOR", device.type)
-    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))  # DeepSpeed asks a launcher's variables
+    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))  # DeepSpeed reads the variables of a launcher
     try:
         import deepspeed
     except ImportError as error:
         raise MissingDependencyError(
-            '--strategy zero0 to zero3: DeepSpeed is missing: pip install "deepspeed"'
+            f'{setting("strategy")} zero0 to zero3: DeepSpeed is missing: pip install "deepspeed"'
         ) from error
-    # Between processors it would compile a reduction of its own, through memory that all runs of a user share under one
-    # name: two runs at once wait for each other for ever. Cards never use it.
+    # On CPUs it would compile its own reduction through shared memory, whose name is the same for all runs of a user:
+    # two runs at once wait for each other for ever. GPUs never use it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
 
 def settings(job: Job, hidden_size: int | None = None) -> dict[str, Any]:
-    """DeepSpeed's configuration; a model's width makes the bucket sizes that transformers fills in for "auto".
+    """DeepSpeed's configuration; `hidden_size` sets the bucket sizes that transformers fills in for "auto".
 
     Raises:
         ConfigError: for autocast, which DeepSpeed's mixed precision replaces.
-        UnsupportedError: for what is not probed.
+        UnsupportedError: for offload, which is not probed yet.
     """
     check_sharing(job)
     if job.offload != "none":
-        raise UnsupportedError(f"--offload {job.offload} is not probed yet")
+        raise UnsupportedError(f"{setting('offload', job.offload)} is not probed yet")
     stage = STAGES[job.strategy]
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": job.zero.overlap_comm}
     sizes = job.zero if hidden_size is None else job.zero.of_width(hidden_size)
@@ -64,7 +64,7 @@ def settings(job: Job, hidden_size: int | None = None) -> dict[str, Any]:
     zero = {name: value for name, value in zero.items() if value is not None}
     return {
         "train_micro_batch_size_per_gpu": job.micro_batch_size,
-        "gradient_accumulation_steps": min(MOST_MICRO_STEPS, job.gradient_accumulation_steps),
+        "gradient_accumulation_steps": min(MAX_MICRO_STEPS, job.gradient_accumulation_steps),
         "bf16": {"enabled": job.dtype == "bf16"},
         "fp16": {"enabled": job.dtype == "fp16"},
         "zero_optimization": zero,
@@ -73,16 +73,16 @@ def settings(job: Job, hidden_size: int | None = None) -> dict[str, Any]:
     }
 
 
-def making(job: Job, device: torch.device) -> Making:
-    """What goes around a model's constructor: at stage 3 each weight is divided among the ranks as it comes."""
+def constructor_context(job: Job, device: torch.device) -> ConstructorContext:
+    """The context of a model's constructor: at stage 3 each weight is sharded as soon as it is created."""
     if job.strategy != "zero3" or job.num_gpus == 1:
         return nullcontext
-    return partial(_divided, load(device).zero.Init(config_dict_or_path=settings(job)))
+    return partial(_sharded_init, load(device).zero.Init(config_dict_or_path=settings(job)))
 
 
 @contextmanager
-def _divided(init: AbstractContextManager[Any]) -> Iterator[None]:
-    """As transformers' from_pretrained at stage 3: no values; a weight of which a rank has nothing takes none."""
+def _sharded_init(init: AbstractContextManager[Any]) -> Iterator[None]:
+    """As transformers' from_pretrained at stage 3: without initial values; a rank may have no part of a weight."""
     from transformers.initialization import no_init_weights
 
     with no_init_weights(), init:
@@ -90,11 +90,11 @@ def _divided(init: AbstractContextManager[Any]) -> Iterator[None]:
 
 
 def engine_for(steps: Steps, job: Job, device: torch.device) -> Engine:
-    """DeepSpeed's engine around the steps' model and optimizer."""
+    """DeepSpeed's engine with the model and optimizer of `steps`."""
     config: Any = getattr(steps.subject.module, "config", None)
     width = getattr(config.get_text_config(), "hidden_size", None) if hasattr(config, "get_text_config") else None
     for weight in steps.subject.module.parameters():
-        if hasattr(weight, "ds_tensor"):  # this rank's part of a weight that never had values
+        if hasattr(weight, "ds_tensor"):  # this rank's shard of a weight, which has no values yet
             weight.ds_tensor.data.normal_(0.0, 0.02)
     engine, *_ = load(device).initialize(
         model=steps.subject.module, optimizer=steps.optimizer, config=settings(job, width), dist_init_required=False

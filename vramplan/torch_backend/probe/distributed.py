@@ -1,4 +1,4 @@
-"""Several processes that train together, each on a card of its own: the job's strategy put around the model."""
+"""Ranks of one job: set up their process group, and wrap the model by the job's strategy (DDP, FSDP)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, setting
 from vramplan.inputs.job import Job
 from vramplan.memory.measurement import UNDER_TORCHRUN, Measured, Request, fullest
 from vramplan.torch_backend.dtypes import DTYPES
 
-PATIENCE = timedelta(minutes=5)
-"""How long a rank waits for the others: one that ran out of memory never comes."""
+TIMEOUT = timedelta(minutes=5)
+"""How long a rank waits for the others: one that ran out of memory never answers."""
 
-Alone = Callable[[], AbstractContextManager[None]]
+NoSync = Callable[[], AbstractContextManager[None]]
+"""As DistributedDataParallel.no_sync: inside, ranks do not reduce gradients."""
 
 
 @contextmanager
-def together(request: Request, device: torch.device) -> Iterator[None]:
-    """Within, the job's ranks can talk to each other."""
+def process_group(request: Request, device: torch.device) -> Iterator[None]:
+    """Inside, the job's ranks are a torch.distributed process group."""
     if request.job.num_gpus == 1:
         yield
         return
@@ -35,7 +36,7 @@ def together(request: Request, device: torch.device) -> Iterator[None]:
             init_method=request.meeting_point,
             rank=request.rank,
             world_size=request.job.num_gpus,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             device_id=device if device.type == "cuda" else None,
         )
     try:
@@ -45,24 +46,24 @@ def together(request: Request, device: torch.device) -> Iterator[None]:
 
 
 def agree(request: Request, measured: Measured) -> Measured:
-    """One answer for all: under torchrun the ranks tell each other, elsewhere whoever started them does this.
+    """The result of all ranks under torchrun; otherwise the process that started the ranks combines them.
 
-    A rank that ran out of memory tells nobody: the others still wait for it inside their step.
+    A rank that ran out of memory does not take part: the others still wait for it inside their step.
     """
     if request.meeting_point != UNDER_TORCHRUN or measured.outcome == "oom":
         return measured
     import torch.distributed as distributed
 
-    answers: list[Measured] = [measured] * request.job.num_gpus
-    distributed.all_gather_object(answers, measured)
-    return fullest(answers)
+    results: list[Measured] = [measured] * request.job.num_gpus
+    distributed.all_gather_object(results, measured)
+    return fullest(results)
 
 
-def wrap(module: nn.Module, job: Job, device: torch.device) -> tuple[nn.Module, Alone]:
-    """The model as its ranks call it, and what goes around micro-steps whose gradients are not summed yet.
+def wrap(module: nn.Module, job: Job, device: torch.device) -> tuple[nn.Module, NoSync]:
+    """The model as its ranks call it, and the context of micro-steps whose gradients are not reduced yet.
 
     Raises:
-        ConfigError: where FSDP cannot take the model.
+        ConfigError: if FSDP cannot wrap the model.
     """
     if job.num_gpus == 1:
         return module, nullcontext
@@ -70,13 +71,13 @@ def wrap(module: nn.Module, job: Job, device: torch.device) -> tuple[nn.Module, 
         return _ddp(module, device)
     if job.strategy == "fsdp":
         return _fsdp(module, job, device)
-    return module, nullcontext  # DeepSpeed's engine takes the optimizer too: zero.py
+    return module, nullcontext  # DeepSpeed's engine takes the optimizer too: see deepspeed.py
 
 
-def _ddp(module: nn.Module, device: torch.device) -> tuple[nn.Module, Alone]:
-    """As transformers' Trainer wraps it (trainer.py, create_accelerator_and_postprocess): all of DDP's own defaults.
+def _ddp(module: nn.Module, device: torch.device) -> tuple[nn.Module, NoSync]:
+    """As transformers' Trainer wraps it (trainer.py, create_accelerator_and_postprocess): all of DDP's defaults.
 
-    It looks for unused parameters unless activations are checkpointed; that is an option of time, not of memory.
+    The Trainer sets find_unused_parameters unless activations are checkpointed; that costs time, not memory.
     """
     from torch.nn.parallel import DistributedDataParallel
 
@@ -84,28 +85,29 @@ def _ddp(module: nn.Module, device: torch.device) -> tuple[nn.Module, Alone]:
     return wrapped, wrapped.no_sync
 
 
-def _fsdp(module: nn.Module, job: Job, device: torch.device) -> tuple[nn.Module, Alone]:
+def _fsdp(module: nn.Module, job: Job, device: torch.device) -> tuple[nn.Module, NoSync]:
     """FSDP2: every layer, then the rest, as accelerate shards them (fsdp2_prepare_model).
 
-    A model on meta gets its shards on the device, with random values: no rank ever holds all of it.
+    A model on the meta device gets its shards on the device, with random values: no rank ever holds the whole model.
 
     Raises:
-        ConfigError: for adapters in another dtype than the weights, which FSDP cannot gather together.
+        ConfigError: if adapters have another dtype than the weights, which FSDP cannot gather together.
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-    kinds = {p.dtype for p in module.parameters()}
-    if len(kinds) > 1:
-        names = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+    dtypes = {parameter.dtype for parameter in module.parameters()}
+    if len(dtypes) > 1:
+        names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
         raise ConfigError(
-            f"--strategy fsdp gathers weights of one dtype, here are {names}; give --lora-dtype {job.dtype}"
+            f"{setting('strategy', 'fsdp')} gathers weights of one dtype, this model has {names};"
+            f" give {setting('lora_dtype', job.dtype)}"
         )
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[job.autocast] if job.autocast != "none" else None)
     inner: Any = module.get_base_model() if hasattr(module, "get_base_model") else module
     layers = set(getattr(inner, "_no_split_modules", None) or ())
-    for one in list(module.modules()):
-        if type(one).__name__ in layers:
-            fully_shard(one, mp_policy=policy)
+    for submodule in list(module.modules()):
+        if type(submodule).__name__ in layers:
+            fully_shard(submodule, mp_policy=policy)
     fully_shard(module, mp_policy=policy)
     assert isinstance(module, FSDPModule)
     sharded: Any = module
@@ -116,15 +118,15 @@ def _fsdp(module: nn.Module, job: Job, device: torch.device) -> tuple[nn.Module,
             for weight in module.parameters():
                 local: Any = weight
                 local.to_local().normal_(0.0, 0.02)
-            for buffer in module.buffers():  # rotary tables and the like: any finite values will do
+            for buffer in module.buffers():  # rotary tables and similar: any finite values
                 buffer.fill_(1)
 
     @contextmanager
-    def alone() -> Iterator[None]:
+    def no_sync() -> Iterator[None]:
         sharded.set_requires_gradient_sync(False)
         try:
             yield
         finally:
             sharded.set_requires_gradient_sync(True)
 
-    return module, alone
+    return module, no_sync

@@ -1,4 +1,4 @@
-"""A run on the host, measured by the watch over its tensors and the simulated allocator behind them."""
+"""Measure a run on the host: its tensors are followed and go through the simulated allocator."""
 
 from __future__ import annotations
 
@@ -12,52 +12,52 @@ from vramplan.memory.allocator import AllocatorSettings, Block, CachingAllocator
 from vramplan.memory.overheads import cublas_workspace
 from vramplan.torch_backend.model.materialize import place
 from vramplan.torch_backend.probe.phase_peaks import Phases
-from vramplan.torch_backend.trace.storage_tracker import Record, Watch
+from vramplan.torch_backend.trace.storage_tracker import Record, StorageTracker
 from vramplan.units import format_bytes
 
 
-class HostMeter(Watch):
-    """Real tensors on the host, each of which goes through the simulated allocator as it comes and goes.
+class HostMeter(StorageTracker):
+    """Follows real tensors on the host and passes their allocations and frees to the simulated allocator.
 
-    The card's cuBLAS workspaces, which no host has, are held besides.
+    The GPU's cuBLAS workspaces, which the host does not have, are allocated besides.
     """
 
-    def __init__(self, card: Gpu, cap_bytes: int | None, settings: AllocatorSettings, history: bool) -> None:
+    def __init__(self, gpu: Gpu, cap_bytes: int | None, settings: AllocatorSettings, history: bool) -> None:
         super().__init__()
-        self._waiting = [cublas_workspace(card)] * 2  # one for the forward thread, one for the backward thread
+        self._workspaces = [cublas_workspace(gpu)] * 2  # one for the forward thread, one for the backward thread
         self._history: list[Any] | None = [] if history else None
-        limit = {} if cap_bytes is None else {"capacity": cap_bytes}
-        self.allocator = CachingAllocator(settings=settings, history=self._history, **limit)
+        capacity = {} if cap_bytes is None else {"capacity": cap_bytes}
+        self.allocator = CachingAllocator(settings=settings, history=self._history, **capacity)
         self.phases = Phases()
         self._blocks: dict[int, Block] = {}
         self._requested = self._requested_peak = 0
 
-    def watching(self, module: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Look at every tensor made within."""
+    def tracking(self, module: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Follow every tensor created inside."""
         return self
 
     def loaded(self, module: torch.nn.Module) -> None:
-        """The model is there: its tensors are followed."""
+        """The model is built: follow its tensors."""
         self.sums.calibrate(self)
         place(module, self)
 
     def enter(self, phase: str) -> None:
-        """What follows belongs to `phase`."""
+        """Start `phase`."""
         allocator = self.allocator
         self.phases.close(allocator.peak_allocated, allocator.peak_reserved, self._requested_peak)
         allocator.peak_allocated, allocator.peak_reserved = allocator.allocated, allocator.reserved
         self._requested_peak = self._requested
         self.phases.open(phase)
         super().enter(phase)
-        while phase == "forward" and self._waiting:
-            workspace = self._waiting.pop()
+        while phase == "forward" and self._workspaces:
+            workspace = self._workspaces.pop()
             self.allocate(Record(workspace.num_bytes, workspace.label, "", (workspace.num_bytes,), "uint8"))
 
     def allocate(self, record: Record) -> int:
-        """Note an allocation, and serve it.
+        """Record an allocation and serve it from the simulated allocator.
 
         Raises:
-            torch.OutOfMemoryError: as a card would.
+            torch.OutOfMemoryError: if it does not fit.
         """
         number = super().allocate(record)
         try:
@@ -74,10 +74,10 @@ class HostMeter(Watch):
         return number
 
     def free(self, number: int) -> None:
-        """Note that a storage is gone."""
+        """Record a free."""
         super().free(number)
         block = self._blocks.pop(number, None)
-        if block is None:  # it was refused
+        if block is None:  # its allocation failed
             return
         self._requested -= self.records[number].num_bytes
         if self._history is not None:
@@ -85,9 +85,9 @@ class HostMeter(Watch):
         self.allocator.free(block)
 
     def reserved_bytes(self) -> int:
-        """What the allocator holds right now."""
+        """Bytes reserved by the simulated allocator now."""
         return self.allocator.reserved
 
     def history(self) -> list[tuple[str, int, int]]:
-        """Every [action, address, bytes] so far, as torch names them."""
-        return [tuple(one) for one in self._history or ()]
+        """Every (action, address, bytes) so far, as torch.cuda.memory._snapshot names them."""
+        return [tuple(event) for event in self._history or ()]

@@ -1,4 +1,4 @@
-"""Peaks and seconds, phase by phase."""
+"""Peak memory and time of each phase of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vramplan.memory.measurement import Peaks
 
 
 class Phases:
-    """Peaks and seconds of each phase; one that comes again keeps its highest."""
+    """Peaks and seconds of each phase; if a phase runs again, its highest peak counts."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -18,23 +18,23 @@ class Phases:
         self.since = perf_counter()
 
     def close(self, allocated_bytes: int, reserved_bytes: int, requested_bytes: int) -> None:
-        """The phase that ran until now saw these peaks."""
+        """End the current phase with these peaks."""
         now = perf_counter()
         if self.name:
-            before = self.peaks.get(self.name)
-            if before is not None:
-                allocated_bytes = max(allocated_bytes, before.allocated_bytes)
-                reserved_bytes = max(reserved_bytes, before.reserved_bytes)
+            earlier = self.peaks.get(self.name)
+            if earlier is not None:
+                allocated_bytes = max(allocated_bytes, earlier.allocated_bytes)
+                reserved_bytes = max(reserved_bytes, earlier.reserved_bytes)
             self.peaks[self.name] = Peaks(allocated_bytes=allocated_bytes, reserved_bytes=reserved_bytes)
             self.seconds[self.name] = self.seconds.get(self.name, 0.0) + now - self.since
             if self.name != "eval":
                 self.requested_bytes = max(self.requested_bytes, requested_bytes)
 
     def open(self, name: str) -> None:
-        """From now on `name` runs."""
+        """Start the phase `name`."""
         self.name, self.since = name, perf_counter()
 
     def take_seconds(self) -> dict[str, float]:
-        """Time of each phase since this was last asked."""
-        taken, self.seconds = self.seconds, {}
-        return taken
+        """Seconds of each phase since the last call."""
+        seconds, self.seconds = self.seconds, {}
+        return seconds

@@ -1,4 +1,4 @@
-"""Real steps of a job: built on the device with random weights, run, measured."""
+"""Run and measure real steps of a job, with random weights."""
 
 from __future__ import annotations
 
@@ -13,66 +13,70 @@ from typing import Any
 
 import torch
 
-from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError
+from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError, setting
 from vramplan.inputs import nvml
 from vramplan.inputs.job import Job
 from vramplan.memory.allocator import AllocatorSettings
 from vramplan.memory.measurement import Environment, Measured, Request, peaks_of
 from vramplan.progress import Progress
 from vramplan.torch_backend.dependencies import NEEDED, check_experts
+from vramplan.torch_backend.first_line import first_line
 from vramplan.torch_backend.model import optimizers
-from vramplan.torch_backend.model.build import Subject, build, own_parameters, settle
-from vramplan.torch_backend.model.training_loop import MOST_MICRO_STEPS, Inputs, Steps
+from vramplan.torch_backend.model.adapters import own_parameters
+from vramplan.torch_backend.model.build import Subject, build, settle
+from vramplan.torch_backend.model.training_loop import MAX_MICRO_STEPS, Inputs, Steps
 from vramplan.torch_backend.probe import deepspeed, distributed
 from vramplan.torch_backend.suppress_output import quiet
 from vramplan.torch_backend.trace.cuda_emulation import as_cuda
 
 History = list[tuple[str, int, int]]
 
-SIGNS_OF_NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-"""How libraries that allocate for themselves say it."""
+OUT_OF_MEMORY_MESSAGES = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+"""Parts of messages of libraries that allocate memory without PyTorch."""
 
 
-def run(request: Request, tell: Progress) -> tuple[Measured, History]:
+def run(request: Request, progress: Progress) -> tuple[Measured, History]:
     """Run the steps. Running out of memory is a result.
 
     Raises:
-        VramplanError: for whatever cannot run: no such device, a model that fails.
+        VramplanError: if the job cannot run: no such device, a model that fails.
     """
     if request.job.loss == "chunked" and request.device == "cuda":
-        raise UnsupportedError("--loss chunked runs inside TRL's own trainer, which a probe on a card does not start")
+        raise UnsupportedError(
+            f"{setting('loss', 'chunked')} runs inside TRL's own trainer, which a probe on a GPU does not start"
+        )
     device = torch.device("cuda", request.local_rank) if request.device == "cuda" else torch.device("cpu")
     before = nvml.usage(os.getpid(), request.local_rank) if device.type == "cuda" else None
     if device.type == "cuda":
         _start_cuda(device)
-    with quiet(), distributed.together(request, device):
-        return _Real(request, device, before).run(tell)
+    with quiet(), distributed.process_group(request, device):
+        return _RealRun(request, device, before).run(progress)
 
 
 def _start_cuda(device: torch.device) -> None:
-    """Start CUDA.
+    """Initialize CUDA.
 
     Raises:
-        ConfigError: where it cannot, with its own words.
+        ConfigError: if CUDA does not start, with its own message.
     """
     if torch.version.cuda is None:
         raise ConfigError(
             f"torch {torch.__version__} is built without CUDA: install a CUDA build to probe;"
-            " `vramplan estimate` needs no card"
+            " `vramplan estimate` needs no GPU"
         )
     try:
         torch.cuda.init()
         count = torch.cuda.device_count()
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"CUDA does not start: {_first_line(error)}; `vramplan estimate` needs no card") from error
+        raise ConfigError(f"CUDA does not start: {first_line(error)}; `vramplan estimate` needs no GPU") from error
     if not count:
-        raise ConfigError("no CUDA card is visible here; `vramplan estimate` needs none")
+        raise ConfigError("no CUDA GPU is visible here; `vramplan estimate` needs none")
     if (device.index or 0) >= count:
-        raise ConfigError(f"card number {device.index} is asked for, {count} are visible here")
+        raise ConfigError(f"GPU number {device.index} is needed, {count} are visible here")
 
 
-class _Real:
-    """One run."""
+class _RealRun:
+    """One run of one rank."""
 
     def __init__(self, request: Request, device: torch.device, before: nvml.Usage | None) -> None:
         self.request, self.device, self.before = request, device, before
@@ -89,25 +93,25 @@ class _Real:
         self.step_seconds: list[float] = []
         self.counts = (0, 0)
         self.after: nvml.Usage | None = None
-        self.reserved_then = 0
+        self.reserved_bytes = 0
 
-    def run(self, tell: Progress) -> tuple[Measured, History]:
-        """Build, step, evaluate."""
+    def run(self, progress: Progress) -> tuple[Measured, History]:
+        """Build the model, train, evaluate."""
         meter, failed, message = self.meter, None, ""
-        micro_steps = min(MOST_MICRO_STEPS, self.job.gradient_accumulation_steps)
+        micro_steps = min(MAX_MICRO_STEPS, self.job.gradient_accumulation_steps)
         on_host = self.device.type == "cpu"
         try:
             with as_cuda(self.request.card, kernels=False) if on_host else nullcontext():
-                self._train(tell, micro_steps)
+                self._train(progress, micro_steps)
         except VramplanError:
             raise
         except Exception as error:  # model code of any origin
-            if not _no_memory(error):
+            if not _is_out_of_memory(error):
                 raise SpecError(
                     f"{self.request.spec.name}: {meter.phases.name or 'the run'} fails: {type(error).__name__}:"
-                    f" {_first_line(error)}"
+                    f" {first_line(error)}"
                 ) from error
-            failed, message = meter.phases.name, _first_line(error)
+            failed, message = meter.phases.name, first_line(error)
         history = meter.history() if self.request.history else []
         phases = dict(meter.phases.peaks)
         phases.pop(failed, None)
@@ -138,57 +142,58 @@ class _Real:
         )
         return distributed.agree(self.request, measured), history
 
-    def _train(self, tell: Progress, micro_steps: int) -> None:
+    def _train(self, progress: Progress, micro_steps: int) -> None:
         request, job, meter = self.request, self.job, self.meter
-        tell(f"building {request.spec.name}", 0.1)
+        progress(f"building {request.spec.name}", 0.1)
         recipe = optimizers.recipe(job)
         meter.enter("loaded")
-        sharded = job.strategy == "fsdp" and job.num_gpus > 1  # then no card ever holds the whole model
-        where, making = "meta" if sharded else str(self.device), deepspeed.making(job, self.device)
+        sharded = job.strategy == "fsdp" and job.num_gpus > 1  # then no GPU ever holds the whole model
+        build_device = "meta" if sharded else str(self.device)
+        constructor_context = deepspeed.constructor_context(job, self.device)
         check_experts(request.spec, job)
-        subject = build(request.spec, job, where, request.trust_remote_code, making)
+        subject = build(request.spec, job, build_device, request.trust_remote_code, constructor_context)
         fill = filler(subject, job)
         self.counts = _counts(subject.module)
         subject = replace(subject, example=_on_host(subject.example))
-        wrapped, alone = distributed.wrap(subject.module, job, self.device)
+        wrapped, no_sync = distributed.wrap(subject.module, job, self.device)
         meter.loaded(subject.module)
-        with meter.watching(subject.module):
+        with meter.tracking(subject.module):
             steps = Steps(subject, job, recipe, meter, device=str(self.device))
-            steps.model, steps.alone, steps.fill = wrapped, alone, fill
+            steps.model, steps.no_sync, steps.fill = wrapped, no_sync, fill
             if job.strategy in deepspeed.STAGES and job.num_gpus > 1:
                 steps.model = steps.engine = deepspeed.engine_for(steps, job, self.device)
             for number in range(request.steps):
-                tell(f"step {number + 1} of {request.steps}", 0.3 + 0.6 * number / request.steps)
+                progress(f"step {number + 1} of {request.steps}", 0.3 + 0.6 * number / request.steps)
                 steps.run()
                 meter.enter("")
-                taken = meter.phases.take_seconds()
-                micro = (taken.get("forward", 0.0) + taken.get("backward", 0.0)) / micro_steps
+                seconds = meter.phases.take_seconds()
+                micro_step = (seconds.get("forward", 0.0) + seconds.get("backward", 0.0)) / micro_steps
                 self.step_seconds.append(
-                    round(micro * job.gradient_accumulation_steps + taken.get("optimizer", 0.0), 6)
+                    round(micro_step * job.gradient_accumulation_steps + seconds.get("optimizer", 0.0), 6)
                 )
             self.after = nvml.usage(os.getpid(), request.local_rank) if self.device.type == "cuda" else None
-            self.reserved_then = meter.reserved_bytes()
+            self.reserved_bytes = meter.reserved_bytes()
             steps.close()
-            tell("evaluation", 0.95)
+            progress("evaluation", 0.95)
             meter.enter("eval")
             steps.evaluate()
             meter.enter("")
 
     def _process(self) -> tuple[int | None, int | None]:
-        """What the driver counts for this process, and what of it lies outside torch's allocator."""
+        """Bytes that the driver counts for this process, and those of them outside PyTorch's allocator."""
         if self.after is None or self.before is None:
             return None, None
         process = self.after.process_bytes
-        if process is None:  # what the card holds more than before; true where no one else came or went
+        if process is None:  # the growth of all use of the GPU: exact unless other processes start or end
             process = max(0, self.after.used_bytes - self.before.used_bytes)
-        return process, max(0, process - self.reserved_then)
+        return process, max(0, process - self.reserved_bytes)
 
     def _environment(self) -> Environment:
         versions = {"python": platform.python_version()}
         for name in ("vramplan", *NEEDED):
             with suppress(PackageNotFoundError):
                 versions[name] = version(name)
-        where = Environment(
+        environment = Environment(
             device="cpu",
             total_bytes=0,
             versions=versions,
@@ -197,12 +202,12 @@ class _Real:
             ranks=self.job.num_gpus,
         )
         if self.device.type == "cpu":
-            return where
+            return environment
         properties = torch.cuda.get_device_properties(self.device)
-        before, held = self.before, 0
-        if before is not None:  # some of what counts as used CUDA never sees
-            held = max(0, before.used_bytes - (before.total_bytes - properties.total_memory))
-        return where.model_copy(
+        before, held_by_others = self.before, 0
+        if before is not None:  # total_memory of CUDA is less than the driver's total
+            held_by_others = max(0, before.used_bytes - (before.total_bytes - properties.total_memory))
+        return environment.model_copy(
             update={
                 "device": properties.name,
                 "total_bytes": properties.total_memory,
@@ -212,53 +217,53 @@ class _Real:
                 "allocator_settings": os.environ.get("PYTORCH_ALLOC_CONF")
                 or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
                 or "",
-                "held_by_others_bytes": held,
+                "held_by_others_bytes": held_by_others,
             }
         )
 
 
 def _counts(module: torch.nn.Module) -> tuple[int, int]:
     """Parameters of the model without adapters, and those that train."""
-    own = own_parameters(module).values()
-    return sum(p.numel() for p in own), sum(p.numel() for p in module.parameters() if p.requires_grad)
+    num_parameters = sum(p.numel() for p in own_parameters(module).values())
+    return num_parameters, sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
 def _on_host(example: Any) -> Any:
     if isinstance(example, Mapping):
-        return {name: one.cpu() for name, one in example.items()}
-    return None if example is None else tuple(one.cpu() for one in example)
+        return {name: tensor.cpu() for name, tensor in example.items()}
+    return None if example is None else tuple(tensor.cpu() for tensor in example)
 
 
 def filler(subject: Subject, job: Job) -> Callable[[Inputs], Inputs]:
-    """What puts values into a batch, in place: random ids, a padded end, two documents in a packed row."""
+    """A function that fills a batch in place: random ids, a padded end, two documents in a packed row."""
     if subject.example is not None:
-        own = _on_host(subject.example)
+        example = _on_host(subject.example)
 
         def repeat(inputs: Inputs) -> Inputs:
-            names = own if isinstance(own, Mapping) else range(len(own))
-            mine: Any = inputs
+            names = example if isinstance(example, Mapping) else range(len(example))
+            tensors: Any = inputs
             for name in names:
-                mine[name].view(-1, *own[name].shape).copy_(own[name])
+                tensors[name].view(-1, *example[name].shape).copy_(example[name])
             return inputs
 
         return repeat
-    entries = subject.vocabulary or 1
-    if subject.fed is not None:
-        return lambda inputs: any_values(inputs, job, entries)
+    vocabulary = subject.vocabulary or 1
+    if subject.model_inputs is not None:
+        return lambda inputs: random_values(inputs, job, vocabulary)
 
     def fill(inputs: Inputs) -> Inputs:
         assert isinstance(inputs, Mapping)
         ids = inputs["input_ids"]
-        if subject.pictures is None:
-            ids.random_(0, entries)
-        else:  # image tokens stay where they are, and no other becomes one
-            own, token = ids == subject.pictures.token_id, subject.pictures.token_id
-            ids.random_(0, entries)
-            ids[ids == token] = (token + 1) % entries
-            ids[own] = token
-            inputs[subject.pictures.one.tensors[0].name].normal_()
+        if subject.images is None:
+            ids.random_(0, vocabulary)
+        else:  # image tokens stay where they are, and no other token becomes one
+            image_tokens, token = ids == subject.images.token_id, subject.images.token_id
+            ids.random_(0, vocabulary)
+            ids[ids == token] = (token + 1) % vocabulary
+            ids[image_tokens] = token
+            inputs[subject.images.processed.tensors[0].name].normal_()
         inputs["labels"].copy_(inputs["input_ids"])
-        if job.batches == "padded" and job.sequence_length > 1:  # one token: the mask is needed, no memory is saved
+        if job.batches == "padded" and job.sequence_length > 1:  # a row of one token stays valid
             inputs["attention_mask"][-1, -1:] = 0
             inputs["labels"][-1, -1:] = -100
         if "position_ids" in inputs:
@@ -270,23 +275,18 @@ def filler(subject: Subject, job: Job) -> Callable[[Inputs], Inputs]:
     return fill
 
 
-def any_values(inputs: Inputs, job: Job, entries: int) -> Inputs:
-    """Random numbers for a model that is no causal language model; class 0 where it knows no words."""
+def random_values(inputs: Inputs, job: Job, vocabulary: int) -> Inputs:
+    """Random inputs of a model other than a causal language model; class 0 if it has no vocabulary."""
     assert isinstance(inputs, Mapping)
-    for name, one in inputs.items():
+    for name, tensor in inputs.items():
         if name == "attention_mask":
-            one[-1, -1:] = int(job.batches != "padded")
-        elif one.is_floating_point():
-            one.normal_()
+            tensor[-1, -1:] = int(job.batches != "padded")
+        elif tensor.is_floating_point():
+            tensor.normal_()
         else:
-            one.random_(0, entries)
+            tensor.random_(0, vocabulary)
     return inputs
 
 
-def _no_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in SIGNS_OF_NO_MEMORY)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or any(message in str(error) for message in OUT_OF_MEMORY_MESSAGES)

@@ -1,7 +1,7 @@
-"""CUDA's autocast on a machine without CUDA: its lists and its weight cache, under the CPU's dispatch key.
+"""Emulate CUDA's autocast on the CPU: its lists of operations and its weight cache, under the CPU's dispatch key.
 
 The lists are those of aten/src/ATen/autocast_mode.h (AT_FORALL_LOWER_PRECISION_FP, _FP32, _FP32_SET_OPT_DTYPE,
-_DIFFERENT_REDISPATCH_SIGNATURE, _PROMOTE; torch 2.13). The CPU's own lists differ, so its entries fall through.
+_DIFFERENT_REDISPATCH_SIGNATURE, _PROMOTE; torch 2.13). The CPU's own lists differ, so its other entries fall through.
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ scaled_dot_product_attention _native_multi_head_attention
 """.split()  # noqa: SIM905
 
 _weights: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-"""The cache of cast weights, as autocast_mode.cpp keeps it; cleared when the outermost autocast ends."""
+"""Cache of cast weights by id, as in autocast_mode.cpp; cleared when the outermost autocast ends."""
 
 
 def eligible(x: Any) -> bool:
-    """Whether autocast touches it."""
+    """Whether autocast casts a value: a floating-point tensor other than float64."""
     return isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64
 
 
 def cast(x: Any, dtype: torch.dtype) -> Any:
-    """One argument in `dtype`; fp32 leaves that need gradients are cast once (cached_cast)."""
+    """An argument in `dtype`; fp32 leaves that require gradients are cast once and cached (cached_cast)."""
     if not eligible(x) or x.dtype == dtype:
         return x
     cached = dtype != torch.float32 and x.dtype == torch.float32 and x.requires_grad and x.is_leaf and not x._is_view()
     if not cached or not torch.is_autocast_cache_enabled():
         return x.to(dtype)
-    known = _weights.get(id(x))
-    if known is None:
-        known = _weights[id(x)] = (x, x.to(dtype))
-    return known[1]
+    entry = _weights.get(id(x))
+    if entry is None:
+        entry = _weights[id(x)] = (x, x.to(dtype))
+    return entry[1]
 
 
 def low_dtype() -> torch.dtype | None:
@@ -83,7 +83,7 @@ def low_dtype() -> torch.dtype | None:
 
 
 def without_autocast() -> Any:
-    """A context in which operations run as they are."""
+    """A context in which autocast casts nothing."""
     return _GUARD(_KEYS)
 
 
@@ -103,14 +103,14 @@ def _fp32(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _fp32_by_dtype(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """These compute in fp32 through their `dtype` argument, unless one is given."""
+    """These operations compute in fp32 through their `dtype` argument, unless the caller sets it."""
     with _GUARD(_KEYS):
         if args and eligible(args[0]):
-            place = [argument.name for argument in op._schema.arguments].index("dtype")
-            if place >= len(args):
+            index = [argument.name for argument in op._schema.arguments].index("dtype")
+            if index >= len(args):
                 kwargs["dtype"] = kwargs.get("dtype") or torch.float32
-            elif args[place] is None:
-                args = (*args[:place], torch.float32, *args[place + 1 :])
+            elif args[index] is None:
+                args = (*args[:index], torch.float32, *args[index + 1 :])
         return op(*args, **kwargs)
 
 
@@ -147,7 +147,7 @@ def _op(name: str) -> Any:
 
 @cache
 def _install() -> torch.library.Library:
-    """Put the policies in place, once for the process: kernels cannot be exchanged back and forth."""
+    """Register the policies once for the process: kernels cannot be registered and removed again."""
     library = torch.library.Library("aten", "IMPL", "AutocastCPU")
     for names, policy in _POLICIES:
         for name in names:
@@ -165,7 +165,7 @@ def _install() -> torch.library.Library:
 
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
-    """Within, ``torch.autocast("cpu", ...)`` casts as ``torch.autocast("cuda", ...)`` does."""
+    """Inside, ``torch.autocast("cpu", ...)`` casts as ``torch.autocast("cuda", ...)`` does."""
     _install()
     clear, enabled = torch.clear_autocast_cache, torch.is_autocast_enabled
 

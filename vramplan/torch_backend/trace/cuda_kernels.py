@@ -1,4 +1,4 @@
-"""What CUDA's kernels do otherwise than the operations that a trace sees: workspaces, dtypes, work in place."""
+"""Differences of CUDA's kernels from the operations that a trace sees: workspaces, dtypes, in-place work."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 Workspace = list[tuple[str, int]]
 
 
-# -- memory that a kernel takes for itself, and gives back when it is done ---------------------------------------------
+# -- workspaces: memory that a kernel allocates and frees itself -------------------------------------------------------
 
 
 def _flash_backward(grad: Any, q: Any, k: Any, *_: Any) -> Workspace:
-    """SDPA's flash kernel, (batch, heads, length, dim): row sums and what its fork of flash-attn needs."""
+    """SDPA's flash kernel, (batch, heads, length, dim): row sums and the workspaces of its fork of flash-attn."""
     batch, heads, length, dim = q.shape
     rows = batch * heads * round_up(length, 128)
     return [("row sums", rows * 4), *_flash_inner(rows, heads, k.shape[1], batch * k.shape[2], dim, k)]
 
 
 def _flash_package_backward(grad: Any, q: Any, k: Any, *rest: Any) -> Workspace:
-    """flash-attn's kernels, (batch, length, heads, dim) or (tokens, heads, dim); row sums are a result of theirs."""
+    """flash-attn's kernels, (batch, length, heads, dim) or (tokens, heads, dim); row sums are one of their results."""
     heads, dim = q.shape[-2:]
     lengths = rest[-1]
     tokens = q.numel() // (heads * dim)
@@ -40,22 +40,22 @@ def _flash_package_backward(grad: Any, q: Any, k: Any, *rest: Any) -> Workspace:
 
 
 def _flash_inner(rows: int, heads: int, heads_k: int, tokens_k: int, dim: int, k: Any) -> Workspace:
-    """Dq in fp32; with grouped heads dk and dv of all heads (flash_api.cpp: dq_accum, dk_expanded, dv_expanded)."""
+    """An fp32 dq; with grouped heads dk and dv of all heads (flash_api.cpp: dq_accum, dk_expanded, dv_expanded)."""
     width = round_up(dim, 32) if dim <= 192 else 256
-    found = [("dq in fp32", rows * width * 4)]
+    workspace = [("dq in fp32", rows * width * 4)]
     if heads_k != heads:
         expanded = tokens_k * heads * dim * k.element_size()
-        found += [("dk of all heads", expanded), ("dv of all heads", expanded)]
-    return found
+        workspace += [("dk of all heads", expanded), ("dv of all heads", expanded)]
+    return workspace
 
 
 def _efficient_backward(grad: Any, q: Any, *_: Any) -> Workspace:
-    """Row sums, and an fp32 accumulator of dq where q is not fp32 itself (cuda/attention_backward.cu)."""
+    """Row sums, and an fp32 accumulator of dq unless q is fp32 (cuda/attention_backward.cu)."""
     batch, heads, length, dim = q.shape
-    found = [("row sums", batch * heads * length * 4)]
+    workspace = [("row sums", batch * heads * length * 4)]
     if q.dtype in HALF:
-        found.append(("dq in fp32", batch * heads * length * dim * 4))
-    return found
+        workspace.append(("dq in fp32", batch * heads * length * dim * 4))
+    return workspace
 
 
 def _embedding_backward(grad: Any, indices: Any, num_weights: int, *_: Any) -> Workspace:
@@ -87,8 +87,8 @@ WORKSPACES: dict[Any, Callable[..., Workspace]] = {
 
 
 def workspaces(func: Any, args: Any, out: Any) -> Workspace:
-    """What the CUDA implementation of `func` allocates inside."""
-    if func is aten.masked_select.default:  # an index by the positions of all that is picked, three numbers each
+    """Labels and bytes of the memory that the CUDA implementation of `func` allocates inside."""
+    if func is aten.masked_select.default:  # indexes by the positions of all selected elements, a number per dimension
         return [("positions", out.numel() * args[0].dim() * 8)]
     rule = WORKSPACES.get(func)
     if rule is None and func.namespace == flash_attn_stub.NAMESPACE and func.__name__.startswith("backward"):
@@ -96,13 +96,14 @@ def workspaces(func: Any, args: Any, out: Any) -> Workspace:
     return rule(*args) if rule is not None else []
 
 
-# -- outputs that differ -----------------------------------------------------------------------------------------------
+# -- outputs -----------------------------------------------------------------------------------------------------------
 
 
 def as_on_cuda(func: Any, out: Any) -> Any:
-    """Layer norm keeps mean and 1/sigma in fp32 (cuda/layer_norm_kernel.cu: acc_type), the CPU in its input's dtype.
+    """The outputs of `func` as on CUDA, where layer norm's mean and 1/sigma are fp32 (layer_norm_kernel.cu: acc_type).
 
-    Its results are contiguous whatever came in (LEGACY_CONTIGUOUS_MEMORY_FORMAT), which fake tensors do not know.
+    On the CPU they have the input's dtype. On CUDA the output of layer norm is contiguous for any input
+    (LEGACY_CONTIGUOUS_MEMORY_FORMAT), which fake tensors do not know.
     """
     if func in _LAYER_NORM and out[0] is not None and not out[0].is_contiguous():
         out = (torch.empty_like(out[0], memory_format=torch.contiguous_format), *out[1:])
@@ -112,21 +113,21 @@ def as_on_cuda(func: Any, out: Any) -> Any:
 
 
 _LAYER_NORM = (aten.native_layer_norm.default, aten.native_layer_norm_backward.default)
-_PICKS = ("Max", "Min", "Topk", "Sort", "Median", "Kthvalue", "Mode")
+_SELECTIONS = ("Max", "Min", "Topk", "Sort", "Median", "Kthvalue", "Mode")
 _IN_PLACE = {
     ("IndexBackward0", aten.index_put.default): aten.index_put_.default,  # index_backward
     ("GatherBackward0", aten.scatter_add.default): aten.scatter_add_.default,  # gather_backward
     ("IndexSelectBackward0", aten.index_add.default): aten.index_add_.default,  # index_select_backward
-    **{(f"{name}Backward{n}", aten.scatter.src): aten.scatter_.src for name in _PICKS for n in (0, 1)},
+    **{(f"{name}Backward{n}", aten.scatter.src): aten.scatter_.src for name in _SELECTIONS for n in (0, 1)},
 }
 _OUT_OF_PLACE = {func for _, func in _IN_PLACE}
 
 
 def without_subclasses(func: Any) -> Any:
-    """The operation that a backward formula calls in an ordinary run.
+    """The operation that a backward formula calls in an ordinary run, in place of `func`.
 
     Under any dispatch mode areAnyTensorSubclassLike is true, and some formulas of FunctionsManual.cpp then work out of
-    place, with one more tensor. (A forward that runs again has gradients enabled; a formula has not.)
+    place, with one more tensor. (In a recomputed forward gradients are enabled; in a formula they are not.)
     """
     if func not in _OUT_OF_PLACE or torch.is_grad_enabled():
         return func
@@ -139,11 +140,11 @@ def without_subclasses(func: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def _is_view(func: Any) -> bool:
-    return any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
+    return any(result.alias_info is not None and not result.alias_info.is_write for result in func._schema.returns)
 
 
 def _flash_flops(func: Any, args: Any) -> int:
-    """flash-attn's kernels, as torch.utils.flop_counter counts SDPA's: two products forward, five backward."""
+    """FLOPs of flash-attn's kernels, as torch.utils.flop_counter counts SDPA: two products forward, five backward."""
     backward = func.__name__.startswith("backward")
     q, k, lengths = (args[1], args[2], args[9]) if backward else (args[0], args[1], args[3])
     heads, dim = q.shape[-2:]
@@ -153,20 +154,20 @@ def _flash_flops(func: Any, args: Any) -> int:
 
 
 def work(func: Any, args: Any, kwargs: Any, out: Any) -> Kernel:
-    """Operations of a matrix product, as torch.utils.flop_counter counts them; bytes read and written."""
+    """FLOPs of an operation, as torch.utils.flop_counter counts them, and bytes read and written."""
     if _is_view(func):
         return Kernel(0, 0, 0, "fp32")
     count = flop_registry.get(func._overloadpacket)
     flops = int(count(*args, **kwargs, out_val=out)) if count is not None else 0
     if func.namespace == flash_attn_stub.NAMESPACE:
         flops = _flash_flops(func, args)
-    elif func is aten._grouped_mm.default:  # the experts of a mixture; torch's counter leaves them out
+    elif func is aten._grouped_mm.default:  # the experts of an MoE; torch's counter leaves them out
         flops = 2 * args[0].numel() * out.shape[-1]
     moved = 0
     dtype = "fp32"
     for group in (args, out if isinstance(out, (tuple, list)) else (out,)):
-        for one in group:
-            for leaf in one if isinstance(one, (tuple, list)) else (one,):
+        for value in group:
+            for leaf in value if isinstance(value, (tuple, list)) else (value,):
                 if isinstance(leaf, torch.Tensor):
                     moved += leaf.numel() * leaf.element_size()
                     dtype = _NAMES.get(leaf.dtype, dtype)

@@ -1,6 +1,6 @@
 """Stand-ins for the flash-attn package, so that transformers' own integration runs without it.
 
-They allocate and keep what FlashAttnFunc and FlashAttnVarlenFunc of flash-attn 2.8 do (flash_attn_interface.py,
+They allocate and save what FlashAttnFunc and FlashAttnVarlenFunc of flash-attn 2.8 do (flash_attn_interface.py,
 csrc/flash_attn/flash_api.cpp), and compute nothing.
 """
 
@@ -39,7 +39,7 @@ def _backward(
     dv: torch.Tensor,
     lengths: torch.Tensor | None,
 ) -> torch.Tensor:
-    """mha_bwd, mha_varlen_bwd write dq, dk and dv, and return row sums."""
+    """mha_bwd, mha_varlen_bwd: write dq, dk and dv, and return row sums."""
     heads = q.shape[-2]
     if lengths is None:
         return q.new_empty((q.shape[0], heads, round_up(q.shape[1], 128)), dtype=torch.float32)
@@ -48,7 +48,7 @@ def _backward(
 
 @cache
 def _ops() -> Any:
-    """The two kernels as operations, so that a watch sees them; defined once for the process."""
+    """The two kernels as operations, so that dispatch modes see them; defined once for the process."""
     library = torch.library.Library(NAMESPACE, "DEF")
     library.define("forward(Tensor q, Tensor k, Tensor v, Tensor? lengths, float dropout) -> (Tensor, Tensor, Tensor)")
     library.define(
@@ -58,13 +58,13 @@ def _ops() -> Any:
     for name, kernel in (("forward", _forward), ("backward", _backward)):
         library.impl(name, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{name}", kernel, lib=library)
-    found = getattr(torch.ops, NAMESPACE)
-    found.library = library  # as long as the operations live, so must it
-    return found
+    ops = getattr(torch.ops, NAMESPACE)
+    ops.library = library  # must live as long as the operations
+    return ops
 
 
 class FlashAttention(torch.autograd.Function):
-    """Keeps q, k, v, the output, its log-sum-exp, the random state and the cumulative lengths."""
+    """Saves q, k, v, the output, its log-sum-exp, the random state and the cumulative lengths."""
 
     @staticmethod
     def forward(
@@ -87,7 +87,7 @@ class FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Dq, dk and dv are made before the kernel runs."""
+        """Allocates dq, dk and dv before the kernel runs."""
         q, k, v, out, log_sum, _, lengths, _ = ctx.saved_tensors
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         dim = grad.shape[-1]
@@ -136,11 +136,11 @@ def flash_attn_varlen_func(
 
 
 class PutRows(torch.autograd.Function):
-    """bert_padding.IndexPutFirstAxis: rows written into zeros; keeps the indices only."""
+    """bert_padding.IndexPutFirstAxis: rows written into zeros; saves only the indices."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, indices: torch.Tensor, rows: int) -> torch.Tensor:
-        """All rows, those that are not given zero."""
+        """`rows` rows: `values` at `indices`, zeros elsewhere."""
         ctx.save_for_backward(indices)
         output = torch.zeros(rows, *values.shape[1:], device=values.device, dtype=values.dtype)
         output[indices] = values
@@ -148,7 +148,7 @@ class PutRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """The rows that were given."""
+        """The rows at the saved indices."""
         return grad[ctx.saved_tensors[0]], None, None
 
 
@@ -160,13 +160,13 @@ def pad_input(hidden_states: torch.Tensor, indices: torch.Tensor, batch: int, se
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Within, transformers takes flash-attn 2 as installed and loads the stand-ins."""
+    """Inside, transformers regards flash-attn 2 as installed and loads the stand-ins."""
     import transformers.modeling_flash_attention_utils as utils
     from transformers.modeling_utils import PreTrainedModel
 
     kernels = (flash_attn_func, flash_attn_varlen_func, None, pad_input, utils._unpad_input)
     entry = utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2]
-    before = (
+    originals = (
         entry["general_availability_check"],
         PreTrainedModel._flash_attn_import_error,
         utils._lazy_imports,
@@ -184,4 +184,4 @@ def installed() -> Iterator[None]:
             PreTrainedModel._flash_attn_import_error,
             utils._lazy_imports,
             utils._loaded_implementation,
-        ) = before
+        ) = originals

@@ -1,4 +1,4 @@
-"""What a program reads back from the device: a trace has no data, and answers what it knows of the batch."""
+"""Answer what a model reads back from the device (item, bool, nonzero): a trace has no data, but knows the batch."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from vramplan.inputs.job import Job
 aten = torch.ops.aten
 
 NEEDS_DATA = {aten._local_scalar_dense.default, aten.nonzero.default}
-"""Operations whose result is a value, or has as many rows as values say."""
+"""Operations whose result is a value, or has a shape that depends on values."""
 
-ASKS_WHETHER_PACKED = ("_is_packed_sequence", "_flash_attention_forward")
-"""Functions of transformers that ask whether several samples share a row (the second tests what the first returns)."""
-ASKS_WHETHER_ALONE = ("find_packed_sequence_indices",)
-"""And those that ask the opposite."""
+PACKED_IF_TRUE = ("_is_packed_sequence", "_flash_attention_forward")
+"""Functions of transformers in which True means packed samples (the second tests the result of the first)."""
+PACKED_IF_FALSE = ("find_packed_sequence_indices",)
+"""Functions in which False means packed samples."""
 
 
 class HostReads:
-    """Answers to ``item()``, ``bool()`` and ``nonzero()`` from transformers' mask and flash code; refuses all others.
+    """Answers ``item()``, ``bool()`` and ``nonzero()`` in transformers' mask and flash code; refuses all others.
 
-    A padded batch is taken at its worst, every position of it valid; a packed row as one long sequence, whose masks are
-    those of a packed one.
+    A padded batch is simulated at its worst, with every position valid; a packed row as one long sequence with the
+    masks of a packed one.
     """
 
     def __init__(self, job: Job, owner: str) -> None:
         self.job, self.owner = job, owner
 
     def answer(self, func: Any, args: Any, module: Callable[[], str]) -> Any:
-        """The result of an operation that needs data, or NotImplemented where `func` is none.
+        """The result of an operation that needs data; NotImplemented for other operations.
 
         Raises:
-            UnsupportedError: where the model itself asks.
+            UnsupportedError: if the model's own code reads data.
         """
         if func is aten._local_scalar_dense.default:
             if getattr(args[0], "constant", None) is not None:
                 return NotImplemented
             return self._scalar(args[0], module)
         if func is aten.nonzero.default:
-            caller = _asker()
+            caller = _calling_function()
             if caller is None:
                 return NotImplemented
             rows = args[0].numel() if caller != "prepare_fa_kwargs_from_position_ids" else 1  # first positions
@@ -51,7 +51,7 @@ class HostReads:
         return NotImplemented
 
     def _scalar(self, tensor: torch.Tensor, module: Callable[[], str]) -> Any:
-        caller = _asker()
+        caller = _calling_function()
         if caller is None:
             raise UnsupportedError(
                 f"{self.owner}: {module() or 'the model'} reads a value of a {tensor.dtype} tensor of shape"
@@ -59,13 +59,13 @@ class HostReads:
             )
         if tensor.dtype != torch.bool:
             return self.job.sequence_length
-        if caller in (*ASKS_WHETHER_PACKED, *ASKS_WHETHER_ALONE):
-            return (self.job.batches == "packed") == (caller in ASKS_WHETHER_PACKED)
+        if caller in (*PACKED_IF_TRUE, *PACKED_IF_FALSE):
+            return (self.job.batches == "packed") == (caller in PACKED_IF_TRUE)
         return self.job.batches != "padded"
 
 
-def _asker() -> str | None:
-    """The function of transformers' mask or flash code that asks; None where something else does."""
+def _calling_function() -> str | None:
+    """Name of the innermost running function of transformers' mask or flash code; None for none."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_filename.endswith(("masking_utils.py", "modeling_flash_attention_utils.py")):

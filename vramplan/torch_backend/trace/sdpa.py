@@ -1,4 +1,4 @@
-"""``F.scaled_dot_product_attention`` as CUDA runs it: which kernel the card takes, and what that kernel allocates.
+"""``F.scaled_dot_product_attention`` as on CUDA: which kernel the GPU runs, and what that kernel allocates.
 
 The choice follows aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, the rest attention.cpp (torch 2.13).
 """
@@ -23,8 +23,8 @@ MASK_ALIGNMENT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One attention call, (batch, heads, length, head dim) each, as the checks of sdp_utils.cpp see it."""
+class AttentionCall:
+    """Arguments of one attention call, (batch, heads, length, head dim) each, as the checks of sdp_utils.cpp see it."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -55,16 +55,11 @@ class Call:
         return all(x.stride(-1) == 1 for x in tensors)
 
 
-def can_flash(call: Call, capability: int) -> bool:
-    """can_use_flash_attention; `capability` is that of the card times ten."""
+def can_flash(call: AttentionCall, capability: int) -> bool:
+    """can_use_flash_attention; `capability` is the compute capability times ten."""
     dim = call.q.shape[-1]
-    narrow = capability in (
-        86,
-        87,
-        89,
-        120,
-        121,
-    )  # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
+    # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
+    narrow = capability in (86, 87, 89, 120, 121)
     too_wide = narrow and call.wants_grad and (192 < dim <= 224 or (dim > 224 and call.dropout > 0))
     return (
         call.mask is None
@@ -79,8 +74,8 @@ def can_flash(call: Call, capability: int) -> bool:
     )
 
 
-def can_efficient(call: Call, capability: int) -> bool:
-    """can_use_mem_efficient_attention: no grouped heads, widths aligned to what the tensor cores want."""
+def can_efficient(call: AttentionCall, capability: int) -> bool:
+    """can_use_mem_efficient_attention: no grouped heads, widths aligned for tensor cores."""
     half = call.q.dtype in HALF
     tensor_cores = capability >= 80 or (capability >= 70 and half)
     alignment = max(4 if capability >= 80 else 1, (8 if half else 4) if tensor_cores else 1)
@@ -95,14 +90,14 @@ def can_efficient(call: Call, capability: int) -> bool:
     )
 
 
-def choose(call: Call, card: Gpu) -> str:
+def choose(call: AttentionCall, gpu: Gpu) -> str:
     """The first usable kernel in the order flash, efficient, math (select_sdp_backend).
 
-    cuDNN's, which newer cards may prefer, keeps the same tensors as flash does. Cards of other vendors are taken to
+    cuDNN's, which newer GPUs may prefer, saves the same tensors as flash does. GPUs of other vendors are assumed to
     have a flash kernel.
     """
-    major, minor = card.capability
-    capability = 10 * major + minor if card.vendor == "NVIDIA" else 90
+    major, minor = gpu.capability
+    capability = 10 * major + minor if gpu.vendor == "NVIDIA" else 90
     if can_flash(call, capability):
         return "flash"
     return "efficient" if can_efficient(call, capability) else "math"
@@ -119,8 +114,8 @@ def additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | No
     return torch.where(mask, torch.scalar_tensor(0.0, dtype=dtype, device=mask.device), low)
 
 
-def flash(call: Call, scale: float | None) -> torch.Tensor:
-    """Widths padded to a multiple of 8, the kernel, the padding cut off (pad_last_dim, post_process_flash_output)."""
+def flash(call: AttentionCall, scale: float | None) -> torch.Tensor:
+    """The flash kernel, with widths padded to a multiple of 8 (pad_last_dim, post_process_flash_output)."""
     q, k, v, dim = call.q, call.k, call.v, call.q.shape[-1]
     scale = 1 / math.sqrt(dim) if scale is None else scale
     if dim % 8:
@@ -131,7 +126,7 @@ def flash(call: Call, scale: float | None) -> torch.Tensor:
     return out if dim % 8 == 0 else out[..., :dim]
 
 
-def efficient(call: Call, mask: torch.Tensor | None, scale: float | None) -> torch.Tensor:
+def efficient(call: AttentionCall, mask: torch.Tensor | None, scale: float | None) -> torch.Tensor:
     """The memory-efficient kernel; a mask whose rows are not aligned is padded (preprocess_mask, pad_bias)."""
     q, k = call.q, call.k
     if mask is not None:
@@ -146,7 +141,7 @@ def efficient(call: Call, mask: torch.Tensor | None, scale: float | None) -> tor
 
 
 class SafeSoftmax(torch.autograd.Function):
-    """aten::_safe_softmax: below autograd a softmax whose rows of -inf become 0 in place; its result is kept."""
+    """aten::_safe_softmax: a softmax whose rows of -inf become 0 in place; it saves its result."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -162,16 +157,15 @@ class SafeSoftmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        """The gradient of the scores."""
         out: torch.Tensor = aten._softmax_backward_data(grad, ctx.saved_tensors[0], -1, ctx.dtype)
         return out
 
 
-def math_attention(call: Call, mask: torch.Tensor | None, scale: float | None) -> torch.Tensor:
+def math_attention(call: AttentionCall, mask: torch.Tensor | None, scale: float | None) -> torch.Tensor:
     """at::_scaled_dot_product_attention_math, operation by operation.
 
-    Halves are computed in fp32 (allowFP16BF16ReductionMathSDP is off); dropout is CUDA's; what C++ holds to the end of
-    its scope is held here too.
+    Halves are computed in fp32 (allowFP16BF16ReductionMathSDP is off); dropout is CUDA's; tensors that C++ frees at
+    the end of its scope are freed there here, too.
     """
     query, key, value = call.q, call.k, call.v
     dtype = query.dtype
@@ -199,8 +193,8 @@ def math_attention(call: Call, mask: torch.Tensor | None, scale: float | None) -
     return output
 
 
-def sdpa_for(card: Gpu) -> Callable[..., torch.Tensor]:
-    """A stand-in for ``F.scaled_dot_product_attention`` on the card."""
+def sdpa_for(gpu: Gpu) -> Callable[..., torch.Tensor]:
+    """A stand-in for ``F.scaled_dot_product_attention`` on the GPU."""
 
     def sdpa(
         query: torch.Tensor,
@@ -213,11 +207,11 @@ def sdpa_for(card: Gpu) -> Callable[..., torch.Tensor]:
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         low = low_dtype()
-        if low is not None:  # on CUDA's list of operations that run in the lower precision
+        if low is not None:  # one of the operations that CUDA's autocast lowers
             query, key, value, attn_mask = (cast(x, low) for x in (query, key, value, attn_mask))
         with without_autocast():
-            call = Call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-            kernel = choose(call, card)
+            call = AttentionCall(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+            kernel = choose(call, gpu)
             if kernel == "flash":
                 return flash(call, scale)
             mask = additive(attn_mask, query.dtype)

@@ -1,7 +1,7 @@
-"""Watching a step: every storage that torch makes and drops, with the module and the op that made it.
+"""Track a step: every storage that PyTorch allocates and frees, with the module and the operation that created it.
 
-The same watch sees fake tensors, which hold no data, and real ones. It follows storages, not tensors: views share one,
-and a storage is gone when Python's and C++'s last reference is, which a weak reference to its Python half tells.
+Fake tensors, which have no data, are tracked as real ones are. Storages are tracked, not tensors: views share one. A
+storage is freed with the last reference from Python and C++, which a weak reference to its Python object detects.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from vramplan.memory.timeline import Mark, Storage, Timeline
 from vramplan.torch_backend.dtypes import NAMES
 from vramplan.torch_backend.trace import cuda_kernels
 from vramplan.torch_backend.trace.fake_tensors import Fakes
-from vramplan.torch_backend.trace.gradient_sums import Sums
+from vramplan.torch_backend.trace.gradient_sums import GradientSums
 from vramplan.torch_backend.trace.host_reads import NEEDS_DATA
 
 
 @dataclass(slots=True)
 class Record:
-    """One storage as the watch saw it."""
+    """One storage, as recorded by the tracker."""
 
     num_bytes: int
     op: str
@@ -41,50 +41,50 @@ class Record:
     in_kernel: bool = False
     in_forward: bool = False
     age: int = 0
-    """Backward formulas that had run when it was made."""
+    """Number of backward formulas run before it was created."""
     outlives: bool = False
-    """Made in a forward, and kept for backward."""
+    """Created in a forward, and still alive in backward."""
 
 
-class Watch(TorchDispatchMode):
-    """Records allocations and frees while it is active; `phase` and the module that runs are noted with each."""
+class StorageTracker(TorchDispatchMode):
+    """Records allocations and frees while it is active, with the phase and the running module of each."""
 
     def __init__(
         self, fakes: Fakes | None = None, answer: Callable[[Any, Any, Callable[[], str]], Any] | None = None
     ) -> None:
         super().__init__()
-        self.sums = Sums()
+        self.sums = GradientSums()
         self.records: list[Record] = []
         self.events: list[int] = []
         self.marks: list[Mark] = []
         self.work: dict[str, list[Kernel]] = {}
-        """Work of each op in the first stretch of each phase."""
-        self._fakes, self._run = fakes, _really if fakes is None else fakes
+        """Kernels of each phase, of the first time that it runs."""
+        self._fakes, self._run = fakes, _run_really if fakes is None else fakes
         self.answer = answer
-        """Asked first: what an operation returns that needs data which is not there; else NotImplemented."""
+        """Returns the result of an operation that needs data, or NotImplemented."""
         self.phase = ""
         self.on_host = False
-        self._working: list[Kernel] | None = None
+        self._kernels: list[Kernel] | None = None
         self._live: dict[int, weakref.ref[Any]] = {}
         self._formulas = 0
         self._stack: list[str] = []
         self._sequence: list[int] = []
         self._paths: list[str] = []
 
-    # -- where the step is ---------------------------------------------------------------------------------------------
+    # -- phases and modules --------------------------------------------------------------------------------------------
 
     def enter(self, phase: str) -> None:
-        """What follows belongs to `phase`."""
+        """Start `phase`."""
         self.phase = phase
         self._stack.clear()
-        seen = phase in self.work and self._working is not self.work[phase]
-        self._working = None if seen else self.work.setdefault(phase, [])
+        ran_before = phase in self.work and self._kernels is not self.work[phase]
+        self._kernels = None if ran_before else self.work.setdefault(phase, [])
         if not self.marks or self.marks[-1].phase != phase:
             self.marks.append(Mark(phase, len(self.events)))
 
     @contextmanager
     def modules(self, model: torch.nn.Module) -> Iterator[None]:
-        """Know which of `model`'s modules runs, forward and, by the number of its autograd nodes, backward."""
+        """Inside, record which module of `model` runs: in forward by hooks, in backward by sequence numbers."""
         paths: dict[int, str] = {}
         for path, module in model.named_modules():
             paths.setdefault(id(module), path)
@@ -117,11 +117,11 @@ class Watch(TorchDispatchMode):
 
     @property
     def in_forward(self) -> bool:
-        """Whether a forward runs: the step's own, or one that checkpointing runs again."""
+        """Whether a forward runs: the step's own, or one that checkpointing recomputes."""
         return bool(self._stack) or self.phase in ("forward", "eval")
 
     def module(self) -> str:
-        """Path of the module that runs now, or whose forward made the autograd node that runs now."""
+        """Path of the running module, or of the module whose forward created the running autograd node."""
         if self._stack:
             return self._stack[-1]
         node = torch._C._current_autograd_node()
@@ -130,10 +130,10 @@ class Watch(TorchDispatchMode):
         index = bisect_right(self._sequence, node._sequence_nr()) - 1
         return self._paths[index] if index >= 0 else ""
 
-    # -- what it sees --------------------------------------------------------------------------------------------------
+    # -- allocations and frees -----------------------------------------------------------------------------------------
 
     def allocate(self, record: Record) -> int:
-        """Note an allocation; returns the number to free it by."""
+        """Record an allocation; returns the storage's number, for :meth:`free`."""
         number = len(self.records)
         record.in_forward, record.age = self.in_forward, self._formulas
         self.records.append(record)
@@ -141,16 +141,16 @@ class Watch(TorchDispatchMode):
         return number
 
     def free(self, number: int) -> None:
-        """Note that storage `number` is gone; it was kept if a backward formula has run since it was made.
+        """Record the free of storage `number`; it outlived its forward if a backward formula ran since its creation.
 
-        (A forward that checkpointing runs again is broken off, and drops its locals, before any formula runs.)
+        (A forward recomputed by checkpointing stops early, and drops its locals, before any formula runs.)
         """
         record = self.records[number]
         record.outlives = record.in_forward and not self.in_forward and self._formulas > record.age
         self.events.append(~number)
 
     def take(self, tensor: torch.Tensor, op: str, module: str | None = None) -> int | None:
-        """Follow a tensor's storage from now on, if it is a new one; returns its number."""
+        """Track a tensor's storage from now on; returns its number, None if it is not new."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._live:
@@ -158,36 +158,36 @@ class Watch(TorchDispatchMode):
         num_bytes = storage.nbytes()
         number: int | None = None
         if num_bytes and not self.on_host:
-            where = self.module() if module is None else module
+            path = self.module() if module is None else module
             dtype = NAMES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
-            number = self.allocate(Record(num_bytes, op, where, tuple(tensor.shape), dtype))
-        self._live[key] = weakref.ref(storage, partial(self._gone, key, number))
+            number = self.allocate(Record(num_bytes, op, path, tuple(tensor.shape), dtype))
+        self._live[key] = weakref.ref(storage, partial(self._on_free, key, number))
         return number
 
-    def _gone(self, key: int, number: int | None, _: Any) -> None:
+    def _on_free(self, key: int, number: int | None, _: Any) -> None:
         self._live.pop(key, None)
         if number is not None:
             self.free(number)
 
     @contextmanager
     def host(self) -> Iterator[None]:
-        """What is made here lies in the host's memory, not on the card."""
-        before, self.on_host = self.on_host, True
+        """Inside, new tensors are on the host, not on the GPU."""
+        outer, self.on_host = self.on_host, True
         try:
             yield
         finally:
-            self.on_host = before
+            self.on_host = outer
 
     @contextmanager
     def called(self, name: str) -> Iterator[None]:
-        """What is made here is called `name`."""
+        """Inside, new storages are labelled `name`."""
         first = len(self.records)
         yield
         for record in self.records[first:]:
             record.op = name
 
     def categorize(self, category: str, values: Iterable[Any], name: str = "") -> None:
-        """Say what the storages behind these tensors are for, and how they are called, where nothing was said yet."""
+        """Set the category and the label of these tensors' storages, unless they have a category."""
         for value in values:
             number = self.number_of(value) if isinstance(value, torch.Tensor) else None
             if number is not None and not self.records[number].category:
@@ -195,45 +195,45 @@ class Watch(TorchDispatchMode):
                 self.records[number].op = name or self.records[number].op
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
-        """The number of the storage behind a tensor, if it is followed."""
+        """The number of a tensor's storage; None if it is not tracked."""
         reference = self._live.get(tensor.untyped_storage()._cdata)
         callback = reference.__callback__ if reference is not None else None
         return callback.args[1] if isinstance(callback, partial) else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "prim":  # asks for a device or layout
+        if func.namespace == "prim":  # reads a device or layout
             return self._run(func, types, args, kwargs)
         if self.answer is not None and func in NEEDS_DATA:
             with self._fakes.mode if self._fakes else nullcontext():
-                known = self.answer(func, args, self.module)
-            if known is not NotImplemented:
-                if isinstance(known, torch.Tensor):
-                    self.take(known, _short(func))
-                return known
-        if self.sums.of(func, args):
-            return args[0] if self._run is not _really else args[0].add_(args[1])
+                result = self.answer(func, args, self.module)
+            if result is not NotImplemented:
+                if isinstance(result, torch.Tensor):
+                    self.take(result, _short(func))
+                return result
+        if self.sums.is_in_place(func, args):
+            return args[0] if self._run is not _run_really else args[0].add_(args[1])
         func = cuda_kernels.without_subclasses(func)
         if self.phase == "backward" and not self._stack:
             self._formulas += 1
         out = self._run(func, types, args, kwargs)
         op = _short(func)
         if isinstance(out, torch.Tensor):
-            self._see(func, op, out)
+            self._take_output(func, op, out)
         else:
             if self._fakes is not None:
                 out = cuda_kernels.as_on_cuda(func, out)
             for leaf in tree_leaves(out):
                 if isinstance(leaf, torch.Tensor):
-                    self._see(func, op, leaf)
-        held = [self._workspace(name, size, func) for name, size in cuda_kernels.workspaces(func, args, out)]
-        for number in reversed(held):  # as C++ leaves a scope
+                    self._take_output(func, op, leaf)
+        numbers = [self._workspace(name, size, func) for name, size in cuda_kernels.workspaces(func, args, out)]
+        for number in reversed(numbers):  # as at the end of a scope in C++
             self.free(number)
-        if self._working is not None:
-            self._working.append(cuda_kernels.work(func, args, kwargs, out))
+        if self._kernels is not None:
+            self._kernels.append(cuda_kernels.work(func, args, kwargs, out))
         return out
 
-    def _see(self, func: Any, op: str, tensor: torch.Tensor) -> None:
+    def _take_output(self, func: Any, op: str, tensor: torch.Tensor) -> None:
         if func is torch.ops.aten.lift_fresh.default and tensor.dim() == 0:  # torch.tensor(1.0) is a host scalar
             with self.host():
                 self.take(tensor, op)
@@ -245,17 +245,17 @@ class Watch(TorchDispatchMode):
         record.in_kernel = True
         return self.allocate(record)
 
-    # -- what comes out ------------------------------------------------------------------------------------------------
+    # -- the timeline --------------------------------------------------------------------------------------------------
 
     def timeline(self, vocabulary: int | None, upto: int | None = None) -> Timeline:
-        """Everything seen up to event `upto`, as the result shows it."""
+        """The timeline of all events up to `upto`; storages as wide as `vocabulary` are logits."""
         storages = [_describe(record, vocabulary) for record in self.records]
         events = self.events if upto is None else self.events[:upto]
         marks = [mark for mark in self.marks if mark.first_event < len(events)]
         return Timeline(storages, events, marks)
 
 
-def _really(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+def _run_really(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
@@ -266,7 +266,7 @@ def _short(func: Any) -> str:
 
 
 def _describe(record: Record, vocabulary: int | None) -> Storage:
-    """A record as the timeline shows it."""
+    """A record as a storage of the timeline."""
     category = record.category
     if not category:
         category = "activation" if record.outlives and not record.in_kernel else "temporary"
@@ -290,7 +290,7 @@ _WRAPPERS = re.compile(r"^(base_model\.model\.)?((model|transformer|gpt_neox|lan
 
 @lru_cache(maxsize=1 << 16)
 def collapse(path: str) -> str:
-    """A module's path for people: layers share one.
+    """A module's path as shown to users: all layers share one path.
 
     >>> collapse("base_model.model.model.layers.31.self_attn.q_proj")
     'layers.*.self_attn.q_proj'

@@ -1,4 +1,4 @@
-"""Two steps of the real model, PEFT and optimizer on fake tensors: no GPU, no data, no weights."""
+"""Trace two steps of the real model, PEFT and optimizer on fake tensors: without GPU, data or weights."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from contextlib import nullcontext
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError
+from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import describe
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import check_job
-from vramplan.memory.estimate import Estimate
+from vramplan.memory.estimate import Estimate, SimulatedStep
 from vramplan.memory.overheads import cublas_workspace, ddp_buckets
 from vramplan.memory.roofline import flops, seconds
-from vramplan.memory.summarize import SimulatedStep, summarize
+from vramplan.memory.summarize import summarize
 from vramplan.memory.timeline import Storage
 from vramplan.progress import Progress, silent
 from vramplan.torch_backend import dependencies
 from vramplan.torch_backend.model import optimizers
-from vramplan.torch_backend.model.build import Subject, bare, build, own_parameters, part_of, settle
+from vramplan.torch_backend.model.adapters import bare, own_parameters, part_of
+from vramplan.torch_backend.model.build import Subject, build, settle
 from vramplan.torch_backend.model.materialize import place
 from vramplan.torch_backend.model.training_loop import Steps
 from vramplan.torch_backend.suppress_output import quiet
@@ -31,32 +32,32 @@ from vramplan.torch_backend.trace import batch_scaling
 from vramplan.torch_backend.trace.cuda_emulation import as_cuda
 from vramplan.torch_backend.trace.fake_tensors import Fakes, tensors_in_lists
 from vramplan.torch_backend.trace.host_reads import HostReads
-from vramplan.torch_backend.trace.storage_tracker import Record, Watch
+from vramplan.torch_backend.trace.storage_tracker import Record, StorageTracker
 
 KERNELS_ELSEWHERE = ("causal_conv1d", "selective_scan", "chunk_scan", "delta_rule")
-"""Functions of modelling files that other packages have kernels for."""
+"""Parts of names of functions in modelling files for which other packages have kernels."""
 
 
 def estimate(
-    spec: ModelSpec, job: Job, card: Gpu, progress: Progress = silent, trust_remote_code: bool = False
+    spec: ModelSpec, job: Job, gpu: Gpu, progress: Progress = silent, trust_remote_code: bool = False
 ) -> Estimate:
-    """What the job needs on the card, traced.
+    """The memory of the job on the GPU, by a trace.
 
     Raises:
-        VramplanError: for whatever cannot run or cannot be traced.
+        VramplanError: if the job cannot run or cannot be traced.
     """
-    return summarize(trace(spec, job, card, progress, trust_remote_code), spec.name, job, card)
+    return summarize(trace(spec, job, gpu, progress, trust_remote_code), spec.name, job, gpu)
 
 
 def trace(
-    spec: ModelSpec, job: Job, card: Gpu, progress: Progress = silent, trust_remote_code: bool = False
+    spec: ModelSpec, job: Job, gpu: Gpu, progress: Progress = silent, trust_remote_code: bool = False
 ) -> SimulatedStep:
     """Run the job's steps on fake tensors.
 
     Raises:
-        VramplanError: for whatever cannot run or cannot be traced.
+        VramplanError: if the job cannot run or cannot be traced.
     """
-    return run(spec, job, card, Fakes(values=job.pictures > 0), progress, trust_remote_code).played(
+    return run(spec, job, gpu, Fakes(values=job.pictures > 0), progress, trust_remote_code).simulated_step(
         dependencies.versions()
     )
 
@@ -64,44 +65,48 @@ def trace(
 def run(
     spec: ModelSpec,
     job: Job,
-    card: Gpu,
+    gpu: Gpu,
     fakes: Fakes | None,
     progress: Progress = silent,
     trust_remote_code: bool = False,
 ) -> Run:
-    """The job's steps, watched: on fake tensors, or, without `fakes`, for real on the CPU.
+    """Run and track the job's steps: on fake tensors, or, if `fakes` is None, for real on the CPU.
 
     Raises:
-        VramplanError: for whatever cannot run or cannot be traced.
+        VramplanError: if the job cannot run or cannot be traced.
     """
-    check_job(job, card)
+    check_job(job, gpu)
     dependencies.check_experts(spec, job)
     if job.quantize != "none":
         raise UnsupportedError(
-            f"--quantize {job.quantize}: quantized layers are not traced; --by analytic describes them"
+            f"{setting('quantize', job.quantize)}: quantized layers are not traced;"
+            f" {setting('by', 'analytic')} supports them"
         )
     if job.lengths is not None:
-        raise UnsupportedError("--lengths is not traced; --by analytic takes it")
+        raise UnsupportedError(f"{setting('lengths')} is not traced; {setting('by', 'analytic')} supports it")
     if job.strategy == "device_map":
-        raise UnsupportedError("--strategy device_map: several cards are not traced; --by analytic describes them")
+        raise UnsupportedError(
+            f"{setting('strategy', job.strategy)}: several GPUs are not traced;"
+            f" {setting('by', 'analytic')} supports them"
+        )
     progress(f"building {spec.name}", 0.0)
-    with quiet(), as_cuda(card):
+    with quiet(), as_cuda(gpu):
         recipe = optimizers.recipe(job)
         subject = build(spec, job, "meta" if fakes else "cpu", trust_remote_code)
-        found = Run(subject, recipe, spec, job, card, fakes, progress)
-        found.go()
-    return found
+        traced = Run(subject, recipe, spec, job, gpu, fakes, progress)
+        traced.go()
+    return traced
 
 
 class TracedModel(batch_scaling.TraceScaling):
-    """The law over traces on fake tensors; progress is that of all traces together."""
+    """Scaling over the micro-batch, by traces on fake tensors; progress is that of all traces together."""
 
     def __init__(self, progress: Progress = silent, trust_remote_code: bool = False) -> None:
         super().__init__(
-            lambda spec, job, card: trace(
+            lambda spec, job, gpu: trace(
                 spec,
                 job,
-                card,
+                gpu,
                 lambda what, share: progress(f"micro-batch {job.micro_batch_size}: {what}", share),
                 trust_remote_code,
             )
@@ -109,7 +114,7 @@ class TracedModel(batch_scaling.TraceScaling):
 
 
 class Run:
-    """One watched run of a job: loading, two optimizer steps, an evaluation."""
+    """One tracked run of a job: loading, two optimizer steps, an evaluation."""
 
     def __init__(
         self,
@@ -117,114 +122,114 @@ class Run:
         recipe: optimizers.Recipe,
         spec: ModelSpec,
         job: Job,
-        card: Gpu,
+        gpu: Gpu,
         fakes: Fakes | None,
         progress: Progress,
     ) -> None:
         self.subject, self.recipe, self.spec, self.job = subject, recipe, spec, job
-        self.card, self.fakes, self.progress = card, fakes, progress
-        self.watch = Watch(fakes, HostReads(job, spec.name).answer if fakes else None)
+        self.gpu, self.fakes, self.progress = gpu, fakes, progress
+        self.tracker = StorageTracker(fakes, HostReads(job, spec.name).answer if fakes else None)
         self.stage = 0
         self.trained: list[torch.nn.Parameter] = []
         self.training_events = 0
 
     def _enter(self, phase: str) -> None:
-        self.watch.enter(phase)
+        self.tracker.enter(phase)
         self.stage += 1
         self.progress(phase, min(0.95, 0.1 + 0.12 * self.stage))
 
     def go(self) -> None:
-        """Run it all.
+        """Run all phases.
 
         Raises:
-            UnsupportedError: where the model's control flow depends on data.
-            SpecError: where the model itself fails.
+            UnsupportedError: if the model's control flow depends on data.
+            SpecError: if the model itself fails.
         """
-        watch = self.watch
+        tracker = self.tracker
         try:
-            with watch.modules(self.subject.module), tensors_in_lists():
+            with tracker.modules(self.subject.module), tensors_in_lists():
                 self._go()
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise UnsupportedError(
-                f"{self.spec.name}: {self._culprit(error)} calls {error.func}, whose result depends on data;"
+                f"{self.spec.name}: {self._failing_module(error)} calls {error.func}, whose result depends on data;"
                 " a trace has none"
             ) from error
         except VramplanError:
             raise
         except (Exception, SystemExit) as error:  # model code of any origin
             lines = str(error).strip().splitlines() or [""]
-            where = self._culprit(error)
-            raise SpecError(f"{self.spec.name}: {where} fails: {type(error).__name__}: {lines[0]}") from error
+            module = self._failing_module(error)
+            raise SpecError(f"{self.spec.name}: {module} fails: {type(error).__name__}: {lines[0]}") from error
 
-    def _culprit(self, error: BaseException) -> str:
+    def _failing_module(self, error: BaseException) -> str:
         """The innermost module whose code was running when an error was raised."""
         paths = {id(module): path for path, module in self.subject.module.named_modules()}
-        found, traceback = "", error.__traceback__
+        path, traceback = "", error.__traceback__
         while traceback is not None:
-            found = paths.get(id(traceback.tb_frame.f_locals.get("self")), found)
+            path = paths.get(id(traceback.tb_frame.f_locals.get("self")), path)
             traceback = traceback.tb_next
-        return found or "the model"
+        return path or "the model"
 
     def _go(self) -> None:
-        watch, job = self.watch, self.job
+        tracker, job = self.tracker, self.job
         with self.fakes.mode if self.fakes else nullcontext():
-            watch.sums.calibrate(watch)
-            watch.enter("loaded")
-            place(self.subject.module, watch)
+            tracker.sums.calibrate(tracker)
+            tracker.enter("loaded")
+            place(self.subject.module, tracker)
             if not any(p.requires_grad for p in self.subject.module.parameters()):
                 raise ConfigError(f"{self.spec.name}: nothing in this model trains: every parameter is frozen")
-            steps = Steps(self.subject, job, self.recipe, watch, self._enter)
+            steps = Steps(self.subject, job, self.recipe, tracker, self._enter)
         self.trained = steps.trained
         if job.num_gpus > 1:
             for bucket in ddp_buckets([p.numel() * p.element_size() for p in steps.trained]):
-                self._hold(bucket)
-        with watch:
-            watch.enter("forward")
+                self._allocate(bucket)
+        with tracker:
+            tracker.enter("forward")
             for _ in range(2):  # one for the forward thread, one for the backward thread
-                self._hold(cublas_workspace(self.card))
+                self._allocate(cublas_workspace(self.gpu))
             for _ in range(2):
                 steps.run()
             steps.close()
-            self.training_events = len(watch.events)
+            self.training_events = len(tracker.events)
             self._enter("eval")
             steps.evaluate()
 
-    def _hold(self, storage: Storage) -> None:
-        """Something that no tensor of the run shows."""
+    def _allocate(self, storage: Storage) -> None:
+        """Record memory that no tensor of the run has: workspaces, DDP buckets."""
         record = Record(storage.num_bytes, storage.label, "", (storage.num_bytes,), "uint8")
         record.category, record.in_kernel = storage.category, storage.in_kernel
-        self.watch.allocate(record)
+        self.tracker.allocate(record)
 
-    def played(self, versions: str) -> SimulatedStep:
-        """What the run tells."""
-        watch, card, upto = self.watch, self.card, self.training_events
-        counted = own_parameters(self.subject.module)
-        eyes = IMAGE_PROCESSORS.get(self.spec.model_type)
-        levels = watch.timeline(None).live_bytes()
-        work = [(kernel, 1) for phase in ("forward", "backward") for kernel in watch.work.get(phase, [])]
-        optimizer = [(kernel, 1) for kernel in watch.work.get("optimizer", [])]
+    def simulated_step(self, versions: str) -> SimulatedStep:
+        """The run as a step of the same type as the analytic estimator's."""
+        tracker, gpu, upto = self.tracker, self.gpu, self.training_events
+        parameters = own_parameters(self.subject.module)
+        processor = IMAGE_PROCESSORS.get(self.spec.model_type)
+        levels = tracker.timeline(None).live_bytes()
+        work = [(kernel, 1) for phase in ("forward", "backward") for kernel in tracker.work.get(phase, [])]
+        optimizer = [(kernel, 1) for kernel in tracker.work.get("optimizer", [])]
         return SimulatedStep(
             by="trace",
-            timeline=watch.timeline(self.subject.vocabulary, upto),
+            timeline=tracker.timeline(self.subject.vocabulary, upto),
             evaluation_bytes=max(levels[upto - 1 :]) - levels[upto - 1],
-            num_parameters=sum(p.numel() for p in counted.values()),
+            num_parameters=sum(p.numel() for p in parameters.values()),
             num_trainable_parameters=sum(p.numel() for p in self.trained),
-            micro_step_seconds=seconds(work, card),
-            optimizer_seconds=seconds(optimizer, card),
+            micro_step_seconds=seconds(work, gpu),
+            optimizer_seconds=seconds(optimizer, gpu),
             flops_per_micro_step=flops(work),
             versions=versions,
             notes=_slow_path(self.subject.module),
             own_model=self.subject.example is not None,
-            fed=describe(self.spec, self.job),
+            inputs_text=describe(self.spec, self.job),
             picture=processed_image(self.spec, self.job),
-            num_vision_parameters=sum(p.numel() for name, p in counted.items() if part_of(bare(name), eyes))
-            if eyes
+            num_vision_parameters=sum(p.numel() for name, p in parameters.items() if part_of(bare(name), processor))
+            if processor
             else 0,
         )
 
 
 def _slow_path(module: torch.nn.Module) -> tuple[str, ...]:
-    """Says so where transformers falls back on reference code that a real run has kernels for."""
+    """A note if transformers runs reference code for which a real run has kernels."""
     inner = getattr(module, "get_base_model", lambda: module)()
     functions = vars(sys.modules[type(inner).__module__])
     if not any(kernel in name for name in functions for kernel in KERNELS_ELSEWHERE):

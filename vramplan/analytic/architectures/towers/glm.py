@@ -9,8 +9,8 @@ from vramplan.analytic.architectures.towers import qwen
 from vramplan.analytic.architectures.vision_tower import TowerContext, VisionTower, joined
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers.mlp import gated
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import gated
 from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.model_spec import Config
 

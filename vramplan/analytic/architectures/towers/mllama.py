@@ -1,7 +1,7 @@
 """Llama 3.2 Vision's tower: four tiles an image, one by one and together (transformers 5.23, modeling_mllama.py).
 
 Patches, the input of the first layer of either kind, and every layer's output are locals of the tower's forward, in
-this order in `net.inner`: all live to its end, chosen or not. No layer is checkpointed.
+this order in `net.tower_locals`: all live to its end, chosen or not. No layer is checkpointed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from vramplan.analytic.architectures.towers.vit import clip_embed, tower_attenti
 from vramplan.analytic.architectures.vision_tower import TowerContext, VisionTower
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers.context import CrossAttentionInput
+from vramplan.analytic.layers.mlp import plain_mlp
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import CrossAttentionInput, plain_mlp
 from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.images.fixed_tiles import arrangements, most_tiles
 from vramplan.inputs.job import Job
@@ -48,7 +49,7 @@ def stages(c: Config) -> list[Hashable]:
 def place(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:
     """Each tile's place, class tokens, patches' positions in tile and canvas, a norm, padding, the mask."""
     width = x.shape[-1]
-    net.inner.append(x)
+    net.tower_locals.append(x)
     net.tape.module = NAME
     x = add_tiles(net, c, f"{NAME}.pre_tile_positional_embedding", x, context.images)
     x = with_class(net, f"{NAME}.class_embedding", x, width, width)
@@ -60,7 +61,7 @@ def place(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:
     length = x.shape[0] * padded // context.images
     context.ctx.masks[False] = mask_of_tiles(net, context.images, length)
     x = x.view(context.images, length, width)
-    net.inner.append(x)
+    net.tower_locals.append(x)
     return x
 
 
@@ -124,17 +125,17 @@ def layer(net: Modules, c: Config, x: Tensor, context: TowerContext) -> Tensor:
     x = net.layer_norm("post_attention_layernorm", x)
     x = plain_mlp(net, x, "mlp.fc1", "mlp.fc2", c.count("intermediate_size"), c.text("hidden_act", "gelu"))
     x = ops.add(residual, gate(net, "gate_ffn", x) if stage.is_global else x, "residual stream")
-    net.inner.append(x)
+    net.tower_locals.append(x)
     return x
 
 
 def opened(net: Modules, c: Config, x: Tensor, context: TowerContext) -> Tensor:
     """Between the two kinds of layers: a norm, and each tile's place once more; played as part of the layer."""
-    net.inner[1] = x
+    net.tower_locals[1] = x
     x = net.layer_norm("layernorm_post", x)
     tiles, (images, length, width) = most_tiles(c), x.shape
     x = add_tiles(net, c, "post_tile_positional_embedding", x.view(images * tiles, length // tiles, width), images)
-    net.inner[1] = x = x.view(images, length, width)
+    net.tower_locals[1] = x = x.view(images, length, width)
     return x
 
 
@@ -144,7 +145,7 @@ def finish(net: Modules, c: Config, x: Tensor) -> Tensor:
     (images, length, width), tiles = x.shape, most_tiles(c)
     padded, patches = length // tiles, (c.count("image_size", 448) // c.count("patch_size", 14)) ** 2 + 1
     own = ops.rows(x.view(images * tiles, padded, width), patches)
-    chosen = [net.inner[2 + number] for number in c.get("intermediate_layers_indices", (3, 7, 15, 23, 30))]
+    chosen = [net.tower_locals[2 + number] for number in c.get("intermediate_layers_indices", (3, 7, 15, 23, 30))]
     states = ops.join_rows(chosen, (images * tiles, padded, len(chosen) * width))
     return ops.cat(own, ops.rows(states, patches))
 

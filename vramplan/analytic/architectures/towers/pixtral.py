@@ -6,8 +6,10 @@ from vramplan.analytic.architectures.towers.vit import all_alike, chosen_layer, 
 from vramplan.analytic.architectures.vision_tower import TowerContext, VisionTower, joined
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers.attention import attend
+from vramplan.analytic.layers.mlp import activation, gated_mlp
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import activation, attend, gated_mlp, rotate
+from vramplan.analytic.layers.rope import rotate
 from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.model_spec import Config
 

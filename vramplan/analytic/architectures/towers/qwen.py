@@ -10,9 +10,11 @@ from vramplan.analytic.architectures.vision_tower import TowerContext, VisionTow
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import attention_kernels as kernels
+from vramplan.analytic.layers.attention import eager_pieces
 from vramplan.analytic.layers.attention_kernels import Pieces
+from vramplan.analytic.layers.mlp import gated_mlp, plain_mlp
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import eager_pieces, gated_mlp, plain_mlp, rotate
+from vramplan.analytic.layers.rope import rotate
 from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.model_spec import Config
 
@@ -206,7 +208,7 @@ def qwen3_place(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Te
     weights = tape.empty((patches, 4, 1), "fp32", "weights of the neighbours")
     positions = ops.embedding(indices, net.parameter(name, c.count("num_position_embeddings"), width))
     positions = ops.sum_middle(ops.mul(positions, weights, "weighted positions"))
-    net.inner += [indices, weights, positions]
+    net.tower_locals += [indices, weights, positions]
     x = ops.add(x, ops.to(positions, x.dtype))
     return place(net, c, context, x)
 

@@ -66,7 +66,7 @@ def gemma3_project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor
 
 def onevision_project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
     """As LLaVA-NeXT; the model's forward keeps all that the tower returns, with the state that was chosen."""
-    net.outer.append(x)
+    net.multimodal_locals.append(x)
     return anyres_project(net, whole, image, x)
 
 

@@ -7,8 +7,10 @@ from collections.abc import Hashable
 from vramplan.analytic.architectures.vision_tower import NO_TEXT_TOWER, TowerContext, VisionTower
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Resident, Tensor
+from vramplan.analytic.layers.attention import Softcap, attend
+from vramplan.analytic.layers.context import Context
+from vramplan.analytic.layers.mlp import activation, plain_mlp
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.transformer import Context, Softcap, activation, attend, plain_mlp
 from vramplan.errors import UnsupportedError
 from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.model_spec import Config
@@ -206,7 +208,7 @@ def two_layers(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) ->
 def llava_project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
     """Two layers, the features of all images in one tensor."""
     x = two_layers(net, whole, image, x)
-    net.outer.append(x)
+    net.multimodal_locals.append(x)
     return ops.copy(x, "features of all images")
 
 
@@ -226,7 +228,7 @@ def pooled(net: Modules, image: ProcessedImage, x: Tensor) -> Tensor:
     x = ops.copy(x, "features of all frames")
     newline = net.parameter("image_newline", width)
     x = ops.join(newline, x.view(videos, image.frames * each, width), (videos, image.tokens, width))
-    net.outer.append(x)
+    net.multimodal_locals.append(x)
     return x.view(videos * image.tokens, width)
 
 
@@ -248,7 +250,7 @@ def packed(net: Modules, image: ProcessedImage, x: Tensor) -> Tensor:
         tiles = ops.join(newline, tiles, (rows, columns + 1, width))
         parts.append(ops.join_rows([base, tiles], (image.tokens, width)))
         del base, tiles, one
-    net.outer += parts
+    net.multimodal_locals += parts
     return ops.join_rows(parts, (images * image.tokens, width))
 
 

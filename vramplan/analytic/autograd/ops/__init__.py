@@ -1,12 +1,12 @@
-"""The operations a forward is made of: what each allocates, keeps for backward, computes and moves.
+"""PyTorch ops on shapes: what each allocates, saves for backward, computes and moves.
 
-One function per PyTorch op, in eager CUDA behaviour of torch 2.13. What is kept follows
+One function per PyTorch op, as eager CUDA runs it in torch 2.13. Saved tensors follow
 tools/autograd/derivatives.yaml; casts under autocast follow aten/src/ATen/autocast_mode.h (CUDA lists). Backward
-functions allocate what the derivative formulas allocate, in their order; sums to a broadcast operand's shape come when
-all gradients of the node are there (engine.cpp: validate_outputs). Tensors to keep are saved before the output exists,
-as the generated code does, since checkpointing stops a recomputation at the last save.
+functions allocate what the derivative formulas allocate, in their order; a gradient is summed to its operand's shape
+after all gradients of the node exist (engine.cpp: validate_outputs). Tensors are saved before the output exists, as in
+the generated code, because checkpointing stops a recomputation at the last save.
 
-A backward closure must hold shapes only (:class:`Like`), never a tensor: it would keep memory that PyTorch does not.
+A backward closure must hold shapes (:class:`Like`) and never a tensor, which would keep memory that PyTorch frees.
 """
 
 from __future__ import annotations

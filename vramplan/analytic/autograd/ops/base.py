@@ -1,4 +1,4 @@
-"""What all operations share: results, gradients that fit, casts under autocast."""
+"""Shared by all ops: results, gradients fitted to their operands, casts under autocast."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def output(node: Node | None, tape: Tape, shape: tuple[int, ...], dtype: str, what: str, category: str = "") -> Tensor:
-    """An op's result, in a storage of its own."""
+    """An op's result in a new storage."""
     return Tensor(tape, tape.allocate(shape, dtype, what, category), shape, dtype, node)
 
 
 def made(tape: Tape, like: Like, what: str, passes: int = 3) -> Tensor:
-    """A tensor like `like`, written by one kernel that moves `passes` tensors of that size."""
+    """A new tensor like `like`, written by one kernel that reads and writes `passes` tensors of that size."""
     size = prod(like.shape)
     tape.work(0, passes * size * DTYPE_BYTES[like.dtype], like.dtype)
     return tape.empty(like.shape, like.dtype, what)
 
 
 def fit(grad: Tensor, like: Like) -> Tensor:
-    """validate_outputs: sum a gradient to its operand's shape, cast it to its operand's dtype."""
+    """A gradient summed to its operand's shape and cast to its dtype (engine.cpp: validate_outputs)."""
     if prod(grad.shape) != prod(like.shape):
         grad = made(grad.tape, Like(like.shape, grad.dtype), "sum of a broadcast gradient")
     if grad.dtype != like.dtype:
@@ -52,10 +52,11 @@ def pointwise(
     saves_output: bool = False,
     scratch: int = 0,
 ) -> Tensor:
-    """An elementwise op on one tensor whose backward makes one tensor, after `scratch` temporaries of its size."""
+    """An elementwise op on one tensor; backward allocates `scratch` temporaries, then one gradient, of its size."""
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
+        # held until the gradient exists: intermediate results of the derivative's formula
         temporaries = [made(tape, like, f"temporary of the backward of {what}") for _ in range(scratch)]
         result = made(tape, like, f"gradient through {what}")
         del temporaries
@@ -86,13 +87,13 @@ def to(x: Tensor, dtype: str, what: str = "") -> Tensor:
 
 
 def move(x: Tensor, card: int, what: str = "copy on its card") -> Tensor:
-    """``x.to(card)``: a copy there, or `x` itself; its gradient goes back the same way (ToCopyBackward)."""
+    """``x.to(device)``: a copy on GPU `card`, or `x` itself; its gradient is copied back (ToCopyBackward)."""
     tape, like, home = x.tape, x.like, x.tape.card_of(x)
     if home == card:
         return x
 
     def backward(grad: Tensor) -> Grads:
-        tape.card = home  # what it meets there is summed there
+        tape.card = home  # the engine sums it with others on that GPU
         return [made(tape, like, "gradient on its way back", passes=2)]
 
     with tape.on(card):
@@ -102,7 +103,7 @@ def move(x: Tensor, card: int, what: str = "copy on its card") -> Tensor:
 
 
 def low(x: Tensor) -> Tensor:
-    """`x` as a matmul-like op takes it under autocast; an fp32 leaf that trains is cast once and cached."""
+    """`x` in autocast's dtype, as matmul-like ops take it; an fp32 weight that trains is cast once and cached."""
     tape = x.tape
     dtype = tape.autocast
     if dtype is None or x.dtype != "fp32":
@@ -118,5 +119,5 @@ def low(x: Tensor) -> Tensor:
 
 
 def high(x: Tensor) -> Tensor:
-    """`x` as an fp32 op takes it under autocast."""
+    """`x` in fp32, as ops of autocast's fp32 list take it."""
     return to(x, "fp32") if x.tape.autocast and x.dtype in ("bf16", "fp16") else x

@@ -1,4 +1,4 @@
-"""Operations element by element."""
+"""Elementwise ops, sums and norms."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from vramplan.analytic.autograd.ops.base import _broadcast, fit, high, made, out
 
 
 def add(a: Tensor, b: Tensor, what: str = "sum") -> Tensor:
-    """``a + b``. Keeps nothing; both inputs get the very same gradient tensor where shape and dtype allow."""
+    """``a + b``. Saves nothing; both inputs get the same gradient tensor if shape and dtype allow."""
     tape = a.tape
     likes = [x.like if x.node is not None else None for x in (a, b)]
 
@@ -22,7 +22,7 @@ def add(a: Tensor, b: Tensor, what: str = "sum") -> Tensor:
 
 
 def subtract(a: Tensor, b: Tensor, what: str = "difference") -> Tensor:
-    """``a - b``. Keeps nothing; the second gradient is negated first."""
+    """``a - b``. Saves nothing; the second gradient is negated first."""
     tape = a.tape
     likes = [x.like if x.node is not None else None for x in (a, b)]
 
@@ -52,19 +52,19 @@ def add_in_place(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _of_factors(grad: Tensor, likes: list[Like | None]) -> Grads:
-    """Gradients of a product's factors, where these need one."""
+    """Gradients of the factors of a product; None for a factor that needs none."""
     tape = grad.tape
     full = [None if like is None else made(tape, grad.like, "gradient of a product") for like in likes]
     tape.applied()
     for index, like in enumerate(likes):
-        if like is not None and (one := full[index]) is not None:
-            full[index] = fit(one, like)
-            del one
+        if like is not None and (gradient := full[index]) is not None:
+            full[index] = fit(gradient, like)
+            del gradient
     return full
 
 
 def mul(a: Tensor, b: Tensor, what: str = "product") -> Tensor:
-    """``a * b``. Keeps each operand whose partner needs a gradient."""
+    """``a * b``. Saves each operand if the other one needs a gradient."""
     tape = a.tape
     likes = [x.like if x.node is not None else None for x in (a, b)]
 
@@ -80,19 +80,19 @@ def mul(a: Tensor, b: Tensor, what: str = "product") -> Tensor:
 
 
 def mul_in_place(a: Tensor, b: Tensor, viewed: bool) -> Tensor:
-    """``a *= b``: keeps `b`, and a copy of what `a` was where `b` needs a gradient.
+    """``a *= b``: saves `b`, and a copy of the old `a` if `b` needs a gradient.
 
-    `viewed`: `a` is a view, whose gradient is copied into the whole's, and of that again (CopySlices,
+    `viewed`: `a` is a view; its gradient is copied into a gradient of its base, which is copied again (CopySlices,
     as_strided_backward).
     """
     tape, shape = a.tape, a.like
     likes = [x.like if x.node is not None else None for x in (a, b)]
 
     def backward(grad: Tensor) -> Grads:
-        whole = [made(tape, shape, "gradient of a view's whole", passes=2) for _ in range(2 * viewed)]
+        base = [made(tape, shape, "gradient of a view's whole", passes=2) for _ in range(2 * viewed)]
         full = _of_factors(grad, likes)
         if viewed and likes[0] is not None:
-            full[0] = whole[0]
+            full[0] = base[0]
         return full
 
     def of_view(grad: Tensor) -> Grads:
@@ -109,7 +109,7 @@ def mul_in_place(a: Tensor, b: Tensor, viewed: bool) -> Tensor:
 
 
 def scale(x: Tensor, what: str = "scaled copy") -> Tensor:
-    """``x * number`` (also ``/``): keeps nothing."""
+    """``x * number`` or ``x / number``: saves nothing."""
     return pointwise(x, what)
 
 
@@ -125,7 +125,7 @@ def scale_in_place(x: Tensor) -> Tensor:
 
 
 def shift(x: Tensor, what: str = "shifted copy") -> Tensor:
-    """``x + number``: keeps nothing, and its gradient is the incoming one."""
+    """``x + number``: saves nothing; its gradient is the incoming one."""
     tape = x.tape
 
     def backward(grad: Tensor) -> Grads:
@@ -196,7 +196,7 @@ def norm(x: Tensor) -> Tensor:
 
 
 def log_sigmoid(x: Tensor) -> Tensor:
-    """``F.logsigmoid(x)``: keeps its input; CUDA's needs no buffer."""
+    """``F.logsigmoid(x)``: saves its input; the CUDA kernel has no buffer."""
     return pointwise(x, "log-sigmoid", saves_input=True)
 
 
@@ -216,17 +216,17 @@ def silu(x: Tensor) -> Tensor:
 
 
 def gelu(x: Tensor) -> Tensor:
-    """``F.gelu(x)``, exact or tanh: one kernel."""
+    """``F.gelu(x)``, exact or with tanh: one kernel."""
     return pointwise(x, "gelu output", saves_input=True)
 
 
 def relu(x: Tensor) -> Tensor:
-    """``F.relu(x)``: keeps its output."""
+    """``F.relu(x)``: saves its output."""
     return pointwise(x, "relu output", saves_output=True)
 
 
 def clamp(x: Tensor, bounds: int = 2) -> Tensor:
-    """``torch.clamp(x, min, max)``: keeps its input; backward asks of every element whether it lies within."""
+    """``torch.clamp(x, min, max)``: saves its input; backward makes a boolean mask for each bound."""
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
@@ -242,7 +242,7 @@ def clamp(x: Tensor, bounds: int = 2) -> Tensor:
 
 
 def masked(x: Tensor, mask: Tensor) -> Tensor:
-    """``x.masked_fill(mask, number)``: keeps the mask."""
+    """``x.masked_fill(mask, number)``: saves the mask."""
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
@@ -267,7 +267,7 @@ def mean(x: Tensor) -> Tensor:
 
 
 def dropout(x: Tensor, probability: float) -> Tensor:
-    """``F.dropout`` in training: CUDA's fused op keeps a mask of one byte per element."""
+    """``F.dropout`` in training: CUDA's fused op saves a mask of one byte per element."""
     tape, like = x.tape, x.like
     if probability == 0.0 or not tape.training:
         return x

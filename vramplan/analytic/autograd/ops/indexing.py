@@ -1,4 +1,4 @@
-"""Rows picked, joined, put back: what images need."""
+"""Indexing: rows gathered, scattered, split, joined and padded, mostly for images."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from vramplan.units import DTYPE_BYTES
 
 
 def add_rows(x: Tensor, more: Tensor) -> Tensor:
-    """``x = x.clone(); x[mask] = x[mask] + more``: rows picked out, added to, put back."""
+    """``x = x.clone(); x[mask] = x[mask] + more``."""
     x = copy(x, "copy to add image features to")
     picked = gathered(x, more.shape, "rows of images")
     return put_rows(x, add(picked, more, "features added"))
 
 
 def gathered(x: Tensor, shape: tuple[int, ...], what: str) -> Tensor:
-    """``x[index]`` or ``x[mask]``: a copy; its gradient is a zeroed full tensor (index_backward)."""
+    """``x[index]`` or ``x[mask]``: a copy; its gradient is a zeroed tensor of the full shape (index_backward)."""
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
@@ -29,7 +29,7 @@ def gathered(x: Tensor, shape: tuple[int, ...], what: str) -> Tensor:
 
 
 def gather(x: Tensor, index: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """``torch.gather(x, -1, index)``: keeps the index, and what it gathers from (gather_backward asks its size)."""
+    """``torch.gather(x, -1, index)``: saves the index and `x`, whose size gather_backward reads."""
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
@@ -43,9 +43,9 @@ def gather(x: Tensor, index: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def put_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """``x[mask] = rows``: in place; the gradient outside of them, and theirs."""
+    """``x[mask] = rows`` in place; backward makes a gradient of `x` outside the rows and one of the rows."""
     tape = x.tape
-    likes = [one.like if one.node is not None else None for one in (x, rows)]
+    likes = [tensor.like if tensor.node is not None else None for tensor in (x, rows)]
 
     def backward(grad: Tensor) -> Grads:
         return [None if like is None else made(tape, like, "gradient of an index", passes=2) for like in likes]
@@ -67,13 +67,13 @@ def sum_middle(x: Tensor) -> Tensor:
 
 
 def unbind(x: Tensor) -> list[Tensor]:
-    """``x.permute(1, 0, ...).unbind(0)``: views of (N, 3, ...); their gradients are stacked, then put in order."""
+    """``x.permute(1, 0, ...).unbind(0)``: views of (N, 3, ...); their gradients are stacked, then permuted."""
     tape, like = x.tape, x.like
 
     def backward(*grads: Tensor) -> Grads:
-        peft_expert_pattern = made(tape, like, "stacked gradient", passes=2)
+        stacked = made(tape, like, "stacked gradient", passes=2)
         ordered = made(tape, like, "gradient in order", passes=2)
-        del peft_expert_pattern
+        del stacked
         return [ordered]
 
     count, shape = x.shape[1], (x.shape[0], *x.shape[2:])
@@ -82,7 +82,7 @@ def unbind(x: Tensor) -> list[Tensor]:
 
 
 def pieces(x: Tensor) -> Tensor:
-    """``torch.split(x, sizes)``, all pieces together."""
+    """``torch.split(x, sizes)`` as one tensor that stands for all pieces."""
     return views(x, [x.shape])[0]
 
 
@@ -110,7 +110,7 @@ def split_first(x: Tensor, lengths: tuple[int, ...]) -> list[Tensor]:
 
 
 def cut(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """``x[:, a:b]`` of an image. Nothing where all of it is left."""
+    """``x[:, a:b]`` of an image; a plain view if nothing is cut off."""
     return x.view(*shape) if prod(shape) == x.num_elements else sliced(x, shape)
 
 
@@ -126,7 +126,7 @@ def rows(x: Tensor, count: int) -> Tensor:
 
 
 def pad_rows(x: Tensor, count: int) -> Tensor:
-    """``F.pad`` of (N, M, ...) to `count` rows each: a copy; the gradient is cut off and copied."""
+    """``F.pad`` of (N, M, ...) to `count` rows each: a copy; the gradient is sliced and copied."""
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
@@ -152,7 +152,7 @@ def repeat(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def resize(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """``F.interpolate(mode="bicubic")`` (fp32 under autocast): keeps nothing."""
+    """``F.interpolate(mode="bicubic")`` (fp32 under autocast): saves nothing."""
     x = high(x)
     tape, like = x.tape, x.like
 
@@ -166,7 +166,7 @@ def resize(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def join(a: Tensor, b: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """``torch.cat((a.expand(...), b), dim=1)``; the gradients are views, the one of `a` summed over the batch."""
+    """``torch.cat((a.expand(...), b), dim=1)``; the gradients are views, that of `a` is summed over the batch."""
     tape = a.tape
     likes = [x.like if x.node is not None else None for x in (a, b)]
 
@@ -185,13 +185,13 @@ def join(a: Tensor, b: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def scatter_rows(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """``x.masked_scatter(mask, source)``: keeps the mask (derivatives.yaml: masked_fill, masked_scatter_backward).
+    """``x.masked_scatter(mask, source)``: saves the mask (derivatives.yaml: masked_fill, masked_scatter_backward).
 
-    CUDA counts in every element where it stands (cuda/IndexKernel.cpp: maskPrefixSum); the source's gradient is picked
-    out by the positions of all its elements (masked_select, nonzero of three dimensions).
+    CUDA makes a prefix sum of the mask (cuda/IndexKernel.cpp: maskPrefixSum); the source's gradient is selected by the
+    positions of all its elements (masked_select, nonzero of three dimensions).
     """
     tape = x.tape
-    likes = [one.like if one.node is not None else None for one in (x, source)]
+    likes = [tensor.like if tensor.node is not None else None for tensor in (x, source)]
 
     def backward(grad: Tensor) -> Grads:
         grads: Grads = [None, None]
@@ -209,7 +209,7 @@ def scatter_rows(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     node = tape.node((x, source), backward)
     tape.save(node, mask)
     out = output(node, tape, x.shape, x.dtype, "text with image features")
-    workspace = [
+    workspace = [  # held until the kernel returns
         tape.empty(x.shape, "int64", "prefix sums of the image mask", "workspace"),
         tape.empty(x.shape, "bool", "image mask in full", "workspace"),
     ]

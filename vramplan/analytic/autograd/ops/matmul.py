@@ -1,4 +1,4 @@
-"""Matrix products, and the kernels that keep more than their input."""
+"""Matrix products, convolutions, layer norm, embedding and other kernels with weights."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from vramplan.analytic.autograd.ops.base import high, low, made, output, to
 from vramplan.units import DTYPE_BYTES
 
 MOST_UNSORTED = 3072
-"""Ids whose gradient embedding_dense_backward sums without sorting them first."""
+"""Largest number of ids that embedding_dense_backward does not sort first."""
 
 
 def average(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """``F.avg_pool2d``: keeps its input."""
+    """``F.avg_pool2d``: saves its input."""
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
@@ -26,14 +26,14 @@ def average(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def sampled(table: Tensor, grid: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """``F.grid_sample``: keeps both; a gradient of the grid is made, asked for or not (cuda/GridSampler.cpp)."""
+    """``F.grid_sample``: saves both; backward makes a gradient of the grid in any case (cuda/GridSampler.cpp)."""
     tape, likes = table.tape, (table.like, grid.like)
 
     def backward(grad: Tensor) -> Grads:
-        found = made(tape, likes[0], "gradient of a sampled table", passes=2)
-        unasked = made(tape, likes[1], "gradient of the points")
-        del unasked
-        return [found]
+        gradient = made(tape, likes[0], "gradient of a sampled table", passes=2)
+        unused = made(tape, likes[1], "gradient of the points")
+        del unused
+        return [gradient]
 
     node = tape.node((table,), backward)
     tape.save(node, table, grid)
@@ -52,18 +52,18 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, what: str = "output", category: str = "", cached: bool = True
 ) -> Tensor:
-    """``F.linear``: (..., I) by (O, I). Keeps the input if the weight trains, the weight if the input needs grad."""
-    given = x  # the module's argument lives until it returns
-    x, weight = low(given), low(weight) if cached else to(weight, given.tape.autocast or weight.dtype)
+    """``F.linear``: (..., I) by (O, I). Saves the input if the weight trains, the weight if the input needs grad."""
+    argument = x  # held until the function returns: the module's argument
+    x, weight = low(argument), low(weight) if cached else to(weight, argument.tape.autocast or weight.dtype)
     bias = None if bias is None else low(bias)
     tape = x.tape
     inputs = (x, weight) if bias is None else (x, weight, bias)
-    likes = [one.like if one.node is not None else None for one in inputs]
+    likes = [tensor.like if tensor.node is not None else None for tensor in inputs]
     rows, (out_features, in_features) = prod(x.shape[:-1]), weight.shape
     flops = 2 * rows * in_features * out_features
     moved = (rows * (in_features + out_features) + in_features * out_features) * DTYPE_BYTES[x.dtype]
     dtype = x.dtype
-    # as the generated formulas do, by the names of their arguments: mm's mat2, self; addmm's mat1, mat2, self
+    # gradients in the order of the generated formulas: mm's mat2, self; addmm's mat1, mat2, self
     order = (1, 0) if bias is None else (0, 1, 2)
 
     def backward(grad: Tensor) -> Grads:
@@ -72,14 +72,14 @@ def linear(
             like = likes[index]
             if like is None:
                 continue
-            if index == 2:  # the bias: summed from the incoming gradient
+            if index == 2:  # the bias: the incoming gradient summed over rows
                 grads[index] = made(tape, like, "gradient", passes=1 + rows)
                 continue
             tape.work(flops, moved, dtype)
-            made_of = tape.empty(like.shape, dtype, "gradient of the input" if index == 0 else "gradient")
-            # a product of matrices, seen in the input's three dimensions; the weight's is transposed
-            grads[index] = made_of.view(*like.shape) if index == 1 or len(like.shape) > 2 else made_of
-            del made_of
+            product = tape.empty(like.shape, dtype, "gradient of the input" if index == 0 else "gradient")
+            # a view: of the input's three dimensions, or transposed for the weight
+            grads[index] = product.view(*like.shape) if index == 1 or len(like.shape) > 2 else product
+            del product
         return grads
 
     node = tape.node(inputs, backward)
@@ -92,15 +92,15 @@ def linear(
 
 
 def joint_projection(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Keys and values of (B, S, W) in one product, seen as (2, S, B, W) in a copy (_in_projection_packed).
+    """Keys and values of (B, S, W) by one product, copied to (2, S, B, W) (_in_projection_packed).
 
-    The product is of a transposed view: ``at::matmul`` folds it into rows, a copy that is kept, where the weight needs
-    a gradient, and else multiplies sample by sample (LinearAlgebra.cpp: should_fold).
+    The input is a transposed view: ``at::matmul`` folds it into rows, a copy that is saved, if the weight needs a
+    gradient, and multiplies sample by sample otherwise (LinearAlgebra.cpp: should_fold).
     """
     x, weight, bias = low(x), low(weight), low(bias)
     tape, dtype = x.tape, x.dtype
     inputs = (x, weight, bias)
-    likes = [one.like if one.node is not None else None for one in inputs]
+    likes = [tensor.like if tensor.node is not None else None for tensor in inputs]
     (samples, length, width), out_features = x.shape, weight.shape[0]
     flops, outer = 2 * samples * length * width * out_features, (length, samples, out_features)
     moved = x.num_bytes + weight.num_bytes + prod(outer) * DTYPE_BYTES[dtype]
@@ -135,17 +135,17 @@ def joint_projection(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def copy_of(x: Tensor, what: str) -> Tensor:
-    """A copy without a gradient of its own."""
+    """A copy without an autograd node."""
     return x.tape.empty(x.shape, x.dtype, what)
 
 
 def patches(pixels: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-    """A convolution whose stride is its kernel, seen as (tiles, patches, width). Keeps input and weight."""
+    """A convolution with stride equal to its kernel, as (tiles, patches, width). Saves input and weight."""
     pixels, weight = low(pixels), low(weight)
     bias = None if bias is None else low(bias)
     tape, dtype = pixels.tape, pixels.dtype
     inputs = (pixels, weight) if bias is None else (pixels, weight, bias)
-    likes = [one.like if one.node is not None else None for one in inputs]
+    likes = [tensor.like if tensor.node is not None else None for tensor in inputs]
     flops = 2 * prod(shape) * prod(weight.shape[1:])
     moved = pixels.num_bytes + weight.num_bytes + prod(shape) * DTYPE_BYTES[dtype]
 
@@ -162,7 +162,7 @@ def patches(pixels: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[in
 
 
 def matmul(a: Tensor, b: Tensor, flops: int, shape: tuple[int, ...], what: str, scaled: bool = False) -> Tensor:
-    """A batched product of two activations giving `shape`; `scaled` times a number inside (baddbmm's alpha)."""
+    """A batched product of two activations with result `shape`; `scaled`: times a number (baddbmm's alpha)."""
     a, b = low(a), low(b)
     tape, dtype = a.tape, a.dtype
     likes = [x.like if x.node is not None else None for x in (a, b)]
@@ -178,7 +178,7 @@ def matmul(a: Tensor, b: Tensor, flops: int, shape: tuple[int, ...], what: str, 
             product = tape.empty(like.shape, dtype, "gradient of a batched product")
             if scaled:
                 product = made(tape, Like(like.shape, dtype), "scaled gradient of a batched product")
-            grads[index] = product.view(*like.shape)  # made in three dimensions, seen in four
+            grads[index] = product.view(*like.shape)  # a view: three dimensions to four
             del product
         return grads
 
@@ -192,18 +192,18 @@ def matmul(a: Tensor, b: Tensor, flops: int, shape: tuple[int, ...], what: str, 
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """``F.layer_norm`` (fp32 under autocast). Keeps the input and fp32 mean and reciprocal deviation per row."""
+    """``F.layer_norm`` (fp32 under autocast). Saves the input and fp32 mean and reciprocal deviation per row."""
     x = high(x)
     weight, bias = (None if p is None else high(p) for p in (weight, bias))
     tape, rows = x.tape, prod(x.shape[:-1])
-    inputs = tuple(t for t in (x, weight, bias) if t is not None)
-    likes = [t.like if t.node is not None else None for t in inputs]
+    inputs = tuple(tensor for tensor in (x, weight, bias) if tensor is not None)
+    likes = [tensor.like if tensor.node is not None else None for tensor in inputs]
 
     def backward(grad: Tensor) -> Grads:
         return [None if like is None else made(tape, like, "gradient through layer norm") for like in likes]
 
     node = tape.node(inputs, backward)
-    tape.save(node, *(t for t in (x, weight, bias) if t is not None))
+    tape.save(node, *(tensor for tensor in (x, weight, bias) if tensor is not None))
     out = output(node, tape, x.shape, x.dtype, "output")
     tape.work(0, 2 * x.num_bytes, x.dtype)
     for what in ("mean", "reciprocal deviation"):
@@ -212,9 +212,9 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
 
 def embedding(ids: Tensor, weight: Tensor, what: str = "output", sorts: bool = False) -> Tensor:
-    """``F.embedding``: keeps the ids; the weight's gradient is dense.
+    """``F.embedding``: saves the ids; the weight's gradient is dense.
 
-    `sorts`: with ids by the million, the workspace in which backward sorts them counts (Embedding.cu).
+    `sorts`: include the workspace that backward sorts ids in, which matters for millions of ids (Embedding.cu).
     """
     tape, like, count = weight.tape, weight.like, ids.num_elements
 

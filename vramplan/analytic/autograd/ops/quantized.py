@@ -1,4 +1,4 @@
-"""Bitsandbytes' linear layers: what their weights are stored as, and what their products take (bitsandbytes 0.50)."""
+"""Bitsandbytes' linear layers: stored form of their weights, and their matrix products (bitsandbytes 0.50)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from math import prod
 from vramplan.analytic.autograd.graph import Grads, Parameter, Stored, Tensor
 from vramplan.analytic.autograd.ops.base import output, to
 from vramplan.analytic.autograd.tape import Tape
-from vramplan.errors import UnsupportedError
+from vramplan.errors import UnsupportedError, setting
 from vramplan.units import DTYPE_BYTES, ceil_div
 
 FOUR_BIT_BLOCK = 64
-"""Weights in four bits that share a scale (functional.py: quantize_4bit)."""
+"""Number of four-bit weights that share a scale (functional.py: quantize_4bit)."""
 BLOCK_OF_BLOCKS = 256
-"""Scales that share one (the same)."""
+"""Number of quantized scales that share a scale (functional.py: quantize_4bit)."""
 
 
 def stored_as(quantize: str, shape: tuple[int, ...]) -> Stored:
-    """What a weight is stored as: nf4, nf4-double, whose scales are quantized as well, or int8; no table is shared."""
+    """The tensors that an nf4, nf4-double (quantized scales) or int8 weight is stored as; weights share no table."""
     count = prod(shape)
     if quantize == "int8":
         return ("", count, f"{' x '.join(map(str, shape))} int8"), ("scales", 4 * shape[0], f"{shape[0]} fp32")
@@ -37,85 +37,86 @@ def stored_as(quantize: str, shape: tuple[int, ...]) -> Stored:
 
 
 def packed_as(quantize: str, shape: tuple[int, ...], storage: str) -> tuple[tuple[int, ...], str]:
-    """Shape and dtype of the first of these, which is the parameter itself (functional.py: quantize_4bit)."""
+    """Shape and dtype of the parameter itself, the first of these tensors (functional.py: quantize_4bit)."""
     if quantize == "int8":
         return shape, "int8"
     return ((prod(shape) + 1) // (2 * DTYPE_BYTES[storage]), 1), storage
 
 
 def dequantized(weight: Parameter) -> Tensor:
-    """PEFT's dequantize_module_weight: a copy in the compute dtype, of int8 in fp32; a dense weight itself."""
+    """PEFT's dequantize_module_weight: a copy in the compute dtype, in fp32 if int8; a dense weight is not copied."""
     tape = weight.tape
     if weight.quantize == "none":
         return weight.detach()
-    if weight.quantize == "int8":  # times the scales, times a number (functional.py: int8_vectorwise_dequant)
+    if weight.quantize == "int8":  # two products: scales, a number (functional.py: int8_vectorwise_dequant)
         scaled = tape.empty(weight.shape, "fp32", "dequantized weight", "temporary")
-        whole = tape.empty(weight.shape, "fp32", "dequantized weight", "temporary")
+        dense = tape.empty(weight.shape, "fp32", "dequantized weight", "temporary")
         del scaled
     else:
         decoded = _decoded(tape, _scales(weight), 1)
-        whole = tape.empty(weight.shape, weight.dtype, "dequantized weight", "temporary")
+        dense = tape.empty(weight.shape, weight.dtype, "dequantized weight", "temporary")
         del decoded
-    tape.work(0, 2 * whole.num_bytes, whole.dtype)
-    return whole
+    tape.work(0, 2 * dense.num_bytes, dense.dtype)
+    return dense
 
 
 def linear_4bit(x: Tensor, weight: Parameter, bias: Tensor | None) -> Tensor:
     """MatMul4Bit: a copy of the weight in its compute dtype for the product, forward and backward.
 
-    Nothing is kept but the packed weight, as an attribute of ctx. Where scales are quantized too, they are decoded
-    first. (autograd/_functions.py, backends/cuda/ops.py: _dequant_linear_fallback, which batches above some 64 rows
-    take.)
+    Only the packed weight is saved, as an attribute of ctx. Quantized scales are decoded first.
+    (autograd/_functions.py, backends/cuda/ops.py: _dequant_linear_fallback, which runs for more than some 64 rows.)
     """
-    given, dtype = x, weight.dtype
-    x = to(given, dtype, "input in the compute dtype")
+    argument, dtype = x, weight.dtype
+    x = to(argument, dtype, "input in the compute dtype")
     tape, like, shape = x.tape, x.like, weight.shape
     scales, (flops, moved) = _scales(weight), _effort(x, weight)
 
     def backward(grad: Tensor) -> Grads:
         decoded = _decoded(tape, scales, 1)
-        whole = tape.empty(shape, dtype, "dequantized weight", "temporary")
+        dense = tape.empty(shape, dtype, "dequantized weight", "temporary")
         del decoded
         tape.work(flops, moved, dtype)
-        made_of = tape.empty(like.shape, dtype, "gradient of the input")
-        del whole
-        return [made_of]
+        gradient = tape.empty(like.shape, dtype, "gradient of the input")
+        del dense
+        return [gradient]
 
     node = tape.node((x,), backward)
-    weight.held |= node is not None
+    weight.held_by_graph |= node is not None
     if bias is not None:
         bias = to(bias, dtype)
     decoded = _decoded(tape, scales, 2)
-    whole = tape.empty(shape, dtype, "dequantized weight", "temporary")
+    dense = tape.empty(shape, dtype, "dequantized weight", "temporary")
     tape.work(flops, moved, dtype)
     out = output(node, tape, (*x.shape[:-1], shape[0]), dtype, "base output")
-    del decoded, whole
-    return to(out, given.dtype, "base output")
+    del decoded, dense  # held until the product exists
+    return to(out, argument.dtype, "base output")
 
 
 def linear_8bit(x: Tensor, weight: Parameter) -> Tensor:
     """MatMul8bitLt: the input in int8, an int32 product, an fp16 result; no column of the input is an outlier.
 
-    The input is kept as an attribute of ctx: until the graph is dropped, and past checkpointing. The threshold is
-    transformers' 6.0, for which magnitudes are compared. A bias is added in place. (autograd/_functions.py,
+    The input is an attribute of ctx: held until the graph is dropped, also under checkpointing. The threshold is
+    transformers' 6.0, which magnitudes are compared with. A bias is added in place. (autograd/_functions.py,
     backends/cuda/ops.py: int8_vectorwise_quant, int8_mm_dequant.)
 
     Raises:
-        UnsupportedError: for a width that the kernel does not take.
+        UnsupportedError: if the input's width is not a multiple of 4.
     """
     if x.shape[-1] % 4:
-        raise UnsupportedError(f"--quantize int8: a layer of {x.shape[-1]} inputs, no multiple of 4, runs in fp32")
+        raise UnsupportedError(
+            f"{setting('quantize', 'int8')}: a layer of {x.shape[-1]} inputs, not a multiple of 4, runs in fp32"
+        )
     tape, like, dtype = x.tape, x.like, x.dtype
     (out_features, in_features), rows, (flops, moved) = weight.shape, prod(x.shape[:-1]), _effort(x, weight)
 
     def backward(grad: Tensor) -> Grads:
-        whole = tape.empty((out_features, in_features), dtype, "dequantized weight", "temporary")
+        dense = tape.empty((out_features, in_features), dtype, "dequantized weight", "temporary")
         scales = tape.empty((out_features,), "fp32", "scales of the weight", "temporary")
         del scales
         tape.work(flops, moved, dtype)
-        made_of = tape.empty(like.shape, dtype, "gradient of the input")
-        del whole
-        return [made_of.view(*like.shape)]
+        gradient = tape.empty(like.shape, dtype, "gradient of the input")
+        del dense
+        return [gradient.view(*like.shape)]
 
     node = tape.node((x,), backward)
     half = to(x.detach(), "fp16", "input in fp16")
@@ -136,17 +137,17 @@ def linear_8bit(x: Tensor, weight: Parameter) -> Tensor:
 
 
 def _scales(weight: Parameter) -> int:
-    """How many scales of a weight in four bits are quantized themselves."""
+    """Number of quantized scales of a four-bit weight."""
     return ceil_div(weight.num_elements, FOUR_BIT_BLOCK) if weight.quantize == "nf4-double" else 0
 
 
 def _decoded(tape: Tape, scales: int, times: int) -> list[Tensor]:
-    """Those in fp32, some times over."""
+    """`times` fp32 copies of the quantized scales; empty if there are none."""
     return [tape.empty((scales,), "fp32", "decoded scales", "temporary") for _ in range(times if scales else 0)]
 
 
 def _effort(x: Tensor, weight: Parameter) -> tuple[int, int]:
-    """Operations of one product, and bytes that it moves, the weight's copy written and read."""
+    """FLOPs of one product and bytes that it moves; the weight's copy is written and read."""
     rows, (out_features, in_features) = prod(x.shape[:-1]), weight.shape
     moved = weight.num_elements // 2 + 2 * weight.num_bytes
     moved += rows * (in_features + out_features) * DTYPE_BYTES[weight.dtype]

@@ -1,4 +1,4 @@
-"""What a mixture of experts is made of: rows picked by index, the best of a row, products by group, weights folded."""
+"""Ops of mixtures of experts (MoE): rows by index, top-k, grouped products, adapters added to expert weights."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from vramplan.units import DTYPE_BYTES
 
 
 def chosen(x: Tensor, index: Tensor, shape: tuple[int, ...], what: str, widened: bool = False) -> Tensor:
-    """``x[index]``: keeps the index; its gradient is added into zeros (index_backward).
+    """``x[index]``: saves the index; its gradient is added into zeros (index_backward).
 
-    `widened`: ``x[None, index]`` or ``x[index, None]``, whose gradient is seen in one dimension more.
+    `widened`: ``x[None, index]`` or ``x[index, None]``, whose gradient is a view with one dimension more.
     """
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
-        whole = made(tape, like, f"gradient of {what}", passes=2)
-        return [whole.view(*like.shape) if widened else whole]
+        gradient = made(tape, like, f"gradient of {what}", passes=2)
+        return [gradient.view(*like.shape) if widened else gradient]
 
     node = tape.node((x,), backward)
     tape.save(node, index)
@@ -26,7 +26,7 @@ def chosen(x: Tensor, index: Tensor, shape: tuple[int, ...], what: str, widened:
 
 
 def added_at(x: Tensor, index: Tensor, rows: Tensor) -> Tensor:
-    """``x.index_add_(0, index, rows)``: in place; keeps the index, and rows for their shape (derivatives.yaml)."""
+    """``x.index_add_(0, index, rows)`` in place; saves the index, and the rows for their shape (derivatives.yaml)."""
     tape, like, passes = x.tape, rows.like, x.node is not None
 
     def backward(grad: Tensor) -> Grads:
@@ -39,7 +39,7 @@ def added_at(x: Tensor, index: Tensor, rows: Tensor) -> Tensor:
 
 
 def top(x: Tensor, count: int, what: str) -> tuple[Tensor, Tensor]:
-    """``torch.topk(x, count)``: values and where they stand, which is kept (value_selecting_reduction_backward)."""
+    """``torch.topk(x, count)``: values and indices, which are saved (value_selecting_reduction_backward)."""
     tape, like, shape = x.tape, x.like, (*x.shape[:-1], count)
 
     def backward(grad: Tensor) -> Grads:
@@ -54,15 +54,15 @@ def top(x: Tensor, count: int, what: str) -> tuple[Tensor, Tensor]:
 
 
 def divide_in_place(x: Tensor, by: Tensor) -> Tensor:
-    """``x /= by``, where `by` is one number a row: keeps it and a copy of what `x` was."""
+    """``x /= by`` with one divisor for each row: saves it and a copy of the old `x`."""
     tape, likes = x.tape, (x.like, by.like)
 
     def backward(grad: Tensor) -> Grads:
         quotients = [made(tape, likes[0], "temporary of the backward of a division") for _ in range(3)]
-        whole = made(tape, likes[0], "gradient of the divisor")
+        of_divisor = made(tape, likes[0], "gradient of the divisor")
         del quotients
-        own = made(tape, likes[0], "gradient of a division")
-        return [own, fit(whole, likes[1])]
+        of_dividend = made(tape, likes[0], "gradient of a division")
+        return [of_dividend, fit(of_divisor, likes[1])]
 
     node = tape.node((x, by), backward)
     tape.work(0, 2 * x.num_bytes, x.dtype)
@@ -73,12 +73,12 @@ def divide_in_place(x: Tensor, by: Tensor) -> Tensor:
 
 
 def sum_groups(x: Tensor, size: int) -> Tensor:
-    """``x.view(-1, size, width).sum(1)`` (fp32 under autocast): rows of a group added; the gradient is copied to all.
+    """``x.view(-1, size, width).sum(1)`` (fp32 under autocast); the gradient is copied to all rows of a group.
 
-    The copy: an expanded gradient is made contiguous by the view, or by the cast back (FunctionsManual.cpp).
+    It is a copy because the view, or the cast back, makes the expanded gradient contiguous (FunctionsManual.cpp).
     """
     tape, like, (rows, width) = x.tape, x.like, x.shape
-    dtype = "fp32" if tape.autocast else x.dtype  # summed in fp32 as it is read: no copy
+    dtype = "fp32" if tape.autocast else x.dtype  # the kernel casts as it reads: no fp32 copy
 
     def backward(grad: Tensor) -> Grads:
         return [made(tape, like, "gradient copied to all experts of a token", passes=2)]
@@ -89,14 +89,14 @@ def sum_groups(x: Tensor, size: int) -> Tensor:
 
 
 def grouped(x: Tensor, weight: Tensor, offsets: Tensor, out_features: int, what: str) -> Tensor:
-    """``F.grouped_mm``: rows in groups, each group times its own matrix of `weight` (autocast does not know it).
+    """``F.grouped_mm``: rows in groups, each group times its matrix of `weight`; autocast does not cast its inputs.
 
-    `offsets` say where groups end: how many rows one has changes neither a shape nor, in sum, the work. (torch 2.13,
+    `offsets` are the ends of the groups: their sizes change no shape and not the total work. (torch 2.13,
     derivatives.yaml: _grouped_mm; transformers 5.23, integrations/moe.py: _grouped_mm casts the rows.)
     """
     x = to(x, weight.dtype, "rows in the experts' dtype")
     tape, dtype, (rows, in_features) = x.tape, x.dtype, x.shape
-    likes = [one.like if one.node is not None else None for one in (x, weight)]
+    likes = [tensor.like if tensor.node is not None else None for tensor in (x, weight)]
     flops = 2 * rows * in_features * out_features
     moved = rows * (in_features + out_features) * DTYPE_BYTES[dtype] + weight.num_bytes
 
@@ -120,9 +120,9 @@ def grouped(x: Tensor, weight: Tensor, offsets: Tensor, out_features: int, what:
 
 
 def folded(weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """``torch.baddbmm(weight, up, down, alpha=scaling)``, autocast off: the weight of all experts with its adapter."""
+    """``torch.baddbmm(weight, up, down, alpha=scaling)`` without autocast: all experts' weight plus its adapter."""
     tape, dtype, (experts, out_features, in_features) = weight.tape, weight.dtype, weight.shape
-    likes = [one.like if one.node is not None else None for one in (weight, up, down)]
+    likes = [tensor.like if tensor.node is not None else None for tensor in (weight, up, down)]
     flops = 2 * experts * out_features * in_features * min(up.shape[1:])
     moved = weight.num_bytes + up.num_bytes + down.num_bytes
 
@@ -146,28 +146,28 @@ def folded(weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return output(node, tape, weight.shape, dtype, "weights of all experts with their adapter")
 
 
-def written(plain: Tensor, turned: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A new tensor whose last dimension is `plain`, then `turned`, one head for all, copied in (CopySlices).
+def written(plain: Tensor, rotated: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A new tensor with `plain`, then the one head of `rotated` for all heads, copied into its last dimension.
 
-    Each copy's backward makes all of it again (torch/csrc/autograd/functions/tensor.cpp: CopySlices::apply).
+    The backward of each copy clones the full gradient (torch/csrc/autograd/functions/tensor.cpp: CopySlices::apply).
     """
-    tape, like, dtype = plain.tape, turned.like, plain.dtype
-    parts = [Like((*shape[:-1], one.shape[-1]), dtype) for one in (plain, turned)]
+    tape, like, dtype = plain.tape, rotated.like, plain.dtype
+    parts = [Like((*shape[:-1], part.shape[-1]), dtype) for part in (plain, rotated)]
 
     def summed(grad: Tensor) -> Grads:
         return [made(tape, like, "gradient summed over heads")]
 
     def first(grad: Tensor) -> Grads:
-        whole = made(tape, Like(shape, dtype), "gradient of a tensor copied into")
-        piece = made(tape, parts[0], "gradient of what was copied in")
-        del whole
-        return [piece]
+        base = made(tape, Like(shape, dtype), "gradient of a tensor copied into")
+        gradient = made(tape, parts[0], "gradient of what was copied in")
+        del base
+        return [gradient]
 
     def second(grad: Tensor) -> Grads:
-        whole = made(tape, Like(shape, dtype), "gradient of a tensor copied into")
-        return [whole, made(tape, parts[1], "gradient of what was copied in")]
+        base = made(tape, Like(shape, dtype), "gradient of a tensor copied into")
+        return [base, made(tape, parts[1], "gradient of what was copied in")]
 
-    for_all = Tensor(tape, turned.storage, parts[1].shape, dtype, tape.node((turned,), summed))
+    for_all = Tensor(tape, rotated.storage, parts[1].shape, dtype, tape.node((rotated,), summed))
     out = tape.empty(shape, dtype, "concatenation")
     tape.work(0, 2 * out.num_bytes, dtype)
     out.node = tape.node((plain,), first)
@@ -176,7 +176,7 @@ def written(plain: Tensor, turned: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def reordered(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """``x.reshape(...).permute(...)``: a view in another order; its gradient is copied back into the first."""
+    """``x.reshape(...).permute(...)``: a view; its gradient is copied back into the parameter's order."""
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:

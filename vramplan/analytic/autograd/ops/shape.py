@@ -1,4 +1,4 @@
-"""Views and copies of whole tensors: slices, splits, joins along the last dimension, heads."""
+"""Views and copies: slices, splits, concatenation along the last dimension, attention heads."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from vramplan.analytic.autograd.ops.elementwise import shift
 
 
 def copy(x: Tensor, what: str = "contiguous copy") -> Tensor:
-    """``x.contiguous()`` of a tensor that is not; the gradient passes through as a view."""
+    """``x.contiguous()`` of a tensor that is not contiguous; the gradient passes through as a view."""
     return shift(x, what)
 
 
 def heads_first(x: Tensor) -> Tensor:
-    """``x.transpose(1, 2)``: a view. Where the gradient comes heads first too, the reshape behind it copies it back."""
+    """``x.transpose(1, 2)``: a view. A gradient with heads first is copied back by the reshape before it."""
     tape, like = x.tape, x.like
     if x.node is None or like.shape[2] == 1:  # one head: either order is the same
         return x
@@ -27,7 +27,7 @@ def heads_first(x: Tensor) -> Tensor:
 
 
 def sliced(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A slice of `shape`: a view; its gradient is a zeroed full tensor (slice_backward)."""
+    """A slice with `shape`: a view; its gradient is a zeroed tensor of the full shape (slice_backward)."""
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
@@ -42,7 +42,7 @@ def part(x: Tensor, size: int) -> Tensor:
 
 
 def views(x: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """``torch.split``: views; the gradient concatenates theirs (split_with_sizes_backward)."""
+    """``torch.split``: views; the gradient concatenates their gradients (split_with_sizes_backward)."""
     tape, like = x.tape, x.like
 
     def backward(*grads: Tensor) -> Grads:
@@ -58,7 +58,7 @@ def split(x: Tensor, *sizes: int) -> list[Tensor]:
 
 
 def cat(a: Tensor, b: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
-    """``torch.cat((a, b), dim=-1)``; the gradients are views of the incoming one, summed where `shape` broadcasts."""
+    """``torch.cat((a, b), dim=-1)``; the gradients are views of the incoming one, summed if `shape` broadcasts."""
     tape = a.tape
     likes = [x.like if x.node is not None else None for x in (a, b)]
 
@@ -78,7 +78,7 @@ def cat(a: Tensor, b: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
 def repeat_heads(x: Tensor, groups: int, copies: bool = False) -> Tensor:
     """Transformers' ``repeat_kv``: (B, S, K, D) to (B, S, K * groups, D), a copy; backward sums the groups.
 
-    A single head is only expanded, a view with stride 0, except where `copies` (``repeat_interleave``).
+    A single head is expanded to a view with stride 0 unless `copies` (``repeat_interleave``).
     """
     if groups == 1:
         return x

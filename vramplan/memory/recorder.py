@@ -1,4 +1,4 @@
-"""Writing a timeline: allocations and frees, one after another."""
+"""Builds a timeline: allocations and frees in order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vramplan.memory.timeline import Mark, Storage, Timeline
 
 
 class Recorder:
-    """Collects events; storages are numbered as they come."""
+    """Collects events; storages are numbered in order of allocation."""
 
     def __init__(self) -> None:
         self.storages: list[Storage] = []
@@ -16,7 +16,7 @@ class Recorder:
         self.marks: list[Mark] = []
 
     def enter(self, phase: str) -> None:
-        """What follows belongs to `phase`."""
+        """Begin `phase`: all that follows belongs to it."""
         if not self.marks or self.marks[-1].phase != phase:
             self.marks.append(Mark(phase, len(self.events)))
 
@@ -36,12 +36,12 @@ class Recorder:
         self.events.extend(~number for number in numbers)
 
     def live_bytes(self) -> int:
-        """What is there now."""
+        """Bytes allocated now."""
         sizes = [storage.num_bytes for storage in self.storages]
         return sum(sizes[event] if event >= 0 else -sizes[~event] for event in self.events)
 
     def splice(self, storages: Sequence[Storage]) -> int:
-        """Take in the storages of a recorded stretch, which numbers them from 0; returns what its 0 became."""
+        """Append the storages of another record; returns the number that its storage 0 has here."""
         self.storages.extend(storages)
         return len(self.storages) - len(storages)
 
@@ -50,5 +50,5 @@ class Recorder:
         self.events.extend([event + offset if event >= 0 else event - offset for event in events])
 
     def timeline(self) -> Timeline:
-        """What was collected."""
+        """The timeline of all events so far."""
         return Timeline(self.storages, self.events, self.marks)

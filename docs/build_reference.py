@@ -1,0 +1,149 @@
+"""MkDocs hook: writes the reference pages from the code, so that no command, option or name is missing.
+
+Commands and options come from the typer application, the Python names from ``vramplan.__all__``. Only `on_files`
+needs MkDocs; the tests call the other functions without it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+import vramplan
+from vramplan.cli.app import app
+from vramplan.cli.options import JOB_FLAGS
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+
+GROUPS = (
+    ("Plan", ("suggest", "estimate", "check", "images", "report", "compare", "table")),
+    ("Run on a GPU", ("probe", "measure", "accuracy")),
+    ("Look up", ("models", "gpus")),
+)
+"""Commands in the order of the reference; a command that is missing here is listed under "More"."""
+
+EXIT_CODES = """
+## Exit codes
+
+| code | meaning |
+|---|---|
+| 0 | The job fits, or the command did what it was asked to do. |
+| 1 | The job does not fit; with `table --check`, a table is stale. |
+| 2 | Invalid input: the message on standard error names it. |
+| 70 | A defect of vramplan. Please report it. |
+| 130 | Interrupted with Ctrl-C. |
+"""
+
+
+def commands() -> dict[str, Any]:
+    """The commands of the command line by name."""
+    group: Any = typer.main.get_command(app)
+    return dict(group.commands)
+
+
+def groups() -> dict[str, list[str]]:
+    """Names of all commands by group."""
+    names = list(commands())
+    by_group = {title: [name for name in group if name in names] for title, group in GROUPS}
+    rest = [name for name in names if not any(name in group for group in by_group.values())]
+    return {**by_group, "More": rest} if rest else by_group
+
+
+def escaped(text: str) -> str:
+    """Text for a cell of a Markdown table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+
+
+def option_table(title: str, rows: list[tuple[str, str]]) -> str:
+    """Options with their help."""
+    if not rows:
+        return ""
+    lines = [f"\n## {title}\n", "| option | description |", "|---|---|"]
+    lines += [f"| `{' '.join(flag.split())}` | {escaped(text)} |" for flag, text in rows]
+    return "\n".join(lines) + "\n"
+
+
+def command_page(name: str) -> str:
+    """The reference page of a command."""
+    command = commands()[name]
+    context = command.make_context(name, [], resilient_parsing=True)
+    arguments, own, shared = [], [], []
+    describes_job = any(parameter.name == "job" for parameter in command.params)
+    for parameter in command.params:
+        record = parameter.get_help_record(context)
+        if parameter.opts[0].startswith("--"):
+            (shared if describes_job and parameter.name in JOB_FLAGS else own).append(record)
+        else:
+            arguments.append(record)
+    own.append(("--help", "Show the help of the command and exit."))
+    usage = " ".join(["vramplan", name, *command.collect_usage_pieces(context)])
+    return "".join(
+        [
+            f"# vramplan {name}\n\n{command.help}\n\n```text\n{usage}\n```\n",
+            option_table("Arguments", arguments),
+            option_table("Options", own),
+            option_table("Options of the job", shared),
+            "\n[Settings of a job](../options.md) explains them.\n" if shared else "",
+        ]
+    )
+
+
+def commands_page() -> str:
+    """The list of all commands."""
+    lines = ["# Commands\n", "Generated from the command line itself.\n"]
+    for title, names in groups().items():
+        lines += [f"\n## {title}\n", "| command | description |", "|---|---|"]
+        lines += [f"| [`vramplan {name}`]({name}.md) | {escaped(commands()[name].help)} |" for name in names]
+    lines.append("\n`vramplan --version` prints the version, `vramplan --help` the list of commands.\n")
+    return "\n".join(lines) + EXIT_CODES
+
+
+def python_page() -> str:
+    """The reference of the Python API: one entry for every name in ``vramplan.__all__``."""
+    names = [name for name in vramplan.__all__ if not name.startswith("__")]
+    functions = [name for name in names if name.islower()]
+    classes = [name for name in names if not name.islower()]
+    lines = [
+        "# Python API\n",
+        "`import vramplan` loads nothing else; a name is imported when it is first used. `vramplan.__version__` is the",
+        "version. Sizes are in bytes.\n",
+    ]
+    for title, group in (("Functions", functions), ("Classes", classes)):
+        lines.append(f"\n## {title}\n")
+        lines += [f"::: vramplan.{name}\n" for name in group]
+    return "\n".join(lines)
+
+
+def pages() -> dict[str, str]:
+    """All generated pages by path."""
+    found = {f"reference/commands/{name}.md": command_page(name) for name in commands()}
+    return {"reference/commands/index.md": commands_page(), **found, "reference/python.md": python_page()}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put every command below the entry "Commands" of the navigation."""
+    names = [name for group in groups().values() for name in group]
+    entries: list[Any] = ["reference/commands/index.md", *({name: f"reference/commands/{name}.md"} for name in names)]
+    for section in config.nav or []:
+        for entry in section.get("Reference", []):
+            if "Commands" in entry:
+                entry["Commands"] = entries
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages to the site."""
+    from mkdocs.structure.files import File
+
+    for path, text in pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Docstrings name code as ``:class:`name```; the site shows the name alone."""
+    return re.sub(r":(?:class|func|meth|mod|attr):<code>~?", "<code>", html)

@@ -1,0 +1,179 @@
+"""Attention: eager, SDPA and FlashAttention as transformers runs them, and grouped-query attention.
+
+Tensors are (batch B, length S, heads, head dim D). Mirrors transformers 5.23, modeling_llama.py unless another model is
+named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers import attention_kernels as kernels
+from vramplan.analytic.layers.context import Context, LayerKind, heads_of
+from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.layers.rope import rotary
+from vramplan.inputs.model_spec import Config
+
+
+class Softcap(NamedTuple):
+    """How eager attention treats scores besides scaling and masking."""
+
+    caps: bool = False
+    """Gemma 2: divide, tanh, multiply."""
+    in_fp32: bool = True
+    """Softmax in fp32, cast to q's dtype in the same expression; GPT-2 and GPT-J: in the scores' dtype, cast to v's."""
+    casts: bool = True
+    """Whether probabilities are cast; encoders leave them in softmax's dtype, fp32 under autocast."""
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ctx: Context,
+    kind: LayerKind = LayerKind(),
+    contiguous: bool = False,
+    scores: Softcap = Softcap(),
+) -> tuple[Tensor, ...]:
+    """The attention interface: (B, S, heads, D) to (B, S, heads * D), and the tensors that its caller holds.
+
+    `contiguous`: q and k have heads before positions in memory (after a concatenation), so the flash kernel's output
+    has too, and ``transpose(1, 2).contiguous()`` copies it (flash_api.cpp: ``empty_like(q)``).
+    """
+    batch, length, heads, dim = q.shape
+    q.tape.module = "self_attn"
+    if ctx.cache is not None:
+        k, v = ops.copy(k, "cached keys"), cached_values(v, k.dtype)
+        ctx.cache += [k, v]
+    mask = ctx.masks.get(kind.sliding)
+    if ctx.attention == "eager":
+        cached = ctx.cache is not None
+        out, weights = eager_attention(q, k, v, mask, ctx.attention_dropout, contiguous, scores, cached)
+        return out.view(batch, length, heads * v.shape[-1]), weights
+    if ctx.attention == "flash":
+        out = flash_package(q, k, v, ctx.padded)
+    else:
+        out = sdpa(q, k, v, mask, ctx, contiguous)
+    return (out.view(batch, length, heads * v.shape[-1]),)
+
+
+def cached_values(v: Tensor, dtype: str) -> Tensor:
+    """Values concatenated to an empty cache in the keys' dtype, which is fp32 after a norm under autocast."""
+    return ops.copy(v, "cached values") if v.dtype == dtype else ops.to(v, dtype, "cached values")
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ctx: Context, contiguous: bool) -> Tensor:
+    """The kernel that F.scaled_dot_product_attention chooses (aten sdp_utils.cpp, torch 2.13; sdpa_attention.py).
+
+    Without a mask grouped heads are not repeated: the flash kernel takes them; the memory-efficient kernel does not, so
+    the math fallback runs. With a mask they are repeated first and the memory-efficient kernel runs. cuDNN's kernel,
+    which newer GPUs may prefer, saves what flash saves.
+    """
+    groups, dtype, dim = q.shape[2] // k.shape[2], q.tape.autocast or q.dtype, q.shape[-1]
+    same_width = dim == v.shape[-1]
+    if mask is not None or not same_width or dim > 256:
+        k, v = ops.repeat_heads(k, groups), ops.repeat_heads(v, groups)
+        groups = 1
+    if mask is None and ctx.flash_fits and dtype in ("bf16", "fp16") and same_width and dim <= 256:
+        out = kernels.flash_attention(q, k, v)
+        return ops.copy(out, "attention output made contiguous") if contiguous else out
+    if groups == 1 and dim % (4 if dtype == "fp32" else 8) == 0:
+        return kernels.efficient_attention(q, k, v, mask)
+    return kernels.math_attention(q, k, v, mask, ctx.attention_dropout)
+
+
+def flash_package(q: Tensor, k: Tensor, v: Tensor, padded: bool) -> Tensor:
+    """flash_attention_2: the flash kernel; padding is removed before and restored after."""
+    q, k, v = (ops.low(x) for x in (q, k, v))
+    if not padded:
+        return kernels.flash_attention(q, k, v)
+    q, k, v = (ops.scale(x, "unpadded copy") for x in (q, k, v))
+    return ops.scale(kernels.flash_attention(q, k, v), "output padded again")
+
+
+def eager_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    contiguous: bool,
+    options: Softcap,
+    cached: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """``eager_attention_forward``: all scores at once; `cached` keys and values have heads first in memory."""
+    batch, length, heads, dim = q.shape
+    keys, groups, expanded = k.shape[1], heads // k.shape[2], heads > k.shape[2] == 1  # one head: a view, stride 0
+    k, v = ops.repeat_heads(k, groups), ops.repeat_heads(v, groups)
+    repeated = (groups > 1 or cached) and not expanded
+    shape, flops = (batch, heads, length, keys), 2 * batch * heads * length * keys * dim
+    scores = ops.matmul(
+        merged(q, contiguous), merged(k, (contiguous and not expanded) or repeated), flops, shape, "attention scores"
+    )
+    scores = ops.scale(scores, "scaled attention scores")
+    if options.caps:
+        scores = ops.scale(scores, "capped attention scores")
+        scores = ops.tanh(scores)
+        scores = ops.scale(scores, "capped attention scores")
+    if mask is not None:
+        scores = ops.add(scores, mask, "masked attention scores")
+    if options.in_fp32:
+        weights = ops.to(kernels.softmax_fp32(scores), q.dtype, "attention probabilities")
+    else:
+        scores = kernels.softmax(scores)
+        weights = ops.to(scores, v.dtype, "attention probabilities") if options.casts else scores
+    del scores
+    weights = ops.dropout(weights, dropout)
+    flops, shape = flops // dim * v.shape[-1], (batch, length, heads, v.shape[-1])
+    out = ops.matmul(weights, merged(v, repeated), flops, shape, "attention output")
+    return ops.copy(out), weights
+
+
+def eager_pieces(q: Tensor, k: Tensor, v: Tensor, pieces: kernels.Pieces) -> Tensor:
+    """Eager attention for each piece of a row (1, S, heads, D) in order; the results are concatenated."""
+    split = [ops.split_rows(x, pieces.lengths) for x in (q, k, v)]
+    outs = [eager_attention(q, k, v, None, 0.0, False, Softcap())[0] for q, k, v in zip(*split, strict=True)]
+    return ops.join_rows(outs, q.shape)
+
+
+def merged(x: Tensor, contiguous: bool) -> Tensor:
+    """`x` as input of a batched product: copied if batch and heads cannot be viewed as one dimension."""
+    return x if contiguous or x.shape[0] == 1 else ops.copy(x, "heads made contiguous")
+
+
+def attention(
+    net: Modules,
+    c: Config,
+    x: Tensor,
+    ctx: Context,
+    kind: LayerKind,
+    bias: bool = False,
+    out_bias: bool = False,
+    norm: Callable[[Modules, str, Tensor], Tensor] | None = None,
+) -> tuple[Tensor, ...]:
+    """Grouped-query attention with separate projections and an optional `norm` of each head of q and k (qwen3, gemma3).
+
+    Returns the output and the tensors that the caller holds.
+    """
+    heads = heads_of(c)
+    batch, length, width = x.shape
+    q = net.linear("self_attn.q_proj", x, heads.query * heads.dim, bias).view(batch, length, heads.query, heads.dim)
+    if norm is not None:
+        q = norm(net, "self_attn.q_norm", q)
+    elif kind.rotary:
+        q = ops.heads_first(q)
+    k = net.linear("self_attn.k_proj", x, heads.key * heads.dim, bias).view(batch, length, heads.key, heads.dim)
+    if norm is not None:
+        k = norm(net, "self_attn.k_norm", k)
+    elif kind.rotary:
+        k = ops.heads_first(k)
+    v = net.linear("self_attn.v_proj", x, heads.key * heads.dim, bias).view(batch, length, heads.key, heads.dim)
+    net.tape.module = "self_attn"
+    q, k = rotary(q, k, ctx, kind)
+    softcap = Softcap(caps=c.get("attn_logit_softcapping") is not None)
+    out, *attention_locals = attend(q, k, v, ctx, kind, scores=softcap)
+    out = net.linear("self_attn.o_proj", out, width, out_bias)
+    return out, *attention_locals

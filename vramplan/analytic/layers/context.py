@@ -1,0 +1,98 @@
+"""Arguments of a layer besides its input: its kind, and the tables, masks and cache that all layers share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.errors import SpecError
+from vramplan.inputs.model_spec import Config
+
+
+class LayerKind(NamedTuple):
+    """Properties in which the layers of one model differ."""
+
+    sliding: bool = False
+    rotary: bool = True
+    crosses: bool = False
+    """Whether it attends to images instead of the text (Llama 3.2 Vision); skipped if there are no images."""
+    dense: bool = False
+    """Whether it has one feed-forward layer for all tokens, in a model with MoE layers."""
+
+
+class CrossAttentionInput(NamedTuple):
+    """Images as the input of cross-attention layers."""
+
+    states: Tensor
+    """(tiles of the batch, keys of a tile, width)."""
+    mask: Tensor
+    """(batch, 1, length, keys of a sample), additive."""
+    rows: Tensor
+    """(batch, length, 1): 0 for tokens before the first image."""
+
+
+@dataclass(slots=True)
+class Context:
+    """Arguments that all layers share in one forward."""
+
+    attention: str
+    """eager, sdpa or flash."""
+    flash_fits: bool
+    """Whether the GPU runs SDPA's flash kernel (compute capability 8.0)."""
+    cos: dict[bool, Tensor] = field(default_factory=dict)
+    """Cosine table by `LayerKind.sliding`; most models share one."""
+    sin: dict[bool, Tensor] = field(default_factory=dict)
+    masks: dict[bool, Tensor | None] = field(default_factory=dict)
+    """Attention mask by `LayerKind.sliding`; None if no mask is built."""
+    positions: Tensor | None = None
+    padded: bool = False
+    attention_dropout: float = 0.0
+    cache: list[Tensor] | None = None
+    """Keys and values of all layers, if the model fills a cache (DynamicCache.update concatenates them to nothing)."""
+    crossing: CrossAttentionInput | None = None
+    """Images, if the model has cross-attention layers; an argument of every layer."""
+
+    def of(self, kind: LayerKind) -> Context:
+        """The arguments of a layer of `kind`: if checkpointed, it keeps its mask and tables alive and no others."""
+        sliding = (kind.sliding,)
+        return replace(
+            self,
+            cos={key: table for key, table in self.cos.items() if key in sliding},
+            sin={key: table for key, table in self.sin.items() if key in sliding},
+            masks={key: mask for key, mask in self.masks.items() if key in sliding},
+        )
+
+    def on(self, card: int) -> Context:
+        """Copies on a layer's GPU of the tensors that are on another one (accelerate copies them for every layer)."""
+
+        def moved(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else ops.move(tensor, card)
+
+        return replace(
+            self,
+            cos={key: ops.move(table, card) for key, table in self.cos.items()},
+            sin={key: ops.move(table, card) for key, table in self.sin.items()},
+            masks={key: moved(mask) for key, mask in self.masks.items()},
+            positions=moved(self.positions),
+        )
+
+
+class Heads(NamedTuple):
+    """Number of query heads, number of key/value heads, width of a head."""
+
+    query: int
+    key: int
+    dim: int
+
+
+def heads_of(c: Config) -> Heads:
+    """Heads of a configuration with the usual keys."""
+    query = c.count("num_attention_heads")
+    key = c.count("num_key_value_heads", query)
+    if query % key:
+        raise SpecError(f"num_attention_heads = {query} is not a multiple of num_key_value_heads = {key}")
+    if c.get("head_dim") is None and c.count("hidden_size") % query:
+        raise SpecError(f"hidden_size = {c.count('hidden_size')} is not a multiple of num_attention_heads = {query}")
+    return Heads(query, key, c.count("head_dim", c.count("hidden_size") // query or 1))

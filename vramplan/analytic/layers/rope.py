@@ -1,0 +1,60 @@
+"""Rotary position embedding of queries and keys, (batch B, length S, heads, head dim D).
+
+Mirrors transformers 5.23, modeling_llama.py unless another model is named.
+"""
+
+from __future__ import annotations
+
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers.context import Context, LayerKind
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    """``torch.cat((-x2, x1), dim=-1)``."""
+    half = x.shape[-1] // 2
+    first, second = ops.part(x, half), ops.part(x, half)
+    return ops.cat(ops.neg(second), first)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``(x * cos) + (rotate_half(x) * sin)``."""
+    return ops.add(ops.mul(x, cos, "x * cos"), ops.mul(rotate_half(x), sin, "rotated half * sin"), "rotated")
+
+
+def rotary(q: Tensor, k: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, Tensor]:
+    """``apply_rotary_pos_emb``; q and k unchanged on layers without positions."""
+    if not kind.rotary:
+        return q, k
+    cos, sin = ctx.cos[kind.sliding], ctx.sin[kind.sliding]
+    rotated_q = rotate(q, cos, sin)
+    return rotated_q, rotate(k, cos, sin)
+
+
+def partial_rotary(
+    q: Tensor, k: Tensor, ctx: Context, kind: LayerKind, keeps: bool = False, one_by_one: bool = False
+) -> tuple[Tensor, ...]:
+    """Rotary embedding of the first part of each head; q and k are concatenated again, which makes them contiguous.
+
+    `keeps`: part of the attention's forward (phi, gptj), so its locals are held until that returns; they are returned
+    too. `one_by_one`: q is concatenated before k is rotated (phi3).
+    """
+    cos, sin = ctx.cos[kind.sliding], ctx.sin[kind.sliding]
+    width, rest = cos.shape[-1], q.shape[-1] - cos.shape[-1]
+    q_rot, k_rot = ops.part(q, width), ops.part(k, width)
+    q_pass, k_pass = (None, None) if not rest else (ops.part(q, rest), ops.part(k, rest))
+    if one_by_one:
+        q_rotated = joined(rotate(q_rot, cos, sin), q_pass)
+        return q_rotated, joined(rotate(k_rot, cos, sin), k_pass)
+    q_rotated = rotate(q_rot, cos, sin)
+    k_rotated = rotate(k_rot, cos, sin)
+    q_joined = joined(q_rotated, q_pass)
+    if not keeps:
+        del q_rotated
+        return q_joined, joined(k_rotated, k_pass)
+    return q_joined, joined(k_rotated, k_pass), q_rotated, k_rotated, q, k
+
+
+def joined(rotated: Tensor, rest: Tensor | None) -> Tensor:
+    """``torch.cat([rotated, rest], dim=-1)``: a copy even if `rest` is empty."""
+    return ops.copy(rotated, "concatenation") if rest is None else ops.cat(rotated, rest)

@@ -1,0 +1,161 @@
+"""Describes in words the settings that an estimate assumes: what every answer states below its numbers."""
+
+from __future__ import annotations
+
+from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.images import ProcessedImage, shown
+from vramplan.inputs.job import Job
+from vramplan.inputs.sample_lengths import MICRO_STEPS
+from vramplan.memory.calibration import context
+from vramplan.memory.estimate import SimulatedStep
+from vramplan.units import DTYPE_BYTES, format_bytes
+
+STRATEGY_TEXTS = {
+    "ddp": "DDP: each GPU holds everything",
+    "zero0": "DeepSpeed without ZeRO: each GPU holds everything, and fp32 copies of what trains",
+    "zero1": "DeepSpeed ZeRO-1: optimizer states are sharded",
+    "zero2": "DeepSpeed ZeRO-2: gradients and optimizer states are sharded",
+    "zero3": "DeepSpeed ZeRO-3: weights, gradients and optimizer states are sharded",
+    "device_map": "device_map auto: one process, layers placed on several GPUs, which run one after another",
+    "fsdp": "FSDP: weights, gradients and optimizer states are sharded",
+}
+
+
+def assumptions(job: Job, gpu: Gpu, step: SimulatedStep) -> tuple[str, ...]:
+    """The settings behind an estimate, those first that users state least often and that change memory most."""
+    source = {"trace": "the model's own code, traced with "}.get(step.by, "") + step.versions
+    return (
+        describe_samples(job, step),
+        describe_step(job, step.own_model),
+        describe_weights(job),
+        *_describe_sharding(job, step),
+        *(("the model is loaded directly onto the GPU (device_map)",) if job.device_map else ()),
+        describe_method(job),
+        f"{gpu.title}: {gpu.cuda_total_bytes >> 20} MiB visible to CUDA ({gpu.cuda_total_source})",
+        gpu.margin_source or "no safety margin",
+        f"{source}; {'NCCL is a prior' if context(gpu) else 'CUDA context and NCCL are priors'}",
+    )
+
+
+def describe_samples(job: Job, step: SimulatedStep) -> str:
+    """Lengths and images of the samples, and what they leave in the allocator's cache."""
+    if step.own_model:
+        text = "the example's own inputs"
+    else:
+        text = step.inputs_text or _describe_images(job, step.picture) + _describe_lengths(job)
+    if job.expandable_segments:
+        return f"{text}, expandable segments"
+    if job.lengths is None:
+        text += " (if lengths vary, PyTorch caches more; expandable_segments avoids that)"
+    return text
+
+
+def describe_step(job: Job, own_model: bool = False) -> str:
+    """Optimizer, checkpointing, attention, loss and training loop."""
+    checkpointing = "no checkpointing"
+    if job.checkpointing == "full":
+        checkpointing = f"{'reentrant' if job.reentrant else 'full'} checkpointing"
+        if job.strategy == "fsdp" and job.fsdp.checkpoint_wraps_fsdp:
+            checkpointing += " around FSDP's layers"
+    kernels = "" if own_model else f"{job.attention} attention, {job.loss} loss, "
+    loop = "transformers Trainer" if job.loop == "trainer" else "plain loop"
+    return f"{job.optimizer}, {checkpointing}, {kernels}{loop}"
+
+
+def describe_weights(job: Job) -> str:
+    """Stored dtype and quantization of the weights, and the dtype of the computation."""
+    if job.engine_casts and (job.prepare_for_kbit_training or job.fp32_norms):
+        return f"{_describe_quantization(job)}{job.dtype} weights, cast by DeepSpeed from fp32, no autocast"
+    weights = f"{_describe_quantization(job)}{'fp32' if job.prepare_for_kbit_training else job.dtype} weights"
+    weights += " but fp32 norms" if job.fp32_norms else ""
+    if job.computed_dtype and job.method == "full" and job.dtype != "fp32":
+        return f"{weights}, which accelerate shards in fp32 and gathers in {job.computed_dtype}"
+    return weights + (f" under {job.autocast} autocast" if job.autocast != "none" else ", no autocast")
+
+
+def describe_method(job: Job) -> str:
+    """Full fine-tuning, or the adapters with their rank, layers and dtype."""
+    if job.method == "full":
+        return "full fine-tuning"
+    targets = "all linear layers" if job.lora_targets is None else ", ".join(job.lora_targets)
+    adapters = f"rank {job.lora_rank} on {targets}, dropout {job.lora_dropout:g}, {job.lora_dtype} adapters"
+    method = f"{'DoRA' if job.method == 'dora' else 'LoRA'} {adapters}"
+    if job.modules_to_save:
+        copies = f"{job.saved_dtype} copies" if job.saved_dtype else "copies"
+        method += f"; {', '.join(job.modules_to_save)} fully trained, in {copies}"
+    return method
+
+
+def describe_strategy(job: Job) -> str:
+    """How GPUs share the work; empty for one GPU."""
+    if job.num_gpus == 1 and job.strategy == "ddp":
+        return ""
+    if job.strategy != "fsdp":
+        return STRATEGY_TEXTS[job.strategy]
+    replicas = f", {job.fsdp.replicas} replicas of the model" if job.fsdp.replicas > 1 else ""
+    return f"{STRATEGY_TEXTS['fsdp']} (version {job.fsdp.version}{replicas})"
+
+
+def _describe_sharding(job: Job, step: SimulatedStep) -> list[str]:
+    """The strategy, how a quantized model is sharded, and the host's share of an offloaded one."""
+    texts = [text for text in (describe_strategy(job), _describe_quantized_sharding(job)) if text]
+    if job.offload != "none":
+        size = DTYPE_BYTES[job.dtype]
+        # fp32 weights and gradients, Adam's states, DeepSpeed's half-precision gradients (0.19, offload_optimizer)
+        host = (4 + 4 + 8 + (size if job.strategy != "fsdp" else 0)) * step.num_trainable_parameters
+        base = step.num_parameters * size // (4 if job.quantize == "nf4" else 1)
+        host += base if job.offload == "all" and (job.strategy != "fsdp" or job.method != "full") else 0
+        texts.append(f"the host holds about {format_bytes(host // job.num_gpus)} of pinned memory for each GPU")
+    return texts
+
+
+def _describe_quantized_sharding(job: Job) -> str:
+    """What happens to quantized weights if weights are sharded; empty if either is not the case."""
+    if job.quantize == "none" or not job.shards_weights:
+        return ""
+    if job.strategy == "zero3":
+        return (
+            "every GPU loads the whole base model, then shards it; bitsandbytes holds the gathered weights until the"
+            " step ends"
+        )
+    if job.quant_storage == "uint8":
+        return (
+            "four-bit weights, packed in uint8, are not sharded: every GPU holds all of them;"
+            " bnb_4bit_quant_storage: bfloat16 shards them"
+        )
+    loader = "every GPU loads" if job.fsdp.loads_whole_model else "the host loads"
+    version = " (transformers 5; version 4 loads it on the host)" if job.fsdp.loads_whole_model else ""
+    return f"{loader} the whole base model, then shards it{version}"
+
+
+def _describe_quantization(job: Job) -> str:
+    """Storage of the quantized linear layers, to stand before the rest; empty without quantization."""
+    if job.quantize == "int8":
+        return "int8 linear layers (no outliers), other "
+    double = " (double quantization)" if job.double_quant else ""
+    return f"nf4 linear layers{double}, other " if job.quantize == "nf4" else ""
+
+
+def _describe_lengths(job: Job) -> str:
+    if job.lengths is None:
+        return f"{job.batches} sequences of {job.sequence_length} tokens, all equally long"
+    lengths = [min(length, job.sequence_length) for length in job.lengths]
+    return (
+        f"{job.batches} sequences of {job.sequence_length} tokens behind {MICRO_STEPS} micro-batches whose samples have"
+        f" {min(lengths)} to {max(lengths)}, which leave their blocks in PyTorch's cache"
+    )
+
+
+def _describe_images(job: Job, picture: ProcessedImage | None) -> str:
+    """Number, size and tokens of the images, and which vision parts train; empty for a model without vision."""
+    if picture is None:
+        return ""
+    parts = " and ".join(f"{name} {state}" for name, state in (("vision", job.vision), ("projector", job.projector)))
+    if not job.pictures:
+        return f"no images, {parts}, "
+    size, frames = shown(job)
+    images = f"{job.pictures} {'image' if frames is None else 'video'}{'s' * (job.pictures > 1)} of "
+    images += f"{size} pixels" if frames is None else f"{frames} frames of {size} pixels"
+    is_set = job.image_size and (frames is None or job.frames)
+    default = "" if is_set else " (default)"
+    return f"{images}{default} as {picture.description}: {job.pictures * picture.all_tokens:,} tokens; {parts}; "

@@ -1,0 +1,286 @@
+"""The search: which (micro-batch, accumulation) pairs meet a global batch on a GPU, and what would help.
+
+The estimator is passed in, so that any of the three sources can drive it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import TYPE_CHECKING
+
+from vramplan.errors import ConfigError, setting
+from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
+from vramplan.memory.estimate import Estimate
+from vramplan.planner.estimate_cache import EstimateCache, Estimator
+from vramplan.planner.levers import Lever, LeverEffect, helpful_effects
+from vramplan.planner.monotone_search import bisect_largest, largest_batch, largest_by_tensors
+from vramplan.units import ceil_div, divisors
+
+if TYPE_CHECKING:
+    from vramplan.planner.images import Solved
+
+MANY_STEPS = 64
+"""Accumulation beyond this draws a warning."""
+TOO_LARGE = "needs more than the card has"
+FRAGMENTED = "does not fit after fragmentation"
+WITHOUT_MARGIN = "fits only without the safety margin"
+"""The reason for a pair that the margin alone rules out."""
+SPEED_TOLERANCE = 0.02
+"""Plans within this share of the fastest count as equally fast; the one that leaves most memory free is chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way to reach the global batch that fits."""
+
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    data_parallel: int
+    estimate: Estimate = field(repr=False)
+    relative_step_time: float
+    """Time of one optimizer step as a multiple of the fastest plan's."""
+    micro_steps: int | None = None
+    """Forward and backward passes per card over the whole run."""
+    optimizer_updates: int | None = None
+    """Optimizer steps over the whole run, accumulation going on across epochs."""
+    trainer_updates: int | None = None
+    """The same in transformers' Trainer, which also steps at the end of every epoch."""
+    relative_run_time: float | None = None
+    """Time of the whole run as a multiple of the fastest plan's."""
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples behind one optimizer step."""
+        return self.micro_batch_size * self.gradient_accumulation_steps * self.data_parallel
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A pair that does not fit, and why."""
+
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    reason: str
+    device_total_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The answer to "which batch?"."""
+
+    model: str
+    card: Gpu
+    job: Job
+    global_batch_size: int
+    plans: tuple[Plan, ...]
+    """Fastest first."""
+    recommended: Plan | None
+    max_micro_batch_size: int
+    rejected: tuple[Rejected, ...]
+    advice: tuple[LeverEffect, ...]
+    """Changes that would help, estimated again."""
+    warnings: tuple[str, ...]
+    smallest: Estimate
+    """The estimate of the pair that needs least, which says why nothing fits if nothing does."""
+    learning_rate: float | None = None
+    adaptive: bool = True
+    """Adam-type optimizer: the rate follows the root of the batch."""
+    solved: Solved | None = None
+    """The setting that was solved for first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The whole training run around a plan."""
+
+    samples: int | None = None
+    epochs: float = 1.0
+    base_lr: float | None = None
+    base_batch: int | None = None
+    adaptive: bool = True
+    """Adam-type optimizer: square-root rule; otherwise linear."""
+
+
+def pairs(global_batch_size: int, devices: int) -> list[tuple[int, int]]:
+    """All (micro-batch, accumulation) with devices x micro x accumulation exactly the target, smallest first.
+
+    >>> pairs(16, 2)
+    [(1, 8), (2, 4), (4, 2), (8, 1)]
+
+    Raises:
+        ConfigError: if the global batch is not a multiple of the devices; names the nearest that are.
+    """
+    if global_batch_size % devices:
+        below, above = global_batch_size // devices * devices, ceil_div(global_batch_size, devices) * devices
+        nearest = " or ".join(str(target) for target in (below, above) if target)
+        raise ConfigError(
+            f"{setting('global_batch', global_batch_size)} is not a multiple of {devices} GPUs; nearest that are:"
+            f" {nearest}"
+        )
+    per_device = global_batch_size // devices
+    return [(micro, per_device // micro) for micro in divisors(per_device)]
+
+
+def search(
+    spec: ModelSpec,
+    job: Job,
+    gpu: Gpu,
+    global_batch_size: int,
+    estimator: Estimator,
+    run: Run = Run(),
+    levers: Callable[[ModelSpec, Job, Gpu, int], list[Lever]] | None = None,
+) -> Search:
+    """Every pair that meets the target exactly, fitting or rejected with the reason, fastest first.
+
+    Raises:
+        ConfigError: if these GPUs cannot meet the global batch.
+        VramplanError: whatever the estimator raises.
+    """
+    every_pair = pairs(global_batch_size, job.data_parallel)
+    estimates = EstimateCache(spec, job, gpu, estimator)
+    fitting, too_large = _split_by_fit(every_pair, estimates)
+    plans = _ranked([(pair, estimates(*pair)) for pair in fitting], job.data_parallel, run)
+    rejected = _rejected(too_large, estimates)
+    largest = _largest_micro_batch(fitting, too_large, estimates)
+    recommended = _recommend(plans)
+    smallest = _smallest(every_pair, estimates)
+    effects: list[LeverEffect] = []
+    if levers is not None and (too_large or not plans):
+        changes = levers(spec, job, gpu, smallest.device_total_bytes)
+        effects = helpful_effects(estimates, smallest, changes, too_large[0] if plans else None)
+    return Search(
+        model=spec.name,
+        card=gpu,
+        job=job,
+        global_batch_size=global_batch_size,
+        plans=tuple(plans),
+        recommended=recommended,
+        max_micro_batch_size=largest,
+        rejected=tuple(rejected),
+        advice=tuple(effects),
+        warnings=tuple(_warnings(recommended)),
+        smallest=smallest,
+        learning_rate=learning_rate(run, global_batch_size),
+        adaptive=run.adaptive,
+    )
+
+
+Pair = tuple[int, int]
+"""(micro-batch, accumulation)."""
+
+
+def _smallest(every_pair: list[Pair], estimates: EstimateCache) -> Estimate:
+    """The pair that needs least: micro-batch 1, or the one without accumulation, completed only if it may be less."""
+    first, last = estimates(*every_pair[0]), every_pair[-1]
+    if estimates.begin(*last).lower_bound_bytes >= first.device_total_bytes:
+        return first
+    return min(first, estimates(*last), key=lambda estimate: estimate.device_total_bytes)
+
+
+def _split_by_fit(every_pair: list[Pair], estimates: EstimateCache) -> tuple[list[Pair], list[Pair]]:
+    """The pairs that fit, and those that do not.
+
+    The last pair does not accumulate: its forward runs without gradients in memory, so it may fit although smaller
+    pairs do not (FSDP keeps whole gradients until the last micro-batch).
+    """
+    *accumulating, last = every_pair
+    num_fitting = 1 + bisect_largest(-1, len(accumulating), lambda index: estimates.fits(*accumulating[index]), first=0)
+    fitting, too_large = accumulating[:num_fitting], accumulating[num_fitting:]
+    return ([*fitting, last], too_large) if estimates.fits(*last) else (fitting, [*too_large, last])
+
+
+def _largest_micro_batch(fitting: list[Pair], too_large: list[Pair], estimates: EstimateCache) -> int:
+    """The largest micro-batch that fits at all, whether or not it divides the global batch."""
+    if not fitting:
+        return 0
+    low, steps = fitting[-1]
+    high = next((micro for micro, _ in too_large if micro > low), None)
+    room = estimates.gpu.plannable_bytes
+    top = largest_by_tensors(low, high, lambda micro: estimates.begin(micro, steps).lower_bound_bytes, room)
+    return largest_batch(low, top, lambda micro: estimates.fits(micro, steps))
+
+
+def _ranked(fitting: list[tuple[Pair, Estimate]], devices: int, run: Run) -> list[Plan]:
+    """A plan for each pair that fits, fastest first."""
+    step_seconds = [
+        steps * estimate.micro_step_seconds + estimate.optimizer_seconds for (_, steps), estimate in fitting
+    ]
+    counts = [_run_counts(run, micro * devices, steps) for (micro, steps), _ in fitting]
+    run_seconds = [
+        micro_steps * estimate.micro_step_seconds + updates * estimate.optimizer_seconds
+        for (micro_steps, updates), (_, estimate) in zip(counts, fitting, strict=True)
+    ]
+    fastest_step, fastest_run = min(step_seconds, default=1.0), min(run_seconds, default=1.0)
+    plans = []
+    for index, ((micro, steps), estimate) in enumerate(fitting):
+        plan = Plan(micro, steps, devices, estimate, step_seconds[index] / fastest_step)
+        if run.samples is not None:
+            micro_steps, updates = counts[index]
+            plan = replace(
+                plan,
+                micro_steps=micro_steps,
+                optimizer_updates=updates,
+                trainer_updates=ceil(run.epochs * ceil_div(ceil_div(run.samples, micro * devices), steps)),
+                relative_run_time=run_seconds[index] / fastest_run,
+            )
+        plans.append(plan)
+    return sorted(plans, key=lambda plan: plan.relative_step_time)
+
+
+def _run_counts(run: Run, per_micro_step: int, steps: int) -> tuple[int, int]:
+    """Micro-steps and optimizer updates of the whole run.
+
+    >>> _run_counts(Run(samples=50, epochs=10), 1, 16)
+    (500, 31)
+    """
+    micro_steps = max(1, int(ceil_div(run.samples or 1, per_micro_step) * run.epochs))
+    return micro_steps, max(1, micro_steps // steps)
+
+
+def _recommend(plans: list[Plan]) -> Plan | None:
+    """The fastest plan; among equally fast ones the one that leaves most memory free."""
+    fastest = [plan for plan in plans if plan.relative_step_time <= 1.0 + SPEED_TOLERANCE]
+    return max(fastest, key=lambda plan: plan.estimate.headroom_bytes, default=None)
+
+
+def _rejected(too_large: list[Pair], estimates: EstimateCache) -> list[Rejected]:
+    rejected: list[Rejected] = []
+    for micro, steps in too_large:
+        if rejected:
+            rejected.append(Rejected(micro, steps, f"larger than {too_large[0][0]}, which does not fit"))
+            continue
+        reason = _reason(estimates, micro, steps)
+        complete = reason == WITHOUT_MARGIN
+        need_bytes = estimates(micro, steps).device_total_bytes if complete else estimates.need(micro, steps)
+        rejected.append(Rejected(micro, steps, reason, need_bytes))
+    return rejected
+
+
+def _reason(estimates: EstimateCache, micro: int, steps: int) -> str:
+    if estimates.begin(micro, steps).lower_bound_bytes > estimates.gpu.usable_bytes:
+        return TOO_LARGE
+    estimate = estimates(micro, steps)
+    if estimate.fits_without_margin:
+        return WITHOUT_MARGIN
+    return TOO_LARGE if estimate.headroom_bytes < 0 else FRAGMENTED
+
+
+def _warnings(recommended: Plan | None) -> list[str]:
+    if recommended is None or recommended.gradient_accumulation_steps <= MANY_STEPS:
+        return []
+    return [
+        f"{recommended.gradient_accumulation_steps} accumulation steps: past {MANY_STEPS} each update waits very long,"
+        " and small batches train as well (arXiv 2507.07101); consider a smaller global batch"
+    ]
+
+
+def learning_rate(run: Run, global_batch_size: int) -> float | None:
+    """The base rate carried over to this batch: square root for Adam-type (arXiv 2205.10287), linear for SGD."""
+    if run.base_lr is None or run.base_batch is None:
+        return None
+    ratio = global_batch_size / run.base_batch
+    return run.base_lr * (ratio**0.5 if run.adaptive else ratio)

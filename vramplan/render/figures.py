@@ -1,0 +1,148 @@
+"""How sizes, plans and categories of memory are written, for the terminal, the report and tables alike.
+
+Sizes are rounded against the run: a need and a margin up, free space and capacity down. Differences are those of the
+printed sizes, so that a reader who subtracts gets the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vramplan.inputs.job import Job
+from vramplan.memory.estimate import Estimate
+from vramplan.units import GiB
+
+CATEGORIES = {
+    "parameter": ("weights", "blue"),
+    "gradient": ("gradients", "cyan"),
+    "optimizer_state": ("optimizer states", "magenta"),
+    "activation": ("activations", "green"),
+    "logits": ("logits", "yellow"),
+    "temporary": ("temporaries", "bright_black"),
+    "communication": ("communication", "bright_blue"),
+    "context": ("CUDA context, NCCL", "red"),
+    "reserved_unused": ("cached by PyTorch", "white"),
+}
+"""The name and colour of each category of memory."""
+CACHED = "reserved_unused"
+NEED = "need of the GPU"
+
+
+def tenths_up(num_bytes: int) -> int:
+    """Tenths of a GiB, rounded up."""
+    return -(-num_bytes * 10 // GiB)
+
+
+def tenths_down(num_bytes: int) -> int:
+    """Tenths of a GiB, rounded down."""
+    return num_bytes * 10 // GiB
+
+
+def gib(num_bytes: int) -> str:
+    """GiB of a need with one digit, rounded up.
+
+    >>> gib(5 << 29), gib((5 << 29) + 1)
+    ('2.5', '2.6')
+    """
+    return f"{tenths_up(num_bytes) / 10:.1f}"
+
+
+def free_gib(num_bytes: int) -> str:
+    """GiB of free space or a capacity with one digit, rounded down.
+
+    >>> free_gib(5 << 29), free_gib((5 << 29) - 1)
+    ('2.5', '2.4')
+    """
+    return f"{tenths_down(num_bytes) / 10:.1f}"
+
+
+def room_gib(capacity_bytes: int, need_bytes: int) -> str:
+    """GiB that the printed need leaves of the printed capacity; negative if it needs more."""
+    return f"{(tenths_down(capacity_bytes) - tenths_up(need_bytes)) / 10:.1f}"
+
+
+def need_gib(num_bytes: int, fits: bool) -> str:
+    """GiB of a need. If the job does not fit, its size is only a lower bound: what PyTorch caches is not in it."""
+    return gib(num_bytes) if fits else f"at least {gib(num_bytes)}"
+
+
+def product(micro_batch_size: int, accumulation_steps: int, data_parallel: int) -> str:
+    """A batch plan as a product: micro-batch, accumulation, GPUs.
+
+    >>> product(2, 4, 8)
+    '2 × 4 × 8 = 64'
+    """
+    total = micro_batch_size * accumulation_steps * data_parallel
+    return f"{micro_batch_size} × {accumulation_steps} × {data_parallel} = {total:,}"
+
+
+def parts(estimate: Estimate) -> tuple[list[tuple[str, int]], int]:
+    """(category and hundredths of a GiB, largest first; their sum, the need of the GPU rounded up).
+
+    Each part is rounded to the nearest hundredth. What rounding leaves goes to the memory that PyTorch caches, the
+    least certain part, or to the largest part if that would be less than nothing. Parts that round to nothing are left
+    out.
+    """
+    need = -(-estimate.device_total_bytes * 100 // GiB)
+    totals = estimate.by_category()
+    hundredths = {name: round(totals[name] * 100 / GiB) for name in CATEGORIES if totals.get(name)}
+    rest = need - sum(hundredths.values())
+    takes_rest = CACHED if hundredths.get(CACHED, 0) + rest > 0 else max(hundredths, key=lambda name: hundredths[name])
+    hundredths[takes_rest] = hundredths.get(takes_rest, 0) + rest
+    nonzero = [(name, size) for name, size in hundredths.items() if size]
+    return sorted(nonzero, key=lambda part: -part[1]), need
+
+
+def part_name(category: str, job: Job) -> str:
+    """The name of a category; NCCL takes memory only if several processes train."""
+    alone = job.num_gpus == 1 or job.strategy == "device_map"
+    return "CUDA context" if category == "context" and alone else CATEGORIES[category][0]
+
+
+def method(job: Job) -> str:
+    """What trains, in two or three words.
+
+    >>> method(Job(method="full")), method(Job(quantize="nf4"))
+    ('full fine-tuning', 'QLoRA rank 8')
+    """
+    if job.method == "full":
+        return "full fine-tuning"
+    name = "DoRA" if job.method == "dora" else "LoRA"
+    quantized = {"nf4": "Q" if name == "LoRA" else "nf4 ", "int8": "int8 "}.get(job.quantize, "")
+    return f"{quantized}{name} rank {job.lora_rank}"
+
+
+def length(job: Job, texts: Sequence[str]) -> str:
+    """The tokens of a sample; nothing if no assumption of the estimate names them, as for a model of images alone."""
+    if not any(f"{form} token" in text for text in texts for form in (job.sequence_length, f"{job.sequence_length:,}")):
+        return ""
+    if job.lengths is not None:
+        shortest = min(min(job.lengths), job.sequence_length)
+        return f"{shortest:,} to {job.sequence_length:,} tokens"
+    packed = "packed to " if job.batches == "packed" else "padded to " if job.batches == "padded" else ""
+    return f"{packed}{job.sequence_length:,} tokens"
+
+
+def in_short(estimate: Estimate) -> list[str]:
+    """What differs most between users and was perhaps not given: method, dtype, length, images, optimizer, strategy."""
+    job = estimate.job
+    kind = ("video" if job.videos else "image") + ("s" if job.pictures > 1 else "")
+    size = f" of {job.image_size[0]}x{job.image_size[1]}" if job.image_size else ""
+    facts = [
+        method(job),
+        job.dtype,
+        length(job, estimate.assumptions),
+        f"{job.pictures} {kind}{size}" if job.pictures else "",
+        job.optimizer if job.method == "full" else "",
+        "" if job.num_gpus == 1 else job.strategy.upper() if job.strategy != "device_map" else job.strategy,
+    ]
+    return [fact for fact in facts if fact]
+
+
+def signed(num_bytes: int) -> str:
+    """GiB with a sign; nothing if there is no difference.
+
+    >>> signed(0), signed(-(1 << 30)), signed(1 << 29)
+    ('', '-1.00', '+0.50')
+    """
+    return f"{num_bytes / GiB:+.2f}" if num_bytes else ""
