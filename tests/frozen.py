@@ -129,11 +129,14 @@ def main() -> int:
         if group not in options.groups.split(","):
             continue
         path = options.folder / f"{group}.json"
-        after = answers(group, asked[:: options.share])
         if options.what == "write":
-            path.write_text(json.dumps(after, indent=1))
+            path.write_text(json.dumps(answers(group, asked[:: options.share]), indent=1))
             continue
         before = json.loads(path.read_text())
+        frozen = [words for words in asked if words in before]
+        if len(frozen) < len(asked):
+            print(f"{group}: {len(asked) - len(frozen)} questions are not in the folder, skipped", file=sys.stderr)
+        after = answers(group, frozen[:: options.share])
         for words, reply in after.items():
             for line in differences(before[words], reply, words, options.texts):
                 print(line)

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Hashable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -41,26 +40,15 @@ def card_of(name: str = "h100") -> Gpu:
     return find_gpu(name)
 
 
-def setting_of(spec: ModelSpec, job: Job, whole: bool = True) -> tuple[StepSpec, FoldPlan]:
-    """A setting that plays every layer."""
+def setting_of(spec: ModelSpec, job: Job) -> tuple[StepSpec, FoldPlan]:
+    """A step of every layer."""
     setting, plan = lay_out(spec, job, True)
-    if setting.stacks:
-        folds = tuple(Fold(kinds, i * STACK + len(kinds), 0, 1, i * STACK) for i, kinds in enumerate(stacks_of(spec)))
-        return replace(setting, stacks=tuple(one.simulated for one in folds)), FoldPlan(folds)
-    stacks = []
-    for one, kinds in zip(plan.stacks, stacks_of(spec), strict=True):
-        stacks.append(Fold(kinds, one.base + len(kinds), 0, 1, one.base))
-    seen = setting.seen and replace(setting.seen, kinds=stacks[0].simulated)
-    return replace(setting, kinds=stacks[-1].simulated, seen=seen), FoldPlan(tuple(stacks))
-
-
-def stacks_of(spec: ModelSpec) -> list[tuple[Hashable, ...]]:
-    """All layers of each stack: the vision tower's, then the language model's."""
-    family, config, sight, whole = architecture_of(spec)
-    if family.model is not None:
-        return [tuple(kinds) for kinds in family.model.stacks(config)]
-    tower = [tuple(sight.kinds(whole.part("vision_config")))] if sight else []
-    return [*tower, tuple(family.kinds(config))]
+    stacks = tuple(tuple(kinds) for kinds in architecture_of(spec).stacks())
+    folds = []
+    for one in plan.stacks:
+        kinds = stacks[one.base // STACK]
+        folds.append(Fold(kinds, one.base + len(kinds), 0, 1, one.base))
+    return replace(setting, stacks=stacks), FoldPlan(tuple(folds))
 
 
 def cli(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:

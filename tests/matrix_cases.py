@@ -104,6 +104,7 @@ NO_FLASH = {"mllama"}  # its masks of images have four dimensions
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("google-bert/bert-base-uncased", {}),
     "roberta": ("FacebookAI/roberta-base", {}),
+    "modernbert": ("answerdotai/ModernBERT-base", {}),
     "deberta-v2": ("microsoft/deberta-v3-base", {}),
     "vit": ("google/vit-base-patch16-224-in21k", {}),
     "clip": ("openai/clip-vit-base-patch16", {}),
@@ -356,7 +357,7 @@ def other_cases() -> Iterator[Case]:
     for family in OTHERS:
         feed = MODEL_INPUTS[spec_for(family).model_type]
         jobs = [*OTHER_JOBS]
-        if feed.sees is None:
+        if feed.image_config is None:
             jobs.append(("full-bf16", PADDED))
         else:
             jobs.append(("lora-autocast", OTHER_SIZE))
@@ -369,8 +370,8 @@ def other_job(family: str, given: dict[str, Any]) -> Job:
     """A job of some 200 to 500 tokens, or what the image makes."""
     spec = spec_for(family)
     feed = MODEL_INPUTS[spec.model_type]
-    most = feed.most_tokens(Config(spec.config, spec.name)) if feed.reads else None
-    if feed.reads:
+    most = feed.most_tokens(Config(spec.config, spec.name)) if feed.has_text else None
+    if feed.has_text:
         given["sequence_length"] = min(440, most or 440)
     return complete_job(spec, card_of(), given)
 

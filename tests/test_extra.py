@@ -28,5 +28,5 @@ def test_architectures_without_a_block(ask: object) -> None:
     spec = ModelSpec(name="some/hybrid", model_type="jamba", config={"hidden_size": 64})
     with pytest.raises(UnsupportedError) as caught:
         ask(spec, "h100")  # type: ignore[operator]
-    assert "'jamba' is not described by any block" in str(caught.value)
+    assert "does not support the architecture 'jamba'" in str(caught.value)
     assert 'pip install "vramplan[probe]"' in str(caught.value)

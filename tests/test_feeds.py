@@ -38,7 +38,7 @@ def test_what_one_sample_is(model: str, given: dict[str, Any], shapes: dict[str,
     job = complete_job(spec, card_of(), given)
     inputs = MODEL_INPUTS[spec.model_type].inputs(Config(spec.config, spec.name), job)
     assert {one.name: one.shape for one in inputs} == shapes
-    assert MODEL_INPUTS[spec.model_type].trains in str(describe(spec, job))
+    assert MODEL_INPUTS[spec.model_type].model_class in str(describe(spec, job))
 
 
 @pytest.mark.parametrize(
@@ -48,17 +48,17 @@ def test_what_one_sample_is(model: str, given: dict[str, Any], shapes: dict[str,
         ("FacebookAI/roberta-base", {"sequence_length": 513}, "table of 512 positions"),
         (CLIP, {"sequence_length": 78}, "table of 77 positions"),
         (WHISPER, {"sequence_length": 449}, "table of 448 positions"),
-        (VIT, {"sequence_length": 512}, "reads no text"),
+        (VIT, {"sequence_length": 512}, "takes no text"),
         (VIT, {"image_size": (8, 8)}, "patches of 16 x 16"),
         (VIT, {"images": 2}, "one image a sample"),
-        (VIT, {"max_tiles": 4}, "--max-tiles"),
+        (VIT, {"max_tiles": 4}, "max_tiles"),
         (BERT, {"image_size": (224, 224)}, "takes no images"),
-        (BERT, {"target_length": 64}, "--target-len"),
-        ("openai-community/gpt2", {"target_length": 64}, "--target-len 64"),
-        (BERT, {"batches": "packed"}, "--batches packed"),
-        (BERT, {"loss": "liger"}, "--loss liger"),
+        (BERT, {"target_length": 64}, "target_length"),
+        ("openai-community/gpt2", {"target_length": 64}, "target_length=64"),
+        (BERT, {"batches": "packed"}, "batches=packed"),
+        (BERT, {"loss": "liger"}, "loss=liger"),
         (T5, {"attention": "flash"}, "sdpa, eager"),
-        (T5, {"dtype": "fp16", "autocast": "none", "loop": "plain"}, "--dtype fp16"),
+        (T5, {"dtype": "fp16", "autocast": "none", "loop": "plain"}, "dtype=fp16"),
     ],
 )
 def test_one_line_says_what_is_wrong(model: str, given: dict[str, Any], words: str) -> None:
@@ -69,7 +69,7 @@ def test_one_line_says_what_is_wrong(model: str, given: dict[str, Any], words: s
 
 def test_another_class_of_the_same_type_is_refused() -> None:
     spec = spec_of(BERT, architectures=["BertForSequenceClassification"])
-    with pytest.raises(VramplanError, match="a BertForSequenceClassification is not known"):
+    with pytest.raises(VramplanError, match="BertForSequenceClassification is not supported"):
         check_inputs(spec, complete_job(spec, card_of(), {}))
     check_inputs(spec_of(BERT, architectures=["BertForPreTraining"]), complete_job(spec, card_of(), {}))
 

@@ -119,7 +119,11 @@ def test_all_linear_is_every_expert() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        (QWEN3, {"strategy": "zero3", "num_gpus": 2}, "--strategy zero3: qwen3_moe with experts of linear layers"),
+        (
+            QWEN3,
+            {"strategy": "zero3", "num_gpus": 2},
+            "strategy=zero3: qwen3_moe with experts as separate linear layers",
+        ),
         (
             "moonshotai/Moonlight-16B-A3B",
             {"quantize": "nf4", "prepare_for_kbit_training": True},

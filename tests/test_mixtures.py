@@ -70,8 +70,8 @@ def test_refused_jobs(name: str, settings: dict[str, Any], message: str) -> None
         ("allenai/OLMoE-1B-7B-0924", {"clip_qkv": 8.0}),
     ],
 )
-def test_variants_that_only_the_trace_runs(name: str, config: dict[str, Any]) -> None:
-    with pytest.raises(VramplanError, match=f"{next(iter(config))} = .* --by trace runs it"):
+def test_variants_that_are_traced_only(name: str, config: dict[str, Any]) -> None:
+    with pytest.raises(VramplanError, match=f"{next(iter(config))} = .* by=trace runs it"):
         vramplan.estimate(spec_of(name, **config), "h200")
 
 

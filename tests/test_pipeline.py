@@ -31,7 +31,7 @@ def estimate(model: str, gpu: str = "rtx4090", **job: Any) -> Estimate:
 def places(spec: ModelSpec, job: Job) -> dict[str, int]:
     """The card of every module, as the estimate takes it."""
     setting, plan, _ = estimator.prepare(spec, job, card_of())
-    lies = setting.spread
+    lies = setting.placement
     of_stack, layers = dict(lies.layers), []
     for stack in plan.stacks:
         layers += [of_stack[stack.base]] * len(stack.layers())

@@ -5,14 +5,17 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers import setting_of
-from vramplan.analytic.architectures import FAMILIES
+from vramplan.analytic.architectures import ARCHITECTURES
 from vramplan.analytic.architectures.lookup import architecture_of
-from vramplan.analytic.architectures.towers import SIGHTS
+from vramplan.analytic.architectures.towers import TOWERS
 from vramplan.analytic.estimator import lay_out
+from vramplan.analytic.layers.moe_peft import FORMER
 from vramplan.analytic.played_step import count_parameters
 from vramplan.errors import UnknownNameError
 from vramplan.inputs.catalog import aliases, find_model, load_spec, model_names, specs_folder
+from vramplan.inputs.images import IMAGE_PROCESSORS
 from vramplan.inputs.job import Job
+from vramplan.inputs.model_inputs import MODEL_INPUTS
 from vramplan.inputs.model_spec import ModelSpec
 
 TEXT_ONLY_WITHIN = {
@@ -32,7 +35,7 @@ def test_count_equals_the_official_one(name: str) -> None:
     assert spec.name == name
     assert spec.sources
     assert spec.counted_from
-    job = Job(method="full", autocast="none", attention=architecture_of(spec).family.attention[0])
+    job = Job(method="full", autocast="none", attention=architecture_of(spec).architecture.attention[0])
     setting, whole = setting_of(spec, job)
     _, folded = lay_out(spec, job, True)
     assert count_parameters(setting, whole) == spec.num_parameters
@@ -45,11 +48,23 @@ def test_file_is_valid(name: str) -> None:
     assert strict == load_spec(name)
 
 
-def test_every_family_but_none_is_shipped() -> None:
+def test_every_architecture_has_a_shipped_model() -> None:
     known = {load_spec(name).model_type for name in model_names()}
-    seeing = {key.partition("/")[0] for key in SIGHTS}
-    assert known == (set(FAMILIES) - TEXT_ONLY_WITHIN) | seeing
+    seeing = {key.partition("/")[0] for key in TOWERS}
+    assert known == (set(ARCHITECTURES) - TEXT_ONLY_WITHIN) | seeing
     assert len(model_names()) >= 110
+
+
+def test_every_architecture_has_its_samples() -> None:
+    """An architecture's record and its samples are joined by model_type: each has what its forward takes."""
+    for model_type, architecture in ARCHITECTURES.items():
+        assert (architecture.decoder is None) == (model_type in MODEL_INPUTS), model_type
+        assert len(architecture.attention) > 0
+        assert architecture.peft_experts in FORMER
+    assert set(MODEL_INPUTS) <= set(ARCHITECTURES)
+    assert {key.partition("/")[0] for key in TOWERS} <= set(IMAGE_PROCESSORS)
+    assert {tower.text_type for tower in TOWERS.values()} <= {None, *ARCHITECTURES}
+    assert set(ARCHITECTURES).isdisjoint(TOWERS)
 
 
 def test_names_are_unique() -> None:

@@ -37,10 +37,10 @@ def saved_per_token(job: Job, tokens: int = 512, model_type: str = "llama") -> f
     """Bytes per token that one more layer saves for backward, without the kernel's random state."""
     totals = []
     for layers in (3, 4):
-        setting, _ = setting_of(llama(layers, model_type), job)
+        setting, _ = setting_of(llama(layers, model_type), job.model_copy(update={"sequence_length": tokens}))
         with no_cycle_collection():
             net = new_net(setting)
-            loss = run_forward(net, setting, "forward.0", make_batch(net.tape, setting, "forward.0", 1, tokens))
+            loss = run_forward(net, setting, "forward.0", make_batch(net.tape, setting, "forward.0", 1))
             live = {event for event in net.tape.events if event >= 0} - {~e for e in net.tape.events if e < 0}
             totals.append(
                 sum(

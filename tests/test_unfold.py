@@ -50,7 +50,7 @@ JOBS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("settings", JOBS.values(), ids=JOBS)
 def test_folded_equals_all_layers(name: str, settings: dict[str, Any]) -> None:
     spec = spec_of(name)
-    job = Job(**{"sequence_length": 512, "attention": architecture_of(spec).family.attention[0], **settings})
+    job = Job(**{"sequence_length": 512, "attention": architecture_of(spec).architecture.attention[0], **settings})
     full_setting, full_plan = setting_of(spec, job)
     setting, plan = lay_out(spec, job, True)
     assert plan.stacks[-1].copies > 1

@@ -176,7 +176,7 @@ def test_more_frames_cost_more() -> None:
     [
         ("Qwen/Qwen2.5-0.5B", {"videos": 1}, "takes text alone"),
         ("google/gemma-3-4b-it", {"videos": 1}, "frames can be given as images"),
-        ("google/vit-base-patch16-224-in21k", {"videos": 1}, "is no language model that sees"),
+        ("google/vit-base-patch16-224-in21k", {"videos": 1}, "is no vision-language model"),
         (QWEN, {"videos": 1, "images": 1}, "in one sample are not modelled"),
         (QWEN, {"frames": 4}, "has no meaning without videos"),
         (QWEN, {"videos": 1, "frames": 0}, "greater than 0"),

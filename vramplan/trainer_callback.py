@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from vramplan.analytic.architectures.lookup import peft_experts_of
 from vramplan.analytic.layers import moe_peft
 from vramplan.analytic.layers.modules import is_norm
 from vramplan.errors import ConfigError, MissingDependencyError, UnsupportedError, VramplanError, setting
@@ -237,7 +238,7 @@ def _of_adapters(model: Any, dtype: str) -> dict[str, Any]:
         raise UnsupportedError("PEFT: trained biases are not modelled yet")
     targets = [config.target_modules] if isinstance(config.target_modules, str) else list(config.target_modules or ())
     target_parameters = set(getattr(config, "target_parameters", None) or ())
-    former = moe_peft.FORMER[moe_peft.PATTERNS.get(str(getattr(model.config, "model_type", "")), "")]
+    former = moe_peft.FORMER[peft_experts_of(spec_of(model))]
     doubled = any(moe_peft.DOUBLED in pattern for pattern in config.rank_pattern) == (
         moe_peft.DOUBLED in target_parameters
     )

@@ -1,16 +1,17 @@
-"""(model, job, card) to an :class:`~vramplan.memory.estimate.Estimate`, without torch, in milliseconds."""
+"""The analytic estimator: (model, job, GPU) to an :class:`~vramplan.memory.estimate.Estimate`, without torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import cache
 
-from vramplan.analytic.architectures.lookup import architecture_of, is_described
-from vramplan.analytic.architectures.towers import VisionInput
-from vramplan.analytic.layer_folding import HEAD, TAIL, FoldPlan, fold
+from vramplan.analytic.architectures.image_features import TOWER_STACK
+from vramplan.analytic.architectures.lookup import ModelArchitecture, architecture_of, peft_experts_of
+from vramplan.analytic.architectures.vision_tower import VisionInput
+from vramplan.analytic.layer_folding import HEAD, TAIL, Fold, FoldPlan, fold
 from vramplan.analytic.layers.context import LayerKind
-from vramplan.analytic.layers.moe_peft import FORMER, PATTERNS
+from vramplan.analytic.layers.moe_peft import FORMER
 from vramplan.analytic.played_step import Step, no_cycle_collection
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.analytic.step_inputs import StepSpec
@@ -39,15 +40,15 @@ from vramplan.memory.summarize import summarize
 from vramplan.memory.timeline import Timeline
 
 VERSIONS = "torch 2.13, transformers 5.23, peft 0.21"
-"""What the blocks mirror."""
-VERSIONS_LOOPED = "torch 2.13, transformers 5.23 with the mixtures of 4.57, peft 0.21"
+"""The versions that the architectures mirror."""
+VERSIONS_LINEAR_EXPERTS = "torch 2.13, transformers 5.23 with the mixtures of 4.57, peft 0.21"
 
 
 def prepare(spec: ModelSpec, job: Job, card: Gpu) -> tuple[StepSpec, FoldPlan, list[str]]:
-    """Check everything and choose what to play.
+    """Check a job on a model; returns the layers to simulate, the layers that they stand for, and notes.
 
     Raises:
-        VramplanError: for whatever cannot run or is not modelled.
+        VramplanError: for a job that cannot run or is not modelled.
     """
     check_job(job, card)
     check_modelled(job)
@@ -59,76 +60,95 @@ def prepare(spec: ModelSpec, job: Job, card: Gpu) -> tuple[StepSpec, FoldPlan, l
 
 
 def lay_out(spec: ModelSpec, job: Job, flash_fits: bool) -> tuple[StepSpec, FoldPlan]:
-    """What to play of a model, and what that stands for.
+    """The layers of a model to simulate, and the layers that they stand for.
 
     Raises:
-        VramplanError: where no block describes it, or an image cannot be.
+        VramplanError: for an architecture that is not supported, or an image that is invalid.
     """
-    family, config, sight, whole = architecture_of(spec)
-    if family.model is not None:
-        folds = tuple(fold(kinds, stack) for stack, kinds in enumerate(family.model.stacks(config)))
-        inputs, played = tuple(MODEL_INPUTS[spec.model_type].inputs(config, job)), tuple(one.simulated for one in folds)
-        return StepSpec(family, config, job, (), flash_fits, stacks=played, inputs=inputs), FoldPlan(folds)
-    deep = sight.deep(whole) if sight else 0
-    kinds = family.kinds(config)
-    text = fold(kinds, head=max(HEAD, deep + 1), tail=tail_of(kinds))
-    layers: tuple[LayerKind, ...] = text.simulated  # type: ignore[assignment]
-    linear_experts = are_linear(spec, job)
-    peft_expert_pattern = "" if linear_experts else PATTERNS.get(spec.model_type, "")
-    if sight is None:
-        step_spec = StepSpec(family, config, job, layers, flash_fits, None, peft_expert_pattern, linear_experts)
-        return step_spec, FoldPlan((text,))
-    picture = processed_image(spec, job)
-    assert picture is not None
-    tower = fold(sight.kinds(whole.part("vision_config")), stack=1, tail=max(1, -sight.chosen(whole)))
-    seen = VisionInput(sight, whole, tower.simulated, picture)
-    setting = StepSpec(family, config, job, layers, flash_fits, seen, peft_expert_pattern, linear_experts)
-    return setting, FoldPlan((tower, text))
+    model = architecture_of(spec)
+    folds = folds_of(model)
+    setting = StepSpec(
+        model.architecture,
+        model.config,
+        job,
+        tuple(one.simulated for one in folds),
+        flash_fits,
+        vision_of(spec, job, model),
+        MODEL_INPUTS.get(spec.model_type),
+        are_linear(spec, job),
+    )
+    return setting, FoldPlan(tuple(sorted(folds, key=lambda one: -one.base)) if model.tower is not None else folds)
 
 
-def tail_of(kinds: list[LayerKind]) -> int:
+def vision_of(spec: ModelSpec, job: Job, model: ModelArchitecture) -> VisionInput | None:
+    """The vision tower of a model and one processed image of the job; None if the model has none.
+
+    Raises:
+        ConfigError: for an image that the processor refuses.
+    """
+    if model.tower is None:
+        return None
+    image = processed_image(spec, job)
+    assert image is not None
+    return VisionInput(model.tower, model.whole, image)
+
+
+def folds_of(model: ModelArchitecture) -> tuple[Fold, ...]:
+    """How each stack of layers is folded.
+
+    Layers stand for themselves alone if image features are added behind them or if they are the tower's from the one
+    that the language model takes on.
+    """
+    tower, whole, stacks = model.tower, model.whole, model.stacks()
+    if tower is None:
+        return tuple(fold(kinds, number, tail=tail_of(kinds)) for number, kinds in enumerate(stacks))
+    text = fold(stacks[0], head=max(HEAD, tower.deep(whole) + 1), tail=tail_of(stacks[0]))
+    return text, fold(stacks[TOWER_STACK], TOWER_STACK, tail=max(1, -tower.chosen(whole)))
+
+
+def tail_of(kinds: Sequence[Hashable]) -> int:
     """Last layers that stand for themselves: from the last that attends to images, where gradients of these begin."""
-    crossing = [number for number, kind in enumerate(kinds) if kind.crosses]
+    crossing = [number for number, kind in enumerate(kinds) if isinstance(kind, LayerKind) and kind.crosses]
     return len(kinds) - crossing[-1] if crossing else TAIL
 
 
 def estimate(spec: ModelSpec, job: Job, card: Gpu) -> Estimate:
-    """What the job needs on the card.
+    """The memory that a job needs on a GPU.
 
     Raises:
-        VramplanError: for whatever cannot run or is not modelled.
+        VramplanError: for a job that cannot run or is not modelled.
     """
     return begin(spec, job, card).complete()
 
 
 def begin(spec: ModelSpec, job: Job, card: Gpu) -> PartialEstimate:
-    """Play the step; the allocator's replay and all the rest wait until they are asked for.
+    """Simulate the step; the allocator's replay and the rest are done by :meth:`PartialEstimate.complete`.
 
     Raises:
-        VramplanError: for whatever cannot run or is not modelled.
+        VramplanError: for a job that cannot run or is not modelled.
     """
     with no_cycle_collection():
         setting, plan, notes = prepare(spec, job, card)
         step = Step(setting, plan, card)
         run = SimulatedRun(step)
-        pattern = setting.peft_expert_pattern
+        pattern = setting.peft_experts
         check_mixture(job, step.routers, card.runs_flash, pattern)
         check_adapters(job, step.widths, linear_names(step, pattern), pattern)
         check_saved(job, step.widths, saved_names(step))
         check_weights(job, ((weight.name, weight.shape) for weight in step.trained))
         notes += mixture_notes(spec, job, step.routers, pattern)
         timelines = run.timelines if job.lengths is None else _varied(spec, job, card, run)
-        peaks = {one: max(timeline.live_bytes(with_kernels=False)) for one, timeline in timelines.items()}
+        peaks = {gpu: max(timeline.live_bytes(with_kernels=False)) for gpu, timeline in timelines.items()}
     lower_bound_bytes = max(peaks.values()) + outside_bytes(job, card)
 
     def complete() -> Estimate:
         with no_cycle_collection():
-            found = {}
-            for one, peak in peaks.items():
-                played = whole(run, (*notes, *count_notes(spec, step.num_parameters)), one)
-                played = replace(played, timeline=timelines[one], inputs_text=describe(spec, job))
-                found[one] = summarize(played, spec.name, job, card, peak)
-            return found[0] if setting.spread_over is None else fullest(found, contents(setting, plan))
+            estimates = {}
+            for gpu, peak in peaks.items():
+                played = whole(run, (*notes, *count_notes(spec, step.num_parameters)), gpu)
+                played = replace(played, timeline=timelines[gpu], inputs_text=describe(spec, job))
+                estimates[gpu] = summarize(played, spec.name, job, card, peak)
+            return estimates[0] if setting.device_map is None else fullest(estimates, contents(setting, plan))
 
     return PartialEstimate(
         lower_bound_bytes, complete, timelines[0] if len(peaks) == 1 else None, lambda on: step_seconds(step, on)
@@ -136,7 +156,7 @@ def begin(spec: ModelSpec, job: Job, card: Gpu) -> PartialEstimate:
 
 
 def _varied(spec: ModelSpec, job: Job, card: Gpu, run: SimulatedRun) -> dict[int, Timeline]:
-    """Each card's timeline where lengths vary."""
+    """Each GPU's timeline of samples that differ in length."""
 
     @cache
     def at(length: int) -> dict[int, Timeline]:
@@ -145,14 +165,14 @@ def _varied(spec: ModelSpec, job: Job, card: Gpu, run: SimulatedRun) -> dict[int
         setting, plan, _ = prepare(spec, job.model_copy(update={"sequence_length": length}), card)
         return SimulatedRun(Step(setting, plan, card)).timelines
 
-    def on(one: int) -> Callable[[int], Timeline]:
-        return lambda length: at(length)[one]
+    def on(gpu: int) -> Callable[[int], Timeline]:
+        return lambda length: at(length)[gpu]
 
-    return {one: varied(on(one), job) for one in run.timelines}
+    return {gpu: varied(on(gpu), job) for gpu in run.timelines}
 
 
 def whole(run: SimulatedRun, notes: tuple[str, ...], card: int = 0) -> SimulatedStep:
-    """Everything that a simulated run tells of a card."""
+    """The results of a simulated run on one GPU."""
     step = run.step
     first, _ = step.kernels()
     micro_step_seconds, update_seconds = step_seconds(step, step.card)
@@ -165,39 +185,39 @@ def whole(run: SimulatedRun, notes: tuple[str, ...], card: int = 0) -> Simulated
         micro_step_seconds=micro_step_seconds,
         optimizer_seconds=update_seconds,
         flops_per_micro_step=flops(first),
-        versions=VERSIONS_LOOPED if step.setting.linear_experts else VERSIONS,
+        versions=VERSIONS_LINEAR_EXPERTS if step.setting.linear_experts else VERSIONS,
         notes=notes,
-        picture=None if step.setting.seen is None else step.setting.seen.picture,
+        picture=None if step.setting.vision is None else step.setting.vision.image,
         num_vision_parameters=step.num_vision_parameters,
     )
 
 
 def step_seconds(step: Step, card: Gpu) -> tuple[float, float]:
-    """Roofline time of a micro-step and of the optimizer's step on a card; a further micro-step where there is one."""
+    """Roofline time of a micro-step and of the optimizer's step on a GPU; the second micro-step's if there are two."""
     first, further = step.kernels()
     return seconds(further or first, card), optimizer_seconds(step.job.optimizer, step.trained, card)
 
 
 def count_notes(spec: ModelSpec, counted: int) -> list[str]:
-    """Says so where the published files hold another number of elements than the blocks count."""
+    """A note if the published files hold another number of elements than the estimate counts."""
     if spec.num_parameters == counted or spec.stored_parameters in (None, counted):
         return []
     return [
-        f"the published files hold {spec.stored_parameters:,} elements, the blocks count {counted:,} parameters:"
-        f" buffers, a stored copy of a tied head, or a variant that the {spec.model_type} block does not know"
+        f"the published files hold {spec.stored_parameters:,} elements, the estimate counts {counted:,} parameters:"
+        f" buffers, a stored copy of a tied head, or a variant of {spec.model_type} that is not supported"
     ]
 
 
 def listed_layers(spec: ModelSpec) -> tuple[str, ...] | None:
-    """Linear layers by name, for trainers that list them for PEFT; None where that is all-linear to PEFT anyway.
+    """Names of the linear layers, for frameworks that list them for PEFT; None if PEFT's all-linear means the same.
 
-    It is not for a mixture whose experts PEFT adapts by all-linear: those are no linear layers any more, since
-    transformers 5.
+    It does not for a mixture of experts (MoE) whose stacked experts PEFT adapts by all-linear: they are not
+    linear layers since transformers 5.
     """
-    if spec.model_type not in PATTERNS or not is_described(spec) or spec.model_type in IMAGE_PROCESSORS:
+    if not peft_experts_of(spec) or spec.model_type in IMAGE_PROCESSORS:
         return None
-    family = architecture_of(spec).family
-    job = Job(method="full").model_copy(update={"attention": family.attention[0]})
+    architecture = architecture_of(spec).architecture
+    job = Job(method="full").model_copy(update={"attention": architecture.attention[0]})
     net = declare(lay_out(spec, job, True)[0])
     names = {
         one.name.removesuffix(".weight")

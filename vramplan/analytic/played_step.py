@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from itertools import groupby
 from math import prod
 
-from vramplan.analytic.architectures.towers import PARTS, TOWER
+from vramplan.analytic.architectures.vision_tower import PARTS, TOWER
 from vramplan.analytic.autograd.graph import Parameter, StorageInfo, Stored
 from vramplan.analytic.autograd.repeated_experts import named
 from vramplan.analytic.autograd.tape import Tape
@@ -82,15 +82,12 @@ def _stored(name: str, shape: tuple[int, ...], dtype: str, stored: Stored, in_la
 
 def buffers_of(setting: StepSpec) -> list[Storage]:
     """What is loaded with the parameters and is none: tables and frequencies."""
-    family, config = setting.family, setting.config
+    architecture, config = setting.architecture, setting.config
     found = []
-    rotary = family.rotary(config)
+    rotary = architecture.decoder.rotary(config) if architecture.decoder is not None else None
     if rotary is not None:  # LlamaRotaryEmbedding: inv_freq and original_inv_freq
         found += [Storage(rotary.dim // 2 * 4, "parameter", "rotary frequencies", "fp32 buffers")] * 2
-    for shape in family.buffers(config):
-        formula = f"{' x '.join(map(str, shape))} fp32"
-        found += [Storage(4 * prod(shape), "parameter", "layers.* table", formula)] * len(family.kinds(config))
-    for table in family.model.tables(config) if family.model is not None else ():
+    for table in architecture.buffers(config):
         formula = f"{' x '.join(map(str, table.shape))} {table.dtype}"
         found.append(Storage(table.num_elements * DTYPE_BYTES[table.dtype], "parameter", table.name, formula))
     return found
@@ -180,7 +177,7 @@ class Step:
         net = net or play(setting, self.micro_steps)
         self.tape, self.widths, self.routers = net.tape, net.widths, net.routers
         self.embedded, self.layers_without_input_grad, self.idle = net.embedded, net.layers_without_input_grad, net.idle
-        if setting.seen is not None and not setting.looks:  # the tower is loaded all the same
+        if setting.vision is not None and not setting.has_images:  # the tower is loaded all the same
             for key, parameter in declare(setting).tape.parameters.items():
                 self.tape.parameters.setdefault(key, parameter)
         self.played = unfold(self.tape, plan, brief and self.job.strategy != "zero3")  # whose modules must all show
@@ -189,7 +186,7 @@ class Step:
     def described(self, tape: Tape, played: Unfolded) -> list[Storage]:
         """Each storage of the whole model as a timeline shows it."""
         sections = tape.sections
-        vocabulary = self.setting.family.shape(self.setting.config).vocabulary
+        vocabulary = self.setting.architecture.shape(self.setting.config).vocabulary
         shown = [
             describe(info, number in tape.kept, sections[played.section_of[number]].layer is not None, vocabulary)
             for number, info in enumerate(tape.storages)
@@ -199,10 +196,10 @@ class Step:
     @cached_property
     def placed(self) -> list[Placed]:
         """The whole model's parameters."""
-        model = self.setting.family.model
-        if model is not None and model.loads:
-            return in_order(self.tape, self.plan, model.loads)
-        if self.setting.spread_over is not None:
+        loads = self.setting.architecture.loads
+        if loads:
+            return in_order(self.tape, self.plan, loads)
+        if self.setting.device_map is not None:
             return in_order(self.tape, self.plan, ("model.embed_tokens", *range(len(self.plan.stacks))))
         return weights_of(self.tape, self.plan)
 
@@ -214,7 +211,7 @@ class Step:
     @cached_property
     def num_vision_parameters(self) -> int:
         """Those of the tower and of what leads from it to the language model."""
-        if self.setting.seen is None:
+        if self.setting.vision is None:
             return 0
         seeing = [one.parameter for one in self.placed if one.parameter.name.partition(".")[0] in PARTS]
         inside = [one.parameter for one in self.placed if one.layer is not None and one.layer >= TOWER]

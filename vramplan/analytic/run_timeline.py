@@ -30,7 +30,7 @@ class SimulatedRun:
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
         """Each card's own; one alone where all do the same."""
-        return {card: self._timeline(card) for card in self.step.setting.spread.cards}
+        return {card: self._timeline(card) for card in self.step.setting.placement.gpus}
 
     def _timeline(self, card: int) -> Timeline:
         """Loading and two optimizer steps, each of at most two micro-steps: without gradients, and on top of them."""
@@ -38,7 +38,7 @@ class SimulatedRun:
         share = strategy_of(self.step, record, card)
         record.enter("loaded")
         share.load()
-        for buffer in buffers_of(self.step.setting) if card == self.step.setting.spread.rotary else ():
+        for buffer in buffers_of(self.step.setting) if card == self.step.setting.placement.rotary else ():
             record.allocate(buffer)
         share.prepare()
         record.enter("forward")
@@ -73,7 +73,7 @@ class SimulatedRun:
         storages = self.step.described(tape, played)
         gathered = strategy_of(self.step, Recorder()).gathered_bytes()
         found = {}
-        for card in self.step.setting.spread.cards:
+        for card in self.step.setting.placement.gpus:
             events = played.on_card(card, played.events)
             found[card] = max(Timeline(storages, events, []).live_bytes(), default=0) + gathered
         return found

@@ -232,7 +232,7 @@ def _load(model: str | ModelSpec, gpu: str | Gpu, needs_images: bool = True) -> 
 
 
 def _check_takes_images(spec: ModelSpec) -> None:
-    if spec.model_type in MODEL_INPUTS and MODEL_INPUTS[spec.model_type].sees is not None:
+    if spec.model_type in MODEL_INPUTS and MODEL_INPUTS[spec.model_type].image_config is not None:
         raise ConfigError(
             f"{spec.name}: `images` is for images inside text; `estimate` takes {setting('image_size')} for this model"
         )

@@ -61,9 +61,9 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
     elif spec.model_type not in model_inputs.MODEL_INPUTS:
         _check_text_only(spec, job)
     if is_described(spec):
-        family, config, *_ = architecture_of(spec)
-        job.setdefault("attention", "sdpa" if "sdpa" in family.attention else family.attention[0])
-        shape = family.shape(config)
+        architecture, config, *_ = architecture_of(spec)
+        job.setdefault("attention", "sdpa" if "sdpa" in architecture.attention else architecture.attention[0])
+        shape = architecture.shape(config)
         positions = shape.positions if shape.hard_limit else None
     else:
         positions = max_positions(spec)

@@ -1,4 +1,4 @@
-"""Model families by transformers' ``model_type``."""
+"""Architectures by transformers' ``model_type``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from vramplan.analytic.architectures import (
     gpt_oss,
     llama,
     mllama,
+    modernbert,
     moe,
     phi,
     phimoe,
@@ -22,44 +23,45 @@ from vramplan.analytic.architectures import (
     vit,
     whisper,
 )
-from vramplan.analytic.architectures.family import Family, Rotary, Shape
-from vramplan.errors import UnsupportedError
+from vramplan.analytic.architectures.architecture import Architecture, Shape
+from vramplan.errors import UnsupportedError, setting
 
-FAMILIES: dict[str, Family] = {
-    **llama.FAMILIES,
-    **gemma.FAMILIES,
-    **phi.FAMILIES,
-    **phimoe.FAMILIES,
-    **cohere.FAMILIES,
-    **gpt.FAMILIES,
-    **bloom.FAMILIES,
-    **moe.FAMILIES,
-    **deepseek.FAMILIES,
-    **gpt_oss.FAMILIES,
-    **mllama.FAMILIES,
-    **bert.FAMILIES,
-    **deberta.FAMILIES,
-    **vit.FAMILIES,
-    **clip.FAMILIES,
-    **siglip.FAMILIES,
-    **t5.FAMILIES,
-    **whisper.FAMILIES,
+ARCHITECTURES: dict[str, Architecture] = {
+    **llama.ARCHITECTURES,
+    **gemma.ARCHITECTURES,
+    **phi.ARCHITECTURES,
+    **phimoe.ARCHITECTURES,
+    **cohere.ARCHITECTURES,
+    **gpt.ARCHITECTURES,
+    **bloom.ARCHITECTURES,
+    **moe.ARCHITECTURES,
+    **deepseek.ARCHITECTURES,
+    **gpt_oss.ARCHITECTURES,
+    **mllama.ARCHITECTURES,
+    **bert.ARCHITECTURES,
+    **modernbert.ARCHITECTURES,
+    **deberta.ARCHITECTURES,
+    **vit.ARCHITECTURES,
+    **clip.ARCHITECTURES,
+    **siglip.ARCHITECTURES,
+    **t5.ARCHITECTURES,
+    **whisper.ARCHITECTURES,
 }
 
 
-def family_of(model_type: str, owner: str) -> Family:
-    """The family that describes `model_type`.
+def text_architecture_of(model_type: str, owner: str) -> Architecture:
+    """The architecture of a model without a vision tower, or of the language model behind one.
 
     Raises:
-        UnsupportedError: where no block describes it.
+        UnsupportedError: if the analytic estimator does not support it.
     """
-    family = FAMILIES.get(model_type)
-    if family is None:
+    architecture = ARCHITECTURES.get(model_type)
+    if architecture is None:
         raise UnsupportedError(
-            f"{owner}: architecture {model_type!r} is not described by any block; known: {', '.join(sorted(FAMILIES))};"
-            " the real model can be traced"
+            f"{owner}: the analytic estimator does not support the architecture {model_type!r}; supported:"
+            f" {', '.join(sorted(ARCHITECTURES))}; {setting('by', 'trace')} runs it"
         )
-    return family
+    return architecture
 
 
-__all__ = ["FAMILIES", "Family", "Rotary", "Shape", "family_of"]
+__all__ = ["ARCHITECTURES", "Architecture", "Shape", "text_architecture_of"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
-from vramplan.analytic.architectures.encoder import ForwardPass, ForwardSpec, ModelOutput, alike
-from vramplan.analytic.architectures.family import Family, Shape
+from vramplan.analytic.architectures.architecture import Architecture, Shape, alike
+from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import losses
@@ -19,12 +19,12 @@ from vramplan.inputs.model_spec import Config
 
 
 def shape(c: Config) -> Shape:
-    """The keys of BERT and its kin; :mod:`vramplan.inputs.model_inputs` knows how long a text may be."""
+    """The keys of BERT and RoBERTa; :mod:`vramplan.inputs.model_inputs` has the longest text."""
     return Shape(c.count("num_hidden_layers"), c.count("hidden_size"), c.count("vocab_size"), None)
 
 
-class Kin(NamedTuple):
-    """What sets BERT and RoBERTa apart."""
+class Variant(NamedTuple):
+    """Differences between BERT and RoBERTa."""
 
     head: tuple[str, str]
     """The head's layer and norm before the last layer."""
@@ -34,44 +34,44 @@ class Kin(NamedTuple):
     """Whether positions are counted from the ids, for each sample."""
 
 
-BERT = Kin(("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"), None, counts=False)
-ROBERTA = Kin(("lm_head.dense", "lm_head.layer_norm"), "gelu", counts=True)
+BERT = Variant(("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"), None, counts=False)
+ROBERTA = Variant(("lm_head.dense", "lm_head.layer_norm"), "gelu", counts=True)
 
 
-def masked_lm(scene: ForwardPass, c: Config, kin: Kin = BERT) -> ModelOutput:
+def masked_lm(forward: ForwardPass, c: Config, variant: Variant = BERT) -> ModelOutput:
     """BertForMaskedLM: every position's logits, a cross-entropy in their own dtype."""
-    hidden = encode(scene, c, kin)
-    logits = words(scene.net, c, hidden, kin)
-    return ModelOutput(word_loss(scene, logits), [logits])
+    hidden = encode(forward, c, variant)
+    logits = words(forward.net, c, hidden, variant)
+    return ModelOutput(word_loss(forward, logits), [logits])
 
 
-def words(net: Modules, c: Config, x: Tensor, kin: Kin = BERT) -> Tensor:
+def words(net: Modules, c: Config, x: Tensor, variant: Variant = BERT) -> Tensor:
     """BertLMPredictionHead: the last layer shares the embedding's weight and has a bias of its own."""
-    dense, norm = kin.head
+    dense, norm = variant.head
     x = net.linear(dense, x, x.shape[-1], True)
-    x = activation(kin.act or c.text("hidden_act", "gelu"))(x)
+    x = activation(variant.act or c.text("hidden_act", "gelu"))(x)
     x = net.layer_norm(norm, x)
     return net.head(x, c.count("vocab_size"), c.flag("tie_word_embeddings", True), bias=True)
 
 
-def word_loss(scene: ForwardPass, logits: Tensor) -> Tensor:
+def word_loss(forward: ForwardPass, logits: Tensor) -> Tensor:
     """CrossEntropyLoss over all rows."""
-    scene.tape.module = "loss"
+    forward.tape.module = "loss"
     rows = logits.view(logits.num_elements // logits.shape[-1], logits.shape[-1])
-    return losses.cross_entropy(rows, scene.inputs["labels"])
+    return losses.cross_entropy(rows, forward.inputs["labels"])
 
 
-def encode(scene: ForwardPass, c: Config, kin: Kin) -> Tensor:
-    """BertModel without a pooler; what the embeddings give lives until all layers are done."""
-    embedded = embed(scene, c, kin)
-    ctx = scene.context(scene.padding(embedded), c.number("attention_probs_dropout_prob", 0.1))
-    return scene.layers(0, embedded, lambda x: layer(scene.net, c, x, ctx))
+def encode(forward: ForwardPass, c: Config, variant: Variant) -> Tensor:
+    """BertModel without a pooler; the embeddings live until all layers are done."""
+    embedded = embed(forward, c, variant)
+    ctx = forward.context(forward.padding(embedded), c.number("attention_probs_dropout_prob", 0.1))
+    return forward.layers(0, embedded, lambda x: layer(forward.net, c, x, ctx))
 
 
-def embed(scene: ForwardPass, c: Config, kin: Kin) -> Tensor:
+def embed(forward: ForwardPass, c: Config, variant: Variant) -> Tensor:
     """Words, kinds of sentence (all of one kind, picked by position from a table), positions."""
-    net, ids, width, name = scene.net, scene.inputs["input_ids"], c.count("hidden_size"), "embeddings"
-    where = counted_positions(net, ids) if kin.counts else net.resident((1, ids.shape[1]), "int64")
+    net, ids, width, name = forward.net, forward.inputs["input_ids"], c.count("hidden_size"), "embeddings"
+    where = counted_positions(net, ids) if variant.counts else net.resident((1, ids.shape[1]), "int64")
     picked = net.tape.empty(where.shape, "int64", "kinds of sentence")
     kinds = Tensor(net.tape, picked.storage, ids.shape, "int64")  # the same for all samples
     words = net.embedding(f"{name}.word_embeddings", ids, c.count("vocab_size"), width)
@@ -92,7 +92,7 @@ def counted_positions(net: Modules, ids: Tensor) -> Tensor:
 
 def layer(net: Modules, c: Config, x: Tensor, ctx: Context) -> Tensor:
     """Attention, feed-forward; a norm behind each sum."""
-    attended, *kept = attention(net, c, x, ctx)
+    attended, *weights = attention(net, c, x, ctx)
     inner = net.linear("intermediate.dense", attended, c.count("intermediate_size"), True)
     inner = activation(c.text("hidden_act", "gelu"))(inner)
     return add_and_norm(net, c, "output", inner, attended)
@@ -100,8 +100,8 @@ def layer(net: Modules, c: Config, x: Tensor, ctx: Context) -> Tensor:
 
 def attention(net: Modules, c: Config, x: Tensor, ctx: Context) -> tuple[Tensor, ...]:
     """Every word to every word; the scores stay in the model's dtype."""
-    out, *kept = self_attention(net, c, x, ctx)
-    return add_and_norm(net, c, "attention.output", out, x), *kept
+    out, *weights = self_attention(net, c, x, ctx)
+    return add_and_norm(net, c, "attention.output", out, x), *weights
 
 
 def self_attention(net: Modules, c: Config, x: Tensor, ctx: Context) -> tuple[Tensor, ...]:
@@ -124,21 +124,25 @@ def add_and_norm(net: Modules, c: Config, name: str, x: Tensor, residual: Tensor
 
 def tables(c: Config) -> list[Input]:
     """Positions and kinds of sentence."""
-    most = c.count("max_position_embeddings", 512)
-    return [Input("position_ids", (1, most)), Input("token_type_ids", (1, most))]
+    positions = c.count("max_position_embeddings", 512)
+    return [Input("position_ids", (1, positions)), Input("token_type_ids", (1, positions))]
 
 
-FAMILIES = {
-    "bert": Family.of_model(
-        ForwardSpec(masked_lm, lambda c: alike(c.count("num_hidden_layers")), tables=tables),
-        shape,
+ARCHITECTURES = {
+    "bert": Architecture(
+        masked_lm,
+        stacks=lambda c: alike(c.count("num_hidden_layers")),
+        shape=shape,
+        buffers=tables,
         refuses=(("is_decoder", True), ("position_embedding_type", "relative_key")),
     ),
     **dict.fromkeys(
         ("roberta", "xlm-roberta"),
-        Family.of_model(
-            ForwardSpec(partial(masked_lm, kin=ROBERTA), lambda c: alike(c.count("num_hidden_layers")), tables=tables),
-            shape,
+        Architecture(
+            partial(masked_lm, variant=ROBERTA),
+            stacks=lambda c: alike(c.count("num_hidden_layers")),
+            shape=shape,
+            buffers=tables,
             refuses=(("is_decoder", True),),
         ),
     ),

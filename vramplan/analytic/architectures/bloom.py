@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.architectures.family import Family, Shape, full_rotary, layer_norm
+from vramplan.analytic.architectures.architecture import Architecture, Shape, one_stack
+from vramplan.analytic.architectures.decoder import Decoder, full_rotary, layer_norm
 from vramplan.analytic.architectures.gpt import by_layer_count
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Grads, Tensor
@@ -191,27 +192,25 @@ def bloom_gelu(x: Tensor) -> Tensor:
     return ops.output(node, tape, x.shape, x.dtype, "gelu output")
 
 
-FAMILIES = {
-    "bloom": Family(
-        bloom,
-        embed=bloom_embed,
-        norm=layer_norm,
-        norm_name="transformer.ln_f",
+ARCHITECTURES = {
+    "bloom": Architecture(
+        decoder=Decoder(bloom, embed=bloom_embed, norm=layer_norm, norm_name="transformer.ln_f", rotary=lambda c: None),
         tied=True,
         shape=bloom_shape,
-        kinds=by_layer_count,
-        rotary=lambda c: None,
+        stacks=one_stack(by_layer_count),
         attention=("eager",),
     ),
-    "falcon": Family(
-        falcon,
-        embed=falcon_embed,
-        norm=layer_norm,
-        norm_name="transformer.ln_f",
+    "falcon": Architecture(
+        decoder=Decoder(
+            falcon,
+            embed=falcon_embed,
+            norm=layer_norm,
+            norm_name="transformer.ln_f",
+            rotary=full_rotary,
+            always_masked=True,
+        ),
         tied=True,
-        rotary=full_rotary,
         attention=("sdpa", "eager"),
-        always_masked=True,
         refuses=(("alibi", True), ("parallel_attn", False)),
     ),
 }

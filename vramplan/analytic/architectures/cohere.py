@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.architectures.family import Family, times
+from vramplan.analytic.architectures.architecture import Architecture, one_stack
+from vramplan.analytic.architectures.decoder import Decoder, times
 from vramplan.analytic.architectures.llama import patterned, window_or
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
@@ -42,7 +43,7 @@ def cohere(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) ->
     """One norm, then attention and feed-forward side by side."""
     residual = x
     x = norm(net, "input_layernorm", x)
-    out, *kept = cohere_attention(net, c, x, ctx, kind)
+    out, *weights = cohere_attention(net, c, x, ctx, kind)
     x = gated_mlp(net, c, x, c.text("hidden_act", "silu"))
     return ops.add(ops.add(residual, out), x, "residual stream")
 
@@ -57,8 +58,8 @@ def cohere_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: Lay
     if qk_norm:
         q, k = norm(net, "self_attn.q_norm", q), norm(net, "self_attn.k_norm", k)
     q, k = turned(q, k, ctx, kind)
-    out, *kept = attend(q, k, v, ctx, kind)
-    return net.linear("self_attn.o_proj", out, width, bias), *kept
+    out, *weights = attend(q, k, v, ctx, kind)
+    return net.linear("self_attn.o_proj", out, width, bias), *weights
 
 
 def cohere2_kinds(c: Config) -> list[LayerKind]:
@@ -66,7 +67,11 @@ def cohere2_kinds(c: Config) -> list[LayerKind]:
     return [LayerKind(kind.sliding, rotary=kind.sliding) for kind in patterned(c, 4)]
 
 
-FAMILIES = {
-    "cohere": Family(cohere, norm=norm, tied=True, after_head=times),
-    "cohere2": Family(cohere, norm=norm, tied=True, after_head=times, kinds=cohere2_kinds, window=window_or(4096)),
+ARCHITECTURES = {
+    "cohere": Architecture(decoder=Decoder(cohere, norm=norm, after_head=times), tied=True),
+    "cohere2": Architecture(
+        decoder=Decoder(cohere, norm=norm, after_head=times, window=window_or(4096)),
+        tied=True,
+        stacks=one_stack(cohere2_kinds),
+    ),
 }

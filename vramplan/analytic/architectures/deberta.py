@@ -1,40 +1,40 @@
-"""DeBERTa-v3: what a word is and where it stands attend to each other (transformers 5.23, modeling_deberta_v2.py).
+"""DeBERTa-v3: words and their relative positions attend to each other (transformers 5.23, modeling_deberta_v2.py).
 
 Scores are (B * heads, S, S); positions are P = 2 * buckets relative ones, whose scores (B * heads, S, P) are gathered.
 """
 
 from __future__ import annotations
 
+from vramplan.analytic.architectures.architecture import Architecture, alike
 from vramplan.analytic.architectures.bert import add_and_norm, shape, word_loss, words
-from vramplan.analytic.architectures.encoder import ForwardPass, ForwardSpec, ModelOutput, alike
-from vramplan.analytic.architectures.family import Family
+from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.layers.attention_kernels import softmax
 from vramplan.analytic.layers.mlp import activation
 from vramplan.analytic.layers.modules import Modules
-from vramplan.errors import UnsupportedError
+from vramplan.errors import UnsupportedError, setting
 from vramplan.inputs.model_inputs import Input
 from vramplan.inputs.model_spec import Config
 
 
-def masked_lm(scene: ForwardPass, c: Config) -> ModelOutput:
+def masked_lm(forward: ForwardPass, c: Config) -> ModelOutput:
     """DebertaV2ForMaskedLM: BERT's head."""
     check(c)
-    hidden = states_of(scene, c)
-    logits = words(scene.net, c, hidden)
-    return ModelOutput(word_loss(scene, logits), [logits])
+    hidden = states_of(forward, c)
+    logits = words(forward.net, c, hidden)
+    return ModelOutput(word_loss(forward, logits), [logits])
 
 
-def states_of(scene: ForwardPass, c: Config) -> Tensor:
+def states_of(forward: ForwardPass, c: Config) -> Tensor:
     """DebertaV2Model: the states of all layers live until the last is there."""
-    mask = scene.inputs["attention_mask"]
-    scene.tape.module = "inputs"
-    kinds = scene.tape.empty(mask.shape, "int64", "kinds of sentence")
-    embedded = embed(scene, c, mask, kinds)
+    mask = forward.inputs["attention_mask"]
+    forward.tape.module = "inputs"
+    kinds = forward.tape.empty(mask.shape, "int64", "kinds of sentence")
+    embedded = embed(forward, c, mask, kinds)
     states = [embedded]
-    return encode(scene, c, embedded, mask, states)
+    return encode(forward, c, embedded, mask, states)
 
 
 def check(c: Config) -> None:
@@ -43,12 +43,12 @@ def check(c: Config) -> None:
     Raises:
         UnsupportedError: naming the keys.
     """
-    types = c.get("pos_att_type") or ()
+    types, traced = c.get("pos_att_type") or (), f"{setting('by', 'trace')} runs it"
     known = set(types.split("|") if isinstance(types, str) else types) == {"c2p", "p2c"}
     if not (known and c.flag("relative_attention", False) and c.flag("share_att_key", False)):
-        raise UnsupportedError("deberta-v2 without shared keys for c2p and p2c is not described; --by trace runs it")
+        raise UnsupportedError(f"deberta-v2 without shared keys for c2p and p2c is not supported; {traced}")
     if c.get("conv_kernel_size") or c.get("embedding_size", c.count("hidden_size")) != c.count("hidden_size"):
-        raise UnsupportedError("deberta-v2 with a convolution or narrow embedding is not described; --by trace runs it")
+        raise UnsupportedError(f"deberta-v2 with a convolution or narrow embedding is not supported; {traced}")
 
 
 def positions(c: Config) -> int:
@@ -57,21 +57,21 @@ def positions(c: Config) -> int:
 
 
 def distances(c: Config) -> int:
-    """Longest distance that is told apart."""
-    most = c.get("max_relative_positions", -1)
-    return int(most) if most > 0 else c.count("max_position_embeddings", 512)
+    """Longest distance with an embedding of its own."""
+    distance = c.get("max_relative_positions", -1)
+    return int(distance) if distance > 0 else c.count("max_position_embeddings", 512)
 
 
-def embed(scene: ForwardPass, c: Config, mask: Tensor, kinds: Tensor) -> Tensor:
+def embed(forward: ForwardPass, c: Config, mask: Tensor, kinds: Tensor) -> Tensor:
     """DebertaV2Embeddings: words, positions or zeros in their place, a norm, padding set to zero."""
-    net, ids, width, name = scene.net, scene.inputs["input_ids"], c.count("hidden_size"), "embeddings"
-    x = found = net.embedding(f"{name}.word_embeddings", ids, c.count("vocab_size"), width)
+    net, ids, width, name = forward.net, forward.inputs["input_ids"], c.count("hidden_size"), "embeddings"
+    x = words = net.embedding(f"{name}.word_embeddings", ids, c.count("vocab_size"), width)
     if c.flag("position_biased_input", True):
         where = net.resident((1, ids.shape[1]), "int64")
-        placed = net.embedding(f"{name}.position_embeddings", where, c.count("max_position_embeddings", 512), width)
-        x = ops.add(x, placed)
+        positions = net.embedding(f"{name}.position_embeddings", where, c.count("max_position_embeddings", 512), width)
+        x = ops.add(x, positions)
     else:
-        placed = net.tape.empty(found.shape, found.dtype, "zeros for positions")
+        positions = net.tape.empty(words.shape, words.dtype, "zeros for positions")
     if c.get("type_vocab_size", 0):
         x = ops.add(x, net.embedding(f"{name}.token_type_embeddings", kinds, c.count("type_vocab_size"), width))
     x = net.layer_norm(f"{name}.LayerNorm", x)
@@ -79,9 +79,9 @@ def embed(scene: ForwardPass, c: Config, mask: Tensor, kinds: Tensor) -> Tensor:
     return ops.dropout(x, c.number("hidden_dropout_prob", 0.1))
 
 
-def encode(scene: ForwardPass, c: Config, x: Tensor, mask: Tensor, states: list[Tensor]) -> Tensor:
+def encode(forward: ForwardPass, c: Config, x: Tensor, mask: Tensor, states: list[Tensor]) -> Tensor:
     """DebertaV2Encoder: one mask, one table of relative positions, one norm of their embeddings for all layers."""
-    net, tape, (batch, length, width) = scene.net, scene.tape, x.shape
+    net, tape, (batch, length, width) = forward.net, forward.tape, x.shape
     tape.module = "encoder"
     pairs = tape.empty((batch, 1, length, length), mask.dtype, "mask of pairs")
     apart = bucketed(tape, (1, length, length)) if c.get("position_buckets", -1) > 0 else None
@@ -89,7 +89,7 @@ def encode(scene: ForwardPass, c: Config, x: Tensor, mask: Tensor, states: list[
     table: Tensor = net.parameter("encoder.rel_embeddings.weight", positions(c), width)
     if "layer_norm" in c.text("norm_rel_ebd", "none"):
         table = net.layer_norm("encoder.LayerNorm", table)
-    return scene.layers(0, x, lambda x: layer(net, c, x, pairs, apart, table), states)
+    return forward.layers(0, x, lambda x: layer(net, c, x, pairs, apart, table), states)
 
 
 def bucketed(tape: Tape, square: tuple[int, ...]) -> Tensor:
@@ -117,9 +117,9 @@ def bucketed(tape: Tape, square: tuple[int, ...]) -> Tensor:
 
 def layer(net: Modules, c: Config, x: Tensor, pairs: Tensor, apart: Tensor, table: Tensor) -> Tensor:
     """DebertaV2Layer: BERT's but for the attention."""
-    seen = attention(net, c, x, pairs, apart, table)
-    attended = add_and_norm(net, c, "attention.output", seen, x)
-    del seen
+    mixed = attention(net, c, x, pairs, apart, table)
+    attended = add_and_norm(net, c, "attention.output", mixed, x)
+    del mixed
     inner = net.linear("intermediate.dense", attended, c.count("intermediate_size"), True)
     inner = activation(c.text("hidden_act", "gelu"))(inner)
     return add_and_norm(net, c, "output", inner, attended)
@@ -136,7 +136,7 @@ def attention(net: Modules, c: Config, x: Tensor, pairs: Tensor, apart: Tensor, 
     table = ops.dropout(table, c.number("hidden_dropout_prob", 0.1))
     by_position = position_scores(net, q, k, apart, table, heads)
     scores = ops.add(scores, by_position, "attention scores with positions")
-    seen = net.tape.empty(pairs.shape, "bool", "pairs that see each other")
+    visible = net.tape.empty(pairs.shape, "bool", "pairs that see each other")
     hidden = net.tape.empty(pairs.shape, "bool", "pairs that do not")
     scores = ops.masked(scores, hidden)
     del hidden
@@ -144,7 +144,7 @@ def attention(net: Modules, c: Config, x: Tensor, pairs: Tensor, apart: Tensor, 
     weights = ops.dropout(weights, c.number("attention_probs_dropout_prob", 0.1))
     out = ops.matmul(weights, v, flops, (batch, length, heads, width // heads), "attention output")
     out = ops.copy(ops.heads_first(out), "heads beside each other")
-    del seen
+    del visible
     return out.view(batch, length, width)
 
 
@@ -194,12 +194,13 @@ def tables(c: Config) -> list[Input]:
     return [Input("position_ids", (1, c.count("max_position_embeddings", 512)))]
 
 
-FAMILIES = {
-    "deberta-v2": Family.of_model(
-        ForwardSpec(
-            masked_lm, lambda c: alike(c.count("num_hidden_layers")), ("embeddings", 0, "encoder"), tables=tables
-        ),
-        shape,
+ARCHITECTURES = {
+    "deberta-v2": Architecture(
+        masked_lm,
+        stacks=lambda c: alike(c.count("num_hidden_layers")),
+        shape=shape,
+        buffers=tables,
+        loads=("embeddings", 0, "encoder"),
         attention=("eager",),
         refuses=(("legacy", False),),
     )

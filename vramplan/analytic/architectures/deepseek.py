@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vramplan.analytic.architectures.family import Family, Layer, Rotary, rms_norm
+from vramplan.analytic.architectures.architecture import Architecture, one_stack
+from vramplan.analytic.architectures.decoder import Decoder, Layer, Rotary, rms_norm
 from vramplan.analytic.architectures.moe import ROUTED, flat, layer
 from vramplan.analytic.architectures.phi import partial
 from vramplan.analytic.autograd import ops
@@ -28,7 +29,7 @@ Loop = Callable[[Modules, str, Tensor, Routed, Experts], Tensor]
 
 
 def in_fp32(net: Modules, name: str, x: Tensor, to: Routed, experts: Experts) -> Tensor:
-    """DeepseekV3MoE.moe: what the experts give is added up in fp32."""
+    """DeepseekV3MoE.moe: the experts' outputs are added up in fp32."""
     return ops.to(moe_linear_experts.in_turn(net, name, x, to, experts, widens=True)[0], x.dtype, "output")
 
 
@@ -114,8 +115,8 @@ def glm4_moe_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: L
         q, k = rms_norm(net, "self_attn.q_norm", q), rms_norm(net, "self_attn.k_norm", k)
     net.tape.module = "self_attn"
     q, k = partial_rotary(q, k, ctx, kind)
-    out, *kept = attend(q, k, v, ctx, kind, contiguous=True)
-    return net.linear("self_attn.o_proj", out, width), *kept
+    out, *weights = attend(q, k, v, ctx, kind, contiguous=True)
+    return net.linear("self_attn.o_proj", out, width), *weights
 
 
 def glm4_router(net: Modules, c: Config, x: Tensor, experts: Experts) -> Routed:
@@ -124,21 +125,34 @@ def glm4_router(net: Modules, c: Config, x: Tensor, experts: Experts) -> Routed:
     return scored_router(net, "mlp.gate", x, experts, groups, c.flag("norm_topk_prob", True), "fp32")
 
 
-FAMILIES = {
-    "deepseek_v2": Family(  # rotation in complex numbers, a softmax over experts
-        latent(as_complex, v2_router, moe_linear_experts.in_order),
-        kinds=first_dense(0),
-        rotary=lambda c: Rotary(c.count("qk_rope_head_dim") // 2, fp32=True),
+ARCHITECTURES = {
+    "deepseek_v2": Architecture(  # rotation in complex numbers, a softmax over experts
+        decoder=Decoder(
+            latent(as_complex, v2_router, moe_linear_experts.in_order),
+            rotary=lambda c: Rotary(c.count("qk_rope_head_dim") // 2, fp32=True),
+        ),
+        stacks=one_stack(first_dense(0)),
         attention=("sdpa", "eager"),
         refuses=ROUTED,
+        peft_experts="qwen2_moe",
     ),
-    "deepseek_v3": Family(  # R1, Kimi K2, Moonlight: a sigmoid for each expert, the best of the best groups
-        latent(interleaved, v3_router, in_fp32),
-        kinds=first_dense(3),
-        rotary=lambda c: Rotary(c.count("qk_rope_head_dim")),
+    "deepseek_v3": Architecture(  # R1, Kimi K2, Moonlight: a sigmoid for each expert, the best of the best groups
+        decoder=Decoder(latent(interleaved, v3_router, in_fp32), rotary=lambda c: Rotary(c.count("qk_rope_head_dim"))),
+        stacks=one_stack(first_dense(3)),
         attention=("sdpa", "eager"),
         refuses=(*ROUTED, ("rope_interleave", False)),
+        peft_experts="qwen2_moe",
     ),
-    "glm4_moe": Family(glm4_moe, kinds=first_dense(1), rotary=partial(0.5), refuses=ROUTED),
-    "glm4v_moe_text": Family(glm4_moe, kinds=first_dense(1), rotary=partial(0.5, per_row=True), refuses=ROUTED),
+    "glm4_moe": Architecture(
+        decoder=Decoder(glm4_moe, rotary=partial(0.5)),
+        stacks=one_stack(first_dense(1)),
+        refuses=ROUTED,
+        peft_experts="qwen2_moe",
+    ),
+    "glm4v_moe_text": Architecture(
+        decoder=Decoder(glm4_moe, rotary=partial(0.5, per_row=True)),
+        stacks=one_stack(first_dense(1)),
+        refuses=ROUTED,
+        peft_experts="qwen2_moe",
+    ),
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.architectures.family import Family, Rotary
+from vramplan.analytic.architectures.architecture import Architecture, one_stack
+from vramplan.analytic.architectures.decoder import Decoder, Rotary
 from vramplan.analytic.architectures.llama import patterned, window_or
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
@@ -43,7 +44,7 @@ def gemma(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> 
     bias = c.flag("attention_bias", False)
     residual = x
     x = norm(net, "input_layernorm", x)
-    x, *kept = attention(net, c, x, ctx, kind, bias, bias)
+    x, *weights = attention(net, c, x, ctx, kind, bias, bias)
     x = ops.add(residual, x, "residual stream")
     residual = x
     x = norm(net, "post_attention_layernorm", x)
@@ -56,7 +57,7 @@ def sandwich(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind, 
     bias = c.flag("attention_bias", False)
     residual = x
     x = norm(net, "input_layernorm", x)
-    x, *kept = attention(net, c, x, ctx, kind, bias, bias, norm if qk_norm else None)
+    x, *weights = attention(net, c, x, ctx, kind, bias, bias, norm if qk_norm else None)
     x = norm(net, "post_attention_layernorm", x)
     x = ops.add(residual, x, "residual stream")
     residual = x
@@ -71,27 +72,25 @@ def gemma3(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) ->
     return sandwich(net, c, x, ctx, kind, qk_norm=True)
 
 
-FAMILIES = {
-    "gemma": Family(gemma, embed=embed, norm=norm, tied=True),
-    "gemma2": Family(
-        sandwich,
-        embed=embed,
-        norm=norm,
+ARCHITECTURES = {
+    "gemma": Architecture(decoder=Decoder(gemma, embed=embed, norm=norm), tied=True),
+    "gemma2": Architecture(
+        decoder=Decoder(sandwich, embed=embed, norm=norm, after_head=cap, window=window_or(4096)),
         tied=True,
-        after_head=cap,
-        kinds=lambda c: patterned(c, 2),
-        window=window_or(4096),
+        stacks=one_stack(lambda c: patterned(c, 2)),
         defaults={"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
         attention=("eager", "flash"),  # _supports_sdpa = False: SDPA cannot cap scores
     ),
-    "gemma3_text": Family(
-        gemma3,
-        embed=embed,
-        norm=norm,
+    "gemma3_text": Architecture(
+        decoder=Decoder(
+            gemma3,
+            embed=embed,
+            norm=norm,
+            after_head=cap,
+            window=window_or(4096),
+            rotary=lambda c: Rotary(heads_of(c).dim, per_kind=True),
+        ),
         tied=True,
-        after_head=cap,
-        kinds=lambda c: patterned(c, 6),
-        window=window_or(4096),
-        rotary=lambda c: Rotary(heads_of(c).dim, per_kind=True),
+        stacks=one_stack(lambda c: patterned(c, 6)),
     ),
 }

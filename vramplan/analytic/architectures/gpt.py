@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from vramplan.analytic.architectures.family import Family, Rotary, Shape, embed_tokens, layer_norm
+from vramplan.analytic.architectures.architecture import Architecture, Shape, one_stack
+from vramplan.analytic.architectures.decoder import Decoder, Rotary, embed_tokens, layer_norm
 from vramplan.analytic.architectures.llama import every_layer_slides, plain_window
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
@@ -13,6 +14,7 @@ from vramplan.analytic.layers.context import Context, LayerKind, heads_of
 from vramplan.analytic.layers.mlp import activation, plain_mlp
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.rope import partial_rotary, rotate
+from vramplan.inputs.model_inputs import Input
 from vramplan.inputs.model_spec import Config
 
 # -- GPT-2 -------------------------------------------------------------------------------------------------------------
@@ -39,7 +41,7 @@ def gpt2(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> T
     dropout = c.number("resid_pdrop", 0.1)
     residual = x
     x = net.layer_norm("ln_1", x)
-    x, *kept = gpt2_attention(net, c, x, ctx, kind)
+    x, *weights = gpt2_attention(net, c, x, ctx, kind)
     x = attended = ops.dropout(x, dropout)  # a local of GPT2Block.forward to its end
     x = ops.add(attended, residual, "residual stream")
     residual = x
@@ -56,8 +58,8 @@ def gpt2_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: Layer
     heads = c.count("n_head")
     parts = ops.split(net.linear("attn.c_attn", x, 3 * width, bias=True), width, width, width)
     q, k, v = (part.view(batch, length, heads, width // heads) for part in parts)
-    out, *kept = attend(q, k, v, ctx, kind, scores=Softcap(in_fp32=False))
-    return net.linear("attn.c_proj", out, width, bias=True), *kept
+    out, *weights = attend(q, k, v, ctx, kind, scores=Softcap(in_fp32=False))
+    return net.linear("attn.c_proj", out, width, bias=True), *weights
 
 
 # -- GPT-J -------------------------------------------------------------------------------------------------------------
@@ -100,9 +102,10 @@ def gptj_rotary(net: Modules, c: Config, q: Tensor, k: Tensor) -> tuple[Tensor, 
     return ops.cat(q_turned, q_rest), k_joined, k_turned, k_rest, q_turned, q_rest, repeated, places, both
 
 
-def gptj_buffers(c: Config) -> tuple[tuple[int, ...], ...]:
+def gptj_buffers(c: Config) -> list[Input]:
     """A table of sines and cosines in every layer."""
-    return ((c.count("n_positions", 2048), c.count("rotary_dim", 64)),)
+    table = Input("layers.* table", (c.count("n_positions", 2048), c.count("rotary_dim", 64)), "fp32")
+    return [table] * len(by_layer_count(c))
 
 
 def gptj_embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
@@ -118,7 +121,7 @@ def gpt_neox(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) 
     width = c.count("intermediate_size")
     act, bias, dropout = c.text("hidden_act", "gelu"), c.flag("attention_bias", True), c.number("hidden_dropout", 0.0)
     names = ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h", width, act)
-    attended, *kept = neox_attention(net, c, net.layer_norm("input_layernorm", x), ctx, kind, bias)
+    attended, *weights = neox_attention(net, c, net.layer_norm("input_layernorm", x), ctx, kind, bias)
     attended = ops.dropout(attended, dropout)
     if c.flag("use_parallel_residual", True):
         mlp = ops.dropout(plain_mlp(net, net.layer_norm("post_attention_layernorm", x), *names), dropout)
@@ -135,8 +138,8 @@ def neox_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: Layer
     qkv = net.linear("attention.query_key_value", x, 3 * width, bias).view(batch, length, heads.query, 3 * heads.dim)
     q, k, v = ops.split(qkv, heads.dim, heads.dim, heads.dim)
     q, k = partial_rotary(q, k, ctx, kind)
-    out, *kept = attend(q, k, v, ctx, kind, contiguous=True)
-    return net.linear("attention.dense", out, width, bias), *kept
+    out, *weights = attend(q, k, v, ctx, kind, contiguous=True)
+    return net.linear("attention.dense", out, width, bias), *weights
 
 
 def neox_embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
@@ -182,7 +185,7 @@ def opt(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Te
     residual = x
     if before:
         x = net.layer_norm("self_attn_layer_norm", x)
-    x, *kept = opt_attention(net, c, x, ctx, kind)
+    x, *weights = opt_attention(net, c, x, ctx, kind)
     x = ops.dropout(x, dropout)
     x = ops.add(residual, x, "residual stream")
     if not before:
@@ -207,8 +210,8 @@ def opt_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerK
     k = net.linear("self_attn.k_proj", x, width, bias)
     v = net.linear("self_attn.v_proj", x, width, bias)
     q, k, v = (t.view(batch, length, heads.query, heads.dim) for t in (q, k, v))
-    out, *kept = attend(q, k, v, ctx, kind)
-    return net.linear("self_attn.out_proj", out, width, bias), *kept
+    out, *weights = attend(q, k, v, ctx, kind)
+    return net.linear("self_attn.out_proj", out, width, bias), *weights
 
 
 def opt_before_head(net: Modules, c: Config, x: Tensor) -> Tensor:
@@ -225,7 +228,7 @@ def starcoder2(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind
     bias, dropout = c.flag("use_bias", True), c.number("residual_dropout", 0.0)
     residual = x
     x = net.layer_norm("input_layernorm", x)
-    x, *kept = attention(net, c, x, ctx, kind, bias, bias)
+    x, *weights = attention(net, c, x, ctx, kind, bias, bias)
     x = ops.add(residual, ops.dropout(x, dropout), "residual stream")
     residual = x
     x = net.layer_norm("post_attention_layernorm", x)
@@ -246,53 +249,49 @@ def by_layer_count(c: Config, key: str = "n_layer") -> list[LayerKind]:
     return [LayerKind()] * c.count(key, c.get("num_hidden_layers"))
 
 
-FAMILIES = {
-    "gpt2": Family(
-        gpt2,
-        embed=gpt2_embed,
-        norm=layer_norm,
-        norm_name="transformer.ln_f",
+ARCHITECTURES = {
+    "gpt2": Architecture(
+        decoder=Decoder(
+            gpt2,
+            embed=gpt2_embed,
+            norm=layer_norm,
+            norm_name="transformer.ln_f",
+            rotary=lambda c: None,
+            attention_dropout=("attn_pdrop", 0.1),
+        ),
         tied=True,
         shape=gpt_shape,
-        kinds=by_layer_count,
-        rotary=lambda c: None,
-        attention_dropout=("attn_pdrop", 0.1),
+        stacks=one_stack(by_layer_count),
     ),
-    "gptj": Family(
-        gptj,
-        embed=gptj_embed,
-        norm=layer_norm,
-        norm_name="transformer.ln_f",
-        head_bias=True,
+    "gptj": Architecture(
+        decoder=Decoder(
+            gptj, embed=gptj_embed, norm=layer_norm, norm_name="transformer.ln_f", head_bias=True, rotary=lambda c: None
+        ),
         shape=gpt_shape,
-        kinds=by_layer_count,
-        rotary=lambda c: None,
+        stacks=one_stack(by_layer_count),
         buffers=gptj_buffers,
         attention=("eager",),
     ),
-    "gpt_neox": Family(
-        gpt_neox,
-        embed=neox_embed,
-        norm=layer_norm,
-        norm_name="gpt_neox.final_layer_norm",
-        rotary=neox_rotary,
+    "gpt_neox": Architecture(
+        decoder=Decoder(
+            gpt_neox, embed=neox_embed, norm=layer_norm, norm_name="gpt_neox.final_layer_norm", rotary=neox_rotary
+        )
     ),
-    "opt": Family(
-        opt,
-        embed=opt_embed,
-        norm=layer_norm,
-        norm_name="model.decoder.final_layer_norm",
+    "opt": Architecture(
+        decoder=Decoder(
+            opt,
+            embed=opt_embed,
+            norm=layer_norm,
+            norm_name="model.decoder.final_layer_norm",
+            before_head=opt_before_head,
+            rotary=lambda c: None,
+        ),
         tied=True,
-        before_head=opt_before_head,
         shape=opt_shape,
-        rotary=lambda c: None,
     ),
-    "starcoder2": Family(
-        starcoder2,
-        embed=starcoder_embed,
-        norm=layer_norm,
+    "starcoder2": Architecture(
+        decoder=Decoder(starcoder2, embed=starcoder_embed, norm=layer_norm, window=plain_window),
         tied=True,
-        kinds=every_layer_slides,
-        window=plain_window,
+        stacks=one_stack(every_layer_slides),
     ),
 }

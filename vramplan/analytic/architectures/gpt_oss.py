@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.architectures.family import Family, Rotary
+from vramplan.analytic.architectures.architecture import Architecture, one_stack
+from vramplan.analytic.architectures.decoder import Decoder, Rotary
 from vramplan.analytic.architectures.llama import olmo_norm, patterned, window_or
 from vramplan.analytic.architectures.moe import ROUTED, flat
 from vramplan.analytic.autograd import ops
@@ -18,7 +19,7 @@ def gpt_oss(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -
     """GptOssDecoderLayer; norms multiply by their weight in fp32."""
     residual = x
     x = olmo_norm(net, "input_layernorm", x)
-    x, *kept = attention(net, c, x, ctx, kind)
+    x, *weights = attention(net, c, x, ctx, kind)
     x = ops.add(residual, x, "residual stream")
     residual = x
     x = olmo_norm(net, "post_attention_layernorm", x)
@@ -122,14 +123,11 @@ def beside(scores: Tensor, sinks: Tensor) -> Tensor:
     return out
 
 
-FAMILIES = {
-    "gpt_oss": Family(
-        gpt_oss,
-        norm=olmo_norm,
-        rotary=lambda c: Rotary(heads_of(c).dim // 2),
-        kinds=lambda c: patterned(c, 2),
-        window=window_or(128),
+ARCHITECTURES = {
+    "gpt_oss": Architecture(
+        decoder=Decoder(gpt_oss, norm=olmo_norm, rotary=lambda c: Rotary(heads_of(c).dim // 2), window=window_or(128)),
+        stacks=one_stack(lambda c: patterned(c, 2)),
         attention=("eager",),
         refuses=ROUTED,
-    )
+    ),
 }

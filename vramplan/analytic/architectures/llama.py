@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vramplan.analytic.architectures.family import Family, Rotary, embed_tokens, rms_norm, times
+from vramplan.analytic.architectures.architecture import Architecture, one_stack
+from vramplan.analytic.architectures.decoder import Decoder, Rotary, embed_tokens, rms_norm, times
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers.attention import attend, attention
@@ -32,7 +33,7 @@ def pre_norm_layer(
     """Norm, attention, add; norm, feed-forward, add."""
     residual = x
     x = net.rms_norm("input_layernorm", x)
-    x, *kept = attention(net, c, x, ctx, kind, bias, out_bias, rms_norm if qk_norm else None)
+    x, *weights = attention(net, c, x, ctx, kind, bias, out_bias, rms_norm if qk_norm else None)
     x = ops.dropout(x, dropout)
     x = ops.add(residual, ops.scale(x) if scales_residual else x, "residual stream")
     residual = x
@@ -98,7 +99,7 @@ def minicpm3(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) 
     """MiniCPM 3: MiniCPM with latent attention."""
     residual = x
     x = net.rms_norm("input_layernorm", x)
-    x, *kept = latent_attention(net, c, x, ctx, lambda q, k, ctx: rotary(q, k, ctx, kind))
+    x, *weights = latent_attention(net, c, x, ctx, lambda q, k, ctx: rotary(q, k, ctx, kind))
     x = ops.add(residual, ops.scale(x), "residual stream")
     residual = x
     x = net.rms_norm("post_attention_layernorm", x)
@@ -114,7 +115,7 @@ def olmo_norm(net: Modules, name: str, x: Tensor) -> Tensor:
 def olmo2(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """OLMo 2 and 3: no norm before, one after each branch; norms over all of q and of k; rotary in fp32."""
     residual = x
-    x, *kept = olmo_attention(net, c, x, ctx, kind)
+    x, *weights = olmo_attention(net, c, x, ctx, kind)
     x = olmo_norm(net, "post_attention_layernorm", x)
     x = ops.add(residual, x, "residual stream")
     residual = x
@@ -135,25 +136,25 @@ def olmo_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: Layer
     net.tape.module = "self_attn"
     dtype = q.dtype
     q, k = (ops.to(t, dtype, "rotated") for t in rotary(q, k, ctx, kind))
-    out, *kept = attend(q, k, v, ctx, kind)
-    return net.linear("self_attn.o_proj", out, width, bias), *kept
+    out, *weights = attend(q, k, v, ctx, kind)
+    return net.linear("self_attn.o_proj", out, width, bias), *weights
 
 
 # -- which layers slide, and how far -----------------------------------------------------------------------------------
 
 
 def every_layer_slides(c: Config) -> list[LayerKind]:
-    """Mistral, Phi-3, StarCoder2: all layers where a window is set."""
+    """Mistral, Phi-3, StarCoder2: all layers slide if a window is set."""
     return [LayerKind(sliding=plain_window(c) is not None)] * c.count("num_hidden_layers")
 
 
 def plain_window(c: Config) -> int | None:
-    """The configuration's window, none where it is null or absent."""
+    """The configuration's window, None if it is null or absent."""
     return None if c.get("sliding_window") is None else c.count("sliding_window")
 
 
 def mistral_window(c: Config) -> int | None:
-    """Mistral's window; transformers takes 4096 where the key is absent, none where it is null."""
+    """Mistral's window; transformers takes 4096 if the key is absent, None if it is null."""
     return plain_window(c) if c.has("sliding_window") else 4096
 
 
@@ -163,7 +164,7 @@ def mistral_kinds(c: Config) -> list[LayerKind]:
 
 
 def qwen_window(c: Config) -> int | None:
-    """Qwen's window counts only where use_sliding_window says so."""
+    """Qwen's window counts only if use_sliding_window is true."""
     return plain_window(c) if c.flag("use_sliding_window", False) else None
 
 
@@ -197,37 +198,40 @@ def window_or(default: int) -> Callable[[Config], int]:
     return lambda c: c.count("sliding_window", default)
 
 
-FAMILIES = {
-    "llama": Family(llama),
-    "internlm3": Family(llama),
-    "internlm2": Family(llama, remote_code=True),
-    "baichuan": Family(llama, remote_code=True),
-    "minicpm": Family(minicpm, embed=granite_embed, before_head=times, remote_code=True),
-    "minicpm3": Family(
-        minicpm3,
-        embed=granite_embed,
-        before_head=times,
+ARCHITECTURES = {
+    "llama": Architecture(decoder=Decoder(llama)),
+    "internlm3": Architecture(decoder=Decoder(llama)),
+    "internlm2": Architecture(decoder=Decoder(llama), remote_code=True),
+    "baichuan": Architecture(decoder=Decoder(llama), remote_code=True),
+    "minicpm": Architecture(decoder=Decoder(minicpm, embed=granite_embed, before_head=times), remote_code=True),
+    "minicpm3": Architecture(
+        decoder=Decoder(
+            minicpm3, embed=granite_embed, before_head=times, rotary=lambda c: Rotary(c.count("qk_rope_head_dim"))
+        ),
         tied=True,
-        rotary=lambda c: Rotary(c.count("qk_rope_head_dim")),
     ),
-    "mistral": Family(mistral, kinds=mistral_kinds, window=mistral_window),
-    "qwen2": Family(qwen2, kinds=qwen_kinds, window=qwen_window),
-    "qwen2_vl_text": Family(
-        qwen2, kinds=qwen_kinds, window=qwen_window, rotary=lambda c: Rotary(heads_of(c).dim, per_row=True)
+    "mistral": Architecture(decoder=Decoder(mistral, window=mistral_window), stacks=one_stack(mistral_kinds)),
+    "qwen2": Architecture(decoder=Decoder(qwen2, window=qwen_window), stacks=one_stack(qwen_kinds)),
+    "qwen2_vl_text": Architecture(
+        decoder=Decoder(qwen2, window=qwen_window, rotary=lambda c: Rotary(heads_of(c).dim, per_row=True)),
+        stacks=one_stack(qwen_kinds),
     ),
-    "qwen3": Family(qwen3, kinds=qwen_kinds, window=qwen_window),
-    "qwen3_vl_text": Family(
-        qwen3, kinds=qwen_kinds, window=qwen_window, rotary=lambda c: Rotary(heads_of(c).dim, per_row=True)
+    "qwen3": Architecture(decoder=Decoder(qwen3, window=qwen_window), stacks=one_stack(qwen_kinds)),
+    "qwen3_vl_text": Architecture(
+        decoder=Decoder(qwen3, window=qwen_window, rotary=lambda c: Rotary(heads_of(c).dim, per_row=True)),
+        stacks=one_stack(qwen_kinds),
     ),
-    "seed_oss": Family(seed_oss, attention_dropout=("attention_dropout", 0.1)),
-    "granite": Family(granite, embed=granite_embed, after_head=times),
-    "smollm3": Family(llama, kinds=smollm3_kinds),
-    "olmo2": Family(olmo2, norm=olmo_norm, rotary=lambda c: Rotary(heads_of(c).dim, fp32=True)),
-    "olmo3": Family(
-        olmo2,
-        norm=olmo_norm,
-        rotary=lambda c: Rotary(heads_of(c).dim, fp32=True, per_kind=True),
-        kinds=lambda c: patterned(c, 4),
-        window=window_or(4096),
+    "seed_oss": Architecture(decoder=Decoder(seed_oss, attention_dropout=("attention_dropout", 0.1))),
+    "granite": Architecture(decoder=Decoder(granite, embed=granite_embed, after_head=times)),
+    "smollm3": Architecture(decoder=Decoder(llama), stacks=one_stack(smollm3_kinds)),
+    "olmo2": Architecture(decoder=Decoder(olmo2, norm=olmo_norm, rotary=lambda c: Rotary(heads_of(c).dim, fp32=True))),
+    "olmo3": Architecture(
+        decoder=Decoder(
+            olmo2,
+            norm=olmo_norm,
+            rotary=lambda c: Rotary(heads_of(c).dim, fp32=True, per_kind=True),
+            window=window_or(4096),
+        ),
+        stacks=one_stack(lambda c: patterned(c, 4)),
     ),
 }

@@ -1,58 +1,68 @@
-"""Which blocks describe a model: its language model, and its eyes where it has any."""
+"""The records that describe a model: its architecture, and its vision tower if it has one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
-from vramplan.analytic.architectures import FAMILIES, Family, family_of
-from vramplan.analytic.architectures.towers import SIGHTS, VisionTower
-from vramplan.errors import UnsupportedError
+from vramplan.analytic.architectures import Architecture, text_architecture_of
+from vramplan.analytic.architectures.towers import TOWERS
+from vramplan.analytic.architectures.vision_tower import VisionTower
+from vramplan.errors import UnsupportedError, setting
 from vramplan.inputs.model_spec import Config, ModelSpec
 
 
-class Architecture(NamedTuple):
-    """A model as the blocks see it."""
+class ModelArchitecture(NamedTuple):
+    """The records that describe one model, and the configurations that they read."""
 
-    family: Family
-    """The language model's."""
+    architecture: Architecture
+    """The language model's if there is a vision tower, else the whole model's."""
     config: Config
-    """The language model's."""
-    sight: VisionTower | None
+    """The same model's configuration."""
+    tower: VisionTower | None
     whole: Config
+    """The configuration of the whole model."""
+
+    def stacks(self) -> list[list[Hashable]]:
+        """For each stack the kinds of its layers; the vision tower's stack comes last."""
+        stacks = self.architecture.stacks(self.config)
+        return stacks if self.tower is None else [*stacks, self.tower.kinds(self.whole.part("vision_config"))]
 
 
-def architecture_of(spec: ModelSpec) -> Architecture:
-    """What describes a model.
+def architecture_of(spec: ModelSpec) -> ModelArchitecture:
+    """The records that describe a model.
 
     Raises:
-        UnsupportedError: where no block describes it.
+        UnsupportedError: if the analytic estimator does not support the architecture.
     """
     whole = Config(spec.config, spec.name)
-    sight = SIGHTS.get(f"{spec.model_type}/{_tower(spec)}") or SIGHTS.get(spec.model_type)
-    if sight is None:
-        family = family_of(spec.model_type, spec.name)
-        return Architecture(family, Config({**family.defaults, **spec.config}, spec.name), None, whole)
-    if sight.tower_type not in (None, _tower(spec) or sight.tower_type):
+    tower = TOWERS.get(f"{spec.model_type}/{_tower_type(spec)}") or TOWERS.get(spec.model_type)
+    if tower is None:
+        architecture = text_architecture_of(spec.model_type, spec.name)
+        config = Config({**architecture.defaults, **spec.config}, spec.name)
+        return ModelArchitecture(architecture, config, None, whole)
+    if tower.tower_type not in (None, _tower_type(spec) or tower.tower_type):
         raise UnsupportedError(
-            f"{spec.name}: a {spec.model_type} with a tower of type {_tower(spec)!r} is not described by any block;"
-            " the real model can be traced"
+            f"{spec.name}: a {spec.model_type} with a vision tower of type {_tower_type(spec)!r} is not supported;"
+            f" {setting('by', 'trace')} runs it"
         )
     text = spec.config.get("text_config") or spec.config
     tied = spec.config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
-    family = family_of(sight.text_type or Config(text, spec.name).text("model_type", ""), spec.name)
-    config = Config({**family.defaults, **text, "tie_word_embeddings": tied}, spec.name)
-    return Architecture(family, config, sight, whole)
+    architecture = text_architecture_of(tower.text_type or Config(text, spec.name).text("model_type", ""), spec.name)
+    config = Config({**architecture.defaults, **text, "tie_word_embeddings": tied}, spec.name)
+    if tower.text_type is None:  # PEFT goes by the type of the whole model
+        architecture = replace(architecture, peft_experts="")
+    return ModelArchitecture(architecture, config, tower, whole)
 
 
-def _tower(spec: ModelSpec) -> str:
-    """The tower's own type, where the configuration says it."""
+def _tower_type(spec: ModelSpec) -> str:
     vision = spec.config.get("vision_config")
     return str(vision.get("model_type", "")) if isinstance(vision, Mapping) else ""
 
 
 def is_described(spec: ModelSpec) -> bool:
-    """Whether blocks describe it."""
+    """Whether the analytic estimator supports the model's architecture."""
     try:
         architecture_of(spec)
     except UnsupportedError:
@@ -60,4 +70,9 @@ def is_described(spec: ModelSpec) -> bool:
     return True
 
 
-__all__ = ["FAMILIES", "Architecture", "architecture_of", "is_described"]
+def peft_experts_of(spec: ModelSpec) -> str:
+    """PEFT's pattern for the experts of a model (:mod:`vramplan.analytic.layers.moe_peft`); empty if it has none."""
+    return architecture_of(spec).architecture.peft_experts if is_described(spec) else ""
+
+
+__all__ = ["ModelArchitecture", "architecture_of", "is_described", "peft_experts_of"]

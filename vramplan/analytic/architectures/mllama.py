@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vramplan.analytic.architectures.family import Family
+from vramplan.analytic.architectures.architecture import Architecture, one_stack
+from vramplan.analytic.architectures.decoder import Decoder
 from vramplan.analytic.architectures.llama import llama
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
@@ -15,7 +16,7 @@ from vramplan.analytic.layers.modules import Modules
 from vramplan.inputs.model_spec import Config
 
 CROSSING = tuple(range(3, 40, 5))
-"""Layers that attend to images where the configuration names none."""
+"""Layers that attend to images if the configuration names none."""
 MORE_EMBEDDINGS = 8
 """Rows of the embedding beyond the vocabulary: the image's token among them."""
 
@@ -30,7 +31,7 @@ def crossing_layer(net: Modules, c: Config, x: Tensor, ctx: Context) -> Tensor:
     assert ctx.crossing is not None
     residual = x
     x = net.rms_norm("input_layernorm", x)
-    x, *kept = cross_attention(net, c, x, ctx)
+    x, *weights = cross_attention(net, c, x, ctx)
     x = ops.add(residual, gate(net, "cross_attn_attn_gate", x), "residual stream")
     residual = x
     x = net.rms_norm("post_attention_layernorm", x)
@@ -56,8 +57,8 @@ def cross_attention(net: Modules, c: Config, x: Tensor, ctx: Context) -> tuple[T
     k = net.linear("cross_attn.k_proj", states, heads.key * heads.dim).view(batch, keys, heads.key, heads.dim)
     v = net.linear("cross_attn.v_proj", states, heads.key * heads.dim).view(batch, keys, heads.key, heads.dim)
     k = net.rms_norm("cross_attn.k_norm", k)
-    out, *kept = attend(q, k, v, replace(ctx, masks={False: ctx.crossing.mask}))
-    return net.linear("cross_attn.o_proj", out, width), *kept
+    out, *weights = attend(q, k, v, replace(ctx, masks={False: ctx.crossing.mask}))
+    return net.linear("cross_attn.o_proj", out, width), *weights
 
 
 def embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
@@ -71,8 +72,10 @@ def kinds(c: Config) -> list[LayerKind]:
     return [LayerKind(crosses=number in crossing) for number in range(c.count("num_hidden_layers"))]
 
 
-FAMILIES = {
-    "mllama_text": Family(
-        layer, embed=embed, kinds=kinds, attention=("sdpa", "eager"), attention_dropout=("dropout", 0.0)
+ARCHITECTURES = {
+    "mllama_text": Architecture(
+        decoder=Decoder(layer, embed=embed, attention_dropout=("dropout", 0.0)),
+        stacks=one_stack(kinds),
+        attention=("sdpa", "eager"),
     ),
 }

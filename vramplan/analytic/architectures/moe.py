@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vramplan.analytic.architectures.family import Family, Rotary, rms_norm
+from vramplan.analytic.architectures.architecture import Architecture, one_stack
+from vramplan.analytic.architectures.decoder import Decoder, Rotary, rms_norm
 from vramplan.analytic.architectures.llama import every_layer_slides, plain_window, qwen_window
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
@@ -27,7 +28,7 @@ def layer(
     """Norm, attention, add; norm, feed-forward, add."""
     residual = x
     x = net.rms_norm("input_layernorm", x)
-    x, *kept = attends(net, c, x, ctx, kind)
+    x, *weights = attends(net, c, x, ctx, kind)
     x = ops.add(residual, x, "residual stream")
     residual = x
     x = net.rms_norm("post_attention_layernorm", x)
@@ -83,8 +84,8 @@ def olmoe_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: Laye
     q, k = q.view(batch, length, heads.query, heads.dim), k.view(batch, length, heads.key, heads.dim)
     net.tape.module = "self_attn"
     q, k = rotary(q, k, ctx, kind)
-    out, *kept = attend(q, k, v, ctx, kind)
-    return net.linear("self_attn.o_proj", out, width, bias), *kept
+    out, *weights = attend(q, k, v, ctx, kind)
+    return net.linear("self_attn.o_proj", out, width, bias), *weights
 
 
 def olmoe_experts(net: Modules, c: Config, x: Tensor, kind: LayerKind) -> Tensor:
@@ -146,7 +147,7 @@ def qwen2_experts(net: Modules, c: Config, x: Tensor, kind: LayerKind) -> Tensor
 
 
 def qwen2_moe_kinds(c: Config) -> list[LayerKind]:
-    """Every other of the first max_window_layers (28) layers slides, where use_sliding_window says so."""
+    """Every other of the first max_window_layers (28) layers slides, if use_sliding_window is true."""
     last = c.count("max_window_layers", 28) if qwen_window(c) is not None else 0
     return [
         LayerKind(sliding=layer % 2 == 0 and layer < last, dense=not sparse)
@@ -189,29 +190,38 @@ def sparse_every(c: Config) -> list[bool]:
 
 
 def qwen3_moe_kinds(c: Config) -> list[LayerKind]:
-    """All layers slide where use_sliding_window says so."""
+    """All layers slide if use_sliding_window is true."""
     slides = qwen_window(c) is not None
     return [LayerKind(sliding=slides, dense=not sparse) for sparse in sparse_every(c)]
 
 
 ROUTED = (("output_router_logits", True),)
 """The auxiliary loss over all layers' routers is not described."""
-FAMILIES = {
-    "mixtral": Family(
-        mixtral,
-        kinds=every_layer_slides,
-        window=plain_window,
+ARCHITECTURES = {
+    "mixtral": Architecture(
+        decoder=Decoder(mixtral, window=plain_window),
+        stacks=one_stack(every_layer_slides),
         refuses=(*ROUTED, ("router_jitter_noise", ...)),
-        leaf=True,
+        deepspeed_leaf=True,
+        peft_experts="mixtral",
     ),
-    "olmoe": Family(olmoe, refuses=(*ROUTED, ("clip_qkv", ...))),
-    "qwen2_moe": Family(qwen2_moe, kinds=qwen2_moe_kinds, window=qwen_window, refuses=ROUTED, leaf=True),
-    "qwen3_moe": Family(qwen3_moe, kinds=qwen3_moe_kinds, window=qwen_window, refuses=ROUTED, leaf=True),
-    "qwen3_vl_moe_text": Family(
-        qwen3_moe,
-        kinds=qwen3_moe_kinds,
-        window=qwen_window,
-        rotary=lambda c: Rotary(heads_of(c).dim, per_row=True),
+    "olmoe": Architecture(decoder=Decoder(olmoe), refuses=(*ROUTED, ("clip_qkv", ...)), peft_experts="qwen2_moe"),
+    "qwen2_moe": Architecture(
+        decoder=Decoder(qwen2_moe, window=qwen_window),
+        stacks=one_stack(qwen2_moe_kinds),
+        refuses=ROUTED,
+        deepspeed_leaf=True,
+    ),
+    "qwen3_moe": Architecture(
+        decoder=Decoder(qwen3_moe, window=qwen_window),
+        stacks=one_stack(qwen3_moe_kinds),
+        refuses=ROUTED,
+        deepspeed_leaf=True,
+        peft_experts="qwen2_moe",
+    ),
+    "qwen3_vl_moe_text": Architecture(
+        decoder=Decoder(qwen3_moe, window=qwen_window, rotary=lambda c: Rotary(heads_of(c).dim, per_row=True)),
+        stacks=one_stack(qwen3_moe_kinds),
         refuses=ROUTED,
         defaults={"norm_topk_prob": True},  # always: there is no key
     ),

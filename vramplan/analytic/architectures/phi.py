@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vramplan.analytic.architectures.family import Family, Rotary, layer_norm
+from vramplan.analytic.architectures.architecture import Architecture, one_stack
+from vramplan.analytic.architectures.decoder import Decoder, Rotary, layer_norm
 from vramplan.analytic.architectures.llama import every_layer_slides, plain_window
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
@@ -33,7 +34,7 @@ def phi(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Te
         for name, count in (("q", heads.query), ("k", heads.key), ("v", heads.key))
     )
     q, k, *pieces = partial_rotary(q, k, ctx, kind, keeps=True)
-    out, *kept = attend(q, k, v, ctx, kind, contiguous=True)
+    out, *weights = attend(q, k, v, ctx, kind, contiguous=True)
     out = net.linear("self_attn.dense", out, width, bias=True)
     del q, k, v, pieces
     out = ops.dropout(out, dropout)
@@ -47,7 +48,7 @@ def phi3(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> T
     dropout = c.number("resid_pdrop", 0.0)
     residual = x
     x = net.rms_norm("input_layernorm", x)
-    x, *kept = phi3_attention(net, c, x, ctx, kind)
+    x, *weights = phi3_attention(net, c, x, ctx, kind)
     x = ops.add(residual, ops.dropout(x, dropout), "residual stream")
     residual = x
     x = net.rms_norm("post_attention_layernorm", x)
@@ -65,15 +66,15 @@ def phi3_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: Layer
     k = ops.part(qkv, k_width).view(batch, length, heads.key, heads.dim)
     v = ops.part(qkv, k_width).view(batch, length, heads.key, heads.dim)
     q, k = partial_rotary(q, k, ctx, kind, one_by_one=True)
-    out, *kept = attend(q, k, v, ctx, kind, contiguous=True)
-    return net.linear("self_attn.o_proj", out, width), *kept
+    out, *weights = attend(q, k, v, ctx, kind, contiguous=True)
+    return net.linear("self_attn.o_proj", out, width), *weights
 
 
 def glm(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind, sandwich: bool = False) -> Tensor:
     """GLM 4: Llama with partial interleaved rotary and a fused feed-forward; GLM-4-0414 norms each branch again."""
     residual = x
     x = net.rms_norm("input_layernorm", x)
-    x, *kept = glm_attention(net, c, x, ctx, kind)
+    x, *weights = glm_attention(net, c, x, ctx, kind)
     if sandwich:
         x = net.rms_norm("post_self_attn_layernorm", x)
     x = ops.add(residual, x, "residual stream")
@@ -93,8 +94,8 @@ def glm_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerK
     k = net.linear("self_attn.k_proj", x, heads.key * heads.dim, bias).view(batch, length, heads.key, heads.dim)
     v = net.linear("self_attn.v_proj", x, heads.key * heads.dim, bias).view(batch, length, heads.key, heads.dim)
     q, k = partial_rotary(q, k, ctx, kind)
-    out, *kept = attend(q, k, v, ctx, kind, contiguous=True)
-    return net.linear("self_attn.o_proj", out, width), *kept
+    out, *weights = attend(q, k, v, ctx, kind, contiguous=True)
+    return net.linear("self_attn.o_proj", out, width), *weights
 
 
 def glm4(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
@@ -102,11 +103,15 @@ def glm4(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> T
     return glm(net, c, x, ctx, kind, sandwich=True)
 
 
-FAMILIES = {
-    "phi": Family(phi, norm=layer_norm, norm_name="model.final_layernorm", head_bias=True, rotary=partial(0.5)),
-    "phi3": Family(phi3, rotary=partial(1.0), kinds=every_layer_slides, window=plain_window),
-    "glm": Family(glm, rotary=partial(0.5)),
-    "glm4": Family(glm4, rotary=partial(0.5)),
-    "glm4v_text": Family(glm4, rotary=partial(1.0, per_row=True)),
-    "chatglm": Family(glm, rotary=partial(0.5), remote_code=True),
+ARCHITECTURES = {
+    "phi": Architecture(
+        decoder=Decoder(phi, norm=layer_norm, norm_name="model.final_layernorm", head_bias=True, rotary=partial(0.5))
+    ),
+    "phi3": Architecture(
+        decoder=Decoder(phi3, rotary=partial(1.0), window=plain_window), stacks=one_stack(every_layer_slides)
+    ),
+    "glm": Architecture(decoder=Decoder(glm, rotary=partial(0.5))),
+    "glm4": Architecture(decoder=Decoder(glm4, rotary=partial(0.5))),
+    "glm4v_text": Architecture(decoder=Decoder(glm4, rotary=partial(1.0, per_row=True))),
+    "chatglm": Architecture(decoder=Decoder(glm, rotary=partial(0.5)), remote_code=True),
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.architectures.family import Family, layer_norm
+from vramplan.analytic.architectures.architecture import Architecture, one_stack
+from vramplan.analytic.architectures.decoder import Decoder, layer_norm
 from vramplan.analytic.architectures.llama import every_layer_slides, plain_window
 from vramplan.analytic.architectures.moe import ROUTED, flat
 from vramplan.analytic.autograd import ops
@@ -13,7 +14,7 @@ from vramplan.analytic.layers.attention import attention
 from vramplan.analytic.layers.context import Context, LayerKind
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.moe import Experts, Routed, routed
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, setting
 from vramplan.inputs.model_spec import Config
 
 
@@ -21,7 +22,7 @@ def phimoe(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) ->
     """PhimoeDecoderLayer."""
     bias, residual = c.flag("attention_bias", False), x
     x = net.layer_norm("input_layernorm", x)
-    x, *kept = attention(net, c, x, ctx, kind, bias, bias)
+    x, *weights = attention(net, c, x, ctx, kind, bias, bias)
     x = ops.add(residual, x, "residual stream")
     residual = x
     x = net.layer_norm("post_attention_layernorm", x)
@@ -49,8 +50,8 @@ def router(net: Modules, x: Tensor, experts: Experts) -> Routed:
     name = "mlp.router"
     if net.is_target(name):
         raise ConfigError(
-            "PEFT cannot adapt this model's router, which all-linear names too;"
-            " give --lora-targets q_proj,k_proj,v_proj,o_proj"
+            "PEFT cannot adapt this model's router, which all-linear includes;"
+            f" give {setting('lora_targets', 'q_proj,k_proj,v_proj,o_proj')}"
         )
     net.tape.module = name
     weight = net.parameter(f"{name}.weight", experts.number, x.shape[-1])
@@ -69,7 +70,7 @@ def mixed(net: Modules, scores: Tensor) -> Routed:
 
 
 def drawn(scores: Tensor, among: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """One expert of each token, drawn from those near the best, its share, and what sparsemixer keeps to its end."""
+    """One expert of each token, drawn from those near the best, its share, and what lives to sparsemixer's end."""
     tape, like, rows = scores.tape, scores.like, (scores.shape[0], 1)
     nearest = tape.empty(rows, "int64", "best expert")
     held = [nearest, tape.empty(like.shape, like.dtype, "factor of each score")]
@@ -92,14 +93,11 @@ def drawn(scores: Tensor, among: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
     return out, which, [*held, scaled]
 
 
-FAMILIES = {
-    "phimoe": Family(
-        phimoe,
-        norm=layer_norm,
-        head_bias=True,
-        kinds=every_layer_slides,
-        window=plain_window,
+ARCHITECTURES = {
+    "phimoe": Architecture(
+        decoder=Decoder(phimoe, norm=layer_norm, head_bias=True, window=plain_window),
+        stacks=one_stack(every_layer_slides),
         defaults={"lm_head_bias": False},
         refuses=(("lm_head_bias", False), ("input_jitter_noise", ...), *ROUTED),
-    )
+    ),
 }

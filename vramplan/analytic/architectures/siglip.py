@@ -1,10 +1,10 @@
-"""SigLIP: every text with every image, each pair a yes or no of its own (transformers 5.23, modeling_siglip.py)."""
+"""SigLIP: every text with every image, a binary loss for each pair (transformers 5.23, modeling_siglip.py)."""
 
 from __future__ import annotations
 
+from vramplan.analytic.architectures.architecture import Architecture, Shape
 from vramplan.analytic.architectures.clip import LOADS, TEXT, VISION, embed_text, image_patches, stacks
-from vramplan.analytic.architectures.encoder import ForwardPass, ForwardSpec, ModelOutput
-from vramplan.analytic.architectures.family import Family, Shape
+from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
 from vramplan.analytic.architectures.towers.vit import clip_block, table_of
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
@@ -18,17 +18,17 @@ ACT = "gelu_pytorch_tanh"
 
 
 def shape(c: Config) -> Shape:
-    """The text's width and words; transformers' own where they are left out."""
+    """The text's width and words; transformers' own if they are left out."""
     text = c.part("text_config")
     layers = text.count("num_hidden_layers", 12) + c.part("vision_config").count("num_hidden_layers", 12)
     return Shape(layers, text.count("hidden_size", 768), text.count("vocab_size", 32000), None)
 
 
-def contrast(scene: ForwardPass, c: Config) -> ModelOutput:
+def contrast(forward: ForwardPass, c: Config) -> ModelOutput:
     """SiglipModel: both towers, normalised, every text with every image."""
-    net = scene.net
-    seen, image = vision(scene, c.part("vision_config"))
-    read, text = texts(scene, c.part("text_config"))
+    net = forward.net
+    image_states, image = vision(forward, c.part("vision_config"))
+    text_states, text = texts(forward, c.part("text_config"))
     net.tape.module = "loss"
     images, words = (ops.mul(one, ops.norm(one), "normalised") for one in (image, text))
     samples, width = words.shape
@@ -37,42 +37,42 @@ def contrast(scene: ForwardPass, c: Config) -> ModelOutput:
     scores = ops.mul(scores, ops.exp(net.parameter("logit_scale", 1)), "scaled similarities")
     scores = ops.add(scores, net.parameter("logit_bias", 1), "shifted similarities")
     net.tape.module = "loss"
-    return ModelOutput(yes_or_no(scores), [scores, scores, words, images, read, text, seen, image])
+    return ModelOutput(yes_or_no(scores), [scores, scores, words, images, text_states, text, image_states, image])
 
 
 def yes_or_no(scores: Tensor) -> Tensor:
-    """The log-sigmoid of each score, its sign turned where text and image do not belong together."""
+    """The log-sigmoid of each score, its sign turned if text and image do not belong together."""
     signs = [scores.tape.empty(scores.shape, "fp32", "which pairs belong together") for _ in range(2)]
     likelihoods = ops.log_sigmoid(ops.mul(signs[-1], scores, "signed scores"))
     return ops.total(ops.neg(ops.total(likelihoods)).view(1, scores.shape[0])).view()
 
 
-def vision(scene: ForwardPass, c: Config) -> tuple[Tensor, Tensor]:
-    """SiglipVisionModel: what the first layer takes lives to its end; all patches' states pooled by attention."""
-    net, name = scene.net, "vision_model.embeddings"
-    x = image_patches(scene, c, bias=True)
+def vision(forward: ForwardPass, c: Config) -> tuple[Tensor, Tensor]:
+    """SiglipVisionModel: the first layer's input lives to its end; all patches' states pooled by attention."""
+    net, name = forward.net, "vision_model.embeddings"
+    x = image_patches(forward, c, bias=True)
     width, side = x.shape[2], c.count("image_size", 224) // c.count("patch_size")
-    if interpolates(c, scene.job):
+    if interpolates(c, forward.job):
         net.tape.module = name
-        rows, columns = grid(c, scene.job)
+        rows, columns = grid(c, forward.job)
         table = net.parameter(f"{name}.position_embedding.weight", side * side, width).view(1, side * side, width)
         x = ops.add(x, ops.resize(table, (1, rows * columns, width)))
     else:
         x = ops.add(x, table_of(net, f"{name}.position_embedding.weight", side * side, width))
-    ctx = scene.context(None, c.number("attention_dropout", 0.0))
+    ctx = forward.context(None, c.number("attention_dropout", 0.0))
     act = c.text("hidden_act", ACT)
-    hidden = scene.layers(VISION, x, lambda x: clip_block(net, c, x, ctx, act))
+    hidden = forward.layers(VISION, x, lambda x: clip_block(net, c, x, ctx, act))
     hidden = net.layer_norm("vision_model.post_layernorm", hidden)
     return hidden, pooled(net, c, hidden)
 
 
-def texts(scene: ForwardPass, c: Config) -> tuple[Tensor, Tensor]:
-    """SiglipTextModel: every word sees every other; the last word's state goes through one layer."""
-    net = scene.net
-    x = embed_text(scene, c, 32000, 64)
-    ctx = scene.context(None, c.number("attention_dropout", 0.0))
+def texts(forward: ForwardPass, c: Config) -> tuple[Tensor, Tensor]:
+    """SiglipTextModel: every word attends to every other; the last word's state goes through one layer."""
+    net = forward.net
+    x = embed_text(forward, c, 32000, 64)
+    ctx = forward.context(None, c.number("attention_dropout", 0.0))
     act = c.text("hidden_act", ACT)
-    hidden = scene.layers(TEXT, x, lambda x: clip_block(net, c, x, ctx, act))
+    hidden = forward.layers(TEXT, x, lambda x: clip_block(net, c, x, ctx, act))
     hidden = net.layer_norm("text_model.final_layer_norm", hidden)
     last = ops.rows(hidden, 1).view(hidden.shape[0], hidden.shape[2])
     size = c.count("projection_size", hidden.shape[2])
@@ -80,7 +80,7 @@ def texts(scene: ForwardPass, c: Config) -> tuple[Tensor, Tensor]:
 
 
 def pooled(net: Modules, c: Config, x: Tensor) -> Tensor:
-    """SiglipMultiheadAttentionPoolingHead: one learned query asks all patches; norm, feed-forward, add."""
+    """SiglipMultiheadAttentionPoolingHead: one learned query attends to all patches; norm, feed-forward, add."""
     name, (samples, _, width) = "vision_model.head", x.shape
     net.tape.module = name
     probe = ops.repeat(net.parameter(f"{name}.probe", 1, 1, width), (samples, 1, width))
@@ -93,7 +93,7 @@ def pooled(net: Modules, c: Config, x: Tensor) -> Tensor:
 
 
 def asked(net: Modules, c: Config, query: Tensor, x: Tensor) -> Tensor:
-    """``nn.MultiheadAttention(query, x, x)``, batch first and its weights asked for: no fused kernel.
+    """``nn.MultiheadAttention(query, x, x)``, batch first and its weights returned: no fused kernel.
 
     (torch/nn/functional.py: multi_head_attention_forward, _in_projection_packed.) It takes the last layer's weight
     itself, so that an adapter on that is never called.
@@ -131,4 +131,8 @@ def tables(c: Config) -> list[Input]:
     ]
 
 
-FAMILIES = {"siglip": Family.of_model(ForwardSpec(contrast, stacks, LOADS, tables=tables), shape)}
+ARCHITECTURES = {
+    "siglip": Architecture(
+        contrast, stacks=stacks, shape=shape, buffers=tables, loads=LOADS, dora_stops="SigLIP's pooling head"
+    )
+}

@@ -1,11 +1,11 @@
-"""T5: an encoder, a decoder that looks at it, positions as a learned bias (transformers 5.23, modeling_t5.py)."""
+"""T5: an encoder, a decoder that attends to it, positions as a learned bias (transformers 5.23, modeling_t5.py)."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from vramplan.analytic.architectures.encoder import ForwardPass, ForwardSpec, ModelOutput, alike
-from vramplan.analytic.architectures.family import Family, Shape
+from vramplan.analytic.architectures.architecture import Architecture, Shape, alike
+from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor, leaf
 from vramplan.analytic.layers import losses
@@ -25,64 +25,64 @@ def shape(c: Config) -> Shape:
 
 
 def decoder_layers(c: Config) -> int:
-    """As many as the encoder's where nothing is said."""
+    """As many as the encoder's by default."""
     return c.count("num_decoder_layers", c.count("num_layers"))
 
 
-def write(scene: ForwardPass, c: Config) -> ModelOutput:
+def write(forward: ForwardPass, c: Config) -> ModelOutput:
     """T5ForConditionalGeneration: the head is always the embedding's weight; before 1.1 its input is scaled."""
-    net, labels = scene.net, scene.inputs["labels"]
-    read = stack(scene, c, ENCODER, scene.inputs["input_ids"])
+    net, labels = forward.net, forward.inputs["labels"]
+    encoded = stack(forward, c, ENCODER, forward.inputs["input_ids"])
     net.tape.module = "inputs"
     shifted = net.tape.empty(labels.shape, "int64", "labels moved by one")
-    hidden = x = stack(scene, c, DECODER, shifted, read)
+    hidden = x = stack(forward, c, DECODER, shifted, encoded)
     if c.flag("tie_word_embeddings", True):
         x = ops.scale(hidden)
     logits = net.head(x, c.count("vocab_size"), tied=True)
     net.tape.module = "loss"
     rows = logits.view(logits.num_elements // logits.shape[-1], logits.shape[-1])
-    return ModelOutput(losses.cross_entropy(rows, labels), [logits, read])
+    return ModelOutput(losses.cross_entropy(rows, labels), [logits, encoded])
 
 
-def stack(scene: ForwardPass, c: Config, which: int, ids: Tensor, read: Tensor | None = None) -> Tensor:
+def stack(forward: ForwardPass, c: Config, number: int, ids: Tensor, encoded: Tensor | None = None) -> Tensor:
     """T5Stack; the bias that its first layer makes goes from layer to layer, the embeddings live to its end."""
-    net, dropout = scene.net, c.number("dropout_rate", 0.1)
+    net, dropout = forward.net, c.number("dropout_rate", 0.1)
     embedded = net.embedding("shared", ids, c.count("vocab_size"), c.count("d_model"))
-    if read is None:
-        ctx, cross = scene.context(scene.padding(embedded), dropout), None
+    if encoded is None:
+        ctx, cross = forward.context(forward.padding(embedded), dropout), None
     else:
-        ctx = scene.context(scene.causal(embedded, padded=False), dropout)
-        cross = scene.context(scene.padding(read, embedded.shape[1]), dropout)
-        if not (net.tape.training and scene.job.checkpointing == "full"):
+        ctx = forward.context(forward.causal(embedded, padded=False), dropout)
+        cross = forward.context(forward.padding(encoded, embedded.shape[1]), dropout)
+        if not (net.tape.training and forward.job.checkpointing == "full"):
             ctx.cache = cross.cache = net.cache  # the Trainer switches use_cache off in the outer configuration alone
 
     def one(x: Tensor, *biases: Tensor) -> tuple[Tensor, ...]:
-        return layer(scene, c, x, ctx, cross, read, biases)
+        return layer(forward, c, x, ctx, cross, encoded, biases)
 
-    x = scene.layers(which, ops.dropout(embedded, dropout), one)
-    name = "encoder" if read is None else "decoder"
+    x = forward.layers(number, ops.dropout(embedded, dropout), one)
+    name = "encoder" if encoded is None else "decoder"
     return ops.dropout(norm(net, f"{name}.final_layer_norm", x), dropout)
 
 
 def layer(
-    scene: ForwardPass,
+    forward: ForwardPass,
     c: Config,
     x: Tensor,
     ctx: Context,
     cross: Context | None,
-    read: Tensor | None,
+    encoded: Tensor | None,
     biases: tuple[Tensor, ...],
 ) -> tuple[Tensor, ...]:
-    """T5Block; `biases` of the layer before, `cross` and `read` in the decoder alone."""
-    x, first, *kept = attention(scene, c, x, ctx, "layer.0", Bias(biases[0] if biases else None, cross is not None))
+    """T5Block; `biases` of the layer before, `cross` and `encoded` in the decoder alone."""
+    x, first, *probs = attention(forward, c, x, ctx, "layer.0", Bias(biases[0] if biases else None, cross is not None))
     if cross is None:
-        return feed_forward(scene.net, c, x, "layer.1"), first
-    x, second, *kept = attention(scene, c, x, cross, "layer.1", Bias(biases[1] if biases else None), read)
-    return feed_forward(scene.net, c, x, "layer.2"), first, second
+        return feed_forward(forward.net, c, x, "layer.1"), first
+    x, second, *probs = attention(forward, c, x, cross, "layer.1", Bias(biases[1] if biases else None), encoded)
+    return feed_forward(forward.net, c, x, "layer.2"), first, second
 
 
 class Bias(NamedTuple):
-    """What is added to the scores of one kind of attention."""
+    """The bias of one kind of attention, which is added to its scores."""
 
     known: Tensor | None
     """That of the layer before; None in the first, which makes it."""
@@ -90,21 +90,21 @@ class Bias(NamedTuple):
 
 
 def attention(
-    scene: ForwardPass, c: Config, x: Tensor, ctx: Context, name: str, bias: Bias, read: Tensor | None = None
+    forward: ForwardPass, c: Config, x: Tensor, ctx: Context, name: str, bias: Bias, encoded: Tensor | None = None
 ) -> tuple[Tensor, ...]:
     """T5LayerSelfAttention, T5LayerCrossAttention: norm, attention, dropout, add; the bias; eager's probabilities."""
-    normed = norm(scene.net, f"{name}.layer_norm", x)
-    out, made, *kept = attend_with_bias(scene, c, normed, ctx, name, bias, read)
-    return ops.add(x, ops.dropout(out, c.number("dropout_rate", 0.1)), "residual stream"), made, *kept
+    normed = norm(forward.net, f"{name}.layer_norm", x)
+    out, made, *weights = attend_with_bias(forward, c, normed, ctx, name, bias, encoded)
+    return ops.add(x, ops.dropout(out, c.number("dropout_rate", 0.1)), "residual stream"), made, *weights
 
 
 def attend_with_bias(
-    scene: ForwardPass, c: Config, x: Tensor, ctx: Context, name: str, bias: Bias, read: Tensor | None
+    forward: ForwardPass, c: Config, x: Tensor, ctx: Context, name: str, bias: Bias, encoded: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """T5Attention: the first layer makes the bias that all share, zeros where the decoder looks at the encoder."""
-    net, heads, dim = scene.net, c.count("num_heads"), c.count("d_kv")
-    module = f"{name}.{'SelfAttention' if read is None else 'EncDecAttention'}"
-    source = x if read is None else read
+    """T5Attention: the first layer makes the bias that all share, zeros if the decoder attends to the encoder."""
+    net, heads, dim = forward.net, c.count("num_heads"), c.count("d_kv")
+    module = f"{name}.{'SelfAttention' if encoded is None else 'EncDecAttention'}"
+    source = x if encoded is None else encoded
     q = net.linear(f"{module}.q", x, heads * dim).view(*x.shape[:2], heads, dim)
     k = net.linear(f"{module}.k", source, heads * dim).view(*source.shape[:2], heads, dim)
     v = net.linear(f"{module}.v", source, heads * dim).view(*source.shape[:2], heads, dim)
@@ -113,14 +113,14 @@ def attend_with_bias(
         k, v = ops.copy(k, "cached keys"), ops.copy(v, "cached values")
         ctx.cache += [k, v]
     added, shape = bias.known, (1, heads, x.shape[1], source.shape[1])
-    if added is None and read is None:
+    if added is None and encoded is None:
         added = relative_bias(net, c, module, shape, bias.causal)
     elif added is None:
         added = net.tape.empty(shape, q.dtype, "zeros for a bias")
-        if scene.job.checkpointing == "full" and net.tape.training and net.tape.grad_enabled:
+        if forward.job.checkpointing == "full" and net.tape.training and net.tape.grad_enabled:
             added = leaf(added)
-    out, *kept = attend(q, k, v, added, ctx, bias.causal, transposed=read is None)
-    return net.linear(f"{module}.o", out, x.shape[-1]), added, *kept
+    out, *weights = attend(q, k, v, added, ctx, bias.causal, transposed=encoded is None)
+    return net.linear(f"{module}.o", out, x.shape[-1]), added, *weights
 
 
 def feed_forward(net: Modules, c: Config, x: Tensor, name: str) -> Tensor:
@@ -131,7 +131,7 @@ def feed_forward(net: Modules, c: Config, x: Tensor, name: str) -> Tensor:
 
 
 def dense(net: Modules, c: Config, x: Tensor, name: str) -> Tensor:
-    """T5DenseActDense, T5DenseGatedActDense; what goes into the last layer is first given its weight's dtype."""
+    """T5DenseActDense, T5DenseGatedActDense; the last layer's input is first cast to its weight's dtype."""
     gate, _, act = c.text("feed_forward_proj", "relu").rpartition("-")
     fn, wide, width = activation("gelu_new" if (gate, act) == ("gated", "gelu") else act), c.count("d_ff"), x.shape[-1]
     if gate:
@@ -158,7 +158,7 @@ def norm(net: Modules, name: str, x: Tensor) -> Tensor:
 
 
 def relative_bias(net: Modules, c: Config, module: str, shape: tuple[int, ...], one_way: bool) -> Tensor:
-    """compute_bias: a bucket for each distance, a number of each head for each bucket; seen as (1, heads, Q, K)."""
+    """compute_bias: a bucket for each distance, a number of each head for each bucket; a view as (1, heads, Q, K)."""
     tape, (_, heads, *square) = net.tape, shape
     name = f"{module}.relative_attention_bias"
     distances = tape.empty((square[0], square[1]), "int64", "distances")
@@ -206,10 +206,13 @@ def bucketed(distances: Tensor, one_way: bool) -> Tensor:
 
 
 LOADS = ("shared", ENCODER, "encoder", DECODER, "decoder")
-FAMILIES = {
-    "t5": Family.of_model(
-        ForwardSpec(write, lambda c: alike(c.count("num_layers"), decoder_layers(c)), LOADS, clamps_fp16=True),
-        shape,
+ARCHITECTURES = {
+    "t5": Architecture(
+        write,
+        stacks=lambda c: alike(c.count("num_layers"), decoder_layers(c)),
+        shape=shape,
+        loads=LOADS,
         attention=("sdpa", "eager"),
+        clamps_fp16=True,
     )
 }

@@ -1,11 +1,11 @@
-"""ViT trained to tell classes of images apart (transformers 5.23, modeling_vit.py)."""
+"""ViT trained to classify images (transformers 5.23, modeling_vit.py)."""
 
 from __future__ import annotations
 
-from vramplan.analytic.architectures.encoder import ForwardPass, ForwardSpec, ModelOutput, alike
-from vramplan.analytic.architectures.family import Family, Shape
-from vramplan.analytic.architectures.towers.tower import given_a_gradient
+from vramplan.analytic.architectures.architecture import Architecture, Shape, alike
+from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
 from vramplan.analytic.architectures.towers.vit import patches, with_class
+from vramplan.analytic.architectures.vision_tower import given_a_gradient
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import losses
@@ -27,36 +27,36 @@ def num_labels(c: Config) -> int:
     return c.count("num_labels", len(c.get("id2label") or ()) or 2)
 
 
-def classify(scene: ForwardPass, c: Config) -> ModelOutput:
+def classify(forward: ForwardPass, c: Config) -> ModelOutput:
     """ViTForImageClassification: the class token's last state, one layer, a cross-entropy."""
-    hidden = encode(scene, c)
+    hidden = encode(forward, c)
     chosen = ops.rows(hidden, 1).view(hidden.shape[0], hidden.shape[2])
-    logits = scene.net.linear("classifier", chosen, num_labels(c), True)
-    scene.tape.module = "loss"
-    return ModelOutput(losses.cross_entropy(logits, scene.inputs["labels"]), [logits])
+    logits = forward.net.linear("classifier", chosen, num_labels(c), True)
+    forward.tape.module = "loss"
+    return ModelOutput(losses.cross_entropy(logits, forward.inputs["labels"]), [logits])
 
 
-def encode(scene: ForwardPass, c: Config) -> Tensor:
-    """ViTModel without a pooler; the pixels in the model's dtype and what the first layer takes live to its end."""
-    net = scene.net
+def encode(forward: ForwardPass, c: Config) -> Tensor:
+    """ViTModel without a pooler; the pixels in the model's dtype and the first layer's input live to its end."""
+    net = forward.net
     net.tape.module = "embeddings"
-    pixels = ops.to(scene.inputs["pixel_values"], net.training.dtype, "pixels in the model's dtype")
-    embedded = embed(scene, c, pixels)
-    ctx = scene.context(None, c.number("attention_probs_dropout_prob", 0.0))
-    x = scene.layers(0, embedded, lambda x: layer(net, c, x, ctx))
+    pixels = ops.to(forward.inputs["pixel_values"], net.training.dtype, "pixels in the model's dtype")
+    embedded = embed(forward, c, pixels)
+    ctx = forward.context(None, c.number("attention_probs_dropout_prob", 0.0))
+    x = forward.layers(0, embedded, lambda x: layer(net, c, x, ctx))
     return net.layer_norm("layernorm", x)
 
 
-def embed(scene: ForwardPass, c: Config, pixels: Tensor) -> Tensor:
+def embed(forward: ForwardPass, c: Config, pixels: Tensor) -> Tensor:
     """Patches, the class token before them, a learned position for each."""
-    net, cells = scene.net, grid(c, scene.job)
+    net, cells = forward.net, grid(c, forward.job)
     x = patches(net, "embeddings.patch_embeddings.projection", pixels, c, cells, True, c.count("patch_size"))
     x = given_a_gradient(x, net.training.input_needs_grad)
     net.tape.module = "embeddings"
     width, side = x.shape[2], c.count("image_size", 224) // c.count("patch_size")
     x = with_class(net, "embeddings.cls_token", x, width, 1, 1, width)
     table: Tensor = net.parameter("embeddings.position_embeddings", 1, side * side + 1, width)
-    if interpolates(c, scene.job):
+    if interpolates(c, forward.job):
         table = interpolated(table, side, cells)
     return ops.dropout(ops.add(x, table), c.number("hidden_dropout_prob", 0.0))
 
@@ -73,7 +73,7 @@ def layer(net: Modules, c: Config, x: Tensor, ctx: Context) -> Tensor:
     """Norm, attention, add; norm, feed-forward, add."""
     dropout, residual = c.number("hidden_dropout_prob", 0.0), x
     x = net.layer_norm("layernorm_before", x)
-    x, *kept = attention(net, c, x, ctx)
+    x, *weights = attention(net, c, x, ctx)
     x = ops.dropout(x, dropout)
     x = ops.add(x, residual, "residual stream")
     residual = x
@@ -91,16 +91,16 @@ def attention(net: Modules, c: Config, x: Tensor, ctx: Context) -> tuple[Tensor,
         net.linear(f"attention.{name}_proj", x, width, bias).view(batch, length, heads, width // heads)
         for name in "qkv"
     )
-    out, *kept = attend(q, k, v, ctx)
-    return net.linear("attention.o_proj", out, width, True), *kept
+    out, *weights = attend(q, k, v, ctx)
+    return net.linear("attention.o_proj", out, width, True), *weights
 
 
 def feed_forward(net: Modules, c: Config, x: Tensor) -> Tensor:
-    """ViTMLP, whose input's name is taken over by each result."""
+    """ViTMLP: each result takes the name of its input."""
     width = x.shape[-1]
     x = net.linear("mlp.fc1", x, c.count("intermediate_size"), True)
     x = activation(c.text("hidden_act", "gelu"))(x)
     return net.linear("mlp.fc2", x, width, True)
 
 
-FAMILIES = {"vit": Family.of_model(ForwardSpec(classify, lambda c: alike(c.count("num_hidden_layers"))), shape)}
+ARCHITECTURES = {"vit": Architecture(classify, stacks=lambda c: alike(c.count("num_hidden_layers")), shape=shape)}

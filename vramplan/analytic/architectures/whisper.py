@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.architectures.encoder import ForwardPass, ForwardSpec, ModelOutput, alike
-from vramplan.analytic.architectures.family import Family, Shape
-from vramplan.analytic.architectures.towers.tower import given_a_gradient
+from vramplan.analytic.architectures.architecture import Architecture, Shape, alike
+from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
+from vramplan.analytic.architectures.vision_tower import given_a_gradient
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import losses
@@ -17,7 +17,7 @@ from vramplan.inputs.model_spec import Config
 ENCODER, DECODER = 0, 1
 """Stacks of layers, in the order that they run."""
 KERNEL = 3
-"""Frames that each convolution looks at."""
+"""Frames of each convolution's kernel."""
 
 
 def shape(c: Config) -> Shape:
@@ -26,63 +26,63 @@ def shape(c: Config) -> Shape:
     return Shape(layers, c.count("d_model"), c.count("vocab_size"), None)
 
 
-def write(scene: ForwardPass, c: Config) -> ModelOutput:
+def write(forward: ForwardPass, c: Config) -> ModelOutput:
     """WhisperForConditionalGeneration: sound in, text out; the head shares the decoder's embedding."""
-    net, labels = scene.net, scene.inputs["labels"]
+    net, labels = forward.net, forward.inputs["labels"]
     net.tape.module = "inputs"
     shifted = net.tape.empty(labels.shape, "int64", "labels moved by one")
-    heard = encode(scene, c)
-    hidden = decode(scene, c, shifted, heard)
+    encoded = encode(forward, c)
+    hidden = decode(forward, c, shifted, encoded)
     logits = net.head(hidden, c.count("vocab_size"), c.flag("tie_word_embeddings", True))
     net.tape.module = "loss"
     rows = logits.view(logits.num_elements // logits.shape[-1], logits.shape[-1])
-    return ModelOutput(losses.cross_entropy(rows, labels), [logits, heard])
+    return ModelOutput(losses.cross_entropy(rows, labels), [logits, encoded])
 
 
-def encode(scene: ForwardPass, c: Config) -> Tensor:
+def encode(forward: ForwardPass, c: Config) -> Tensor:
     """WhisperEncoder: two convolutions, the second of which halves the frames, fixed positions, layers, a norm.
 
-    What comes out of the convolutions lives to its end.
+    The convolutions' output lives to its end.
     """
-    net, width, positions = scene.net, c.count("d_model"), c.count("max_source_positions", 1500)
-    features = scene.inputs["input_features"]
+    net, width, positions = forward.net, c.count("d_model"), c.count("max_source_positions", 1500)
+    features = forward.inputs["input_features"]
     samples, bins, frames = features.shape
-    heard = ops.gelu(convolution(scene, "encoder.conv1", features, bins, width, frames, hooked=True))
-    heard = ops.gelu(convolution(scene, "encoder.conv2", heard, width, width, positions))
-    heard = heard.view(samples, positions, width)
+    encoded = ops.gelu(convolution(forward, "encoder.conv1", features, bins, width, frames, hooked=True))
+    encoded = ops.gelu(convolution(forward, "encoder.conv2", encoded, width, width, positions))
+    encoded = encoded.view(samples, positions, width)
     net.tape.module = "encoder.embed_positions"
     where = net.tape.empty((positions,), "int64", "positions")
     table = net.parameter("encoder.embed_positions.weight", positions, width, frozen=True)
-    ctx = scene.context(None, c.number("attention_dropout", 0.0))
-    x = ops.add(heard, ops.embedding(where, table).view(1, positions, width))
+    ctx = forward.context(None, c.number("attention_dropout", 0.0))
+    x = ops.add(encoded, ops.embedding(where, table).view(1, positions, width))
     held = [ops.dropout(x, c.number("dropout", 0.0))]
     del x
-    x = scene.layers(ENCODER, held.pop(), lambda x: encoder_layer(net, c, x, ctx))
+    x = forward.layers(ENCODER, held.pop(), lambda x: encoder_layer(net, c, x, ctx))
     return net.layer_norm("encoder.layer_norm", x)
 
 
 def convolution(
-    scene: ForwardPass, name: str, x: Tensor, channels: int, width: int, frames: int, hooked: bool = False
+    forward: ForwardPass, name: str, x: Tensor, channels: int, width: int, frames: int, hooked: bool = False
 ) -> Tensor:
-    """``nn.Conv1d`` over three frames: (B, width, frames); the first one's output is what transformers' hook finds."""
-    net = scene.net
+    """``nn.Conv1d`` over three frames: (B, width, frames); transformers' hook is on the first one's output."""
+    net = forward.net
     net.tape.module = name
     weight, bias = net.parameter(f"{name}.weight", width, channels, KERNEL), net.parameter(f"{name}.bias", width)
     out = ops.patches(x, weight, bias, (x.shape[0], width, frames))
     return given_a_gradient(out, hooked and net.training.input_needs_grad)
 
 
-def decode(scene: ForwardPass, c: Config, ids: Tensor, heard: Tensor) -> Tensor:
+def decode(forward: ForwardPass, c: Config, ids: Tensor, encoded: Tensor) -> Tensor:
     """WhisperDecoder: words and positions, which live to its end, layers, a norm."""
-    net, width, dropout = scene.net, c.count("d_model"), c.number("attention_dropout", 0.0)
+    net, width, dropout = forward.net, c.count("d_model"), c.number("attention_dropout", 0.0)
     words = net.embedding("decoder.embed_tokens", ids, c.count("vocab_size"), width)
     net.tape.module = "decoder.embed_positions"
     where = net.tape.empty(ids.shape, "int64", "positions of each sample")
     table = net.parameter("decoder.embed_positions.weight", c.count("max_target_positions", 448), width)
     positions = ops.gathered(table, words.shape, "positions")
     held = [ops.dropout(ops.add(words, positions), c.number("dropout", 0.0))]
-    ctx, cross = scene.context(scene.causal(words, padded=False), dropout), scene.context(None, dropout)
-    x = scene.layers(DECODER, held.pop(), lambda x: decoder_layer(net, c, x, ctx, cross, heard))
+    ctx, cross = forward.context(forward.causal(words, padded=False), dropout), forward.context(None, dropout)
+    x = forward.layers(DECODER, held.pop(), lambda x: decoder_layer(net, c, x, ctx, cross, encoded))
     x = net.layer_norm("decoder.layer_norm", x)
     del where
     return x
@@ -92,24 +92,24 @@ def encoder_layer(net: Modules, c: Config, x: Tensor, ctx: Context) -> Tensor:
     """Norm, attention, add; norm, feed-forward, add."""
     residual = x
     x = net.layer_norm("self_attn_layer_norm", x)
-    x, *kept = attention(net, x, ctx, "self_attn", c.count("encoder_attention_heads"))
+    x, *weights = attention(net, x, ctx, "self_attn", c.count("encoder_attention_heads"))
     x = ops.dropout(x, c.number("dropout", 0.0))
     x = ops.add(residual, x, "residual stream")
     x = feed_forward(net, c, x, c.count("encoder_ffn_dim"))
     return ops.clamp(x) if x.dtype == "fp16" else x
 
 
-def decoder_layer(net: Modules, c: Config, x: Tensor, ctx: Context, cross: Context, heard: Tensor) -> Tensor:
-    """The same, and between them attention to what was heard."""
+def decoder_layer(net: Modules, c: Config, x: Tensor, ctx: Context, cross: Context, encoded: Tensor) -> Tensor:
+    """Norm, attention, add; norm, attention to the encoded sound, add; norm, feed-forward, add."""
     heads, dropout = c.count("decoder_attention_heads"), c.number("dropout", 0.0)
     residual = x
     x = net.layer_norm("self_attn_layer_norm", x)
-    x, *kept = attention(net, x, ctx, "self_attn", heads)
+    x, *weights = attention(net, x, ctx, "self_attn", heads)
     x = ops.dropout(x, dropout)
     x = ops.add(residual, x, "residual stream")
     residual = x
     x = net.layer_norm("encoder_attn_layer_norm", x)
-    x, *kept = attention(net, x, cross, "encoder_attn", heads, heard)
+    x, *weights = attention(net, x, cross, "encoder_attn", heads, encoded)
     x = ops.dropout(x, dropout)
     x = ops.add(residual, x, "residual stream")
     return feed_forward(net, c, x, c.count("decoder_ffn_dim"))
@@ -127,17 +127,17 @@ def feed_forward(net: Modules, c: Config, x: Tensor, wide: int) -> Tensor:
 
 
 def attention(
-    net: Modules, x: Tensor, ctx: Context, name: str, heads: int, heard: Tensor | None = None
+    net: Modules, x: Tensor, ctx: Context, name: str, heads: int, encoded: Tensor | None = None
 ) -> tuple[Tensor, ...]:
     """WhisperAttention: the query scaled by hand, all three laid out head by head; keys without a bias."""
-    width, source = x.shape[-1], x if heard is None else heard
+    width, source = x.shape[-1], x if encoded is None else encoded
     q = ops.scale(net.linear(f"{name}.q_proj", x, width, True), "scaled query")
     q = laid_out(q, heads)
     k = laid_out(net.linear(f"{name}.k_proj", source, width), heads)
     v = laid_out(net.linear(f"{name}.v_proj", source, width, True), heads)
     net.tape.module = name
-    out, *kept = attend(q, k, v, ctx)
-    return net.linear(f"{name}.out_proj", out.view(*x.shape), width, True), *kept
+    out, *weights = attend(q, k, v, ctx)
+    return net.linear(f"{name}.out_proj", out.view(*x.shape), width, True), *weights
 
 
 def laid_out(x: Tensor, heads: int) -> Tensor:
@@ -166,10 +166,14 @@ LOADS = (
     DECODER,
     "decoder",
 )
-FAMILIES = {
-    "whisper": Family.of_model(
-        ForwardSpec(write, lambda c: alike(c.count("encoder_layers"), c.count("decoder_layers")), LOADS),
-        shape,
+ARCHITECTURES = {
+    "whisper": Architecture(
+        write,
+        stacks=lambda c: alike(c.count("encoder_layers"), c.count("decoder_layers")),
+        shape=shape,
+        loads=LOADS,
         refuses=(("apply_spec_augment", True),),
+        zero3_stops="transformers 5.23 stops where it makes positions for weights that are divided already"
+        " (_init_weights)",
     )
 }

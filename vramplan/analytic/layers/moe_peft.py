@@ -10,12 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-PATTERNS: Mapping[str, str] = {
-    "mixtral": "mixtral",
-    **dict.fromkeys(("qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4v_moe"), "qwen2_moe"),
-}
-"""PEFT's pattern by the model's type, which may differ from its language model's (transformers 5.23,
-conversion_mapping.py: _MODEL_TO_CONVERSION_PATTERN, which has no qwen2_moe; PEFT adds mixtral)."""
 FORMER: Mapping[str, Mapping[str, str]] = {
     "": {},
     "mixtral": {"gate": "gate.weight", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"},
@@ -32,9 +26,6 @@ It holds for every module of that name, so modules of shared experts and of dens
 """
 DOUBLED = "gate_up_proj"
 """Two old names in one parameter: they are adapted together, with twice the rank (_MOE_FUSED_TARGETS)."""
-
-
-LEAVES_OUT = "--lora-targets q_proj,k_proj,v_proj,o_proj leaves them out"
 
 
 def meant(pattern: str, target: str) -> str | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 from vramplan import errors
+from vramplan.analytic.architectures.forward_pass import DevicePlacement
 from vramplan.analytic.layer_folding import Fold, FoldPlan, fold
-from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.played_step import buffers_of
-from vramplan.analytic.step_inputs import DevicePlacement, StepSpec
+from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.strategies.device_map import Module, balanced, loaded_bytes, spread
 from vramplan.analytic.train_step import declare
 from vramplan.errors import ConfigError, UnsupportedError
@@ -29,10 +29,10 @@ def spread_out(setting: StepSpec, plan: FoldPlan, card: Gpu, model: str) -> tupl
         UnsupportedError: for a model with other modules around its layers.
         ConfigError: for a model that is too small for more than one GPU.
     """
-    family, config, job = setting.family, setting.config, setting.job
+    architecture, config, job = setting.architecture, setting.config, setting.job
     modules, leaf = modules_of(setting, plan, model)
     free = card.usable_bytes - outside_bytes(job, card)
-    tied = (EMBED, HEAD) if family.is_tied(config) else None
+    tied = (EMBED, HEAD) if architecture.is_tied(config) else None
     found = spread(modules, balanced(modules, leaf, job.num_gpus, free, job.quantize != "none"), tied)
     if len(set(found.values())) == 1:
         raise ConfigError(
@@ -45,18 +45,18 @@ def spread_out(setting: StepSpec, plan: FoldPlan, card: Gpu, model: str) -> tupl
             f" states by the head's weight, which lie on GPUs {found[NORM]} and {found[HEAD]} here; use"
             f" {errors.setting('loss', 'standard')}"
         )
-    kinds = family.kinds(config)
+    (kinds,) = architecture.stacks(config)
     folds: list[Fold] = []
-    played: list[LayerKind] = []
+    played: list[Hashable] = []
     layers: list[tuple[int, int]] = []
     of_layer = [found[_layer(number)] for number in range(len(kinds))]
     for one in sorted(set(of_layer)):
         folded = fold([kind for kind, on in zip(kinds, of_layer, strict=True) if on == one], len(folds))
         layers += [(folded.base + number, one) for number in range(len(folded.simulated))]
-        played += folded.simulated  # type: ignore[arg-type]
+        played += folded.simulated
         folds.append(folded)
     lies = DevicePlacement(tuple(layers), found[EMBED], found[NORM], found[ROTARY], found[HEAD])
-    return replace(setting, kinds=tuple(played), spread_over=lies), FoldPlan(tuple(folds))
+    return replace(setting, stacks=(tuple(played),), device_map=lies), FoldPlan(tuple(folds))
 
 
 def modules_of(setting: StepSpec, plan: FoldPlan, owner: str) -> tuple[tuple[Module, ...], int]:
@@ -65,7 +65,7 @@ def modules_of(setting: StepSpec, plan: FoldPlan, owner: str) -> tuple[tuple[Mod
     Raises:
         UnsupportedError: for a model with other modules around its layers.
     """
-    family = setting.family
+    architecture = setting.architecture
     sizes: Counter[tuple[int | None, str]] = Counter()
     for (layer, name), weight in declare(setting).tape.parameters.items():
         if not weight.is_adapter:
@@ -73,8 +73,9 @@ def modules_of(setting: StepSpec, plan: FoldPlan, owner: str) -> tuple[tuple[Mod
     around = {module: size for (layer, module), size in sizes.items() if layer is None}
     if (
         not {EMBED, NORM} <= around.keys() <= {EMBED, NORM, HEAD}
-        or family.remote_code
-        or family.rotary(setting.config) is None
+        or architecture.remote_code
+        or architecture.decoder is None
+        or architecture.decoder.rotary(setting.config) is None
     ):
         raise UnsupportedError(
             f"{errors.setting('strategy', 'device_map')}: {owner} is not modelled yet; use ddp or fsdp"
@@ -98,8 +99,8 @@ def _layer(number: int) -> str:
 
 def contents(setting: StepSpec, plan: FoldPlan) -> dict[int, str]:
     """The modules on each GPU, in words."""
-    lies = setting.spread
-    found: dict[int, list[str]] = {card: [] for card in lies.cards}
+    lies = setting.placement
+    found: dict[int, list[str]] = {card: [] for card in lies.gpus}
     found[lies.embed].append("embeddings")
     first, numbers = 0, dict(lies.layers)
     for stack in plan.stacks:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from vramplan.analytic.architectures.towers import TOWER
+from vramplan.analytic.architectures.vision_tower import TOWER
 from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.strategies.fsdp import CAST, GATHER, REDUCE, Sharded, gathered_dtype, stored
 from vramplan.memory.optimizer_steps import Weight
@@ -66,7 +66,7 @@ class Fsdp1(Sharded):
         # _runtime_utils.py, _get_handle_to_prefetch: a unit whose forward ran without gradients is not asked for
         around = job.reentrant and job.fsdp.checkpoint_wraps_fsdp
         self.prefetch = "none" if around else job.fsdp.backward_prefetch
-        layers = [layer for layer in self.units if layer is not None and (layer < TOWER or step.setting.looks)]
+        layers = [layer for layer in self.units if layer is not None and (layer < TOWER or step.setting.has_images)]
         self.before = {layer: self.units[one] for one, layer in pairwise(layers)}
         """For each layer the units of the one that runs before it."""
         self.whole: dict[Unit, int] = {}

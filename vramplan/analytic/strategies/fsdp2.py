@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vramplan.analytic.architectures.towers import TOWER
+from vramplan.analytic.architectures.vision_tower import TOWER
 from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.strategies.fsdp import COMPUTE, GATHER, REDUCE, Sharded, gathered_dtype, stored
 from vramplan.memory.optimizer_steps import Weight
@@ -71,7 +71,7 @@ class Fsdp2(Sharded):
         self.divided = [one for one in step.placed if not is_ignored(one.parameter, self.job)]
         self.shares = [self._share(one) for one in self.divided]
         self.before, self.layers, self.behind = self._groups()
-        ran = [group for layer, group in self.layers.items() if layer < TOWER or step.setting.looks]
+        ran = [group for layer, group in self.layers.items() if layer < TOWER or step.setting.has_images]
         self.order = [*self.before, *ran, *self.behind]
         self.weights: dict[Group, list[int]] = {}
         """Gathered weights that are there."""
@@ -100,7 +100,7 @@ class Fsdp2(Sharded):
 
         The last group stays gathered, and so does the root, which has whatever no other group has.
         """
-        tied = self.step.setting.family.is_tied(self.step.setting.config)
+        tied = self.step.setting.architecture.is_tied(self.step.setting.config)
         by_place: dict[int | str, list[tuple[Placed, Weight]]] = {}
         for one, share in zip(self.divided, self.shares, strict=True):
             place = self._place(share.name, tied) if one.layer is None else one.layer
@@ -127,9 +127,10 @@ class Fsdp2(Sharded):
         if not self.job.fsdp.wraps_embeddings:
             return "root"
         setting, embedded = self.step.setting, self.step.embedded
-        norm = setting.family.norm_name
-        found = self.job.method == "full" and setting.seen is None and norm.count(".") == 1 and name.startswith(norm)
-        if found or name.startswith("lm_head"):
+        assert setting.architecture.decoder is not None
+        norm = setting.architecture.decoder.norm_name
+        is_norm = setting.vision is None and norm.count(".") == 1 and name.startswith(norm)
+        if (is_norm and self.job.method == "full") or name.startswith("lm_head"):
             return "before" if tied else "behind"
         assert embedded is not None
         return "before" if name.startswith(embedded.name) else "root"

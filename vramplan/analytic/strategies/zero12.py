@@ -59,7 +59,7 @@ class Divided(Strategy):
         super().__init__(step, record)
         self.dtype, self.cards = self.job.dtype, self.job.num_gpus
         self.trained = self._trained()
-        hidden = step.setting.family.shape(step.setting.config).hidden
+        hidden = step.setting.architecture.shape(step.setting.config).hidden
         self.zero = self.job.zero.of_width(hidden)
         self.bucket_size = self.zero.reduce_bucket_size or 0
         self.loaded: dict[tuple[int | None, str], list[int]] = {}

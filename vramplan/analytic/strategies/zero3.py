@@ -54,7 +54,7 @@ class ZeroStage3(Divided):
         self.modules: dict[Module, list[zero3_coordinator.Divided]] = {}
         self.module_of: dict[Module, Module] = {}
         mixtures = {one.layer for one in step.placed if one.parameter.name.startswith(f"{MIXTURE}.experts.")}
-        self.leaves = mixtures if step.setting.family.leaf or self.zero.leaf_mixtures else set()
+        self.leaves = mixtures if step.setting.architecture.deepspeed_leaf or self.zero.leaf_mixtures else set()
         """Layers whose mixture is one module to DeepSpeed."""
         self.late: list[tuple[Trained, int]] = []
         """Gradients of such a module, which are taken when its backward is over."""
@@ -72,7 +72,7 @@ class ZeroStage3(Divided):
                 self.module_of[one.layer, place] = (one.layer, module)
         pairs = zip(step.placed, self.weights, strict=True)
         self.embedding = [weight for one, weight in pairs if one.parameter is step.embedded]
-        if step.setting.family.is_tied(step.setting.config):
+        if step.setting.architecture.is_tied(step.setting.config):
             self.modules[None, "lm_head"] = self.embedding
             self.module_of[None, "lm_head"] = (None, "lm_head")
         self.visits = self._visits()
@@ -131,7 +131,11 @@ class ZeroStage3(Divided):
         step, found = self.step, []
         if self.job.checkpointing != "full":
             return []
-        if step.setting.seen is not None and step.setting.looks and step.setting.seen.sight.hooked != "nothing":
+        if (
+            step.setting.vision is not None
+            and step.setting.has_images
+            and step.setting.vision.tower.hooked != "nothing"
+        ):
             pairs = zip(step.placed, self.weights, strict=True)
             found = [weight for one, weight in pairs if len(one.parameter.shape) > 3 and not one.parameter.trains]
         return found + (self.embedding if self.job.method != "full" else [])

@@ -1,8 +1,8 @@
-"""From an image's size to patches and tokens, as each model's own processor does it."""
+"""Patches and tokens of an image or a video, counted as each model's own processor makes them."""
 
 from __future__ import annotations
 
-from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.inputs.images import adaptive_tiles, fixed_tiles, native_resolution, videos
 from vramplan.inputs.images.remote_code import COUNTED
 from vramplan.inputs.images.types import ImageProcessor, Limits, ProcessedImage, Processor, Size, Tensor, VideoProcessor
@@ -11,7 +11,7 @@ from vramplan.inputs.model_spec import Config, ModelSpec
 
 
 def by_tower(processors: dict[str, Processor]) -> Processor:
-    """The processor that goes with the tower, where an architecture takes several."""
+    """The processor that goes with the vision tower, for an architecture that takes several."""
 
     def processor(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
         tower = c.part("vision_config").text("model_type", next(iter(processors)))
@@ -59,25 +59,27 @@ IMAGE_PROCESSORS: dict[str, ImageProcessor] = {
 }
 """By transformers' model_type."""
 
-PROCESSORS = {**COUNTED, **{model_type: eyes.processor for model_type, eyes in IMAGE_PROCESSORS.items()}}
-"""All whose tokens can be counted, also where no block describes the model."""
+PROCESSORS = {**COUNTED, **{model_type: processor.processor for model_type, processor in IMAGE_PROCESSORS.items()}}
+"""All whose tokens can be counted, also of models that the analytic estimator does not support."""
 VIDEO_PROCESSORS: dict[str, VideoProcessor] = {
     **videos.REMOTE_VIDEO_PROCESSORS,
-    **{model_type: eyes.video for model_type, eyes in IMAGE_PROCESSORS.items() if eyes.video is not None},
+    **{
+        model_type: processor.video for model_type, processor in IMAGE_PROCESSORS.items() if processor.video is not None
+    },
 }
-"""Those that take videos, too."""
+"""Processors of videos, by model_type."""
 
 USUAL_SIZE = Size(1024, 1024)
-"""Taken where nothing is said: about what a phone's picture is scaled to for a data set."""
+"""The default image size: about what a phone's picture is scaled to for a data set."""
 USUAL_FRAMES, USUAL_FRAME = 16, Size(640, 360)
-"""The same of a video: few frames, as small as data sets store them."""
+"""The default of a video: few frames, as small as data sets store them."""
 
 
 def process_image(spec: ModelSpec, size: Size, limits: Limits, frames: int | None = None) -> ProcessedImage:
-    """What the model's processor makes of one image, or of one video of `frames` frames.
+    """Patches and tokens of one image, or of one video of `frames` frames.
 
     Raises:
-        ConfigError: for an image, a video or limits that the processor refuses, and videos where it takes none.
+        ConfigError: for an image, a video or limits that the processor refuses, and for videos if it takes none.
     """
     if frames is not None:
         return process_video(spec, size, limits, frames)
@@ -86,15 +88,15 @@ def process_image(spec: ModelSpec, size: Size, limits: Limits, frames: int | Non
 
 
 def process_video(spec: ModelSpec, size: Size, limits: Limits, frames: int) -> ProcessedImage:
-    """What the model's video processor makes of one video; without a file of its own it reads the image processor's.
+    """Patches and tokens of one video; a video processor without a file of its own reads the image processor's.
 
     Raises:
-        ConfigError: for a video or limits that it refuses, and where there is none.
+        ConfigError: for a video or limits that it refuses, and if there is no video processor.
     """
     if spec.model_type not in VIDEO_PROCESSORS:
         raise ConfigError(
-            f"--videos: the processor of {spec.model_type} takes none; frames can be given as images (--images)."
-            f" Those of {', '.join(VIDEO_PROCESSORS)} do"
+            f"{setting('videos')}: the processor of {spec.model_type} takes none; frames can be given as images"
+            f" ({setting('images')}). Those of {', '.join(VIDEO_PROCESSORS)} do"
         )
     settings = spec.video_processor or spec.processor
     config, processor = Config(spec.config, spec.name), Config(settings, f"{spec.name}: video_preprocessor_config.json")
@@ -102,28 +104,28 @@ def process_video(spec: ModelSpec, size: Size, limits: Limits, frames: int) -> P
 
 
 def processed_image(spec: ModelSpec, job: Job) -> ProcessedImage | None:
-    """What the model's processor makes of each of the job's images or videos; None where it has none.
+    """Patches and tokens of each of the job's images or videos; None for a model without a processor.
 
     Raises:
-        ConfigError: for what the processor refuses, or more tokens of images than fit the sequence.
+        ConfigError: for an image or video that the processor refuses, and for more image tokens than the sequence has.
     """
     kind = "videos" if job.videos else "images"
     if spec.model_type not in PROCESSORS:
         if job.pictures:
-            raise ConfigError(f"--{kind} {job.pictures}: {spec.name} takes text alone")
+            raise ConfigError(f"{setting(kind, job.pictures)}: {spec.name} takes text alone")
         return None
     size, frames = shown(job)
     limits = Limits(job.min_pixels, job.max_pixels, job.max_tiles)
-    found = process_image(spec, size, limits, frames)
-    if job.pictures * found.all_tokens > job.sequence_length:
+    image = process_image(spec, size, limits, frames)
+    if job.pictures * image.all_tokens > job.sequence_length:
         what = f"{kind} of {size} pixels make" if job.pictures > 1 else f"{kind[:-1]} of {size} pixels makes"
-        each = job.pictures if job.pictures > 1 else "a" if job.videos else "an"
+        number = job.pictures if job.pictures > 1 else "a" if job.videos else "an"
         raise ConfigError(
-            f"--seq-len {job.sequence_length}: {each} {what} {job.pictures * found.all_tokens:,} tokens alone"
-            f" (as {found.description}); frameworks stop or cut the image tokens off there. Raise --seq-len, or make"
-            f" the {kind[:-1]} smaller"
+            f"{setting('sequence_length', job.sequence_length)}: {number} {what}"
+            f" {job.pictures * image.all_tokens:,} tokens alone (as {image.description}); frameworks stop or cut the"
+            f" image tokens off there. Raise {setting('sequence_length')}, or make the {kind[:-1]} smaller"
         )
-    return found
+    return image
 
 
 def shown(job: Job) -> tuple[Size, int | None]:

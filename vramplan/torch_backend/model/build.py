@@ -20,6 +20,7 @@ from vramplan.inputs.images import IMAGE_PROCESSORS, ProcessedImage, processed_i
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import MODEL_INPUTS, Input, check_inputs
 from vramplan.inputs.model_spec import IMPORT_PATH, Config, ModelSpec
+from vramplan.inputs.sequence_length import check_sequence_length
 from vramplan.inputs.validation import check_spec
 from vramplan.torch_backend.dtypes import DTYPES
 from vramplan.torch_backend.first_line import first_line
@@ -110,7 +111,7 @@ def settle(spec: ModelSpec, job: Job) -> Job:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if spec.model_type in MODEL_INPUTS:
-        model_class = getattr(transformers, MODEL_INPUTS[spec.model_type].trains)
+        model_class = getattr(transformers, MODEL_INPUTS[spec.model_type].model_class)
     elif spec.model_type in CONFIG_MAPPING:
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[spec.model_type], None)
     else:
@@ -181,11 +182,7 @@ def _check_positions(module: nn.Module, job: Job, owner: str, tower: str | None)
         name = path.rpartition(".")[2]
         if isinstance(submodule, nn.Embedding) and (name == "wpe" or "pos" in name):
             size = submodule.num_embeddings - getattr(submodule, "offset", 0)
-            if job.sequence_length > size:
-                raise ConfigError(
-                    f"{setting('sequence_length', job.sequence_length)}: {owner} has a table of {size} positions;"
-                    " longer sequences cannot run"
-                )
+            check_sequence_length(job.sequence_length, size, owner)
 
 
 def _transformers_config(spec: ModelSpec, trust_remote_code: bool) -> Any:
@@ -235,7 +232,7 @@ def _class_for(spec: ModelSpec, config: Any, trust_remote_code: bool) -> Any:
     if type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and spec.model_type in IMAGE_PROCESSORS:
         return transformers.AutoModelForImageTextToText.from_config
     if spec.model_type in MODEL_INPUTS:
-        return getattr(transformers, MODEL_INPUTS[spec.model_type].trains)._from_config
+        return getattr(transformers, MODEL_INPUTS[spec.model_type].model_class)._from_config
     for name in spec.config.get("architectures") or ():
         model_class = getattr(transformers, name, None)
         if model_class is not None and "labels" in inspect.signature(model_class.forward).parameters:

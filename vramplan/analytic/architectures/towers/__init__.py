@@ -1,17 +1,15 @@
-"""Vision towers by transformers' ``model_type``, and by the tower's where an architecture takes several."""
+"""Vision towers by transformers' ``model_type``, and by the tower's if an architecture takes several."""
 
 from __future__ import annotations
 
 from vramplan.analytic.architectures.towers import glm, mllama, pixtral, qwen, siglip, vit
-from vramplan.analytic.architectures.towers.tower import PARTS, TOWER, VisionInput, VisionTower, see
+from vramplan.analytic.architectures.vision_tower import VisionTower
 
-SIGHTS: dict[str, VisionTower] = {
-    **vit.SIGHTS,
-    **siglip.SIGHTS,
-    **pixtral.SIGHTS,
-    **qwen.SIGHTS,
-    **glm.SIGHTS,
-    **mllama.SIGHTS,
+TOWERS: dict[str, VisionTower] = {
+    **vit.TOWERS,
+    **siglip.TOWERS,
+    **pixtral.TOWERS,
+    **qwen.TOWERS,
+    **glm.TOWERS,
+    **mllama.TOWERS,
 }
-
-__all__ = ["PARTS", "SIGHTS", "TOWER", "VisionInput", "VisionTower", "see"]

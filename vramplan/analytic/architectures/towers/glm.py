@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vramplan.analytic.architectures.family import rms_norm
+from vramplan.analytic.architectures.decoder import rms_norm
 from vramplan.analytic.architectures.towers import qwen
-from vramplan.analytic.architectures.towers.tower import TowerContext, VisionTower, joined
+from vramplan.analytic.architectures.vision_tower import TowerContext, VisionTower, joined
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers.mlp import gated
@@ -15,33 +15,33 @@ from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.model_spec import Config
 
 
-def embed(net: Modules, c: Config, picture: ProcessedImage, pixels: Tensor) -> Tensor:
+def embed(net: Modules, c: Config, image: ProcessedImage, pixels: Tensor) -> Tensor:
     """One row for each patch, normed."""
     return net.rms_norm("visual.post_conv_layernorm", qwen.flat_patches(net, c, pixels, bias=True))
 
 
-def place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor:
+def place(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:
     """Cosines and sines of both directions; a learned position for each patch, sampled between those of a square."""
-    x = qwen.place(net, c, look, x)
+    x = qwen.place(net, c, context, x)
     name, (patches, width) = "visual.embeddings.position_embedding", x.shape
     across = c.count("image_size", 336) // c.count("patch_size", 14)
     net.tape.module = name
     table = net.parameter(f"{name}.weight", across * across, width).reordered()  # sampled with channels first
     as_image = ops.to(table, "fp32", "table of positions in fp32")
     points = net.tape.empty((1, patches, 1, 2), "fp32", "points in the table of positions")
-    found = ops.sampled(as_image, points, (patches, width))
-    return ops.add(x, ops.to(found, table.dtype, "positions"))
+    positions = ops.sampled(as_image, points, (patches, width))
+    return ops.add(x, ops.to(positions, table.dtype, "positions"))
 
 
-def layer(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
+def layer(net: Modules, c: Config, x: Tensor, context: TowerContext) -> Tensor:
     """RMS norm, a gated feed-forward as wide as the language model."""
     width, act = c.count("out_hidden_size"), c.text("hidden_act", "silu")
     return qwen.block(
         net,
         c,
         x,
-        look,
-        qwen.whole_images(look),
+        context,
+        qwen.whole_images(context),
         rms_norm,
         lambda y: gated(net, "mlp", y, width, act),
         bias=c.flag("attention_bias", False),
@@ -60,7 +60,7 @@ def finish(net: Modules, c: Config, x: Tensor) -> Tensor:
     return ops.patches(x.view(tokens, merge**2 * width), weight, shift, (tokens, out))
 
 
-def project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
+def project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
     """A layer, a norm, a gated feed-forward."""
     c, name = whole.part("vision_config"), "visual.merger"
     x = net.linear(f"{name}.proj", x, x.shape[-1])
@@ -82,4 +82,4 @@ GLM = VisionTower(
     returns_features=False,
     holds_first=False,
 )
-SIGHTS = {"glm4v": GLM, "glm4v_moe": replace(GLM, text_type="glm4v_moe_text")}
+TOWERS = {"glm4v": GLM, "glm4v_moe": replace(GLM, text_type="glm4v_moe_text")}

@@ -1,6 +1,6 @@
-"""Llama 3.2 Vision's tower: four tiles an image, seen one by one and together (transformers 5.23, modeling_mllama.py).
+"""Llama 3.2 Vision's tower: four tiles an image, one by one and together (transformers 5.23, modeling_mllama.py).
 
-Patches, what the first layer of either kind takes, and what every layer gives are locals of the tower's forward, in
+Patches, the input of the first layer of either kind, and every layer's output are locals of the tower's forward, in
 this order in `net.tower_locals`: all live to its end, chosen or not. No layer is checkpointed.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from vramplan.analytic.architectures.mllama import gate
-from vramplan.analytic.architectures.towers.tower import TowerContext, VisionTower
 from vramplan.analytic.architectures.towers.vit import clip_embed, tower_attention, with_class
+from vramplan.analytic.architectures.vision_tower import TowerContext, VisionTower
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers.context import CrossAttentionInput
@@ -36,7 +36,7 @@ class Stage(NamedTuple):
     opens: bool = False
     """The first of these."""
     chosen: int | None = None
-    """Its number, where its output goes to the language model as well."""
+    """Its number, if its output goes to the language model as well."""
 
 
 def stages(c: Config) -> list[Hashable]:
@@ -46,21 +46,21 @@ def stages(c: Config) -> list[Hashable]:
     return [*local, *(Stage(True, number == 0) for number in range(c.count("num_global_layers", 8)))]
 
 
-def place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor:
+def place(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:
     """Each tile's place, class tokens, patches' positions in tile and canvas, a norm, padding, the mask."""
     width = x.shape[-1]
     net.tower_locals.append(x)
     net.tape.module = NAME
-    x = add_tiles(net, c, f"{NAME}.pre_tile_positional_embedding", x, look.images)
+    x = add_tiles(net, c, f"{NAME}.pre_tile_positional_embedding", x, context.images)
     x = with_class(net, f"{NAME}.class_embedding", x, width, width)
-    x = add_positions(net, c, x, look.images)
+    x = add_positions(net, c, x, context.images)
     x = net.layer_norm(f"{NAME}.layernorm_pre", x)
     net.tape.module = NAME
     padded = ceil_div(x.shape[1], ALIGNED) * ALIGNED
     x = ops.pad_rows(x, padded)
-    length = x.shape[0] * padded // look.images
-    look.ctx.masks[False] = mask_of_tiles(net, look.images, length)
-    x = x.view(look.images, length, width)
+    length = x.shape[0] * padded // context.images
+    context.ctx.masks[False] = mask_of_tiles(net, context.images, length)
+    x = x.view(context.images, length, width)
     net.tower_locals.append(x)
     return x
 
@@ -80,9 +80,9 @@ def add_tiles(net: Modules, c: Config, name: str, x: Tensor, images: int) -> Ten
     net.tape.module = name
     tiles, width = most_tiles(c), x.shape[-1]
     table = net.parameter(f"{name}.embedding.weight", rows_of_tables(c), tiles * width)
-    found = ops.embedding(arrangement_ids(net, images), table).view(images * tiles, 1, width)
-    found = ops.mul(found, ops.tanh(net.parameter(f"{name}.gate", 1)), "gated")
-    return ops.add(x, found)
+    positions = ops.embedding(arrangement_ids(net, images), table).view(images * tiles, 1, width)
+    positions = ops.mul(positions, ops.tanh(net.parameter(f"{name}.gate", 1)), "gated")
+    return ops.add(x, positions)
 
 
 def add_positions(net: Modules, c: Config, x: Tensor, images: int) -> Tensor:
@@ -94,8 +94,8 @@ def add_positions(net: Modules, c: Config, x: Tensor, images: int) -> Tensor:
     own = ops.mul(rest, net.parameter(f"{name}.embedding", patches, width), "gated positions")
     x = ops.add(x, own)
     table = net.parameter(f"{name}.tile_embedding.weight", rows_of_tables(c), most_tiles(c) * patches * width)
-    found = ops.embedding(arrangement_ids(net, images), table).view(tiles, patches, width)
-    shared = ops.mul(ops.tanh(gating), found, "gated positions")
+    positions = ops.embedding(arrangement_ids(net, images), table).view(tiles, patches, width)
+    shared = ops.mul(ops.tanh(gating), positions, "gated positions")
     return ops.add(x, shared)
 
 
@@ -110,16 +110,16 @@ def mask_of_tiles(net: Modules, images: int, length: int) -> Tensor:
     return mask
 
 
-def layer(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
+def layer(net: Modules, c: Config, x: Tensor, context: TowerContext) -> Tensor:
     """Norm, attention, add; norm, feed-forward, add; both gated in global layers."""
-    stage = look.kind
+    stage = context.kind
     assert isinstance(stage, Stage)
     if stage.opens:
-        x = opened(net, c, x, look)
+        x = opened(net, c, x, context)
     residual = x
     x = net.layer_norm("input_layernorm", x)
     heads, names = c.count("attention_heads", 16), ("q_proj", "k_proj", "v_proj", "o_proj")
-    x, *kept = tower_attention(net, x, look.ctx, heads, "self_attn", names, False, out_bias=False)
+    x, *weights = tower_attention(net, x, context.ctx, heads, "self_attn", names, False, out_bias=False)
     x = ops.add(residual, gate(net, "gate_attn", x) if stage.is_global else x, "residual stream")
     residual = x
     x = net.layer_norm("post_attention_layernorm", x)
@@ -129,7 +129,7 @@ def layer(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
     return x
 
 
-def opened(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
+def opened(net: Modules, c: Config, x: Tensor, context: TowerContext) -> Tensor:
     """Between the two kinds of layers: a norm, and each tile's place once more; played as part of the layer."""
     net.tower_locals[1] = x
     x = net.layer_norm("layernorm_post", x)
@@ -146,11 +146,11 @@ def finish(net: Modules, c: Config, x: Tensor) -> Tensor:
     padded, patches = length // tiles, (c.count("image_size", 448) // c.count("patch_size", 14)) ** 2 + 1
     own = ops.rows(x.view(images * tiles, padded, width), patches)
     chosen = [net.tower_locals[2 + number] for number in c.get("intermediate_layers_indices", (3, 7, 15, 23, 30))]
-    peft_expert_pattern = ops.join_rows(chosen, (images * tiles, padded, len(chosen) * width))
-    return ops.cat(own, ops.rows(peft_expert_pattern, patches))
+    states = ops.join_rows(chosen, (images * tiles, padded, len(chosen) * width))
+    return ops.cat(own, ops.rows(states, patches))
 
 
-def project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
+def project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
     """One layer."""
     return net.linear("multi_modal_projector", x, whole.part("text_config").count("hidden_size"), True)
 
@@ -171,7 +171,7 @@ def across(net: Modules, job: Job, shape: tuple[int, ...], features: Tensor) -> 
     return CrossAttentionInput(features, mask, rows)
 
 
-SIGHTS = {
+TOWERS = {
     "mllama": VisionTower(
         clip_embed,
         layer,

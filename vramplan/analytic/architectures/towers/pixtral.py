@@ -1,9 +1,9 @@
-"""Pixtral under LLaVA and Mistral 3: all images in one row, told apart by a mask (transformers 5.23)."""
+"""Pixtral under LLaVA and Mistral 3: all images in one row, separated by a mask (transformers 5.23)."""
 
 from __future__ import annotations
 
-from vramplan.analytic.architectures.towers.tower import TowerContext, VisionTower, joined
 from vramplan.analytic.architectures.towers.vit import all_alike, chosen_layer, llava_project, patch_tokens
+from vramplan.analytic.architectures.vision_tower import TowerContext, VisionTower, joined
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers.attention import attend
@@ -14,13 +14,13 @@ from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.model_spec import Config
 
 
-def embed(net: Modules, c: Config, picture: ProcessedImage, pixels: Tensor) -> Tensor:
+def embed(net: Modules, c: Config, image: ProcessedImage, pixels: Tensor) -> Tensor:
     """One token for each patch."""
     pixels = ops.to(pixels, net.training.dtype, "pixels in the model's dtype")
-    return patch_tokens(net, "vision_tower.patch_conv", pixels, c, picture, bias=False)
+    return patch_tokens(net, "vision_tower.patch_conv", pixels, c, image, bias=False)
 
 
-def place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor:
+def place(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:
     """All images in one row, a norm, positions, and a mask as wide and as high as the row is long."""
     tape, width = net.tape, x.shape[-1]
     tape.module = "vision_tower"
@@ -29,17 +29,17 @@ def place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor:
     x = net.rms_norm("vision_tower.ln_pre", x)
     tape.module = "vision_tower.patch_positional_embedding"
     shape = (1, patches, 1, width // c.count("num_attention_heads"))
-    look.cos, look.sin = (tape.empty(shape, x.dtype, f"rotary {name}") for name in ("cos", "sin"))
-    if look.ctx.attention != "flash":
-        look.ctx.masks[False] = tape.empty((1, 1, patches, patches), x.dtype, "mask between images")
+    context.cos, context.sin = (tape.empty(shape, x.dtype, f"rotary {name}") for name in ("cos", "sin"))
+    if context.ctx.attention != "flash":
+        context.ctx.masks[False] = tape.empty((1, 1, patches, patches), x.dtype, "mask between images")
     return x
 
 
-def layer(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
+def layer(net: Modules, c: Config, x: Tensor, context: TowerContext) -> Tensor:
     """Norm, attention, add; norm, gated feed-forward, add."""
     residual = x
     x = net.rms_norm("attention_norm", x)
-    x, *kept = attention(net, c, x, look)
+    x, *weights = attention(net, c, x, context)
     x = ops.add(residual, x, "residual stream")
     residual = x
     x = net.rms_norm("ffn_norm", x)
@@ -47,25 +47,25 @@ def layer(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
     return ops.add(residual, x, "residual stream")
 
 
-def attention(net: Modules, c: Config, x: Tensor, look: TowerContext) -> tuple[Tensor, ...]:
-    """Rotary attention along the row, and what the layer keeps besides."""
+def attention(net: Modules, c: Config, x: Tensor, context: TowerContext) -> tuple[Tensor, ...]:
+    """Rotary attention along the row, and the attention weights that the layer holds."""
     (_, patches, width), heads = x.shape, c.count("num_attention_heads")
     q, k, v = (net.linear(f"attention.{name}_proj", x, width).view(1, patches, heads, width // heads) for name in "qkv")
-    assert look.cos is not None
-    assert look.sin is not None
+    assert context.cos is not None
+    assert context.sin is not None
     net.tape.module = "attention"
     q, k = ops.heads_first(q), ops.heads_first(k)
-    q, k = rotate(q, look.cos, look.sin), rotate(k, look.cos, look.sin)
-    out, *kept = attend(q, k, v, look.ctx)
-    return net.linear("attention.o_proj", out, width), *kept
+    q, k = rotate(q, context.cos, context.sin), rotate(k, context.cos, context.sin)
+    out, *weights = attend(q, k, v, context.ctx)
+    return net.linear("attention.o_proj", out, width), *weights
 
 
-def mistral3_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
+def mistral3_project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
     """A norm, each image's patches unfolded in squares and merged, two layers."""
     c, merge = whole.part("vision_config"), whole.count("spatial_merge_size", 2) ** 2
     width, wide = c.count("hidden_size"), whole.part("text_config").count("hidden_size")
     bias = whole.flag("multimodal_projector_bias", False)
-    patches = picture.rows * picture.columns
+    patches = image.rows * image.columns
     images = x.num_elements // (patches * width)
     x = net.rms_norm("multi_modal_projector.norm", x)
     x = merged(net, x.view(images * patches, width), (patches,) * images, merge)
@@ -86,7 +86,7 @@ def merged(net: Modules, x: Tensor, patches: tuple[int, ...], merge: int) -> Ten
     return ops.join_rows(parts, (sum(patches) // merge, width))
 
 
-SIGHTS = {
+TOWERS = {
     "llava/pixtral": VisionTower(
         embed, layer, llava_project, all_alike, place=place, chosen=chosen_layer, holds_cast=False
     ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 
-from vramplan.analytic.architectures.family import NormFunction, layer_norm, rms_norm
-from vramplan.analytic.architectures.towers.tower import TowerContext, VisionTower, joined
+from vramplan.analytic.architectures.decoder import NormFunction, layer_norm, rms_norm
+from vramplan.analytic.architectures.vision_tower import TowerContext, VisionTower, joined
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import attention_kernels as kernels
@@ -26,7 +26,7 @@ def width_of(c: Config) -> int:
     return c.count("embed_dim", c.count("hidden_size"))
 
 
-def embed(net: Modules, c: Config, picture: ProcessedImage, pixels: Tensor) -> Tensor:
+def embed(net: Modules, c: Config, image: ProcessedImage, pixels: Tensor) -> Tensor:
     """One row for each patch."""
     return flat_patches(net, c, pixels, bias=c.has("num_position_embeddings"))
 
@@ -41,16 +41,18 @@ def flat_patches(net: Modules, c: Config, pixels: Tensor, bias: bool) -> Tensor:
     return ops.patches(pixels, weight, shift, (pixels.shape[0], width))
 
 
-def place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor:
+def place(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:
     """Cosines and sines of both directions."""
     net.tape.module = "visual.rotary_pos_emb"
     dim = width_of(c) // c.count("num_heads")
-    look.cos, look.sin = (net.tape.empty((x.shape[0], 1, dim), "fp32", f"rotary {name}") for name in ("cos", "sin"))
+    context.cos, context.sin = (
+        net.tape.empty((x.shape[0], 1, dim), "fp32", f"rotary {name}") for name in ("cos", "sin")
+    )
     return x
 
 
 def attention(
-    net: Modules, c: Config, x: Tensor, look: TowerContext, pieces: Pieces, bias: bool = True, out_bias: bool = True
+    net: Modules, c: Config, x: Tensor, context: TowerContext, pieces: Pieces, bias: bool = True, out_bias: bool = True
 ) -> Tensor:
     """Attention within each piece of the row; one call for each, whose results are joined."""
     (patches, width), heads = x.shape, c.count("num_heads")
@@ -58,15 +60,15 @@ def attention(
     q, k, v = ops.unbind(qkv.view(patches, 3, heads, width // heads))
     dtype = q.dtype
     net.tape.module = "attn"
-    q, k = turned(q, k, look, dtype)
+    q, k = turned(q, k, context, dtype)
     q, k, v = (one.view(1, patches, heads, width // heads) for one in (q, k, v))
-    if look.ctx.attention == "flash":
+    if context.ctx.attention == "flash":
         out = kernels.flash_attention(q, k, v, pieces)
-    elif look.ctx.attention == "eager":
+    elif context.ctx.attention == "eager":
         out = eager_pieces(q, k, v, pieces)
     else:
         q, k, v = (ops.pieces(one) for one in (q, k, v))
-        fits = look.ctx.flash_fits and (net.tape.autocast or dtype) in ("bf16", "fp16")
+        fits = context.ctx.flash_fits and (net.tape.autocast or dtype) in ("bf16", "fp16")
         each = kernels.flash_attention(q, k, v, pieces) if fits else kernels.efficient_attention(q, k, v, None, pieces)
         out = ops.copy(each, "joined attention output")
     out = net.linear("attn.proj", out.view(patches, width), width, out_bias)
@@ -74,22 +76,22 @@ def attention(
     return out
 
 
-def turned(q: Tensor, k: Tensor, look: TowerContext, dtype: str) -> tuple[Tensor, Tensor]:
+def turned(q: Tensor, k: Tensor, context: TowerContext, dtype: str) -> tuple[Tensor, Tensor]:
     """``apply_rotary_pos_emb_vision``: in fp32."""
-    assert look.cos is not None
-    assert look.sin is not None
+    assert context.cos is not None
+    assert context.sin is not None
     q, k = ops.to(q, "fp32"), ops.to(k, "fp32")
-    cos, sin = ops.to(look.cos, "fp32"), ops.to(look.sin, "fp32")
+    cos, sin = ops.to(context.cos, "fp32"), ops.to(context.sin, "fp32")
     q_turned = rotate(q, cos, sin)
     k_turned = rotate(k, cos, sin)
     q_turned = ops.to(q_turned, dtype, "rotated")
     return q_turned, ops.to(k_turned, dtype, "rotated")
 
 
-def whole_images(look: TowerContext) -> Pieces:
+def whole_images(context: TowerContext) -> Pieces:
     """One piece for each image, or pair of frames."""
-    size = look.picture.rows * look.picture.columns
-    return Pieces((size,) * look.picture.tiles * look.images)
+    size = context.image.rows * context.image.columns
+    return Pieces((size,) * context.image.tiles * context.images)
 
 
 # -- Qwen2-VL ----------------------------------------------------------------------------------------------------------
@@ -99,7 +101,7 @@ def block(
     net: Modules,
     c: Config,
     x: Tensor,
-    look: TowerContext,
+    context: TowerContext,
     pieces: Pieces,
     norm: NormFunction,
     mlp: Mlp,
@@ -108,7 +110,7 @@ def block(
 ) -> Tensor:
     """Norm, attention, add; norm, feed-forward, add."""
     normed = norm(net, "norm1", x)
-    out = attention(net, c, normed, look, pieces, bias, out_bias)
+    out = attention(net, c, normed, context, pieces, bias, out_bias)
     del normed
     x = ops.add(x, out, "residual stream")
     del out
@@ -117,11 +119,17 @@ def block(
     return ops.add(x, y, "residual stream")
 
 
-def qwen2_layer(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
+def qwen2_layer(net: Modules, c: Config, x: Tensor, context: TowerContext) -> Tensor:
     """LayerNorm, two layers."""
     width, act = int(width_of(c) * c.number("mlp_ratio", 4)), c.text("hidden_act", "quick_gelu")
     return block(
-        net, c, x, look, whole_images(look), layer_norm, lambda y: plain_mlp(net, y, "mlp.fc1", "mlp.fc2", width, act)
+        net,
+        c,
+        x,
+        context,
+        whole_images(context),
+        layer_norm,
+        lambda y: plain_mlp(net, y, "mlp.fc1", "mlp.fc2", width, act),
     )
 
 
@@ -133,7 +141,7 @@ def merged(net: Modules, c: Config, x: Tensor, out: int) -> Tensor:
     return net.linear("visual.merger.mlp.2", ops.gelu(x), out, True)
 
 
-def qwen2_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
+def qwen2_project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
     """Norm and merge."""
     c = whole.part("vision_config")
     return joined(net, ops.pieces(merged(net, c, net.layer_norm("visual.merger.ln_q", x), c.count("hidden_size"))))
@@ -148,40 +156,40 @@ def depth(c: Config) -> list[Hashable]:
 
 
 def kinds(c: Config) -> list[Hashable]:
-    """Whether a layer sees the whole image; the others see windows."""
+    """Whether a layer attends to the whole image; the others attend to windows."""
     full = c.get("fullatt_block_indexes", [7, 15, 23, 31])
     return [number in full for number in range(c.count("depth"))]
 
 
-def windows(c: Config, look: TowerContext) -> Pieces:
+def windows(c: Config, context: TowerContext) -> Pieces:
     """Windows of 112 pixels, cut off at the right and lower edges (get_vision_window_index)."""
     merge = c.count("spatial_merge_size", 2)
     side = c.count("window_size", 112) // merge // c.count("patch_size", 14)
     sizes = []
-    for across in (look.picture.rows // merge, look.picture.columns // merge):
+    for across in (context.image.rows // merge, context.image.columns // merge):
         whole, rest = divmod(across, side)
         sizes.append([side] * whole + [rest] * bool(rest))
     areas = [rows * columns * merge**2 for rows in sizes[0] for columns in sizes[1]]
-    return Pieces(tuple(areas) * look.picture.tiles * look.images)
+    return Pieces(tuple(areas) * context.image.tiles * context.images)
 
 
-def windowed(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor:
+def windowed(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:
     """Patches and positions sorted by window."""
     x = ops.pick_rows(x)
-    x = place(net, c, look, x)
-    assert look.cos is not None
-    assert look.sin is not None
-    look.cos, look.sin = (ops.pick_rows(one) for one in (look.cos, look.sin))
+    x = place(net, c, context, x)
+    assert context.cos is not None
+    assert context.sin is not None
+    context.cos, context.sin = (ops.pick_rows(one) for one in (context.cos, context.sin))
     return x
 
 
-def qwen2_5_layer(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
+def qwen2_5_layer(net: Modules, c: Config, x: Tensor, context: TowerContext) -> Tensor:
     """RMS norm, a gated feed-forward; windows in most layers."""
-    pieces, act = whole_images(look) if look.kind else windows(c, look), c.text("hidden_act", "silu")
-    return block(net, c, x, look, pieces, rms_norm, lambda y: gated_mlp(net, c, y, act, True))
+    pieces, act = whole_images(context) if context.kind else windows(c, context), c.text("hidden_act", "silu")
+    return block(net, c, x, context, pieces, rms_norm, lambda y: gated_mlp(net, c, y, act, True))
 
 
-def qwen2_5_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
+def qwen2_5_project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
     """Norm, merge, back in the order of the image."""
     c = whole.part("vision_config")
     x = merged(net, c, net.rms_norm("visual.merger.ln_q", x), c.count("out_hidden_size"))
@@ -191,25 +199,31 @@ def qwen2_5_project(net: Modules, whole: Config, picture: ProcessedImage, x: Ten
 # -- Qwen3-VL ----------------------------------------------------------------------------------------------------------
 
 
-def qwen3_place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor:
+def qwen3_place(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:
     """Four learned positions of a square grid, weighted, for each patch; then cosines and sines."""
     tape, (patches, width) = net.tape, x.shape
     name = "visual.pos_embed.weight"
     tape.module = "visual.pos_embed"
     indices = tape.empty((patches, 4), "int64", "neighbours in the grid of positions")
     weights = tape.empty((patches, 4, 1), "fp32", "weights of the neighbours")
-    found = ops.embedding(indices, net.parameter(name, c.count("num_position_embeddings"), width))
-    found = ops.sum_middle(ops.mul(found, weights, "weighted positions"))
-    net.tower_locals += [indices, weights, found]
-    x = ops.add(x, ops.to(found, x.dtype))
-    return place(net, c, look, x)
+    positions = ops.embedding(indices, net.parameter(name, c.count("num_position_embeddings"), width))
+    positions = ops.sum_middle(ops.mul(positions, weights, "weighted positions"))
+    net.tower_locals += [indices, weights, positions]
+    x = ops.add(x, ops.to(positions, x.dtype))
+    return place(net, c, context, x)
 
 
-def qwen3_layer(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
+def qwen3_layer(net: Modules, c: Config, x: Tensor, context: TowerContext) -> Tensor:
     """LayerNorm, two layers."""
     width, names = c.count("intermediate_size"), ("mlp.linear_fc1", "mlp.linear_fc2")
     return block(
-        net, c, x, look, whole_images(look), layer_norm, lambda y: plain_mlp(net, y, *names, width, "gelu_pytorch_tanh")
+        net,
+        c,
+        x,
+        context,
+        whole_images(context),
+        layer_norm,
+        lambda y: plain_mlp(net, y, *names, width, "gelu_pytorch_tanh"),
     )
 
 
@@ -228,7 +242,7 @@ def qwen3_between(net: Modules, c: Config, x: Tensor) -> None:
     net.deep.append(qwen3_merged(net, c, x, f"visual.deepstack_merger_list.{len(net.deep)}", True))
 
 
-def qwen3_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
+def qwen3_project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
     """Norm and merge."""
     return joined(net, ops.pieces(qwen3_merged(net, whole.part("vision_config"), x, "visual.merger", False)))
 
@@ -253,7 +267,7 @@ QWEN3 = VisionTower(
     returns_features=False,
     holds_first=False,
 )
-SIGHTS = {
+TOWERS = {
     "qwen3_vl": QWEN3,
     "qwen3_vl_moe": replace(QWEN3, text_type="qwen3_vl_moe_text"),
     "qwen2_vl": VisionTower(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vramplan.analytic.architectures.towers.tower import NO_TEXT_TOWER, TowerContext, VisionTower, joined
 from vramplan.analytic.architectures.towers.vit import (
     all_alike,
     anyres_project,
@@ -13,6 +12,7 @@ from vramplan.analytic.architectures.towers.vit import (
     patch_tokens,
     table_of,
 )
+from vramplan.analytic.architectures.vision_tower import NO_TEXT_TOWER, TowerContext, VisionTower, joined
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers.modules import Modules
@@ -23,22 +23,22 @@ from vramplan.inputs.model_spec import Config
 NAME = "vision_tower"
 
 
-def embed(net: Modules, c: Config, picture: ProcessedImage, pixels: Tensor) -> Tensor:
+def embed(net: Modules, c: Config, image: ProcessedImage, pixels: Tensor) -> Tensor:
     """One token for each patch of each tile."""
     if c.flag("vision_use_head", True) and c.text("model_type", "") == "siglip_vision_model":
-        raise UnsupportedError("vision_use_head: SigLIP's pooling head is not described by any block")
+        raise UnsupportedError("vision_use_head: SigLIP's pooling head is not supported")
     pixels = ops.to(pixels, net.training.dtype, "pixels in the model's dtype")
-    return patch_tokens(net, f"{NAME}.embeddings.patch_embedding", pixels, c, picture, bias=True)
+    return patch_tokens(net, f"{NAME}.embeddings.patch_embedding", pixels, c, image, bias=True)
 
 
-def place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor:
+def place(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:
     """A learned position for each patch."""
     return ops.add(x, table_of(net, f"{NAME}.embeddings.position_embedding.weight", x.shape[1], x.shape[2]))
 
 
-def layer(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
+def layer(net: Modules, c: Config, x: Tensor, context: TowerContext) -> Tensor:
     """CLIP's layer with another activation."""
-    return clip_layer(net, c, x, look, "gelu_pytorch_tanh")
+    return clip_layer(net, c, x, context, "gelu_pytorch_tanh")
 
 
 def finish(net: Modules, c: Config, x: Tensor) -> Tensor:
@@ -46,17 +46,17 @@ def finish(net: Modules, c: Config, x: Tensor) -> Tensor:
     return net.layer_norm(f"{NAME}.post_layernorm", x)
 
 
-def paligemma_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
+def paligemma_project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
     """One layer."""
     return net.linear("multi_modal_projector.linear", x, whole.part("vision_config").count("projection_dim"), True)
 
 
-def gemma3_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
+def gemma3_project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
     """Patches averaged in squares, a norm, one product."""
     tiles, _, width = x.shape
     net.tape.module = "multi_modal_projector"
     x = ops.copy(x, "patches as an image")
-    x = ops.average(x, (tiles, picture.tokens, width))
+    x = ops.average(x, (tiles, image.tokens, width))
     x = net.rms_norm("multi_modal_projector.mm_soft_emb_norm", x, offset=True)
     wide = whole.part("text_config").count("hidden_size")
     net.tape.module = "multi_modal_projector"
@@ -64,13 +64,13 @@ def gemma3_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tens
     return ops.product(x, weight)
 
 
-def onevision_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
+def onevision_project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
     """As LLaVA-NeXT; the model's forward keeps all that the tower returns, with the state that was chosen."""
     net.multimodal_locals.append(x)
-    return anyres_project(net, whole, picture, x)
+    return anyres_project(net, whole, image, x)
 
 
-def idefics_place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor:
+def idefics_place(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:
     """A learned position for each patch of each tile, looked up one by one."""
     tiles, patches, width = x.shape
     net.tape.module = f"{NAME}.embeddings"
@@ -79,7 +79,7 @@ def idefics_place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Ten
     return ops.add(x, ops.embedding(ids, table))
 
 
-def idefics_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
+def idefics_project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
     """Squares of patches made one token by pixel shuffle, one layer."""
     net.tape.module = "pixel shuffle"
     squares = whole.count("scale_factor", 2) ** 2
@@ -113,7 +113,7 @@ GEMMAS = VisionTower(
     masks_text=True,
     wrapped=NO_TEXT_TOWER.format("Siglip"),
 )
-SIGHTS = {
+TOWERS = {
     "idefics3": IDEFICS,
     "smolvlm": IDEFICS,
     "paligemma": replace(GEMMAS, project=paligemma_project),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from vramplan.analytic.architectures.towers.tower import NO_TEXT_TOWER, TowerContext, VisionTower
+from vramplan.analytic.architectures.vision_tower import NO_TEXT_TOWER, TowerContext, VisionTower
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Resident, Tensor
 from vramplan.analytic.layers.attention import Softcap, attend
@@ -40,7 +40,7 @@ def tower_attention(
     in_fp32: bool = True,
     out_bias: bool = True,
 ) -> tuple[Tensor, ...]:
-    """Attention of every patch to every patch of its tile, and what the layer keeps besides."""
+    """Attention of every patch to every patch of its tile, and the attention weights that the layer holds."""
     tiles, patches, width = x.shape
     first, second, third, last = (f"{prefix}.{name}" for name in names)
     made = {name: net.linear(name, x, width, bias) for name in (first, second, third)}
@@ -48,8 +48,8 @@ def tower_attention(
     if norms is not None:
         q, k = (net.rms_norm(f"{prefix}.{name}", one) for name, one in zip(norms, (q, k), strict=True))
     q, k, v = (one.view(tiles, patches, heads, width // heads) for one in (q, k, v))
-    out, *kept = attend(q, k, v, ctx, scores=Softcap(in_fp32=in_fp32))
-    return net.linear(last, out, width, out_bias), *kept
+    out, *weights = attend(q, k, v, ctx, scores=Softcap(in_fp32=in_fp32))
+    return net.linear(last, out, width, out_bias), *weights
 
 
 # -- InternVL ----------------------------------------------------------------------------------------------------------
@@ -60,9 +60,9 @@ def intern_norm(net: Modules, c: Config, name: str, x: Tensor) -> Tensor:
     return net.rms_norm(name, x) if c.text("norm_type", "layer_norm") == "rms_norm" else net.layer_norm(name, x)
 
 
-def intern_embed(net: Modules, c: Config, picture: ProcessedImage, pixels: Tensor) -> Tensor:
+def intern_embed(net: Modules, c: Config, image: ProcessedImage, pixels: Tensor) -> Tensor:
     """One token for each patch of each tile."""
-    return patch_tokens(net, "vision_tower.embeddings.patch_embeddings.projection", pixels, c, picture, bias=True)
+    return patch_tokens(net, "vision_tower.embeddings.patch_embeddings.projection", pixels, c, image, bias=True)
 
 
 def table_of(net: Modules, name: str, count: int, width: int) -> Tensor:
@@ -71,15 +71,15 @@ def table_of(net: Modules, name: str, count: int, width: int) -> Tensor:
     return ops.embedding(Tensor(net.tape, Resident(), (1, count), "int64"), net.parameter(name, count, width))
 
 
-def patch_tokens(net: Modules, name: str, pixels: Tensor, c: Config, picture: ProcessedImage, bias: bool) -> Tensor:
+def patch_tokens(net: Modules, name: str, pixels: Tensor, c: Config, image: ProcessedImage, bias: bool) -> Tensor:
     """``nn.Conv2d`` whose stride is its kernel: (tiles, patches, width)."""
-    return patches(net, name, pixels, c, (picture.rows, picture.columns), bias)
+    return patches(net, name, pixels, c, (image.rows, image.columns), bias)
 
 
 def patches(
     net: Modules, name: str, pixels: Tensor, c: Config, grid: tuple[int, int], bias: bool, patch: int | None = None
 ) -> Tensor:
-    """The same for a `grid` of rows and columns; `patch` where a rest at the edges is left out."""
+    """The same for a `grid` of rows and columns; `patch` if a rest at the edges is left out."""
     net.tape.module = name
     width, (tiles, channels, height, _) = c.count("hidden_size"), pixels.shape
     patch = height // grid[0] if patch is None else patch
@@ -88,7 +88,7 @@ def patches(
     return ops.patches(pixels, weight, shift, (tiles, grid[0] * grid[1], width))
 
 
-def intern_place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor:
+def intern_place(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:
     """The class token, and a learned position for each."""
     width = x.shape[-1]
     net.tape.module = "vision_tower.embeddings"
@@ -97,15 +97,15 @@ def intern_place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tens
     return ops.dropout(ops.add(x, table), c.number("hidden_dropout_prob", 0.0))
 
 
-def intern_layer(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tensor:
+def intern_layer(net: Modules, c: Config, x: Tensor, context: TowerContext) -> Tensor:
     """Norm, attention, a weight for each channel, add; the same around the feed-forward."""
     width, heads = c.count("hidden_size"), c.count("num_attention_heads")
     norms = ("q_norm", "k_norm") if c.flag("use_qk_norm", False) else None
     normed = intern_norm(net, c, "layernorm_before", x)
-    out, *kept = tower_attention(
+    out, *weights = tower_attention(
         net,
         normed,
-        look.ctx,
+        context.ctx,
         heads,
         "attention",
         ("q_proj", "k_proj", "v_proj", "projection_layer"),
@@ -124,15 +124,15 @@ def intern_layer(net: Modules, c: Config, x: Tensor, look: TowerContext) -> Tens
     return ops.add(y, x, "residual stream")
 
 
-def intern_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
+def intern_project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
     """The class token dropped, four patches made one token by pixel shuffle, two layers."""
     net.tape.module = "pixel shuffle"
     tiles, _, width = x.shape
     shrink = round(1 / whole.number("downsample_ratio", 0.5)) ** 2
-    x = ops.rows(x, picture.rows * picture.columns)
+    x = ops.rows(x, image.rows * image.columns)
     x = ops.copy(x, "shuffled patches")
     x = ops.copy(x, "shuffled patches")
-    x = x.view(tiles, picture.rows * picture.columns // shrink, width * shrink)
+    x = x.view(tiles, image.rows * image.columns // shrink, width * shrink)
     wide = whole.part("text_config").count("hidden_size")
     x = net.layer_norm("multi_modal_projector.layer_norm", x)
     x = net.linear("multi_modal_projector.linear_1", x, wide, True)
@@ -143,13 +143,13 @@ def intern_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tens
 # -- CLIP --------------------------------------------------------------------------------------------------------------
 
 
-def clip_embed(net: Modules, c: Config, picture: ProcessedImage, pixels: Tensor) -> Tensor:
+def clip_embed(net: Modules, c: Config, image: ProcessedImage, pixels: Tensor) -> Tensor:
     """One token for each patch of each tile."""
     pixels = ops.to(pixels, net.training.dtype, "pixels in the model's dtype")
-    return patch_tokens(net, "vision_tower.embeddings.patch_embedding", pixels, c, picture, bias=False)
+    return patch_tokens(net, "vision_tower.embeddings.patch_embedding", pixels, c, image, bias=False)
 
 
-def clip_place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor:
+def clip_place(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:
     """The class token, a learned position for each, a norm."""
     width = x.shape[-1]
     net.tape.module = "vision_tower.embeddings"
@@ -158,16 +158,16 @@ def clip_place(net: Modules, c: Config, look: TowerContext, x: Tensor) -> Tensor
     return net.layer_norm("vision_tower.pre_layrnorm", x)
 
 
-def clip_layer(net: Modules, c: Config, x: Tensor, look: TowerContext, act: str = "quick_gelu") -> Tensor:
+def clip_layer(net: Modules, c: Config, x: Tensor, context: TowerContext, act: str = "quick_gelu") -> Tensor:
     """One layer of a tower."""
-    return clip_block(net, c, x, look.ctx, c.text("hidden_act", act))
+    return clip_block(net, c, x, context.ctx, c.text("hidden_act", act))
 
 
 def clip_block(net: Modules, c: Config, x: Tensor, ctx: Context, act: str) -> Tensor:
     """Norm, attention, add; norm, feed-forward, add."""
     residual = x
     x = net.layer_norm("layer_norm1", x)
-    x, *kept = tower_attention(
+    x, *weights = tower_attention(
         net, x, ctx, c.count("num_attention_heads"), "self_attn", ("q_proj", "k_proj", "v_proj", "out_proj"), True
     )
     x = ops.add(residual, x, "residual stream")
@@ -195,66 +195,66 @@ def chosen_layer(whole: Config) -> int:
     return layer if layer < 0 else layer - whole.part("vision_config").count("num_hidden_layers") - 1
 
 
-def two_layers(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
-    """The class token dropped where the model wants that, two layers."""
+def two_layers(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
+    """The class token dropped if the configuration says so, two layers."""
     if whole.text("vision_feature_select_strategy", "default") == "default":
-        x = ops.rows(x, picture.rows * picture.columns)
+        x = ops.rows(x, image.rows * image.columns)
     wide, bias = whole.part("text_config").count("hidden_size"), whole.flag("multimodal_projector_bias", True)
     x = net.linear("multi_modal_projector.linear_1", x, wide, bias)
     x = activation(whole.text("projector_hidden_act", "gelu"))(x)
     return net.linear("multi_modal_projector.linear_2", x, wide, bias)
 
 
-def llava_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
+def llava_project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
     """Two layers, the features of all images in one tensor."""
-    x = two_layers(net, whole, picture, x)
+    x = two_layers(net, whole, image, x)
     net.multimodal_locals.append(x)
     return ops.copy(x, "features of all images")
 
 
-def anyres_project(net: Modules, whole: Config, picture: ProcessedImage, x: Tensor) -> Tensor:
+def anyres_project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
     """Two layers, tiles put together; a video's frames are shrunk instead."""
-    x = two_layers(net, whole, picture, x)
-    return pooled(net, picture, x) if picture.frames else packed(net, picture, x)
+    x = two_layers(net, whole, image, x)
+    return pooled(net, image, x) if image.frames else packed(net, image, x)
 
 
-def pooled(net: Modules, picture: ProcessedImage, x: Tensor) -> Tensor:
+def pooled(net: Modules, image: ProcessedImage, x: Tensor) -> Tensor:
     """Each frame's features halved both ways, all frames in one row, an end behind them (apply_pooling)."""
     net.tape.module = "video features"
-    (frames, _, width), each = x.shape, picture.features[0] * picture.features[1]
-    videos = frames // picture.frames
+    (frames, _, width), each = x.shape, image.features[0] * image.features[1]
+    videos = frames // image.frames
     x = ops.copy(x, "features of frames, channels first")
     x = ops.resize(x, (frames, each, width))
     x = ops.copy(x, "features of all frames")
     newline = net.parameter("image_newline", width)
-    x = ops.join(newline, x.view(videos, picture.frames * each, width), (videos, picture.tokens, width))
+    x = ops.join(newline, x.view(videos, image.frames * each, width), (videos, image.tokens, width))
     net.multimodal_locals.append(x)
-    return x.view(videos * picture.tokens, width)
+    return x.view(videos * image.tokens, width)
 
 
-def packed(net: Modules, picture: ProcessedImage, x: Tensor) -> Tensor:
+def packed(net: Modules, image: ProcessedImage, x: Tensor) -> Tensor:
     """Tiles put together as an image, padding cut off, an end behind each row, the whole image first.
 
     One image after another (pack_image_features), then all together.
     """
     net.tape.module = "image features"
     width = x.shape[-1]
-    images = x.shape[0] // picture.tiles
-    rows, columns = picture.features
+    images = x.shape[0] // image.tiles
+    rows, columns = image.features
     newline = net.parameter("image_newline", width)
     parts = []
-    for one in ops.split_first(x, (picture.tiles,) * images):
-        base, tiles = ops.split_first(one, (1, picture.tiles - 1))
+    for one in ops.split_first(x, (image.tiles,) * images):
+        base, tiles = ops.split_first(one, (1, image.tiles - 1))
         tiles = ops.copy(tiles, "tiles as an image")
         tiles = ops.cut(tiles, (rows, columns, width))
         tiles = ops.join(newline, tiles, (rows, columns + 1, width))
-        parts.append(ops.join_rows([base, tiles], (picture.tokens, width)))
+        parts.append(ops.join_rows([base, tiles], (image.tokens, width)))
         del base, tiles, one
     net.multimodal_locals += parts
-    return ops.join_rows(parts, (images * picture.tokens, width))
+    return ops.join_rows(parts, (images * image.tokens, width))
 
 
-SIGHTS = {
+TOWERS = {
     "internvl": VisionTower(intern_embed, intern_layer, intern_project, all_alike, place=intern_place),
     "llava": VisionTower(
         clip_embed,

@@ -1,0 +1,191 @@
+"""The forward of a causal language model, which all architectures with a decoder share; images go into the text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vramplan.analytic.architectures.decoder import Decoder
+from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
+from vramplan.analytic.architectures.image_features import image_features
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers import losses
+from vramplan.analytic.layers.attention_kernels import causal_mask
+from vramplan.analytic.layers.context import Context, CrossAttentionInput, LayerKind
+from vramplan.inputs.model_spec import Config
+
+
+def causal_lm(forward: ForwardPass, c: Config) -> ModelOutput:
+    """LlamaForCausalLM.forward: the model, the head, the loss; the logits are among the outputs."""
+    net, tape, job, labels = forward.net, forward.tape, forward.job, forward.inputs["labels"]
+    architecture, decoder, placement = forward.architecture, decoder_of(forward), forward.placement
+    with tape.on(placement.norm):
+        hidden = decoder.before_head(net, c, language_model(forward, c))
+    vocabulary, tied = architecture.shape(c).vocabulary, architecture.is_tied(c)
+    fused = losses.FUSED.get(job.loss)
+    if fused is not None:
+        with tape.on(placement.head):
+            return ModelOutput(fused(hidden, net.head_weight(vocabulary, hidden.shape[-1], tied), labels), [])
+    if job.loss == "sections":
+
+        def head(part: Tensor) -> Tensor:
+            return decoder.after_head(net, c, net.head(part, vocabulary, tied, decoder.head_bias))
+
+        return ModelOutput(losses.sectioned_cross_entropy(hidden, labels, head), [])
+    with tape.on(placement.head):
+        logits = decoder.after_head(
+            net, c, net.head(ops.move(hidden, placement.head), vocabulary, tied, decoder.head_bias)
+        )
+        tape.module = "loss"
+        return ModelOutput(causal_loss(logits) if job.loss == "standard" else sliced_loss(logits), [logits])
+
+
+def decoder_of(forward: ForwardPass) -> Decoder:
+    """The parts of the architecture's causal language model."""
+    assert forward.architecture.decoder is not None
+    return forward.architecture.decoder
+
+
+def causal_loss(logits: Tensor) -> Tensor:
+    """ForCausalLMLoss: logits in fp32, labels shifted, all rows through cross-entropy (loss/loss_utils.py)."""
+    tape, (batch, length, vocabulary) = logits.tape, logits.shape
+    logits = ops.to(logits, "fp32", "logits in fp32").view(batch * length, vocabulary)
+    labels = losses.shifted_labels(tape, batch, length)
+    return losses.cross_entropy(logits, labels[-1])
+
+
+def sliced_loss(logits: Tensor) -> Tensor:
+    """The same before transformers 4.49."""
+    return losses.sliced_cross_entropy(ops.to(logits, "fp32", "logits in fp32"))
+
+
+def language_model(forward: ForwardPass, c: Config) -> Tensor:
+    """LlamaModel.forward: embedding, layers, final norm. The embeddings live to the end of the function."""
+    net, tape, decoder, placement = forward.net, forward.tape, decoder_of(forward), forward.placement
+    kinds: Sequence[LayerKind] = forward.stacks[0]  # type: ignore[assignment]
+    crossing = across_images(forward)
+    with tape.on(placement.embed):
+        x = decoder.embed(net, c, ops.move(forward.inputs["input_ids"], placement.embed))
+    if forward.has_images and crossing is None:
+        x = with_images(forward, x)
+    held, net.embedding_locals = net.embedding_locals or [x], []
+    with tape.on(placement.embed):
+        ctx = context(forward, c, x, kinds)
+    ctx.crossing = crossing
+    checkpointed = forward.job.checkpointing == "full"
+    for (number, gpu), kind in zip(placement.layers, kinds, strict=True):
+        if kind.crosses and crossing is None:
+            continue
+        net.enter_layer(forward.phase, number, x)
+        own, given = ctx.of(kind).on(gpu), ops.move(x, gpu, "hidden state on the next card")
+
+        def layer(x: Tensor, own: Context = own, kind: LayerKind = kind) -> Tensor | tuple[Tensor, ...]:
+            return decoder.layer(net, c, x, own, kind)
+
+        with tape.on(gpu):
+            outputs = tape.checkpoint(layer, given) if checkpointed else layer(given)
+        del layer, own, given
+        x = outputs[0] if isinstance(outputs, tuple) else outputs  # a tuple lives until the next layer's is there
+        if number < len(net.deep):
+            x = ops.add_rows(x, net.deep[number])
+    tape.enter(forward.phase, None)
+    if decoder.norm is not None and not skips_final_norm(c):
+        with tape.on(placement.norm):
+            x = decoder.norm(net, decoder.norm_name, ops.move(x, placement.norm))
+    del held
+    net.multimodal_locals.clear()
+    net.deep.clear()
+    return x
+
+
+def pixels_of(forward: ForwardPass) -> Tensor:
+    """The pixels of the batch's images or videos."""
+    assert forward.vision is not None
+    return forward.inputs[forward.vision.image.tensors[0].name]
+
+
+def across_images(forward: ForwardPass) -> CrossAttentionInput | None:
+    """Images for layers that attend to them; None if there are none, or if they go into the text."""
+    if not forward.has_images or forward.vision is None or forward.vision.tower.across is None:
+        return None
+    features, states = image_features(forward, pixels_of(forward))
+    images = forward.vision.tower.across(forward.net, forward.job, forward.inputs["input_ids"].shape, features)
+    forward.net.multimodal_locals += [states, features, images.mask, images.rows]
+    return images
+
+
+def with_images(forward: ForwardPass, x: Tensor) -> Tensor:
+    """The embeddings of image tokens replaced by the features of the images (LlavaModel.forward)."""
+    assert forward.vision is not None
+    net = forward.net
+    features, states = image_features(forward, pixels_of(forward))
+    net.tape.module = "inputs"
+    features = ops.to(features, x.dtype)
+    mask = net.tape.empty((*forward.inputs["input_ids"].shape, 1), "bool", "where image tokens are")
+    if forward.vision.tower.returns_features:
+        net.features.append(features)
+    net.multimodal_locals += [states, mask, features, *net.deep]
+    x = ops.scatter_rows(x, mask, features)
+    net.deep[:] = [ops.copy(ops.pieces(one), "DeepStack features of all images") for one in net.deep]
+    return x
+
+
+def skips_final_norm(c: Config) -> bool:
+    """opt-350m norms after each branch and has no final norm (modeling_opt.py)."""
+    return c.get("do_layer_norm_before") is False
+
+
+def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKind]) -> Context:
+    """Rotary tables and masks, which all layers share; masks are in the dtype of the token embeddings."""
+    net, tape, job, decoder = forward.net, forward.tape, forward.job, decoder_of(forward)
+    batch, length, _ = x.shape
+    tape.module = "inputs"
+    dtype = net.embedded_dtype
+    ctx = Context(job.attention, forward.flash_fits, padded=job.batches == "padded")
+    ctx.attention_dropout = c.number(*decoder.attention_dropout)
+    if (
+        forward.vision is not None
+        and forward.vision.tower.fills_cache
+        and not (tape.training and job.checkpointing == "full")
+    ):
+        ctx.cache = net.cache  # the Trainer switches use_cache off in the outer configuration alone
+    packed = job.batches == "packed"
+    ctx.positions = forward.inputs["position_ids"] if packed else tape.empty((1, length), "int64", "position ids")
+    slides = sorted({kind.sliding for kind in kinds})
+    rotary = decoder.rotary(c)
+    if rotary is not None:
+        gpu = forward.placement.rotary
+        taken = ops.move(x, gpu), None if ctx.positions is None else ops.move(ctx.positions, gpu)
+        rows = batch if job.batches == "packed" or rotary.per_row else 1
+        for sliding in slides:
+            if ctx.cos and not rotary.per_kind:
+                ctx.cos[sliding], ctx.sin[sliding] = next(iter(ctx.cos.values())), next(iter(ctx.sin.values()))
+                continue
+            with tape.on(gpu):
+                tables = [
+                    tape.empty((rows, length, 1, rotary.dim), "fp32" if rotary.fp32 else x.dtype, f"rotary {name}")
+                    for name in ("cos", "sin")
+                ]
+            ctx.cos[sliding], ctx.sin[sliding] = tables
+        del taken
+    for sliding in slides:
+        ctx.masks[sliding] = mask(forward, c, x, sliding, dtype)
+    return ctx
+
+
+def mask(forward: ForwardPass, c: Config, x: Tensor, sliding: bool, dtype: str) -> Tensor | None:
+    """The mask that transformers builds for a kind of layer, or None (masking_utils.py)."""
+    tape, job, decoder, (batch, length, _) = forward.tape, forward.job, decoder_of(forward), x.shape
+    if job.attention == "flash":
+        return None
+    if job.attention == "eager":
+        return causal_mask(tape, batch, length, dtype)
+    window = decoder.window(c) if sliding else None
+    if job.batches != "unpadded" or (forward.has_images and forward.vision and forward.vision.tower.masks_text):
+        return causal_mask(tape, batch, length, "bool")
+    if window is not None and length >= window and job.loop == "trainer":
+        return causal_mask(tape, batch, length, "bool")  # the collator's mask of ones is in it
+    if decoder.always_masked or (window is not None and length >= window):
+        shared = tape.empty((1, 1, length, length), "bool", "causal mask")
+        return Tensor(tape, shared.storage, (batch, 1, length, length), "bool")
+    return None

@@ -1,0 +1,71 @@
+"""A vision tower's forward: from pixels to the features that the language model takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from vramplan.analytic.architectures.forward_pass import ForwardPass
+from vramplan.analytic.architectures.vision_tower import (
+    TOWER,
+    TowerContext,
+    given_a_gradient,
+    in_one_row,
+    layer_context,
+    training_of,
+)
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers.context import Context
+
+TOWER_STACK = 1
+"""The tower's number among the stacks of a vision-language model."""
+
+
+def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """``get_image_features(pixel_values)``: one row for each image token of the batch, and the tower's own output."""
+    net, job, vision, kinds = forward.net, forward.job, forward.vision, forward.stacks[TOWER_STACK]
+    assert vision is not None
+    tape, tower, whole = net.tape, vision.tower, vision.config
+    c, given = whole.part("vision_config"), net.training
+    net, last = (replace(net, training=training_of(part, given, job)) for part in (job.vision, job.projector))
+    images = prod(pixels.shape) // prod(vision.image.tensors[0].shape)
+    if len(pixels.shape) == 6:
+        pixels = pixels.view(prod(pixels.shape[:3]), *pixels.shape[3:])
+    elif len(pixels.shape) == 5 and vision.image.tensors[0].name == "pixel_values_videos":
+        pixels = pixels.view(pixels.shape[0] * pixels.shape[1], *pixels.shape[2:])
+    elif len(pixels.shape) == 5:
+        pixels = in_one_row(pixels, given.dtype if tower.drops_empty else None)
+    if tower.drops_empty:  # and the mask of pixels as well
+        pixel_mask = tape.empty((pixels.shape[0], *pixels.shape[2:]), "int64", "masks of all tiles")
+    if tower.holds_cast:
+        tape.module = "inputs"
+        pixels = ops.to(pixels, given.dtype, "pixels in the model's dtype")
+    x = tower.embed(net, c, vision.image, pixels)
+    # enable_input_require_grads finds the embeddings of every model within (transformers 5.23)
+    x = given_a_gradient(x, given.input_needs_grad and tower.hooked == "patches")
+    context = TowerContext(Context(job.attention, forward.flash_fits), vision.image, images)
+    if tower.place is not None:
+        x = tower.place(net, c, context, x)
+    x = given_a_gradient(x, given.input_needs_grad and tower.hooked == "placed")
+    chosen, index = None, tower.chosen(whole)
+    if tower.holds_first:
+        net.tower_locals.append(x)
+    for number, kind in enumerate(kinds):
+        net.enter_layer(forward.phase, TOWER + number, x)
+        if index and number == len(kinds) + index + 1:
+            chosen = x
+
+        def layer(x: Tensor, own: TowerContext = layer_context(context, kind, job)) -> Tensor:
+            return tower.layer(net, c, x, own)
+
+        x = tape.checkpoint(layer, x) if job.checkpointing == "full" and tower.checkpoints else layer(x)
+        if tower.between is not None and kind:
+            tower.between(last, c, x)
+    del layer
+    tape.enter(forward.phase, None)
+    if index == -1:
+        chosen = x
+    x = tower.finish(net, c, x)
+    net.tower_locals.clear()
+    return tower.project(last, whole, vision.image, x if chosen is None else chosen), x
