@@ -1,14 +1,28 @@
-"""What all tests share: one thread a process, and a folder of the whole run."""
+"""What all tests share: which cases run by default, one thread a process, a folder of the whole run."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 # before torch is loaded: on small tensors, threads that wait for each other take three times the processor time
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked `one_of(n)`, every n-th case runs by default; the others are marked `full`."""
+    counts: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("one_of")
+        if mark is not None:
+            test = item.nodeid.partition("[")[0]
+            if counts[test] % mark.args[0]:
+                item.add_marker(pytest.mark.full)
+            counts[test] += 1
 
 
 @pytest.fixture(scope="session")

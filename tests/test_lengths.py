@@ -30,6 +30,7 @@ SWIFT: dict[str, Any] = {
 """What ms-swift's benchmark says (docs/source_en/LLM/Benchmark.md at 2.6.1); Qwen 1.5 has the shapes of Qwen."""
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     ("model", "longest", "reserved_gib"),
     [

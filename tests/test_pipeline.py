@@ -91,6 +91,7 @@ TRACED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(("model_type", "config", "given"), TRACED)
 def test_each_card_needs_what_a_traced_run_takes(model_type: str, config: Any, given: Any) -> None:
     """Real layers, real hooks, fake tensors: every phase's peak, card by card."""

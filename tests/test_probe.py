@@ -189,6 +189,7 @@ def test_two_ranks_under_ddp() -> None:
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
 
 
+@pytest.mark.full
 def test_strategies_train(tmp_path: Path) -> None:
     """Two processes of real steps under each, wrapped as on cards: gradients are the same on both."""
     script = "import sys\nfrom tests.test_probe import all_strategies\nall_strategies(sys.argv[1])\n"

@@ -49,6 +49,7 @@ def each(one: Table) -> list[tuple[dict[str, Any], Any]]:
     return said
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     ("models", "methods", "length", "job"),
     [

@@ -290,7 +290,8 @@ def test_the_real_trainer(
 # -- against the analytic estimate -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", [0, 3, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 2, 4, 5, 6, 7))])
+@pytest.mark.one_of(8)
+@pytest.mark.parametrize("part", range(8))
 def test_committed_traces_are_what_a_trace_finds(part: int) -> None:
     rows = matrix.rows_by_name()
     names = [case.name for case in all_cases()][::61]
@@ -347,6 +348,7 @@ MISTRAL = {
 MISTRAL_LORA = {"lora_rank": 16, "lora_dropout": 0.1, "lora_targets": ("q_proj", "k_proj", "v_proj", "o_proj")}
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize(
     ("given", "measured_gib"),
     [
@@ -367,6 +369,7 @@ def test_mistral_under_the_trainer_on_an_a100(given: dict[str, Any], measured_gi
 # -- many batches from a few traces ------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("model_type", ["llama", "mixtral"])
 def test_the_law_gives_what_a_trace_would(model_type: str) -> None:
     more = {"num_local_experts": 4} if model_type == "mixtral" else {}

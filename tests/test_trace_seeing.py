@@ -67,6 +67,7 @@ def test_a_video_is_seen() -> None:
     assert many.image_tokens_per_sample == 6 * (60 + 2 + 7) - 1
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("model_type", SEEING)
 def test_images_are_seen(model_type: str) -> None:
     """Two images cost more than one, one more than none; trained or not, the tower is counted."""

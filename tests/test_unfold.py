@@ -46,6 +46,7 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("settings", JOBS.values(), ids=JOBS)
 def test_folded_equals_all_layers(name: str, settings: dict[str, Any]) -> None:
