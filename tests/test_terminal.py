@@ -12,7 +12,6 @@ from rich.console import Console
 import vramplan
 from tests.helpers import ROOT, card_of, cli
 from vramplan.memory.estimate import Estimate
-from vramplan.planner.images import table
 from vramplan.planner.suggest import Run
 from vramplan.render import catalog, check, estimate, figures, images, suggest
 from vramplan.render.terminal import Answer, _AsciiConsole
@@ -38,7 +37,7 @@ ANSWERS = {
     ),
     "check": lambda: check.answer(vramplan.check(CONFIGS / "trl" / "eight.sh", "rtx3060"), verbose=True),
     "check, another batch": lambda: check.answer(vramplan.check(WIDE, "rtx4090")),
-    "images": lambda: images.answer(table(VISION, "rtx4090"), card_of("rtx4090")),
+    "images": lambda: images.answer(image_size_table(VISION, "rtx4090"), card_of("rtx4090")),
     "gpus": lambda: catalog.gpus([card_of("rtx4090"), card_of("mi300x")]),
 }
 WIDE = ["swift", "sft", "--model", "Qwen2.5-7B-Instruct", "--tuner_type", "lora", "--torch_dtype", "bfloat16"]

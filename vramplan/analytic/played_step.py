@@ -1,4 +1,4 @@
-"""One job's training step, played on the tape and unfolded to the whole model: its weights, storages and kernels."""
+"""One job's training step, simulated on the tape and unfolded to the whole model: weights, storages, kernels."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES
 
 EXPERT = re.compile(r"\.experts\.\d+\.")
-"""In the name of what an expert has for itself."""
+"""Part of the name of a weight that belongs to one expert."""
 
 
 @contextmanager
 def no_cycle_collection() -> Iterator[None]:
-    """The tape frees by reference count and makes no cycles: searching for them would only cost time."""
+    """Pause the cycle collector: simulations free by reference count, and searches for cycles only cost time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -44,12 +44,12 @@ def no_cycle_collection() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A parameter of the whole model: the played one that stands for it, and its layer."""
+    """A parameter of the whole model: the simulated one that represents it, and its layer."""
 
     parameter: Parameter
     layer: int | None
     copy: int = 0
-    """Which it is of those that the played one stands for within its layer."""
+    """Its number among those that the simulated one represents within its layer."""
 
     @property
     def name(self) -> str:
@@ -62,12 +62,12 @@ class Placed:
         return Weight(self.parameter.name, self.parameter.shape, self.parameter.dtype)
 
     def storages(self, dtype: str | None = None) -> list[Storage]:
-        """What it is stored as; in a dtype that is given, where it is not quantized."""
+        """Its storages; in another dtype if given and not quantized."""
         one, in_layer = self.parameter, self.layer is not None
         return _stored(one.name, one.shape, dtype or one.dtype, one.stored, in_layer)
 
     def beside(self) -> list[Storage]:
-        """What hangs on a quantized one and is not divided with it: its scales."""
+        """The scales of a quantized weight, which are not sharded with it."""
         return self.storages()[1:] if self.parameter.stored else []
 
 
@@ -81,7 +81,7 @@ def _stored(name: str, shape: tuple[int, ...], dtype: str, stored: Stored, in_la
 
 
 def buffers_of(setting: StepSpec) -> list[Storage]:
-    """What is loaded with the parameters and is none: tables and frequencies."""
+    """Buffers loaded with the parameters: tables and rotary frequencies."""
     architecture, config = setting.architecture, setting.config
     found = []
     rotary = architecture.decoder.rotary(config) if architecture.decoder is not None else None
@@ -94,7 +94,7 @@ def buffers_of(setting: StepSpec) -> list[Storage]:
 
 
 def _by_layer(tape: Tape) -> dict[int | None, list[Parameter]]:
-    """The played parameters, by layer, in order of use."""
+    """The simulated parameters by layer, in order of use."""
     found: dict[int | None, list[Parameter]] = {}
     for parameter in tape.parameters.values():
         found.setdefault(parameter.layer, []).append(parameter)
@@ -102,7 +102,7 @@ def _by_layer(tape: Tape) -> dict[int | None, list[Parameter]]:
 
 
 def layer_of(played: list[Parameter], layer: int) -> Iterator[Placed]:
-    """A layer's parameters; of experts that one stands for, one expert's after another's."""
+    """A layer's parameters; those of experts that one represents, one expert after another."""
     for copies, alike in groupby(played, key=lambda one: one.copies):
         several = list(alike)
         for copy in range(copies):
@@ -124,7 +124,7 @@ def weights_of(tape: Tape, plan: FoldPlan) -> list[Placed]:
 
 
 def in_order(tape: Tape, plan: FoldPlan, loads: tuple[str | int, ...]) -> list[Placed]:
-    """The same in an order that is given: beginnings of names, numbers of stacks."""
+    """All parameters in a given order: prefixes of names, numbers of stacks."""
     by_layer = _by_layer(tape)
     outside = by_layer.get(None, [])
     placed: list[Placed] = []
@@ -147,7 +147,7 @@ def label(module: str, what: str, in_layer: bool) -> str:
 
 @lru_cache(maxsize=4096)
 def describe(info: StorageInfo, kept: bool, in_layer: bool, vocabulary: int) -> Storage:
-    """A played storage as the timeline shows it; whatever is as wide as the vocabulary counts as logits."""
+    """A simulated storage for the timeline; a tensor as wide as the vocabulary counts as logits."""
     category = info.category
     in_kernel = category == "workspace"
     if in_kernel or (category == "activation" and not kept):
@@ -159,12 +159,12 @@ def describe(info: StorageInfo, kept: bool, in_layer: bool, vocabulary: int) -> 
 
 
 def micro_steps(job: Job) -> int:
-    """How many micro-batches are played: without gradients, and on top of them."""
+    """Number of micro-batches to simulate: without earlier gradients, and with them."""
     return min(2, job.gradient_accumulation_steps)
 
 
 class Step:
-    """One job's step, played once (or given as `net`): what timelines, evaluations and times are derived from."""
+    """One job's step, simulated once (or given as `net`), from which timelines and times are derived."""
 
     def __init__(
         self, setting: StepSpec, plan: FoldPlan, card: Gpu, brief: bool = True, net: Modules | None = None
@@ -184,7 +184,7 @@ class Step:
         self.storages = self.described(self.tape, self.played)
 
     def described(self, tape: Tape, played: Unfolded) -> list[Storage]:
-        """Each storage of the whole model as a timeline shows it."""
+        """Each storage of the whole model, for a timeline."""
         sections = tape.sections
         vocabulary = self.setting.architecture.shape(self.setting.config).vocabulary
         shown = [
@@ -210,7 +210,7 @@ class Step:
 
     @cached_property
     def num_vision_parameters(self) -> int:
-        """Those of the tower and of what leads from it to the language model."""
+        """Parameters of the vision tower and the projector."""
         if self.setting.vision is None:
             return 0
         seeing = [one.parameter for one in self.placed if one.parameter.name.partition(".")[0] in PARTS]
@@ -224,16 +224,16 @@ class Step:
 
     @cached_property
     def updated(self) -> list[Weight]:
-        """Those that got a gradient: a batch without images leaves the tower out."""
+        """The weights that got a gradient: a batch without images does not reach the tower."""
         return [one.weight for one in self.placed if one.parameter.is_reached]
 
     def head_begins(self, events: Sequence[int]) -> int:
-        """Which of these events of a backward is the output head's first."""
+        """Index of the output head's first event in a backward."""
         storages, source = self.tape.storages, self.played.source
         return next((n for n, e in enumerate(events) if e >= 0 and storages[source[e]].module == "lm_head"), 0)
 
     def gradients_of(self, placed: Iterable[Placed]) -> list[int]:
-        """Where the gradient of each of these weights lies among the played step's storages."""
+        """Number of each weight's gradient among the simulated step's storages."""
         found = []
         for one in placed:
             grad = one.parameter.grad
@@ -242,7 +242,7 @@ class Step:
         return found
 
     def kernels(self) -> tuple[list[tuple[Kernel, int]], list[tuple[Kernel, int]]]:
-        """Work of the first and of any further micro-step: each kernel with the times it runs."""
+        """(work of the first micro-step, of a further one): each kernel with its number of runs."""
         first: list[tuple[Kernel, int]] = []
         further: list[tuple[Kernel, int]] = []
         sections = self.tape.sections

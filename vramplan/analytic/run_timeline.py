@@ -17,19 +17,19 @@ from vramplan.memory.timeline import Timeline
 
 
 class SimulatedRun:
-    """The timelines of a played step, one per card if cards differ, and its evaluation peaks."""
+    """The timelines of a simulated step, one per GPU if GPUs differ, and its evaluation peaks."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
 
     @property
     def timeline(self) -> Timeline:
-        """The first card's; where all do the same, that of each."""
+        """The first GPU's timeline; that of every GPU if all do the same."""
         return self.timelines[0]
 
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
-        """Each card's own; one alone where all do the same."""
+        """Timeline by GPU; only one if all do the same."""
         return {card: self._timeline(card) for card in self.step.setting.placement.gpus}
 
     def _timeline(self, card: int) -> Timeline:
@@ -51,7 +51,7 @@ class SimulatedRun:
             for before, piece, end in zip((None, *pieces), pieces, ends, strict=False):
                 if before is not None and before.phase.startswith("backward") and piece.phase != before.phase:
                     share.backward_ends()
-                if piece.phase == "end":  # what the loop itself holds
+                if piece.phase == "end":  # the training loop's own part
                     record.enter("optimizer")
                     share.optimize(first=step == 0)
                     share.drop_gradients(offset)
@@ -62,12 +62,11 @@ class SimulatedRun:
         return record.timeline()
 
     def evaluation_bytes(self, card: int = 0) -> int:
-        """Highest sum of live tensors in a forward without gradients at the same batch, model and states left out."""
+        """Highest bytes of live tensors in a forward without gradients, without model and states."""
         return self._evaluations[card]
 
     @cached_property
     def _evaluations(self) -> dict[int, int]:
-        """That of each card."""
         tape = play_evaluation(self.step.setting)
         played = unfold(tape, self.step.plan, brief=True)
         storages = self.step.described(tape, played)

@@ -1,7 +1,7 @@
 """A run whose samples differ in length: micro-batches of other lengths come before the longest.
 
-Tensors of every length leave blocks of their own size in torch's cache, into which those of other lengths fit badly.
-What is reserved grows from batch to batch while what is allocated does not, until cudaMalloc is refused and the cache
+Tensors of every length leave blocks of their own size in torch's cache, which those of other lengths fit badly.
+Reserved memory grows from batch to batch while allocated memory does not, until cudaMalloc is refused and the cache
 is emptied.
 """
 
@@ -38,28 +38,28 @@ def varied(timeline_at: Callable[[int], Timeline], job: Job) -> Timeline:
 
 
 class _Run:
-    """What is put together of pieces of other timelines, all of one numbering of storages."""
+    """A timeline assembled from pieces of others, which number their storages alike."""
 
     def __init__(self) -> None:
         self.record = Recorder()
         self.live: dict[int, int] = {}
-        """Number here by number there."""
+        """Number in this timeline by number in the others."""
 
     def play(self, timeline: Timeline, piece: int) -> None:
-        """A piece: loading, a micro-step, or an optimizer's step; see :func:`pieces`."""
+        """Append a piece: loading, a micro-step, or an optimizer's step; see :func:`pieces`."""
         record, live = self.record, self.live
         for phase, first, last in pieces(timeline)[piece]:
             record.enter(phase)
             for event in timeline.events[first:last]:
                 if event >= 0:
                     before, live[event] = live.get(event), record.allocate(timeline.storages[event])
-                    if before is not None:  # what the step before held goes when there is a new one
+                    if before is not None:  # the previous step's storage is freed once there is a new one
                         record.free(before)
                 elif ~event in live:
                     record.free(live.pop(~event))
 
     def hand_on(self, timeline: Timeline, piece: int) -> None:
-        """What a second step, which begins with a piece, leaves takes the place of what the first left it."""
+        """Let the storages that a second step leaves, which begins with a piece, replace those the first left."""
         begins = pieces(timeline)[piece][0][1]
         before = _left(timeline.events[:begins])
         freed = {~event for event in timeline.events[begins:] if event < 0}
@@ -70,17 +70,17 @@ class _Run:
 
 def _left(events: Sequence[int]) -> list[int]:
     """Storages that are allocated and not freed, in order."""
-    found: dict[int, None] = {}
+    live: dict[int, None] = {}
     for event in events:
         if event >= 0:
-            found[event] = None
+            live[event] = None
         else:
-            found.pop(~event, None)
-    return list(found)
+            live.pop(~event, None)
+    return list(live)
 
 
 def pieces(timeline: Timeline) -> list[list[tuple[str, int, int]]]:
-    """A timeline in pieces, each (phase, first event, behind the last): loading, micro-steps, optimizer's steps."""
+    """A timeline in pieces, each (phase, first event, end): loading, micro-steps, optimizer's steps."""
     marks = timeline.marks
     ends = [mark.first_event for mark in marks[1:]] + [len(timeline.events)]
     found: list[list[tuple[str, int, int]]] = []

@@ -1,4 +1,4 @@
-"""How data-parallel cards share a step: what each keeps of the weights, and what happens around the recorded events."""
+"""Strategies: which weights, gradients and states each GPU keeps, and the events they add around a simulated step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def strategy_of(step: Step, record: Recorder, card: int = 0) -> Strategy:
-    """What the job's strategy makes of a played step, on one of the cards."""
+    """The job's strategy for a simulated step, on one of the GPUs."""
     if step.job.strategy == "device_map":
         return DeviceMap(step, record, card)
     kinds: dict[str, type[Strategy]] = {

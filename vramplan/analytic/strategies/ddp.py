@@ -1,4 +1,4 @@
-"""Every card holds the whole model: one card alone, or torch's DistributedDataParallel."""
+"""Every GPU holds the whole model: one GPU alone, or torch's DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vramplan.analytic.layer_folding import UnfoldedSection
-from vramplan.analytic.strategies.device_map import asked_at_once
+from vramplan.analytic.strategies.device_map import warmup_bytes
 from vramplan.memory.optimizer_steps import Weight
 from vramplan.memory.optimizers import optimizer_of
 from vramplan.memory.overheads import ddp_buckets
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Strategy:
-    """What a strategy does, in the order that a run comes to it; others differ from this one."""
+    """A single GPU or DDP; the methods stand in the order of a run, and other strategies override them."""
 
     def __init__(self, step: Step, record: Recorder) -> None:
         self.step, self.record, self.job = step, record, step.job
@@ -27,22 +27,22 @@ class Strategy:
 
     @property
     def is_last(self) -> bool:
-        """Whether the optimizer steps behind this micro-batch."""
+        """Whether the optimizer steps after this micro-batch."""
         return self.phase == f"backward.{self.step.micro_steps - 1}"
 
     def load(self) -> None:
-        """The model is on the card."""
+        """Load the model onto the GPU."""
         self.load_whole(self.step.placed)
 
     def load_whole(self, placed: Sequence[Placed]) -> dict[Placed, list[int]]:
-        """Every weight as it was loaded.
+        """Load all of these weights; the numbers of their storages.
 
-        What transformers loads onto the card it asks for in one piece before (modeling_utils.py:
+        transformers requests the memory of what it loads onto the GPU in one piece before (modeling_utils.py:
         caching_allocator_warmup); it goes by name (core_model_loading.py: dot_natural_key), which puts the head first.
         """
         if self.job.is_mapped:
             model = [one.parameter for one in placed if not one.parameter.is_adapter]
-            size = asked_at_once(model, self.job, self.step.card)
+            size = warmup_bytes(model, self.job, self.step.card)
             cached = Storage(size, "reserved_unused", "warm-up of the allocator", in_kernel=True)
             self.record.free(self.record.allocate(cached))
             head = [one for one in placed if one.parameter.name.startswith("lm_head") and not one.parameter.is_adapter]
@@ -50,17 +50,17 @@ class Strategy:
         return {one: self._loaded(one) for one in placed}
 
     def loaded_dtype(self, one: Placed) -> str | None:
-        """What a weight is loaded in, where it is used in another dtype."""
+        """Dtype that a weight is loaded in, if it is used in another."""
 
     def _loaded(self, one: Placed) -> list[int]:
-        """One weight; bitsandbytes quantizes it on the card, and its scales (0.50, functional.py: quantize_4bit)."""
+        """Load a weight; bitsandbytes quantizes it on the GPU, and its scales (0.50, functional.py: quantize_4bit)."""
         weight, record = one.parameter, self.record
         if not weight.stored:
             return [record.allocate(storage) for storage in one.storages(self.loaded_dtype(one))]
         size = weight.num_elements * DTYPE_BYTES[self.job.dtype]
         before = [record.allocate(Storage(size, "temporary", "weight to be quantized"))]
         stored = one.storages()
-        if weight.quantize == "nf4-double":  # themselves, and less their mean
+        if weight.quantize == "nf4-double":  # the scales, and the scales less their mean
             scales = Storage(4 * stored[1].num_bytes, "temporary", "scales to be quantized")
             before += [record.allocate(scales), record.allocate(scales)]
         found = [record.allocate(storage) for storage in stored]
@@ -68,29 +68,29 @@ class Strategy:
         return found
 
     def prepare(self) -> None:
-        """What goes around the model is made."""
+        """Wrap the model: DDP allocates its buckets."""
         if self.job.data_parallel > 1:
             for bucket in ddp_buckets([weight.num_bytes for weight in self.step.trained]):
                 self.record.allocate(bucket)
 
     def on_this_card(self, events: Sequence[int]) -> Sequence[int]:
-        """Those of the played step's events that happen on this card."""
+        """The simulated step's events that happen on this GPU."""
         return events
 
     def play(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
-        """One layer's share of a phase, whose storages are numbered from `offset`."""
+        """Record one layer's part of a phase, whose storages are numbered from `offset`."""
         self.phase = piece.phase
         self.record.extend(events, offset)
 
     def backward_ends(self) -> None:
-        """The backward of a micro-batch is over."""
+        """End the backward of a micro-batch."""
 
     def optimize(self, first: bool) -> None:
         """One optimizer step."""
         self.update(self.step.updated, first)
 
     def update(self, weights: list[Weight], first: bool, optimizer: str | None = None) -> None:
-        """What the job's optimizer, or another, does to these weights."""
+        """Update these weights by the job's optimizer, or another."""
         record = self.record
         step = optimizer_of(optimizer or self.job.optimizer).step
         if self.job.loop == "trainer":  # clip_grad_norm_
@@ -101,7 +101,7 @@ class Strategy:
             step(record, group, first)
 
     def norms_from_elsewhere(self) -> int:
-        """Norms of other cards' gradients that come to this one."""
+        """Number of gradient norms that other GPUs send to this one."""
         return 0
 
     def groups(self, weights: list[Weight]) -> list[list[Weight]]:
@@ -112,7 +112,7 @@ class Strategy:
         return [group for group in both if group]
 
     def gathered_bytes(self) -> int:
-        """Most weights that are gathered at a time in a forward alone."""
+        """Highest bytes of gathered weights in a forward without gradients."""
         return 0
 
     def drop_gradients(self, offset: int) -> None:

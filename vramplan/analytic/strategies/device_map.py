@@ -1,4 +1,4 @@
-"""Where ``device_map="auto"`` puts a model's modules: transformers 5.23's own rules over sizes alone.
+"""Assigns modules to GPUs as ``device_map="auto"`` does: transformers 5.23's rules, from sizes alone.
 
 Mirrors integrations/accelerate.py of transformers 5.23 (get_balanced_memory, infer_auto_device_map), which since 5.0
 differ from accelerate's: the buffer on top of an even share is 1.25 times the largest layer or leaf.
@@ -18,22 +18,22 @@ from vramplan.units import DTYPE_BYTES, GiB
 
 IN_BITSANDBYTES = {"int8": 1.0, "nf4": 0.5, "nf4-double": 0.5}
 """Bytes of a quantized element as transformers counts them (quantizer_bnb_4bit.py: quantized_element_size)."""
-LEFT_FREE = int(1.2 * GiB)
-"""Of a card's free memory (caching_allocator_warmup)."""
-KEPT_FREE = 0.9
-"""Share of each card's budget that quantized models may take (adjust_max_memory)."""
+WARMUP_RESERVE_BYTES = int(1.2 * GiB)
+"""Bytes of a GPU's free memory that the warm-up does not request (caching_allocator_warmup)."""
+QUANTIZED_SHARE = 0.9
+"""Share of each GPU's budget that quantized models may take (adjust_max_memory)."""
 
 
 class Module(NamedTuple):
-    """A module, or one that is never split (`_no_split_modules`, and what has no modules in it)."""
+    """A module; without children if it is never split (`_no_split_modules`, and leaf modules)."""
 
     name: str
     num_bytes: int
-    """Of its parameters and buffers, without what is tied to another module's."""
+    """Of its parameters and buffers, without those tied to another module's."""
     children: tuple[Module, ...] = ()
 
     def holds(self, name: str) -> bool:
-        """Whether `name` is this module or lies in it."""
+        """Whether `name` is this module or a module in it."""
         return f"{name}.".startswith(f"{self.name}.")
 
 
@@ -42,40 +42,40 @@ def loaded_bytes(weight: Parameter, dtype: str) -> int:
     return int(weight.num_elements * IN_BITSANDBYTES.get(weight.quantize, DTYPE_BYTES[dtype]))
 
 
-def asked_at_once(weights: Sequence[Parameter], job: Job, card: Gpu) -> int:
-    """Bytes of the one piece that transformers asks for before it loads onto a card (caching_allocator_warmup).
+def warmup_bytes(weights: Sequence[Parameter], job: Job, card: Gpu) -> int:
+    """Bytes of the one piece that transformers requests before it loads onto a GPU (caching_allocator_warmup).
 
-    Version 5.23 asks for the model as it will be stored. Version 4.57 counts it unquantized, at most what the card has
-    free, and asks for half of that where it is quantized (get_accelerator_warm_up_factor).
+    Version 5.23 requests the model as it will be stored. Version 4.57 counts it unquantized, at most what the GPU has
+    free, and requests half of that if it is quantized (get_accelerator_warm_up_factor).
     """
     if job.experts != "linear":
         return sum(loaded_bytes(one, job.dtype) for one in weights)
     size = sum(one.num_elements for one in weights) * DTYPE_BYTES[job.dtype]
-    size = min(size, card.usable_bytes - context_bytes(card) - LEFT_FREE)
+    size = min(size, card.usable_bytes - context_bytes(card) - WARMUP_RESERVE_BYTES)
     return max(0, size) // (1 if job.quantize == "none" else 2)
 
 
 def leaves(modules: Sequence[Module]) -> Iterator[Module]:
-    """What is never split, in order."""
+    """The modules that are never split, in order."""
     for one in modules:
         yield from leaves(one.children) if one.children else (one,)
 
 
 def balanced(modules: Sequence[Module], largest_leaf: int, cards: int, free_bytes: int, quantized: bool) -> list[float]:
-    """What each card may take: an even share and a buffer; the last takes whatever comes (get_balanced_memory).
+    """Bytes that each GPU may take: an even share and a buffer; the last has no limit (get_balanced_memory).
 
-    `largest_leaf` is the largest module that holds parameters of its own, which may lie within a layer. The last card
+    `largest_leaf` is the largest module that holds parameters of its own, which may lie within a layer. The last GPU
     of a real run ends at its free memory, and the host takes the rest, which cannot train: here it does not fit.
     """
     share = sum(one.num_bytes for one in modules) // cards
     share += int(1.25 * max(largest_leaf, *(one.num_bytes for one in leaves(modules))))
-    return [min(share, free_bytes) * (KEPT_FREE if quantized else 1)] * (cards - 1) + [inf]
+    return [min(share, free_bytes) * (QUANTIZED_SHARE if quantized else 1)] * (cards - 1) + [inf]
 
 
 def spread(modules: Sequence[Module], limits: Sequence[float], tied: tuple[str, str] | None = None) -> dict[str, int]:
-    """The card of each module that is never split, by name (infer_auto_device_map).
+    """The GPU of each module that is never split, by name (infer_auto_device_map).
 
-    The first card keeps room for the largest layer that is still to be placed. `tied` are two modules that share their
+    The first GPU keeps room for the largest layer that is still to be placed. `tied` are two modules that share their
     weight: the second goes where the first does.
     """
     waiting, found, used, card = list(modules), dict[str, int](), 0, 0
@@ -101,6 +101,6 @@ def spread(modules: Sequence[Module], limits: Sequence[float], tied: tuple[str, 
 
 
 def _largest(modules: Sequence[Module]) -> list[Module]:
-    """The largest of what is never split, all that are as large (get_max_layer_size)."""
-    most = max((one.num_bytes for one in leaves(modules)), default=0)
-    return [one for one in leaves(modules) if one.num_bytes == most] if most else []
+    """The largest modules that are never split, all of the same size (get_max_layer_size)."""
+    largest = max((one.num_bytes for one in leaves(modules)), default=0)
+    return [one for one in leaves(modules) if one.num_bytes == largest] if largest else []

@@ -1,4 +1,4 @@
-"""A model spread over cards by ``device_map``: one process, each layer on one of them, one card at work at a time."""
+"""device_map: one process, each layer on one of several GPUs, one GPU at work at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class DeviceMap(Strategy):
-    """What one of the cards sees: its own weights with their gradients and states, and what is made on it."""
+    """One of the GPUs: its own weights with their gradients and states, and the tensors allocated on it."""
 
     def __init__(self, step: Step, record: Recorder, card: int) -> None:
         super().__init__(step, record)
@@ -22,26 +22,22 @@ class DeviceMap(Strategy):
         self.weights = [one for one in step.placed if one.parameter.card == card]
 
     def load(self) -> None:
-        """The card's share of the model."""
         self.load_whole(self.weights)
 
     def on_this_card(self, events: Sequence[int]) -> Sequence[int]:
-        """What happens on this card."""
         return self.step.played.on_card(self.card, events)
 
     def play(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
-        """What happens on this card."""
         self.record.extend(self.on_this_card(events), offset)
 
     def optimize(self, first: bool) -> None:
-        """Optimizers of torch treat each card's weights apart (_group_tensors_by_device_and_dtype)."""
+        """PyTorch's optimizers update each GPU's weights separately (_group_tensors_by_device_and_dtype)."""
         self.update([one.weight for one in self.weights if one.parameter.is_reached], first)
 
     def norms_from_elsewhere(self) -> int:
-        """The whole norm is that of all norms, on the card of the first (utils/clip_grad.py: _get_total_norm)."""
+        """The whole norm is that of all norms, on the GPU of the first (utils/clip_grad.py: _get_total_norm)."""
         cards = [one.parameter.card for one in self.step.placed if one.parameter.is_reached]
         return len(cards) - cards.count(self.card) if cards and cards[0] == self.card else 0
 
     def drop_gradients(self, offset: int) -> None:
-        """``zero_grad``."""
         self.record.free_all([offset + place for place in self.step.gradients_of(self.weights)])

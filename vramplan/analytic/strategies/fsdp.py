@@ -1,4 +1,4 @@
-"""What both of torch's FSDP have in common: parts of weights, gradients that are reduced to parts, streams."""
+"""What FSDP1 and FSDP2 have in common: sharded weights and gradients, streams."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from vramplan.memory.timeline import Storage
 
 COMPUTE, GATHER, REDUCE, CAST = 0, 1, 2, 3
-"""Streams: what is allocated on one that communicates does not serve the one that computes."""
+"""CUDA streams: memory allocated on a communication stream does not serve the compute stream."""
 
 
 def stored(parameter: Parameter, job: Job) -> Weight:
-    """What trains is fp32 wherever there is mixed precision; the rest stays as it was loaded (accelerate 1.15).
+    """The sharded tensor: trainable weights are fp32 under mixed precision, others stay as loaded (accelerate 1.15).
 
-    Version 2 leaves that out where anything is in four bits (utils/fsdp_utils.py: fsdp2_prepare_model).
+    Version 2 does not upcast if anything is in four bits (utils/fsdp_utils.py: fsdp2_prepare_model).
     """
     weight = divided(parameter, job)
     upcasts = job.autocast != "none" and (job.quantize == "none" or job.fsdp.version == 1)
@@ -32,33 +32,32 @@ def stored(parameter: Parameter, job: Job) -> Weight:
 
 
 def gathered_dtype(parameter: Parameter, weight: Weight) -> str:
-    """What it is gathered in: mixed precision's dtype, or the one that four bits are packed in."""
+    """Dtype of the gathered weight: mixed precision's, or the one that four bits are packed in."""
     return parameter.dtype if parameter.quantize == "none" else weight.dtype
 
 
 class Sharded(Strategy):
-    """One card's part of a run."""
+    """One GPU's part of a run."""
 
     def __init__(self, step: Step, record: Recorder) -> None:
         super().__init__(step, record)
         self.gradients: list[int] = []
-        """Reduced ones, of the own part."""
+        """Reduced gradients of the own part."""
         self.offloads = self.job.offload == "all"
-        """Whether the host has the own part of everything (``cpu_offload``), and updates it."""
+        """Whether the host holds the own part of everything (``cpu_offload``), and updates it."""
         self.loaded: dict[Placed, list[int]] = {}
-        """Weights that were loaded whole, and are to be divided."""
+        """Weights that were loaded whole, to be sharded."""
 
     def load(self) -> None:
-        """A quantized model comes to every card whole (transformers 5.23, quantizers/quantizer_bnb_4bit.py)."""
+        """Load a quantized model whole onto every GPU (transformers 5.23, quantizers/quantizer_bnb_4bit.py)."""
         if self.job.quantize != "none" and self.job.fsdp.loads_whole_model:
             self.loaded = self.load_whole(self.step.placed)
 
     def loaded_dtype(self, one: Placed) -> str:
-        """As transformers and PEFT leave it."""
         return loaded_dtype(one.parameter, self.job)
 
     def leave(self, divided: Iterable[Placed]) -> None:
-        """Of weights that are divided now the scales stay."""
+        """Free the whole weights once they are sharded; their scales stay."""
         for one in divided:
             if one in self.loaded:
                 self.record.free(self.loaded[one][0])
@@ -67,7 +66,7 @@ class Sharded(Strategy):
                     self.record.allocate(storage)
 
     def keep(self, gradient: Storage) -> None:
-        """A reduced gradient stays to the optimizer's step, or goes to the host."""
+        """Keep a reduced gradient until the optimizer's step, or send it to the host."""
         number = self.record.allocate(gradient)
         if self.offloads:
             self.record.free(number)
@@ -75,9 +74,8 @@ class Sharded(Strategy):
             self.gradients.append(number)
 
     def prepare(self) -> None:
-        """No buckets."""
+        """FSDP has no buckets."""
 
     def drop_gradients(self, offset: int) -> None:
-        """``zero_grad``."""
         self.record.free_all(self.gradients)
         self.gradients.clear()

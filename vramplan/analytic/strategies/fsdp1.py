@@ -1,4 +1,4 @@
-"""torch's ``FullyShardedDataParallel`` (FSDP1) as transformers and accelerate 1.15 set it up: flat weights, in parts.
+"""torch's ``FullyShardedDataParallel`` (FSDP1) as transformers and accelerate 1.15 set it up: flat weights, sharded.
 
 A unit (a layer; around them the root, with all the rest) is one flat tensor, gathered for its forward and again for its
 backward (torch 2.13, distributed/fsdp: _flat_param.py, _runtime_utils.py). Its gradient is one flat tensor as well.
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from vramplan.analytic.played_step import Placed, Step
 
 ALIGNMENT_BYTES = 16
-"""Of each weight within the flat one, where ``use_orig_params`` (_flat_param.py: _get_aligned_numel)."""
+"""Of each weight within the flat one, with ``use_orig_params`` (_flat_param.py: _get_aligned_numel)."""
 
 
 class Unit:
-    """One flat weight; weights that train and that do not are never in one."""
+    """One flat weight, of trainable or of frozen weights."""
 
     def __init__(self, name: str, members: list[Placed], weights: list[Weight], cards: int) -> None:
         self.members = members
@@ -49,7 +49,7 @@ class Unit:
 
 
 class Fsdp1(Sharded):
-    """One card's part of a run."""
+    """One GPU's part of a run."""
 
     def __init__(self, step: Step, record: Recorder) -> None:
         super().__init__(step, record)
@@ -74,9 +74,9 @@ class Fsdp1(Sharded):
         self.flat: dict[Unit, int] = {}
         """Gradients that wait for the last micro-step."""
         self.late: list[int] = []
-        """Gradients that wait for their unit's others."""
+        """Gradients that wait for the others of their unit."""
         self.waiting: list[Unit] = []
-        """Frozen units, which go when the unit before is there."""
+        """Frozen units, dropped once the unit before is gathered."""
 
     @property
     def all_units(self) -> list[Unit]:
@@ -84,7 +84,7 @@ class Fsdp1(Sharded):
         return [unit for units in self.units.values() for unit in units]
 
     def load(self) -> None:
-        """Own part of every unit."""
+        """Load the own part of every unit."""
         super().load()
         for unit in self.all_units:
             flat = self.record.allocate(unit.whole) if self.loaded else None
@@ -97,12 +97,12 @@ class Fsdp1(Sharded):
             self.leave(unit.members)
 
     def gathered_bytes(self) -> int:
-        """The root, and the largest layer."""
+        """Bytes of the root and the largest layer."""
         sizes = {layer: sum(unit.whole.num_bytes for unit in units) for layer, units in self.units.items()}
         return sizes.pop(None) + max(sizes.values(), default=0)
 
     def play(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
-        """Gather before, drop or reduce behind; the root stays from the beginning to the end."""
+        """Gather before, drop or reduce after; the root stays gathered from the beginning to the end."""
         if piece.phase != self.phase:
             self.phase = piece.phase
             self._gather(self.units[None])
@@ -189,7 +189,7 @@ class Fsdp1(Sharded):
             record.free(self.flat.pop(unit))
 
     def optimize(self, first: bool) -> None:
-        """Every card updates its own parts."""
+        """Update the own parts."""
         if self.offloads:
             return
         self.update([unit.part for unit in self.all_units if unit.trains], first)

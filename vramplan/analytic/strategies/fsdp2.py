@@ -1,8 +1,8 @@
-"""torch's ``fully_shard`` (FSDP2) as accelerate 1.15 sets it up: each card keeps some rows of every weight.
+"""torch's ``fully_shard`` (FSDP2) as accelerate 1.15 sets it up: each GPU keeps some rows of every weight.
 
 The weights of a group (a layer; the embedding; the final norm and the head) are gathered when they are needed, and
 their gradients are reduced when these are there (torch 2.13, distributed/fsdp/_fully_shard: _fsdp_param_group.py,
-_fsdp_collectives.py). What is allocated on the streams that communicate does not serve the one that computes.
+_fsdp_collectives.py). Memory allocated on communication streams does not serve the compute stream.
 """
 
 from __future__ import annotations
@@ -62,41 +62,41 @@ def _buffer(num_bytes: int, label: str, stream: int) -> Storage:
 
 
 class Fsdp2(Sharded):
-    """One card's part of a run."""
+    """One GPU's part of a run."""
 
     def __init__(self, step: Step, record: Recorder) -> None:
         super().__init__(step, record)
         self.ignored = [one for one in step.placed if is_ignored(one.parameter, self.job)]
-        """Weights that stay whole on every card."""
+        """Weights that stay whole on every GPU."""
         self.divided = [one for one in step.placed if not is_ignored(one.parameter, self.job)]
         self.shares = [self._share(one) for one in self.divided]
         self.before, self.layers, self.behind = self._groups()
         ran = [group for layer, group in self.layers.items() if layer < TOWER or step.setting.has_images]
         self.order = [*self.before, *ran, *self.behind]
         self.weights: dict[Group, list[int]] = {}
-        """Gathered weights that are there."""
+        """Gathered weights of each group."""
         self.packets: dict[Group, int] = {}
-        """What was received and is not copied out."""
+        """Received weights that are not copied out yet."""
         self.held: int | None = None
-        """The packet of the group before, which goes when the next is copied out."""
+        """The packet of the group before, freed when the next is copied out."""
         self.sent: int | None = None
-        """Gradients on their way."""
+        """Gradients that are being reduced."""
         self.finished: set[Group] = set()
         """Groups whose backward is over."""
         self.inside = False
-        """Whether the phase has come to the layers."""
+        """Whether the phase has reached the layers."""
         self.embedding_needs_grad = self.job.checkpointing == "full" or any(
             one.parameter.trains for one in self.before[-1].members
         )
 
     def _share(self, one: Placed) -> Weight:
-        """Rows of the first dimension, as many on every card, padding included."""
+        """Rows of the first dimension, equally many on every GPU, padding included."""
         weight = stored(one.parameter, self.job)
         rows, *others = weight.shape
         return replace(weight, shape=(ceil_div(rows, self.job.num_gpus), *others))
 
     def _groups(self) -> tuple[list[Group], dict[int, Group], list[Group]]:
-        """What comes before the layers, the layers, what comes behind them (accelerate, fsdp_utils.py).
+        """(groups before the layers, the layers, groups after them) (accelerate, fsdp_utils.py).
 
         The last group stays gathered, and so does the root, which has whatever no other group has.
         """
@@ -120,9 +120,9 @@ class Fsdp2(Sharded):
         return [*root, *before], layers, behind
 
     def _place(self, name: str, tied: bool) -> str:
-        """Where a weight outside of the layers goes: with the embedding, with the head, or to the root.
+        """The group of a weight outside of the layers: the embedding's, the head's, or the root.
 
-        The final norm goes with the head where accelerate finds it: right below the base model, and not below PEFT's.
+        The final norm goes with the head if accelerate finds it: right below the base model, and not below PEFT's.
         """
         if not self.job.fsdp.wraps_embeddings:
             return "root"
@@ -138,7 +138,7 @@ class Fsdp2(Sharded):
     # -- loading -------------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Own rows of every weight."""
+        """Load the own rows of every weight."""
         super().load()
         for share, one in zip(self.shares, self.divided, strict=True):
             label = f"{'layers.*.' if one.layer is not None else ''}{share.name}"
@@ -152,14 +152,14 @@ class Fsdp2(Sharded):
                 self.record.allocate(storage)
 
     def gathered_bytes(self) -> int:
-        """What stays, and the largest other group with its packet beside the one before's."""
+        """Bytes of what stays gathered, and the largest other group with its packet and the one before's."""
         kept = sum(group.packet.num_bytes for group in self.order if group.keeps)
         return kept + 3 * max((group.packet.num_bytes for group in self.order if not group.keeps), default=0)
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def play(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
-        """Gather before, drop or reduce behind."""
+        """Gather before, drop or reduce after."""
         if piece.phase != self.phase:
             self.phase, self.inside = piece.phase, False
             self._free_held()
@@ -187,7 +187,7 @@ class Fsdp2(Sharded):
                 self._drop(group)
 
     def _request(self, group: Group) -> None:
-        """All-gather, unless it is there or on its way."""
+        """All-gather a group, unless it is gathered or requested."""
         if group in self.weights or group in self.packets:
             return
         cast = self._own_rows(group)
@@ -196,9 +196,9 @@ class Fsdp2(Sharded):
             self.record.free(cast)
 
     def _own_rows(self, group: Group) -> int | None:
-        """What is gathered, where that is not the own rows themselves: a copy of the host's, or a cast.
+        """The copy of the own rows that is gathered, if it is not the rows themselves: from the host, or cast.
 
-        Those of the host come and are cast one after another (_fsdp_param.py: all_gather_inputs).
+        Rows on the host are copied and cast one after another (_fsdp_param.py: all_gather_inputs).
         """
         if not self.offloads:
             return self.record.allocate(group.cast) if group.cast.num_bytes else None
@@ -207,7 +207,7 @@ class Fsdp2(Sharded):
         return copied
 
     def _receive(self, group: Group) -> int:
-        """Copy the weights out of what was received."""
+        """Copy the weights out of the packet; the packet's number."""
         self.weights[group] = [self.record.allocate(storage) for storage in group.weights]
         return self.packets.pop(group)
 
@@ -220,7 +220,7 @@ class Fsdp2(Sharded):
         self.record.free_all(self.weights.pop(group, ()))
 
     def _backward(self, piece: UnfoldedSection, groups: list[Group], events: Sequence[int], offset: int) -> None:
-        """Groups come back in the opposite order; what is outside the layers comes first and last."""
+        """Backward in the opposite order; groups outside the layers come first and last."""
         record = self.record
         if piece.layer is not None:
             self._prepare_backward(groups[0])
@@ -251,7 +251,7 @@ class Fsdp2(Sharded):
             self._end_backward(offset)
 
     def _end_backward(self, offset: int) -> None:
-        """What is left over: groups that got no call of their own, packets, gradients on their way.
+        """End a backward: groups without a hook call, unused packets, gradients that are being reduced.
 
         In the order of the modules: the root, a tower's layers, the embedding, the language model's.
         """
@@ -266,7 +266,7 @@ class Fsdp2(Sharded):
         self._arrived()
 
     def _prepare_backward(self, group: Group) -> None:
-        """Have its weights, and ask for those of the group that comes next."""
+        """Gather the group's weights, and request those of the next group."""
         if group not in self.weights:
             self._request(group)
             self.record.free(self._receive(group))
@@ -275,7 +275,7 @@ class Fsdp2(Sharded):
             self._request(self.order[place - 1])
 
     def _finish_backward(self, group: Group, offset: int) -> None:
-        """Drop its weights, and in an optimizer step's last micro-step reduce its gradients.
+        """Drop the group's weights, and in an optimizer step's last micro-step reduce its gradients.
 
         Until then gradients stay whole (accelerate: set_requires_gradient_sync).
         """
@@ -303,7 +303,7 @@ class Fsdp2(Sharded):
             self.sent = None
 
     def optimize(self, first: bool) -> None:
-        """Every card updates its own rows."""
+        """Update the own rows."""
         if self.offloads:
             return
         pairs = zip(self.shares, self.divided, strict=True)

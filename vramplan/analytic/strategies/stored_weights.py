@@ -1,4 +1,4 @@
-"""What weights are as they were loaded, which is what a strategy divides: their dtype, and a quantized one's tensor."""
+"""Weights as they were loaded, which strategies shard: their dtype, and the tensor of a quantized weight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def loaded_dtype(parameter: Parameter, job: Job) -> str:
-    """As transformers and PEFT leave it, before an engine casts it or FSDP gathers it in another."""
+    """Dtype after transformers and PEFT loaded it, before DeepSpeed casts it or FSDP gathers it in another."""
     copied = SAVED in parameter.name
     if parameter.is_adapter and not copied:
         return job.lora_dtype
@@ -24,7 +24,7 @@ def loaded_dtype(parameter: Parameter, job: Job) -> str:
 
 
 def divided(parameter: Parameter, job: Job) -> Weight:
-    """The tensor that whoever divides weights sees: of a quantized one what is packed; scales stay whole."""
+    """The tensor that is sharded: the packed one of a quantized weight, whose scales stay whole."""
     if parameter.quantize == "none":
         return Weight(parameter.name, parameter.shape, loaded_dtype(parameter, job))
     shape, dtype = packed_as(parameter.quantize, parameter.shape, job.quant_storage or job.dtype)

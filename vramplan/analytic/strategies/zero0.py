@@ -1,8 +1,8 @@
-"""DeepSpeed without ZeRO (stage 0): every card holds everything, and the engine's own mixed precision around it.
+"""DeepSpeed without ZeRO (stage 0): every GPU holds everything, with the engine's own mixed precision.
 
-Mirrors deepspeed 0.19: a half-precision model gets fp32 copies of all that trains, weight by weight
+Mirrors deepspeed 0.19: a half-precision model gets fp32 copies of all trainable weights, one by one
 (runtime/fp16/unfused_optimizer.py: FP16_UnfusedOptimizer, for bf16 as well), and gradients are reduced in joined copies
-behind the last micro-batch (runtime/engine.py: allreduce_no_retain).
+after the last micro-batch (runtime/engine.py: allreduce_no_retain).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ BUCKET = 500_000_000
 
 
 class ZeroStage0(Strategy):
-    """One card's part of a run, which is all of it."""
+    """One GPU's part of a run, which is all of it."""
 
     def __init__(self, step: Step, record: Recorder) -> None:
         super().__init__(step, record)
         self.masters = [[replace(weight, dtype="fp32") for weight in group] for group in self.groups(step.trained)]
-        """What the optimizer updates in place of a half-precision model's weights."""
+        """fp32 copies that the optimizer updates instead of a half-precision model's weights."""
         self.missing: list[int] = []
         """Gradients of zeros, for weights that this batch did not reach."""
 
     def prepare(self) -> None:
-        """The fp32 copies, and a first step with gradients of zeros that makes the states (``__init__``)."""
+        """Allocate the fp32 copies, and create the states by a step with zero gradients (``__init__``)."""
         if self.job.dtype == "fp32":
             return
         record, trained = self.record, self.step.trained
@@ -49,7 +49,7 @@ class ZeroStage0(Strategy):
         record.free_all(zeros)
 
     def backward_ends(self) -> None:
-        """The last micro-batch's gradients are reduced, several in one copy (_get_gradients_for_reduction)."""
+        """Reduce the last micro-batch's gradients, several in one copy (_get_gradients_for_reduction)."""
         if not self.is_last:
             return
         absent = [one for one in self.step.placed if one.parameter.trains and not one.parameter.is_reached]
@@ -66,14 +66,14 @@ class ZeroStage0(Strategy):
         self._reduce(joined)
 
     def _reduce(self, joined: list[Weight]) -> None:
-        """One gradient alone is reduced in place."""
+        """Reduce several gradients in a joined copy; a single one in place."""
         if len(joined) > 1:
             size = sum(one.num_bytes for one in joined)
             label = "gradients joined for their reduction"
             self.record.free(self.record.allocate(Storage(size, "communication", label, f"{len(joined)} gradients")))
 
     def optimize(self, first: bool) -> None:
-        """Gradients in fp32 beside those of the model, and a step on the copies (step)."""
+        """Allocate fp32 gradients besides the model's, and step on the copies (step)."""
         if self.job.dtype == "fp32":
             super().optimize(first)
             return
@@ -90,7 +90,7 @@ class ZeroStage0(Strategy):
             optimizer_of(self.job.optimizer).step(self.record, group, first)
 
     def drop_gradients(self, offset: int) -> None:
-        """``zero_grad``, to None."""
+        """Set gradients to None (``zero_grad``)."""
         super().drop_gradients(offset)
         self.record.free_all(self.missing)
         self.missing = []

@@ -1,7 +1,7 @@
-"""DeepSpeed's ZeRO 1 and 2 as transformers and accelerate set them up: states, and at 2 gradients, are divided.
+"""DeepSpeed's ZeRO 1 and 2 as transformers and accelerate set them up: states, and at stage 2 gradients, are sharded.
 
 Mirrors deepspeed 0.19's runtime/zero/stage_1_and_2.py (DeepSpeedZeroOptimizer) on rank 0, which has the embedding:
-the weights of a parameter group are one flat tensor, of which each card updates a part in fp32.
+the weights of a parameter group are one flat tensor, of which each GPU updates a part in fp32.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vramplan.analytic.played_step import Placed, Step
 
 ALIGNMENT = 2
-"""Elements that each card's part of a flat tensor is a multiple of (nccl_start_alignment_factor)."""
+"""Elements that each GPU's part of a flat tensor is a multiple of (nccl_start_alignment_factor)."""
 NORM_BYTES = 8
 """Gradient norms are taken in fp64 (runtime/zero/stage_1_and_2.py: get_grad_norm_direct)."""
 
@@ -36,7 +36,7 @@ def flat(count: int, dtype: str, category: str, label: str) -> Storage:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A weight that trains, and where it lies in its group's flat tensor."""
+    """A trainable weight, and its place in its group's flat tensor."""
 
     placed: Placed
     group: int
@@ -44,16 +44,16 @@ class Trained:
     count: int
 
     def owners(self, part: int) -> range:
-        """The cards whose parts it lies in."""
+        """The GPUs whose parts it lies in."""
         return range(self.offset // part, (self.offset + self.count - 1) // part + 1)
 
     def on_first(self, part: int) -> int:
-        """Elements of it in the first card's part."""
+        """Elements of it in the first GPU's part."""
         return max(0, min(self.count, part - self.offset))
 
 
-class Divided(Strategy):
-    """What all stages have in common: gradients go into a bucket, which is reduced when it is full."""
+class ZeroStage(Strategy):
+    """What stages 1 to 3 have in common: gradients go into a bucket, which is reduced when it is full."""
 
     def __init__(self, step: Step, record: Recorder) -> None:
         super().__init__(step, record)
@@ -63,14 +63,14 @@ class Divided(Strategy):
         self.zero = self.job.zero.of_width(hidden)
         self.bucket_size = self.zero.reduce_bucket_size or 0
         self.loaded: dict[tuple[int | None, str], list[int]] = {}
-        """Weights as they were loaded."""
+        """Storages of the weights as they were loaded."""
         self.filled: list[Trained] = []
         """Weights whose gradients wait in the bucket."""
         self.large: list[int] = []
-        """Gradients beside it, too large for it."""
+        """Gradients too large for the bucket."""
 
     def _trained(self) -> dict[tuple[int | None, str], Trained]:
-        """In order of the groups: the Trainer makes two, with and without weight decay."""
+        """Trainable weights by group: the Trainer makes two, with and without weight decay."""
         found, offsets = {}, [0, 0]
         for group in (0, 1):
             for one in self.step.placed:
@@ -83,18 +83,18 @@ class Divided(Strategy):
         return found
 
     def load(self) -> None:
-        """Every weight whole, in the dtype that it was loaded in."""
+        """Load every weight whole."""
         for one, storages in self.load_whole(self.step.placed).items():
             self.loaded[one.layer, one.name] = storages
 
     def loaded_dtype(self, one: Placed) -> str | None:
-        """Where it is another one than the weight is used in."""
+        """The loaded dtype, if the engine casts the weight to another."""
         loaded = loaded_dtype(one.parameter, self.job)
         is_cast = one.parameter.quantize == "none" and one.parameter.dtype == self.dtype != loaded
         return loaded if is_cast and self.job.engine_casts else None
 
     def cast(self) -> None:
-        """The engine makes all of them one dtype, one after another (engine.py: _cast_module_mixed_precision)."""
+        """Cast all weights to one dtype, one after another (engine.py: _cast_module_mixed_precision)."""
         for one in self.step.placed:
             if self.loaded_dtype(one) is not None:
                 key = one.layer, one.name
@@ -103,17 +103,16 @@ class Divided(Strategy):
 
     @property
     def group_sizes(self) -> list[int]:
-        """Elements of each group that has any."""
+        """Elements of each group that is not empty."""
         groups = groupby(self.trained.values(), key=lambda one: one.group)
         return [sum(one.count for one in group) for _, group in groups]
 
     def play(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
-        """Gradients go as they come."""
         self.phase = piece.phase
         self.stretch(piece, events, offset)
 
     def stretch(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
-        """Some events of a piece; each gradient that comes among them is taken."""
+        """Record some events of a piece, and take each gradient as it is produced."""
         source, tape = self.step.played.source, self.step.tape
         done = 0
         if not tape.gives_gradients or not piece.phase.startswith("backward"):
@@ -128,7 +127,7 @@ class Divided(Strategy):
         self.record.extend(events[done:], offset)
 
     def arrived(self, one: Trained, gradient: int) -> None:
-        """A weight's gradient is there: into the bucket with it, or beside it."""
+        """Put a weight's gradient into the bucket, or keep it apart if it is too large."""
         if sum(other.count for other in self.filled) + one.count > self.bucket_size:
             self.flush()
         self.filled.append(one)
@@ -138,54 +137,54 @@ class Divided(Strategy):
             self.large.append(gradient)
 
     def flush(self) -> None:
-        """Reduce what is in the bucket and beside it."""
+        """Reduce the gradients in the bucket, and those too large for it."""
         if self.filled:
             self.reduce(self.filled)
         self.record.free_all(self.large)
         self.filled, self.large = [], []
 
     def passing(self, storage: Storage) -> None:
-        """A temporary of one call."""
+        """Allocate and free a temporary."""
         self.record.free(self.record.allocate(storage))
 
     def norm(self, count: int) -> None:
-        """What the norm of so many elements of a gradient takes."""
+        """Record the temporary of a norm over so many gradient elements."""
         self.passing(Storage(NORM_BYTES * count, "temporary", "gradient in fp64 for its norm"))
 
     def to_host(self, count: int) -> None:
-        """What it takes to send them there."""
+        """Record the temporaries of sending gradients to the host."""
         self.norm(count)
         self.passing(flat(count, "fp32", "temporary", "gradient in fp32, to the host"))
 
     def reduce(self, members: list[Trained]) -> None:
-        """What one reduction holds."""
+        """Record one reduction."""
         raise NotImplementedError
 
     def drop_gradients(self, offset: int) -> None:
-        """They are gone."""
+        """Gradients are freed as they are produced."""
 
 
-class ZeroStage12(Divided):
-    """One card's part of a run at stage 1 or 2."""
+class ZeroStage12(ZeroStage):
+    """One GPU's part of a run at stage 1 or 2."""
 
     def __init__(self, step: Step, record: Recorder) -> None:
         super().__init__(step, record)
         multiple = ALIGNMENT * self.cards
         self.parts = [ceil_div(size, multiple) * ALIGNMENT for size in self.group_sizes]
-        """Elements of a card's part, by group."""
+        """Elements of a GPU's part, by group."""
         self.own = sum(one.count for one in self.trained.values() if one.offset < self.parts[one.group])
         self.buckets: list[int] = []
         self.partitions: list[int] = []
-        """Reduced gradients of weights in the own part; of every micro-batch's, the first's stay."""
+        """Reduced gradients of weights in the own part; the first micro-batch's stay."""
         self.reduced = False
 
     @property
     def offloads(self) -> bool:
-        """Whether the host has the states and updates the weights."""
+        """Whether the host holds the states and updates the weights."""
         return self.job.offload != "none"
 
     def prepare(self) -> None:
-        """Weights that train move into flat tensors, and the own parts get an fp32 copy (``__init__``)."""
+        """Move trainable weights into flat tensors, and copy the own parts in fp32 (``__init__``)."""
         record = self.record
         self.cast()
         for group, part in enumerate(self.parts):
@@ -209,7 +208,7 @@ class ZeroStage12(Divided):
         record.free_all(zeros)
 
     def arrived(self, one: Trained, gradient: int) -> None:
-        """The first gradient of a backward brings the bucket."""
+        """Allocate the bucket at the first gradient of a backward."""
         self._open()
         super().arrived(one, gradient)
 
@@ -220,7 +219,7 @@ class ZeroStage12(Divided):
             self.buckets = [self.record.allocate(size) for _ in range(count)]
 
     def reduce(self, members: list[Trained]) -> None:
-        """Slices of several owners are put together in a copy (average_tensor); the own ones stay."""
+        """Reduce slices of several owners in a joined copy (average_tensor); the own ones stay."""
         record = self.record
         runs, before = 0, -1
         for one in members:
@@ -229,8 +228,8 @@ class ZeroStage12(Divided):
                 before = owner
         if runs > 1:
             self.passing(flat(sum(one.count for one in members), self.dtype, "communication", "bucket, by owner"))
-        mine = any(one.offset < self.parts[one.group] for one in members)
-        if mine and not self.reduced and not self.offloads:
+        owns_some = any(one.offset < self.parts[one.group] for one in members)
+        if owns_some and not self.reduced and not self.offloads:
             self.reduced = True
             label = "reduced gradients of weights in the own part"
             self.partitions.append(record.allocate(flat(self.own, self.dtype, "gradient", label)))
@@ -239,7 +238,7 @@ class ZeroStage12(Divided):
                 self.to_host(one.on_first(self.parts[one.group]))
 
     def play(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
-        """At stage 1 the first gradient brings the bucket, though it waits for the last micro-batch's end."""
+        """At stage 1 the first gradient allocates the bucket, though reduction waits for the last micro-batch's end."""
         self.offset = offset
         if self.job.strategy == "zero1" and piece.phase.startswith("backward") and not self.buckets:
             head = self.job.method == "full" or any(name.startswith("lm_head") for _, name in self.trained)
@@ -251,7 +250,7 @@ class ZeroStage12(Divided):
         super().play(piece, events, offset)
 
     def backward_ends(self) -> None:
-        """Stage 1 takes all gradients behind the last micro-batch; the bucket goes with the epilogue."""
+        """Stage 1 takes all gradients after the last micro-batch; the epilogue frees the bucket."""
         if self.job.strategy == "zero1":
             if not self.is_last:
                 return
@@ -264,7 +263,7 @@ class ZeroStage12(Divided):
         self.buckets, self.partitions, self.reduced = [], self.partitions[:1], False
 
     def optimize(self, first: bool) -> None:
-        """Every card updates its parts: one flat fp32 tensor for each group (step)."""
+        """Update the own parts: one flat fp32 tensor for each group (step)."""
         if self.offloads:
             return
         record = self.record

@@ -1,7 +1,7 @@
-"""DeepSpeed's ZeRO 3 as transformers and accelerate set it up: weights, gradients and states are divided.
+"""DeepSpeed's ZeRO 3 as transformers and accelerate set it up: weights, gradients and states are sharded.
 
 Mirrors deepspeed 0.19's runtime/zero/stage3.py and partition_parameters.py. Of a weight's n elements, whatever its
-shape, every card has ceil(n / cards).
+shape, every GPU has ceil(n / GPUs).
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from vramplan.analytic.autograd.graph import SAVED
 from vramplan.analytic.layer_folding import UnfoldedSection
-from vramplan.analytic.strategies import zero3_coordinator
 from vramplan.analytic.strategies.fsdp import REDUCE
 from vramplan.analytic.strategies.stored_weights import divided
-from vramplan.analytic.strategies.zero3_coordinator import Coordinator, Visit
-from vramplan.analytic.strategies.zero12 import Divided, Trained, flat
+from vramplan.analytic.strategies.zero3_coordinator import Coordinator, PartitionedWeight, Visit
+from vramplan.analytic.strategies.zero12 import Trained, ZeroStage, flat
 from vramplan.memory.optimizer_steps import Weight
 from vramplan.memory.optimizers import optimizer_of
 from vramplan.memory.recorder import Recorder
@@ -45,13 +44,13 @@ def _entered(before: Turn | None, turn: Turn) -> int:
     return len(around) - shared
 
 
-class ZeroStage3(Divided):
-    """One card's part of a run."""
+class ZeroStage3(ZeroStage):
+    """One GPU's part of a run."""
 
     def __init__(self, step: Step, record: Recorder) -> None:
         super().__init__(step, record)
-        self.weights: list[zero3_coordinator.Divided] = []
-        self.modules: dict[Module, list[zero3_coordinator.Divided]] = {}
+        self.weights: list[PartitionedWeight] = []
+        self.modules: dict[Module, list[PartitionedWeight]] = {}
         self.module_of: dict[Module, Module] = {}
         mixtures = {one.layer for one in step.placed if one.parameter.name.startswith(f"{MIXTURE}.experts.")}
         self.leaves = mixtures if step.setting.architecture.deepspeed_leaf or self.zero.leaf_mixtures else set()
@@ -81,17 +80,17 @@ class ZeroStage3(Divided):
         self.current: Visit | None = None
         self.running: Turn | None = None
 
-    def _divided(self, number: int, one: Placed) -> zero3_coordinator.Divided:
+    def _divided(self, number: int, one: Placed) -> PartitionedWeight:
         parameter = one.parameter
         weight = divided(parameter, self.job)
         dtype = parameter.dtype if parameter.quantize == "none" else weight.dtype
         count, size = weight.num_elements, DTYPE_BYTES[dtype]
         threshold = self.zero.param_persistence_threshold or 0
         own = ceil_div(count, self.cards) * size
-        whole = own * self.cards if self.cards > 1 or self.job.offload == "all" else 0  # one card's part is the whole
+        whole = own * self.cards if self.cards > 1 or self.job.offload == "all" else 0  # one GPU's part is the whole
         held = parameter.held_by_graph and not (self.job.reentrant and self.job.checkpointing == "full")
         stays = count <= threshold
-        return zero3_coordinator.Divided(number, parameter.name, count, whole, own, stays, parameter.viewed, held)
+        return PartitionedWeight(number, parameter.name, count, whole, own, stays, parameter.viewed, held)
 
     # -- whose turn it is ----------------------------------------------------------------------------------------------
 
@@ -122,7 +121,7 @@ class ZeroStage3(Divided):
                     running = turn
         return found + [Visit(None, (weight,)) for weight in self._hooked()]
 
-    def _hooked(self) -> list[zero3_coordinator.Divided]:
+    def _hooked(self) -> list[PartitionedWeight]:
         """Frozen weights behind which transformers' hook makes a gradient begin: their modules are fetched once more.
 
         The patches' weight is read for its dtype before the convolution runs, which makes it the outer module's as well
@@ -140,7 +139,7 @@ class ZeroStage3(Divided):
             found = [weight for one, weight in pairs if len(one.parameter.shape) > 3 and not one.parameter.trains]
         return found + (self.embedding if self.job.method != "full" else [])
 
-    def _parts(self, turn: Turn) -> list[tuple[zero3_coordinator.Divided, ...]]:
+    def _parts(self, turn: Turn) -> list[tuple[PartitionedWeight, ...]]:
         """Modules of their own: PEFT's layer around the layer itself, the dropout, the two matrices."""
         weights = self.modules[turn[2]]
         if turn[2][0] in self.leaves and turn[2][1] == MIXTURE:
@@ -156,7 +155,7 @@ class ZeroStage3(Divided):
     # -- loading -------------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Parts of the weights as they come; a quantized model is loaded whole, and divided by the engine."""
+        """Load parts of the weights; a quantized model is loaded whole, and sharded by the engine."""
         if self.job.engine_casts:
             super().load()
         else:
@@ -172,7 +171,7 @@ class ZeroStage3(Divided):
             self.record.free_all(whole[:1])  # scales stay
 
     def prepare(self) -> None:
-        """The flat part of what trains, its fp32 copy, room for its gradients, the bucket (``__init__``)."""
+        """Allocate the own part of trainable weights, its fp32 copy, its gradients, the bucket (``__init__``)."""
         record, dtype = self.record, self.dtype
         if self.job.engine_casts:
             self.cast()
@@ -189,7 +188,7 @@ class ZeroStage3(Divided):
 
     @property
     def parts(self) -> list[int]:
-        """Elements of each sub-group of a card's part."""
+        """Elements of each sub-group of a GPU's part."""
         found: list[int] = []
         group, size = -1, 0
         for one in self.trained.values():
@@ -212,7 +211,6 @@ class ZeroStage3(Divided):
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def play(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
-        """Each micro-step begins anew."""
         if piece.phase != self.phase:
             self._leave()
             if piece.phase.startswith("forward"):
@@ -220,19 +218,20 @@ class ZeroStage3(Divided):
         super().play(piece, events, offset)
 
     def arrived(self, one: Trained, gradient: int) -> None:
-        """Adapters stay fp32 here: their gradients are cast to what is sent."""
+        """Hold back gradients of a mixture that is one module to DeepSpeed until its backward ends."""
         if one.placed.layer in self.leaves and one.placed.parameter.name.startswith(f"{MIXTURE}."):
             self.late.append((one, gradient))
             return
         self._take(one, gradient)
 
     def _take(self, one: Trained, gradient: int) -> None:
+        # adapters stay fp32: their gradients are cast before they are sent
         if one.placed.parameter.dtype != self.dtype:
             self.passing(flat(one.count, self.dtype, "communication", "gradient, cast"))
         super().arrived(one, gradient)
 
     def stretch(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
-        """Weights come and go with the modules."""
+        """Gather and release weights as modules run."""
         done = 0
         for number, turn in self._turns(piece, events):
             if turn == self.running:
@@ -258,7 +257,7 @@ class ZeroStage3(Divided):
         self.late.clear()
 
     def reduce(self, members: list[Trained]) -> None:
-        """Several gradients, or one that does not divide evenly, are put together (reduce_scatter_coalesced)."""
+        """Reduce gradients in a joined copy, unless one divides evenly (reduce_scatter_coalesced)."""
         own = [ceil_div(one.count, self.cards) for one in members]
         if len(members) > 1 or members[0].count % self.cards:
             copy = flat(sum(own) * self.cards, self.dtype, "communication", "gradients, by owner")
@@ -268,7 +267,7 @@ class ZeroStage3(Divided):
                 self.to_host(count)
 
     def backward_ends(self) -> None:
-        """The epilogue."""
+        """Run the epilogue: the remaining visits, and a last reduction."""
         self._leave()
         for visit in self.visits[self.coordinator.step :]:
             self.coordinator.enter()
@@ -278,11 +277,11 @@ class ZeroStage3(Divided):
             self.coordinator.drop_held()
 
     def drop_gradients(self, offset: int) -> None:
-        """The step is over, and with it the last graph."""
+        # the last graph ends with the step
         self.coordinator.drop_held()
 
     def optimize(self, first: bool) -> None:
-        """Every card updates its part, a sub-group at a time; small weights are whole again behind it."""
+        """Update the own part, a sub-group at a time; then gather small weights again."""
         self.coordinator.release_all()
         if self.job.offload == "none":
             for one in self.trained.values():

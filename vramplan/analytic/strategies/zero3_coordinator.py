@@ -1,4 +1,4 @@
-"""Which weights are whole at a time under ZeRO-3: DeepSpeed's parameter coordinator, in the state it settles in.
+"""Which weights are gathered at a time under ZeRO-3: DeepSpeed's parameter coordinator after its first steps.
 
 Mirrors deepspeed 0.19's runtime/zero/partitioned_param_coordinator.py once it knows the order of the modules: weights
 are gathered when their module runs, those of the modules to come ahead of time, and what is used again soon stays.
@@ -16,8 +16,8 @@ from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Storage
 
 
-class Divided(NamedTuple):
-    """A weight of which every card has a part."""
+class PartitionedWeight(NamedTuple):
+    """A weight of which every GPU has a part."""
 
     number: int
     label: str
@@ -26,27 +26,27 @@ class Divided(NamedTuple):
     """Of all parts, padding included."""
     own_bytes: int
     stays: bool
-    """Whether it stays whole, being small (stage3_param_persistence_threshold)."""
+    """Whether it stays gathered because it is small (stage3_param_persistence_threshold)."""
     viewed: bool = False
-    """Whether backward keeps a view of it: its memory outlives its release to the end of that."""
+    """Whether backward keeps a view of it: its memory outlives its release until backward ends."""
     held: bool = False
-    """Whether the graph holds what was gathered, until that is dropped: DeepSpeed only lets go of it."""
+    """Whether the graph holds the gathered weight until the graph is dropped: DeepSpeed only drops its reference."""
 
 
 class Visit(NamedTuple):
     """A module's turn in the step."""
 
     module: Hashable
-    """None: one without weights of its own, around others."""
-    weights: tuple[Divided, ...]
+    """None for a module without weights of its own, around others."""
+    weights: tuple[PartitionedWeight, ...]
 
 
 class Gathering:
-    """Several weights on their way in one buffer, copied out when the first is waited for."""
+    """Several weights gathered in one buffer, copied out when the first is waited for."""
 
     __slots__ = ("buffer", "copied", "waited", "weights")
 
-    def __init__(self, weights: list[Divided], buffer: int) -> None:
+    def __init__(self, weights: list[PartitionedWeight], buffer: int) -> None:
         self.weights, self.buffer = weights, buffer
         self.copied, self.waited = False, 0
 
@@ -57,33 +57,33 @@ class Coordinator:
     def __init__(self, record: Recorder, visits: Sequence[Visit], zero: Zero, from_host: bool) -> None:
         self.record, self.visits, self.zero = record, visits, zero
         self.from_host = from_host
-        """Whether a card's part comes from the host each time."""
+        """Whether a GPU's part is copied from the host each time."""
         self.order = [
             (weight, step)
             for step, visit in enumerate(visits)
             for weight in sorted(visit.weights, key=lambda weight: weight.number)
         ]
         self.whole: dict[int, int] = {}
-        """Weights that are there."""
+        """Storages of gathered weights."""
         self.coming: dict[int, Gathering | int] = {}
-        """Weights on their way: alone, or several in one buffer."""
+        """Weights being gathered: alone, or several in one buffer."""
         self.in_use: dict[int, int] = {}
         self.kept: dict[tuple[int, int], bool] = {}
         self.outlived: dict[int, int] = {}
-        """Memory of released weights that waits for their backward."""
+        """Storages of released weights that backward still views."""
         self.live = 0
         self.held: dict[int, int] = {}
-        """Weights that were released and are held."""
+        """Storages of released weights that the graph holds."""
         self.restart()
 
     def restart(self) -> None:
-        """The next micro-step begins."""
+        """Begin the next micro-step."""
         self.queue = deque(self.order)
         self.fetched: dict[int, int] = {}
         self.step = 0
 
     def enter(self) -> None:
-        """The next module runs: have its weights, and ask for those to come."""
+        """Run the next module: gather its weights, and request those of later modules."""
         visit, step = self.visits[self.step], self.step
         self._gather([weight for weight in visit.weights if not self._is_there(weight)])
         for weight in visit.weights:
@@ -95,7 +95,7 @@ class Coordinator:
             self.fetched[weight.number] = at
             waiting.discard(weight.number)
         room = min(self.zero.max_live_parameters - self.live, self.zero.prefetch_bucket_size or 0)
-        ahead: dict[int, Divided] = {}
+        ahead: dict[int, PartitionedWeight] = {}
         count = 0
         while self.queue and count < room:
             weight, at = self.queue.popleft()
@@ -107,7 +107,7 @@ class Coordinator:
         self.step += 1
 
     def leave(self, visit: Visit, saves: bool = False) -> None:
-        """A module is done: drop what nobody needs soon; `saves`: its forward has saved what backward needs."""
+        """End a module: drop weights that are not needed soon; `saves` if its forward saved them for backward."""
         for weight in visit.weights:
             self.in_use[weight.number] -= 1
             if weight.number in self.outlived and not saves:
@@ -115,8 +115,8 @@ class Coordinator:
             if not self._stays(weight):
                 self.release(weight, saves)
 
-    def release(self, weight: Divided, saves: bool = False) -> None:
-        """Drop a weight that is there and not in use."""
+    def release(self, weight: PartitionedWeight, saves: bool = False) -> None:
+        """Drop a weight that is gathered and not in use."""
         if weight.number in self.whole and not self.in_use.get(weight.number):
             whole = self.whole.pop(weight.number)
             self.live -= weight.num_elements
@@ -128,12 +128,12 @@ class Coordinator:
                 self.record.free(whole)
 
     def drop_held(self) -> None:
-        """The graph is gone."""
+        """Free the weights that the dropped graph held."""
         self.record.free_all(self.held.values())
         self.held.clear()
 
     def release_all(self) -> None:
-        """The optimizer changes the parts: nothing stays whole."""
+        """Release all weights, since the optimizer changes their parts."""
         self.in_use.clear()
         for visit in self.visits:
             for weight in visit.weights:
@@ -141,17 +141,17 @@ class Coordinator:
                     self._wait(weight)
                 self.release(weight)
 
-    def gather_small(self, weights: Sequence[Divided]) -> None:
-        """Those that stay are whole again."""
+    def gather_small(self, weights: Sequence[PartitionedWeight]) -> None:
+        """Gather the weights that stay gathered."""
         for weight in weights:
             if weight.stays and not self._is_there(weight):
                 self._gather([weight])
                 self._wait(weight)
 
-    def _is_there(self, weight: Divided) -> bool:
+    def _is_there(self, weight: PartitionedWeight) -> bool:
         return weight.number in self.whole or weight.number in self.coming
 
-    def _gather(self, weights: list[Divided]) -> None:
+    def _gather(self, weights: list[PartitionedWeight]) -> None:
         """One weight's buffer is the weight itself; several share one (all_gather_coalesced)."""
         if not weights:
             return
@@ -169,7 +169,7 @@ class Coordinator:
         for weight in weights:
             self.coming[weight.number] = several if len(weights) > 1 else buffer
 
-    def _wait(self, weight: Divided) -> None:
+    def _wait(self, weight: PartitionedWeight) -> None:
         found = self.coming.pop(weight.number, None)
         if isinstance(found, int):
             self.whole[weight.number] = found
@@ -183,7 +183,7 @@ class Coordinator:
             if found.waited == len(found.weights):
                 self.record.free(found.buffer)
 
-    def _stays(self, weight: Divided) -> bool:
+    def _stays(self, weight: PartitionedWeight) -> bool:
         """Whether it is small, was fetched for later, or is used again within `max_reuse_distance` elements."""
         if weight.stays or self.fetched.get(weight.number, -1) > self.step:
             return True
