@@ -139,7 +139,7 @@ def test_lists() -> None:
         (["estimate", "qwen2.5-7b", "--gpu", "h100", "--dtype", "fp8"], "fp8 is not modelled yet"),
         (["estimate", "qwen2.5-7b", "--gpu", "rtx3090", "--dtype", "fp8"], "no fp8 units; run --dtype bf16"),
         (["estimate", "qwen2.5-7b", "--gpu", "h100", "--quantize", "int8", "--method", "full"], "cannot train"),
-        (["estimate", "qwen2.5-7b", "--gpu", "h100", "--offload", "optimizer"], "DeepSpeed's and FSDP's"),
+        (["estimate", "qwen2.5-7b", "--gpu", "h100", "--offload", "optimizer"], "needs DeepSpeed or FSDP"),
         (
             ["estimate", "qwen2.5-7b", "--gpu", "h100", "--method", "full", "--quantize", "nf4"],
             "quantized weights cannot train",

@@ -143,10 +143,10 @@ def test_fix_edits_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", [{"lora_rank": 4}, {"method": "full", "strategy": "zero2", "num_gpus": 2}])
 def test_suggest_writes_it(given: dict[str, Any], tmp_path: Path) -> None:
     job = complete_job(spec_of(QWEN), card_of(), {"sequence_length": 512, **given})
-    plan = export.planned("toytrain", QWEN, job, card_of())
+    plan = export.export("toytrain", QWEN, job, card_of())
     assert plan.fits
     reading = check.read(from_path(_file(tmp_path, plan.text), None, {}), job.num_gpus)
     assert (reading.framework, reading.model) == ("toytrain", QWEN)
     assert reading.job["sequence_length"] == 512
     with pytest.raises(UnsupportedError, match="device_map is not written for it"):
-        export.planned("toytrain", QWEN, job.model_copy(update={"strategy": "device_map"}), card_of())
+        export.export("toytrain", QWEN, job.model_copy(update={"strategy": "device_map"}), card_of())

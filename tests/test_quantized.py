@@ -96,7 +96,7 @@ def test_what_goes_with_it() -> None:
         ({"modules_to_save": ("mlp",)}, UnknownNameError),
         ({"modules_to_save": ("q_proj",), "lora_targets": ("q_proj",)}, ConfigError),
     ):
-        with pytest.raises(error, match=r"--quantize|saved_dtype|modules_to_save|--attention flash"):
+        with pytest.raises(error, match=r"quantize=|saved_dtype|modules_to_save|attention=flash"):
             vramplan.estimate(spec, card, **given)
 
 

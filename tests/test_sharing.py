@@ -134,7 +134,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"offload": "optimizer"}, "offload"),
     ({"strategy": "zero2", "offload": "all"}, "offload"),
     ({"strategy": "zero0", "offload": "optimizer"}, "from stage 1 on"),
-    ({"strategy": "fsdp", "fsdp": {"replicas": 2}}, "hybrid sharding is version 1's"),
+    ({"strategy": "fsdp", "fsdp": {"replicas": 2}}, "hybrid sharding needs FSDP version 1"),
     ({"strategy": "zero1", "zero": {"overlap_comm": True}}, "overlap_comm"),
     ({"strategy": "zero2", "autocast": "bf16"}, "autocast"),
     ({"strategy": "zero3", "quantize": "int8"}, "int8"),

@@ -12,6 +12,7 @@ from rich.console import Console
 import vramplan
 from tests.helpers import ROOT, card_of, cli
 from vramplan.memory.estimate import Estimate
+from vramplan.planner.images import image_size_table
 from vramplan.planner.suggest import Run
 from vramplan.render import catalog, check, estimate, figures, images, suggest
 from vramplan.render.terminal import Answer, _AsciiConsole

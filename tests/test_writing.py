@@ -94,9 +94,9 @@ def test_what_is_written_comes_back(framework: str, name: str) -> None:
     job = complete_job(spec_of(model), card_of(), JOBS[name])
     if (framework, name) in NEVER:
         with pytest.raises(UnsupportedError, match=NEVER[framework, name]):
-            export.pasted(framework, model, job)
+            export.written_as(framework, model, job)
         return
-    text, _, notes, _ = export.pasted(framework, model, job)
+    text, _, notes, _ = export.written_as(framework, model, job)
     assert {note.split()[2] for note in notes} == OTHERWISE.get((framework, name), set())
     assert text.endswith("\n")
 
@@ -137,12 +137,12 @@ def test_images_come_from_the_data() -> None:
     spec = spec_of("Qwen/Qwen2.5-VL-7B-Instruct")
     given = {"image_size": (1344, 896), "max_pixels": 501_760, "sequence_length": 2048}
     job = complete_job(spec, card_of(), given)
-    assert export.pasted("swift", spec.name, job).notes == []
-    text, _, notes, _ = export.pasted("llamafactory", spec.name, job)
+    assert export.written_as("swift", spec.name, job).notes == []
+    text, _, notes, _ = export.written_as("llamafactory", spec.name, job)
     assert "image_max_pixels: 501760\n" in text
     assert notes == ["llamafactory makes 653 tokens of an image, not 602"]
     whole = complete_job(spec, card_of(), {**given, "max_pixels": None})
-    text, _, notes, _ = export.pasted("llamafactory", spec.name, whole)
+    text, _, notes, _ = export.written_as("llamafactory", spec.name, whole)
     assert "image_max_pixels: 1204224\n" in text
     assert not notes
 
@@ -151,15 +151,15 @@ def test_a_plan_is_judged_as_its_framework_reads_it() -> None:
     """LLaMA-Factory keeps Gemma 2's fp32 weights; torchtune casts nothing; DeepSpeed's file is no whole job."""
     spec, card = spec_of("google/gemma-2-9b"), find_gpu("a100-40gb-sxm")
     job = complete_job(spec, card, {"sequence_length": 1024, "micro_batch_size": 2})
-    told = export.planned("llamafactory", spec, job, card)
+    told = export.export("llamafactory", spec, job, card)
     assert not told.fits
     assert "as llamafactory takes it, micro-batch 2 needs" in told.notes[-1]
-    assert export.planned("swift", find_model("google/gemma-2-9b-it") or spec, job, card).fits
+    assert export.export("swift", find_model("google/gemma-2-9b-it") or spec, job, card).fits
     spec, card = spec_of("Qwen/Qwen2.5-7B"), find_gpu("h100")
     job = complete_job(spec, card, {"strategy": "zero2", "num_gpus": 4, "sequence_length": 512})
-    assert export.planned("deepspeed", spec, job, card).fits
+    assert export.export("deepspeed", spec, job, card).fits
     spec = spec_of("OpenGVLab/InternVL3-1B")
-    text = export.planned("trl", spec, complete_job(spec, card, {}), card).text
+    text = export.export("trl", spec, complete_job(spec, card, {}), card).text
     assert "model_name_or_path: OpenGVLab/InternVL3-1B-hf\n" in text
 
 
@@ -167,7 +167,7 @@ def test_another_micro_batch_where_a_framework_takes_more() -> None:
     spec, card = spec_of("meta-llama/Llama-3.2-1B"), find_gpu("rtx4090")
     given = {"checkpointing": "none", "sequence_length": 1024, "dtype": "fp32", "autocast": "bf16"}
     job = complete_job(spec, card, {**given, "micro_batch_size": 4, "gradient_accumulation_steps": 4})
-    told = export.planned("torchtune", spec, job, card)
+    told = export.export("torchtune", spec, job, card)
     assert told.fits
     assert told.settings["micro_batch_size"] < 4
     assert told.settings["micro_batch_size"] * told.settings["gradient_accumulation_steps"] == 16
