@@ -65,7 +65,7 @@ def dumps(found: dict[str, Any]) -> str:
     return json.dumps(found, indent=1) + "\n"
 
 
-def in_readme(text: str) -> str:
+def in_page(text: str) -> str:
     """The page with its tables of measured runs updated."""
     held = accuracy.compare(LEDGER, PUBLISHED, ("analytic",), lambda doing, share: None)
     for part in ("ledger", "published"):
@@ -78,4 +78,4 @@ def in_readme(text: str) -> str:
 if __name__ == "__main__":
     LEARNED.write_text(dumps(learn()))
     facts.cache_clear()
-    PAGE.write_text(in_readme(PAGE.read_text()))
+    PAGE.write_text(in_page(PAGE.read_text()))

@@ -165,7 +165,7 @@ def tables() -> dict[str, str]:
     }
 
 
-def in_readme(text: str) -> str:
+def in_page(text: str) -> str:
     """The page with its tables updated."""
     for place, content in tables().items():
         pattern = re.compile(rf"(<!-- agreement: {place} -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -201,7 +201,7 @@ def main() -> int:
                 save(rows)
     print(file=sys.stderr)
     save(rows)
-    PAGE.write_text(in_readme(PAGE.read_text()))
+    PAGE.write_text(in_page(PAGE.read_text()))
     return 0
 
 
