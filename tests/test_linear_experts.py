@@ -17,8 +17,8 @@ import vramplan
 from tests.helpers import card_of, spec_of
 from vramplan.analytic import estimator
 from vramplan.analytic.autograd.repeated_experts import repetitions
-from vramplan.analytic.played_step import Step
 from vramplan.analytic.run_timeline import SimulatedRun
+from vramplan.analytic.unfolded_step import Step
 from vramplan.errors import VramplanError
 from vramplan.inputs.job import Job, Zero
 

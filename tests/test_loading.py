@@ -9,8 +9,8 @@ import pytest
 import vramplan
 from tests.helpers import card_of, spec_of
 from vramplan.analytic.estimator import prepare
-from vramplan.analytic.played_step import Step
 from vramplan.analytic.strategies.device_map import loaded_bytes
+from vramplan.analytic.unfolded_step import Step
 from vramplan.errors import ConfigError
 from vramplan.memory.replay import replay
 from vramplan.units import GiB, MiB

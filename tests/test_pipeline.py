@@ -9,9 +9,9 @@ import pytest
 import vramplan
 from tests.helpers import card_of
 from vramplan.analytic import estimator
-from vramplan.analytic.played_step import Step
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.analytic.strategies.device_map import Module, spread
+from vramplan.analytic.unfolded_step import Step
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.job import Job

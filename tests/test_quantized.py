@@ -16,8 +16,8 @@ import vramplan
 from tests.helpers import card_of, spec_of
 from vramplan.analytic import estimator
 from vramplan.analytic.autograd.ops import stored_as
-from vramplan.analytic.played_step import Step
 from vramplan.analytic.run_timeline import SimulatedRun
+from vramplan.analytic.unfolded_step import Step
 from vramplan.errors import ConfigError, UnknownNameError
 from vramplan.inputs.job import Job
 from vramplan.planner.job_defaults import complete_job

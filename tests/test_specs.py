@@ -10,7 +10,7 @@ from vramplan.analytic.architectures.lookup import architecture_of
 from vramplan.analytic.architectures.towers import TOWERS
 from vramplan.analytic.estimator import lay_out
 from vramplan.analytic.layers.moe_peft import FORMER
-from vramplan.analytic.played_step import count_parameters
+from vramplan.analytic.unfolded_step import count_parameters
 from vramplan.errors import UnknownNameError
 from vramplan.inputs.catalog import aliases, find_model, load_spec, model_names, specs_folder
 from vramplan.inputs.images import IMAGE_PROCESSORS

@@ -9,8 +9,8 @@ import pytest
 from tests.helpers import card_of, setting_of, spec_of
 from vramplan.analytic.batch import make_batch
 from vramplan.analytic.estimator import estimate
-from vramplan.analytic.played_step import no_cycle_collection
 from vramplan.analytic.train_step import new_net, run_forward
+from vramplan.analytic.unfolded_step import no_cycle_collection
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 

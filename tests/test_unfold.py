@@ -12,8 +12,8 @@ from vramplan.analytic.architectures.lookup import architecture_of
 from vramplan.analytic.estimator import lay_out
 from vramplan.analytic.layer_folding import Fold, fold
 from vramplan.analytic.layers.context import LayerKind
-from vramplan.analytic.played_step import Step
 from vramplan.analytic.run_timeline import SimulatedRun
+from vramplan.analytic.unfolded_step import Step
 from vramplan.inputs.job import Job
 from vramplan.memory.replay import replay
 

@@ -1,1 +1,1 @@
-"""The analytic source: a step played on a shape-only tape."""
+"""The analytic source: a training step simulated on a shape-only tape."""

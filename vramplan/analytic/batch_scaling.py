@@ -14,10 +14,10 @@ from functools import cached_property
 
 from vramplan.analytic.layer_folding import FoldPlan
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.played_step import Step, micro_steps, no_cycle_collection
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.analytic.train_step import play
+from vramplan.analytic.train_step import simulate_step
+from vramplan.analytic.unfolded_step import Step, micro_steps, no_cycle_collection
 from vramplan.inputs.gpu import Gpu
 from vramplan.memory.allocator import SMALL_SIZE
 from vramplan.memory.batch_scaling import LinearSize, ScaledTimeline
@@ -69,13 +69,13 @@ class BatchScaling:
             for info, num_bytes, size in zip(net.tape.storages, sizes, self._sizes, strict=True)
         ]
         step = Step(self.setting, self.plan, gpu, net=net)
-        sources = zip(step.storages, step.played.source, strict=True)
+        sources = zip(step.storages, step.unfolded.source, strict=True)
         growth = {id(storage): self._sizes[source].per_sample for storage, source in sources}
         return ScaledTimeline(SimulatedRun(step).timeline, micro, growth)
 
     def _at(self, micro: int) -> Modules:
         job = self.setting.job.model_copy(update={"micro_batch_size": micro})
-        return play(replace(self.setting, job=job), micro_steps(job))
+        return simulate_step(replace(self.setting, job=job), micro_steps(job))
 
     @cached_property
     def _first(self) -> Modules:

@@ -12,7 +12,6 @@ from vramplan.analytic.architectures.vision_tower import VisionInput
 from vramplan.analytic.layer_folding import HEAD, TAIL, Fold, FoldPlan, fold
 from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.layers.moe_peft import FORMER
-from vramplan.analytic.played_step import Step, no_cycle_collection
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.strategies.device_map_layers import contents, fullest, spread_out
@@ -25,6 +24,7 @@ from vramplan.analytic.supported import (
     mixture_notes,
 )
 from vramplan.analytic.train_step import declare
+from vramplan.analytic.unfolded_step import Step, no_cycle_collection
 from vramplan.analytic.varied_lengths import varied
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
@@ -145,9 +145,9 @@ def begin(spec: ModelSpec, job: Job, card: Gpu) -> PartialEstimate:
         with no_cycle_collection():
             estimates = {}
             for gpu, peak in peaks.items():
-                played = whole(run, (*notes, *count_notes(spec, step.num_parameters)), gpu)
-                played = replace(played, timeline=timelines[gpu], inputs_text=describe(spec, job))
-                estimates[gpu] = summarize(played, spec.name, job, card, peak)
+                simulated = whole(run, (*notes, *count_notes(spec, step.num_parameters)), gpu)
+                simulated = replace(simulated, timeline=timelines[gpu], inputs_text=describe(spec, job))
+                estimates[gpu] = summarize(simulated, spec.name, job, card, peak)
             return estimates[0] if setting.device_map is None else fullest(estimates, contents(setting, plan))
 
     return PartialEstimate(

@@ -8,9 +8,9 @@ from __future__ import annotations
 from functools import cached_property
 
 from vramplan.analytic.layer_folding import unfold
-from vramplan.analytic.played_step import Step, buffers_of
 from vramplan.analytic.strategies import strategy_of
-from vramplan.analytic.train_step import play_evaluation
+from vramplan.analytic.train_step import simulate_evaluation
+from vramplan.analytic.unfolded_step import Step, buffers_of
 from vramplan.memory.overheads import cublas_workspace
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Timeline
@@ -44,7 +44,7 @@ class SimulatedRun:
         record.enter("forward")
         for _ in ("forward", "backward"):  # one for each thread
             record.allocate(cublas_workspace(self.step.card))
-        events, pieces = self.step.played.events, self.step.played.pieces
+        events, pieces = self.step.unfolded.events, self.step.unfolded.pieces
         ends = [piece.first_event for piece in pieces[1:]] + [len(events)]
         for step in range(2):
             offset = record.splice(self.step.storages)
@@ -58,7 +58,7 @@ class SimulatedRun:
                     record.extend(share.on_this_card(events[piece.first_event : end]), offset)
                     break
                 record.enter(piece.phase.partition(".")[0])
-                share.play(piece, events[piece.first_event : end], offset)
+                share.run_section(piece, events[piece.first_event : end], offset)
         return record.timeline()
 
     def evaluation_bytes(self, card: int = 0) -> int:
@@ -67,12 +67,12 @@ class SimulatedRun:
 
     @cached_property
     def _evaluations(self) -> dict[int, int]:
-        tape = play_evaluation(self.step.setting)
-        played = unfold(tape, self.step.plan, brief=True)
-        storages = self.step.described(tape, played)
+        tape = simulate_evaluation(self.step.setting)
+        unfolded = unfold(tape, self.step.plan, brief=True)
+        storages = self.step.described(tape, unfolded)
         gathered = strategy_of(self.step, Recorder()).gathered_bytes()
         found = {}
         for card in self.step.setting.placement.gpus:
-            events = played.on_card(card, played.events)
+            events = unfolded.on_card(card, unfolded.events)
             found[card] = max(Timeline(storages, events, []).live_bytes(), default=0) + gathered
         return found

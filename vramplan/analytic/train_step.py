@@ -31,7 +31,7 @@ def declare(setting: StepSpec) -> Modules:
     return net
 
 
-def play(setting: StepSpec, micro_steps: int) -> Modules:
+def simulate_step(setting: StepSpec, micro_steps: int) -> Modules:
     """Forward and backward of `micro_steps` micro-batches.
 
     Phases are named ``forward.N`` and ``backward.N``; gradients stay on the parameters from one to the next. Tensors
@@ -60,7 +60,7 @@ def play(setting: StepSpec, micro_steps: int) -> Modules:
     return net
 
 
-def play_evaluation(setting: StepSpec) -> Tape:
+def simulate_evaluation(setting: StepSpec) -> Tape:
     """A forward without gradients at the same batch."""
     net = new_net(setting)
     tape, job = net.tape, setting.job

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from vramplan.analytic.played_step import micro_steps
+from vramplan.analytic.unfolded_step import micro_steps
 from vramplan.inputs.job import Job
 from vramplan.inputs.sample_lengths import batch_lengths
 from vramplan.memory.recorder import Recorder
@@ -25,13 +25,13 @@ def varied(timeline_at: Callable[[int], Timeline], job: Job) -> Timeline:
     (*others, longest), run = batch_lengths(job), _Run()
     accumulated, several = job.gradient_accumulation_steps, micro_steps(job)
     whole = several + 1  # pieces of a step
-    run.play(timeline_at(longest), 0)
+    run.append(timeline_at(longest), 0)
     steps = [others[number : number + accumulated] for number in range(0, len(others), accumulated)]
     for step, lengths in enumerate([*steps, [others[0], longest][-several:]]):
         first = 1 + min(step, 1) * whole
         for micro, length in enumerate(lengths):
-            run.play(timeline_at(length), first + min(micro, several - 1))
-        run.play(timeline_at(lengths[-1]), first + several)
+            run.append(timeline_at(length), first + min(micro, several - 1))
+        run.append(timeline_at(lengths[-1]), first + several)
         if step:
             run.hand_on(timeline_at(lengths[-1]), first)
     return run.record.timeline()
@@ -45,7 +45,7 @@ class _Run:
         self.live: dict[int, int] = {}
         """Number in this timeline by number in the others."""
 
-    def play(self, timeline: Timeline, piece: int) -> None:
+    def append(self, timeline: Timeline, piece: int) -> None:
         """Append a piece: loading, a micro-step, or an optimizer's step; see :func:`pieces`."""
         record, live = self.record, self.live
         for phase, first, last in pieces(timeline)[piece]:

@@ -14,7 +14,7 @@ from vramplan.analytic.strategies.zero12 import ZeroStage12
 from vramplan.memory.recorder import Recorder
 
 if TYPE_CHECKING:
-    from vramplan.analytic.played_step import Step
+    from vramplan.analytic.unfolded_step import Step
 
 
 def strategy_of(step: Step, record: Recorder, card: int = 0) -> Strategy:

@@ -15,7 +15,7 @@ from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
-    from vramplan.analytic.played_step import Placed, Step
+    from vramplan.analytic.unfolded_step import Placed, Step
 
 
 class Strategy:
@@ -77,7 +77,7 @@ class Strategy:
         """The simulated step's events that happen on this GPU."""
         return events
 
-    def play(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
+    def run_section(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         """Record one layer's part of a phase, whose storages are numbered from `offset`."""
         self.phase = piece.phase
         self.record.extend(events, offset)

@@ -9,10 +9,10 @@ from dataclasses import replace
 from vramplan import errors
 from vramplan.analytic.architectures.forward_pass import DevicePlacement
 from vramplan.analytic.layer_folding import Fold, FoldPlan, fold
-from vramplan.analytic.played_step import buffers_of
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.strategies.device_map import Module, balanced, loaded_bytes, spread
 from vramplan.analytic.train_step import declare
+from vramplan.analytic.unfolded_step import buffers_of
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.inputs.gpu import Gpu
 from vramplan.memory.estimate import CardShare, Estimate
@@ -47,16 +47,16 @@ def spread_out(setting: StepSpec, plan: FoldPlan, card: Gpu, model: str) -> tupl
         )
     (kinds,) = architecture.stacks(config)
     folds: list[Fold] = []
-    played: list[Hashable] = []
+    simulated: list[Hashable] = []
     layers: list[tuple[int, int]] = []
     of_layer = [found[_layer(number)] for number in range(len(kinds))]
     for one in sorted(set(of_layer)):
         folded = fold([kind for kind, on in zip(kinds, of_layer, strict=True) if on == one], len(folds))
         layers += [(folded.base + number, one) for number in range(len(folded.simulated))]
-        played += folded.simulated
+        simulated += folded.simulated
         folds.append(folded)
     lies = DevicePlacement(tuple(layers), found[EMBED], found[NORM], found[ROTARY], found[HEAD])
-    return replace(setting, stacks=(tuple(played),), device_map=lies), FoldPlan(tuple(folds))
+    return replace(setting, stacks=(tuple(simulated),), device_map=lies), FoldPlan(tuple(folds))
 
 
 def modules_of(setting: StepSpec, plan: FoldPlan, owner: str) -> tuple[tuple[Module, ...], int]:
@@ -86,7 +86,7 @@ def modules_of(setting: StepSpec, plan: FoldPlan, owner: str) -> tuple[tuple[Mod
         if layer is not None:
             of_layer[layer] += size
     (text,) = plan.stacks
-    layers = tuple(Module(_layer(number), of_layer[played]) for number, played in enumerate(text.layers()))
+    layers = tuple(Module(_layer(number), of_layer[simulated]) for number, simulated in enumerate(text.layers()))
     stack = Module("model.layers", sum(one.num_bytes for one in layers), layers)
     inner = (Module(EMBED, around[EMBED]), stack, Module(NORM, around[NORM]), Module(ROTARY, around[ROTARY]))
     model = Module("model", sum(one.num_bytes for one in inner), inner)

@@ -10,7 +10,7 @@ from vramplan.analytic.strategies.ddp import Strategy
 from vramplan.memory.recorder import Recorder
 
 if TYPE_CHECKING:
-    from vramplan.analytic.played_step import Step
+    from vramplan.analytic.unfolded_step import Step
 
 
 class DeviceMap(Strategy):
@@ -25,9 +25,9 @@ class DeviceMap(Strategy):
         self.load_whole(self.weights)
 
     def on_this_card(self, events: Sequence[int]) -> Sequence[int]:
-        return self.step.played.on_card(self.card, events)
+        return self.step.unfolded.on_card(self.card, events)
 
-    def play(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
+    def run_section(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         self.record.extend(self.on_this_card(events), offset)
 
     def optimize(self, first: bool) -> None:

@@ -13,7 +13,7 @@ from vramplan.memory.recorder import Recorder
 
 if TYPE_CHECKING:
     from vramplan.analytic.autograd.graph import Parameter
-    from vramplan.analytic.played_step import Placed, Step
+    from vramplan.analytic.unfolded_step import Placed, Step
     from vramplan.inputs.job import Job
     from vramplan.memory.timeline import Storage
 

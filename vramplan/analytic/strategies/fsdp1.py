@@ -19,7 +19,7 @@ from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div, round_up
 
 if TYPE_CHECKING:
-    from vramplan.analytic.played_step import Placed, Step
+    from vramplan.analytic.unfolded_step import Placed, Step
 
 ALIGNMENT_BYTES = 16
 """Of each weight within the flat one, with ``use_orig_params`` (_flat_param.py: _get_aligned_numel)."""
@@ -101,7 +101,7 @@ class Fsdp1(Sharded):
         sizes = {layer: sum(unit.whole.num_bytes for unit in units) for layer, units in self.units.items()}
         return sizes.pop(None) + max(sizes.values(), default=0)
 
-    def play(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
+    def run_section(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         """Gather before, drop or reduce after; the root stays gathered from the beginning to the end."""
         if piece.phase != self.phase:
             self.phase = piece.phase
@@ -109,7 +109,7 @@ class Fsdp1(Sharded):
         backward = piece.phase.startswith("backward")
         if piece.layer is None:
             self._extend(events, offset)
-            if backward and piece in self.step.played.ends:
+            if backward and piece in self.step.unfolded.ends:
                 self._finish(self.units[None], offset)
                 self._drop(self.waiting)
             return
@@ -131,7 +131,7 @@ class Fsdp1(Sharded):
 
     def _extend(self, events: Sequence[int], offset: int) -> None:
         """All but the end of each weight's gradient, which waits until those of its unit are put together."""
-        added, source = self.step.tape.transient_gradients, self.step.played.source
+        added, source = self.step.tape.transient_gradients, self.step.unfolded.source
         late = [event for event in events if event < 0 and source[~event] in added] if added else []
         if late:
             events = [event for event in events if event >= 0 or source[~event] not in added]

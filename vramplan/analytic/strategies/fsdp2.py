@@ -22,7 +22,7 @@ from vramplan.units import DTYPE_BYTES, ceil_div
 
 if TYPE_CHECKING:
     from vramplan.analytic.autograd.graph import Parameter
-    from vramplan.analytic.played_step import Placed, Step
+    from vramplan.analytic.unfolded_step import Placed, Step
     from vramplan.inputs.job import Job
 
 
@@ -158,7 +158,7 @@ class Fsdp2(Sharded):
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
-    def play(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
+    def run_section(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         """Gather before, drop or reduce after."""
         if piece.phase != self.phase:
             self.phase, self.inside = piece.phase, False
@@ -168,7 +168,7 @@ class Fsdp2(Sharded):
         elif not self.inside:
             groups = self.before
         else:
-            groups = self.behind if piece in self.step.played.ends else []
+            groups = self.behind if piece in self.step.unfolded.ends else []
         if piece.phase.startswith("backward"):
             self._backward(piece, groups, events, offset)
         else:
@@ -242,7 +242,7 @@ class Fsdp2(Sharded):
             record.extend(events[head:], offset)
             for group in self.behind:
                 self._finish_backward(group, offset)
-        elif piece not in self.step.played.ends:
+        elif piece not in self.step.unfolded.ends:
             record.extend(events, offset)
         else:
             if self.embedding_needs_grad:

@@ -18,7 +18,7 @@ from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
-    from vramplan.analytic.played_step import Step
+    from vramplan.analytic.unfolded_step import Step
 
 BUCKET = 500_000_000
 """Elements from which on a joined copy is reduced, whatever reduce_bucket_size says (MEMORY_OPT_ALLREDUCE_SIZE)."""

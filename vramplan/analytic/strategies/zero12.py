@@ -21,7 +21,7 @@ from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div
 
 if TYPE_CHECKING:
-    from vramplan.analytic.played_step import Placed, Step
+    from vramplan.analytic.unfolded_step import Placed, Step
 
 ALIGNMENT = 2
 """Elements that each GPU's part of a flat tensor is a multiple of (nccl_start_alignment_factor)."""
@@ -107,13 +107,13 @@ class ZeroStage(Strategy):
         groups = groupby(self.trained.values(), key=lambda one: one.group)
         return [sum(one.count for one in group) for _, group in groups]
 
-    def play(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
+    def run_section(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         self.phase = piece.phase
         self.stretch(piece, events, offset)
 
     def stretch(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         """Record some events of a piece, and take each gradient as it is produced."""
-        source, tape = self.step.played.source, self.step.tape
+        source, tape = self.step.unfolded.source, self.step.tape
         done = 0
         if not tape.gives_gradients or not piece.phase.startswith("backward"):
             self.record.extend(events, offset)
@@ -237,7 +237,7 @@ class ZeroStage12(ZeroStage):
             for one in members:
                 self.to_host(one.on_first(self.parts[one.group]))
 
-    def play(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
+    def run_section(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         """At stage 1 the first gradient allocates the bucket, though reduction waits for the last micro-batch's end."""
         self.offset = offset
         if self.job.strategy == "zero1" and piece.phase.startswith("backward") and not self.buckets:
@@ -247,7 +247,7 @@ class ZeroStage12(ZeroStage):
                 self.record.extend(events[:first], offset)
                 self._open()
                 events = events[first:]
-        super().play(piece, events, offset)
+        super().run_section(piece, events, offset)
 
     def backward_ends(self) -> None:
         """Stage 1 takes all gradients after the last micro-batch; the epilogue frees the bucket."""

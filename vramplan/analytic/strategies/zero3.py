@@ -23,7 +23,7 @@ from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div
 
 if TYPE_CHECKING:
-    from vramplan.analytic.played_step import Placed, Step
+    from vramplan.analytic.unfolded_step import Placed, Step
 
 MIXTURE = "mlp"
 """What transformers calls a mixture of experts."""
@@ -96,7 +96,7 @@ class ZeroStage3(ZeroStage):
 
     def _turns(self, piece: UnfoldedSection, events: Sequence[int]) -> Iterator[tuple[int, Turn]]:
         """(event, turn) of each storage that a module with weights makes; recomputing is a turn of its own."""
-        storages, source = self.step.tape.storages, self.step.played.source
+        storages, source = self.step.tape.storages, self.step.unfolded.source
         backward = piece.phase.startswith("backward")
         for number, event in enumerate(events):
             if event >= 0:
@@ -109,10 +109,10 @@ class ZeroStage3(ZeroStage):
         """Those of the first micro-step, with the modules around them, whose turn asks for weights to come as well."""
         found: list[Visit] = []
         running: Turn | None = None
-        for piece, following in pairwise(self.step.played.pieces):
+        for piece, following in pairwise(self.step.unfolded.pieces):
             if not piece.phase.endswith(".0"):
                 break
-            for _, turn in self._turns(piece, self.step.played.events[piece.first_event : following.first_event]):
+            for _, turn in self._turns(piece, self.step.unfolded.events[piece.first_event : following.first_event]):
                 if turn != running:
                     *others, last = self._parts(turn)
                     found += [Visit(None, ())] * _entered(running, turn)
@@ -210,12 +210,12 @@ class ZeroStage3(ZeroStage):
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
-    def play(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
+    def run_section(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         if piece.phase != self.phase:
             self._leave()
             if piece.phase.startswith("forward"):
                 self.coordinator.restart()
-        super().play(piece, events, offset)
+        super().run_section(piece, events, offset)
 
     def arrived(self, one: Trained, gradient: int) -> None:
         """Hold back gradients of a mixture that is one module to DeepSpeed until its backward ends."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from vramplan.analytic import estimator
 from vramplan.analytic.batch_scaling import BatchScaling
-from vramplan.analytic.played_step import no_cycle_collection
+from vramplan.analytic.unfolded_step import no_cycle_collection
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec

@@ -18,7 +18,7 @@ from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.layer_folding import FoldPlan, Unfolded, unfold
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.analytic.train_step import declare, play
+from vramplan.analytic.train_step import declare, simulate_step
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.memory.optimizer_steps import Weight, is_embedding
@@ -101,9 +101,9 @@ def _by_layer(tape: Tape) -> dict[int | None, list[Parameter]]:
     return found
 
 
-def layer_of(played: list[Parameter], layer: int) -> Iterator[Placed]:
+def layer_of(simulated: list[Parameter], layer: int) -> Iterator[Placed]:
     """A layer's parameters; those of experts that one represents, one expert after another."""
-    for copies, alike in groupby(played, key=lambda one: one.copies):
+    for copies, alike in groupby(simulated, key=lambda one: one.copies):
         several = list(alike)
         for copy in range(copies):
             yield from (Placed(one, layer, copy) for one in several)
@@ -117,8 +117,8 @@ def weights_of(tape: Tape, plan: FoldPlan) -> list[Placed]:
         outside = [p for p in by_layer.get(None, []) if (p.name.partition(".")[0] in PARTS) == (stack.base >= TOWER)]
         embeddings = [p for p in outside if is_embedding(p.name)]
         placed += [Placed(parameter, None) for parameter in embeddings]
-        for layer, played in enumerate(stack.layers(), stack.base):
-            placed += layer_of(by_layer.get(played, []), layer)
+        for layer, simulated in enumerate(stack.layers(), stack.base):
+            placed += layer_of(by_layer.get(simulated, []), layer)
         placed += [Placed(parameter, None) for parameter in outside if parameter not in embeddings]
     return sorted(placed, key=lambda one: one.parameter.is_adapter)
 
@@ -131,8 +131,8 @@ def in_order(tape: Tape, plan: FoldPlan, loads: tuple[str | int, ...]) -> list[P
     for part in (*loads, ""):
         if isinstance(part, int):
             stack = plan.stacks[part]
-            for layer, played in enumerate(stack.layers(), stack.base):
-                placed += layer_of(by_layer.get(played, []), layer)
+            for layer, simulated in enumerate(stack.layers(), stack.base):
+                placed += layer_of(by_layer.get(simulated, []), layer)
             continue
         placed += [Placed(parameter, None) for parameter in outside if parameter.name.startswith(part)]
         outside = [parameter for parameter in outside if not parameter.name.startswith(part)]
@@ -174,24 +174,24 @@ class Step:
         self.card = card
         self.job = setting.job
         self.micro_steps = micro_steps(self.job)
-        net = net or play(setting, self.micro_steps)
+        net = net or simulate_step(setting, self.micro_steps)
         self.tape, self.widths, self.routers = net.tape, net.widths, net.routers
         self.embedded, self.layers_without_input_grad, self.idle = net.embedded, net.layers_without_input_grad, net.idle
         if setting.vision is not None and not setting.has_images:  # the tower is loaded all the same
             for key, parameter in declare(setting).tape.parameters.items():
                 self.tape.parameters.setdefault(key, parameter)
-        self.played = unfold(self.tape, plan, brief and self.job.strategy != "zero3")  # whose modules must all show
-        self.storages = self.described(self.tape, self.played)
+        self.unfolded = unfold(self.tape, plan, brief and self.job.strategy != "zero3")  # whose modules must all show
+        self.storages = self.described(self.tape, self.unfolded)
 
-    def described(self, tape: Tape, played: Unfolded) -> list[Storage]:
+    def described(self, tape: Tape, unfolded: Unfolded) -> list[Storage]:
         """Each storage of the whole model, for a timeline."""
         sections = tape.sections
         vocabulary = self.setting.architecture.shape(self.setting.config).vocabulary
         shown = [
-            describe(info, number in tape.kept, sections[played.section_of[number]].layer is not None, vocabulary)
+            describe(info, number in tape.kept, sections[unfolded.section_of[number]].layer is not None, vocabulary)
             for number, info in enumerate(tape.storages)
         ]
-        return [shown[source] for source in played.source]
+        return [shown[source] for source in unfolded.source]
 
     @cached_property
     def placed(self) -> list[Placed]:
@@ -229,7 +229,7 @@ class Step:
 
     def head_begins(self, events: Sequence[int]) -> int:
         """Index of the output head's first event in a backward."""
-        storages, source = self.tape.storages, self.played.source
+        storages, source = self.tape.storages, self.unfolded.source
         return next((n for n, e in enumerate(events) if e >= 0 and storages[source[e]].module == "lm_head"), 0)
 
     def gradients_of(self, placed: Iterable[Placed]) -> list[int]:
@@ -238,7 +238,7 @@ class Step:
         for one in placed:
             grad = one.parameter.grad
             if grad is not None and one.copy == 0:
-                found += [self.played.place(id, one.layer) for id in grad.storage.ids]  # type: ignore[union-attr]
+                found += [self.unfolded.place(id, one.layer) for id in grad.storage.ids]  # type: ignore[union-attr]
         return found
 
     def kernels(self) -> tuple[list[tuple[Kernel, int]], list[tuple[Kernel, int]]]:
