@@ -9,7 +9,7 @@ import pytest
 from tests.helpers import card_of, setting_of, spec_of
 from vramplan.analytic.batch import make_batch
 from vramplan.analytic.estimator import estimate
-from vramplan.analytic.train_step import new_net, run_forward
+from vramplan.analytic.train_step import new_modules, run_forward
 from vramplan.analytic.unfolded_step import no_cycle_collection
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
@@ -39,7 +39,7 @@ def saved_per_token(job: Job, tokens: int = 512, model_type: str = "llama") -> f
     for layers in (3, 4):
         setting, _ = setting_of(llama(layers, model_type), job.model_copy(update={"sequence_length": tokens}))
         with no_cycle_collection():
-            net = new_net(setting)
+            net = new_modules(setting)
             loss = run_forward(net, setting, "forward.0", make_batch(net.tape, setting, "forward.0", 1))
             live = {event for event in net.tape.events if event >= 0} - {~e for e in net.tape.events if e < 0}
             totals.append(

@@ -13,7 +13,7 @@ from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 
 
-def new_net(setting: StepSpec) -> Modules:
+def new_modules(setting: StepSpec) -> Modules:
     """The modules of a step on an empty tape."""
     net = Modules(Tape(), setting.training())
     job = setting.job
@@ -25,7 +25,7 @@ def new_net(setting: StepSpec) -> Modules:
 def declare(setting: StepSpec) -> Modules:
     """The parameters of a model, from a forward of one token; a vision-language model also gets an image."""
     setting = replace(setting, job=setting.job.model_copy(update={"images": 1, "sequence_length": 1}))
-    net = new_net(setting)
+    net = new_modules(setting)
     with net.tape.no_grad():
         run_forward(net, setting, "declare", make_batch(net.tape, setting, "declare", 1))
     return net
@@ -38,7 +38,7 @@ def simulate_step(setting: StepSpec, micro_steps: int) -> Modules:
     that the loop itself drops last (the batch; in a plain loop the loss and the graph behind it) are freed in the
     section ``end``; so is the graph if DeepSpeed steps, inside of backward (accelerate 1.15, utils/deepspeed.py).
     """
-    net = new_net(setting)
+    net = new_modules(setting)
     tape, job = net.tape, setting.job
     tape.gives_gradients = job.strategy in ("zero2", "zero3")
     tape.keeps_inputs = job.strategy == "zero3"
@@ -62,7 +62,7 @@ def simulate_step(setting: StepSpec, micro_steps: int) -> Modules:
 
 def simulate_evaluation(setting: StepSpec) -> Tape:
     """A forward without gradients at the same batch."""
-    net = new_net(setting)
+    net = new_modules(setting)
     tape, job = net.tape, setting.job
     tape.training = False
     with tape.no_grad():

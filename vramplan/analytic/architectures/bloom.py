@@ -142,7 +142,7 @@ def bloom_gelu(x: Tensor) -> Tensor:
 
     def backward(grad: Tensor) -> Grads:
         def new() -> Tensor:
-            return ops.made(tape, like, "temporary of the GELU's backward")
+            return ops.new_like(tape, like, "temporary of the GELU's backward")
 
         inner, scaled = new(), new()
         squared = new()
@@ -170,13 +170,13 @@ def bloom_gelu(x: Tensor) -> Tensor:
         del shifted
         slope = new()
         del first, second
-        return [ops.made(tape, like, "gradient through GELU")]
+        return [ops.new_like(tape, like, "gradient through GELU")]
 
     node = tape.node((x,), backward)
     tape.save(node, x)
 
     def new() -> Tensor:
-        return ops.made(tape, like, "temporary of the GELU")
+        return ops.new_like(tape, like, "temporary of the GELU")
 
     half, inner, scaled = new(), new(), new()  # x * 0.5, 0.79788456 * x, 0.044715 * x
     squared = new()

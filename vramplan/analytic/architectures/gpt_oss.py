@@ -114,7 +114,7 @@ def beside(scores: Tensor, sinks: Tensor) -> Tensor:
         if likes[0] is not None:
             grads[0] = grad.view(*likes[0].shape)
         if likes[1] is not None:
-            grads[1] = ops.made(tape, likes[1], "gradient of the sinks")
+            grads[1] = ops.new_like(tape, likes[1], "gradient of the sinks")
         return grads
 
     node = tape.node((scores, sinks), backward)

@@ -85,7 +85,7 @@ def drawn(scores: Tensor, among: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
     scaled = tape.empty(rows, shares.dtype, "1 or a third")
 
     def backward(grad: Tensor) -> Grads:
-        return [ops.made(tape, like, "gradient of the scores")]
+        return [ops.new_like(tape, like, "gradient of the scores")]
 
     node = tape.node((scores,), backward)  # PhimoeMultiplier; the graph behind `own` stays, without a gradient
     tape.save(node, own, which, shares, mask)

@@ -42,7 +42,7 @@ def softmax_fp32(x: Tensor) -> Tensor:
     del x
 
     def backward(grad: Tensor) -> Grads:
-        return [ops.made(tape, like, "gradient through softmax")]
+        return [ops.new_like(tape, like, "gradient through softmax")]
 
     node = tape.node((source,), backward)
     tape.work(0, source.num_bytes + 4 * source.num_elements, "fp32")
@@ -230,7 +230,7 @@ def _safe_softmax(x: Tensor) -> Tensor:
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
-        return [ops.made(tape, like, "gradient through softmax")]
+        return [ops.new_like(tape, like, "gradient through softmax")]
 
     node = tape.node((x,), backward)
     out = ops.output(node, tape, x.shape, x.dtype, "attention probabilities in fp32")

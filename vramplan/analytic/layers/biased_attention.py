@@ -42,7 +42,7 @@ def chosen(bias: Tensor, mask: Tensor) -> Tensor:
     full = Like(shape, bias.dtype)
 
     def backward(grad: Tensor) -> Grads:
-        gradient = ops.made(tape, full, "gradient of a choice")
+        gradient = ops.new_like(tape, full, "gradient of a choice")
         tape.applied()
         return [ops.fit(gradient, like)]
 
@@ -71,7 +71,7 @@ def aligned(bias: Tensor) -> Tensor:
         return bias
 
     def backward(grad: Tensor) -> Grads:
-        return [ops.made(tape, like, "gradient of a padded bias")]
+        return [ops.new_like(tape, like, "gradient of a padded bias")]
 
     node = tape.node((bias,), backward)
     tape.work(0, 2 * bias.num_bytes, bias.dtype)

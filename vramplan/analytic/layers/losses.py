@@ -34,10 +34,10 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     tape, like = logits.tape, logits.like
 
     def log_softmax_backward(grad: Tensor) -> Grads:
-        return [ops.made(tape, like, "gradient of the logits (log-softmax backward)")]
+        return [ops.new_like(tape, like, "gradient of the logits (log-softmax backward)")]
 
     def nll_backward(grad: Tensor) -> Grads:
-        return [ops.made(tape, wide_like, "gradient of the log-probabilities (nll_loss backward)", passes=1)]
+        return [ops.new_like(tape, wide_like, "gradient of the log-probabilities (nll_loss backward)", passes=1)]
 
     node = tape.node((logits,), log_softmax_backward)
     tape.work(0, 2 * logits.num_bytes, logits.dtype)
@@ -59,7 +59,7 @@ def sliced_cross_entropy(logits: Tensor) -> Tensor:
     tape, (batch, length, vocabulary), like = logits.tape, logits.shape, logits.like
 
     def backward(grad: Tensor) -> Grads:
-        return [ops.made(tape, like, "gradient of the slice of the logits")]
+        return [ops.new_like(tape, like, "gradient of the slice of the logits")]
 
     shape = (batch, length - 1, vocabulary)
     shifted = Tensor(tape, logits.storage, shape, logits.dtype, tape.node((logits,), backward))
@@ -305,7 +305,7 @@ def _rows_that_count(x: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
     tape, (batch, length, width), like = x.tape, x.shape, x.like
 
     def sliced(grad: Tensor) -> Grads:
-        return [ops.made(tape, like, "gradient of a slice")]
+        return [ops.new_like(tape, like, "gradient of a slice")]
 
     with tape.on(tape.card_of(x)):
         view = Tensor(tape, x.storage, (batch, length - 1, width), x.dtype, tape.node((x,), sliced))
@@ -314,7 +314,7 @@ def _rows_that_count(x: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
     inner = view.like
 
     def picked(grad: Tensor) -> Grads:
-        return [ops.made(tape, inner, "gradient of the tokens that count")]
+        return [ops.new_like(tape, inner, "gradient of the tokens that count")]
 
     mask = tape.empty((batch, length - 1), "bool", "labels that count")
     node = tape.node((view,), picked)

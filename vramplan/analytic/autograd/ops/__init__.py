@@ -11,7 +11,7 @@ A backward closure must hold shapes (:class:`Like`) and never a tensor, which wo
 
 from __future__ import annotations
 
-from vramplan.analytic.autograd.ops.base import fit, high, low, made, move, output, pointwise, promote, to
+from vramplan.analytic.autograd.ops.base import fit, high, low, move, new_like, output, pointwise, promote, to
 from vramplan.analytic.autograd.ops.elementwise import (
     add,
     add_in_place,
@@ -120,7 +120,6 @@ __all__ = [
     "linear_8bit",
     "log_sigmoid",
     "low",
-    "made",
     "masked",
     "matmul",
     "mean",
@@ -128,6 +127,7 @@ __all__ = [
     "mul",
     "mul_in_place",
     "neg",
+    "new_like",
     "norm",
     "output",
     "packed_as",

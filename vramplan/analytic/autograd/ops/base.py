@@ -29,7 +29,7 @@ def output(node: Node | None, tape: Tape, shape: tuple[int, ...], dtype: str, wh
     return Tensor(tape, tape.allocate(shape, dtype, what, category), shape, dtype, node)
 
 
-def made(tape: Tape, like: Like, what: str, passes: int = 3) -> Tensor:
+def new_like(tape: Tape, like: Like, what: str, passes: int = 3) -> Tensor:
     """A new tensor like `like`, written by one kernel that reads and writes `passes` tensors of that size."""
     size = prod(like.shape)
     tape.work(0, passes * size * DTYPE_BYTES[like.dtype], like.dtype)
@@ -39,9 +39,9 @@ def made(tape: Tape, like: Like, what: str, passes: int = 3) -> Tensor:
 def fit(grad: Tensor, like: Like) -> Tensor:
     """A gradient summed to its operand's shape and cast to its dtype (engine.cpp: validate_outputs)."""
     if prod(grad.shape) != prod(like.shape):
-        grad = made(grad.tape, Like(like.shape, grad.dtype), "sum of a broadcast gradient")
+        grad = new_like(grad.tape, Like(like.shape, grad.dtype), "sum of a broadcast gradient")
     if grad.dtype != like.dtype:
-        grad = made(grad.tape, like, "cast of a gradient")
+        grad = new_like(grad.tape, like, "cast of a gradient")
     return grad if grad.shape == like.shape else grad.view(*like.shape)
 
 
@@ -57,8 +57,8 @@ def pointwise(
 
     def backward(grad: Tensor) -> Grads:
         # held until the gradient exists: intermediate results of the derivative's formula
-        temporaries = [made(tape, like, f"temporary of the backward of {what}") for _ in range(scratch)]
-        result = made(tape, like, f"gradient through {what}")
+        temporaries = [new_like(tape, like, f"temporary of the backward of {what}") for _ in range(scratch)]
+        result = new_like(tape, like, f"gradient through {what}")
         del temporaries
         return [result]
 
@@ -79,7 +79,7 @@ def to(x: Tensor, dtype: str, what: str = "") -> Tensor:
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, "cast of a gradient", passes=2)]
+        return [new_like(tape, like, "cast of a gradient", passes=2)]
 
     node = tape.node((x,), backward)
     tape.work(0, x.num_bytes + x.num_elements * DTYPE_BYTES[dtype], dtype)
@@ -94,7 +94,7 @@ def move(x: Tensor, card: int, what: str = "copy on its card") -> Tensor:
 
     def backward(grad: Tensor) -> Grads:
         tape.card = home  # the engine sums it with others on that GPU
-        return [made(tape, like, "gradient on its way back", passes=2)]
+        return [new_like(tape, like, "gradient on its way back", passes=2)]
 
     with tape.on(card):
         node = tape.node((x,), backward)

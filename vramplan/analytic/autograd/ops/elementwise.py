@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramplan.analytic.autograd.graph import Grads, Like, Tensor
-from vramplan.analytic.autograd.ops.base import _broadcast, fit, high, made, output, pointwise, promote
+from vramplan.analytic.autograd.ops.base import _broadcast, fit, high, new_like, output, pointwise, promote
 
 
 def add(a: Tensor, b: Tensor, what: str = "sum") -> Tensor:
@@ -29,7 +29,7 @@ def subtract(a: Tensor, b: Tensor, what: str = "difference") -> Tensor:
     def backward(grad: Tensor) -> Grads:
         grads: Grads = [None if likes[0] is None else fit(grad, likes[0]), None]
         if likes[1] is not None:
-            grads[1] = fit(made(tape, grad.like, "negated gradient", passes=2), likes[1])
+            grads[1] = fit(new_like(tape, grad.like, "negated gradient", passes=2), likes[1])
         return grads
 
     node = tape.node((a, b), backward)
@@ -54,7 +54,7 @@ def add_in_place(a: Tensor, b: Tensor) -> Tensor:
 def _of_factors(grad: Tensor, likes: list[Like | None]) -> Grads:
     """Gradients of the factors of a product; None for a factor that needs none."""
     tape = grad.tape
-    full = [None if like is None else made(tape, grad.like, "gradient of a product") for like in likes]
+    full = [None if like is None else new_like(tape, grad.like, "gradient of a product") for like in likes]
     tape.applied()
     for index, like in enumerate(likes):
         if like is not None and (gradient := full[index]) is not None:
@@ -89,14 +89,14 @@ def mul_in_place(a: Tensor, b: Tensor, viewed: bool) -> Tensor:
     likes = [x.like if x.node is not None else None for x in (a, b)]
 
     def backward(grad: Tensor) -> Grads:
-        base = [made(tape, shape, "gradient of a view's whole", passes=2) for _ in range(2 * viewed)]
+        base = [new_like(tape, shape, "gradient of a view's whole", passes=2) for _ in range(2 * viewed)]
         full = _of_factors(grad, likes)
         if viewed and likes[0] is not None:
             full[0] = base[0]
         return full
 
     def of_view(grad: Tensor) -> Grads:
-        return [made(tape, shape, "gradient of a view", passes=2)]
+        return [new_like(tape, shape, "gradient of a view", passes=2)]
 
     node = tape.node((a, b), backward)
     if b.node is not None:
@@ -118,7 +118,7 @@ def scale_in_place(x: Tensor) -> Tensor:
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, "gradient through a scaling")]
+        return [new_like(tape, like, "gradient through a scaling")]
 
     tape.work(0, 2 * x.num_bytes, x.dtype)
     return Tensor(tape, x.storage, x.shape, x.dtype, tape.node((x,), backward))
@@ -185,7 +185,7 @@ def norm(x: Tensor) -> Tensor:
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, "gradient through a norm")]
+        return [new_like(tape, like, "gradient through a norm")]
 
     node = tape.node((x,), backward)
     tape.save(node, x)
@@ -231,7 +231,7 @@ def clamp(x: Tensor, bounds: int = 2) -> Tensor:
 
     def backward(grad: Tensor) -> Grads:
         within = [tape.empty(like.shape, "bool", "which lie within") for _ in range(bounds)]
-        result = made(tape, like, "gradient through a clamp")
+        result = new_like(tape, like, "gradient through a clamp")
         del within
         return [result]
 
@@ -246,7 +246,7 @@ def masked(x: Tensor, mask: Tensor) -> Tensor:
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, "gradient outside the mask")]
+        return [new_like(tape, like, "gradient outside the mask")]
 
     node = tape.node((x,), backward)
     tape.save(node, mask)
@@ -259,7 +259,7 @@ def mean(x: Tensor) -> Tensor:
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, "gradient through mean", passes=1)]
+        return [new_like(tape, like, "gradient through mean", passes=1)]
 
     node = tape.node((x,), backward)
     tape.work(0, x.num_bytes, x.dtype)
@@ -273,7 +273,7 @@ def dropout(x: Tensor, probability: float) -> Tensor:
         return x
 
     def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, "gradient through dropout")]
+        return [new_like(tape, like, "gradient through dropout")]
 
     node = tape.node((x,), backward)
     tape.work(0, 2 * x.num_bytes + x.num_elements, x.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from vramplan.analytic.autograd.graph import Grads, Tensor
-from vramplan.analytic.autograd.ops.base import high, made, output, promote
+from vramplan.analytic.autograd.ops.base import high, new_like, output, promote
 from vramplan.analytic.autograd.ops.elementwise import add
 from vramplan.analytic.autograd.ops.shape import copy, sliced, views
 from vramplan.units import DTYPE_BYTES
@@ -23,7 +23,7 @@ def gathered(x: Tensor, shape: tuple[int, ...], what: str) -> Tensor:
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, "gradient of an index", passes=2)]
+        return [new_like(tape, like, "gradient of an index", passes=2)]
 
     return output(tape.node((x,), backward), tape, shape, x.dtype, what)
 
@@ -33,7 +33,7 @@ def gather(x: Tensor, index: Tensor, shape: tuple[int, ...]) -> Tensor:
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, "gradient scattered into zeros", passes=2)]
+        return [new_like(tape, like, "gradient scattered into zeros", passes=2)]
 
     node = tape.node((x,), backward)
     tape.save(node, x, index)
@@ -48,7 +48,7 @@ def put_rows(x: Tensor, rows: Tensor) -> Tensor:
     likes = [tensor.like if tensor.node is not None else None for tensor in (x, rows)]
 
     def backward(grad: Tensor) -> Grads:
-        return [None if like is None else made(tape, like, "gradient of an index", passes=2) for like in likes]
+        return [None if like is None else new_like(tape, like, "gradient of an index", passes=2) for like in likes]
 
     tape.work(0, 2 * rows.num_bytes, x.dtype)
     return Tensor(tape, x.storage, x.shape, x.dtype, tape.node((x, rows), backward))
@@ -71,8 +71,8 @@ def unbind(x: Tensor) -> list[Tensor]:
     tape, like = x.tape, x.like
 
     def backward(*grads: Tensor) -> Grads:
-        stacked = made(tape, like, "stacked gradient", passes=2)
-        ordered = made(tape, like, "gradient in order", passes=2)
+        stacked = new_like(tape, like, "stacked gradient", passes=2)
+        ordered = new_like(tape, like, "gradient in order", passes=2)
         del stacked
         return [ordered]
 
@@ -130,7 +130,7 @@ def pad_rows(x: Tensor, count: int) -> Tensor:
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, "gradient without padding", passes=2)]
+        return [new_like(tape, like, "gradient without padding", passes=2)]
 
     node = tape.node((x,), backward)
     out = output(node, tape, (x.shape[0], count, *x.shape[2:]), x.dtype, "padded patches")
@@ -143,7 +143,7 @@ def repeat(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
-        return [grad if prod(shape) == prod(like.shape) else made(tape, like, "gradient summed over copies")]
+        return [grad if prod(shape) == prod(like.shape) else new_like(tape, like, "gradient summed over copies")]
 
     node = tape.node((x,), backward)
     out = output(node, tape, shape, x.dtype, "copies")
@@ -157,7 +157,7 @@ def resize(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, "gradient through an interpolation")]
+        return [new_like(tape, like, "gradient through an interpolation")]
 
     node = tape.node((x,), backward)
     out = output(node, tape, shape, x.dtype, "interpolated")
@@ -173,7 +173,7 @@ def join(a: Tensor, b: Tensor, shape: tuple[int, ...]) -> Tensor:
     def backward(grad: Tensor) -> Grads:
         grads: Grads = [None, None]
         if likes[0] is not None:
-            grads[0] = made(tape, likes[0], "gradient summed over the batch")
+            grads[0] = new_like(tape, likes[0], "gradient summed over the batch")
         if likes[1] is not None:
             grads[1] = grad.view(*likes[1].shape)
         return grads
@@ -196,11 +196,11 @@ def scatter_rows(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     def backward(grad: Tensor) -> Grads:
         grads: Grads = [None, None]
         if likes[0] is not None:
-            grads[0] = made(tape, likes[0], "gradient outside the images")
+            grads[0] = new_like(tape, likes[0], "gradient outside the images")
         if likes[1] is not None:
             count = prod(likes[1].shape)
             positions = tape.empty((count, len(grad.shape)), "int64", "positions of image features", "workspace")
-            picked = made(tape, likes[1], "gradient of the image features")
+            picked = new_like(tape, likes[1], "gradient of the image features")
             del positions
             grads[1] = picked.view(*likes[1].shape)
             del picked

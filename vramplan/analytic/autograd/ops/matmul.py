@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from vramplan.analytic.autograd.graph import Grads, Like, Tensor
-from vramplan.analytic.autograd.ops.base import high, low, made, output, to
+from vramplan.analytic.autograd.ops.base import high, low, new_like, output, to
 from vramplan.units import DTYPE_BYTES
 
 MOST_UNSORTED = 3072
@@ -17,7 +17,7 @@ def average(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, "gradient through an average")]
+        return [new_like(tape, like, "gradient through an average")]
 
     node = tape.node((x,), backward)
     tape.save(node, x)
@@ -30,8 +30,8 @@ def sampled(table: Tensor, grid: Tensor, shape: tuple[int, ...]) -> Tensor:
     tape, likes = table.tape, (table.like, grid.like)
 
     def backward(grad: Tensor) -> Grads:
-        gradient = made(tape, likes[0], "gradient of a sampled table", passes=2)
-        unused = made(tape, likes[1], "gradient of the points")
+        gradient = new_like(tape, likes[0], "gradient of a sampled table", passes=2)
+        unused = new_like(tape, likes[1], "gradient of the points")
         del unused
         return [gradient]
 
@@ -73,7 +73,7 @@ def linear(
             if like is None:
                 continue
             if index == 2:  # the bias: the incoming gradient summed over rows
-                grads[index] = made(tape, like, "gradient", passes=1 + rows)
+                grads[index] = new_like(tape, like, "gradient", passes=1 + rows)
                 continue
             tape.work(flops, moved, dtype)
             product = tape.empty(like.shape, dtype, "gradient of the input" if index == 0 else "gradient")
@@ -106,7 +106,7 @@ def joint_projection(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     moved = x.num_bytes + weight.num_bytes + prod(outer) * DTYPE_BYTES[dtype]
 
     def backward(grad: Tensor) -> Grads:
-        ordered = made(tape, Like(outer, dtype), "gradient in order", passes=2)
+        ordered = new_like(tape, Like(outer, dtype), "gradient in order", passes=2)
         grads: Grads = [None, None, None]
         for index in (2, 1, 0):
             like = likes[index]
@@ -177,7 +177,7 @@ def matmul(a: Tensor, b: Tensor, flops: int, shape: tuple[int, ...], what: str, 
             tape.work(flops, moved, dtype)
             product = tape.empty(like.shape, dtype, "gradient of a batched product")
             if scaled:
-                product = made(tape, Like(like.shape, dtype), "scaled gradient of a batched product")
+                product = new_like(tape, Like(like.shape, dtype), "scaled gradient of a batched product")
             grads[index] = product.view(*like.shape)  # a view: three dimensions to four
             del product
         return grads
@@ -200,7 +200,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     likes = [tensor.like if tensor.node is not None else None for tensor in inputs]
 
     def backward(grad: Tensor) -> Grads:
-        return [None if like is None else made(tape, like, "gradient through layer norm") for like in likes]
+        return [None if like is None else new_like(tape, like, "gradient through layer norm") for like in likes]
 
     node = tape.node(inputs, backward)
     tape.save(node, *(tensor for tensor in (x, weight, bias) if tensor is not None))
@@ -220,7 +220,7 @@ def embedding(ids: Tensor, weight: Tensor, what: str = "output", sorts: bool = F
 
     def backward(grad: Tensor) -> Grads:
         tape.work(0, 2 * grad.num_bytes, like.dtype)
-        grads: Grads = [made(tape, like, "gradient", passes=1)]
+        grads: Grads = [new_like(tape, like, "gradient", passes=1)]
         if sorts and count > MOST_UNSORTED:
             workspace = tape.empty((2, count), "int64", "sorted indices", "workspace")
             del workspace

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramplan.analytic.autograd.graph import Grads, Like, Tensor
-from vramplan.analytic.autograd.ops.base import fit, made, output, to
+from vramplan.analytic.autograd.ops.base import fit, new_like, output, to
 from vramplan.units import DTYPE_BYTES
 
 
@@ -15,7 +15,7 @@ def chosen(x: Tensor, index: Tensor, shape: tuple[int, ...], what: str, widened:
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
-        gradient = made(tape, like, f"gradient of {what}", passes=2)
+        gradient = new_like(tape, like, f"gradient of {what}", passes=2)
         return [gradient.view(*like.shape) if widened else gradient]
 
     node = tape.node((x,), backward)
@@ -30,7 +30,7 @@ def added_at(x: Tensor, index: Tensor, rows: Tensor) -> Tensor:
     tape, like, passes = x.tape, rows.like, x.node is not None
 
     def backward(grad: Tensor) -> Grads:
-        return [grad if passes else None, made(tape, like, "gradient of rows that were added", passes=2)]
+        return [grad if passes else None, new_like(tape, like, "gradient of rows that were added", passes=2)]
 
     node = tape.node((x, rows), backward)
     tape.save(node, index, rows)
@@ -43,7 +43,7 @@ def top(x: Tensor, count: int, what: str) -> tuple[Tensor, Tensor]:
     tape, like, shape = x.tape, x.like, (*x.shape[:-1], count)
 
     def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, f"gradient of {what}", passes=2)]
+        return [new_like(tape, like, f"gradient of {what}", passes=2)]
 
     node = tape.node((x,), backward)
     tape.work(0, x.num_bytes, x.dtype)
@@ -58,10 +58,10 @@ def divide_in_place(x: Tensor, by: Tensor) -> Tensor:
     tape, likes = x.tape, (x.like, by.like)
 
     def backward(grad: Tensor) -> Grads:
-        quotients = [made(tape, likes[0], "temporary of the backward of a division") for _ in range(3)]
-        of_divisor = made(tape, likes[0], "gradient of the divisor")
+        quotients = [new_like(tape, likes[0], "temporary of the backward of a division") for _ in range(3)]
+        of_divisor = new_like(tape, likes[0], "gradient of the divisor")
         del quotients
-        of_dividend = made(tape, likes[0], "gradient of a division")
+        of_dividend = new_like(tape, likes[0], "gradient of a division")
         return [of_dividend, fit(of_divisor, likes[1])]
 
     node = tape.node((x, by), backward)
@@ -81,7 +81,7 @@ def sum_groups(x: Tensor, size: int) -> Tensor:
     dtype = "fp32" if tape.autocast else x.dtype  # the kernel casts as it reads: no fp32 copy
 
     def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, "gradient copied to all experts of a token", passes=2)]
+        return [new_like(tape, like, "gradient copied to all experts of a token", passes=2)]
 
     node = tape.node((x,), backward)
     tape.work(0, x.num_bytes, x.dtype)
@@ -132,8 +132,8 @@ def folded(weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
             like = likes[index]
             if like is not None:
                 tape.work(flops, moved, dtype)
-                product = made(tape, like, "gradient of a folded adapter")
-                grads[index] = made(tape, like, "scaled gradient of a folded adapter")
+                product = new_like(tape, like, "gradient of a folded adapter")
+                grads[index] = new_like(tape, like, "scaled gradient of a folded adapter")
                 del product
         return grads
 
@@ -155,17 +155,17 @@ def written(plain: Tensor, rotated: Tensor, shape: tuple[int, ...]) -> Tensor:
     parts = [Like((*shape[:-1], part.shape[-1]), dtype) for part in (plain, rotated)]
 
     def summed(grad: Tensor) -> Grads:
-        return [made(tape, like, "gradient summed over heads")]
+        return [new_like(tape, like, "gradient summed over heads")]
 
     def first(grad: Tensor) -> Grads:
-        base = made(tape, Like(shape, dtype), "gradient of a tensor copied into")
-        gradient = made(tape, parts[0], "gradient of what was copied in")
+        base = new_like(tape, Like(shape, dtype), "gradient of a tensor copied into")
+        gradient = new_like(tape, parts[0], "gradient of what was copied in")
         del base
         return [gradient]
 
     def second(grad: Tensor) -> Grads:
-        base = made(tape, Like(shape, dtype), "gradient of a tensor copied into")
-        return [base, made(tape, parts[1], "gradient of what was copied in")]
+        base = new_like(tape, Like(shape, dtype), "gradient of a tensor copied into")
+        return [base, new_like(tape, parts[1], "gradient of what was copied in")]
 
     for_all = Tensor(tape, rotated.storage, parts[1].shape, dtype, tape.node((rotated,), summed))
     out = tape.empty(shape, dtype, "concatenation")
@@ -180,6 +180,6 @@ def reordered(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, "gradient in the parameter's order", passes=2)]
+        return [new_like(tape, like, "gradient in the parameter's order", passes=2)]
 
     return Tensor(tape, x.storage, shape, x.dtype, tape.node((x,), backward))

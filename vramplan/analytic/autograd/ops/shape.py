@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vramplan.analytic.autograd.graph import Grads, Tensor
-from vramplan.analytic.autograd.ops.base import fit, made, output, promote
+from vramplan.analytic.autograd.ops.base import fit, new_like, output, promote
 from vramplan.analytic.autograd.ops.elementwise import shift
 
 
@@ -21,7 +21,7 @@ def heads_first(x: Tensor) -> Tensor:
         return x
 
     def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, "gradient with heads last", passes=2)]
+        return [new_like(tape, like, "gradient with heads last", passes=2)]
 
     return Tensor(tape, x.storage, x.shape, x.dtype, tape.node((x,), backward))
 
@@ -31,7 +31,7 @@ def sliced(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, "gradient of a slice", passes=2)]
+        return [new_like(tape, like, "gradient of a slice", passes=2)]
 
     return Tensor(tape, x.storage, shape, x.dtype, tape.node((x,), backward))
 
@@ -46,7 +46,7 @@ def views(x: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     tape, like = x.tape, x.like
 
     def backward(*grads: Tensor) -> Grads:
-        return [made(tape, like, "joined gradient of a split", passes=2)]
+        return [new_like(tape, like, "joined gradient of a split", passes=2)]
 
     node = tape.node((x,), backward, num_grads=len(shapes))
     return [Tensor(tape, x.storage, shape, x.dtype, node, i) for i, shape in enumerate(shapes)]
@@ -85,7 +85,7 @@ def repeat_heads(x: Tensor, groups: int, copies: bool = False) -> Tensor:
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
-        return [made(tape, like, "gradient summed over a head group", passes=1 + groups)]
+        return [new_like(tape, like, "gradient summed over a head group", passes=1 + groups)]
 
     node = tape.node((x,), backward)
     batch, length, heads, dim = x.shape
