@@ -193,7 +193,7 @@ def test_a_job_file_decides_where_no_flag_does(tmp_path: Path) -> None:
     path.write_text(json.dumps({"micro_batch_size": 4}))
     done = cli("suggest", "qwen2.5-0.5b", "--gpu", "h100", "--global-batch", "8", "--job", str(path))
     assert done.returncode == 2
-    assert "is what suggest looks for" in done.stderr
+    assert "is what suggest searches for" in done.stderr
 
 
 def test_a_reader_that_goes_away() -> None:

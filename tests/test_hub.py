@@ -209,7 +209,7 @@ def test_names_that_are_nothing(tmp_path: Path) -> None:
         ({"model_type": "mamba9"}, "not described by any block|does not know model_type"),
         ({"hidden_size": None}, "has no 'hidden_size'"),
         ({"num_hidden_layers": -3}, "expected a positive whole number"),
-        ({"num_hidden_layers": 10**7}, "taken for a slip"),
+        ({"num_hidden_layers": 10**7}, "expected at most 4096"),
         ({"vocab_size": "many"}, "expected a positive whole number"),
         ({"attention_bias": "yes"}, "expected true or false"),
         ({"hidden_act": "mish"}, "unknown activation function"),

@@ -57,7 +57,7 @@ def test_before_transformers_5_half_of_the_unquantized_model_is_asked_for() -> N
 
 @pytest.mark.parametrize("strategy", ["zero3", "fsdp"])
 def test_it_goes_with_no_strategy_that_loads_parts(strategy: str) -> None:
-    with pytest.raises(ConfigError, match=f"device_map with --strategy {strategy}"):
+    with pytest.raises(ConfigError, match=f"device_map with strategy={strategy}"):
         vramplan.estimate("Qwen/Qwen2.5-7B", "h200", device_map=True, num_gpus=2, strategy=strategy, autocast="none")
 
 

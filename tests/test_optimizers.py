@@ -66,7 +66,7 @@ def test_adafactor_keeps_rows_and_columns() -> None:
 def test_muon_allocates_what_torch_does(dtype: str) -> None:
     """Two real steps on the CPU: storages of more than 16 bytes are allocated and freed in the same order."""
     torch = pytest.importorskip("torch", reason="the real optimizer needs the extra vramplan[probe]")
-    from vramplan.torch_backend.trace.storage_tracker import Watch
+    from vramplan.torch_backend.trace.storage_tracker import StorageTracker
 
     shapes = [(96, 32), (8, 64), (64, 64)]
     record = Recorder()
@@ -75,17 +75,17 @@ def test_muon_allocates_what_torch_does(dtype: str) -> None:
     expected = [(-1 if event < 0 else 1) * record.storages[max(event, ~event)].num_bytes for event in record.events]
 
     real_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
-    watch = Watch()
-    with watch:
+    tracker = StorageTracker()
+    with tracker:
         weights = [torch.nn.Parameter(torch.zeros(shape, dtype=real_dtype)) for shape in shapes]
         for weight in weights:
             weight.grad = torch.ones_like(weight)
         optimizer = torch.optim.Muon(weights)
-        begin = len(watch.events)
+        begin = len(tracker.events)
         optimizer.step()
         optimizer.step()
-    events = watch.events[begin:]
-    sizes = [(-1 if event < 0 else 1) * watch.records[max(event, ~event)].num_bytes for event in events]
+    events = tracker.events[begin:]
+    sizes = [(-1 if event < 0 else 1) * tracker.records[max(event, ~event)].num_bytes for event in events]
     assert [size for size in sizes if abs(size) > 16] == [size for size in expected if abs(size) > 16]
     assert len(sizes) > 200
 

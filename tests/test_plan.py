@@ -107,7 +107,7 @@ def test_nothing_fits() -> None:
     assert not found.plans
     assert found.max_micro_batch_size == 0
     assert [one.reason for one in found.rejected][:2] == [
-        "needs more than the card has",
+        "needs more than the GPU has",
         "larger than 1, which does not fit",
     ]
 

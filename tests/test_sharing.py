@@ -167,7 +167,7 @@ REFUSED_MODELS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("google/gemma-3-4b-it", {"strategy": "fsdp"}, "SiglipTextEmbeddings"),
     ("Qwen/Qwen2.5-VL-3B-Instruct", {**FSDP1, "method": "full"}, "version 1"),
     ("Qwen/Qwen2.5-VL-3B-Instruct", {**FSDP1, "method": "full", "projector": "train"}, "version 1"),
-    ("Qwen/Qwen2.5-VL-3B-Instruct", {"strategy": "zero3", "quantize": "nf4"}, "quantize nf4"),
+    ("Qwen/Qwen2.5-VL-3B-Instruct", {"strategy": "zero3", "quantize": "nf4"}, "quantize=nf4"),
     ("Qwen/Qwen3-30B-A3B", {"strategy": "zero3"}, "stacked experts"),
 )
 

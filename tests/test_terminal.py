@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 import vramplan
-from tests.helpers import ROOT, card_of, cli
+from tests.helpers import ROOT, card_of, cli, cli_process
 from vramplan.memory.estimate import Estimate
 from vramplan.planner.images import image_size_table
 from vramplan.planner.suggest import Run
@@ -148,7 +148,7 @@ def test_headroom_is_what_the_printed_sizes_leave() -> None:
     ids=["encoding", "LANG", "LC_ALL"],
 )
 def test_a_terminal_without_unicode(environment: dict[str, str]) -> None:
-    text = cli("estimate", "qwen2.5-0.5b", "--gpu", "h100", **environment).stdout
+    text = cli_process("estimate", "qwen2.5-0.5b", "--gpu", "h100", **environment).stdout
     assert text.isascii()
     assert text.startswith("+- Qwen2.5-0.5B on H100 SXM ---")
     assert "| FITS   " in text

@@ -171,4 +171,4 @@ def test_another_micro_batch_where_a_framework_takes_more() -> None:
     assert told.fits
     assert told.settings["micro_batch_size"] < 4
     assert told.settings["micro_batch_size"] * told.settings["gradient_accumulation_steps"] == 16
-    assert told.notes[-1].endswith("planned anew")
+    assert told.notes[-1].endswith("planned again")
