@@ -241,7 +241,7 @@ def _gpus(gpu: str | Gpu | None, device: str) -> tuple[Gpu, Gpu | None]:
     try:
         local = nvml.local_gpu()
     except VramplanError as error:
-        reason = error.reason.removeprefix("--gpu auto: ").partition(";")[0]
+        reason = error.reason.partition(";")[0]
         raise ConfigError(f"no GPU to probe: {reason}; `vramplan estimate` needs none") from error
     if target is None or target.name == local.name:
         return local, local
