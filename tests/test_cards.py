@@ -18,7 +18,6 @@ from vramplan.units import MiB
 
 def test_the_catalogue() -> None:
     cards = all_gpus()
-    assert len(cards) == 137
     names = [name.lower() for name in gpu_names()]
     assert len(names) == len(set(names))
     rows = json.loads((ROOT / "vramplan" / "inputs" / "gpus.json").read_bytes())

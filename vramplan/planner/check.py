@@ -59,6 +59,11 @@ CACHED = (
     " set PYTORCH_ALLOC_CONF=expandable_segments:True"
 )
 """Why a data set does not fit although its longest sample would."""
+FUSED_EVALUATION = (
+    "is estimated with the same fused loss, without whole logits; a framework that returns predictions, or a kernel"
+    " that fuses in training alone, holds them: then it needs more"
+)
+"""The doubt about an evaluation with a fused loss: Liger skips the logits in training, or if the Trainer asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +233,7 @@ def judge(
         return estimate(spec, gpu, confidence=confidence, progress=progress, **{**job, **update})
 
     def evaluation_bytes(training: Estimate, update: dict[str, Any], size: int | None) -> int | None:
-        """Bytes on the GPU in an evaluation's forward: checkpointing does not help there, and logits are whole."""
+        """Bytes on the GPU in an evaluation's forward: checkpointing does not help there."""
         if size is None:
             return None
         at_size = training
@@ -245,6 +250,8 @@ def judge(
 
     other_lengths = data.sample_lengths if data is not None and job.get("batches") != "packed" else None
     verdict = verdict_at(job["sequence_length"], other_lengths)
+    if verdict.evaluation_bytes is not None and verdict.estimate.job.loss != "standard":
+        config.notes.insert(0, Note("warning", "evaluation", FUSED_EVALUATION))
     if other_lengths is not None and not verdict.fits and verdict_at(job["sequence_length"]).fits:
         config.notes.insert(0, Note("warning", "lengths", CACHED))
     if data is not None and look_further:
@@ -269,9 +276,11 @@ def judge(
         verdict = replace(verdict, eval_batch_size=smaller)
         if verdict.trains and smaller:
             return verdict
-    free = {name: value for name, value in job.items() if name not in BATCH}
-    roomier = reserve_headroom(gpu, training, verdict.spare_bytes)
-    search = suggest(spec, roomier, training.job.global_batch_size, confidence=confidence, progress=progress, **free)
+    without_batch = {name: value for name, value in job.items() if name not in BATCH}
+    reduced_gpu = reserve_headroom(gpu, training, verdict.spare_bytes)
+    search = suggest(
+        spec, reduced_gpu, training.job.global_batch_size, confidence=confidence, progress=progress, **without_batch
+    )
     plan = search.recommended
     if plan is not None:  # the same batch may fit: PyTorch gives cached memory back on a fuller GPU
         smaller_batch = plan if plan.micro_batch_size != training.micro_batch_size else None

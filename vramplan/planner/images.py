@@ -39,7 +39,7 @@ SIZES = tuple(
     )
 )  # fmt: skip
 """Sizes if none are given: those that vision towers were trained with, common ones, a camera's."""
-TEXT_TOKENS = 256
+SAMPLE_TEXT_TOKENS = 256
 """Tokens of text beside the images if no length is given."""
 QUANTITIES = ("image-size", "max-pixels", "max-tiles", "seq-len")
 """Quantities that :func:`solve` maximizes."""
@@ -129,7 +129,7 @@ def with_sequence_length(spec: ModelSpec, gpu: Gpu, job: dict[str, Any]) -> dict
     longest_job = complete_job(spec, gpu, {**job, "sequence_length": MAX_COUNT})
     image = processed_image(spec, longest_job)
     assert image is not None
-    return {**job, "sequence_length": longest_job.pictures * image.all_tokens + TEXT_TOKENS}
+    return {**job, "sequence_length": longest_job.pictures * image.all_tokens + SAMPLE_TEXT_TOKENS}
 
 
 def solve(

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from vramplan.analytic.architectures.lookup import architecture_of, is_described
-from vramplan.errors import ConfigError, UnsupportedError, name_settings, setting
+from vramplan.errors import ConfigError, UnsupportedError, name_settings, nearest_names, setting
 from vramplan.inputs import model_inputs
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import COUNTED, IMAGE_PROCESSORS, processed_image
@@ -17,7 +17,7 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.sample_lengths import lengths_of
 from vramplan.inputs.sequence_length import default_sequence_length, max_positions
 
-TEXT_TOKENS = 128
+MIN_TEXT_TOKENS = 128
 """Least tokens of text beside the images if no length is given."""
 
 
@@ -159,7 +159,7 @@ def _length_with_images(spec: ModelSpec, job: Job) -> int:
     """The default length, doubled until the images or videos and some text fit."""
     length = job.sequence_length
     image = processed_image(spec, job.model_copy(update={"sequence_length": MAX_COUNT}))
-    while image is not None and length < job.pictures * image.all_tokens + TEXT_TOKENS:
+    while image is not None and length < job.pictures * image.all_tokens + MIN_TEXT_TOKENS:
         length *= 2
     return length
 
@@ -177,7 +177,9 @@ def _first_error(error: ValidationError) -> str:
     first = error.errors()[0]
     name = str(first["loc"][0]) if first["loc"] else "job"
     if first["type"] == "extra_forbidden":
-        return f"{name}: no such setting; known: {', '.join(sorted(Job.model_fields))}"
+        nearest = ", ".join(nearest_names(name, Job.model_fields))
+        meant = f"; did you mean {nearest}?" if nearest else ";"
+        return f"{name}: no such setting{meant} known: {', '.join(sorted(Job.model_fields))}"
     expected = f"{first['msg'][0].lower()}{first['msg'][1:]}"
     if name == "method":
         expected = expected.replace("'full',", "'full', 'qlora',")  # short for lora with quantize nf4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vramplan.planner.fix import Fix
 from vramplan.render.figures import free_gib, gib
+from vramplan.render.terminal import doubts
 from vramplan.units import counted
 
 
@@ -27,4 +28,4 @@ def summary(where: str, fix: Fix) -> str:
         f"  {change.key}: {change.after}, was {'not set' if change.before is None else change.before} ({change.cost})"
         for change in fix.changes
     ]
-    return "\n".join([head, *lines])
+    return "\n".join([head, *lines, *(f"  {doubt}" for doubt in doubts(after.estimate))])
