@@ -63,7 +63,7 @@ FUSED_EVALUATION = (
     "is estimated with the same fused loss, without whole logits; a framework that returns predictions, or a kernel"
     " that fuses in training alone, holds them: then it needs more"
 )
-"""The doubt about an evaluation with a fused loss: Liger skips the logits in training, or if the Trainer asks for it."""
+"""The doubt about an evaluation with a fused loss: Liger skips logits in training, or if the Trainer asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
