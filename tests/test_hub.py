@@ -206,7 +206,7 @@ def test_names_that_are_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model_type": "mamba9"}, "not described by any block|does not know model_type"),
+        ({"model_type": "mamba9"}, "does not support the architecture|does not know model_type"),
         ({"hidden_size": None}, "has no 'hidden_size'"),
         ({"num_hidden_layers": -3}, "expected a positive whole number"),
         ({"num_hidden_layers": 10**7}, "expected at most 4096"),

@@ -97,6 +97,6 @@ def _needs_trace(spec: ModelSpec) -> bool:
             architecture_of(spec)
         except UnsupportedError as error:
             raise UnsupportedError(
-                f"{error.text.partition('; the real')[0]}; the real model can be traced with {INSTALL}"
+                f"{error.text.rpartition('; ')[0]}; the real model can be traced with {INSTALL}"
             ) from (error)
     return True
