@@ -66,7 +66,7 @@ def replayer(timeline: Timeline, job: Job) -> Callable[[int], Replay]:
     """A function from the bytes that PyTorch may reserve to the replay of a timeline under the job's settings."""
     sizes, streams = timeline.sizes(), timeline.streams()
     settings = AllocatorSettings(expandable_segments=job.expandable_segments)
-    return lambda limit: replay(timeline.events, sizes, limit, settings, streams=streams)
+    return lambda limit: replay(timeline.events, None, sizes, limit, settings, streams=streams)
 
 
 def settle(

@@ -36,9 +36,8 @@ def write(estimate: Estimate, path: Path) -> None:
     settings = AllocatorSettings(expandable_segments=estimate.job.expandable_segments)
     available = estimate.capacity_bytes - (estimate.device_total_bytes - estimate.peak_reserved_bytes)
     sizes = estimate.timeline.sizes()
-    run = replay(
-        estimate.timeline.events, sizes, max(0, available), settings, record=True, streams=estimate.timeline.streams()
-    )
+    streams = estimate.timeline.streams()
+    run = replay(estimate.timeline.events, None, sizes, max(0, available), settings, record=True, streams=streams)
     write_file(path, pickle.dumps(snapshot(estimate.timeline, run, settings), protocol=PICKLE_PROTOCOL))
 
 

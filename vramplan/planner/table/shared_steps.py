@@ -96,7 +96,7 @@ class Shared:
         timeline, settings = self._timeline(micro), AllocatorSettings(expandable_segments=self.job.expandable_segments)
         sizes, streams = timeline.sizes(micro), timeline.streams
         with no_cycle_collection():
-            replays.append(replay(timeline.events, sizes, limit, settings, streams=streams, levels=False))
+            replays.append(replay(timeline.events, None, sizes, limit, settings, streams=streams, levels=False))
         return replays[-1]
 
     def fits(self, micro: int, limit: int) -> bool:
