@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from vramplan.analytic.estimator import VERSIONS
+from vramplan.analytic.job_steps import VERSIONS
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
