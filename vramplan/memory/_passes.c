@@ -37,6 +37,8 @@
 /* Bytes of a storage: with what rounding adds, two of them and UNLIMITED have a sum below 2^63. */
 #define MAX_TOTAL UNLIMITED
 /* Bytes of all live storages. */
+#define MAX_STREAMS 1024
+/* For each there are two pools, used or not. */
 #define MAX_DIVISIONS (MAX_SIZE / MIN_BLOCK)
 /* From here on, roundup_power2_divisions has no effect on any size. */
 
@@ -121,7 +123,7 @@ static void complain(int problem, Py_ssize_t event) {
         PyErr_Format(PyExc_ValueError, "event %zd allocates a storage that is allocated", event);
         break;
     case TOO_MANY_BYTES:
-        PyErr_Format(PyExc_ValueError, "event %zd makes it more than 2**62 bytes", event);
+        PyErr_Format(PyExc_ValueError, "event %zd needs more than 2**62 bytes", event);
         break;
     default:
         PyErr_Format(PyExc_ValueError, "event %zd yields a storage number outside of 0 to 2**31 - 1", event);
@@ -722,9 +724,9 @@ static int64_t rounded(int64_t size, int64_t divisions) {
 PyDoc_STRVAR(replay_doc,
              "replay(events, kinds, sizes, streams, capacity, expandable_segments, max_split_size,\n"
              "       max_non_split_rounding, roundup_power2_divisions, levels)\n--\n\n"
-             "events, kinds, streams: ints; sizes: longs. streams: number of each kind's stream, from 0 on; b'' if all are\n"
-             "0. Returns (longs: bytes in use after each event that was served, b'' unless levels; peak allocated bytes,\n"
-             "peak reserved bytes, retries, whether it ran out of memory, refused bytes).");
+             "events, kinds, streams: ints; sizes: longs. streams: of each kind, or b'' if all are 0. Returns (longs: bytes in\n"
+             "use after each event that was served, b'' unless levels; peak allocated bytes, peak reserved bytes, retries,\n"
+             "whether it ran out of memory, refused bytes).");
 
 static PyObject *replay(PyObject *self, PyObject *args) {
     Ints events, kinds, streams;
@@ -741,8 +743,8 @@ static PyObject *replay(PyObject *self, PyObject *args) {
     if (!check_kinds(kinds, sizes)) return NULL;
     int32_t num_streams = 1;
     for (Py_ssize_t i = 0; i < streams.count; i++) {
-        if (streams.count != sizes.count || streams.items[i] < 0 || streams.items[i] >= sizes.count) {
-            PyErr_SetString(PyExc_ValueError, "expected the number of a stream for each kind, less than there are kinds");
+        if (streams.count != sizes.count || streams.items[i] < 0 || streams.items[i] >= MAX_STREAMS) {
+            PyErr_SetString(PyExc_ValueError, "expected the stream of each kind, between 0 and 1023");
             return NULL;
         }
         if (streams.items[i] >= num_streams) num_streams = streams.items[i] + 1;
