@@ -19,6 +19,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).parent
 SOURCE = "vramplan/memory/_passes.c"
+HEADER = "vramplan/memory/_allocator.h"
 OLDEST = "cp310"
 """The library serves this Python and all later ones: Py_LIMITED_API in the source."""
 LIBRARIES = (".so", ".pyd")
@@ -109,8 +110,8 @@ def package_version() -> str:
 
 
 def source_digest() -> str:
-    """Of the source, by which a test sees that the library was built from it."""
-    return sha256((ROOT / SOURCE).read_bytes()).hexdigest()
+    """Of the sources, by which a test sees that the library was built from them."""
+    return sha256((ROOT / SOURCE).read_bytes() + (ROOT / HEADER).read_bytes()).hexdigest()
 
 
 def platform_tag() -> str:
