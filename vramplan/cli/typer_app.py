@@ -79,6 +79,7 @@ def _declare(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _declaration(parameter: inspect.Parameter) -> inspect.Parameter:
+    hint: Any
     hint, described = get_args(parameter.annotation)
     make = typer.Argument if isinstance(described, Argument) else typer.Option
     declaration = make(
