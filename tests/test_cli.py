@@ -265,7 +265,8 @@ FLAGS = {
     "table": "--models --gpus --methods --seq-lens --show --micro-batch --format --config --name --check --write --jobs"
     " --confidence --num-gpus --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer --target-len --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision"
-    " --projector --batches --checkpointing --attention --loss --loop --strategy --offload --job --no-cache --json --help",
+    " --projector --batches --checkpointing --attention --loss --loop --strategy --offload --job --no-cache --json"
+    " --help",
     "probe": "--as-card --micro-batch --accumulation --steps --find-max --max-runs --device --timeout --record"
     " --history --trust-remote-code --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype"
     " --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len"
