@@ -17,6 +17,15 @@ class LazyTable(Mapping[str, T]):
         self._package, self._attribute = package, attribute
         self._module_of = {name: module for module, words in names.items() for name in words.split()}
 
+    @property
+    def modules(self) -> set[str]:
+        """Names of the modules."""
+        return {*self._module_of.values()}
+
+    def module_of(self, name: str) -> str:
+        """The module that holds a record."""
+        return self._module_of[name]
+
     def records_of(self, module: str) -> Mapping[str, T]:
         """The mapping of one module."""
         records: Any = getattr(import_module(f"{self._package}.{module}"), self._attribute)

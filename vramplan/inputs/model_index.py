@@ -35,11 +35,16 @@ def read_index(folder: Path) -> Mapping[str, list[str]]:
             return aliases
     except (OSError, ValueError, LookupError, TypeError):  # none, or no index of ours
         pass
-    return {name: json.loads((folder / f"{name}{_SUFFIX}").read_bytes())["aliases"] for name in sizes}
+    return {name: _aliases_of(folder, name) for name in sizes}
+
+
+def _aliases_of(folder: Path, name: str) -> list[str]:
+    aliases: list[str] = json.loads((folder / f"{name}{_SUFFIX}").read_bytes())["aliases"]
+    return aliases
 
 
 def write_index(folder: Path, path: Path) -> None:
     """Write the index of the specs in `folder` to `path`, which the wheel has as ``model_specs/index.json``."""
     sizes = spec_sizes(folder)
-    aliases = {name: json.loads((folder / f"{name}{_SUFFIX}").read_bytes())["aliases"] for name in sizes}
+    aliases = {name: _aliases_of(folder, name) for name in sizes}
     path.write_text(json.dumps({"sizes": sizes, "aliases": aliases}) + "\n", encoding="utf-8")

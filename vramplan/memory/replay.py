@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from vramplan.dataclass import dataclass
 from vramplan.memory.allocator import UNLIMITED, Action, AllocatorSettings, Block, CachingAllocator, OutOfMemory
 
 
