@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 from itertools import pairwise
 
@@ -155,11 +156,11 @@ def test_the_end_of_an_expandable_segment_is_spared() -> None:
 
 
 def test_a_full_device_gives_cached_segments_back_before_it_fails() -> None:
-    run = replay([0, ~0, 1], [60 * MiB, 80 * MiB], capacity=100 * MiB)
+    run = replay([0, ~0, 1], None, [60 * MiB, 80 * MiB], capacity=100 * MiB)
     assert not run.out_of_memory
     assert run.num_retries == 1
     assert run.peak_reserved_bytes == 80 * MiB
-    assert replay([0, 1], [60 * MiB, 80 * MiB], capacity=100 * MiB).out_of_memory
+    assert replay([0, 1], None, [60 * MiB, 80 * MiB], capacity=100 * MiB).out_of_memory
 
 
 def test_max_split_size_keeps_large_blocks_whole() -> None:
@@ -188,11 +189,11 @@ def test_what_a_replay_keeps_changes_nothing_else(data: st.DataObject, sizes: li
         live.append(number)
         while live and data.draw(st.booleans()):
             events.append(~live.pop(data.draw(st.integers(0, len(live) - 1))))
-    run = replay(events, sizes, capacity_mib * MiB)
-    asked = replay(events, sizes, capacity_mib * MiB, record=True)
+    run = replay(events, None, sizes, capacity_mib * MiB)
+    asked = replay(events, None, sizes, capacity_mib * MiB, record=True)
     assert replace(asked, history=()) == run
-    brief = replay(events, sizes, capacity_mib * MiB, levels=False)
-    assert brief == replace(run, allocated=[])
+    brief = replay(events, None, sizes, capacity_mib * MiB, levels=False)
+    assert brief == replace(run, allocated=array("q"))
 
 
 @pytest.mark.parametrize(("method", "micro", "length"), [("lora", 7, 512), ("full", 2, 2048), ("qlora", 3, 777)])
@@ -202,13 +203,15 @@ def test_recording_a_step_changes_nothing(method: str, micro: int, length: int) 
     events, sizes = one.timeline.events, one.timeline.sizes()
     retries = []
     for share in (1.0, 0.98, 0.95, 0.9, 0.8):
-        run = replay(events, sizes, int(one.peak_reserved_bytes * share))
-        assert run == replace(replay(events, sizes, int(one.peak_reserved_bytes * share), record=True), history=())
+        run = replay(events, None, sizes, int(one.peak_reserved_bytes * share))
+        assert run == replace(
+            replay(events, None, sizes, int(one.peak_reserved_bytes * share), record=True), history=()
+        )
         retries.append(run.num_retries)
     assert retries[0] == 0 < retries[1]
 
 
 def test_what_one_stream_freed_does_not_serve_another() -> None:
     sizes, events = [60 * MiB, 60 * MiB], [0, ~0, 1]
-    assert replay(events, sizes).peak_reserved_bytes == 60 * MiB
-    assert replay(events, sizes, streams=[0, 1]).peak_reserved_bytes == 120 * MiB
+    assert replay(events, None, sizes).peak_reserved_bytes == 60 * MiB
+    assert replay(events, None, sizes, streams=[0, 1]).peak_reserved_bytes == 120 * MiB

@@ -23,7 +23,7 @@ def _loaded(model: str, **settings: Any) -> tuple[int, int]:
     timeline = vramplan.estimate(model, "h200", **settings).timeline
     sizes, events = timeline.sizes(), timeline.events[: timeline.marks[1].first_event]
     live = sum(sizes[event] if event >= 0 else -sizes[~event] for event in events)
-    return live, replay(events, sizes).peak_reserved_bytes
+    return live, replay(events, None, sizes).peak_reserved_bytes
 
 
 def test_a_device_map_asks_for_the_model_in_one_piece() -> None:

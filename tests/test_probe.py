@@ -131,7 +131,7 @@ def test_a_history_replays_to_its_peaks(tmp_path: Path) -> None:
             sizes.append(num_bytes)
         elif action == "free_completed":
             events.append(~blocks.pop(address))
-    again = replay(events, sizes)
+    again = replay(events, None, sizes)
     assert len(sizes) > 500
     assert again.peak_reserved_bytes >= run.peak_reserved_bytes  # type: ignore[operator]  # the evaluation is in it
     assert again.peak_allocated_bytes == max(peaks.allocated_bytes for peaks in run.phases.values())

@@ -100,17 +100,17 @@ def test_memory_is_what_estimate_says(micro: int) -> None:
 def test_a_replay_holds_up_to_what_was_refused() -> None:
     """Between the reserved peak and the least total refused, every capacity gives the same."""
     events, sizes = [0, ~0, 1, 2, ~1, 3], [60 * MiB, 80 * MiB, 30 * MiB, 70 * MiB]
-    one = replay(events, sizes, 120 * MiB)
+    one = replay(events, None, sizes, 120 * MiB)
     assert one.num_retries
     for capacity in (
         one.peak_reserved_bytes,
         (one.peak_reserved_bytes + one.refused_bytes) // 2,
         one.refused_bytes - 1,
     ):
-        again = replay(events, sizes, capacity)
+        again = replay(events, None, sizes, capacity)
         assert (again.peak_reserved_bytes, again.num_retries) == (one.peak_reserved_bytes, one.num_retries)
-    assert replay(events, sizes, one.refused_bytes).num_retries < one.num_retries
-    assert replay(events, sizes, one.peak_reserved_bytes - 1) != one
+    assert replay(events, None, sizes, one.refused_bytes).num_retries < one.num_retries
+    assert replay(events, None, sizes, one.peak_reserved_bytes - 1) != one
 
 
 @pytest.mark.parametrize("kink", [1, 5, 40])

@@ -64,7 +64,7 @@ def test_folded_equals_all_layers(name: str, settings: dict[str, Any]) -> None:
         sizes = timeline.sizes()
         changes = [sizes[event] if event >= 0 else -sizes[~event] for event in timeline.events]
         levels.append(list(accumulate(changes)))
-        replays.append(replay(timeline.events, sizes).peak_reserved_bytes)
+        replays.append(replay(timeline.events, None, sizes).peak_reserved_bytes)
     assert max(levels[1]) == max(levels[0])
     assert levels[1][-1] == levels[0][-1] > 0
     assert len(levels[1]) == len(levels[0])

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from vramplan.memory import passes
 from vramplan.memory.allocator import UNLIMITED, Action, AllocatorSettings, Block, CachingAllocator, OutOfMemory
+from vramplan.memory.passes_python import check_kinds
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
     """What the allocator did over a timeline. All sizes are bytes."""
 
-    allocated: Sequence[int]
+    allocated: array[int]
     """Bytes of whole blocks in use after each event, up to the one that ran out of memory; empty if not asked for."""
     peak_allocated_bytes: int
     peak_reserved_bytes: int
@@ -21,12 +24,13 @@ class Replay:
     refused_bytes: int = UNLIMITED
     """The smallest reserved total that the device refused. Every capacity from the reserved peak up to, not including,
     this one has the same replay: the allocator compares its capacity with nothing else."""
-    history: Sequence[Action] = ()
+    history: Sequence[Action] = field(default=())
     """Every action of the allocator, if recorded: those on segments precede the event that needed them."""
 
 
 def replay(
     events: Sequence[int],
+    kinds: Sequence[int] | None,
     sizes: Sequence[int],
     capacity: int = UNLIMITED,
     settings: AllocatorSettings | None = None,
@@ -38,30 +42,82 @@ def replay(
 
     Args:
         events: number of the storage that is allocated, or ``~number`` of the one that is freed.
-        sizes: bytes of each storage.
+        kinds: number of the kind of each storage; None if each is of its own.
+        sizes: bytes of each kind.
         capacity: bytes that the device lets the allocator reserve.
         settings: PYTORCH_ALLOC_CONF; None for PyTorch's defaults.
-        record: whether to keep the history.
-        streams: stream of each storage; None if there is one stream.
+        record: whether to keep the history, which takes the time of plain Python.
+        streams: stream of each kind; None if there is one stream.
         levels: whether to keep the bytes in use after each event.
+
+    Raises:
+        ValueError: if an event names a storage without a kind, allocates one that is allocated, or frees one that is
+            not; if a kind has no size or stream, or a size of more than 2**60 bytes.
     """
+    if kinds is None:
+        kinds = range(len(sizes))
+    events, kinds, sizes = passes.ints(events), passes.ints(kinds), passes.longs(sizes)
+    if streams is not None and len(streams) != len(sizes):
+        raise ValueError("expected the stream of each kind")
+    settings = settings or AllocatorSettings()
+    if record or passes.compiled is None:
+        return replay_in_python(events, kinds, sizes, capacity, settings, record, streams, levels)
+    order = {stream: number for number, stream in enumerate(dict.fromkeys(streams or ()))}
+    allocated = array("q")
+    data, *rest = passes.compiled.replay(
+        events.tobytes(),
+        kinds.tobytes(),
+        sizes.tobytes(),
+        array("i", [order[stream] for stream in streams or ()]).tobytes() if len(order) > 1 else b"",
+        capacity,
+        settings.expandable_segments,
+        settings.max_split_size,
+        settings.max_non_split_rounding,
+        settings.roundup_power2_divisions,
+        levels,
+    )
+    allocated.frombytes(data)
+    return Replay(allocated, *rest)
+
+
+def replay_in_python(
+    events: array[int],
+    kinds: array[int],
+    sizes: array[int],
+    capacity: int,
+    settings: AllocatorSettings,
+    record: bool,
+    streams: Sequence[int] | None,
+    levels: bool,
+) -> Replay:
+    """:func:`replay` through :class:`vramplan.memory.allocator.CachingAllocator`, which follows PyTorch's structure."""
+    check_kinds(kinds, sizes)
     history: list[Action] | None = [] if record else None
     allocator = CachingAllocator(capacity, settings, history)
     malloc, free = allocator.malloc, allocator.free
-    blocks: dict[int, Block] = {}
-    allocated: list[int] = []
+    blocks: list[Block | None] = [None] * len(kinds)
+    allocated = array("q")
     failed = False
     try:
-        for event in events:
+        for index, event in enumerate(events):
+            number = event if event >= 0 else ~event
+            if number >= len(kinds):
+                raise ValueError(f"event {index} names a storage that is not listed")
+            block = blocks[number]
             if event >= 0:
-                block = blocks[event] = malloc(sizes[event], streams[event]) if streams else malloc(sizes[event])
+                if block is not None:
+                    raise ValueError(f"event {index} allocates a storage that is allocated")
+                kind = kinds[number]
+                block = blocks[number] = malloc(sizes[kind], streams[kind]) if streams else malloc(sizes[kind])
                 if history is not None:
                     history.append(Action("alloc", block.address, block.size))
             else:
-                block = blocks.pop(~event)
+                if block is None:
+                    raise ValueError(f"event {index} frees a storage that is not allocated")
                 if history is not None:  # before it merges with its neighbours
                     history.append(Action("free", block.address, block.size))
                 free(block)
+                blocks[number] = None
             if levels:
                 allocated.append(allocator.allocated)
     except OutOfMemory as error:

@@ -227,7 +227,7 @@ def _kinds(source: Source, gpus: Sequence[Gpu]) -> tuple[list[Gpu], list[int], l
 
 
 def _alike(left: Timeline, right: Timeline) -> bool:
-    return left.events == right.events and left.sizes() == right.sizes()
+    return (left.events, left.kind_of, left.sizes()) == (right.events, right.kind_of, right.sizes())
 
 
 def _choice(

@@ -243,7 +243,7 @@ def _shared(spec: ModelSpec, settings: dict[str, object], gpu: Gpu, shared_steps
     key = job, traits(gpu, job)
     if key not in shared_steps:
         scalings = (
-            steps.scaling
+            steps.steps.scaling
             for (other, other_traits), steps in shared_steps.items()
             if isinstance(steps, Shared)
             and other == job

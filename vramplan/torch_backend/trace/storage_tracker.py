@@ -252,7 +252,7 @@ class StorageTracker(TorchDispatchMode):
         storages = [_describe(record, vocabulary) for record in self.records]
         events = self.events if upto is None else self.events[:upto]
         marks = [mark for mark in self.marks if mark.first_event < len(events)]
-        return Timeline(storages, events, marks)
+        return Timeline.of(storages, events, marks)
 
 
 def _run_really(func: Any, types: Any, args: Any, kwargs: Any) -> Any:

@@ -1,0 +1,123 @@
+"""Build hook: compiles vramplan/memory/_passes.c if there is a C compiler; without one, the same runs in Python.
+
+``python hatch_build.py`` compiles it in place, for a checkout that is on PYTHONPATH and not installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import sysconfig
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT = Path(__file__).parent
+SOURCE = "vramplan/memory/_passes.c"
+LIMITED_API = "cp310"
+"""The library serves this Python and all later ones: Py_LIMITED_API in the source."""
+
+
+class NotCompiled(Exception):
+    """There is no library, and why."""
+
+
+class PassesBuildHook(BuildHookInterface):
+    """Adds the compiled library to a wheel, which then is for one platform."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile into a folder of the wheel's own; in place for an editable installation."""
+        self.folder = TemporaryDirectory()
+        try:
+            library = build(Path(self.folder.name))
+        except NotCompiled as reason:
+            self.app.display_warning(f"vramplan's core is not compiled, it runs in Python: {reason}")
+            return
+        if version == "editable":
+            in_place(library)
+            return
+        build_data["force_include"][str(library)] = str(Path(SOURCE).with_name(library.name))
+        build_data["pure_python"] = False
+        build_data["tag"] = f"{LIMITED_API}-abi3-{platform_tag()}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove the folder."""
+        self.folder.cleanup()
+
+
+def build(folder: Path) -> Path:
+    """Compile the library into a folder.
+
+    Raises:
+        NotCompiled: if there is no compiler, it fails, or this Python cannot load such a library.
+    """
+    if os.environ.get("VRAMPLAN_PURE_PYTHON", "0") not in ("", "0"):
+        raise NotCompiled("VRAMPLAN_PURE_PYTHON is set")
+    if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise NotCompiled("this Python has no stable ABI")
+    try:
+        from setuptools import Distribution, Extension
+        from setuptools.errors import BaseError, CCompilerError
+    except ImportError:
+        raise NotCompiled("setuptools is not installed") from None
+    macros = [("VRAMPLAN_VERSION", f'"{package_version()}"'), ("VRAMPLAN_SOURCE", f'"{source_digest()}"')]
+    extension = Extension(
+        "_passes",
+        [SOURCE],
+        define_macros=macros,
+        extra_compile_args=os.environ.get("VRAMPLAN_CFLAGS", "").split(),
+        extra_link_args=os.environ.get("VRAMPLAN_LDFLAGS", "").split(),
+        py_limited_api=True,
+    )
+    command = Distribution({"ext_modules": [extension]}).get_command_obj("build_ext")
+    command.build_lib = str(folder)
+    command.build_temp = str(folder / "objects")
+    command.ensure_finalized()
+    output = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(output):
+            command.run()
+    except (BaseError, CCompilerError) as error:
+        raise NotCompiled(str(error)) from None
+    (library,) = (path for path in folder.iterdir() if path.suffix in (".so", ".pyd"))
+    return library
+
+
+def in_place(library: Path) -> Path:
+    """Move the library to where an editable installation imports it from."""
+    target = (ROOT / SOURCE).with_name(library.name)
+    replacement = target.with_name(target.name + ".new")
+    replacement.write_bytes(library.read_bytes())
+    replacement.replace(target)  # a process that has the old one loaded keeps it
+    return target
+
+
+def package_version() -> str:
+    """The version, which the library has to agree with."""
+    names: dict[str, str] = {}
+    exec((ROOT / "vramplan" / "version.py").read_text(), names)
+    return names["__version__"]
+
+
+def source_digest() -> str:
+    """Of the source, by which a test sees that the library was built from it."""
+    return sha256((ROOT / SOURCE).read_bytes()).hexdigest()
+
+
+def platform_tag() -> str:
+    """Of the platform that the library is compiled for (ARCHFLAGS and MACOSX_DEPLOYMENT_TARGET count on macOS)."""
+    return sysconfig.get_platform().replace("-", "_").replace(".", "_")
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    with TemporaryDirectory() as folder:
+        try:
+            print(in_place(build(Path(folder))).relative_to(ROOT))
+        except NotCompiled as reason:
+            sys.exit(f"not compiled: {reason}")

@@ -1,0 +1,122 @@
+"""What a simulated step leaves: its storages, events, kernels and weights, without the graph behind them.
+
+Records are plain data, so that they can be compared, scaled to other micro-batches and kept on disk.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from vramplan.analytic.autograd.graph import SAVED, LayerSection, Parameter, StorageInfo, Stored
+from vramplan.analytic.autograd.tape import Tape
+from vramplan.memory.roofline import Kernel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedWeight:
+    """A weight of the simulated layers, as the step left it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    layer: int | None
+    card: int
+    copies: int
+    """Number of experts whose weight of this name is simulated by this one."""
+    trains: bool
+    is_reached: bool
+    """Whether a backward pass has made a gradient for it."""
+    gradient: tuple[int, ...]
+    """Numbers of its gradient's storages; empty if it has none or if the gradient does not stay."""
+    stored: Stored
+    quantize: str
+    held_by_graph: bool
+    """Whether a graph keeps the weight's own memory until the graph is dropped (``ctx.tensors``)."""
+    viewed: bool
+    """Whether backward keeps a view of it; ZeRO-3 empties the weight, but not a view."""
+
+    @classmethod
+    def of(cls, parameter: Parameter) -> RecordedWeight:
+        """The record of a parameter."""
+        gradient = parameter.grad
+        return cls(
+            parameter.name,
+            parameter.shape,
+            parameter.dtype,
+            parameter.layer,
+            parameter.card,
+            parameter.copies,
+            parameter.trains,
+            parameter.is_reached,
+            () if gradient is None else gradient.storage.ids,  # type: ignore[union-attr]
+            parameter.stored,
+            parameter.quantize,
+            parameter.held_by_graph,
+            parameter.viewed,
+        )
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether it belongs to an adapter, by PEFT's names, and not to the model itself."""
+        return ".lora_" in self.name or SAVED in self.name
+
+
+class StepRecord(NamedTuple):
+    """What a simulated step leaves."""
+
+    storages: Sequence[StorageInfo]
+    events: array[int]
+    sections: Sequence[LayerSection]
+    kernels: Sequence[Kernel]
+    kept: frozenset[int]
+    """Ids of storages that are saved for backward."""
+    transient_gradients: frozenset[int]
+    """Ids of gradient storages that are freed as soon as they are produced."""
+    gives_gradients: bool
+    """Whether a hook consumes each weight's gradient as soon as it is produced."""
+    weights: Sequence[RecordedWeight]
+    embedded: int | None
+    """Number of the first embedding's weight."""
+    widths: Mapping[str, int]
+    """Smaller side of each adapted layer."""
+    layers_without_input_grad: frozenset[int]
+    idle: frozenset[tuple[int | None, str]]
+    """Frozen linear layers whose input needs no gradient: they have no backward."""
+    routers: frozenset[str]
+    """Modules that are no linear layers but have a weight of two dimensions."""
+    waiting: range = range(0)
+    """Ids of the storages of the batches to come."""
+
+    def end_of(self, section: int) -> LayerSection:
+        """The section after the one with this number, or what would come next."""
+        if section + 1 < len(self.sections):
+            return self.sections[section + 1]
+        return LayerSection("", None, len(self.events), len(self.storages), len(self.kernels))
+
+
+def record_of(tape: Tape) -> StepRecord:
+    """The record of a tape."""
+    return StepRecord(
+        tuple(tape.storages),
+        array("i", tape.events),
+        tuple(tape.sections),
+        tuple(tape.kernels),
+        frozenset(tape.kept),
+        frozenset(tape.transient_gradients),
+        tape.gives_gradients,
+        tuple(RecordedWeight.of(parameter) for parameter in tape.parameters.values()),
+        None,
+        {},
+        frozenset(),
+        frozenset(),
+        frozenset(),
+    )
