@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from fnmatch import fnmatchcase
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from vramplan.analytic.architectures.lookup import is_described
@@ -58,6 +60,12 @@ class TableRequest:
     """The rest of every cell's job."""
     left_out: tuple[str, ...] = ()
     """Models that a pattern matched and the analytic estimator does not support."""
+
+    @property
+    def digest(self) -> str:
+        """The same for equal requests alone, on any machine."""
+        fields = {field.name: getattr(self, field.name) for field in dataclass_fields(self)}
+        return digest(*(fields | {"job": sorted(self.job.items())}).values())
 
 
 def table_request(
@@ -163,6 +171,11 @@ def one_of(what: str, value: str, known: Iterable[str]) -> None:
     """
     if value not in known:
         raise UnknownNameError(what, value, known, f"known: {', '.join(known)}")
+
+
+def digest(*values: object) -> str:
+    """A short text that differs if the values do."""
+    return blake2b(repr(values).encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
 
 
 def unique(values: Sequence[Any], key: Callable[[Any], str]) -> tuple[Any, ...]:
