@@ -7,10 +7,10 @@ bitsandbytes 0.50 (optim/optimizer.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from math import prod
 
+from vramplan.dataclass import dataclass
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div

@@ -8,12 +8,13 @@ from __future__ import annotations
 from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vramplan.bounded_read import read_bytes
+from vramplan.dataclass import dataclass
 from vramplan.errors import CannotRunError, ConfigError, UnsupportedError, VramplanError, setting
 from vramplan.frameworks.detect import from_line, from_text
 from vramplan.frameworks.detected_config import DetectedConfig

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from vramplan.analytic.architectures.lookup import is_described
+from vramplan.dataclass import dataclass
 from vramplan.errors import VramplanError
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.gpu import Gpu

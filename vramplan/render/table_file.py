@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError
 from vramplan.planner.table import TableRequest, embedded, fill, table_request
 from vramplan.planner.table.config import TableConfig

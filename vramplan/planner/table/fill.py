@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from vramplan.analytic.job_steps import VERSIONS
+from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError
 from vramplan.memory.roofline import BANDWIDTH_EFFICIENCY, LAUNCH_SECONDS, MATMUL_EFFICIENCY
 from vramplan.planner.table.effort import by_effort

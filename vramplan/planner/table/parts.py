@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vramplan.analytic.job_steps import VERSIONS
 from vramplan.atomic_write import write
 from vramplan.bounded_read import read_json
+from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, setting
 from vramplan.planner.table.effort import share
 from vramplan.planner.table.fill import Table, complete, rows_at
@@ -34,8 +34,7 @@ MAX_MISSING = 8
 WRITTEN_BY = f"vramplan {__version__} ({VERSIONS})"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Share:
+class Share(NamedTuple):
     """A share of the rows: 3 of 16."""
 
     number: int

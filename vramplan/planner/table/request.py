@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from dataclasses import fields as dataclass_fields
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from vramplan.analytic.architectures.lookup import is_described
+from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, setting
 from vramplan.inputs.catalog import all_gpus, load_spec, model_names
 from vramplan.inputs.gpu import Gpu
@@ -64,8 +63,8 @@ class TableRequest:
     @property
     def digest(self) -> str:
         """The same for equal requests alone, on any machine."""
-        fields = {field.name: getattr(self, field.name) for field in dataclass_fields(self)}
-        return digest(*(fields | {"job": sorted(self.job.items())}).values())
+        rows = self.models, self.methods, self.lengths, self.left_out
+        return digest(*rows, self.cards, self.show, self.micro_batch_size, sorted(self.job.items()))
 
 
 def table_request(

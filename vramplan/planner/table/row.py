@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from vramplan.dataclass import dataclass
 from vramplan.errors import UnsupportedError, VramplanError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job

@@ -11,7 +11,6 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from vramplan.dataclass import dataclass
 from vramplan.memory.roofline import Kernel
 from vramplan.memory.timeline import Mark, Storage, Timeline
 from vramplan.torch_backend.dtypes import NAMES
