@@ -1,4 +1,4 @@
-"""How long the passes over a step's events take, compiled beside plain Python.
+"""How long the passes over a step's events take, compiled beside plain Python, and whether their results are the same.
 
 Run: ``python benchmarks/passes.py``. Both run in this process, in turns: a busy machine slows both alike.
 """
@@ -52,13 +52,15 @@ def main() -> None:
 
 def compare(name: str, num_events: int, function: Callable[..., Any], *arguments: Any) -> None:
     """Print nanoseconds an event and the ratio, of the quickest turns."""
-    library, best = passes.compiled, [float("inf"), float("inf")]
+    library, best, results = passes.compiled, [float("inf"), float("inf")], [None, None]
     for _ in range(TURNS):
         for turn, passes.compiled in enumerate((library, None)):
-            start = time.process_time()
-            function(*arguments)
-            best[turn] = min(best[turn], time.process_time() - start)
+            start = time.perf_counter()
+            results[turn] = function(*arguments)
+            best[turn] = min(best[turn], time.perf_counter() - start)
     passes.compiled = library
+    if results[0] != results[1]:
+        sys.exit(f"{name}: the results differ")
     compiled, python = (seconds / num_events * 1e9 for seconds in best)
     print(f"  {python / compiled:6.1f} x  {compiled:6.1f} ns an event, {python:7.1f} in Python  {name}")
 
