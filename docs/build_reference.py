@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 import vramplan
-from vramplan.cli.app import COMMANDS, app
-from vramplan.cli.help import PANELS
+from vramplan.cli.commands import COMMANDS
+from vramplan.cli.panels import PANELS
+from vramplan.cli.typer_app import app_of
 from vramplan.render.json_schema import schema_of
 
 if TYPE_CHECKING:
@@ -37,15 +38,15 @@ EXIT_CODES = """
 
 def commands() -> dict[str, Any]:
     """The commands of the command line by name."""
-    group: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(app_of())
     return dict(group.commands)
 
 
 def groups() -> dict[str, list[str]]:
     """Names of all commands by task, as the help lists them."""
     by_task: dict[str, list[str]] = {}
-    for task, command, _ in COMMANDS:
-        by_task.setdefault(task, []).append(command.__name__)
+    for name, command in COMMANDS.items():
+        by_task.setdefault(command.panel, []).append(name)
     return by_task
 
 

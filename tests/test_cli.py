@@ -15,9 +15,9 @@ import typer
 
 from tests.helpers import ROOT, cli, cli_json, cli_process
 from vramplan.cli import main
-from vramplan.cli.app import app
-from vramplan.cli.help import PANELS, TASKS
 from vramplan.cli.options import JOB_FLAGS, OTHER_FLAGS, spell_flag
+from vramplan.cli.panels import PANELS, TASKS
+from vramplan.cli.typer_app import app_of
 from vramplan.inputs.catalog import all_gpus
 from vramplan.inputs.job import Job
 
@@ -229,39 +229,44 @@ FLAGS = {
     " --strategy --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles"
     " --vision --projector --solve"
     " --offload --job --samples --epochs --base-lr --base-batch"
-    " --probe --device --max-runs --timeout --record --confidence --trust-remote-code --verbose --json --help",
+    " --probe --device --max-runs --timeout --record --confidence --trust-remote-code --verbose --no-cache --json"
+    " --help",
     "estimate": "--gpu --micro-batch --accumulation --by --explain --plot --snapshot --confidence --trust-remote-code"
     " --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --seq-len --lengths --target-len"
-    " --batches --checkpointing --attention --loss --loop --strategy --offload --job --verbose --json --help",
+    " --batches --checkpointing --attention --loss --loop --strategy --offload --job --verbose --no-cache --json"
+    " --help",
     "report": "--gpu --out --micro-batch --accumulation --global-batch --cards --seq-lens --lora-ranks --image-sizes"
     " --confidence --trust-remote-code"
     " --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --seq-len --lengths --target-len"
-    " --batches --checkpointing --attention --loss --loop --strategy --offload --job --json --help",
+    " --batches --checkpointing --attention --loss --loop --strategy --offload --job --no-cache --json --help",
     "compare": "--gpu --micro-batch --accumulation --confidence --trust-remote-code"
     " --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --seq-len --lengths --target-len"
-    " --batches --checkpointing --attention --loss --loop --strategy --offload --job --json --help",
+    " --batches --checkpointing --attention --loss --loop --strategy --offload --job --no-cache --json --help",
     "check": "--gpu --num-gpus --model --framework --framework-version --set --deepspeed --exec --seq-len --method"
     " --checkpointing --images --videos --frames --image-size --dataset"
-    " --tokenizer --min-headroom --confidence --fix --write --verbose --json --help",
+    " --tokenizer --min-headroom --confidence --fix --write --verbose --no-cache --json"
+    " --help",
     "images": "--gpu --sizes --plot --confidence --num-gpus --method --lora-rank --lora-targets --lora-dropout"
     " --lora-dtype --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len"
     " --batches --checkpointing --attention --loss"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector --loop"
     " --strategy --offload"
-    " --job --verbose --json --help",
+    " --job --verbose --no-cache --json"
+    " --help",
     "table": "--models --gpus --methods --seq-lens --show --micro-batch --format --config --name --check --write --jobs"
     " --confidence --num-gpus --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer --target-len --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision"
-    " --projector --batches --checkpointing --attention --loss --loop --strategy --offload --job --json --help",
+    " --projector --batches --checkpointing --attention --loss --loop --strategy --offload --job --no-cache --json"
+    " --help",
     "probe": "--as-card --micro-batch --accumulation --steps --find-max --max-runs --device --timeout --record"
     " --history --trust-remote-code --num-gpus --method --lora-rank --lora-targets --lora-dropout --lora-dtype"
     " --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len"
@@ -292,7 +297,7 @@ def test_help_is_grouped_and_has_examples_that_parse(command: str) -> None:
     options = [title for title in titles if title not in ("Arguments", "Examples")]
     assert options == [panel for panel in PANELS if panel in options], "in one order on all pages"
     assert titles[-1] == "Examples"
-    group: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(app_of())
     examples = page.partition("Examples:")[2].replace("\\\n", " ").splitlines()
     commands = [shlex.split(line) for line in examples if line.strip()]
     assert 1 <= len(commands) <= 3
@@ -310,7 +315,8 @@ def test_help_and_version() -> None:
     assert len([line for line in page.partition("Examples:")[2].splitlines() if line.strip()]) == 3
     assert max(len(line) for line in cli("suggest", "--help", COLUMNS="50").stdout.splitlines()) <= 50
     assert page.isascii()
-    assert cli("--version").stdout.startswith("vramplan 0.")
+    assert re.fullmatch(r"vramplan 0\.\S+ \((compiled|pure Python) core.*\)\n", cli("--version").stdout)
+    assert cli("--version", "gpus").stdout == cli("--version").stdout, "typer's is the same"
 
 
 @pytest.mark.parametrize(

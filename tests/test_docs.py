@@ -27,7 +27,8 @@ from tests import learn, matrix
 from tests.helpers import ROOT, cli, cli_process
 from tests.test_cli import FLAGS
 from vramplan.cli import main
-from vramplan.cli.app import app
+from vramplan.cli.commands import COMMANDS
+from vramplan.cli.typer_app import app_of
 
 README = ROOT / "README.md"
 ACCURACY = ROOT / "docs" / "accuracy.md"
@@ -173,7 +174,7 @@ def test_commands_run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatc
     """The exit code says whether the job fits; 2 would be invalid input, 70 a defect."""
     if reason_not_to_run(command):
         words = shlex.split(command)
-        group: Any = typer.main.get_command(app)
+        group: Any = typer.main.get_command(app_of())
         group.commands[words[0]].make_context(words[0], words[1:])  # raises where an option is unknown
         return
     code, _, errors = run(command, monkeypatch)
@@ -230,7 +231,7 @@ def test_every_command_and_option_is_in_the_reference(command: str) -> None:
 def test_every_python_name_is_in_the_reference() -> None:
     page = generated()["reference/python.md"]
     assert not [name for name in vramplan.__all__ if f"::: vramplan.{name}\n" not in page and name != "__version__"]
-    commands = {one.callback.__name__ for one in app.registered_commands if one.callback}
+    commands = {*COMMANDS}
     assert commands == set(FLAGS)
 
 

@@ -20,8 +20,8 @@ from vramplan import Job
 from vramplan.errors import HubError, SpecError, UnknownNameError, VramplanError
 from vramplan.inputs import hub
 from vramplan.inputs.catalog import find_model
-from vramplan.inputs.hub import resolve_model
 from vramplan.inputs.images import processed_image
+from vramplan.inputs.resolve import resolve_model
 
 TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -77,7 +77,7 @@ def client(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("repo", ["org/one", "org/cdn", "org/many"])
 def test_a_model_with_its_exact_count(repo: str, server: HubServer) -> None:
-    spec = hub.resolve_model(repo)
+    spec = resolve_model(repo)
     assert (spec.name, spec.model_type, spec.config["hidden_size"]) == (repo, "llama", 64)
     assert (spec.stored_parameters, spec.published_dtype) == (207, "bf16")
     assert server.sent < 20_000  # headers, never weights
@@ -88,20 +88,20 @@ def test_a_model_with_its_exact_count(repo: str, server: HubServer) -> None:
 
 
 def test_a_model_without_safetensors(server: HubServer) -> None:
-    assert hub.resolve_model("org/no-weights").stored_parameters is None
-    assert hub.resolve_model("org/strange").stored_parameters is None
+    assert resolve_model("org/no-weights").stored_parameters is None
+    assert resolve_model("org/strange").stored_parameters is None
 
 
 def test_the_cache_serves_when_the_hub_is_gone(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = hub.resolve_model("org/one")
+    first = resolve_model("org/one")
     server.faults = [Fault(drop=True)]
-    assert hub.resolve_model("org/one").config == first.config
+    assert resolve_model("org/one").config == first.config
     server.faults = [Fault(status=503)]
-    assert hub.resolve_model("org/one").config == first.config
+    assert resolve_model("org/one").config == first.config
     server.faults = []
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     requests = len(server.log)
-    assert hub.resolve_model("org/one").config == first.config
+    assert resolve_model("org/one").config == first.config
     assert len(server.log) == requests
 
 
@@ -126,7 +126,7 @@ def test_one_clear_line_each(
     server.faults = faults
     started = time.monotonic()
     with pytest.raises(error) as raised:
-        hub.resolve_model(repo)
+        resolve_model(repo)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
     assert repo in str(raised.value) or error is not HubError
@@ -138,7 +138,7 @@ def test_a_silent_hub_is_given_up(server: HubServer, monkeypatch: pytest.MonkeyP
     server.faults = [Fault(delay=30)]
     started = time.monotonic()
     with pytest.raises(HubError, match="cannot be reached"):
-        hub.resolve_model("org/one")
+        resolve_model("org/one")
     assert time.monotonic() - started < 5
 
 
@@ -149,15 +149,15 @@ def test_unreachable_and_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", url)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
     with pytest.raises(HubError, match="cannot be reached"):
-        hub.resolve_model("org/one")
+        resolve_model("org/one")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(HubError, match="HF_HUB_OFFLINE is set"):
-        hub.resolve_model("org/one")
+        resolve_model("org/one")
 
 
 def test_the_client_is_left_as_it_was() -> None:
     before = _http._GLOBAL_CLIENT_FACTORY
-    hub.resolve_model("org/one")
+    resolve_model("org/one")
     assert _http._GLOBAL_CLIENT_FACTORY is before
 
 
@@ -165,15 +165,15 @@ def test_a_folder_and_a_file(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     with pytest.raises(SpecError, match=r"no config\.json"):
-        hub.resolve_model(str(folder))
+        resolve_model(str(folder))
     (folder / "config.json").write_bytes(CONFIG)
-    assert hub.resolve_model(str(folder)).stored_parameters is None
+    assert resolve_model(str(folder)).stored_parameters is None
     (folder / "model.safetensors").write_bytes(safetensors(TENSORS))
-    stored = hub.resolve_model(str(folder))
+    stored = resolve_model(str(folder))
     assert (stored.stored_parameters, stored.stored_dtype) == (207, "bf16")
-    assert hub.resolve_model(str(folder / "config.json")).model_type == "llama"
+    assert resolve_model(str(folder / "config.json")).model_type == "llama"
     (folder / "model.safetensors").write_bytes(b"short")
-    assert hub.resolve_model(str(folder)).stored_parameters is None
+    assert resolve_model(str(folder)).stored_parameters is None
 
 
 @pytest.mark.parametrize(
@@ -191,16 +191,16 @@ def test_broken_files(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
     with pytest.raises(SpecError, match=said):
-        hub.resolve_model(str(path))
+        resolve_model(str(path))
 
 
 def test_names_that_are_nothing(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="Hub id"):
-        hub.resolve_model("nosuchmodel")
+        resolve_model("nosuchmodel")
     with pytest.raises(UnknownNameError, match="did you mean"):
-        hub.resolve_model("qwen2.5-7b-instrct")
+        resolve_model("qwen2.5-7b-instrct")
     with pytest.raises(SpecError, match="no such file"):
-        hub.resolve_model(str(tmp_path / "missing.json"))
+        resolve_model(str(tmp_path / "missing.json"))
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_configurations_that_cannot_be(tmp_path: Path, change: dict[str, Any], s
 
 
 def test_a_shipped_model_needs_no_hub(server: HubServer) -> None:
-    assert hub.resolve_model("qwen/QWEN2.5-7b") == spec_of("Qwen/Qwen2.5-7B")
+    assert resolve_model("qwen/QWEN2.5-7b") == spec_of("Qwen/Qwen2.5-7B")
     assert not server.log
 
 

@@ -11,6 +11,8 @@ import pytest
 
 import vramplan
 from tests.helpers import ROOT
+from vramplan.analytic.architectures import ARCHITECTURES
+from vramplan.analytic.architectures.towers import TOWERS
 
 PACKAGE = ROOT / "vramplan"
 
@@ -37,6 +39,49 @@ def test_suggest_loads_no_heavy_package() -> None:
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+COLD = {
+    "gpus rtx": ("vramplan.planner", "vramplan.analytic", "vramplan.memory.optimizers", "vramplan.inputs.hub"),
+    "suggest qwen2.5-7b --gpu rtx4090 --global-batch 16 --method lora": ("rich.progress", "vramplan.inputs.nvml"),
+    "estimate qwen2.5-7b --gpu rtx4090": ("rich.progress", "vramplan.inputs.nvml"),
+}
+"""Commands, and what each may not load besides NEVER."""
+NEVER = (
+    *HEAVY,
+    *("typer", "click", "pydantic", "pydantic_core", "annotated_types", "ruamel", "tomli", "tomllib", "pynvml"),
+    *("argparse", "importlib.metadata", "logging", "asyncio", "subprocess", "multiprocessing", "http", "email", "ssl"),
+    *("vramplan.frameworks", "vramplan.measurements", "vramplan.torch_backend", "vramplan.memory.measurement"),
+    *("vramplan.cli.typer_app", "vramplan.inputs.hub", "vramplan.inputs.model_folder", "vramplan.render.json_types"),
+)
+
+
+@pytest.mark.parametrize("command", COLD)
+def test_a_command_loads_what_it_needs(command: str) -> None:
+    done = run(
+        "import io, sys\n"
+        "from contextlib import redirect_stdout\n"
+        "from vramplan.cli import main\n"
+        f"sys.argv = ['vramplan', *{command.split()!r}]\n"
+        "try:\n"
+        "    with redirect_stdout(io.StringIO()): main()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "print(*sys.modules)"
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = {".".join(name.split(".")[:n]) for name in done.stdout.split() for n in range(1, 5)}
+    assert loaded & {*NEVER, *COLD[command]} == set()
+    folder = "vramplan.analytic.architectures."
+    families = {name.removeprefix(folder) for name in loaded if name.startswith(folder)} & {*ARCHITECTURES.modules}
+    assert families == ({"llama"} if command != "gpus rtx" else set()), "of the one architecture"
+    towers = {name for name in loaded if name.startswith(f"{folder}towers.")}
+    assert towers == set()
+
+
+def test_tables_name_what_their_modules_hold() -> None:
+    for table in (ARCHITECTURES, TOWERS):
+        for module in table.modules:
+            assert {name for name in table if table.module_of(name) == module} == {*table.records_of(module)}
 
 
 def test_importing_the_package_costs_nothing() -> None:

@@ -12,6 +12,7 @@ from tests.hub_server import Fault, HubServer
 from tests.test_hub import CONFIG, client, server  # noqa: F401  (fixtures)
 from vramplan.errors import HubError
 from vramplan.inputs import hub
+from vramplan.inputs.resolve import resolve_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -22,7 +23,7 @@ def test_no_answer_writes_outside_the_cache(server: HubServer, tmp_path: Path, n
     headers = {"ETag": '"abc"', "X-Repo-Commit": COMMIT, name: f'"{bad}"' if "tag" in name.lower() else bad}
     server.faults.append(Fault("HEAD", status=200, headers=headers))
     with pytest.raises(HubError, match="invalid"):
-        hub.resolve_model("org/one")
+        resolve_model("org/one")
     written = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
     assert not [path for path in written if "evil" in str(path) or path.parts[0] not in ("hub", "harnesses.json")], (
         written
@@ -33,7 +34,7 @@ def test_a_packed_answer_is_refused(server: HubServer) -> None:  # noqa: F811
     """A few kilobytes may unpack to any size; the client asks for none."""
     server.faults.append(Fault("GET /org/one", status=200, headers={"Content-Encoding": "gzip"}))
     with pytest.raises(HubError, match="packed"):
-        hub.resolve_model("org/one")
+        resolve_model("org/one")
 
 
 def test_redirects_in_a_circle(server: HubServer) -> None:  # noqa: F811
@@ -41,7 +42,7 @@ def test_redirects_in_a_circle(server: HubServer) -> None:  # noqa: F811
     server.faults.append(Fault("/org/one", status=302, headers={"Location": location}))
     began = time.monotonic()
     with pytest.raises(HubError):
-        hub.resolve_model("org/one")
+        resolve_model("org/one")
     assert time.monotonic() - began < hub.TIMEOUT_SECONDS + 2
 
 
@@ -50,11 +51,11 @@ def test_a_file_that_never_ends(server: HubServer, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(hub, "MAX_RESPONSE_BYTES", 100_000)
     server.repos["org/one"].files["config.json"] = CONFIG + b" " * 3_000_000
     with pytest.raises(HubError, match="too long"):
-        hub.resolve_model("org/one")
+        resolve_model("org/one")
 
 
 @pytest.mark.parametrize("shape", ['["a", 10000000000]', f"[{'9' * 5000}]", "[[1]]", "[-1]", "[1e400]", '{"a": 1}'])
 def test_tensors_of_no_size(server: HubServer, shape: str) -> None:  # noqa: F811
     header = f'{{"a": {{"dtype": "F32", "shape": {shape}, "data_offsets": [0, 4]}}}}'.encode()
     server.repos["org/one"].files["model.safetensors"] = struct.pack("<Q", len(header)) + header
-    assert hub.resolve_model("org/one").stored_parameters is None
+    assert resolve_model("org/one").stored_parameters is None

@@ -14,8 +14,8 @@ import pytest
 
 import vramplan
 from tests.helpers import ROOT, cli, cli_process
-from vramplan.analytic.estimator import VERSIONS
-from vramplan.cli.app import app
+from vramplan.analytic.job_steps import VERSIONS
+from vramplan.cli.typer_app import app_of
 from vramplan.errors import ConfigError, VramplanError
 from vramplan.inputs.catalog import find_model
 from vramplan.memory.replay import replay
@@ -175,7 +175,7 @@ def test_what_was_edited_meanwhile_stays(keep: Path, monkeypatch: pytest.MonkeyP
         return table_texts(*arguments, **options)
 
     monkeypatch.setattr(table_file, "table_texts", slowly)
-    assert app(["table", "--write", "doc.md", "--jobs", "1"], standalone_mode=False) == 0
+    assert app_of(["table"])(["table", "--write", "doc.md", "--jobs", "1"], standalone_mode=False) == 0
     assert doc.read_text(encoding="utf-8").startswith("more\n")
     monkeypatch.undo()
     assert run(keep, "--check", "doc.md").returncode == 0

@@ -1,98 +1,261 @@
 """Steps at many micro-batches from simulations of a few: every storage grows linearly in the micro-batch.
 
 From two samples on a step does the same operations whatever the micro-batch (one sample alone is treated differently),
-and the tensors it allocates grow evenly. Simulations at two neighbours give the sizes; a simulation further out than
-any requested micro-batch must agree with them. If it does not, as when the rows of all samples are padded together,
-each micro-batch is simulated.
+and the tensors it allocates grow evenly. Simulations at two micro-batches give the sizes, one between them must agree.
+If it does not, as when the rows of all samples are padded together, each micro-batch is simulated.
 """
 
 from __future__ import annotations
 
-from copy import copy
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
+from vramplan.analytic.autograd.graph import StorageInfo
 from vramplan.analytic.layer_folding import FoldPlan
-from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.analytic.train_step import simulate_step
-from vramplan.analytic.unfolded_step import Step, micro_steps, no_cycle_collection
-from vramplan.inputs.gpu import Gpu
-from vramplan.memory.allocator import SMALL_SIZE
-from vramplan.memory.batch_scaling import LinearSize, ScaledTimeline
-from vramplan.memory.overheads import cublas_workspace
+from vramplan.analytic.step_record import StepRecord, do_the_same, first_micro_step
+from vramplan.analytic.train_step import simulate_evaluation, simulate_step, storages_of_waiting
+from vramplan.analytic.unfolded_step import no_cycle_collection
+from vramplan.memory.roofline import Kernel
 
-FIRST = 2
-"""The smallest micro-batch from which sizes grow linearly."""
+FIRST, BETWEEN = 2, 3
+"""The smallest micro-batch from which sizes grow linearly, and the one at which they are compared."""
+LEAST_BEYOND = 129
+"""The other end of a line: odd, since sizes that are padded to even numbers do not agree there, and far away, so that
+few lines are needed."""
+
+
+class StepAt(NamedTuple):
+    """A step at a micro-batch: a record with the same events, and what depends on the micro-batch."""
+
+    record: StepRecord
+    """Its storages and kernels may be those of another micro-batch."""
+    sizes: Sequence[int]
+    """Bytes of each storage, as requested."""
+    storage: Callable[[int], StorageInfo]
+    """The storage with a number."""
+    kernels: Sequence[Kernel]
+    """Distinct kernels."""
+    kernel_of: Sequence[int]
+    """The number of each kernel of the record among the distinct ones."""
+
+    @property
+    def num_varying(self) -> int:
+        """Number of storages whose sizes grow with the micro-batch alone."""
+        return len(self.sizes) - len(self.record.waiting)
+
+
+class LinearRecord:
+    """The record of a step at any micro-batch between two whose records have the same operations.
+
+    Raises:
+        ValueError: if the records do not, or if a size between them is no whole number.
+    """
+
+    def __init__(self, first: int, low: StepRecord, last: int, high: StepRecord) -> None:
+        self.first, self.low, self.last, self.high = first, low, last, high
+        span = last - first
+        if not do_the_same(low, high):
+            raise ValueError("the records have other operations")
+        growth: dict[tuple[StorageInfo, StorageInfo], int] = {}
+        for pair in zip(low.storages, high.storages, strict=True):
+            if pair not in growth:
+                growth[pair] = _growth(*pair, span)
+        self.per_sample = [growth[pair] for pair in zip(low.storages, high.storages, strict=True)]
+        self.at_zero = [
+            info.num_bytes - slope * first for info, slope in zip(low.storages, self.per_sample, strict=True)
+        ]
+        numbers: dict[tuple[Kernel, Kernel], int] = {}
+        pairs = zip(low.kernels, high.kernels, strict=True)
+        self.kernel_of = [numbers.setdefault(pair, len(numbers)) for pair in pairs]
+        self.kernels = [_line(*pair, span) for pair in numbers]
+
+    def at(self, micro: int) -> StepAt:
+        """The step at a micro-batch."""
+        offset = micro - self.first
+        return StepAt(
+            self.low,
+            [start + slope * micro for start, slope in zip(self.at_zero, self.per_sample, strict=True)],
+            lambda number: self.storage(number, micro),
+            [
+                kernel._replace(flops=kernel.flops + flops * offset, moved_bytes=kernel.moved_bytes + moved * offset)
+                for kernel, flops, moved in self.kernels
+            ],
+            self.kernel_of,
+        )
+
+    def storage(self, number: int, micro: int) -> StorageInfo:
+        """The storage with a number at a micro-batch."""
+        low, high = self.low.storages[number], self.high.storages[number]
+        span, offset = self.last - self.first, micro - self.first
+        shape = tuple(a + (b - a) // span * offset for a, b in zip(low.shape, high.shape, strict=True))
+        return low._replace(num_bytes=self.at_zero[number] + self.per_sample[number] * micro, shape=shape)
+
+    def agrees(self, micro: int, record: StepRecord) -> bool:
+        """Whether a record at a micro-batch is the one that the line gives."""
+        if not do_the_same(self.low, record):
+            return False
+        scaled, seen = self.at(micro), set[tuple[StorageInfo, StorageInfo, StorageInfo]]()
+        for number, trio in enumerate(zip(self.low.storages, self.high.storages, record.storages, strict=True)):
+            if trio not in seen:
+                if self.storage(number, micro) != trio[2]:
+                    return False
+                seen.add(trio)
+        return all(
+            scaled.kernels[number] == kernel for number, kernel in zip(scaled.kernel_of, record.kernels, strict=True)
+        )
+
+
+def _growth(low: StorageInfo, high: StorageInfo, span: int) -> int:
+    """Bytes that a storage gains with each sample."""
+    whole = (high.num_bytes - low.num_bytes) % span == 0 and len(low.shape) == len(high.shape)
+    if not whole or low[1:4] != high[1:4] or low[5:] != high[5:]:
+        raise ValueError(f"{low.what} does not grow evenly")
+    if any((b - a) % span for a, b in zip(low.shape, high.shape, strict=True)):
+        raise ValueError(f"{low.what} does not grow evenly")
+    return (high.num_bytes - low.num_bytes) // span
+
+
+def _line(low: Kernel, high: Kernel, span: int) -> tuple[Kernel, int, int]:
+    """A kernel, and the operations and bytes that it gains with each sample."""
+    flops, moved = high.flops - low.flops, high.moved_bytes - low.moved_bytes
+    if flops % span or moved % span or low[2:] != high[2:]:
+        raise ValueError("a kernel's work does not grow evenly")
+    return low, flops // span, moved // span
+
+
+class Records:
+    """Records of one kind of step at any micro-batch."""
+
+    def __init__(self, simulate: Callable[[int], StepRecord]) -> None:
+        self.simulate = simulate
+        self.records: dict[int, StepRecord] = {}
+        self.line: LinearRecord | None = None
+        """The longest line so far."""
+        self.is_linear = True
+        """Whether all that were simulated lie on a line."""
+
+    def at(self, micro: int, several: bool) -> StepAt:
+        """The step at a micro-batch; `several`: others will be asked for as well."""
+        if micro not in self.records and several and self.covers(micro):
+            assert self.line is not None
+            return self.line.at(micro)
+        return simulated(self.simulated(micro))
+
+    def covers(self, micro: int) -> bool:
+        """Whether a micro-batch lies between two that were simulated, and sizes are linear there."""
+        if micro < FIRST:
+            return False
+        if self.is_linear and (self.line is None or self.line.last < micro):
+            line = self._line_to(max(LEAST_BEYOND, (4 << micro.bit_length()) + 1))
+            self.is_linear = line is not None
+            self.line = line or self.line
+        return self.line is not None and micro <= self.line.last
+
+    def simulated(self, micro: int) -> StepRecord:
+        """The record at a micro-batch."""
+        if micro not in self.records:
+            with no_cycle_collection():
+                self.records[micro] = self.simulate(micro)
+        return self.records[micro]
+
+    def _line_to(self, last: int) -> LinearRecord | None:
+        """The line from the first micro-batch to a last one, if a simulation between them agrees.
+
+        That one comes first: a step that does more operations with each sample is large at the last.
+        """
+        low, between = self.simulated(FIRST), self.simulated(BETWEEN)
+        if not do_the_same(low, between):
+            return None
+        try:
+            line = LinearRecord(FIRST, low, last, self.simulated(last))
+        except ValueError:
+            return None
+        return line if line.agrees(BETWEEN, between) else None
+
+
+class AccumulatingRecords(Records):
+    """Records of steps of two micro-steps.
+
+    The second micro-step repeats the operations of the first on tensors of the same sizes, so between the ends of a
+    line the first is simulated alone, if it is what a step of one micro-step is.
+    """
+
+    def __init__(self, simulate: Callable[[int], StepRecord], alone: Records) -> None:
+        super().__init__(simulate)
+        self.alone = alone
+        """Those of one micro-step."""
+
+    def _line_to(self, last: int) -> LinearRecord | None:
+        low, between = self.simulated(FIRST), self.alone.simulated(BETWEEN)
+        try:
+            first_low = first_micro_step(low)
+            if not do_the_same(first_low, between):
+                return super()._line_to(last)
+            high = self.simulated(last)
+            line, first = (
+                LinearRecord(FIRST, low, last, high),
+                LinearRecord(FIRST, first_low, last, first_micro_step(high)),
+            )
+        except ValueError:
+            return super()._line_to(last)
+        if not first.agrees(BETWEEN, between):
+            return None
+        self.alone.line = first
+        return line
+
+
+def simulated(record: StepRecord) -> StepAt:
+    """The step that a record was made of."""
+    kernels = {kernel: number for number, kernel in enumerate(dict.fromkeys(record.kernels))}
+    return StepAt(
+        record,
+        [info.num_bytes for info in record.storages],
+        record.storages.__getitem__,
+        list(kernels),
+        [kernels[kernel] for kernel in record.kernels],
+    )
 
 
 class BatchScaling:
-    """The timelines of one step at any micro-batch; GPUs differ in the size of cuBLAS's workspace alone."""
+    """The steps and evaluations of one job at any micro-batch and accumulation."""
 
     def __init__(self, setting: StepSpec, plan: FoldPlan) -> None:
         self.setting, self.plan = setting, plan
-        self.verified = 0
-        """The largest micro-batch that was simulated and agrees with the linear sizes."""
-        self.is_linear = True
-        """Whether all that were simulated agree."""
-        self.timelines: dict[tuple[int, int], ScaledTimeline] = {}
-        """By the number of small tensors, some of which are left out
-        (:func:`vramplan.analytic.layer_folding.unfold`), and the bytes of that workspace."""
+        self._alone = Records(lambda micro: simulate_step(self._setting(micro, 1), 1))
+        """Steps of one micro-step."""
+        self._accumulating = AccumulatingRecords(lambda micro: simulate_step(self._setting(micro, 2), 2), self._alone)
+        """Steps of two."""
 
-    def covers(self, micro: int) -> bool:
-        """Whether a micro-batch lies between two whose sizes are linear."""
-        if micro < FIRST:
-            return False
-        with no_cycle_collection():
-            while self.verified < micro and self.is_linear:
-                beyond = (4 << micro.bit_length()) + 1  # odd: sizes that are padded to even numbers do not agree
-                self.is_linear = self._agrees(self._second, FIRST + 1) and self._agrees(self._at(beyond), beyond)
-                self.verified = beyond if self.is_linear else self.verified
-        return micro <= self.verified
+    def step(self, micro: int, steps: int, several: bool = True) -> StepAt:
+        """A training step; `several`: other micro-batches will be asked for as well."""
+        if steps == 1:
+            return self._alone.at(micro, several)
+        step = self._accumulating.at(micro, several)
+        return step if steps == 2 else self._waiting(step, micro, steps)
 
-    def timeline(self, micro: int, gpu: Gpu) -> ScaledTimeline:
-        """The timeline for a micro-batch that is covered."""
-        sizes = [size.at(micro) for size in self._sizes]
-        key = sum(size <= SMALL_SIZE for size in sizes), cublas_workspace(gpu).num_bytes
-        if key not in self.timelines:
-            with no_cycle_collection():
-                self.timelines[key] = self._timeline(micro, sizes, gpu)
-        return self.timelines[key]
-
-    def _timeline(self, micro: int, sizes: list[int], gpu: Gpu) -> ScaledTimeline:
-        net = copy(self._first)
-        net.tape = copy(net.tape)
-        net.tape.storages = [
-            # the shape keeps storages apart that grow differently
-            info._replace(num_bytes=num_bytes, shape=(size.per_sample,))
-            for info, num_bytes, size in zip(net.tape.storages, sizes, self._sizes, strict=True)
-        ]
-        step = Step(self.setting, self.plan, gpu, net=net)
-        sources = zip(step.storages, step.unfolded.source, strict=True)
-        growth = {id(storage): self._sizes[source].per_sample for storage, source in sources}
-        return ScaledTimeline(SimulatedRun(step).timeline, micro, growth)
-
-    def _at(self, micro: int) -> Modules:
-        job = self.setting.job.model_copy(update={"micro_batch_size": micro})
-        return simulate_step(replace(self.setting, job=job), micro_steps(job))
+    def evaluation(self, micro: int, several: bool = True) -> StepAt:
+        """A forward without gradients."""
+        return self._evaluations.at(micro, several)
 
     @cached_property
-    def _first(self) -> Modules:
-        return self._at(FIRST)
+    def _evaluations(self) -> Records:
+        return Records(lambda micro: simulate_evaluation(self._setting(micro, 1)))
 
-    @cached_property
-    def _second(self) -> Modules:
-        return self._at(FIRST + 1)
+    def _setting(self, micro: int, steps: int) -> StepSpec:
+        batch = {"micro_batch_size": micro, "gradient_accumulation_steps": steps}
+        return replace(self.setting, job=self.setting.job.model_copy(update=batch))
 
-    @cached_property
-    def _sizes(self) -> list[LinearSize]:
-        """Size of each simulated storage."""
-        pairs = zip(self._first.tape.storages, self._second.tape.storages, strict=True)
-        return [LinearSize.through(FIRST, low.num_bytes, FIRST + 1, high.num_bytes) for low, high in pairs]
-
-    def _agrees(self, net: Modules, micro: int) -> bool:
-        """Whether a simulation has the events of the first, and the linear sizes."""
-        return net.tape.events == self._first.tape.events and all(
-            info.num_bytes == size.at(micro) for size, info in zip(self._sizes, net.tape.storages, strict=True)
-        )
+    def _waiting(self, step: StepAt, micro: int, steps: int) -> StepAt:
+        """The step with all batches of `steps` fetched at once, not of two."""
+        waiting = step.record.waiting
+        if not waiting:
+            return step
+        infos = dict(zip(waiting, storages_of_waiting(self._setting(micro, steps)), strict=True))
+        sizes = list(step.sizes)
+        for number, info in infos.items():
+            sizes[number] = info.num_bytes
+        storage = step.storage
+        return step._replace(sizes=sizes, storage=lambda number: infos[number] if number in infos else storage(number))

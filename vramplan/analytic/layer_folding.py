@@ -8,6 +8,7 @@ reference to the layer itself, the one before or the one after holds for each of
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from vramplan.analytic.autograd.graph import LayerSection
-from vramplan.analytic.autograd.tape import Tape
+from vramplan.analytic.step_record import StepRecord
+from vramplan.memory import passes
 from vramplan.memory.allocator import SMALL_SIZE
 
 HEAD, TAIL = 2, 1
@@ -107,8 +109,8 @@ class UnfoldedSection(NamedTuple):
 class Unfolded:
     """The record of the whole model: events over its storages, each with the simulated storage that it repeats."""
 
-    events: list[int]
-    source: list[int]
+    events: array[int]
+    source: array[int]
     """Simulated storage of each storage."""
     first_of: dict[tuple[str, int], int]
     """First storage of each layer's section, by phase and layer of the whole model."""
@@ -116,8 +118,8 @@ class Unfolded:
     """First storage of each section outside the layers, by the section's number on the tape."""
     pieces: list[UnfoldedSection]
     """The sections in order, each with its first event."""
-    tape: Tape
-    section_of: list[int]
+    record: StepRecord
+    section_of: array[int]
     """Number of the section that allocates each simulated storage."""
 
     @cached_property
@@ -128,42 +130,64 @@ class Unfolded:
     def place(self, storage: int, layer: int | None) -> int:
         """Number in the whole model of the simulated `storage`; if a layer allocates it, of the one in `layer`."""
         number = self.section_of[storage]
-        made_in = self.tape.sections[number]
+        made_in = self.record.sections[number]
         if made_in.layer is None:
             return self.first_outside[number] + storage - made_in.first_storage
         assert layer is not None
         return self.first_of[made_in.phase, layer] + storage - made_in.first_storage
 
-    def on_card(self, card: int, events: Sequence[int]) -> list[int]:
+    def on_card(self, card: int, events: Sequence[int]) -> array[int]:
         """The events whose storages are on the GPU with index `card`."""
-        storages, source = self.tape.storages, self.source
-        return [event for event in events if storages[source[event if event >= 0 else ~event]].card == card]
+        return passes.selected(events, self._on(card))
+
+    def _on(self, card: int) -> bytes:
+        """Whether each storage is on the GPU with index `card`."""
+        flags = self._cards.get(card)
+        if flags is None:
+            simulated = [info.card == card for info in self.record.storages]
+            flags = self._cards[card] = bytes([simulated[source] for source in self.source])
+        return flags
+
+    @cached_property
+    def _cards(self) -> dict[int, bytes]:
+        return {}
 
 
-def unfold(tape: Tape, plan: FoldPlan, brief: bool = False) -> Unfolded:
-    """The record of all layers from that of the simulated ones.
+def unfold(record: StepRecord, plan: FoldPlan, sizes: Sequence[int], brief: bool = False) -> Unfolded:
+    """The record of all layers from that of the simulated ones, whose storages have these sizes in bytes.
 
     `brief` leaves out small tensors that are freed within their layer, in all but the first and last copy of the
     repeated layers: nearly half of the events, and less than a small segment (2 MiB) of memory.
     """
-    return _Writer(tape, plan, brief).write()
+    return _Writer(record, plan, sizes, brief).write()
+
+
+class _Template(NamedTuple):
+    """The events of a section, for any layer: storages are numbered within the section that allocates them."""
+
+    events: array[int]
+    slots: array[int]
+    """The slot of each event's storage: 0 for the section itself."""
+    origins: list[tuple[int, int]]
+    """For each further slot the section that allocates its storages, and the number of its copy."""
 
 
 class _Writer:
-    def __init__(self, tape: Tape, plan: FoldPlan, brief: bool) -> None:
-        self.tape = tape
+    def __init__(self, record: StepRecord, plan: FoldPlan, sizes: Sequence[int], brief: bool) -> None:
+        self.record = record
         self.plan = plan
+        self.sizes = sizes
         self.brief = brief
-        self.lasting: dict[int, list[int]] = {}
-        self.section_of: list[int] = []
-        self.result = Unfolded([], [], {}, {}, [], tape, self.section_of)
-        sections = tape.sections
-        for number, section in enumerate(sections):
-            end = sections[number + 1].first_storage if number + 1 < len(sections) else len(tape.storages)
-            self.section_of += [number] * (end - section.first_storage)
+        self.templates: dict[tuple[int, bool, bool], _Template] = {}
+        self.identity = array("i", range(len(record.storages)))
+        self.section_of = array("i")
+        self.result = Unfolded(array("i"), array("i"), {}, {}, [], record, self.section_of)
+        for number, section in enumerate(record.sections):
+            count = record.end_of(number).first_storage - section.first_storage
+            self.section_of.extend(array("i", [number]) * count)
 
     def write(self) -> Unfolded:
-        sections, plan = self.tape.sections, self.plan
+        sections, plan = self.record.sections, self.plan
         number = 0
         while number < len(sections):
             layer = sections[number].layer
@@ -192,11 +216,8 @@ class _Writer:
 
     def _emit(self, number: int, layer: int | None, last: bool = True, brief: bool = False) -> None:
         """Write one section as the model's `layer`; the last copy frees storages that all copies share."""
-        tape, result = self.tape, self.result
-        section = tape.sections[number]
-        following = tape.sections[number + 1] if number + 1 < len(tape.sections) else None
-        last_event = following.first_event if following else len(tape.events)
-        last_storage = following.first_storage if following else len(tape.storages)
+        result = self.result
+        section, following = self.record.sections[number], self.record.end_of(number)
         result.pieces.append(UnfoldedSection(section.phase, layer, len(result.events)))
         base = len(result.source)
         if layer is None:
@@ -204,48 +225,62 @@ class _Writer:
         else:
             assert (section.phase, layer) not in result.first_of, "a layer's section is in two pieces"
             result.first_of[section.phase, layer] = base
-        result.source.extend(range(section.first_storage, last_storage))
-        append = result.events.append
-        first = section.first_storage
-        events = tape.events[section.first_event : last_event]
-        for event in self._lasting(number, events) if brief else events:
+        result.source.extend(self.identity[section.first_storage : following.first_storage])
+        key = (number, last, brief)
+        template = self.templates.get(key)
+        if template is None:
+            template = self.templates[key] = self._template(*key)
+        bases = [base, *(self._base(origin, copy, section, layer) for origin, copy in template.origins)]
+        result.events.extend(passes.relocated(template.events, template.slots, bases))
+
+    def _template(self, number: int, last: bool, brief: bool) -> _Template:
+        """The events of a section; all but the last copy leave storages of other stacks, and outside, to the last."""
+        section, following = self.record.sections[number], self.record.end_of(number)
+        all_events = self.record.events[section.first_event : following.first_event]
+        events = self._lasting(all_events) if brief else all_events
+        first, end = section.first_storage, following.first_storage
+        within: list[int] = []
+        slots: list[int] = []
+        origins: list[tuple[int, int]] = []
+        slot_of: dict[int, Sequence[int]] = {}
+        for event in events:
             storage = event if event >= 0 else ~event
-            if storage >= first and storage < last_storage:
-                place = base + storage - first
-                append(place if event >= 0 else ~place)
-            else:
-                if not last and not _same_stack(tape.sections[self.section_of[storage]].layer, layer):
-                    continue
-                for place in self._elsewhere(storage, section, layer):
-                    append(~place)
+            if first <= storage < end:
+                within.append(event - first if event >= 0 else event + first)
+                slots.append(0)
+                continue
+            origin = self.section_of[storage]
+            made_in = self.record.sections[origin]
+            if origin not in slot_of:
+                same = _same_stack(made_in.layer, section.layer)
+                num_copies = 1 if same else self.plan.copies_of(made_in.layer) if last else 0
+                origins += [(origin, copy) for copy in range(num_copies)]
+                slot_of[origin] = range(1 + len(origins) - num_copies, 1 + len(origins))
+            for slot in slot_of[origin]:
+                within.append(event - made_in.first_storage if event >= 0 else event + made_in.first_storage)
+                slots.append(slot)
+        return _Template(array("i", within), array("i", slots), origins)
 
-    def _lasting(self, number: int, events: list[int]) -> list[int]:
+    def _lasting(self, events: Sequence[int]) -> list[int]:
         """The events of a section without those of small storages that are freed in it."""
-        lasting = self.lasting.get(number)
-        if lasting is None:
-            freed = {~event for event in events if event < 0}
-            allocated = {event for event in events if event >= 0}
-            storages = self.tape.storages
-            passing = {number for number in freed & allocated if storages[number].num_bytes <= SMALL_SIZE}
-            lasting = self.lasting[number] = [e for e in events if (e if e >= 0 else ~e) not in passing]
-        return lasting
+        freed = {~event for event in events if event < 0}
+        allocated = {event for event in events if event >= 0}
+        passing = {number for number in freed & allocated if self.sizes[number] <= SMALL_SIZE}
+        return [event for event in events if (event if event >= 0 else ~event) not in passing]
 
-    def _elsewhere(self, storage: int, here: LayerSection, layer: int | None) -> list[int]:
-        """Numbers in the whole model of a storage of another section that `layer` frees."""
-        number = self.section_of[storage]
-        made_in = self.tape.sections[number]
-        plan, place = self.plan, self.result.place
+    def _base(self, origin: int, copy: int, here: LayerSection, layer: int | None) -> int:
+        """First storage in the whole model of another section, of whose storages `layer` frees some."""
+        made_in, first_of = self.record.sections[origin], self.result.first_of
         if made_in.layer is None:
-            return [place(storage, None)]
-        stack = plan.of(made_in.layer)
+            return self.result.first_outside[origin]
+        stack = self.plan.of(made_in.layer)
         if layer is not None and here.layer is not None and _same_stack(made_in.layer, layer):
             if stack.is_across(made_in.layer, here.layer):  # made across the period (T5's bias)
-                return [place(storage, stack.place(made_in.layer))]
-            return [place(storage, layer + made_in.layer - here.layer)]
+                return first_of[made_in.phase, stack.place(made_in.layer)]
+            return first_of[made_in.phase, layer + made_in.layer - here.layer]
         if stack.copies_of(made_in.layer) > 1:
-            layers = range(made_in.layer, made_in.layer + stack.copies * stack.period, stack.period)
-            return [place(storage, layer) for layer in layers]
-        return [place(storage, stack.place(made_in.layer))]
+            return first_of[made_in.phase, made_in.layer + copy * stack.period]
+        return first_of[made_in.phase, stack.place(made_in.layer)]
 
 
 def _same_stack(a: int | None, b: int | None) -> bool:

@@ -5,19 +5,65 @@ The second step is the one that counts: optimizer states exist by then while gra
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
-from vramplan.analytic.layer_folding import unfold
+from vramplan.analytic.layer_folding import Unfolded
 from vramplan.analytic.strategies import strategy_of
-from vramplan.analytic.train_step import simulate_evaluation
 from vramplan.analytic.unfolded_step import Step, buffers_of
+from vramplan.memory import passes
 from vramplan.memory.overheads import cublas_workspace
 from vramplan.memory.recorder import Recorder
-from vramplan.memory.timeline import Timeline
+from vramplan.memory.timeline import BLOCK_BYTES, Kinds, Mark, Storage, Timeline
+from vramplan.units import round_up
+
+LATER = Storage(0, "temporary", "a storage of the simulated step")
+"""Stands for each storage of the simulated step, which is described when it is looked at: most never are."""
+
+
+class Layout(NamedTuple):
+    """The timeline of one GPU, whatever the sizes of the simulated step's storages."""
+
+    storages: Sequence[Storage]
+    """The kinds; those of the simulated step are :data:`LATER`."""
+    first: int
+    """The kind of the simulated step's first storage; the others follow it."""
+    in_kernel: list[bool]
+    """Whether a kernel allocates it, for each kind."""
+    kind_of: array[int]
+    events: array[int]
+    marks: Sequence[Mark]
+
+    def timeline(self, sizes: Sequence[int], describe: Callable[[int], Storage]) -> Timeline:
+        """The timeline, from the bytes of each storage of the simulated step, and its description by number."""
+        return Timeline(StepKinds(self, sizes, describe), self.kind_of, self.events, self.marks)
+
+
+class StepKinds(Kinds):
+    """The kinds of a run's timeline, of which those of the simulated step are described when they are looked at."""
+
+    def __init__(self, layout: Layout, sizes: Sequence[int], describe: Callable[[int], Storage]) -> None:
+        super().__init__(layout.storages)
+        self.streams = Kinds(layout.storages).streams
+        self.in_kernel = layout.in_kernel
+        self.first, self.describe = layout.first, describe
+        self.sizes = array("q", [storage.rounded_bytes for storage in layout.storages])
+        self.sizes[self.first : self.first + len(sizes)] = array("q", [round_up(size, BLOCK_BYTES) for size in sizes])
+
+    def __getitem__(self, number: int) -> Storage:  # type: ignore[override]
+        storage = self.storages[number]
+        if storage is LATER:
+            storage = self.storages[number] = self.describe(number - self.first)
+        return storage
+
+    def __iter__(self) -> Iterator[Storage]:
+        return map(self.__getitem__, range(len(self.storages)))
 
 
 class SimulatedRun:
-    """The timelines of a simulated step, one per GPU if GPUs differ, and its evaluation peaks."""
+    """The timelines of a simulated step, one per GPU if GPUs differ."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
@@ -30,9 +76,14 @@ class SimulatedRun:
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
         """Timeline by GPU; only one if all do the same."""
-        return {card: self._timeline(card) for card in self.step.setting.placement.gpus}
+        return {card: layout.timeline(self.step.sizes, self.step.describe) for card, layout in self.layouts.items()}
 
-    def _timeline(self, card: int) -> Timeline:
+    @cached_property
+    def layouts(self) -> dict[int, Layout]:
+        """The timeline of each GPU but for the sizes of the step's storages; only one if all do the same."""
+        return {card: self._layout(card) for card in self.step.setting.placement.gpus}
+
+    def _layout(self, card: int) -> Layout:
         """Loading and two optimizer steps, each of at most two micro-steps: without gradients, and on top of them."""
         record = Recorder()
         share = strategy_of(self.step, record, card)
@@ -44,10 +95,13 @@ class SimulatedRun:
         record.enter("forward")
         for _ in ("forward", "backward"):  # one for each thread
             record.allocate(cublas_workspace(self.step.card))
+        simulated = self.step.record.storages
+        first = record.add_kinds([LATER] * len(simulated))
         events, pieces = self.step.unfolded.events, self.step.unfolded.pieces
+        kind_of = passes.shifted(self.step.unfolded.source, first)
         ends = [piece.first_event for piece in pieces[1:]] + [len(events)]
         for step in range(2):
-            offset = record.splice(self.step.storages)
+            offset = record.splice(kind_of)
             for before, piece, end in zip((None, *pieces), pieces, ends, strict=False):
                 if before is not None and before.phase.startswith("backward") and piece.phase != before.phase:
                     share.backward_ends()
@@ -59,20 +113,26 @@ class SimulatedRun:
                     break
                 record.enter(piece.phase.partition(".")[0])
                 share.run_section(piece, events[piece.first_event : end], offset)
-        return record.timeline()
+        in_kernel = [storage.in_kernel for storage in record.kinds]
+        in_kernel[first : first + len(simulated)] = [info.category == "workspace" for info in simulated]
+        return Layout(record.kinds, first, in_kernel, record.kind_of, record.events, record.marks)
 
-    def evaluation_bytes(self, card: int = 0) -> int:
-        """Highest bytes of live tensors in a forward without gradients, without model and states."""
-        return self._evaluations[card]
 
-    @cached_property
-    def _evaluations(self) -> dict[int, int]:
-        tape = simulate_evaluation(self.step.setting)
-        unfolded = unfold(tape, self.step.plan, brief=True)
-        storages = self.step.described(tape, unfolded)
-        gathered = strategy_of(self.step, Recorder()).gathered_bytes()
-        found = {}
-        for card in self.step.setting.placement.gpus:
-            events = unfolded.on_card(card, unfolded.events)
-            found[card] = max(Timeline(storages, events, []).live_bytes(), default=0) + gathered
-        return found
+def evaluation_bytes(step: Step, unfolded: Unfolded, sizes: Sequence[int]) -> dict[int, int]:
+    """Highest bytes of live tensors in a forward without gradients, without weights and states, by GPU.
+
+    Args:
+        step: the training step.
+        unfolded: the evaluation.
+        sizes: the bytes of each of its simulated storages.
+    """
+    rounded = array("q", [round_up(size, BLOCK_BYTES) for size in sizes])
+    return {
+        card: passes.peak_bytes(unfolded.on_card(card, unfolded.events), unfolded.source, rounded)
+        for card in step.setting.placement.gpus
+    }
+
+
+def gathered_bytes(step: Step) -> int:
+    """Highest bytes of sharded weights that are gathered at a time in a forward without gradients."""
+    return strategy_of(step, Recorder()).gathered_bytes()

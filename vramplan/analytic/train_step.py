@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from vramplan.analytic.architectures.forward_pass import ForwardPass
 from vramplan.analytic.autograd import ops
-from vramplan.analytic.autograd.graph import LayerSection, Tensor
+from vramplan.analytic.autograd.graph import LayerSection, StorageInfo, Tensor
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.batch import Batch, as_handed, make_batch
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
+from vramplan.analytic.step_record import StepRecord, record_of
 
 
 def new_modules(setting: StepSpec) -> Modules:
@@ -31,8 +32,8 @@ def declare(setting: StepSpec) -> Modules:
     return net
 
 
-def simulate_step(setting: StepSpec, micro_steps: int) -> Modules:
-    """Forward and backward of `micro_steps` micro-batches.
+def simulate_step(setting: StepSpec, micro_steps: int) -> StepRecord:
+    """The record of forward and backward of `micro_steps` micro-batches.
 
     Phases are named ``forward.N`` and ``backward.N``; gradients stay on the parameters from one to the next. Tensors
     that the loop itself drops last (the batch; in a plain loop the loss and the graph behind it) are freed in the
@@ -44,11 +45,14 @@ def simulate_step(setting: StepSpec, micro_steps: int) -> Modules:
     tape.keeps_inputs = job.strategy == "zero3"
     loss: Tensor | None = None
     batch: Batch | None = None
+    waiting = range(0)
     for number in range(micro_steps):
         phase = f"forward.{number}"
         tape.enter(phase, None)
         if batch is None or job.loop == "plain":
             batch = make_batch(tape, setting, phase, job.micro_batch_size, job.gradient_accumulation_steps)
+            if batch.waiting:
+                waiting = range(len(tape.storages) - len(batch.waiting), len(tape.storages))
         loss = run_forward(net, setting, phase, batch)
         tape.backward(f"backward.{number}", loss)
         steps_inside = job.strategy.startswith("zero") and number == micro_steps - 1
@@ -57,11 +61,30 @@ def simulate_step(setting: StepSpec, micro_steps: int) -> Modules:
     tape.enter("end", None)
     del loss, batch
     tape.sections.append(LayerSection("over", None, len(tape.events), len(tape.storages), len(tape.kernels)))
-    return net
+    if setting.vision is not None and not setting.has_images:  # the tower is loaded all the same
+        for key, parameter in declare(setting).tape.parameters.items():
+            tape.parameters.setdefault(key, parameter)
+    weights = list(tape.parameters.values())
+    embedded = next((number for number, weight in enumerate(weights) if weight is net.embedded), None)
+    return record_of(tape)._replace(
+        embedded=embedded,
+        widths=net.widths,
+        layers_without_input_grad=frozenset(net.layers_without_input_grad),
+        idle=frozenset(net.idle),
+        routers=frozenset(net.routers),
+        waiting=waiting,
+    )
 
 
-def simulate_evaluation(setting: StepSpec) -> Tape:
-    """A forward without gradients at the same batch."""
+def storages_of_waiting(setting: StepSpec) -> list[StorageInfo]:
+    """The storages of the batches that wait, in the order of :func:`simulate_step`."""
+    tape, job = Tape(), setting.job
+    waiting = make_batch(tape, setting, "forward.0", job.micro_batch_size, job.gradient_accumulation_steps).waiting
+    return [tape.storages[tensor.storage.id] for tensor in waiting]  # type: ignore[union-attr]
+
+
+def simulate_evaluation(setting: StepSpec) -> StepRecord:
+    """The record of a forward without gradients at the same batch."""
     net = new_modules(setting)
     tape, job = net.tape, setting.job
     tape.training = False
@@ -70,7 +93,7 @@ def simulate_evaluation(setting: StepSpec) -> Tape:
         loss = run_forward(net, setting, "eval", batch)
     tape.enter("end", None)
     del loss, batch
-    return tape
+    return record_of(tape)
 
 
 def run_forward(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:

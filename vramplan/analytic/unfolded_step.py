@@ -12,17 +12,15 @@ from itertools import groupby
 from math import prod
 
 from vramplan.analytic.architectures.vision_tower import PARTS, TOWER
-from vramplan.analytic.autograd.graph import Parameter, StorageInfo, Stored
+from vramplan.analytic.autograd.graph import StorageInfo, Stored
 from vramplan.analytic.autograd.repeated_experts import named
-from vramplan.analytic.autograd.tape import Tape
-from vramplan.analytic.layer_folding import FoldPlan, Unfolded, unfold
-from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.layer_folding import FoldPlan, unfold
 from vramplan.analytic.step_inputs import StepSpec
+from vramplan.analytic.step_record import RecordedWeight, StepRecord, record_of
 from vramplan.analytic.train_step import declare, simulate_step
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.memory.optimizer_steps import Weight, is_embedding
-from vramplan.memory.roofline import Kernel
 from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES
 
@@ -46,7 +44,7 @@ def no_cycle_collection() -> Iterator[None]:
 class Placed:
     """A parameter of the whole model: the simulated one that represents it, and its layer."""
 
-    parameter: Parameter
+    parameter: RecordedWeight
     layer: int | None
     copy: int = 0
     """Its number among those that the simulated one represents within its layer."""
@@ -93,15 +91,15 @@ def buffers_of(setting: StepSpec) -> list[Storage]:
     return found
 
 
-def _by_layer(tape: Tape) -> dict[int | None, list[Parameter]]:
+def _by_layer(record: StepRecord) -> dict[int | None, list[RecordedWeight]]:
     """The simulated parameters by layer, in order of use."""
-    found: dict[int | None, list[Parameter]] = {}
-    for parameter in tape.parameters.values():
+    found: dict[int | None, list[RecordedWeight]] = {}
+    for parameter in record.weights:
         found.setdefault(parameter.layer, []).append(parameter)
     return found
 
 
-def layer_of(simulated: list[Parameter], layer: int) -> Iterator[Placed]:
+def layer_of(simulated: list[RecordedWeight], layer: int) -> Iterator[Placed]:
     """A layer's parameters; those of experts that one represents, one expert after another."""
     for copies, alike in groupby(simulated, key=lambda one: one.copies):
         several = list(alike)
@@ -109,9 +107,9 @@ def layer_of(simulated: list[Parameter], layer: int) -> Iterator[Placed]:
             yield from (Placed(one, layer, copy) for one in several)
 
 
-def weights_of(tape: Tape, plan: FoldPlan) -> list[Placed]:
+def weights_of(record: StepRecord, plan: FoldPlan) -> list[Placed]:
     """All parameters of the whole model, in order of use; adapters last, as PEFT adds them to a loaded model."""
-    by_layer = _by_layer(tape)
+    by_layer = _by_layer(record)
     placed: list[Placed] = []
     for stack in plan.stacks:
         outside = [p for p in by_layer.get(None, []) if (p.name.partition(".")[0] in PARTS) == (stack.base >= TOWER)]
@@ -123,9 +121,9 @@ def weights_of(tape: Tape, plan: FoldPlan) -> list[Placed]:
     return sorted(placed, key=lambda one: one.parameter.is_adapter)
 
 
-def in_order(tape: Tape, plan: FoldPlan, loads: tuple[str | int, ...]) -> list[Placed]:
+def in_order(record: StepRecord, plan: FoldPlan, loads: tuple[str | int, ...]) -> list[Placed]:
     """All parameters in a given order: prefixes of names, numbers of stacks."""
-    by_layer = _by_layer(tape)
+    by_layer = _by_layer(record)
     outside = by_layer.get(None, [])
     placed: list[Placed] = []
     for part in (*loads, ""):
@@ -141,7 +139,7 @@ def in_order(tape: Tape, plan: FoldPlan, loads: tuple[str | int, ...]) -> list[P
 
 def label(module: str, what: str, in_layer: bool) -> str:
     """A storage's name for people: layers share one, and so do a layer's experts."""
-    name = EXPERT.sub(".experts.*.", module.partition("#")[0])
+    name = EXPERT.sub(".experts.*.", module.partition("#")[0]) if ".experts." in module else module
     return f"{'layers.*.' if in_layer else ''}{name} {what}".strip()
 
 
@@ -163,45 +161,57 @@ def micro_steps(job: Job) -> int:
     return min(2, job.gradient_accumulation_steps)
 
 
+def is_brief(job: Job) -> bool:
+    """Whether small tensors may be left out; not under ZeRO-3, which gathers weights as modules make tensors."""
+    return job.strategy != "zero3"
+
+
 class Step:
-    """One job's step, simulated once (or given as `net`), from which timelines and times are derived."""
+    """One job's step, simulated once (or given as `record`), from which timelines and times are derived."""
 
     def __init__(
-        self, setting: StepSpec, plan: FoldPlan, card: Gpu, brief: bool = True, net: Modules | None = None
+        self,
+        setting: StepSpec,
+        plan: FoldPlan,
+        card: Gpu,
+        brief: bool = True,
+        record: StepRecord | None = None,
+        sizes: Sequence[int] | None = None,
     ) -> None:
         self.setting = setting
         self.plan = plan
         self.card = card
         self.job = setting.job
         self.micro_steps = micro_steps(self.job)
-        net = net or simulate_step(setting, self.micro_steps)
-        self.tape, self.widths, self.routers = net.tape, net.widths, net.routers
-        self.embedded, self.layers_without_input_grad, self.idle = net.embedded, net.layers_without_input_grad, net.idle
-        if setting.vision is not None and not setting.has_images:  # the tower is loaded all the same
-            for key, parameter in declare(setting).tape.parameters.items():
-                self.tape.parameters.setdefault(key, parameter)
-        self.unfolded = unfold(self.tape, plan, brief and self.job.strategy != "zero3")  # whose modules must all show
-        self.storages = self.described(self.tape, self.unfolded)
+        self.record = record or simulate_step(setting, self.micro_steps)
+        self.sizes = sizes or [info.num_bytes for info in self.record.storages]
+        self.unfolded = unfold(self.record, plan, self.sizes, brief and is_brief(self.job))
 
-    def described(self, tape: Tape, unfolded: Unfolded) -> list[Storage]:
-        """Each storage of the whole model, for a timeline."""
-        sections = tape.sections
-        vocabulary = self.setting.architecture.shape(self.setting.config).vocabulary
-        shown = [
-            describe(info, number in tape.kept, sections[unfolded.section_of[number]].layer is not None, vocabulary)
-            for number, info in enumerate(tape.storages)
-        ]
-        return [shown[source] for source in unfolded.source]
+    def describe(self, number: int) -> Storage:
+        """A simulated storage for a timeline."""
+        record = self.record
+        in_layer = record.sections[self.unfolded.section_of[number]].layer is not None
+        return describe(record.storages[number], number in record.kept, in_layer, self.vocabulary)
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """Number of tokens of the vocabulary."""
+        return self.setting.architecture.shape(self.setting.config).vocabulary
+
+    @property
+    def embedded(self) -> RecordedWeight | None:
+        """Weight of the first embedding."""
+        return None if self.record.embedded is None else self.record.weights[self.record.embedded]
 
     @cached_property
     def placed(self) -> list[Placed]:
         """The whole model's parameters."""
         loads = self.setting.architecture.loads
         if loads:
-            return in_order(self.tape, self.plan, loads)
+            return in_order(self.record, self.plan, loads)
         if self.setting.device_map is not None:
-            return in_order(self.tape, self.plan, ("model.embed_tokens", *range(len(self.plan.stacks))))
-        return weights_of(self.tape, self.plan)
+            return in_order(self.record, self.plan, ("model.embed_tokens", *range(len(self.plan.stacks))))
+        return weights_of(self.record, self.plan)
 
     @cached_property
     def num_parameters(self) -> int:
@@ -229,31 +239,29 @@ class Step:
 
     def head_begins(self, events: Sequence[int]) -> int:
         """Index of the output head's first event in a backward."""
-        storages, source = self.tape.storages, self.unfolded.source
+        storages, source = self.record.storages, self.unfolded.source
         return next((n for n, e in enumerate(events) if e >= 0 and storages[source[e]].module == "lm_head"), 0)
 
     def gradients_of(self, placed: Iterable[Placed]) -> list[int]:
         """Number of each weight's gradient among the simulated step's storages."""
         found = []
         for one in placed:
-            grad = one.parameter.grad
-            if grad is not None and one.copy == 0:
-                found += [self.unfolded.place(id, one.layer) for id in grad.storage.ids]  # type: ignore[union-attr]
+            if one.copy == 0:
+                found += [self.unfolded.place(id, one.layer) for id in one.parameter.gradient]
         return found
 
-    def kernels(self) -> tuple[list[tuple[Kernel, int]], list[tuple[Kernel, int]]]:
-        """(work of the first micro-step, of a further one): each kernel with its number of runs."""
-        first: list[tuple[Kernel, int]] = []
-        further: list[tuple[Kernel, int]] = []
-        sections = self.tape.sections
-        for number, section in enumerate(sections):
-            end = sections[number + 1].first_kernel if number + 1 < len(sections) else len(self.tape.kernels)
+    def kernels(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """(work of the first micro-step, of a further one): number of each kernel, and how often it runs."""
+        first: list[tuple[int, int]] = []
+        further: list[tuple[int, int]] = []
+        for number, section in enumerate(self.record.sections):
+            end = self.record.end_of(number).first_kernel
             times = self.plan.copies_of(section.layer)
             target = first if section.phase.endswith(".0") else further
-            target += [(kernel, times) for kernel in self.tape.kernels[section.first_kernel : end]]
+            target += [(kernel, times) for kernel in range(section.first_kernel, end)]
         return first, further
 
 
 def count_parameters(setting: StepSpec, plan: FoldPlan) -> int:
     """Distinct parameters of the whole model."""
-    return sum(one.parameter.num_elements for one in weights_of(declare(setting).tape, plan))
+    return sum(one.parameter.num_elements for one in weights_of(record_of(declare(setting).tape), plan))

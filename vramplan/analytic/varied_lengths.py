@@ -7,11 +7,13 @@ is emptied.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 
 from vramplan.analytic.unfolded_step import micro_steps
 from vramplan.inputs.job import Job
 from vramplan.inputs.sample_lengths import batch_lengths
+from vramplan.memory import passes
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Timeline
 
@@ -42,21 +44,27 @@ class _Run:
 
     def __init__(self) -> None:
         self.record = Recorder()
-        self.live: dict[int, int] = {}
-        """Number in this timeline by number in the others."""
+        self.numbers = array("i")
+        """Number in this timeline by number in the others; -1 if it is not alive."""
+        self.kinds: dict[int, array[int]] = {}
+        """For each other timeline the kinds of its storages here, by its id."""
 
     def append(self, timeline: Timeline, piece: int) -> None:
         """Append a piece: loading, a micro-step, or an optimizer's step; see :func:`pieces`."""
-        record, live = self.record, self.live
+        record = self.record
+        kind_of = self.kinds.get(id(timeline))
+        if kind_of is None:
+            first = record.add_kinds(timeline.kinds)
+            kind_of = self.kinds[id(timeline)] = passes.shifted(timeline.kind_of, first)
+        self.numbers.extend(array("i", [-1]) * (len(kind_of) - len(self.numbers)))
         for phase, first, last in pieces(timeline)[piece]:
             record.enter(phase)
-            for event in timeline.events[first:last]:
-                if event >= 0:
-                    before, live[event] = live.get(event), record.allocate(timeline.storages[event])
-                    if before is not None:  # the previous step's storage is freed once there is a new one
-                        record.free(before)
-                elif ~event in live:
-                    record.free(live.pop(~event))
+            # the previous step's storage is freed once there is a new one
+            events, storages, self.numbers = passes.renumbered(
+                timeline.events[first:last], self.numbers, len(record.kind_of)
+            )
+            record.splice(array("i", [kind_of[number] for number in storages]))
+            record.events.extend(events)
 
     def hand_on(self, timeline: Timeline, piece: int) -> None:
         """Let the storages that a second step leaves, which begins with a piece, replace those the first left."""
@@ -64,8 +72,8 @@ class _Run:
         before = _left(timeline.events[:begins])
         freed = {~event for event in timeline.events[begins:] if event < 0}
         for old, new in zip([one for one in before if one in freed], _left(timeline.events[begins:]), strict=False):
-            if new in self.live:
-                self.live[old] = self.live.pop(new)
+            if self.numbers[new] >= 0:
+                self.numbers[old], self.numbers[new] = self.numbers[new], -1
 
 
 def _left(events: Sequence[int]) -> list[int]:

@@ -5,21 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from vramplan.cli.options import AsJson, progress, say
+from vramplan.cli.parameters import Option
 
 LEDGER = Path("tests/measured")
 """Compared if neither a ledger nor published runs are named, and if it exists."""
 
 
 def accuracy(
-    ledger: Annotated[Path | None, typer.Option(help="Folder of measured runs (tests/measured, if it exists).")] = None,
-    published: Annotated[Path | None, typer.Option(help="File of runs that others have published.")] = None,
-    by: Annotated[str, typer.Option(help="Estimators to compare: analytic, trace, or both with a comma.")] = "analytic",
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    ledger: Annotated[Path | None, Option(help="Folder of measured runs (tests/measured, if it exists).")] = None,
+    published: Annotated[Path | None, Option(help="File of runs that others have published.")] = None,
+    by: Annotated[str, Option(help="Estimators to compare: analytic, trace, or both with a comma.")] = "analytic",
+    markdown: Annotated[bool, Option("--markdown", help="Print Markdown.")] = False,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """Compare estimates with measured runs."""
     from vramplan.measurements.accuracy import compare
 
@@ -36,3 +35,4 @@ def accuracy(
         from vramplan.render import terminal
 
         say(render.markdown(comparison)) if markdown else terminal.print_all(render.accuracy(comparison))
+    return 0

@@ -5,38 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any
 
-import typer
-
 from vramplan.cli.options import AsJson, say
+from vramplan.cli.parameters import Argument
 from vramplan.errors import ConfigError
 
 
 def models(
-    search: Annotated[str, typer.Argument(help="Only those whose name contains this.", show_default=False)] = "",
+    search: Annotated[str, Argument(help="Only those whose name contains this.", shows_default=False)] = "",
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """List the models that come with vramplan."""
     from vramplan.inputs.catalog import load_spec, model_names
 
     wanted = search.lower()
     specs = [load_spec(name) for name in model_names()]
     found = [one for one in specs if any(wanted in name.lower() for name in (one.name, *one.aliases))]
-    _listed(found, "model", search, as_json, "models", "model")
+    return _listed(found, "model", search, as_json, "models", "model")
 
 
 def gpus(
-    search: Annotated[str, typer.Argument(help="Only those whose name contains this.", show_default=False)] = "",
+    search: Annotated[str, Argument(help="Only those whose name contains this.", shows_default=False)] = "",
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """List the known GPUs."""
     from vramplan.inputs.catalog import all_gpus
 
     wanted = search.lower()
     found = [one for one in all_gpus() if any(wanted in n.lower() for n in (one.name, one.title, *one.aliases))]
-    _listed(found, "card", search, as_json, "gpus", "gpu")
+    return _listed(found, "card", search, as_json, "gpus", "gpu")
 
 
-def _listed(found: list[Any], kind: str, search: str, as_json: bool, table: str, row: str) -> None:
+def _listed(found: list[Any], kind: str, search: str, as_json: bool, table: str, row: str) -> int:
     if not found:
         raise ConfigError(f"no {kind} has {search!r} in its name")
     if as_json:
@@ -49,3 +48,4 @@ def _listed(found: list[Any], kind: str, search: str, as_json: bool, table: str,
         from vramplan.render import terminal
 
         terminal.print_all(getattr(as_table, table)(found))
+    return 0

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from vramplan.bounded_read import is_file, read_bytes
 from vramplan.cli import completion
-from vramplan.cli.help import DATA, METHOD, MODEL, OUTPUT, SAVERS, SEVERAL
-from vramplan.cli.options import AsJson, Confidence, Verbose, progress, say, spell_flag, sure
+from vramplan.cli.options import AsJson, Confidence, NoCache, Verbose, keep_results, progress, say, spell_flag, sure
+from vramplan.cli.panels import DATA, METHOD, MODEL, OUTPUT, SAVERS, SEVERAL
+from vramplan.cli.parameters import Argument, Option
 from vramplan.errors import ConfigError, VramplanError
 from vramplan.visible import visible_lines
 
@@ -27,135 +26,123 @@ SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".sh", ".py", ".ipynb")
 def check(
     target: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="FILE | -- COMMAND...",
             help="A configuration file, a training script, or a training command after --.",
-            show_default=False,
+            shows_default=False,
         ),
     ],
     gpu: Annotated[
         str,
-        typer.Option(
+        Option(
             help="GPU by name, or auto for the one in this machine; `vramplan gpus` lists them.",
-            rich_help_panel=MODEL,
-            autocompletion=completion.gpu_names,
+            panel=MODEL,
+            complete=completion.gpu_names,
         ),
     ] = "auto",
     num_gpus: Annotated[
         int | None,
-        typer.Option(
+        Option(
             help="GPUs of the machine, if the configuration does not say; several are tried without it.",
             min=1,
-            rich_help_panel=SEVERAL,
+            panel=SEVERAL,
         ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="The model, in place of the one that the configuration names.",
-            rich_help_panel=MODEL,
-            autocompletion=completion.model_names,
+            panel=MODEL,
+            complete=completion.model_names,
         ),
     ] = None,
     framework: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Whose configuration it is, if it is not recognised.",
-            rich_help_panel=MODEL,
-            autocompletion=completion.frameworks,
+            panel=MODEL,
+            complete=completion.frameworks,
         ),
     ] = None,
     framework_version: Annotated[
         str | None,
-        typer.Option(
-            help="Version whose defaults count (the installed one, else the newest known).", rich_help_panel=MODEL
-        ),
+        Option(help="Version whose defaults count (the installed one, else the newest known).", panel=MODEL),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set",
             metavar="KEY=VALUE",
             help="A setting of the configuration with another value, or one that it does not hold; KEY= removes it.",
-            rich_help_panel=METHOD,
+            panel=METHOD,
         ),
     ] = None,
     deepspeed: Annotated[
         Path | None,
-        typer.Option(
-            help="DeepSpeed's JSON, if the file that the configuration names is not here.", rich_help_panel=SEVERAL
-        ),
+        Option(help="DeepSpeed's JSON, if the file that the configuration names is not here.", panel=SEVERAL),
     ] = None,
     execute: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--exec",
             help="Run a shell or Python script that you trust, with stand-ins for what trains; all else in it runs.",
-            rich_help_panel=METHOD,
+            panel=METHOD,
         ),
     ] = False,
     seq_len: Annotated[
         int | None,
-        typer.Option(help="Tokens of the longest sample, if fewer than the limit.", min=1, rich_help_panel=DATA),
+        Option(help="Tokens of the longest sample, if fewer than the limit.", min=1, panel=DATA),
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="full, lora or qlora, if the configuration does not say (DeepSpeed's JSON).",
-            rich_help_panel=METHOD,
-            autocompletion=completion.one_of("full", "lora", "qlora"),
+            panel=METHOD,
+            complete=completion.one_of("full", "lora", "qlora"),
         ),
     ] = None,
     checkpointing: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="none or full, if the configuration does not say.",
-            rich_help_panel=SAVERS,
-            autocompletion=completion.job_values("checkpointing"),
+            panel=SAVERS,
+            complete=completion.job_values("checkpointing"),
         ),
     ] = None,
-    images: Annotated[int | None, typer.Option(help="Images in each sample.", min=0, rich_help_panel=DATA)] = None,
-    videos: Annotated[
-        int | None, typer.Option(help="Videos in each sample, instead of images.", min=0, rich_help_panel=DATA)
-    ] = None,
+    images: Annotated[int | None, Option(help="Images in each sample.", min=0, panel=DATA)] = None,
+    videos: Annotated[int | None, Option(help="Videos in each sample, instead of images.", min=0, panel=DATA)] = None,
     frames: Annotated[
         int | None,
-        typer.Option(
-            help="Frames sampled of each, if fewer than the configuration allows.", min=1, rich_help_panel=DATA
-        ),
+        Option(help="Frames sampled of each, if fewer than the configuration allows.", min=1, panel=DATA),
     ] = None,
     image_size: Annotated[
         str | None,
-        typer.Option(
-            help="Width and height in pixels of the largest image, or of a video's frames.", rich_help_panel=DATA
-        ),
+        Option(help="Width and height in pixels of the largest image, or of a video's frames.", panel=DATA),
     ] = None,
     dataset: Annotated[
         Path | None,
-        typer.Option(help="The samples (.jsonl, .json, .csv, .tsv, .txt): their lengths decide.", rich_help_panel=DATA),
+        Option(help="The samples (.jsonl, .json, .csv, .tsv, .txt): their lengths decide.", panel=DATA),
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Folder with the tokenizer.json that counts them (the model's, if it is on this machine).",
-            rich_help_panel=DATA,
+            panel=DATA,
         ),
     ] = None,
-    min_headroom: Annotated[
-        str | None, typer.Option(help="Share of the GPU that has to stay free: 5%.", rich_help_panel=MODEL)
-    ] = None,
+    min_headroom: Annotated[str | None, Option(help="Share of the GPU that has to stay free: 5%.", panel=MODEL)] = None,
     confidence: Confidence = None,
     fix: Annotated[
         bool,
-        typer.Option("--fix", help="Print it with the fewest changes that make it fit.", rich_help_panel=OUTPUT),
+        Option("--fix", help="Print it with the fewest changes that make it fit.", panel=OUTPUT),
     ] = False,
-    write: Annotated[
-        bool, typer.Option("--write", help="With --fix: change the file itself.", rich_help_panel=OUTPUT)
-    ] = False,
+    write: Annotated[bool, Option("--write", help="With --fix: change the file itself.", panel=OUTPUT)] = False,
+    no_cache: NoCache = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """Check whether a training configuration fits before you start it, and what to change."""
+    keep_results(not no_cache)
     several = len(target) > 1 and all(Path(word).suffix in SUFFIXES or is_file(Path(word)) for word in target)
     targets: list[str | list[str]] = [*target] if several or len(target) == 1 else [target]
     if tokenizer is not None and dataset is None:
@@ -185,7 +172,7 @@ def check(
     given["execute"] = execute
     if fix:
         given.pop("execute")
-        raise typer.Exit(_fixed(targets, gpu, write, as_json, given))
+        return _fixed(targets, gpu, write, as_json, given)
     codes, answers = [], []
     for title, verdict in _verdicts(targets, gpu, framework, given):
         if isinstance(verdict, VramplanError):
@@ -206,7 +193,7 @@ def check(
         from vramplan.render import json_output
 
         say(json_output.dumps(answers if len(codes) > 1 or several else answers[0]))
-    raise typer.Exit(max(codes))
+    return max(codes)
 
 
 def _verdicts(

@@ -4,51 +4,54 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from vramplan.cli import completion
-from vramplan.cli.help import MODEL
 from vramplan.cli.options import (
     Accumulation,
     AsJson,
     Confidence,
     MicroBatch,
+    NoCache,
     Trust,
     batch_of,
     between_commas,
+    keep_results,
     progress,
     say,
     sure,
     with_job_flags,
 )
+from vramplan.cli.panels import MODEL
+from vramplan.cli.parameters import Argument, Option
 
 
 @with_job_flags
 def compare(
     targets: Annotated[
         list[str],
-        typer.Argument(metavar="A [B]", help="Two models, or two configurations; one, with two GPUs."),
+        Argument(metavar="A [B]", help="Two models, or two configurations; one, with two GPUs."),
     ],
     gpu: Annotated[
         str,
-        typer.Option(
+        Option(
             help="GPU by name, or auto; two of them for one A: rtx4090,a100-40gb.",
-            show_default=False,
-            rich_help_panel=MODEL,
-            autocompletion=completion.gpu_names,
+            shows_default=False,
+            panel=MODEL,
+            complete=completion.gpu_names,
         ),
     ],
     micro_batch: MicroBatch = None,
     accumulation: Accumulation = None,
     confidence: Confidence = None,
     trust_remote_code: Trust = False,
+    no_cache: NoCache = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
-) -> None:
+) -> int:
     """Compare two models, GPUs or configurations side by side."""
     from vramplan.planner import compare as comparing
 
+    keep_results(not no_cache)
     with progress() as tell:
         found = comparing.compare(
             targets,
@@ -68,4 +71,4 @@ def compare(
         from vramplan.render import terminal
 
         terminal.print_all(shown.answer(found))
-    raise typer.Exit(0 if all(side.fits for side in found.sides) else 1)
+    return 0 if all(side.fits for side in found.sides) else 1

@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from vramplan.cli import completion
-from vramplan.cli.help import MODEL, OUTPUT
 from vramplan.cli.options import (
     Accumulation,
     AsJson,
@@ -16,15 +13,19 @@ from vramplan.cli.options import (
     GpuName,
     MicroBatch,
     Model,
+    NoCache,
     Trust,
     Verbose,
     batch_of,
     check_file,
+    keep_results,
     progress,
     say,
     sure,
     with_job_flags,
 )
+from vramplan.cli.panels import MODEL, OUTPUT
+from vramplan.cli.parameters import Option
 
 if TYPE_CHECKING:
     pass
@@ -38,35 +39,37 @@ def estimate(
     accumulation: Accumulation = None,
     by: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Estimator: analytic, or trace, which runs the real model (analytic if it supports the architecture).",
-            rich_help_panel=MODEL,
-            autocompletion=completion.one_of("analytic", "trace"),
+            panel=MODEL,
+            complete=completion.one_of("analytic", "trace"),
         ),
     ] = None,
     explain: Annotated[
         bool,
-        typer.Option("--explain", help="List every tensor at the peak, and all assumptions.", rich_help_panel=OUTPUT),
+        Option("--explain", help="List every tensor at the peak, and all assumptions.", panel=OUTPUT),
     ] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(help="Draw memory over the step: FILE.svg, .png or .html.", rich_help_panel=OUTPUT),
+        Option(help="Draw memory over the step: FILE.svg, .png or .html.", panel=OUTPUT),
     ] = None,
     snapshot: Annotated[
         Path | None,
-        typer.Option(help="Write FILE.pickle for PyTorch's memory viewer.", rich_help_panel=OUTPUT),
+        Option(help="Write FILE.pickle for PyTorch's memory viewer.", panel=OUTPUT),
     ] = None,
     confidence: Confidence = None,
     trust_remote_code: Trust = False,
+    no_cache: NoCache = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
-) -> None:
+) -> int:
     """Estimate the GPU memory that one training job needs."""
     from vramplan.inputs.load import load_gpu
     from vramplan.planner.estimate import estimate as run_estimate
 
+    keep_results(not no_cache)
     check_file("--plot", plot, (".svg", ".png", ".html"))
     check_file("--snapshot", snapshot, (".pickle", ".pkl"))
     card = load_gpu(gpu)
@@ -92,4 +95,4 @@ def estimate(
         from vramplan.render import terminal
 
         terminal.print_all(as_answer.answer(found, card, verbose, explain))
-    raise typer.Exit(0 if found.fits else 1)
+    return 0 if found.fits else 1

@@ -9,14 +9,8 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-MODEL, BATCH, METHOD, DATA = "Model and GPU", "Batch", "Method and LoRA", "Data: lengths, images, videos"
-PRECISION, SAVERS, SEVERAL = "Precision and optimizer", "Memory savers", "Several GPUs"
-RUN, REAL, OUTPUT = "Run and learning rate", "Real runs", "Output"
-PANELS = (MODEL, BATCH, METHOD, DATA, PRECISION, SAVERS, SEVERAL, RUN, REAL, OUTPUT)
-"""Groups of options, in the order of the help page."""
-PLAN, COMPARE, MEASURE, LISTS = "Plan a run", "Compare and publish", "Measure on a GPU", "List what is known"
-TASKS = (PLAN, COMPARE, MEASURE, LISTS)
-"""Groups of commands."""
+from vramplan.cli.panels import OUTPUT, PANELS, TASKS
+
 WIDEST = 80
 NARROWEST = 30
 

@@ -6,10 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from vramplan.cli.help import DATA, OUTPUT
-from vramplan.cli.options import AsJson, Confidence, GpuName, Model, Verbose, progress, say, sure, with_job_flags
+from vramplan.cli.options import (
+    AsJson,
+    Confidence,
+    GpuName,
+    Model,
+    NoCache,
+    Verbose,
+    keep_results,
+    progress,
+    say,
+    sure,
+    with_job_flags,
+)
+from vramplan.cli.panels import DATA, OUTPUT
+from vramplan.cli.parameters import Option
 from vramplan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,21 +33,23 @@ def images(
     model: Model,
     gpu: GpuName,
     sizes: Annotated[
-        str | None, typer.Option(help="Image sizes to show: 448x448,1344x896 (the usual ones).", rich_help_panel=DATA)
+        str | None, Option(help="Image sizes to show: 448x448,1344x896 (the usual ones).", panel=DATA)
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw it: FILE.svg or .png.", rich_help_panel=OUTPUT)] = None,
+    plot: Annotated[Path | None, Option(help="Draw it: FILE.svg or .png.", panel=OUTPUT)] = None,
     confidence: Confidence = None,
+    no_cache: NoCache = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
-) -> None:
+) -> int:
     """Show what images of many sizes cost, and the largest micro-batch with each."""
     from vramplan.inputs.images import COUNTED, Size
     from vramplan.inputs.images.types import image_size
     from vramplan.inputs.load import load_gpu, load_model
     from vramplan.planner import images as resolutions
 
+    keep_results(not no_cache)
     if given.get("image_size") is not None:
         raise ConfigError("--image-size is what `images` shows many of: use --sizes")
     if given.get("images") == 0 and not given.get("videos"):
@@ -47,7 +60,7 @@ def images(
     card, spec = load_gpu(gpu), load_model(model)
     if spec.model_type in COUNTED:
         _count(spec, wanted, as_json, given, plot)
-        raise typer.Exit(0)
+        return 0
     with progress() as tell:
         rows = resolutions.image_size_table(spec, card, wanted, progress=tell, **sure(confidence), **given)
     from vramplan.render import images as shown
@@ -62,7 +75,7 @@ def images(
         from vramplan.render import terminal
 
         terminal.print_all(shown.answer(rows, card, verbose))
-    raise typer.Exit(0 if any(row.max_micro_batch_size for row in rows) else 1)
+    return 0 if any(row.max_micro_batch_size for row in rows) else 1
 
 
 def _count(spec: ModelSpec, sizes: Sequence[Size], as_json: bool, given: dict[str, Any], plot: Path | None) -> None:

@@ -5,21 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from vramplan.cli.options import Device, progress
-from vramplan.cli.probe import AsCard, gpu_is_as_card, typed
+from vramplan.cli.options import Device, progress, typed
+from vramplan.cli.parameters import Option
+from vramplan.cli.probe import AsCard, gpu_is_as_card
 from vramplan.errors import ConfigError
 
 
 def measure(
-    out: Annotated[Path, typer.Option(help="Folder of measured runs, a file each; runs that are there are skipped.")],
-    minutes: Annotated[float, typer.Option(help="Time for all runs; the most informative come first.")] = 9.0,
-    only: Annotated[str, typer.Option(help="Runs whose name matches this regular expression.")] = "",
-    show: Annotated[bool, typer.Option("--list", help="List the runs that are left, and stop.")] = False,
+    out: Annotated[Path, Option(help="Folder of measured runs, a file each; runs that are there are skipped.")],
+    minutes: Annotated[float, Option(help="Time for all runs; the most informative come first.")] = 9.0,
+    only: Annotated[str, Option(help="Runs whose name matches this regular expression.")] = "",
+    show: Annotated[bool, Option("--list", help="List the runs that are left, and stop.")] = False,
     device: Device = None,
     as_card: AsCard = None,
-) -> None:
+) -> int:
     """Measure a fixed set of jobs into a folder; run it again until none is left."""
     from vramplan.measurements import measure as matrix
     from vramplan.measurements import probe as probing
@@ -36,10 +35,9 @@ def measure(
         elif show:
             terminal.print_all(*(case.name for case in cases))
         if show or not cases:
-            return
+            return 0
         any_measured = False
         for line, measured in matrix.run(probe_device, out, cases, minutes * 60):
             terminal.print_all(line)
             any_measured |= measured
-    if not any_measured:
-        raise typer.Exit(1)
+    return 0 if any_measured else 1

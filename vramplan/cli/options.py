@@ -15,70 +15,64 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TextIO
 
-import typer
-
 from vramplan.bounded_read import read_json
 from vramplan.cli import completion
-from vramplan.cli.help import BATCH, DATA, METHOD, MODEL, OUTPUT, PRECISION, REAL, SAVERS, SEVERAL
+from vramplan.cli.panels import BATCH, DATA, METHOD, MODEL, OUTPUT, PRECISION, REAL, SAVERS, SEVERAL
+from vramplan.cli.parameters import Argument, Option, declared
 from vramplan.errors import ConfigError
 from vramplan.visible import visible_lines
 
 Model = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="MODEL",
         help="A shipped name, a Hub id, a folder, a config.json or package.module:function.",
-        autocompletion=completion.model_names,
+        complete=completion.model_names,
     ),
 ]
 GpuName = Annotated[
     str,
-    typer.Option(
+    Option(
         help="GPU by name, or auto for the one in this machine; `vramplan gpus` lists them.",
-        show_default=False,
-        rich_help_panel=MODEL,
-        autocompletion=completion.gpu_names,
+        shows_default=False,
+        panel=MODEL,
+        complete=completion.gpu_names,
     ),
 ]
 Trust = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--trust-remote-code",
         help="Let traces and probes run code that comes with the model.",
-        rich_help_panel=MODEL,
+        panel=MODEL,
     ),
 ]
 Confidence = Annotated[
     float | None,
-    typer.Option(
+    Option(
         help="Share of runs that a verdict must hold for: it sets the safety margin; 0 for no margin (0.9).",
-        rich_help_panel=MODEL,
+        panel=MODEL,
     ),
 ]
-MicroBatch = Annotated[
-    int | None, typer.Option("--micro-batch", help="Samples of one forward on one GPU (1).", rich_help_panel=BATCH)
-]
+MicroBatch = Annotated[int | None, Option("--micro-batch", help="Samples of one forward on one GPU (1).", panel=BATCH)]
 Accumulation = Annotated[
     int | None,
-    typer.Option("--accumulation", help="Micro-batches behind one optimizer step (1).", rich_help_panel=BATCH),
+    Option("--accumulation", help="Micro-batches behind one optimizer step (1).", panel=BATCH),
 ]
 Device = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="cuda, or cpu: real steps on the host, every tensor recorded (cuda).",
-        rich_help_panel=REAL,
-        autocompletion=completion.one_of("cuda", "cpu"),
+        panel=REAL,
+        complete=completion.one_of("cuda", "cpu"),
     ),
 ]
-MaxRuns = Annotated[int | None, typer.Option(help="Real runs that one answer may take (8).", rich_help_panel=REAL)]
-Timeout = Annotated[float | None, typer.Option(help="Seconds that one run may take (600).", rich_help_panel=REAL)]
-Record = Annotated[
-    Path | None, typer.Option(help="Folder to keep each run in, as one JSON file.", rich_help_panel=REAL)
-]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="List all assumptions and details.", rich_help_panel=OUTPUT)
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=OUTPUT)]
+MaxRuns = Annotated[int | None, Option(help="Real runs that one answer may take (8).", panel=REAL)]
+Timeout = Annotated[float | None, Option(help="Seconds that one run may take (600).", panel=REAL)]
+Record = Annotated[Path | None, Option(help="Folder to keep each run in, as one JSON file.", panel=REAL)]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="List all assumptions and details.", panel=OUTPUT)]
+NoCache = Annotated[bool, Option("--no-cache", help="Do not read or write kept results.", panel=OUTPUT)]
+AsJson = Annotated[bool, Option("--json", help="Print JSON.", panel=OUTPUT)]
 SECONDS_BETWEEN_LINES = 30
 """Of progress, if standard error is no terminal."""
 
@@ -208,30 +202,27 @@ def _job_parameters() -> dict[str, inspect.Parameter]:
             default=None,
             annotation=Annotated[
                 flag.type | None,
-                typer.Option(
-                    help=flag.help, show_default=False, rich_help_panel=flag.panel, autocompletion=flag.complete
-                ),
+                Option(help=flag.help, shows_default=False, panel=flag.panel, complete=flag.complete),
             ],
         )
         for name, flag in JOB_FLAGS.items()
     }
 
 
-def with_job_flags(command: Callable[..., None], without: tuple[str, ...] = ()) -> Callable[..., None]:
+def with_job_flags(command: Callable[..., int], without: tuple[str, ...] = ()) -> Callable[..., int]:
     """`command` with the job's options but those `without`; it gets them as one dictionary, `given`."""
-    own = inspect.signature(command, eval_str=True).parameters
+    own = declared(command)
     shared = [parameter for name, parameter in _job_parameters().items() if name not in without]
     mine = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, p in own.items() if name != "given"]
 
-    def run(**values: Any) -> None:
+    def run(**values: Any) -> int:
         flags = {name: values.pop(name) for name in JOB_FLAGS if name not in without}
-        command(**values, given=_given(flags))
+        return command(**values, given=_given(flags))
 
     ends = 2 if "verbose" in own else 1
     parameters = [*mine[:-ends], *shared, *mine[-ends:]]  # --verbose and --json come last
     run.__doc__, run.__name__ = command.__doc__, command.__name__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
 
 
@@ -262,9 +253,22 @@ def batch_of(micro_batch: int | None, accumulation: int | None) -> dict[str, int
     return {name: size for name, size in batch.items() if size is not None}
 
 
+def keep_results(wanted: bool) -> None:
+    """Turn off what is kept on disk, for this process, unless it is wanted."""
+    if not wanted:
+        from vramplan import disk_cache
+
+        disk_cache.disable()
+
+
 def sure(confidence: float | None) -> dict[str, Any]:
     """The confidence, where one was given."""
     return {} if confidence is None else {"confidence": confidence}
+
+
+def typed(**flags: Any) -> dict[str, Any]:
+    """The flags that were typed; those that are None keep the default of the function they are passed to."""
+    return {name: value for name, value in flags.items() if value is not None}
 
 
 def between_commas(given: str) -> list[str]:

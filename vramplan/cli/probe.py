@@ -7,10 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-import typer
-
 from vramplan.cli import completion
-from vramplan.cli.help import BATCH, MODEL, REAL
 from vramplan.cli.options import (
     Accumulation,
     AsJson,
@@ -24,23 +21,21 @@ from vramplan.cli.options import (
     batch_of,
     progress,
     say,
+    typed,
     with_job_flags,
 )
+from vramplan.cli.panels import BATCH, MODEL, REAL
+from vramplan.cli.parameters import Option
 from vramplan.errors import ConfigError, setting
 
 AsCard = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="A smaller GPU that this one stands in for: PyTorch is limited to its memory.",
-        rich_help_panel=MODEL,
-        autocompletion=completion.gpu_names,
+        panel=MODEL,
+        complete=completion.gpu_names,
     ),
 ]
-
-
-def typed(**flags: Any) -> dict[str, Any]:
-    """The flags that were typed; those that are None keep the default of the function they are passed to."""
-    return {name: value for name, value in flags.items() if value is not None}
 
 
 @contextmanager
@@ -59,9 +54,9 @@ def probe(
     as_card: AsCard = None,
     micro_batch: MicroBatch = None,
     accumulation: Accumulation = None,
-    steps: Annotated[int, typer.Option(help="Optimizer steps to run; the first warms up.", rich_help_panel=REAL)] = 3,
+    steps: Annotated[int, Option(help="Optimizer steps to run; the first warms up.", panel=REAL)] = 3,
     find_max: Annotated[
-        bool, typer.Option("--find-max", help="Find the largest micro-batch that runs.", rich_help_panel=BATCH)
+        bool, Option("--find-max", help="Find the largest micro-batch that runs.", panel=BATCH)
     ] = False,
     max_runs: MaxRuns = None,
     device: Device = None,
@@ -69,13 +64,13 @@ def probe(
     record: Record = None,
     history: Annotated[
         bool,
-        typer.Option("--history", help="With --record: every allocation and free, too.", rich_help_panel=REAL),
+        Option("--history", help="With --record: every allocation and free, too.", panel=REAL),
     ] = False,
     trust_remote_code: Trust = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
-) -> None:
+) -> int:
     """Measure a job on this machine's GPU, with random weights, beside its estimate."""
     from vramplan.measurements import probe as probing
     from vramplan.measurements.subprocess_runner import is_torchrun
@@ -96,7 +91,7 @@ def probe(
         else:
             run = probing.probe(model, on=probe_device, **job)
     if is_torchrun() and int(os.environ["RANK"]) and run.fits:
-        return  # the first rank prints for all; a rank that ran out of memory prints for itself
+        return 0  # the first rank prints for all; a rank that ran out of memory prints for itself
     if as_json:
         from vramplan.render import json_output, probe_json
 
@@ -107,4 +102,4 @@ def probe(
 
         terminal.print_all(render.largest(largest) if find_max else render.tried(run))
     probe_device.check_recorded()
-    raise typer.Exit(0 if (largest.micro_batch_size if find_max else run.fits) else 1)
+    return 0 if (largest.micro_batch_size if find_max else run.fits) else 1

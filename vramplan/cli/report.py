@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from vramplan.cli import completion
-from vramplan.cli.help import BATCH, DATA, METHOD, MODEL, OUTPUT
 from vramplan.cli.options import (
     JOB_FLAGS,
     Accumulation,
@@ -17,15 +14,19 @@ from vramplan.cli.options import (
     GpuName,
     MicroBatch,
     Model,
+    NoCache,
     Trust,
     batch_of,
     between_commas,
     check_file,
+    keep_results,
     progress,
     say,
     sure,
     with_job_flags,
 )
+from vramplan.cli.panels import BATCH, DATA, METHOD, MODEL, OUTPUT
+from vramplan.cli.parameters import Option
 from vramplan.errors import ConfigError
 
 
@@ -33,41 +34,43 @@ from vramplan.errors import ConfigError
 def report(
     model: Model,
     gpu: GpuName,
-    out: Annotated[Path, typer.Option(help="The page: FILE.html.", show_default=False, rich_help_panel=OUTPUT)],
+    out: Annotated[Path, Option(help="The page: FILE.html.", shows_default=False, panel=OUTPUT)],
     micro_batch: MicroBatch = None,
     accumulation: Accumulation = None,
     global_batch: Annotated[
-        int | None, typer.Option(help="Samples behind one optimizer step (16 on each GPU).", rich_help_panel=BATCH)
+        int | None, Option(help="Samples behind one optimizer step (16 on each GPU).", panel=BATCH)
     ] = None,
     cards: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="GPUs to choose from on the page: l40s,h100 (one of each usual size).",
-            rich_help_panel=MODEL,
-            autocompletion=completion.gpu_names,
+            panel=MODEL,
+            complete=completion.gpu_names,
         ),
     ] = None,
     seq_lens: Annotated[
         str | None,
-        typer.Option(help="Lengths to choose from: 1024,4096 (half and double).", rich_help_panel=DATA),
+        Option(help="Lengths to choose from: 1024,4096 (half and double).", panel=DATA),
     ] = None,
-    lora_ranks: Annotated[str | None, typer.Option(help="Ranks to choose from (8,64).", rich_help_panel=METHOD)] = None,
+    lora_ranks: Annotated[str | None, Option(help="Ranks to choose from (8,64).", panel=METHOD)] = None,
     image_sizes: Annotated[
         str | None,
-        typer.Option(help="Image sizes to choose from (448x448,1024x1024).", rich_help_panel=DATA),
+        Option(help="Image sizes to choose from (448x448,1024x1024).", panel=DATA),
     ] = None,
     confidence: Confidence = None,
     trust_remote_code: Trust = False,
+    no_cache: NoCache = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
-) -> None:
+) -> int:
     """Write an interactive HTML page about a job: memory over the step, plans, what would help."""
     from vramplan import atomic_write
     from vramplan.planner import report as grid
     from vramplan.render import json_output as as_text
     from vramplan.render import report as as_page
 
+    keep_results(not no_cache)
     check_file("--out", out, (".html",))
     words = _words(given)
     with progress() as tell:
@@ -93,7 +96,7 @@ def report(
         start = found.start
         batch = f"micro-batch {start.micro_batch_size} x {start.gradient_accumulation_steps} on {found.cards[0].title}"
         say(f"{out}: {len(found.choices)} choices on {len(found.cards)} cards; it starts at {batch}")
-    raise typer.Exit(0 if found.start.fits else 1)
+    return 0 if found.start.fits else 1
 
 
 def _list(given: str | None) -> list[str] | None:

@@ -6,10 +6,7 @@ import sys
 from contextlib import nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from vramplan.cli import completion
-from vramplan.cli.help import BATCH, OUTPUT, REAL, RUN
 from vramplan.cli.options import (
     AsJson,
     Confidence,
@@ -17,16 +14,20 @@ from vramplan.cli.options import (
     GpuName,
     MaxRuns,
     Model,
+    NoCache,
     Record,
     Timeout,
     Trust,
     Verbose,
+    keep_results,
     progress,
     say,
     sure,
+    typed,
     with_job_flags,
 )
-from vramplan.cli.probe import typed
+from vramplan.cli.panels import BATCH, OUTPUT, REAL, RUN
+from vramplan.cli.parameters import Option
 from vramplan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,24 +39,18 @@ if TYPE_CHECKING:
 def suggest(
     model: Model,
     gpu: GpuName,
-    global_batch: Annotated[
-        int, typer.Option(help="Samples behind one optimizer step.", show_default=False, rich_help_panel=BATCH)
-    ],
+    global_batch: Annotated[int, Option(help="Samples behind one optimizer step.", shows_default=False, panel=BATCH)],
     samples: Annotated[
-        int | None, typer.Option(help="Samples in the data set: adds the steps of the run.", rich_help_panel=RUN)
+        int | None, Option(help="Samples in the data set: adds the steps of the run.", panel=RUN)
     ] = None,
-    epochs: Annotated[float, typer.Option(help="Passes over the data set.", rich_help_panel=RUN)] = 1.0,
+    epochs: Annotated[float, Option(help="Passes over the data set.", panel=RUN)] = 1.0,
     base_lr: Annotated[
-        float | None, typer.Option(help="A learning rate that works, to scale to this batch.", rich_help_panel=RUN)
+        float | None, Option(help="A learning rate that works, to scale to this batch.", panel=RUN)
     ] = None,
-    base_batch: Annotated[
-        int | None, typer.Option(help="The global batch that it works for.", rich_help_panel=RUN)
-    ] = None,
+    base_batch: Annotated[int | None, Option(help="The global batch that it works for.", panel=RUN)] = None,
     probe: Annotated[
         bool,
-        typer.Option(
-            "--probe", help="Run the plan on this machine's GPU; correct it if it fails.", rich_help_panel=REAL
-        ),
+        Option("--probe", help="Run the plan on this machine's GPU; correct it if it fails.", panel=REAL),
     ] = False,
     device: Device = None,
     max_runs: MaxRuns = None,
@@ -64,32 +59,34 @@ def suggest(
     confidence: Confidence = None,
     for_framework: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--for",
             help="Print the plan to paste, for swift, llamafactory, axolotl, trl, torchtune ...",
-            rich_help_panel=OUTPUT,
-            autocompletion=completion.frameworks,
+            panel=OUTPUT,
+            complete=completion.frameworks,
         ),
     ] = None,
     solve: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="First find the largest that fits: image-size, max-pixels, max-tiles or seq-len.",
-            rich_help_panel=BATCH,
-            autocompletion=completion.one_of("image-size", "max-pixels", "max-tiles", "seq-len"),
+            panel=BATCH,
+            complete=completion.one_of("image-size", "max-pixels", "max-tiles", "seq-len"),
         ),
     ] = None,
     trust_remote_code: Trust = False,
+    no_cache: NoCache = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
-) -> None:
+) -> int:
     """Find the micro-batch and gradient accumulation that reach a global batch on a GPU."""
     from vramplan.inputs.load import load_gpu
     from vramplan.planner.suggest import Run
     from vramplan.planner.suggest import suggest as search_batches
 
+    keep_results(not no_cache)
     for flag, value in (("--device", device), ("--max-runs", max_runs), ("--timeout", timeout), ("--record", record)):
         if value is not None and not probe:
             raise ConfigError(f"{flag} is about real runs: add --probe")
@@ -125,7 +122,7 @@ def suggest(
     if for_framework is not None and found.recommended is not None:
         chosen = (verified.plan if verified is not None else None) or found.recommended
         fits = _paste(for_framework, model, chosen, load_gpu(gpu) if on is None else on.gpu, sure(confidence))
-        raise typer.Exit(0 if fits else 1)
+        return 0 if fits else 1
     if as_json:
         from vramplan.render import json_output as as_text
 
@@ -154,7 +151,7 @@ def suggest(
                 terminal.print_all(as_proof.verified(verified))
     if on is not None:
         on.check_recorded()
-    raise typer.Exit(0 if (verified.plan if verified is not None else found.recommended) else 1)
+    return 0 if (verified.plan if verified is not None else found.recommended) else 1
 
 
 def _paste(framework: str, model: str, chosen: Plan, card: Gpu, confidence: dict[str, float]) -> bool:

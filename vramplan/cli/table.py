@@ -7,12 +7,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from vramplan.bounded_read import is_file
 from vramplan.cli import completion
-from vramplan.cli.help import DATA, METHOD, MODEL, OUTPUT
-from vramplan.cli.options import AsJson, Confidence, MicroBatch, between_commas, progress, say, sure, with_job_flags
+from vramplan.cli.options import (
+    AsJson,
+    Confidence,
+    MicroBatch,
+    NoCache,
+    between_commas,
+    keep_results,
+    progress,
+    say,
+    sure,
+    with_job_flags,
+)
+from vramplan.cli.panels import DATA, METHOD, MODEL, OUTPUT
+from vramplan.cli.parameters import Option
 from vramplan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,75 +36,73 @@ TABLE_OF_FLAGS = "table"
 def table(
     models: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Names, or patterns over shipped ones: qwen2.5-*,phi-4.",
-            rich_help_panel=MODEL,
-            autocompletion=completion.model_names,
+            panel=MODEL,
+            complete=completion.model_names,
         ),
     ] = None,
     gpus: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="GPUs by name or pattern: rtx4090,h100*.",
-            rich_help_panel=MODEL,
-            autocompletion=completion.gpu_names,
+            panel=MODEL,
+            complete=completion.gpu_names,
         ),
     ] = None,
     methods: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="full, lora, qlora, dora (lora).",
-            rich_help_panel=METHOD,
-            autocompletion=completion.job_values("method", "qlora"),
+            panel=METHOD,
+            complete=completion.job_values("method", "qlora"),
         ),
     ] = None,
-    seq_lens: Annotated[
-        str | None, typer.Option(help="Tokens in each sample: 2048,8192 (2048).", rich_help_panel=DATA)
-    ] = None,
+    seq_lens: Annotated[str | None, Option(help="Tokens in each sample: 2048,8192 (2048).", panel=DATA)] = None,
     show: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="max-batch; speed: tokens/s at that; memory: GiB at one micro-batch; card: the smallest GPU that fits"
             " (max-batch).",
-            rich_help_panel=OUTPUT,
-            autocompletion=completion.one_of("max-batch", "speed", "memory", "card"),
+            panel=OUTPUT,
+            complete=completion.one_of("max-batch", "speed", "memory", "card"),
         ),
     ] = None,
     micro_batch: MicroBatch = None,
     format: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="markdown, csv, json, html, latex (markdown).",
-            rich_help_panel=OUTPUT,
-            autocompletion=completion.one_of("markdown", "csv", "json", "html", "latex"),
+            panel=OUTPUT,
+            complete=completion.one_of("markdown", "csv", "json", "html", "latex"),
         ),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="Tables by name, as TOML (vramplan-table.toml, if it is here).", rich_help_panel=MODEL),
+        Option(help="Tables by name, as TOML (vramplan-table.toml, if it is here).", panel=MODEL),
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Which of its tables to make: A,B (all).", rich_help_panel=MODEL)
-    ] = None,
+    name: Annotated[str | None, Option(help="Which of its tables to make: A,B (all).", panel=MODEL)] = None,
     check: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Compare with FILE, between its markers; a diff and exit code 1 if it is out of date.",
-            rich_help_panel=OUTPUT,
+            panel=OUTPUT,
         ),
     ] = None,
-    write: Annotated[Path | None, typer.Option(help="Update FILE between its markers.", rich_help_panel=OUTPUT)] = None,
-    jobs: Annotated[int | None, typer.Option(help="Processes (one for each core).", rich_help_panel=OUTPUT)] = None,
+    write: Annotated[Path | None, Option(help="Update FILE between its markers.", panel=OUTPUT)] = None,
+    jobs: Annotated[int | None, Option(help="Processes (one for each core).", panel=OUTPUT)] = None,
     confidence: Confidence = None,
+    no_cache: NoCache = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
-) -> None:
+) -> int:
     """Make a table of many models on many GPUs, or keep one in a file up to date."""
     from vramplan.planner.table.config import FORMATS, NAME, TableConfig, read
     from vramplan.planner.table.request import one_of
     from vramplan.render.table_file import as_one_json, table_texts, update_file
 
+    keep_results(not no_cache)
     if as_json and format not in (None, "json"):
         raise ConfigError(f"--json with --format {format}: give one")
     if format is not None:
@@ -140,7 +148,7 @@ def table(
             )
     if path is None:
         say(as_one_json(texts) if formats == {"json"} else "\n".join(texts.values()), end="")
-        raise typer.Exit(0)
+        return 0
     outcomes = {
         "renewed" if write is not None else "stale": update.stale,
         "as it should be": update.current,
@@ -150,8 +158,8 @@ def table(
     say(f"{path}: {'; '.join(lines)}", file=sys.stderr)
     if update.stale and check is not None:
         say(update.difference, end="")
-        raise typer.Exit(1)
-    raise typer.Exit(0)
+        return 1
+    return 0
 
 
 def _listed(flag: str, text: str) -> list[str]:

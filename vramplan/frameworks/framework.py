@@ -7,9 +7,10 @@ lists the modules. Its keys stand in known_keys.json and, if they are not modell
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from vramplan.dataclass import dataclass
 from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.frameworks.settings import ConfigReader, ConfigValue
 from vramplan.frameworks.syntax import argv

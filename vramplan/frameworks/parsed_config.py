@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.metadata import PackageNotFoundError, version
 from math import ceil
 from typing import Any, Literal
 
+from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError
 from vramplan.frameworks.readers.video_sampling import Sampling
 from vramplan.frameworks.settings import FALSE, TRUE, ConfigReader, Note, Spelling

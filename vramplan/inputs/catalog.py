@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from vramplan.errors import UnknownNameError
 from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.model_index import read_index
 from vramplan.inputs.model_spec import ModelSpec
 
 _PACKAGE = Path(__file__).parent.parent
 _GPUS = Path(__file__).with_name("gpus.json")
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+"""The form of names on the Hub."""
 
 
 def specs_folder() -> Path:
@@ -25,11 +29,14 @@ def specs_folder() -> Path:
 # -- models ------------------------------------------------------------------------------------------------------------
 
 
+@cache
+def _aliases_by_name() -> Mapping[str, list[str]]:
+    return read_index(specs_folder())
+
+
 def model_names() -> list[str]:
     """Hub ids of all shipped models, sorted."""
-    folder = specs_folder()
-    names = (path.relative_to(folder).with_suffix("").as_posix() for path in folder.glob("*/*.json"))
-    return sorted(names, key=str.lower)
+    return sorted(_aliases_by_name(), key=str.lower)
 
 
 def load_spec(name: str) -> ModelSpec:
@@ -46,14 +53,9 @@ def _frozen(raw: dict[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}
 
 
-@cache
 def aliases() -> dict[str, str]:
     """The name of a shipped model by each of its aliases."""
-    folder, names = specs_folder(), {}
-    for path in sorted(folder.glob("*/*.json")):
-        raw = json.loads(path.read_bytes())
-        names.update(dict.fromkeys(raw["aliases"], raw["name"]))
-    return names
+    return {alias: name for name, names in _aliases_by_name().items() for alias in names}
 
 
 def find_model(name: str) -> ModelSpec | None:
@@ -80,6 +82,12 @@ def _matches(name: str, names: dict[str, str]) -> dict[str, str]:
 def known_model_names() -> list[str]:
     """Names and aliases of all shipped models."""
     return [*model_names(), *aliases()]
+
+
+def names_with_and_without_organisation() -> list[str]:
+    """The same, and each without the organisation."""
+    names = known_model_names()
+    return [*names, *(name.rpartition("/")[2] for name in names)]
 
 
 # -- GPUs --------------------------------------------------------------------------------------------------------------

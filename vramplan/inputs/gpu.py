@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
-
+from vramplan.inputs.record import Record, field
 from vramplan.units import MiB
 
 
-class Gpu(BaseModel):
+class Gpu(Record):
     """One GPU model."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
-
-    name: str = Field(min_length=1)
+    name: str = field(min_length=1)
     """Short name, such as rtx4090 or a100-80gb."""
     title: str
     """The manufacturer's name for it."""
@@ -22,13 +19,13 @@ class Gpu(BaseModel):
     """NVIDIA, AMD, Ascend or Intel."""
     compute_capability: str | None = None
     """CUDA compute capability, such as 8.9; None for other vendors."""
-    driver_total_bytes: int = Field(gt=0)
+    driver_total_bytes: int = field(gt=0)
     """Total memory as nvidia-smi lists it."""
-    cuda_total_bytes: int = Field(gt=0)
+    cuda_total_bytes: int = field(gt=0)
     """torch.cuda.get_device_properties(0).total_memory: the memory that a process can see."""
     cuda_total_source: str
     """observed (seen in public logs) or derived from the driver's total by the usual gap."""
-    bandwidth_bytes_per_second: float = Field(gt=0)
+    bandwidth_bytes_per_second: float = field(gt=0)
     """Memory bandwidth."""
     flops_per_second: dict[str, float]
     """Dense matrix rates by dtype (fp32, fp16, bf16, fp8), that the GPU supports."""
@@ -36,10 +33,10 @@ class Gpu(BaseModel):
     """Where the figures were read."""
     confidence: str = ""
     """verified, single-source or inferred."""
-    held_bytes: int = Field(default=0, ge=0)
+    held_bytes: int = field(default=0, ge=0)
     """Memory that other processes hold now (only for the GPU in this machine)."""
 
-    margin_bytes: int = Field(default=0, ge=0)
+    margin_bytes: int = field(default=0, ge=0)
     """Safety margin: memory that plans leave free for the error of an estimate."""
     margin_source: str = ""
     """How that figure was obtained."""

@@ -1,4 +1,4 @@
-"""A model by name: shipped, in a folder, or on the Hub. Only this file talks to the Hub; it never fetches weights."""
+"""A model from the Hub. Only this file talks to the Hub; it never fetches weights."""
 
 from __future__ import annotations
 
@@ -12,27 +12,22 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from vramplan.bounded_read import expand_home, is_file, is_folder
+from vramplan.bounded_read import expand_home, is_file
 from vramplan.errors import (
     ConfigError,
     HubError,
-    SpecError,
-    UnknownNameError,
-    UnsupportedError,
     nearest_names,
-    setting,
 )
-from vramplan.inputs.catalog import find_model, known_model_names
+from vramplan.inputs.catalog import HUB_ID, names_with_and_without_organisation
 from vramplan.inputs.images import PROCESSORS, VIDEO_PROCESSORS
 from vramplan.inputs.model_folder import (
     PROCESSOR_FILES,
     VIDEO_FILE,
     from_config_file,
-    from_folder,
     json_object,
     stored_fields,
 )
-from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec
+from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.safetensors_header import elements_by_dtype, is_header
 
 TIMEOUT_SECONDS = 10.0
@@ -43,51 +38,6 @@ TOKENIZER = "tokenizer.json"
 NAMING_HEADERS = ("etag", "x-linked-etag", "x-repo-commit")
 """Headers of the Hub by which its client names files of the cache (huggingface_hub 2.4, file_download.py)."""
 _FILE_NAME = re.compile(r'(?:W/)?"?[A-Za-z0-9][A-Za-z0-9_+=-]{0,200}"?')
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-
-
-def resolve_model(name: str, import_paths: bool = False) -> ModelSpec:
-    """The model called `name`: a shipped name, a folder, a config.json or a Hub id.
-
-    With `import_paths` also ``package.module:function``, whose code a trace runs: only for a name that the user typed
-    as the model, never for one that a file names.
-
-    Raises:
-        SpecError: if a configuration is broken.
-        UnsupportedError: for an import path without `import_paths`.
-        UnknownNameError: if it is neither a shipped model nor a path nor a Hub id; lists the nearest names.
-        HubError: if the Hub has no such model, the model is gated, or the Hub does not answer.
-    """
-    if not name.strip():
-        raise UnknownNameError("model", name, (), "give a name, a folder or a config.json")
-    if _IMPORT_PATH.fullmatch(name):
-        if not import_paths:
-            raise UnsupportedError(
-                f"{name}: code of your own is never run because a file names it; if you trust it, give"
-                f" {setting('model', name)} yourself"
-            )
-        return ModelSpec(name=name, model_type=IMPORT_PATH, config={})
-    path = expand_home(name)
-    if is_folder(path):
-        return from_folder(path)
-    if is_file(path):
-        return from_config_file(path)
-    shipped = find_model(name)
-    if shipped is not None:
-        return shipped
-    if name.endswith(".json") or name.startswith((".", "/", "~")):
-        raise SpecError(f"{name}: no such file or folder")
-    if not _HUB_ID.fullmatch(name):
-        raise UnknownNameError(
-            "model", name, _names_with_and_without_organisation(), "give a Hub id (org/name), a folder or a config.json"
-        )
-    return from_hub(name)
-
-
-def _names_with_and_without_organisation() -> list[str]:
-    names = known_model_names()
-    return [*names, *(name.rpartition("/")[2] for name in names)]
 
 
 def tokenizer_file(name: str, needed: bool = False) -> Path | None:
@@ -102,7 +52,7 @@ def tokenizer_file(name: str, needed: bool = False) -> Path | None:
     file = (path.parent if is_file(path) else path) / TOKENIZER
     if is_file(file):
         return file
-    if _HUB_ID.fullmatch(name):
+    if HUB_ID.fullmatch(name):
         from huggingface_hub import try_to_load_from_cache
 
         cached = try_to_load_from_cache(name, TOKENIZER)
@@ -210,7 +160,7 @@ def _explained(repo: str, error: Exception) -> HubError:
         reason = "not shipped and not in the local cache, and HF_HUB_OFFLINE is set; give a config.json"
     else:
         reason = f"not shipped, and the Hub cannot be reached ({_short(cause)}); give a folder or a config.json"
-    nearest = nearest_names(repo, _names_with_and_without_organisation())
+    nearest = nearest_names(repo, names_with_and_without_organisation())
     return HubError(f"{repo}: {reason}" + (f"; did you mean {', '.join(nearest)}?" if nearest else ""))
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
-
 from vramplan.errors import ConfigError, nearest_names
+from vramplan.inputs.record import Record, Replaced, field
 
 Method = Literal["full", "lora", "dora"]
 Quantize = Literal["none", "nf4", "int8"]
@@ -63,22 +62,16 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 def renamed(name: str, default: bool) -> Any:
     """A field that accepts its former name as well."""
     former = next(before for before, now in FORMER_FIELDS.items() if now == name)
-    return Field(default=default, validation_alias=AliasChoices(name, former))
+    return field(default=default, former=former)
 
 
 Strategy = Annotated[
     Literal["ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "device_map"],
-    BeforeValidator(lambda value: with_current_names({"strategy": value})["strategy"]),
+    Replaced(lambda value: with_current_names({"strategy": value})["strategy"]),
 ]
 
 
-class Settings(BaseModel):
-    """A part of a job."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class Fsdp(Settings):
+class Fsdp(Record):
     """torch's fully sharded data parallel, in the words of accelerate's ``fsdp_config``."""
 
     version: Literal[1, 2] = 2
@@ -100,27 +93,27 @@ class Fsdp(Settings):
     """Whether reentrant checkpointing wraps the sharded layer (transformers before 4.52) instead of being inside it.
     Under version 1 no layer is then prefetched, and a frozen layer's hook holds the layer's input and its gradient
     until backward ends."""
-    replicas: int = Field(default=1, gt=0)
+    replicas: int = field(default=1, gt=0)
     """Version 1, HYBRID_SHARD: number of groups of GPUs, usually nodes, that each hold a full set of shards."""
 
 
-class Zero(Settings):
+class Zero(Record):
     """DeepSpeed's ``zero_optimization``; null: what transformers fills in for "auto"."""
 
-    reduce_bucket_size: int | None = Field(default=None, gt=0)
+    reduce_bucket_size: int | None = field(default=None, gt=0)
     """Elements of the bucket in which gradients are reduced; auto: hidden size squared; unset in DeepSpeed's own JSON:
     500,000,000."""
     overlap_comm: bool = False
     """Whether reduction overlaps with the backward, at stage 2 with a second bucket."""
-    prefetch_bucket_size: int | None = Field(default=None, ge=0)
+    prefetch_bucket_size: int | None = field(default=None, ge=0)
     """Stage 3: elements that are gathered ahead; auto: 0.9 times the hidden size squared; unset: 50,000,000."""
-    param_persistence_threshold: int | None = Field(default=None, ge=0)
+    param_persistence_threshold: int | None = field(default=None, ge=0)
     """Stage 3: weights of up to this many elements are not sharded; auto: 10 times the hidden size; unset: 100,000."""
-    max_live_parameters: int = Field(default=1_000_000_000, ge=0)
+    max_live_parameters: int = field(default=1_000_000_000, ge=0)
     """Stage 3: elements that may be gathered ahead at a time."""
-    max_reuse_distance: int = Field(default=1_000_000_000, ge=0)
+    max_reuse_distance: int = field(default=1_000_000_000, ge=0)
     """Stage 3: weights that are used again within this many elements stay gathered."""
-    sub_group_size: int = Field(default=1_000_000_000, gt=0)
+    sub_group_size: int = field(default=1_000_000_000, gt=0)
     """Stage 3: elements of a GPU's shard that the optimizer updates at a time."""
     leaf_mixtures: bool = False
     """Stage 3: whether every mixture of experts (MoE) is gathered as one module (set_z3_leaf_modules in ms-swift and
@@ -145,18 +138,16 @@ def engine_casts(strategy: object, quantize: object = "none") -> bool:
     return strategy in ("zero0", "zero1", "zero2") or (strategy == "zero3" and quantize != "none")
 
 
-class Job(BaseModel):
+class Job(Record):
     """One training set-up; docs/reference/options.md says what frameworks call each field."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
     method: Method = "lora"
     """full: every weight trains; lora: adapters on frozen weights."""
-    lora_rank: int = Field(default=8, gt=0, le=MAX_COUNT)
+    lora_rank: int = field(default=8, gt=0, le=MAX_COUNT)
     """Rank of the adapters."""
     lora_targets: tuple[str, ...] | None = None
     """Names of the linear layers that get an adapter; null: all but the output head (PEFT's all-linear)."""
-    lora_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    lora_dropout: float = field(default=0.0, ge=0.0, lt=1.0)
     """Dropout before each adapter."""
     lora_dtype: Dtype = "fp32"
     """Stored dtype of the adapters; PEFT makes them fp32 on a half-precision model."""
@@ -192,28 +183,28 @@ class Job(BaseModel):
     """Dtype that matmul-like operations run in under torch.autocast; none: the stored dtype."""
     optimizer: str = "adamw_torch_fused"
     """transformers' name for the optimizer (its `optim`)."""
-    sequence_length: int = Field(default=DEFAULT_SEQUENCE_LENGTH, gt=0, le=MAX_COUNT)
+    sequence_length: int = field(default=DEFAULT_SEQUENCE_LENGTH, gt=0, le=MAX_COUNT)
     """Tokens in each sample as it enters the model."""
     lengths: tuple[int, ...] | None = None
     """Tokens of samples whose micro-batches come before the longest, in order, over and over; each micro-batch is as
     long as its longest sample. Memory that they leave cached by PyTorch is counted; null: all samples are equally
     long."""
-    target_length: int | None = Field(default=None, gt=0, le=MAX_COUNT)
+    target_length: int | None = field(default=None, gt=0, le=MAX_COUNT)
     """Tokens of the labels of an encoder-decoder model (T5); null: 128, or `sequence_length` if shorter."""
-    images: int = Field(default=0, ge=0, le=MAX_COUNT)
+    images: int = field(default=0, ge=0, le=MAX_COUNT)
     """Images in each sample; their tokens are part of its `sequence_length`."""
-    videos: int = Field(default=0, ge=0, le=MAX_COUNT)
+    videos: int = field(default=0, ge=0, le=MAX_COUNT)
     """Videos in each sample, instead of images; their tokens are part of its `sequence_length`."""
-    frames: int | None = Field(default=None, gt=0, le=1 << 16)
+    frames: int | None = field(default=None, gt=0, le=1 << 16)
     """Frames of every video after sampling, as they enter its processor; null: 16."""
     image_size: tuple[int, int] | None = None
     """Width and height in pixels of every image, or of every frame of a video, before its processor."""
-    min_pixels: int | None = Field(default=None, gt=0)
+    min_pixels: int | None = field(default=None, gt=0)
     """Least pixels: the processor enlarges smaller images; null: the model's own value. For a video it counts the
     pixels of a frame (Qwen2-VL, Qwen2.5-VL) or of all frames (Qwen3-VL, GLM-4.1V), as in its video processor."""
-    max_pixels: int | None = Field(default=None, gt=0)
+    max_pixels: int | None = field(default=None, gt=0)
     """Most pixels: the processor shrinks larger images, or videos as above; null: the model's own value."""
-    max_tiles: int | None = Field(default=None, gt=0, le=1024)
+    max_tiles: int | None = field(default=None, gt=0, le=1024)
     """Most tiles that the processor cuts an image into; null: the model's own value."""
     vision: Part = "frozen"
     """The vision tower: frozen, train, or lora, which puts adapters on its linear layers."""
@@ -221,9 +212,9 @@ class Job(BaseModel):
     """The same for the projector from the vision tower to the language model."""
     batches: Batches = "unpadded"
     """unpadded: equally long samples, no mask; padded: a mask with padding; packed: several samples in one row."""
-    micro_batch_size: int = Field(default=1, gt=0, le=MAX_COUNT)
+    micro_batch_size: int = field(default=1, gt=0, le=MAX_COUNT)
     """Samples that one device takes in one forward."""
-    gradient_accumulation_steps: int = Field(default=1, gt=0, le=MAX_COUNT)
+    gradient_accumulation_steps: int = field(default=1, gt=0, le=MAX_COUNT)
     """Micro-batches whose gradients are summed before one optimizer step."""
     checkpointing: Checkpointing = "full"
     """Activation checkpointing: none, or every layer."""
@@ -237,7 +228,7 @@ class Job(BaseModel):
     Apple's cut cross-entropy, as in axolotl's plugin; chunked: TRL's."""
     loop: Loop = "trainer"
     """The training loop: transformers' Trainer with accelerate, or a plain loop that keeps only the loss."""
-    num_gpus: int = Field(default=1, gt=0, le=1 << 16)
+    num_gpus: int = field(default=1, gt=0, le=1 << 16)
     """Number of GPUs. Each runs a copy of the training loop, except under `strategy` device_map, where one process uses
     all."""
     strategy: Strategy = "ddp"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from vramplan.inputs import hub, nvml
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.resolve import resolve_model
 
 
 def load_model(name: str | ModelSpec) -> ModelSpec:
@@ -16,7 +16,7 @@ def load_model(name: str | ModelSpec) -> ModelSpec:
     Raises:
         VramplanError: if the name is unknown.
     """
-    return name if isinstance(name, ModelSpec) else hub.resolve_model(name, import_paths=True)
+    return name if isinstance(name, ModelSpec) else resolve_model(name, import_paths=True)
 
 
 def load_named_model(name: str) -> ModelSpec:
@@ -25,7 +25,7 @@ def load_named_model(name: str) -> ModelSpec:
     Raises:
         VramplanError: if the name is unknown, or an import path.
     """
-    return hub.resolve_model(name)
+    return resolve_model(name)
 
 
 def load_gpu(name: str | Gpu) -> Gpu:
@@ -36,4 +36,8 @@ def load_gpu(name: str | Gpu) -> Gpu:
     """
     if isinstance(name, Gpu):
         return name
-    return nvml.local_gpu() if name.lower() == "auto" else find_gpu(name)
+    if name.lower() != "auto":
+        return find_gpu(name)
+    from vramplan.inputs import nvml
+
+    return nvml.local_gpu()

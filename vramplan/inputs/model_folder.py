@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any, cast
 
 from vramplan.bounded_read import read_json
 from vramplan.errors import SpecError
@@ -14,6 +12,9 @@ from vramplan.inputs.images import PROCESSORS, VIDEO_PROCESSORS
 from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec
 from vramplan.inputs.remote_configs import REMOTE_CONFIGS
 from vramplan.inputs.safetensors_header import elements_by_dtype
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 PARTS = ("text_config", "vision_config")
 """Keys of a configuration that hold another one."""
@@ -71,8 +72,9 @@ def from_config_file(path: Path) -> ModelSpec:
             video_processor=video_processor,
             sources=(str(path),),
         )
-    except ValidationError as error:
-        raise SpecError(f"{path}: {error.errors()[0]['msg']}") from error
+    except ValueError as error:  # of which pydantic's is one
+        message = cast("ValidationError", error).errors()[0]["msg"]
+        raise SpecError(f"{path}: {message}") from error
 
 
 def json_object(path: Path) -> dict[str, Any]:

@@ -7,10 +7,11 @@ a job's sequence length, target length and image size for it (transformers 5.23,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 from typing import NamedTuple
 
+from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.inputs.images.types import Tensor as ImageTensor
 from vramplan.inputs.job import Job

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vramplan.errors import ConfigError, HubError, UnknownNameError, UnsupportedError, nearest_names, setting
-from vramplan.inputs import hub
 from vramplan.inputs.catalog import find_model, known_model_names
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.resolve import resolve_model
 
 QUANTIZED = re.compile(
     r"[-_.](?:unsloth-)?(?P<kind>bnb|awq|gptq|gguf|ggml|exl2|hqq|aqlm|eetq|mlx|int[348]|[348]bit|[348]-bit|fp8|nf4|nvfp4"
@@ -53,12 +53,12 @@ def named_model(name: str) -> NamedModel:
     Raises:
         ConfigError: if the name says nothing certain.
         UnsupportedError: for a quantized checkpoint.
-        VramplanError: as :func:`vramplan.inputs.hub.resolve_model` does.
+        VramplanError: as :func:`vramplan.inputs.resolve.resolve_model` does.
     """
     name = name.strip()
     path = Path(name).expanduser()
     if path.is_file() or (path / "config.json").is_file():
-        return NamedModel(hub.resolve_model(name))
+        return NamedModel(resolve_model(name))
     shipped = find_model(name)
     if shipped is not None:
         return NamedModel(shipped)
@@ -73,7 +73,7 @@ def named_model(name: str) -> NamedModel:
         if organisation not in MODELSCOPE:
             raise ConfigError(f"{name} {_unknown(name, parts)}")
     try:
-        return NamedModel(hub.resolve_model(name))
+        return NamedModel(resolve_model(name))
     except HubError as error:
         spec = _by_last_parts(parts)
         if spec is None:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from vramplan.errors import SpecError
+from vramplan.inputs.record import Record, field
 
 IMPORT_PATH = "import-path"
 """The `model_type` of a user's own model, ``package.module:function``, which only a trace supports."""
@@ -37,30 +36,28 @@ DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 """Dtype of jobs by torch's name, for dtypes that weights are published in."""
 
 
-class ModelSpec(BaseModel):
+class ModelSpec(Record):
     """One model architecture. Shapes only; no weights."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
-
-    name: str = Field(min_length=1)
+    name: str = field(min_length=1)
     """Hub id, or the path it was read from."""
     aliases: tuple[str, ...] = ()
     """Other Hub ids with the same architecture and parameter count."""
-    model_type: str = Field(min_length=1)
+    model_type: str = field(min_length=1)
     """transformers' name of the architecture."""
     config: Mapping[str, Any]
     """The keys of the Hub's config.json that fix shapes, verbatim."""
-    processor: Mapping[str, Any] = Field(default_factory=dict)
+    processor: Mapping[str, Any] = field(default_factory=dict)
     """The keys of preprocessor_config.json that decide the size of a processed image, verbatim."""
-    video_processor: Mapping[str, Any] = Field(default_factory=dict)
+    video_processor: Mapping[str, Any] = field(default_factory=dict)
     """The same of video_preprocessor_config.json for videos; if it is empty, transformers reads `processor`."""
     stored_dtype: str | None = None
     """Dtype of the published weights (bf16, fp16 or fp32) if the configuration names none."""
-    alias_configs: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
+    alias_configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Keys of the configuration that differ for an alias, by its name; they change no shape of a weight."""
-    num_parameters: int | None = Field(default=None, gt=0)
+    num_parameters: int | None = field(default=None, gt=0)
     """Official number of distinct parameters, tied ones counted once; None if it is unknown."""
-    stored_parameters: int | None = Field(default=None, gt=0)
+    stored_parameters: int | None = field(default=None, gt=0)
     """Elements in the published safetensors files, if their number differs (buffers, a copy of a tied head)."""
     counted_from: str = ""
     """Source of `num_parameters`."""

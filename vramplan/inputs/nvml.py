@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
+from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, MissingDependencyError, UnknownNameError, setting
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.gpu import Gpu

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vramplan.bounded_read import decoded, parse_json, read_bytes
+from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, VramplanError
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.job import check_settings

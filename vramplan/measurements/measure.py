@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnknownNameError, VramplanError, setting
 from vramplan.inputs.catalog import find_model
 from vramplan.inputs.job import Job

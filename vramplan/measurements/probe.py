@@ -7,10 +7,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
+from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError, setting
 from vramplan.inputs import nvml
 from vramplan.inputs.catalog import find_gpu

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError
 from vramplan.inputs.job import Job
 from vramplan.memory.estimate import Estimate

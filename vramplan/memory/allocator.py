@@ -8,9 +8,9 @@ mirrors. Blocks of a segment form a linked list; free ones are in their pool, or
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from vramplan.dataclass import dataclass
 from vramplan.units import MiB, round_up
 
 MIN_BLOCK = 512

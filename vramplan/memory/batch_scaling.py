@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
-from vramplan.memory.timeline import BLOCK_BYTES, Mark, Storage, Timeline
+from vramplan.memory.timeline import BLOCK_BYTES, Kinds, Mark, Storage, Timeline
 from vramplan.units import round_up
 
 COLUMNS = 120
@@ -33,58 +33,20 @@ class LinearSize(NamedTuple):
         return self.at_zero + self.per_sample * micro
 
 
-class ScaledTimeline:
-    """The sizes of a timeline's storages at any micro-batch."""
-
-    def __init__(self, timeline: Timeline, micro: int, growth: Mapping[int, int] | None = None) -> None:
-        """Scale a timeline that was simulated at `micro`.
-
-        Args:
-            timeline: the timeline.
-            micro: its micro-batch.
-            growth: bytes that a storage gains with each further sample, by the storage's id; others stay constant.
-        """
-        growth = growth or {}
-        distinct = {id(storage): storage for storage in timeline.storages}  # layers share their storages
-        sizes = {key: _scaled(storage, micro, growth.get(key, 0)) for key, storage in distinct.items()}
-        numbers = {size: number for number, size in enumerate(dict.fromkeys(sizes.values()))}
-        kinds = {key: numbers[size] for key, size in sizes.items()}
-        self.events, self.streams = timeline.events, timeline.streams()
-        self._sizes = list(numbers)
-        """Distinct (size, whether a kernel takes it)."""
-        self._kinds = [kinds[id(storage)] for storage in timeline.storages]
-        """Number of each storage's size."""
-        self._changes = [self._kinds[event] if event >= 0 else ~self._kinds[~event] for event in self.events]
-        """The same for each event; ``~kind`` if it frees."""
-
-    def sizes(self, micro: int) -> list[int]:
-        """Rounded bytes of every storage."""
-        rounded = [round_up(size.at(micro), BLOCK_BYTES) for size, _ in self._sizes]
-        return [rounded[kind] for kind in self._kinds]
-
-    def peak(self, micro: int) -> int:
-        """Highest sum of live tensors in bytes, without what kernels take for themselves."""
-        rounded = [0 if in_kernel else round_up(size.at(micro), BLOCK_BYTES) for size, in_kernel in self._sizes]
-        signed = [*rounded, *(-size for size in reversed(rounded))]
-        return max(accumulate([signed[change] for change in self._changes]))
-
-
-def _scaled(storage: Storage, micro: int, per_sample: int) -> tuple[LinearSize, bool]:
-    return LinearSize(storage.num_bytes - per_sample * micro, per_sample), storage.in_kernel
-
-
 def interpolate(first: int, low: Timeline, last: int, high: Timeline, micro: int) -> Timeline:
     """The timeline at a micro-batch, from those at two others, which have the same events."""
+    numbers: dict[tuple[int, int], int] = {}
+    pairs = zip(low.kind_of, high.kind_of, strict=True)
+    kind_of = array("i", [numbers.setdefault(pair, len(numbers)) for pair in pairs])
 
-    @cache
     def storage_at(one: Storage, other: Storage) -> Storage:
         if one.num_bytes == other.num_bytes:
             return one
         size = LinearSize.through(first, one.num_bytes, last, other.num_bytes).at(micro)
         return Storage(size, one.category, one.label, f"{size} bytes at micro-batch {micro}", one.in_kernel)
 
-    storages = [storage_at(*pair) for pair in zip(low.storages, high.storages, strict=True)]
-    return Timeline(storages, low.events, low.marks)
+    kinds = Kinds(storage_at(low.kinds[one], high.kinds[other]) for one, other in numbers)
+    return Timeline(kinds, kind_of, low.events, low.marks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +103,13 @@ def _is_hidden(below: tuple[int, int, int], middle: tuple[int, int, int], above:
 def _are_linear(group: Sequence[int], last: int, steps: Mapping[int, Timeline]) -> bool:
     """Whether every tensor's rounded size is linear at every whole number from the group's first to `last`."""
     first, middle = group[0], group[-1]
-    distinct = {}
-    for trio in zip(*(steps[micro].storages for micro in (first, middle, last)), strict=True):
-        distinct[tuple(map(id, trio))] = trio  # layers share their storages
-    return all(trio[0].in_kernel or _is_linear(first, middle, last, *trio) for trio in distinct.values())
+    timelines = [steps[micro] for micro in (first, middle, last)]
+    distinct = set(zip(*(timeline.kind_of for timeline in timelines), strict=True))
+    for kinds in distinct:
+        low, between, high = (timeline.kinds[kind] for timeline, kind in zip(timelines, kinds, strict=True))
+        if not low.in_kernel and not _is_linear(first, middle, last, low, between, high):
+            return False
+    return True
 
 
 def _is_linear(first: int, middle: int, last: int, low: Storage, between: Storage, high: Storage) -> bool:
@@ -157,7 +122,7 @@ def _is_linear(first: int, middle: int, last: int, low: Storage, between: Storag
     )
 
 
-def _segment(micros: Sequence[int], steps: Mapping[int, Timeline], levels: Mapping[int, list[int]]) -> Segment:
+def _segment(micros: Sequence[int], steps: Mapping[int, Timeline], levels: Mapping[int, Sequence[int]]) -> Segment:
     first, last = micros[0], micros[-1]
     low, high = steps[first], steps[last]
     lines = _linear_sizes(first, levels[first], last, levels[last])

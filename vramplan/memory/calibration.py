@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from math import ceil
 from pathlib import Path
 from typing import Any
 
+from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.gpu import Gpu
 

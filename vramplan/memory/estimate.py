@@ -40,7 +40,7 @@ class SimulatedStep:
     @property
     def peak_tensor_bytes(self) -> int:
         """Highest sum of live tensors, without kernels' own workspaces."""
-        return max(self.timeline.live_bytes(with_kernels=False))
+        return self.timeline.peak_bytes(with_kernels=False)
 
 
 @dataclass(frozen=True, slots=True)

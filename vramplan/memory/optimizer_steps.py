@@ -7,10 +7,10 @@ bitsandbytes 0.50 (optim/optimizer.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from math import prod
 
+from vramplan.dataclass import dataclass
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div
@@ -215,7 +215,7 @@ def bitsandbytes(states: Sequence[int], bits: int, paged: bool = False) -> Step:
         if bits == 8:
             for number in range(min(2, len(states))):
                 level = _state(f"256 levels of state{number + 1}", (256,), "fp32")
-                if not any(storage is level for storage in record.storages):  # all weights share it
+                if not record.has(level):  # all weights share it
                     record.allocate(level)
 
     return step

@@ -7,9 +7,10 @@ planner and the trace ask :func:`optimizer_of` for everything else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
+from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, VramplanError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job

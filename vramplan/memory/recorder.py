@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 
-from vramplan.memory.timeline import Mark, Storage, Timeline
+from vramplan.memory import passes
+from vramplan.memory.timeline import Kinds, Mark, Storage, Timeline
 
 
 class Recorder:
     """Collects events; storages are numbered in order of allocation."""
 
     def __init__(self) -> None:
-        self.storages: list[Storage] = []
-        self.events: list[int] = []
+        self.kinds: list[Storage] = []
+        self.kind_of = array("i")
+        """The number of each storage's kind."""
+        self.events = array("i")
         self.marks: list[Mark] = []
+        self._numbers: dict[int, int] = {}
+        """Number of each kind, by the id of its object."""
 
     def enter(self, phase: str) -> None:
         """Begin `phase`: all that follows belongs to it."""
@@ -22,10 +28,18 @@ class Recorder:
 
     def allocate(self, storage: Storage) -> int:
         """Allocate and return the number to free it by."""
-        number = len(self.storages)
-        self.storages.append(storage)
+        kind = self._numbers.get(id(storage))
+        if kind is None:
+            kind = self._numbers[id(storage)] = len(self.kinds)
+            self.kinds.append(storage)
+        number = len(self.kind_of)
+        self.kind_of.append(kind)
         self.events.append(number)
         return number
+
+    def has(self, storage: Storage) -> bool:
+        """Whether this object was allocated before."""
+        return id(storage) in self._numbers
 
     def free(self, number: int) -> None:
         """Free one storage."""
@@ -33,22 +47,30 @@ class Recorder:
 
     def free_all(self, numbers: Iterable[int]) -> None:
         """Free several, in order."""
-        self.events.extend(~number for number in numbers)
+        self.events.extend([~number for number in numbers])
 
     def live_bytes(self) -> int:
-        """Bytes allocated now."""
-        sizes = [storage.num_bytes for storage in self.storages]
-        return sum(sizes[event] if event >= 0 else -sizes[~event] for event in self.events)
+        """Bytes allocated now, as requested."""
+        sizes = [kind.num_bytes for kind in self.kinds]
+        live = passes.live_bytes(self.events, self.kind_of, sizes)
+        return live[-1] if live else 0
 
-    def splice(self, storages: Sequence[Storage]) -> int:
-        """Append the storages of another record; returns the number that its storage 0 has here."""
-        self.storages.extend(storages)
-        return len(self.storages) - len(storages)
+    def add_kinds(self, kinds: Iterable[Storage]) -> int:
+        """Append kinds without allocating; returns the number of the first."""
+        first = len(self.kinds)
+        self.kinds.extend(kinds)
+        return first
+
+    def splice(self, kind_of: array[int]) -> int:
+        """Append storages of these kinds without allocating them; returns the number that the first has here."""
+        first = len(self.kind_of)
+        self.kind_of.extend(kind_of)
+        return first
 
     def extend(self, events: Sequence[int], offset: int) -> None:
         """Append events whose storages are numbered from `offset`."""
-        self.events.extend([event + offset if event >= 0 else event - offset for event in events])
+        self.events.extend(passes.shifted(events if isinstance(events, array) else array("i", events), offset))
 
     def timeline(self) -> Timeline:
         """The timeline of all events so far."""
-        return Timeline(self.storages, self.events, self.marks)
+        return Timeline(Kinds(self.kinds), self.kind_of, self.events, self.marks)

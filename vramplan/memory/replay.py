@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from vramplan.dataclass import dataclass
 from vramplan.memory import passes
 from vramplan.memory.allocator import UNLIMITED, Action, AllocatorSettings, Block, CachingAllocator, OutOfMemory
 from vramplan.memory.passes_python import check_kinds

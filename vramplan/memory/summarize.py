@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
+from vramplan.memory import passes
 from vramplan.memory.allocator import UNLIMITED, AllocatorSettings
 from vramplan.memory.assumptions import assumptions
 from vramplan.memory.estimate import Estimate, SimulatedStep, Term
 from vramplan.memory.overheads import outside_terms
 from vramplan.memory.replay import Replay, replay
-from vramplan.memory.timeline import Storage, Timeline
+from vramplan.memory.timeline import Timeline
 
 PHASES = ("loaded", "forward", "backward", "optimizer", "eval")
 
@@ -25,7 +27,7 @@ def summarize(step: SimulatedStep, model: str, job: Job, gpu: Gpu, peak_tensor_b
     outside_size = sum(term.num_bytes for term in outside)
     limits = (gpu.plannable_bytes - outside_size, gpu.usable_bytes - outside_size)
     run, fits, fits_without_margin = settle(peak_tensor_bytes, limits, replayer(timeline, job))
-    peak_index = max(range(timeline.first_tensor, len(run.allocated)), key=run.allocated.__getitem__)
+    peak_index = passes.index_of_highest(run.allocated, timeline.first_tensor, len(run.allocated))
     allocated = run.allocated[peak_index]
     phases = timeline.phase_peaks(run.allocated)
     loaded_end = timeline.marks[1].first_event - 1
@@ -47,7 +49,7 @@ def summarize(step: SimulatedStep, model: str, job: Job, gpu: Gpu, peak_tensor_b
         fits_without_margin=fits_without_margin,
         phases={name: phases[name] for name in PHASES},
         peak_phase=phase_at(timeline, peak_index),
-        terms=(*peak_terms(timeline.live_at(peak_index), allocated, run.peak_reserved_bytes), *outside),
+        terms=(*peak_terms(timeline, peak_index, allocated, run.peak_reserved_bytes), *outside),
         num_parameters=step.num_parameters,
         num_trainable_parameters=step.num_trainable_parameters,
         assumptions=assumptions(job, gpu, step),
@@ -64,9 +66,8 @@ def summarize(step: SimulatedStep, model: str, job: Job, gpu: Gpu, peak_tensor_b
 
 def replayer(timeline: Timeline, job: Job) -> Callable[[int], Replay]:
     """A function from the bytes that PyTorch may reserve to the replay of a timeline under the job's settings."""
-    sizes, streams = timeline.sizes(), timeline.streams()
-    settings = AllocatorSettings(expandable_segments=job.expandable_segments)
-    return lambda limit: replay(timeline.events, None, sizes, limit, settings, streams=streams)
+    kinds, settings = timeline.kinds, AllocatorSettings(expandable_segments=job.expandable_segments)
+    return lambda limit: replay(timeline.events, timeline.kind_of, kinds.sizes, limit, settings, streams=kinds.streams)
 
 
 def settle(
@@ -89,8 +90,7 @@ def settle(
 
 def evaluation_peak(timeline: Timeline, evaluation_bytes: int) -> int:
     """Allocated peak in bytes of an evaluation between two steps: what outlives a step, plus its forward."""
-    after_step = timeline.live_at(len(timeline.events) - 1)
-    return sum(storage.rounded_bytes for storage in after_step) + evaluation_bytes
+    return timeline.live_bytes()[-1] + evaluation_bytes
 
 
 def phase_at(timeline: Timeline, index: int) -> str:
@@ -98,13 +98,14 @@ def phase_at(timeline: Timeline, index: int) -> str:
     return [mark.phase for mark in timeline.marks if mark.first_event <= index][-1]
 
 
-def peak_terms(live: Sequence[Storage], allocated_bytes: int, reserved_bytes: int) -> list[Term]:
-    """The tensors alive at the allocated peak, equal ones in one term, and the rest of what is reserved."""
+def peak_terms(timeline: Timeline, index: int, allocated_bytes: int, reserved_bytes: int) -> list[Term]:
+    """The tensors alive right after event `index`, equal ones in one term, and the rest of what is reserved."""
     groups: dict[tuple[str, str, str], list[int]] = {}
-    for storage in live:
+    for kind, count in Counter(timeline.live_at(index)).items():
+        storage = timeline.kinds[kind]
         group = groups.setdefault((storage.category, storage.label, storage.formula), [0, 0])
-        group[0] += storage.rounded_bytes
-        group[1] += 1
+        group[0] += storage.rounded_bytes * count
+        group[1] += count
     terms = [
         Term(category, label, size, count, formula) for (category, label, formula), (size, count) in groups.items()
     ]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from functools import cached_property
+from typing import overload
 
+from vramplan.memory import passes
 from vramplan.units import round_up
 
 CATEGORIES = (
@@ -46,6 +49,42 @@ class Storage:
         object.__setattr__(self, "rounded_bytes", round_up(self.num_bytes, BLOCK_BYTES))
 
 
+class Kinds(Sequence[Storage]):
+    """The distinct storages of a timeline: a storage that layers or steps repeat is listed once."""
+
+    def __init__(self, storages: Iterable[Storage]) -> None:
+        self.storages = list(storages)
+
+    def __len__(self) -> int:
+        return len(self.storages)
+
+    @overload
+    def __getitem__(self, number: int) -> Storage: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Storage]: ...
+    def __getitem__(self, number: int | slice) -> Storage | list[Storage]:
+        return self.storages[number]
+
+    def __iter__(self) -> Iterator[Storage]:
+        return iter(self.storages)
+
+    @cached_property
+    def sizes(self) -> array[int]:
+        """Rounded bytes of each."""
+        return array("q", [storage.rounded_bytes for storage in self])
+
+    @cached_property
+    def in_kernel(self) -> list[bool]:
+        """Whether a kernel allocates it, for each."""
+        return [storage.in_kernel for storage in self]
+
+    @cached_property
+    def streams(self) -> list[int] | None:
+        """The stream of each; None if all are on stream 0."""
+        streams = [storage.stream for storage in self]
+        return streams if any(streams) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """From `first_event` on, the step is in `phase`."""
@@ -56,27 +95,46 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Allocations and frees in order: event ``i`` allocates ``storages[i]``, event ``~i`` frees it."""
+    """Allocations and frees in order: event ``i`` allocates storage ``i``, event ``~i`` frees it."""
 
-    storages: Sequence[Storage]
-    events: Sequence[int]
+    kinds: Kinds
+    kind_of: array[int]
+    """The number of each storage's kind."""
+    events: array[int]
     marks: Sequence[Mark]
 
-    def sizes(self, with_kernels: bool = True) -> list[int]:
-        """Rounded bytes of every storage; without `with_kernels`, workspaces of kernels count 0."""
+    @classmethod
+    def of(cls, storages: Iterable[Storage], events: Iterable[int], marks: Sequence[Mark]) -> Timeline:
+        """The timeline of these storages, in the order of their numbers."""
+        distinct: dict[int, tuple[int, Storage]] = {}
+        kind_of = array("i", [distinct.setdefault(id(one), (len(distinct), one))[0] for one in storages])
+        return cls(Kinds(storage for _, storage in distinct.values()), kind_of, array("i", events), marks)
+
+    @property
+    def storages(self) -> list[Storage]:
+        """The storage of each number."""
+        kinds = list(self.kinds)
+        return [kinds[kind] for kind in self.kind_of]
+
+    def storage(self, number: int) -> Storage:
+        """The storage with this number."""
+        return self.kinds[self.kind_of[number]]
+
+    def sizes(self, with_kernels: bool = True) -> array[int]:
+        """Rounded bytes of every kind; without `with_kernels`, workspaces of kernels count 0."""
+        sizes = self.kinds.sizes
         if with_kernels:
-            return [storage.rounded_bytes for storage in self.storages]
-        return [0 if storage.in_kernel else storage.rounded_bytes for storage in self.storages]
+            return sizes
+        pairs = zip(sizes, self.kinds.in_kernel, strict=True)
+        return array("q", [0 if in_kernel else size for size, in_kernel in pairs])
 
-    def streams(self) -> list[int] | None:
-        """The stream of every storage; None if all are on stream 0."""
-        streams = [storage.stream for storage in self.storages]
-        return streams if any(streams) else None
-
-    def live_bytes(self, with_kernels: bool = True) -> list[int]:
+    def live_bytes(self, with_kernels: bool = True) -> array[int]:
         """Bytes alive after each event."""
-        sizes = self.sizes(with_kernels)
-        return list(accumulate([sizes[event] if event >= 0 else -sizes[~event] for event in self.events]))
+        return passes.live_bytes(self.events, self.kind_of, self.sizes(with_kernels))
+
+    def peak_bytes(self, with_kernels: bool = True) -> int:
+        """Highest bytes alive after any event."""
+        return passes.peak_bytes(self.events, self.kind_of, self.sizes(with_kernels))
 
     @property
     def first_tensor(self) -> int:
@@ -84,41 +142,26 @@ class Timeline:
         return next(
             index
             for index, event in enumerate(self.events)
-            if event >= 0 and self.storages[event].category != "reserved_unused"
+            if event >= 0 and self.storage(event).category != "reserved_unused"
         )
 
-    def by_category(self, events: Sequence[int], with_kernels: bool = True) -> dict[str, list[int]]:
+    def by_category(self, events: Sequence[int], with_kernels: bool = True) -> dict[str, Sequence[int]]:
         """Bytes of each category alive after each of these events, which must be in ascending order."""
+        categories = [CATEGORIES.index(storage.category) for storage in self.kinds]
         sizes = self.sizes(with_kernels)
-        now = dict.fromkeys(CATEGORIES, 0)
-        totals: dict[str, list[int]] = {name: [] for name in now}
-        remaining = iter([*events, -1])
-        following = next(remaining)
-        for index, event in enumerate(self.events):
-            number = event if event >= 0 else ~event
-            now[self.storages[number].category] += sizes[number] if event >= 0 else -sizes[number]
-            if index == following:
-                for name, size in now.items():
-                    totals[name].append(size)
-                following = next(remaining)
-        return totals
+        totals = passes.live_by_group(self.events, self.kind_of, sizes, categories, len(CATEGORIES), events)
+        return dict(zip(CATEGORIES, totals, strict=True))
 
-    def phase_peaks(self, levels: Sequence[int]) -> dict[str, int]:
+    def phase_peaks(self, levels: array[int]) -> dict[str, int]:
         """The highest of `levels` (one per event) in each phase, over all its occurrences."""
         peaks: dict[str, int] = {}
         ends = [mark.first_event for mark in self.marks[1:]] + [len(self.events)]
         for mark, end in zip(self.marks, ends, strict=True):
             first = max(0, mark.first_event - 1)  # the level at which the phase starts counts too
             if first < end:
-                peaks[mark.phase] = max(peaks.get(mark.phase, 0), max(levels[first:end]))
+                peaks[mark.phase] = max(peaks.get(mark.phase, 0), passes.highest(levels, first, end))
         return peaks
 
-    def live_at(self, index: int) -> list[Storage]:
-        """The storages alive right after event `index`."""
-        live: dict[int, None] = {}
-        for event in self.events[: index + 1]:
-            if event >= 0:
-                live[event] = None
-            else:
-                del live[~event]
-        return [self.storages[number] for number in live]
+    def live_at(self, index: int) -> array[int]:
+        """The kinds of the storages alive right after event `index`, in order of allocation."""
+        return array("i", [self.kind_of[number] for number in passes.live_at(self.events, index)])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from vramplan.analytic.layers.losses import FUSED
+from vramplan.dataclass import dataclass
 from vramplan.errors import (
     CannotRunError,
     ConfigError,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vramplan.dataclass import dataclass
 from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.frameworks.settings import Note
 from vramplan.inputs import hub

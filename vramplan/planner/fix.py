@@ -8,12 +8,13 @@ from __future__ import annotations
 from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vramplan.bounded_read import read_bytes
+from vramplan.dataclass import dataclass
 from vramplan.errors import CannotRunError, ConfigError, UnsupportedError, VramplanError, setting
 from vramplan.frameworks.detect import from_line, from_text
 from vramplan.frameworks.detected_config import DetectedConfig
@@ -67,7 +68,7 @@ class Fix:
     before: Verdict
     after: Verdict
     """Of the text as it is now."""
-    lower_bound_bytes: int
+    least_need_bytes: int
     """The least need of all that was tried."""
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnknownNameError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import (

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any, cast
 
 from vramplan.analytic.architectures.lookup import architecture_of, is_described
 from vramplan.errors import ConfigError, UnsupportedError, name_settings, nearest_names, setting
@@ -16,6 +14,9 @@ from vramplan.inputs.job import MAX_COUNT, Job, engine_casts, with_current_names
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.sample_lengths import lengths_of
 from vramplan.inputs.sequence_length import default_sequence_length, max_positions
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 MIN_TEXT_TOKENS = 128
 """Least tokens of text beside the images if no length is given."""
@@ -72,8 +73,8 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
         job.setdefault("sequence_length", default_sequence_length(positions))
     try:
         complete = Job.model_validate(job)
-    except ValidationError as error:
-        raise ConfigError(_first_error(error)) from error
+    except ValueError as error:  # of which pydantic's is one
+        raise ConfigError(_first_error(cast("ValidationError", error))) from error
     if spec.model_type not in IMAGE_PROCESSORS or has_length:
         return complete
     return complete.model_copy(update={"sequence_length": _length_with_images(spec, complete)})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from vramplan.analytic.unfolded_step import no_cycle_collection
+from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import IMAGE_PROCESSORS, shown
@@ -103,9 +105,10 @@ class Source:
 
     def __call__(self, gpu: Gpu, **update: Any) -> Estimate:
         """The estimate of that job."""
-        return self.estimator(self.spec, self.job(gpu, **update), gpu).complete()
+        return self.estimator(self.spec, self.job(gpu, **update), gpu, several=True).complete()
 
 
+@no_cycle_collection()
 def build(
     model: str | ModelSpec,
     gpu: str | Gpu,
@@ -227,7 +230,7 @@ def _kinds(source: Source, gpus: Sequence[Gpu]) -> tuple[list[Gpu], list[int], l
 
 
 def _alike(left: Timeline, right: Timeline) -> bool:
-    return left.events == right.events and left.sizes() == right.sizes()
+    return (left.events, left.kind_of, left.sizes()) == (right.events, right.kind_of, right.sizes())
 
 
 def _choice(

@@ -7,10 +7,11 @@ launcher finds. Neither is guessed: the need is estimated for several values of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vramplan.dataclass import dataclass
 from vramplan.errors import VramplanError
 from vramplan.planner.monotone_search import LENGTH_STEP, bisect_largest
 

@@ -61,11 +61,6 @@ def room_gib(capacity_bytes: int, need_bytes: int) -> str:
     return f"{(tenths_down(capacity_bytes) - tenths_up(need_bytes)) / 10:.1f}"
 
 
-def need_gib(num_bytes: int, fits: bool) -> str:
-    """GiB of a need. If the job does not fit, its size is only a lower bound: what PyTorch caches is not in it."""
-    return gib(num_bytes) if fits else f"at least {gib(num_bytes)}"
-
-
 def product(micro_batch_size: int, accumulation_steps: int, data_parallel: int) -> str:
     """A batch plan as a product: micro-batch, accumulation, GPUs.
 

@@ -275,7 +275,7 @@ def fix(fix: Fix) -> types.FixData:
             for change in fix.changes
         ],
         "text": fix.text,
-        "least_bytes": fix.lower_bound_bytes,
+        "least_bytes": fix.least_need_bytes,
     }
 
 

@@ -32,13 +32,15 @@ def write(estimate: Estimate, path: Path) -> None:
     Raises:
         ConfigError: if `path` cannot be written.
     """
-    assert estimate.timeline is not None
+    timeline = estimate.timeline
+    assert timeline is not None
     settings = AllocatorSettings(expandable_segments=estimate.job.expandable_segments)
     available = estimate.capacity_bytes - (estimate.device_total_bytes - estimate.peak_reserved_bytes)
-    sizes = estimate.timeline.sizes()
-    streams = estimate.timeline.streams()
-    run = replay(estimate.timeline.events, None, sizes, max(0, available), settings, record=True, streams=streams)
-    write_file(path, pickle.dumps(snapshot(estimate.timeline, run, settings), protocol=PICKLE_PROTOCOL))
+    run = replay(
+        timeline.events, timeline.kind_of, timeline.kinds.sizes, max(0, available), settings, record=True,
+        streams=timeline.kinds.streams,
+    )  # fmt: skip
+    write_file(path, pickle.dumps(snapshot(timeline, run, settings), protocol=PICKLE_PROTOCOL))
 
 
 def snapshot(timeline: Timeline, replayed: Replay, settings: AllocatorSettings | None = None) -> Entry:
@@ -56,7 +58,7 @@ def snapshot(timeline: Timeline, replayed: Replay, settings: AllocatorSettings |
 
     for action in replayed.history:
         event = timeline.events[number]
-        storage = timeline.storages[event if event >= 0 else ~event]
+        storage = timeline.storage(event if event >= 0 else ~event)
         while phase + 1 < len(phases) and timeline.marks[phase + 1].first_event <= number:
             phase += 1
         size, address = action.num_bytes, BASE + action.address

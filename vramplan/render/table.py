@@ -11,7 +11,8 @@ from html import escape
 from typing import Any
 
 from vramplan.planner.table import SHOWN, Cell, Table
-from vramplan.planner.table.fill import Row, title
+from vramplan.planner.table.fill import title
+from vramplan.planner.table.row import Row
 from vramplan.render.figures import gib
 from vramplan.visible import visible
 

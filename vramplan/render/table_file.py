@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError
-from vramplan.planner.table import embedded, fill, table_request
+from vramplan.planner.table import TableRequest, embedded, fill, table_request
 from vramplan.planner.table.config import TableConfig
+from vramplan.planner.table.parts import merge, read_parts
 from vramplan.progress import Progress, silent
 from vramplan.render.table import FORMATS
 
@@ -30,10 +31,26 @@ class TableFile:
     """A unified diff from the file to what it should be."""
 
 
+def requests_of(tables: Mapping[str, TableConfig], source: Path | None = None) -> dict[str, TableRequest]:
+    """The requests for these tables, by name; `source` is the file that they were read from, for error messages.
+
+    Raises:
+        VramplanError: for an invalid request.
+    """
+    requests = {}
+    for name, table in tables.items():
+        try:
+            requests[name] = table_request(**table.request)
+        except ConfigError as error:
+            raise _located(error, name, source) from error
+    return requests
+
+
 def table_texts(
     tables: Mapping[str, TableConfig],
     format: str | None = None,
     *,
+    parts: Sequence[Path] = (),
     jobs: int | None = None,
     source: Path | None = None,
     progress: Progress = silent,
@@ -43,29 +60,30 @@ def table_texts(
     Args:
         tables: The requests, by name.
         format: One format for all of them; None for each one's own.
+        parts: Files with all parts of the tables (:mod:`vramplan.planner.table.parts`); without them, the tables are
+            computed.
         jobs: Processes; None for as many as there are cores.
         source: The file that the requests were read from, for error messages.
         progress: Called with what is being done, and the share of all tables that is done.
 
     Raises:
-        ConfigError: for a table of which no cell can run.
+        ConfigError: for a table of which no cell can run, and parts that do not make the tables.
     """
-    requests = {}
-    for name, table in tables.items():
-        try:
-            requests[name] = table_request(**table.request)
-        except ConfigError as error:
-            raise _located(error, name, source) from error
+    requests = requests_of(tables, source)
+    read = read_parts(parts) if parts else []
     texts = {}
     for number, (name, request) in enumerate(requests.items()):
 
         def tell(what: str, share: float, number: int = number) -> None:
             progress(what, (number + share) / len(requests))
 
-        try:
-            filled = fill(request, jobs=jobs or os.cpu_count() or 1, progress=tell)
-        except ConfigError as error:
-            raise _located(error, name, source) from error
+        if parts:
+            filled = merge(name, request, read)
+        else:
+            try:
+                filled = fill(request, jobs=jobs or os.cpu_count() or 1, progress=tell)
+            except ConfigError as error:
+                raise _located(error, name, source) from error
         texts[name] = FORMATS[format or tables[name].format](filled)
     return texts
 
@@ -88,6 +106,7 @@ def update_file(
     format: str | None = None,
     *,
     write: bool = False,
+    parts: Sequence[Path] = (),
     jobs: int | None = None,
     source: Path | None = None,
     progress: Progress = silent,
@@ -102,7 +121,7 @@ def update_file(
     lines = embedded.read(path)
     regions = embedded.select(path, embedded.regions(path, lines), tables, names)
     in_file = {region.name: tables[region.name] for region in regions}
-    texts = table_texts(in_file, format, jobs=jobs, source=source, progress=progress)
+    texts = table_texts(in_file, format, parts=parts, jobs=jobs, source=source, progress=progress)
     stale = embedded.stale(lines, texts, regions)
     if stale and write:
         lines_now = embedded.read(path)  # it may have been edited meanwhile

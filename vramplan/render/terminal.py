@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from rich import box
@@ -19,6 +19,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from vramplan.dataclass import dataclass
 from vramplan.inputs.job import Job
 from vramplan.memory.estimate import Estimate
 from vramplan.render.bars import level_bar, size_bar

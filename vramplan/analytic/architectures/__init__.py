@@ -2,51 +2,37 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.architectures import (
-    bert,
-    bloom,
-    clip,
-    cohere,
-    deberta,
-    deepseek,
-    gemma,
-    gpt,
-    gpt_oss,
-    llama,
-    mllama,
-    modernbert,
-    moe,
-    phi,
-    phimoe,
-    siglip,
-    t5,
-    vit,
-    whisper,
-)
 from vramplan.analytic.architectures.architecture import Architecture, Shape
 from vramplan.errors import UnsupportedError, setting
+from vramplan.lazy_table import LazyTable
 
-ARCHITECTURES: dict[str, Architecture] = {
-    **llama.ARCHITECTURES,
-    **gemma.ARCHITECTURES,
-    **phi.ARCHITECTURES,
-    **phimoe.ARCHITECTURES,
-    **cohere.ARCHITECTURES,
-    **gpt.ARCHITECTURES,
-    **bloom.ARCHITECTURES,
-    **moe.ARCHITECTURES,
-    **deepseek.ARCHITECTURES,
-    **gpt_oss.ARCHITECTURES,
-    **mllama.ARCHITECTURES,
-    **bert.ARCHITECTURES,
-    **modernbert.ARCHITECTURES,
-    **deberta.ARCHITECTURES,
-    **vit.ARCHITECTURES,
-    **clip.ARCHITECTURES,
-    **siglip.ARCHITECTURES,
-    **t5.ARCHITECTURES,
-    **whisper.ARCHITECTURES,
-}
+ARCHITECTURES: LazyTable[Architecture] = LazyTable(
+    __name__,
+    "ARCHITECTURES",
+    {
+        "llama": "llama internlm3 internlm2 baichuan minicpm minicpm3 mistral qwen2 qwen2_vl_text qwen3 qwen3_vl_text"
+        " seed_oss granite smollm3 olmo2 olmo3",
+        "gemma": "gemma gemma2 gemma3_text",
+        "phi": "phi phi3 glm glm4 glm4v_text chatglm",
+        "phimoe": "phimoe",
+        "cohere": "cohere cohere2",
+        "gpt": "gpt2 gptj gpt_neox opt starcoder2",
+        "bloom": "bloom falcon",
+        "moe": "mixtral olmoe qwen2_moe qwen3_moe qwen3_vl_moe_text",
+        "deepseek": "deepseek_v2 deepseek_v3 glm4_moe glm4v_moe_text",
+        "gpt_oss": "gpt_oss",
+        "mllama": "mllama_text",
+        "bert": "bert roberta xlm-roberta",
+        "modernbert": "modernbert",
+        "deberta": "deberta-v2",
+        "vit": "vit",
+        "clip": "clip",
+        "siglip": "siglip",
+        "t5": "t5",
+        "whisper": "whisper",
+    },
+)
+"""What each module of this folder describes."""
 
 
 def text_architecture_of(model_type: str, owner: str) -> Architecture:

@@ -9,13 +9,14 @@ What an architecture is trained on, and the tokens and patches of an image, stan
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from vramplan.analytic.architectures.causal_lm import causal_lm
 from vramplan.analytic.architectures.decoder import Decoder
 from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
 from vramplan.analytic.layers.context import LayerKind
+from vramplan.dataclass import dataclass
 from vramplan.inputs.model_inputs import Input
 from vramplan.inputs.model_spec import Config
 

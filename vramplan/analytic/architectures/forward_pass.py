@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from vramplan.analytic.architectures.vision_tower import VisionInput
@@ -13,6 +12,7 @@ from vramplan.analytic.layer_folding import STACK
 from vramplan.analytic.layers.attention_kernels import causal_mask
 from vramplan.analytic.layers.context import Context
 from vramplan.analytic.layers.modules import Modules
+from vramplan.dataclass import dataclass
 from vramplan.inputs.job import Job
 
 if TYPE_CHECKING:

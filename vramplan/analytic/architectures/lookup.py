@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from vramplan.analytic.architectures import Architecture, text_architecture_of
 from vramplan.analytic.architectures.towers import TOWERS
-from vramplan.analytic.architectures.vision_tower import VisionTower
 from vramplan.errors import UnsupportedError, setting
 from vramplan.inputs.model_spec import Config, ModelSpec
+
+if TYPE_CHECKING:
+    from vramplan.analytic.architectures.vision_tower import VisionTower
 
 
 class ModelArchitecture(NamedTuple):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor, leaf
 from vramplan.analytic.layer_folding import STACK
 from vramplan.analytic.layers.context import Context, CrossAttentionInput
 from vramplan.analytic.layers.modules import Modules, WeightConfig
+from vramplan.dataclass import dataclass
 from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import Config

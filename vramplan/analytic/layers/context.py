@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NamedTuple
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
+from vramplan.dataclass import dataclass
 from vramplan.errors import SpecError
 from vramplan.inputs.model_spec import Config
 

@@ -7,7 +7,7 @@ traffic.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import SAVED, Parameter, Resident, Tensor, leaf
@@ -15,6 +15,7 @@ from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.layers import lora, moe_peft
 from vramplan.analytic.layers.lora import Adapter
 from vramplan.analytic.layers.lora_targets import is_saved_name
+from vramplan.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

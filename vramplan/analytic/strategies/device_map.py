@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from typing import NamedTuple
 
-from vramplan.analytic.autograd.graph import Parameter
+from vramplan.analytic.step_record import RecordedWeight
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.memory.overheads import context_bytes
@@ -37,12 +37,12 @@ class Module(NamedTuple):
         return f"{name}.".startswith(f"{self.name}.")
 
 
-def loaded_bytes(weight: Parameter, dtype: str) -> int:
+def loaded_bytes(weight: RecordedWeight, dtype: str) -> int:
     """A weight's bytes as transformers counts them before it loads it in `dtype`."""
     return int(weight.num_elements * IN_BITSANDBYTES.get(weight.quantize, DTYPE_BYTES[dtype]))
 
 
-def warmup_bytes(weights: Sequence[Parameter], job: Job, card: Gpu) -> int:
+def warmup_bytes(weights: Sequence[RecordedWeight], job: Job, card: Gpu) -> int:
     """Bytes of the one piece that transformers requests before it loads onto a GPU (caching_allocator_warmup).
 
     Version 5.23 requests the model as it will be stored. Version 4.57 counts it unquantized, at most what the GPU has

@@ -10,6 +10,7 @@ from vramplan import errors
 from vramplan.analytic.architectures.forward_pass import DevicePlacement
 from vramplan.analytic.layer_folding import Fold, FoldPlan, fold
 from vramplan.analytic.step_inputs import StepSpec
+from vramplan.analytic.step_record import record_of
 from vramplan.analytic.strategies.device_map import Module, balanced, loaded_bytes, spread
 from vramplan.analytic.train_step import declare
 from vramplan.analytic.unfolded_step import buffers_of
@@ -67,9 +68,9 @@ def modules_of(setting: StepSpec, plan: FoldPlan, owner: str) -> tuple[tuple[Mod
     """
     architecture = setting.architecture
     sizes: Counter[tuple[int | None, str]] = Counter()
-    for (layer, name), weight in declare(setting).tape.parameters.items():
+    for weight in record_of(declare(setting).tape).weights:
         if not weight.is_adapter:
-            sizes[layer, name.rpartition(".")[0]] += loaded_bytes(weight, setting.job.dtype)
+            sizes[weight.layer, weight.name.rpartition(".")[0]] += loaded_bytes(weight, setting.job.dtype)
     around = {module: size for (layer, module), size in sizes.items() if layer is None}
     if (
         not {EMBED, NORM} <= around.keys() <= {EMBED, NORM, HEAD}

@@ -12,7 +12,7 @@ from vramplan.memory.optimizer_steps import Weight
 from vramplan.memory.recorder import Recorder
 
 if TYPE_CHECKING:
-    from vramplan.analytic.autograd.graph import Parameter
+    from vramplan.analytic.step_record import RecordedWeight
     from vramplan.analytic.unfolded_step import Placed, Step
     from vramplan.inputs.job import Job
     from vramplan.memory.timeline import Storage
@@ -21,7 +21,7 @@ COMPUTE, GATHER, REDUCE, CAST = 0, 1, 2, 3
 """CUDA streams: memory allocated on a communication stream does not serve the compute stream."""
 
 
-def stored(parameter: Parameter, job: Job) -> Weight:
+def stored(parameter: RecordedWeight, job: Job) -> Weight:
     """The sharded tensor: trainable weights are fp32 under mixed precision, others stay as loaded (accelerate 1.15).
 
     Version 2 does not upcast if anything is in four bits (utils/fsdp_utils.py: fsdp2_prepare_model).
@@ -31,7 +31,7 @@ def stored(parameter: Parameter, job: Job) -> Weight:
     return replace(weight, dtype="fp32") if parameter.trains and upcasts else weight
 
 
-def gathered_dtype(parameter: Parameter, weight: Weight) -> str:
+def gathered_dtype(parameter: RecordedWeight, weight: Weight) -> str:
     """Dtype of the gathered weight: mixed precision's, or the one that four bits are packed in."""
     return parameter.dtype if parameter.quantize == "none" else weight.dtype
 

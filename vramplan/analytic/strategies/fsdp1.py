@@ -131,7 +131,7 @@ class Fsdp1(Sharded):
 
     def _extend(self, events: Sequence[int], offset: int) -> None:
         """All but the end of each weight's gradient, which waits until those of its unit are put together."""
-        added, source = self.step.tape.transient_gradients, self.step.unfolded.source
+        added, source = self.step.record.transient_gradients, self.step.unfolded.source
         late = [event for event in events if event < 0 and source[~event] in added] if added else []
         if late:
             events = [event for event in events if event >= 0 or source[~event] not in added]

@@ -21,12 +21,12 @@ from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div
 
 if TYPE_CHECKING:
-    from vramplan.analytic.autograd.graph import Parameter
+    from vramplan.analytic.step_record import RecordedWeight
     from vramplan.analytic.unfolded_step import Placed, Step
     from vramplan.inputs.job import Job
 
 
-def is_ignored(parameter: Parameter, job: Job) -> bool:
+def is_ignored(parameter: RecordedWeight, job: Job) -> bool:
     """Whether accelerate leaves it out: four bits in whole numbers (utils/fsdp_utils.py: fsdp2_prepare_model)."""
     return parameter.quantize != "none" and job.quant_storage == "uint8"
 
@@ -225,7 +225,8 @@ class Fsdp2(Sharded):
         if piece.layer is not None:
             self._prepare_backward(groups[0])
             record.extend(events, offset)
-            if piece.layer not in self.step.layers_without_input_grad:  # else nothing tells when its backward is over
+            # without a gradient of its input nothing tells when a layer's backward is over
+            if piece.layer not in self.step.record.layers_without_input_grad:
                 self._finish_backward(groups[0], offset)
         elif (
             not self.inside and not self.job.fsdp.wraps_embeddings

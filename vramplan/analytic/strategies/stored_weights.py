@@ -10,11 +10,11 @@ from vramplan.analytic.layers.modules import is_norm
 from vramplan.memory.optimizer_steps import Weight
 
 if TYPE_CHECKING:
-    from vramplan.analytic.autograd.graph import Parameter
+    from vramplan.analytic.step_record import RecordedWeight
     from vramplan.inputs.job import Job
 
 
-def loaded_dtype(parameter: Parameter, job: Job) -> str:
+def loaded_dtype(parameter: RecordedWeight, job: Job) -> str:
     """Dtype after transformers and PEFT loaded it, before DeepSpeed casts it or FSDP gathers it in another."""
     copied = SAVED in parameter.name
     if parameter.is_adapter and not copied:
@@ -23,7 +23,7 @@ def loaded_dtype(parameter: Parameter, job: Job) -> str:
     return (job.saved_dtype if copied else None) or ("fp32" if raised else job.dtype)
 
 
-def divided(parameter: Parameter, job: Job) -> Weight:
+def divided(parameter: RecordedWeight, job: Job) -> Weight:
     """The tensor that is sharded: the packed one of a quantized weight, whose scales stay whole."""
     if parameter.quantize == "none":
         return Weight(parameter.name, parameter.shape, loaded_dtype(parameter, job))

@@ -113,16 +113,16 @@ class ZeroStage(Strategy):
 
     def stretch(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         """Record some events of a piece, and take each gradient as it is produced."""
-        source, tape = self.step.unfolded.source, self.step.tape
+        source, record = self.step.unfolded.source, self.step.record
         done = 0
-        if not tape.gives_gradients or not piece.phase.startswith("backward"):
+        if not record.gives_gradients or not piece.phase.startswith("backward"):
             self.record.extend(events, offset)
             return
         for number, event in enumerate(events):
-            if event < 0 and source[~event] in tape.transient_gradients:
+            if event < 0 and source[~event] in record.transient_gradients:
                 self.record.extend(events[done:number], offset)
                 done = number + 1
-                name = tape.storages[source[~event]].module
+                name = record.storages[source[~event]].module
                 self.arrived(self.trained[piece.layer, name], offset + ~event)
         self.record.extend(events[done:], offset)
 

@@ -96,7 +96,7 @@ class ZeroStage3(ZeroStage):
 
     def _turns(self, piece: UnfoldedSection, events: Sequence[int]) -> Iterator[tuple[int, Turn]]:
         """(event, turn) of each storage that a module with weights makes; recomputing is a turn of its own."""
-        storages, source = self.step.tape.storages, self.step.unfolded.source
+        storages, source = self.step.record.storages, self.step.unfolded.source
         backward = piece.phase.startswith("backward")
         for number, event in enumerate(events):
             if event >= 0:
@@ -150,7 +150,7 @@ class ZeroStage3(ZeroStage):
             return [own]
         if not turn[0].startswith("backward") or turn[1]:
             return [(), own, (), *adapters]
-        return [(), *reversed(adapters), *([] if turn[2] in self.step.idle else [own])]
+        return [(), *reversed(adapters), *([] if turn[2] in self.step.record.idle else [own])]
 
     # -- loading -------------------------------------------------------------------------------------------------------
 

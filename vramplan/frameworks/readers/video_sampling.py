@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
+from vramplan.dataclass import dataclass
 from vramplan.frameworks.settings import ConfigReader, Note
 from vramplan.inputs.images import USUAL_FRAME, USUAL_FRAMES, Limits, Size, process_image
 from vramplan.inputs.images.native_resolution import smart_resize

@@ -5,12 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, islice
 from math import ceil
 from pathlib import Path
 from random import Random
 
+from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError
 from vramplan.inputs.dataset.readers import rows
 from vramplan.inputs.dataset.schemas import sample

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
+from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.model_spec import Config
 

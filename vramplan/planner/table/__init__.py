@@ -7,8 +7,9 @@ from typing import Any
 
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.model_spec import ModelSpec
-from vramplan.planner.table.fill import Cell, Table, fill
+from vramplan.planner.table.fill import Table, fill
 from vramplan.planner.table.request import METHODS, SHOWN, TableRequest, table_request
+from vramplan.planner.table.row import Cell
 from vramplan.progress import Progress, silent
 
 __all__ = ["METHODS", "SHOWN", "Cell", "Table", "TableRequest", "fill", "table", "table_request"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnknownNameError, VramplanError
 from vramplan.frameworks.syntax.config_files import from_toml, read_text
 from vramplan.inputs.job import Job

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
 
 from vramplan.atomic_write import write
 from vramplan.bounded_read import read_bytes
+from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnknownNameError
 
 BEGIN, END = "<!-- vramplan table: begin {} -->", "<!-- vramplan table: end {} -->"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from vramplan.analytic.architectures.lookup import is_described
+from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, setting
 from vramplan.inputs.catalog import all_gpus, load_spec, model_names
 from vramplan.inputs.gpu import Gpu
@@ -58,6 +59,12 @@ class TableRequest:
     """The rest of every cell's job."""
     left_out: tuple[str, ...] = ()
     """Models that a pattern matched and the analytic estimator does not support."""
+
+    @property
+    def digest(self) -> str:
+        """The same for equal requests alone, on any machine."""
+        rows = self.models, self.methods, self.lengths, self.left_out
+        return digest(*rows, self.cards, self.show, self.micro_batch_size, sorted(self.job.items()))
 
 
 def table_request(
@@ -163,6 +170,11 @@ def one_of(what: str, value: str, known: Iterable[str]) -> None:
     """
     if value not in known:
         raise UnknownNameError(what, value, known, f"known: {', '.join(known)}")
+
+
+def digest(*values: object) -> str:
+    """A short text that differs if the values do."""
+    return blake2b(repr(values).encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
 
 
 def unique(values: Sequence[Any], key: Callable[[Any], str]) -> tuple[Any, ...]:

@@ -10,25 +10,19 @@ the same as for the GPU alone.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import NamedTuple
 
-from vramplan.analytic import estimator
 from vramplan.analytic.batch_scaling import BatchScaling
-from vramplan.analytic.unfolded_step import no_cycle_collection
+from vramplan.analytic.job_steps import JobSteps
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.allocator import AllocatorSettings
-from vramplan.memory.batch_scaling import ScaledTimeline
-from vramplan.memory.estimate import PartialEstimate
 from vramplan.memory.overheads import cublas_workspace, outside_bytes
 from vramplan.memory.replay import Replay, replay
 from vramplan.memory.summarize import settle
+from vramplan.memory.timeline import Timeline
 from vramplan.planner.monotone_search import largest_batch, largest_by_tensors
-
-MAX_TIMELINES = 12
-"""Timelines that stay in memory: a few MiB each."""
 
 
 class Traits(NamedTuple):
@@ -54,38 +48,21 @@ class Shared:
 
     def __init__(self, spec: ModelSpec, job: Job, gpu: Gpu, scaling: BatchScaling | None = None) -> None:
         self.spec, self.job, self.gpu = spec, job, gpu
-        self.scaling = scaling or BatchScaling(*estimator.prepare(spec, job, gpu)[:2])
+        self.steps = JobSteps(spec, job, gpu, scaling)
         self.tensors: dict[int, int] = {}
         """Peak tensor bytes by micro-batch."""
         self.replays: dict[int, list[Replay]] = {}
-        self.timelines: OrderedDict[int, ScaledTimeline] = OrderedDict()
-        """By micro-batch, for those whose sizes are not linear."""
         self.largest: dict[int, int] = {}
         """The largest micro-batch by limit."""
 
     def peak(self, micro: int) -> int:
         """Highest sum of live tensors at a micro-batch, in bytes."""
         if micro not in self.tensors:
-            self.tensors[micro] = self._timeline(micro).peak(micro)
+            self.tensors[micro] = self._timeline(micro).peak_bytes(with_kernels=False)
         return self.tensors[micro]
 
-    def _timeline(self, micro: int) -> ScaledTimeline:
-        """A timeline that has sizes for a micro-batch."""
-        if self.scaling.covers(micro):
-            return self.scaling.timeline(micro, self.gpu)
-        if micro in self.timelines:
-            self.timelines.move_to_end(micro)
-        else:
-            partial = self._begin(micro)
-            assert partial.timeline is not None
-            self.timelines[micro] = ScaledTimeline(partial.timeline, micro)
-        if len(self.timelines) > MAX_TIMELINES:
-            self.timelines.popitem(last=False)
-        return self.timelines[micro]
-
-    def _begin(self, micro: int) -> PartialEstimate:
-        job = self.job.model_copy(update={"micro_batch_size": micro})
-        return estimator.begin(self.spec, job, self.gpu)
+    def _timeline(self, micro: int) -> Timeline:
+        return self.steps.timeline(micro, self.job.gradient_accumulation_steps)
 
     def replayed(self, micro: int, limit: int) -> Replay:
         """The allocator's replay if PyTorch may reserve `limit` bytes."""
@@ -94,9 +71,10 @@ class Shared:
             if earlier.peak_reserved_bytes <= limit < earlier.refused_bytes:
                 return earlier
         timeline, settings = self._timeline(micro), AllocatorSettings(expandable_segments=self.job.expandable_segments)
-        sizes, streams = timeline.sizes(micro), timeline.streams
-        with no_cycle_collection():
-            replays.append(replay(timeline.events, None, sizes, limit, settings, streams=streams, levels=False))
+        kinds = timeline.kinds
+        replays.append(
+            replay(timeline.events, timeline.kind_of, kinds.sizes, limit, settings, streams=kinds.streams, levels=False)
+        )
         return replays[-1]
 
     def fits(self, micro: int, limit: int) -> bool:
@@ -122,7 +100,7 @@ class Shared:
         micro = self.max_batch(gpu)
         if not micro:
             return 0
-        seconds = self._begin(micro).seconds
+        seconds = self.steps.begin(micro, self.job.gradient_accumulation_steps).seconds
         assert seconds is not None
         return round(micro * self.job.sequence_length / sum(seconds(gpu)))
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from vramplan.bounded_read import expand_home
+from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError, setting
 from vramplan.inputs.images import IMAGE_PROCESSORS, ProcessedImage, processed_image
 from vramplan.inputs.job import Job

@@ -18,7 +18,7 @@ from vramplan.memory.batch_scaling import LinearSize, interpolate
 from vramplan.memory.estimate import PartialEstimate, SimulatedStep
 from vramplan.memory.overheads import outside_bytes
 from vramplan.memory.summarize import summarize
-from vramplan.memory.timeline import Storage, Timeline
+from vramplan.memory.timeline import Kinds, Storage
 from vramplan.torch_backend.model.training_loop import WAITING
 
 POINTS = (2, 3)
@@ -32,7 +32,7 @@ class TraceScaling:
         self.trace = trace
         self.traced: dict[Job, SimulatedStep] = {}
 
-    def begin(self, spec: ModelSpec, job: Job, gpu: Gpu) -> PartialEstimate:
+    def begin(self, spec: ModelSpec, job: Job, gpu: Gpu, several: bool = False) -> PartialEstimate:
         """The lower bound of an estimate, from which the rest is completed.
 
         Raises:
@@ -94,10 +94,10 @@ def with_accumulation(step: SimulatedStep, steps: int) -> SimulatedStep:
     if steps <= 2:
         return step
     timeline = step.timeline
-    storages = [
+    kinds = Kinds(
         Storage(storage.num_bytes * (steps - 1), storage.category, storage.label, storage.formula, storage.in_kernel)
         if storage.label.endswith(WAITING)
         else storage
-        for storage in timeline.storages
-    ]
-    return replace(step, timeline=Timeline(storages, timeline.events, timeline.marks))
+        for storage in timeline.kinds
+    )
+    return replace(step, timeline=replace(timeline, kinds=kinds))

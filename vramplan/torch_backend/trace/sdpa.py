@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from vramplan.dataclass import dataclass
 from vramplan.inputs.gpu import Gpu
 from vramplan.torch_backend.trace.cuda_autocast import cast, low_dtype, without_autocast
 

@@ -11,7 +11,6 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from vramplan.dataclass import dataclass
 from vramplan.memory.roofline import Kernel
 from vramplan.memory.timeline import Mark, Storage, Timeline
 from vramplan.torch_backend.dtypes import NAMES
@@ -252,7 +252,7 @@ class StorageTracker(TorchDispatchMode):
         storages = [_describe(record, vocabulary) for record in self.records]
         events = self.events if upto is None else self.events[:upto]
         marks = [mark for mark in self.marks if mark.first_event < len(events)]
-        return Timeline(storages, events, marks)
+        return Timeline.of(storages, events, marks)
 
 
 def _run_really(func: Any, types: Any, args: Any, kwargs: Any) -> Any:

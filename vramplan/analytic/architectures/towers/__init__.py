@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.architectures.towers import glm, mllama, pixtral, qwen, siglip, vit
-from vramplan.analytic.architectures.vision_tower import VisionTower
+from typing import TYPE_CHECKING
 
-TOWERS: dict[str, VisionTower] = {
-    **vit.TOWERS,
-    **siglip.TOWERS,
-    **pixtral.TOWERS,
-    **qwen.TOWERS,
-    **glm.TOWERS,
-    **mllama.TOWERS,
-}
+from vramplan.lazy_table import LazyTable
+
+if TYPE_CHECKING:
+    from vramplan.analytic.architectures.vision_tower import VisionTower
+
+TOWERS: LazyTable[VisionTower] = LazyTable(
+    __name__,
+    "TOWERS",
+    {
+        "vit": "internvl llava llava_next",
+        "siglip": "idefics3 smolvlm paligemma gemma3 llava_onevision",
+        "pixtral": "llava/pixtral mistral3",
+        "qwen": "qwen3_vl qwen3_vl_moe qwen2_vl qwen2_5_vl",
+        "glm": "glm4v glm4v_moe",
+        "mllama": "mllama",
+    },
+)
+"""What each module of this folder describes."""

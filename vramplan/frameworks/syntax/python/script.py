@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from vramplan.dataclass import dataclass
 from vramplan.frameworks.settings import ConfigValue
 
 

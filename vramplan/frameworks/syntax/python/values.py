@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
+
+from vramplan.dataclass import dataclass
 
 LONGEST = 100_000
 """Characters or items of a value; longer ones are not settings."""

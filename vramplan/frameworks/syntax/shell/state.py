@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from vramplan.dataclass import dataclass
 from vramplan.frameworks.syntax.shell.arithmetic import NAMES, is_refused
 from vramplan.frameworks.syntax.shell.tree import UNKNOWN, Node
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from vramplan.dataclass import dataclass
 
 UNKNOWN = "\ue000"
 """Marks the part of a value that only a running shell knows."""

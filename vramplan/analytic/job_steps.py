@@ -1,0 +1,272 @@
+"""The training steps of one job on one kind of GPU, at any batch: their timelines, evaluations and times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+from vramplan.analytic.batch_scaling import BatchScaling, StepAt
+from vramplan.analytic.layer_folding import Unfolded, unfold
+from vramplan.analytic.layers.lora_targets import check_saved
+from vramplan.analytic.layers.moe_peft import FORMER
+from vramplan.analytic.prepare import prepare
+from vramplan.analytic.run_timeline import Layout, SimulatedRun, evaluation_bytes, gathered_bytes
+from vramplan.analytic.step_record import StepRecord
+from vramplan.analytic.strategies.device_map_layers import contents, fullest
+from vramplan.analytic.supported import check_adapters, check_mixture, mixture_notes
+from vramplan.analytic.unfolded_step import Step, describe, is_brief, no_cycle_collection
+from vramplan.analytic.varied_lengths import varied
+from vramplan.dataclass import dataclass
+from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_inputs import describe as describe_inputs
+from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.validation import check_job
+from vramplan.memory.allocator import SMALL_SIZE
+from vramplan.memory.estimate import Estimate, PartialEstimate, SimulatedStep
+from vramplan.memory.optimizers import check_weights, optimizer_seconds
+from vramplan.memory.overheads import outside_bytes
+from vramplan.memory.roofline import flops, seconds
+from vramplan.memory.summarize import summarize
+from vramplan.memory.timeline import Storage, Timeline
+
+VERSIONS = "torch 2.13, transformers 5.23, peft 0.21"
+"""The versions that the architectures mirror."""
+VERSIONS_LINEAR_EXPERTS = "torch 2.13, transformers 5.23 with the mixtures of 4.57, peft 0.21"
+MAX_BATCHES = 16
+"""Batches of a job whose estimates stay in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What steps with the same events have in common, whatever the sizes of their storages."""
+
+    step: Step
+    layouts: Mapping[int, Layout]
+    """The timeline of each GPU; only one if all do the same."""
+    first: Sequence[tuple[int, int]]
+    """Number of each kernel of the first micro-step in the record, and how often it runs."""
+    further: Sequence[tuple[int, int]]
+    """The same for a further micro-step."""
+
+
+class JobSteps:
+    """The training steps of one job on one kind of GPU, at any batch."""
+
+    def __init__(self, spec: ModelSpec, job: Job, card: Gpu, scaling: BatchScaling | None = None) -> None:
+        """Check a job and lay its model out.
+
+        Args:
+            spec: the model.
+            job: the job; its batch does not matter.
+            card: the GPU.
+            scaling: simulations of the same job on a GPU that it does not tell apart.
+
+        Raises:
+            VramplanError: for a job that cannot run or is not modelled.
+        """
+        self.spec, self.job, self.card = spec, job, card
+        self.setting, self.plan, self.notes = prepare(spec, job, card)
+        self.scaling = scaling or BatchScaling(self.setting, self.plan)
+        self._begun: dict[tuple[int, int], PartialEstimate] = {}
+        self._shapes: dict[tuple[int, int], Shape] = {}
+        self._evaluations: dict[tuple[int, int], Unfolded] = {}
+        self._of_length: dict[int, JobSteps] = {}
+        self._notes: tuple[str, ...] | None = None
+        self._gathered_bytes: int | None = None
+
+    def shares_scaling(self, spec: ModelSpec, job: Job, card: Gpu) -> bool:
+        """Whether another job's storages are simulated alike: they differ in the batch, and in the GPU's size."""
+        return (
+            self.spec == spec
+            and self.setting.device_map is None
+            and card.runs_flash == self.card.runs_flash
+            and with_batch(self.job, job.micro_batch_size, job.gradient_accumulation_steps) == job
+        )
+
+    def begin(self, micro: int, steps: int, several: bool = True) -> PartialEstimate:
+        """The lower bound at a batch, from which the estimate is completed; `several`: others will be asked for.
+
+        Raises:
+            VramplanError: for a job that cannot run or is not modelled.
+        """
+        batch = micro, steps
+        if batch not in self._begun:
+            if len(self._begun) == MAX_BATCHES:
+                del self._begun[next(iter(self._begun))]
+            self._begun[batch] = self._begin(micro, steps, several)
+        return self._begun[batch]
+
+    def _begin(self, micro: int, steps: int, several: bool) -> PartialEstimate:
+        job = with_batch(self.job, micro, steps)
+        check_job(job, self.card)
+        with no_cycle_collection():
+            at = self.scaling.step(micro, steps, several)
+            shape = self.shape(at, job)
+            notes = self._checked(shape.step)
+            timelines = self._timelines(at, shape) if job.lengths is None else self._varied(at, shape, job, several)
+            peaks = {gpu: timeline.peak_bytes(with_kernels=False) for gpu, timeline in timelines.items()}
+        lower_bound_bytes = max(peaks.values()) + outside_bytes(job, self.card)
+
+        @cache
+        def complete() -> Estimate:
+            with no_cycle_collection():
+                evaluations = self._evaluation_bytes(shape.step, micro, several)
+                estimates = {}
+                for gpu, timeline in timelines.items():
+                    simulated = self._simulated(at, shape, job, timeline, evaluations[gpu], notes)
+                    estimates[gpu] = summarize(simulated, self.spec.name, job, self.card, peaks[gpu])
+            if self.setting.device_map is None:
+                return estimates[0]
+            return fullest(estimates, contents(self.setting, self.plan))
+
+        return PartialEstimate(
+            lower_bound_bytes,
+            complete,
+            timelines[0] if len(timelines) == 1 else None,
+            lambda on: step_seconds(at, shape, on),
+        )
+
+    def timeline(self, micro: int, steps: int) -> Timeline:
+        """The first GPU's timeline at a batch."""
+        job = with_batch(self.job, micro, steps)
+        with no_cycle_collection():
+            at = self.scaling.step(micro, steps)
+            return self._timelines(at, self.shape(at, job))[0]
+
+    def shape(self, at: StepAt, job: Job) -> Shape:
+        """What a step has in common with those of other micro-batches.
+
+        Small tensors are left out of some layers (:func:`vramplan.analytic.layer_folding.unfold`), so steps are alike
+        if they have as many of them.
+        """
+        key = id(at.record), num_small(at) if is_brief(job) else 0
+        if key not in self._shapes:
+            setting = replace(self.setting, job=job)
+            step = Step(setting, self.plan, self.card, record=at.record, sizes=at.sizes)
+            first, further = step.kernels()
+            self._shapes[key] = Shape(step, SimulatedRun(step).layouts, first, further)
+        return self._shapes[key]
+
+    def _timelines(self, at: StepAt, shape: Shape) -> dict[int, Timeline]:
+        """Timeline by GPU."""
+        step, storage = shape.step, at.storage
+
+        def described(number: int) -> Storage:
+            in_layer = step.record.sections[step.unfolded.section_of[number]].layer is not None
+            return describe(storage(number), number in step.record.kept, in_layer, step.vocabulary)
+
+        return {gpu: layout.timeline(at.sizes, described) for gpu, layout in shape.layouts.items()}
+
+    def _varied(self, at: StepAt, shape: Shape, job: Job, several: bool) -> dict[int, Timeline]:
+        """Each GPU's timeline of samples that differ in length."""
+        of_length = {job.sequence_length: self._timelines(at, shape)}
+
+        def timelines(length: int) -> dict[int, Timeline]:
+            if length not in of_length:
+                steps = self._of_length.get(length)
+                if steps is None:
+                    shorter = self.job.model_copy(update={"sequence_length": length})
+                    steps = self._of_length[length] = JobSteps(self.spec, shorter, self.card)
+                step = steps.scaling.step(job.micro_batch_size, job.gradient_accumulation_steps, several)
+                shorter = job.model_copy(update={"sequence_length": length})
+                of_length[length] = steps._timelines(step, steps.shape(step, shorter))
+            return of_length[length]
+
+        def on(gpu: int) -> Callable[[int], Timeline]:
+            return lambda length: timelines(length)[gpu]
+
+        return {gpu: varied(on(gpu), job) for gpu in shape.layouts}
+
+    def _checked(self, step: Step) -> tuple[str, ...]:
+        """Notes on the job, which fits the model's layers.
+
+        Raises:
+            VramplanError: if it does not.
+        """
+        if self._notes is None:
+            job, record, pattern = self.job, step.record, self.setting.peft_experts
+            check_mixture(job, record.routers, self.card.runs_flash, pattern)
+            layers, modules = linear_names(record, pattern), saved_names(record)
+            notes = check_adapters(job, record.widths, layers, {*modules, *record.routers}, pattern)
+            notes += check_saved(job.modules_to_save or (), record.widths, modules, layers)
+            check_weights(job, ((weight.name, weight.shape) for weight in step.trained))
+            self._notes = (*self.notes, *notes, *mixture_notes(self.spec, job, record.routers, pattern))
+        return self._notes
+
+    def _evaluation_bytes(self, step: Step, micro: int, several: bool) -> dict[int, int]:
+        at = self.scaling.evaluation(micro, several)
+        key = id(at.record), num_small(at)
+        if key not in self._evaluations:
+            self._evaluations[key] = unfold(at.record, self.plan, at.sizes, brief=True)
+        if self._gathered_bytes is None:
+            self._gathered_bytes = gathered_bytes(step)
+        peaks = evaluation_bytes(step, self._evaluations[key], at.sizes)
+        return {gpu: peak + self._gathered_bytes for gpu, peak in peaks.items()}
+
+    def _simulated(
+        self, at: StepAt, shape: Shape, job: Job, timeline: Timeline, evaluation_bytes: int, notes: tuple[str, ...]
+    ) -> SimulatedStep:
+        step, setting = shape.step, self.setting
+        micro_step_seconds, optimizer_seconds = step_seconds(at, shape, self.card)
+        return SimulatedStep(
+            by="analytic",
+            timeline=timeline,
+            evaluation_bytes=evaluation_bytes,
+            num_parameters=step.num_parameters,
+            num_trainable_parameters=sum(weight.num_elements for weight in step.trained),
+            micro_step_seconds=micro_step_seconds,
+            optimizer_seconds=optimizer_seconds,
+            flops_per_micro_step=flops([(at.kernels[at.kernel_of[number]], times) for number, times in shape.first]),
+            versions=VERSIONS_LINEAR_EXPERTS if setting.linear_experts else VERSIONS,
+            notes=(*notes, *self._count_notes(step)),
+            picture=None if setting.vision is None else setting.vision.image,
+            num_vision_parameters=step.num_vision_parameters,
+            inputs_text=describe_inputs(self.spec, job),
+        )
+
+    def _count_notes(self, step: Step) -> list[str]:
+        """A note if the published files hold another number of elements than the estimate counts."""
+        spec, counted = self.spec, step.num_parameters
+        if spec.num_parameters == counted or spec.stored_parameters in (None, counted):
+            return []
+        return [
+            f"the published files hold {spec.stored_parameters:,} elements, the estimate counts {counted:,} parameters:"
+            f" buffers, a stored copy of a tied head, or a variant of {spec.model_type} that is not supported"
+        ]
+
+
+def with_batch(job: Job, micro: int, steps: int) -> Job:
+    """The job at another micro-batch and accumulation."""
+    return job.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps})
+
+
+def num_small(at: StepAt) -> int:
+    """Number of storages that the allocator serves from its small pool; waiting batches, outside layers, left out."""
+    small = sum(size <= SMALL_SIZE for size in at.sizes)
+    return small - sum(at.sizes[number] <= SMALL_SIZE for number in at.record.waiting)
+
+
+def step_seconds(at: StepAt, shape: Shape, card: Gpu) -> tuple[float, float]:
+    """Roofline time of a micro-step and of the optimizer's step on a GPU; the second micro-step's if there are two."""
+    step, runs = shape.step, shape.further or shape.first
+    kernels = [(at.kernels[at.kernel_of[number]], times) for number, times in runs]
+    return seconds(kernels, card), optimizer_seconds(step.job.optimizer, step.trained, card)
+
+
+def linear_names(record: StepRecord, pattern: str) -> list[str]:
+    """Names of the linear layers that may get an adapter, and those that PEFT's `pattern` takes for experts."""
+    layers = {
+        weight.name.removesuffix(".weight")
+        for weight in record.weights
+        if len(weight.shape) == 2 and weight.layer is not None and not weight.is_adapter
+    }
+    return sorted(layers - record.routers | set(FORMER[pattern]) | {"lm_head"})
+
+
+def saved_names(record: StepRecord) -> set[str]:
+    """Names of the modules that may train in a copy: those whose own weights are not quantized."""
+    kept = (weight.name for weight in record.weights if not weight.is_adapter and not weight.stored)
+    tied = {"lm_head"}  # an output head always is one, tied or not
+    return {name.rpartition(".")[0] for name in kept} | tied

@@ -1,0 +1,88 @@
+"""Checks a job and lays its model out: which layers to simulate, and which they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from vramplan.analytic.architectures.image_features import TOWER_STACK
+from vramplan.analytic.architectures.lookup import ModelArchitecture, architecture_of
+from vramplan.analytic.architectures.vision_tower import VisionInput
+from vramplan.analytic.layer_folding import HEAD, TAIL, Fold, FoldPlan, fold
+from vramplan.analytic.layers.context import LayerKind
+from vramplan.analytic.step_inputs import StepSpec
+from vramplan.analytic.strategies.device_map_layers import spread_out
+from vramplan.analytic.supported import check_model, check_modelled
+from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.images import processed_image
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_inputs import MODEL_INPUTS
+from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.validation import are_linear, check_job
+
+
+def prepare(spec: ModelSpec, job: Job, card: Gpu) -> tuple[StepSpec, FoldPlan, list[str]]:
+    """Check a job on a model; returns the layers to simulate, the layers that they stand for, and notes.
+
+    Raises:
+        VramplanError: for a job that cannot run or is not modelled.
+    """
+    check_job(job, card)
+    check_modelled(job)
+    notes = check_model(spec, architecture_of(spec), job)
+    setting, plan = lay_out(spec, job, card.runs_flash)
+    if job.strategy == "device_map":
+        setting, plan = spread_out(setting, plan, card, spec.name)
+    return setting, plan, notes
+
+
+def lay_out(spec: ModelSpec, job: Job, flash_fits: bool) -> tuple[StepSpec, FoldPlan]:
+    """The layers of a model to simulate, and the layers that they stand for.
+
+    Raises:
+        VramplanError: for an architecture that is not supported, or an image that is invalid.
+    """
+    model = architecture_of(spec)
+    folds = folds_of(model)
+    setting = StepSpec(
+        model.architecture,
+        model.config,
+        job,
+        tuple(one.simulated for one in folds),
+        flash_fits,
+        vision_of(spec, job, model),
+        MODEL_INPUTS.get(spec.model_type),
+        are_linear(spec, job),
+    )
+    return setting, FoldPlan(tuple(sorted(folds, key=lambda one: -one.base)) if model.tower is not None else folds)
+
+
+def vision_of(spec: ModelSpec, job: Job, model: ModelArchitecture) -> VisionInput | None:
+    """The vision tower of a model and one processed image of the job; None if the model has none.
+
+    Raises:
+        ConfigError: for an image that the processor refuses.
+    """
+    if model.tower is None:
+        return None
+    image = processed_image(spec, job)
+    assert image is not None
+    return VisionInput(model.tower, model.whole, image)
+
+
+def folds_of(model: ModelArchitecture) -> tuple[Fold, ...]:
+    """How each stack of layers is folded.
+
+    Layers stand for themselves alone if image features are added behind them or if they are the tower's from the one
+    that the language model takes on.
+    """
+    tower, whole, stacks = model.tower, model.whole, model.stacks()
+    if tower is None:
+        return tuple(fold(kinds, number, tail=tail_of(kinds)) for number, kinds in enumerate(stacks))
+    text = fold(stacks[0], head=max(HEAD, tower.deep(whole) + 1), tail=tail_of(stacks[0]))
+    return text, fold(stacks[TOWER_STACK], TOWER_STACK, tail=max(1, -tower.chosen(whole)))
+
+
+def tail_of(kinds: Sequence[Hashable]) -> int:
+    """Last layers that stand for themselves: from the last that attends to images, where gradients of these begin."""
+    crossing = [number for number, kind in enumerate(kinds) if isinstance(kind, LayerKind) and kind.crosses]
+    return len(kinds) - crossing[-1] if crossing else TAIL

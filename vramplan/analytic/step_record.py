@@ -1,0 +1,180 @@
+"""What a simulated step leaves: its storages, events, kernels and weights, without the graph behind them.
+
+Records are plain data, so that they can be compared, scaled to other micro-batches and kept on disk.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import NamedTuple
+
+from vramplan.analytic.autograd.graph import SAVED, LayerSection, Parameter, StorageInfo, Stored
+from vramplan.analytic.autograd.tape import Tape
+from vramplan.memory.roofline import Kernel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedWeight:
+    """A weight of the simulated layers, as the step left it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    layer: int | None
+    card: int
+    copies: int
+    """Number of experts whose weight of this name is simulated by this one."""
+    trains: bool
+    is_reached: bool
+    """Whether a backward pass has made a gradient for it."""
+    gradient: tuple[int, ...]
+    """Numbers of its gradient's storages; empty if it has none or if the gradient does not stay."""
+    stored: Stored
+    quantize: str
+    held_by_graph: bool
+    """Whether a graph keeps the weight's own memory until the graph is dropped (``ctx.tensors``)."""
+    viewed: bool
+    """Whether backward keeps a view of it; ZeRO-3 empties the weight, but not a view."""
+
+    @classmethod
+    def of(cls, parameter: Parameter) -> RecordedWeight:
+        """The record of a parameter."""
+        gradient = parameter.grad
+        return cls(
+            parameter.name,
+            parameter.shape,
+            parameter.dtype,
+            parameter.layer,
+            parameter.card,
+            parameter.copies,
+            parameter.trains,
+            parameter.is_reached,
+            () if gradient is None else gradient.storage.ids,  # type: ignore[union-attr]
+            parameter.stored,
+            parameter.quantize,
+            parameter.held_by_graph,
+            parameter.viewed,
+        )
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether it belongs to an adapter, by PEFT's names, and not to the model itself."""
+        return ".lora_" in self.name or SAVED in self.name
+
+
+class StepRecord(NamedTuple):
+    """What a simulated step leaves."""
+
+    storages: Sequence[StorageInfo]
+    events: array[int]
+    sections: Sequence[LayerSection]
+    kernels: Sequence[Kernel]
+    kept: frozenset[int]
+    """Ids of storages that are saved for backward."""
+    transient_gradients: frozenset[int]
+    """Ids of gradient storages that are freed as soon as they are produced."""
+    gives_gradients: bool
+    """Whether a hook consumes each weight's gradient as soon as it is produced."""
+    weights: Sequence[RecordedWeight]
+    embedded: int | None
+    """Number of the first embedding's weight."""
+    widths: Mapping[str, int]
+    """Smaller side of each adapted layer."""
+    layers_without_input_grad: frozenset[int]
+    idle: frozenset[tuple[int | None, str]]
+    """Frozen linear layers whose input needs no gradient: they have no backward."""
+    routers: frozenset[str]
+    """Modules that are no linear layers but have a weight of two dimensions."""
+    waiting: range = range(0)
+    """Ids of the storages of the batches to come."""
+
+    def end_of(self, section: int) -> LayerSection:
+        """The section after the one with this number, or what would come next."""
+        if section + 1 < len(self.sections):
+            return self.sections[section + 1]
+        return LayerSection("", None, len(self.events), len(self.storages), len(self.kernels))
+
+
+def record_of(tape: Tape) -> StepRecord:
+    """The record of a tape."""
+    return StepRecord(
+        tuple(tape.storages),
+        array("i", tape.events),
+        tuple(tape.sections),
+        tuple(tape.kernels),
+        frozenset(tape.kept),
+        frozenset(tape.transient_gradients),
+        tape.gives_gradients,
+        tuple(RecordedWeight.of(parameter) for parameter in tape.parameters.values()),
+        None,
+        {},
+        frozenset(),
+        frozenset(),
+        frozenset(),
+    )
+
+
+def do_the_same(one: StepRecord, other: StepRecord) -> bool:
+    """Whether two records have the same operations, whatever the sizes of their tensors."""
+    return (
+        one.events == other.events
+        and one.sections == other.sections
+        and len(one.kernels) == len(other.kernels)
+        and (one.kept, one.transient_gradients, one.waiting) == (other.kept, other.transient_gradients, other.waiting)
+        and [(weight.gradient, weight.is_reached) for weight in one.weights]
+        == [(weight.gradient, weight.is_reached) for weight in other.weights]
+    )
+
+
+def first_micro_step(record: StepRecord) -> StepRecord:
+    """The record of a step of two micro-steps without the second: what a step of one leaves.
+
+    Raises:
+        ValueError: if the second frees a storage of the first.
+    """
+    sections = record.sections
+    begin = next(number for number, section in enumerate(sections) if section.phase == "forward.1")
+    end = next(number for number, section in enumerate(sections) if section.phase == "end")
+    second, last = sections[begin], sections[end]
+    within = record.events[second.first_event : last.first_event]
+    if any(event < 0 and ~event < second.first_storage for event in within):
+        raise ValueError("the second micro-step frees a storage of the first")
+    storages = [number for number in range(second.first_storage) if number not in record.waiting]
+    storages += range(last.first_storage, len(record.storages))
+    place_of = {number: place for place, number in enumerate(storages)}
+    kernels = [*record.kernels[: second.first_kernel], *record.kernels[last.first_kernel :]]
+    events = array("i")
+    remaining: list[LayerSection] = []
+    num_storages = num_kernels = 0
+    for number, section in enumerate(sections):
+        if begin <= number < end:
+            continue
+        following = record.end_of(number)
+        remaining.append(LayerSection(section.phase, section.layer, len(events), num_storages, num_kernels))
+        num_storages += sum(storage in place_of for storage in range(section.first_storage, following.first_storage))
+        num_kernels += following.first_kernel - section.first_kernel
+        for event in record.events[section.first_event : following.first_event]:
+            place = place_of.get(event if event >= 0 else ~event)
+            if place is not None:
+                events.append(place if event >= 0 else ~place)
+    return record._replace(
+        storages=tuple(record.storages[number] for number in storages),
+        events=events,
+        sections=tuple(remaining),
+        kernels=tuple(kernels),
+        kept=frozenset(place_of[number] for number in record.kept if number in place_of),
+        transient_gradients=frozenset(place_of[number] for number in record.transient_gradients if number in place_of),
+        weights=tuple(
+            replace(weight, gradient=tuple(place_of[number] for number in weight.gradient if number in place_of))
+            for weight in record.weights
+        ),
+        waiting=range(0),
+    )

@@ -1,0 +1,98 @@
+"""The commands: their groups, where they are defined, and examples. A command is imported if it is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import NamedTuple
+
+from vramplan.cli.panels import COMPARE, LISTS, MEASURE, PLAN
+
+
+class Command(NamedTuple):
+    """A command by its name, which is its function's too."""
+
+    panel: str
+    """Its group on the help page."""
+    module: str
+    """The file of this folder that defines it."""
+    examples: str
+    """One a line, for the end of its help page."""
+
+
+COMMANDS = {
+    "suggest": Command(
+        PLAN,
+        "suggest",
+        """\
+vramplan suggest Qwen/Qwen2.5-7B-Instruct --gpu rtx4090 --global-batch 16
+vramplan suggest llama-3.1-8b --gpu h100 --num-gpus 8 --strategy fsdp --method full --global-batch 64
+vramplan suggest qwen2.5-7b --gpu rtx4090 --global-batch 16 --for llamafactory""",
+    ),
+    "estimate": Command(
+        PLAN,
+        "estimate",
+        """\
+vramplan estimate qwen2.5-7b --gpu rtx4090 --micro-batch 2
+vramplan estimate qwen2.5-7b --gpu a100-80gb --method full --explain
+vramplan estimate gemma-3-4b-it --gpu rtx4090 --images 1 --plot step.svg""",
+    ),
+    "check": Command(
+        PLAN,
+        "check",
+        """\
+vramplan check train.yaml --gpu rtx4090
+vramplan check train.yaml --gpu rtx4090 --fix --write
+vramplan check --gpu a100-80gb --num-gpus 4 -- swift sft --model Qwen/Qwen2.5-7B-Instruct""",
+    ),
+    "images": Command(
+        PLAN,
+        "images",
+        """\
+vramplan images qwen2.5-vl-7b-instruct --gpu rtx4090
+vramplan images internvl3-8b --gpu a100-40gb --sizes 448x448,1344x896""",
+    ),
+    "compare": Command(
+        COMPARE,
+        "compare",
+        """\
+vramplan compare qwen2.5-7b llama-3.1-8b --gpu rtx4090
+vramplan compare qwen2.5-7b --gpu rtx4090,a100-40gb
+vramplan compare before.yaml after.yaml --gpu rtx4090""",
+    ),
+    "report": Command(
+        COMPARE,
+        "report",
+        """\
+vramplan report qwen2.5-7b --gpu rtx4090 --out report.html
+vramplan report qwen2.5-7b --gpu rtx4090 --seq-lens 1024,4096 --lora-ranks 8,64 --out report.html""",
+    ),
+    "table": Command(
+        COMPARE,
+        "table",
+        """\
+vramplan table --models 'qwen2.5-*' --gpus rtx4090,h100
+vramplan table --models qwen2.5-7b --gpus rtx4090 --methods qlora,lora,full --seq-lens 2048,8192
+vramplan table --check README.md""",
+    ),
+    "probe": Command(
+        MEASURE,
+        "probe",
+        """\
+vramplan probe qwen2.5-0.5b --micro-batch 2
+vramplan probe qwen2.5-0.5b --find-max""",
+    ),
+    "measure": Command(
+        MEASURE, "measure", "vramplan measure --out measured --minutes 30\nvramplan measure --out measured --list"
+    ),
+    "accuracy": Command(MEASURE, "accuracy", "vramplan accuracy --ledger measured"),
+    "models": Command(LISTS, "catalog", "vramplan models\nvramplan models qwen3"),
+    "gpus": Command(LISTS, "catalog", "vramplan gpus\nvramplan gpus 4090 --json"),
+}
+"""In the order of the help page."""
+
+
+def function_of(name: str) -> Callable[..., int | None]:
+    """A command's function, which returns its exit code or None for 0."""
+    function: Callable[..., int | None] = getattr(import_module(f"vramplan.cli.{COMMANDS[name].module}"), name)
+    return function

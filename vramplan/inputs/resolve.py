@@ -1,0 +1,52 @@
+"""A model by name: shipped, in a folder, or on the Hub."""
+
+from __future__ import annotations
+
+import re
+
+from vramplan.bounded_read import expand_home, is_file, is_folder
+from vramplan.errors import SpecError, UnknownNameError, UnsupportedError, setting
+from vramplan.inputs.catalog import HUB_ID, find_model, names_with_and_without_organisation
+from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec
+
+_IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def resolve_model(name: str, import_paths: bool = False) -> ModelSpec:
+    """The model called `name`: a shipped name, a folder, a config.json or a Hub id.
+
+    With `import_paths` also ``package.module:function``, whose code a trace runs: only for a name that the user typed
+    as the model, never for one that a file names.
+
+    Raises:
+        SpecError: if a configuration is broken.
+        UnsupportedError: for an import path without `import_paths`.
+        UnknownNameError: if it is neither a shipped model nor a path nor a Hub id; lists the nearest names.
+        HubError: if the Hub has no such model, the model is gated, or the Hub does not answer.
+    """
+    if not name.strip():
+        raise UnknownNameError("model", name, (), "give a name, a folder or a config.json")
+    if _IMPORT_PATH.fullmatch(name):
+        if not import_paths:
+            raise UnsupportedError(
+                f"{name}: code of your own is never run because a file names it; if you trust it, give"
+                f" {setting('model', name)} yourself"
+            )
+        return ModelSpec(name=name, model_type=IMPORT_PATH, config={})
+    path = expand_home(name)
+    if is_folder(path) or is_file(path):
+        from vramplan.inputs.model_folder import from_config_file, from_folder
+
+        return from_folder(path) if is_folder(path) else from_config_file(path)
+    shipped = find_model(name)
+    if shipped is not None:
+        return shipped
+    if name.endswith(".json") or name.startswith((".", "/", "~")):
+        raise SpecError(f"{name}: no such file or folder")
+    if not HUB_ID.fullmatch(name):
+        raise UnknownNameError(
+            "model", name, names_with_and_without_organisation(), "give a Hub id (org/name), a folder or a config.json"
+        )
+    from vramplan.inputs import hub
+
+    return hub.from_hub(name)
