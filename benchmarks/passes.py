@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import time
-from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -33,10 +32,8 @@ def main() -> None:
     for model, method in STEPS:
         timeline = vramplan.estimate(model, "h200", method=method).timeline
         assert timeline is not None
-        table: dict[int, int] = {}
-        kinds = array("i", [table.setdefault(storage.rounded_bytes, len(table)) for storage in timeline.storages])
-        step = (array("i", timeline.events), kinds, array("q", table))
-        print(f"{model} {method}: {len(timeline.events):,} events, {len(table)} kinds of storages")
+        step = (timeline.events, timeline.kind_of, timeline.kinds.sizes)
+        print(f"{model} {method}: {len(timeline.events):,} events, {len(timeline.kinds)} kinds of storages")
         for name, settings in SETTINGS.items():
             reserved = replay(*step, settings=settings).peak_reserved_bytes
             for limit, capacity in (("", UNLIMITED), (", 97 % of the memory", reserved * 97 // 100)):
@@ -47,7 +44,7 @@ def main() -> None:
         compare("peak_bytes", everything, passes.peak_bytes, *step)
         compare("live_at", everything, passes.live_at, step[0], everything - 1)
         compare("shifted", everything, passes.shifted, step[0], 1000)
-        compare("selected", everything, passes.selected, step[0], bytes(len(kinds)))
+        compare("selected", everything, passes.selected, step[0], bytes(len(timeline.kind_of)))
 
 
 def compare(name: str, num_events: int, function: Callable[..., Any], *arguments: Any) -> None:
