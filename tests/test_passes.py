@@ -327,3 +327,19 @@ def test_every_request_for_memory_may_fail(library_short_of_memory: tuple[Module
             assert result == expected
             assert control.not_freed() == 0
     assert total > 1000
+
+
+@pytest.mark.skipif(os.name != "posix" or PURE, reason="CC names no compiler there")
+def test_without_a_compiler_there_is_no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The build goes on, with one line that says so."""
+    monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
+    with pytest.raises(hatch_build.NotCompiled, match=r"^the C compiler is missing or fails$"):
+        hatch_build.build(tmp_path)
+    lines: list[str] = []
+    hook = hatch_build.PassesBuildHook(str(ROOT), {}, None, None, str(tmp_path), "wheel")
+    monkeypatch.setattr(type(hook), "app", type("App", (), {"display_warning": staticmethod(lines.append)}))
+    data: dict[str, Any] = {"force_include": {}}
+    hook.initialize("standard", data)
+    hook.finalize("standard", data, "")
+    assert data == {"force_include": {}}
+    assert lines == ["vramplan's core is not compiled, it runs in Python: the C compiler is missing or fails"]
