@@ -101,7 +101,8 @@ class SafeConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """The segments of a renderable, as they are printed."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=visible_lines(segment.text))
+            shown = segment.text if segment.control else visible_lines(segment.text)
+            yield segment if shown is segment.text else segment._replace(text=shown)
 
 
 class _AsciiConsole(SafeConsole):
