@@ -19,8 +19,10 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).parent
 SOURCE = "vramplan/memory/_passes.c"
-LIMITED_API = "cp310"
+HEADER = "vramplan/memory/_allocator.h"
+OLDEST = "cp310"
 """The library serves this Python and all later ones: Py_LIMITED_API in the source."""
+LIBRARIES = (".so", ".pyd")
 
 
 class NotCompiled(Exception):
@@ -37,13 +39,15 @@ class PassesBuildHook(BuildHookInterface):
             library = build(Path(self.folder.name))
         except NotCompiled as reason:
             self.app.display_warning(f"vramplan's core is not compiled, it runs in Python: {reason}")
+            if version == "editable":
+                remove_from_place()
             return
         if version == "editable":
-            in_place(library)
+            put_in_place(library)
             return
         build_data["force_include"][str(library)] = str(Path(SOURCE).with_name(library.name))
         build_data["pure_python"] = False
-        build_data["tag"] = f"{LIMITED_API}-abi3-{platform_tag()}"
+        build_data["tag"] = f"{OLDEST}-abi3-{platform_tag()}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove the folder."""
@@ -66,14 +70,9 @@ def build(folder: Path) -> Path:
     except ImportError:
         raise NotCompiled("setuptools is not installed") from None
     macros = [("VRAMPLAN_VERSION", f'"{package_version()}"'), ("VRAMPLAN_SOURCE", f'"{source_digest()}"')]
-    extension = Extension(
-        "_passes",
-        [SOURCE],
-        define_macros=macros,
-        extra_compile_args=os.environ.get("VRAMPLAN_CFLAGS", "").split(),
-        extra_link_args=os.environ.get("VRAMPLAN_LDFLAGS", "").split(),
-        py_limited_api=True,
-    )
+    # some Pythons add debugging information, three times the library
+    flags = ["-g0"] if os.name == "posix" and "CFLAGS" not in os.environ else []
+    extension = Extension("_passes", [SOURCE], define_macros=macros, extra_compile_args=flags, py_limited_api=True)
     command = Distribution({"ext_modules": [extension]}).get_command_obj("build_ext")
     command.build_lib = str(folder)
     command.build_temp = str(folder / "objects")
@@ -82,19 +81,26 @@ def build(folder: Path) -> Path:
     try:
         with contextlib.redirect_stdout(output):
             command.run()
-    except (BaseError, CCompilerError) as error:
-        raise NotCompiled(str(error)) from None
-    (library,) = (path for path in folder.iterdir() if path.suffix in (".so", ".pyd"))
+    except (BaseError, CCompilerError):  # what the compiler says is on stderr
+        raise NotCompiled("the C compiler is missing or fails") from None
+    (library,) = (path for path in folder.iterdir() if path.suffix in LIBRARIES)
     return library
 
 
-def in_place(library: Path) -> Path:
-    """Move the library to where an editable installation imports it from."""
+def put_in_place(library: Path) -> Path:
+    """Copy the library to where an editable installation imports it from."""
     target = (ROOT / SOURCE).with_name(library.name)
     replacement = target.with_name(target.name + ".new")
     replacement.write_bytes(library.read_bytes())
-    replacement.replace(target)  # a process that has the old one loaded keeps it
+    replacement.replace(target)  # a process that has loaded the old one keeps it
     return target
+
+
+def remove_from_place() -> None:
+    """Remove a library that an earlier editable installation compiled."""
+    for suffix in LIBRARIES:
+        for library in (ROOT / SOURCE).parent.glob(f"_passes*{suffix}"):
+            library.unlink()
 
 
 def package_version() -> str:
@@ -105,8 +111,8 @@ def package_version() -> str:
 
 
 def source_digest() -> str:
-    """Of the source, by which a test sees that the library was built from it."""
-    return sha256((ROOT / SOURCE).read_bytes()).hexdigest()
+    """Of the sources, by which a test sees that the library was built from them."""
+    return sha256((ROOT / SOURCE).read_bytes() + (ROOT / HEADER).read_bytes()).hexdigest()
 
 
 def platform_tag() -> str:
@@ -118,6 +124,6 @@ if __name__ == "__main__":
     os.chdir(ROOT)
     with TemporaryDirectory() as folder:
         try:
-            print(in_place(build(Path(folder))).relative_to(ROOT))
+            print(put_in_place(build(Path(folder))).relative_to(ROOT))
         except NotCompiled as reason:
             sys.exit(f"not compiled: {reason}")

@@ -315,7 +315,8 @@ def test_help_and_version() -> None:
     assert len([line for line in page.partition("Examples:")[2].splitlines() if line.strip()]) == 3
     assert max(len(line) for line in cli("suggest", "--help", COLUMNS="50").stdout.splitlines()) <= 50
     assert page.isascii()
-    assert cli("--version").stdout.startswith("vramplan 0.")
+    assert re.fullmatch(r"vramplan 0\.\S+ \((compiled|pure Python) core.*\)\n", cli("--version").stdout)
+    assert cli("--version", "gpus").stdout == cli("--version").stdout, "typer's is the same"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 import vramplan
 from tests.helpers import ROOT, cli, cli_process
-from vramplan.analytic.estimator import VERSIONS
+from vramplan.analytic.job_steps import VERSIONS
 from vramplan.cli.typer_app import app_of
 from vramplan.errors import ConfigError, VramplanError
 from vramplan.inputs.catalog import find_model

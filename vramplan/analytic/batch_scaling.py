@@ -15,13 +15,16 @@ from typing import NamedTuple
 from vramplan.analytic.autograd.graph import StorageInfo
 from vramplan.analytic.layer_folding import FoldPlan
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.analytic.step_record import StepRecord
+from vramplan.analytic.step_record import StepRecord, do_the_same, first_micro_step
 from vramplan.analytic.train_step import simulate_evaluation, simulate_step, storages_of_waiting
-from vramplan.analytic.unfolded_step import micro_steps, no_cycle_collection
+from vramplan.analytic.unfolded_step import no_cycle_collection
 from vramplan.memory.roofline import Kernel
 
-FIRST = 2
-"""The smallest micro-batch from which sizes grow linearly."""
+FIRST, BETWEEN = 2, 3
+"""The smallest micro-batch from which sizes grow linearly, and the one at which they are compared."""
+LEAST_BEYOND = 129
+"""The other end of a line: odd, since sizes that are padded to even numbers do not agree there, and far away, so that
+few lines are needed."""
 
 
 class StepAt(NamedTuple):
@@ -54,7 +57,7 @@ class LinearRecord:
     def __init__(self, first: int, low: StepRecord, last: int, high: StepRecord) -> None:
         self.first, self.low, self.last, self.high = first, low, last, high
         span = last - first
-        if any(getattr(low, name) != getattr(high, name) for name in SAME) or len(low.storages) != len(high.storages):
+        if not do_the_same(low, high):
             raise ValueError("the records have other operations")
         growth: dict[tuple[StorageInfo, StorageInfo], int] = {}
         for pair in zip(low.storages, high.storages, strict=True):
@@ -64,9 +67,10 @@ class LinearRecord:
         self.at_zero = [
             info.num_bytes - slope * first for info, slope in zip(low.storages, self.per_sample, strict=True)
         ]
-        kernels = {pair: number for number, pair in enumerate(dict.fromkeys(zip(low.kernels, high.kernels, strict=True)))}
-        self.kernel_of = [kernels[pair] for pair in zip(low.kernels, high.kernels, strict=True)]
-        self.kernels = [_line(*pair, span) for pair in kernels]
+        numbers: dict[tuple[Kernel, Kernel], int] = {}
+        pairs = zip(low.kernels, high.kernels, strict=True)
+        self.kernel_of = [numbers.setdefault(pair, len(numbers)) for pair in pairs]
+        self.kernels = [_line(*pair, span) for pair in numbers]
 
     def at(self, micro: int) -> StepAt:
         """The step at a micro-batch."""
@@ -84,13 +88,14 @@ class LinearRecord:
 
     def storage(self, number: int, micro: int) -> StorageInfo:
         """The storage with a number at a micro-batch."""
-        low, high, span, offset = self.low.storages[number], self.high.storages[number], self.last - self.first, micro - self.first
+        low, high = self.low.storages[number], self.high.storages[number]
+        span, offset = self.last - self.first, micro - self.first
         shape = tuple(a + (b - a) // span * offset for a, b in zip(low.shape, high.shape, strict=True))
         return low._replace(num_bytes=self.at_zero[number] + self.per_sample[number] * micro, shape=shape)
 
     def agrees(self, micro: int, record: StepRecord) -> bool:
         """Whether a record at a micro-batch is the one that the line gives."""
-        if any(getattr(self.low, name) != getattr(record, name) for name in SAME):
+        if not do_the_same(self.low, record):
             return False
         scaled, seen = self.at(micro), set[tuple[StorageInfo, StorageInfo, StorageInfo]]()
         for number, trio in enumerate(zip(self.low.storages, self.high.storages, record.storages, strict=True)):
@@ -101,10 +106,6 @@ class LinearRecord:
         return all(
             scaled.kernels[number] == kernel for number, kernel in zip(scaled.kernel_of, record.kernels, strict=True)
         )
-
-
-SAME = ("events", "sections", "kept", "transient_gradients", "waiting")
-"""Parts of a record that do not depend on the micro-batch if its operations do not."""
 
 
 def _growth(low: StorageInfo, high: StorageInfo, span: int) -> int:
@@ -132,43 +133,78 @@ class Records:
         self.simulate = simulate
         self.records: dict[int, StepRecord] = {}
         self.line: LinearRecord | None = None
-        """The largest line so far."""
+        """The longest line so far."""
         self.is_linear = True
-        """Whether all that were simulated agree."""
+        """Whether all that were simulated lie on a line."""
 
-    def at(self, micro: int, scales: bool) -> StepAt:
-        """The step at a micro-batch; `scales`: others will be asked for as well."""
-        if micro not in self.records and scales and self._covers(micro):
+    def at(self, micro: int, several: bool) -> StepAt:
+        """The step at a micro-batch; `several`: others will be asked for as well."""
+        if micro not in self.records and several and self.covers(micro):
             assert self.line is not None
             return self.line.at(micro)
-        return simulated(self._simulated(micro))
+        return simulated(self.simulated(micro))
 
-    def is_scaled(self, micro: int) -> bool:
-        """Whether a micro-batch was not simulated but lies on a line."""
-        return micro not in self.records
-
-    def _covers(self, micro: int) -> bool:
+    def covers(self, micro: int) -> bool:
         """Whether a micro-batch lies between two that were simulated, and sizes are linear there."""
-        if micro < FIRST or not self.is_linear:
+        if micro < FIRST:
             return False
-        if self.line is None or self.line.last < micro:
-            beyond = (4 << micro.bit_length()) + 1  # odd: sizes that are padded to even numbers do not agree
-            try:
-                line = LinearRecord(FIRST, self._simulated(FIRST), beyond, self._simulated(beyond))
-            except ValueError:
-                self.is_linear = False
-            else:
-                self.is_linear = line.agrees(FIRST + 1, self._simulated(FIRST + 1))
-                self.line = line
-            if not self.is_linear:
-                self.line = None
-        return self.is_linear
+        if self.is_linear and (self.line is None or self.line.last < micro):
+            line = self._line_to(max(LEAST_BEYOND, (4 << micro.bit_length()) + 1))
+            self.is_linear = line is not None
+            self.line = line or self.line
+        return self.line is not None and micro <= self.line.last
 
-    def _simulated(self, micro: int) -> StepRecord:
+    def simulated(self, micro: int) -> StepRecord:
+        """The record at a micro-batch."""
         if micro not in self.records:
             with no_cycle_collection():
                 self.records[micro] = self.simulate(micro)
         return self.records[micro]
+
+    def _line_to(self, last: int) -> LinearRecord | None:
+        """The line from the first micro-batch to a last one, if a simulation between them agrees.
+
+        That one comes first: a step that does more operations with each sample is large at the last.
+        """
+        low, between = self.simulated(FIRST), self.simulated(BETWEEN)
+        if not do_the_same(low, between):
+            return None
+        try:
+            line = LinearRecord(FIRST, low, last, self.simulated(last))
+        except ValueError:
+            return None
+        return line if line.agrees(BETWEEN, between) else None
+
+
+class AccumulatingRecords(Records):
+    """Records of steps of two micro-steps.
+
+    The second micro-step repeats the operations of the first on tensors of the same sizes, so between the ends of a
+    line the first is simulated alone, if it is what a step of one micro-step is.
+    """
+
+    def __init__(self, simulate: Callable[[int], StepRecord], alone: Records) -> None:
+        super().__init__(simulate)
+        self.alone = alone
+        """Those of one micro-step."""
+
+    def _line_to(self, last: int) -> LinearRecord | None:
+        low, between = self.simulated(FIRST), self.alone.simulated(BETWEEN)
+        try:
+            first_low = first_micro_step(low)
+            if not do_the_same(first_low, between):
+                return super()._line_to(last)
+            high = self.simulated(last)
+            line, first = (
+                LinearRecord(FIRST, low, last, high),
+                LinearRecord(FIRST, first_low, last, first_micro_step(high)),
+            )
+        except ValueError:
+            return super()._line_to(last)
+        if not first.agrees(BETWEEN, between):
+            return None
+        self.alone.line = first
+        return line
 
 
 def simulated(record: StepRecord) -> StepAt:
@@ -188,20 +224,21 @@ class BatchScaling:
 
     def __init__(self, setting: StepSpec, plan: FoldPlan) -> None:
         self.setting, self.plan = setting, plan
-        self._steps: dict[int, Records] = {}
-        """By number of micro-steps."""
+        self._alone = Records(lambda micro: simulate_step(self._setting(micro, 1), 1))
+        """Steps of one micro-step."""
+        self._accumulating = AccumulatingRecords(lambda micro: simulate_step(self._setting(micro, 2), 2), self._alone)
+        """Steps of two."""
 
-    def step(self, micro: int, steps: int, scales: bool = True) -> StepAt:
-        """A training step; `scales`: other micro-batches will be asked for as well."""
-        several = min(2, steps)
-        if several not in self._steps:
-            self._steps[several] = Records(lambda micro: simulate_step(self._setting(micro, several), several))
-        step = self._steps[several].at(micro, scales)
-        return step if steps == several else self._waiting(step, micro, steps)
+    def step(self, micro: int, steps: int, several: bool = True) -> StepAt:
+        """A training step; `several`: other micro-batches will be asked for as well."""
+        if steps == 1:
+            return self._alone.at(micro, several)
+        step = self._accumulating.at(micro, several)
+        return step if steps == 2 else self._waiting(step, micro, steps)
 
-    def evaluation(self, micro: int, scales: bool = True) -> StepAt:
+    def evaluation(self, micro: int, several: bool = True) -> StepAt:
         """A forward without gradients."""
-        return self._evaluations.at(micro, scales)
+        return self._evaluations.at(micro, several)
 
     @cached_property
     def _evaluations(self) -> Records:
@@ -221,6 +258,4 @@ class BatchScaling:
         for number, info in infos.items():
             sizes[number] = info.num_bytes
         storage = step.storage
-        return step._replace(
-            sizes=sizes, storage=lambda number: infos[number] if number in infos else storage(number)
-        )
+        return step._replace(sizes=sizes, storage=lambda number: infos[number] if number in infos else storage(number))

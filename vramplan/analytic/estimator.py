@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramplan.analytic.architectures.lookup import architecture_of, peft_experts_of
-from vramplan.analytic.job_steps import VERSIONS, JobSteps
+from vramplan.analytic.job_steps import JobSteps
 from vramplan.analytic.prepare import lay_out
 from vramplan.analytic.train_step import declare
 from vramplan.inputs.gpu import Gpu
@@ -31,7 +31,7 @@ def begin(spec: ModelSpec, job: Job, card: Gpu) -> PartialEstimate:
     Raises:
         VramplanError: for a job that cannot run or is not modelled.
     """
-    return JobSteps(spec, job, card).begin(job.micro_batch_size, job.gradient_accumulation_steps, scales=False)
+    return JobSteps(spec, job, card).begin(job.micro_batch_size, job.gradient_accumulation_steps, several=False)
 
 
 class Estimator:
@@ -41,10 +41,10 @@ class Estimator:
         self._jobs: list[JobSteps] = []
         """The jobs of the last estimates, the latest first."""
 
-    def __call__(self, spec: ModelSpec, job: Job, card: Gpu) -> PartialEstimate:
-        """The same as :func:`begin`."""
+    def __call__(self, spec: ModelSpec, job: Job, card: Gpu, several: bool = False) -> PartialEstimate:
+        """The same as :func:`begin`; `several`: the job will be estimated at other batches as well."""
         steps = self._steps(spec, job, card)
-        return steps.begin(job.micro_batch_size, job.gradient_accumulation_steps)
+        return steps.begin(job.micro_batch_size, job.gradient_accumulation_steps, several)
 
     def _steps(self, spec: ModelSpec, job: Job, card: Gpu) -> JobSteps:
         similar = [steps for steps in self._jobs if steps.shares_scaling(spec, job, card)]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from vramplan.analytic.batch_scaling import BatchScaling, StepAt
 from vramplan.analytic.layer_folding import Unfolded, unfold
-from vramplan.analytic.layers.moe_peft import FORMER
 from vramplan.analytic.layers.lora_targets import check_saved
+from vramplan.analytic.layers.moe_peft import FORMER
 from vramplan.analytic.prepare import prepare
-from vramplan.analytic.run_timeline import Layout, SimulatedRun, evaluation_bytes
+from vramplan.analytic.run_timeline import Layout, SimulatedRun, evaluation_bytes, gathered_bytes
+from vramplan.analytic.step_record import StepRecord
 from vramplan.analytic.strategies.device_map_layers import contents, fullest
 from vramplan.analytic.supported import check_adapters, check_mixture, mixture_notes
-from vramplan.analytic.unfolded_step import Step, describe, no_cycle_collection
+from vramplan.analytic.unfolded_step import Step, describe, is_brief, no_cycle_collection
 from vramplan.analytic.varied_lengths import varied
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
@@ -65,43 +65,43 @@ class JobSteps:
         self.spec, self.job, self.card = spec, job, card
         self.setting, self.plan, self.notes = prepare(spec, job, card)
         self.scaling = scaling or BatchScaling(self.setting, self.plan)
-        self._shapes: dict[tuple[int, int, int], Shape] = {}
+        self._shapes: dict[tuple[int, int], Shape] = {}
         self._evaluations: dict[tuple[int, int], Unfolded] = {}
         self._of_length: dict[int, JobSteps] = {}
         self._notes: tuple[str, ...] | None = None
+        self._gathered_bytes: int | None = None
 
     def shares_scaling(self, spec: ModelSpec, job: Job, card: Gpu) -> bool:
         """Whether another job's storages are simulated alike: they differ in the batch, and in the GPU's size."""
-        batch = {"micro_batch_size": job.micro_batch_size, "gradient_accumulation_steps": job.gradient_accumulation_steps}
         return (
             self.spec is spec
             and self.setting.device_map is None
             and card.runs_flash == self.card.runs_flash
-            and self.job.model_copy(update=batch) == job
+            and with_batch(self.job, job.micro_batch_size, job.gradient_accumulation_steps) == job
         )
 
-    def begin(self, micro: int, steps: int, scales: bool = True) -> PartialEstimate:
-        """The lower bound at a batch, from which the estimate is completed; `scales`: others will be asked for.
+    def begin(self, micro: int, steps: int, several: bool = True) -> PartialEstimate:
+        """The lower bound at a batch, from which the estimate is completed; `several`: others will be asked for.
 
         Raises:
             VramplanError: for a job that cannot run or is not modelled.
         """
-        job = self.job.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps})
+        job = with_batch(self.job, micro, steps)
         check_job(job, self.card)
         with no_cycle_collection():
-            at = self.scaling.step(micro, steps, scales)
+            at = self.scaling.step(micro, steps, several)
             shape = self.shape(at, job)
             notes = self._checked(shape.step)
-            timelines = self._timelines(at, shape) if job.lengths is None else self._varied(at, shape, job, scales)
+            timelines = self._timelines(at, shape) if job.lengths is None else self._varied(at, shape, job, several)
             peaks = {gpu: timeline.peak_bytes(with_kernels=False) for gpu, timeline in timelines.items()}
         lower_bound_bytes = max(peaks.values()) + outside_bytes(job, self.card)
 
         def complete() -> Estimate:
             with no_cycle_collection():
-                evaluations = self._evaluation_bytes(shape.step, micro, scales)
+                evaluations = self._evaluation_bytes(shape.step, micro, several)
                 estimates = {}
                 for gpu, timeline in timelines.items():
-                    simulated = self._simulated(at, shape, job, timeline, evaluations[gpu], (*notes, *self._count_notes(shape.step)))
+                    simulated = self._simulated(at, shape, job, timeline, evaluations[gpu], notes)
                     estimates[gpu] = summarize(simulated, self.spec.name, job, self.card, peaks[gpu])
             if self.setting.device_map is None:
                 return estimates[0]
@@ -116,7 +116,7 @@ class JobSteps:
 
     def timeline(self, micro: int, steps: int) -> Timeline:
         """The first GPU's timeline at a batch."""
-        job = self.job.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps})
+        job = with_batch(self.job, micro, steps)
         with no_cycle_collection():
             at = self.scaling.step(micro, steps)
             return self._timelines(at, self.shape(at, job))[0]
@@ -127,7 +127,7 @@ class JobSteps:
         Small tensors are left out of some layers (:func:`vramplan.analytic.layer_folding.unfold`), so steps are alike
         if they have as many of them.
         """
-        key = id(at.record), len(at.sizes), num_small(at)
+        key = id(at.record), num_small(at) if is_brief(job) else 0
         if key not in self._shapes:
             setting = replace(self.setting, job=job)
             step = Step(setting, self.plan, self.card, record=at.record, sizes=at.sizes)
@@ -145,7 +145,7 @@ class JobSteps:
 
         return {gpu: layout.timeline(at.sizes, described) for gpu, layout in shape.layouts.items()}
 
-    def _varied(self, at: StepAt, shape: Shape, job: Job, scales: bool) -> dict[int, Timeline]:
+    def _varied(self, at: StepAt, shape: Shape, job: Job, several: bool) -> dict[int, Timeline]:
         """Each GPU's timeline of samples that differ in length."""
         of_length = {job.sequence_length: self._timelines(at, shape)}
 
@@ -155,7 +155,7 @@ class JobSteps:
                 if steps is None:
                     shorter = self.job.model_copy(update={"sequence_length": length})
                     steps = self._of_length[length] = JobSteps(self.spec, shorter, self.card)
-                step = steps.scaling.step(job.micro_batch_size, job.gradient_accumulation_steps, scales)
+                step = steps.scaling.step(job.micro_batch_size, job.gradient_accumulation_steps, several)
                 shorter = job.model_copy(update={"sequence_length": length})
                 of_length[length] = steps._timelines(step, steps.shape(step, shorter))
             return of_length[length]
@@ -174,19 +174,22 @@ class JobSteps:
         if self._notes is None:
             job, record, pattern = self.job, step.record, self.setting.peft_experts
             check_mixture(job, record.routers, self.card.runs_flash, pattern)
-            layers, modules = linear_names(step, pattern), saved_names(step)
+            layers, modules = linear_names(record, pattern), saved_names(record)
             notes = check_adapters(job, record.widths, layers, {*modules, *record.routers}, pattern)
             notes += check_saved(job.modules_to_save or (), record.widths, modules, layers)
             check_weights(job, ((weight.name, weight.shape) for weight in step.trained))
             self._notes = (*self.notes, *notes, *mixture_notes(self.spec, job, record.routers, pattern))
         return self._notes
 
-    def _evaluation_bytes(self, step: Step, micro: int, scales: bool) -> dict[int, int]:
-        at = self.scaling.evaluation(micro, scales)
+    def _evaluation_bytes(self, step: Step, micro: int, several: bool) -> dict[int, int]:
+        at = self.scaling.evaluation(micro, several)
         key = id(at.record), num_small(at)
         if key not in self._evaluations:
             self._evaluations[key] = unfold(at.record, self.plan, at.sizes, brief=True)
-        return evaluation_bytes(step, self._evaluations[key], at.sizes)
+        if self._gathered_bytes is None:
+            self._gathered_bytes = gathered_bytes(step)
+        peaks = evaluation_bytes(step, self._evaluations[key], at.sizes)
+        return {gpu: peak + self._gathered_bytes for gpu, peak in peaks.items()}
 
     def _simulated(
         self, at: StepAt, shape: Shape, job: Job, timeline: Timeline, evaluation_bytes: int, notes: tuple[str, ...]
@@ -203,7 +206,7 @@ class JobSteps:
             optimizer_seconds=optimizer_seconds,
             flops_per_micro_step=flops([(at.kernels[at.kernel_of[number]], times) for number, times in shape.first]),
             versions=VERSIONS_LINEAR_EXPERTS if setting.linear_experts else VERSIONS,
-            notes=notes,
+            notes=(*notes, *self._count_notes(step)),
             picture=None if setting.vision is None else setting.vision.image,
             num_vision_parameters=step.num_vision_parameters,
             inputs_text=describe_inputs(self.spec, job),
@@ -220,6 +223,11 @@ class JobSteps:
         ]
 
 
+def with_batch(job: Job, micro: int, steps: int) -> Job:
+    """The job at another micro-batch and accumulation."""
+    return job.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps})
+
+
 def num_small(at: StepAt) -> int:
     """Number of storages that the allocator serves from its small pool; waiting batches, outside layers, left out."""
     small = sum(size <= SMALL_SIZE for size in at.sizes)
@@ -233,22 +241,18 @@ def step_seconds(at: StepAt, shape: Shape, card: Gpu) -> tuple[float, float]:
     return seconds(kernels, card), optimizer_seconds(step.job.optimizer, step.trained, card)
 
 
-def linear_names(step: Step, pattern: str) -> list[str]:
+def linear_names(record: StepRecord, pattern: str) -> list[str]:
     """Names of the linear layers that may get an adapter, and those that PEFT's `pattern` takes for experts."""
-    return sorted(
-        {
-            one.parameter.name.removesuffix(".weight")
-            for one in step.placed
-            if len(one.parameter.shape) == 2 and one.layer is not None and not one.parameter.is_adapter
-        }
-        - step.record.routers
-        | set(FORMER[pattern])
-        | {"lm_head"}
-    )
+    layers = {
+        weight.name.removesuffix(".weight")
+        for weight in record.weights
+        if len(weight.shape) == 2 and weight.layer is not None and not weight.is_adapter
+    }
+    return sorted(layers - record.routers | set(FORMER[pattern]) | {"lm_head"})
 
 
-def saved_names(step: Step) -> set[str]:
+def saved_names(record: StepRecord) -> set[str]:
     """Names of the modules that may train in a copy: those whose own weights are not quantized."""
-    kept = (one.parameter for one in step.placed if not one.parameter.is_adapter and not one.parameter.stored)
+    kept = (weight.name for weight in record.weights if not weight.is_adapter and not weight.stored)
     tied = {"lm_head"}  # an output head always is one, tied or not
-    return {parameter.name.rpartition(".")[0] for parameter in kept} | tied
+    return {name.rpartition(".")[0] for name in kept} | tied

@@ -136,7 +136,7 @@ class Unfolded:
         assert layer is not None
         return self.first_of[made_in.phase, layer] + storage - made_in.first_storage
 
-    def on_card(self, card: int, events: array[int]) -> array[int]:
+    def on_card(self, card: int, events: Sequence[int]) -> array[int]:
         """The events whose storages are on the GPU with index `card`."""
         return passes.selected(events, self._on(card))
 
@@ -236,32 +236,30 @@ class _Writer:
     def _template(self, number: int, last: bool, brief: bool) -> _Template:
         """The events of a section; all but the last copy leave storages of other stacks, and outside, to the last."""
         section, following = self.record.sections[number], self.record.end_of(number)
-        events = self.record.events[section.first_event : following.first_event]
-        if brief:
-            events = self._lasting(events)
-        template = _Template(array("i"), array("i"), [])
-        slots: dict[tuple[int, int], int] = {}
+        all_events = self.record.events[section.first_event : following.first_event]
+        events = self._lasting(all_events) if brief else all_events
+        first, end = section.first_storage, following.first_storage
+        within: list[int] = []
+        slots: list[int] = []
+        origins: list[tuple[int, int]] = []
+        slot_of: dict[int, Sequence[int]] = {}
         for event in events:
             storage = event if event >= 0 else ~event
+            if first <= storage < end:
+                within.append(event - first if event >= 0 else event + first)
+                slots.append(0)
+                continue
             origin = self.section_of[storage]
-            if origin == number:
-                copies: Sequence[int] = (-1,)
-            else:
-                made_in = self.record.sections[origin].layer
-                if not last and not _same_stack(made_in, section.layer):
-                    continue
-                copies = range(1 if _same_stack(made_in, section.layer) else self.plan.copies_of(made_in))
-            within = storage - self.record.sections[origin].first_storage
-            for copy in copies:
-                template.events.append(within if event >= 0 else ~within)
-                if copy < 0:
-                    template.slots.append(0)
-                    continue
-                if (origin, copy) not in slots:
-                    template.origins.append((origin, copy))
-                    slots[origin, copy] = len(template.origins)
-                template.slots.append(slots[origin, copy])
-        return template
+            made_in = self.record.sections[origin]
+            if origin not in slot_of:
+                same = _same_stack(made_in.layer, section.layer)
+                num_copies = 1 if same else self.plan.copies_of(made_in.layer) if last else 0
+                origins += [(origin, copy) for copy in range(num_copies)]
+                slot_of[origin] = range(1 + len(origins) - num_copies, 1 + len(origins))
+            for slot in slot_of[origin]:
+                within.append(event - made_in.first_storage if event >= 0 else event + made_in.first_storage)
+                slots.append(slot)
+        return _Template(array("i", within), array("i", slots), origins)
 
     def _lasting(self, events: Sequence[int]) -> list[int]:
         """The events of a section without those of small storages that are freed in it."""

@@ -49,8 +49,8 @@ class StepKinds(Kinds):
         self.streams = Kinds(layout.storages).streams
         self.in_kernel = layout.in_kernel
         self.first, self.describe = layout.first, describe
-        self.sizes = [storage.rounded_bytes for storage in layout.storages]
-        self.sizes[self.first : self.first + len(sizes)] = [round_up(size, BLOCK_BYTES) for size in sizes]
+        self.sizes = array("q", [storage.rounded_bytes for storage in layout.storages])
+        self.sizes[self.first : self.first + len(sizes)] = array("q", [round_up(size, BLOCK_BYTES) for size in sizes])
 
     def __getitem__(self, number: int) -> Storage:  # type: ignore[override]
         storage = self.storages[number]
@@ -119,16 +119,20 @@ class SimulatedRun:
 
 
 def evaluation_bytes(step: Step, unfolded: Unfolded, sizes: Sequence[int]) -> dict[int, int]:
-    """Highest bytes of live tensors in a forward without gradients, without model and states, by GPU.
+    """Highest bytes of live tensors in a forward without gradients, without weights and states, by GPU.
 
     Args:
         step: the training step.
         unfolded: the evaluation.
         sizes: the bytes of each of its simulated storages.
     """
-    rounded = [round_up(size, BLOCK_BYTES) for size in sizes]
-    gathered = strategy_of(step, Recorder()).gathered_bytes()
+    rounded = array("q", [round_up(size, BLOCK_BYTES) for size in sizes])
     return {
-        card: passes.peak_bytes(unfolded.on_card(card, unfolded.events), unfolded.source, rounded) + gathered
+        card: passes.peak_bytes(unfolded.on_card(card, unfolded.events), unfolded.source, rounded)
         for card in step.setting.placement.gpus
     }
+
+
+def gathered_bytes(step: Step) -> int:
+    """Highest bytes of sharded weights that are gathered at a time in a forward without gradients."""
+    return strategy_of(step, Recorder()).gathered_bytes()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
@@ -119,4 +119,62 @@ def record_of(tape: Tape) -> StepRecord:
         frozenset(),
         frozenset(),
         frozenset(),
+    )
+
+
+def do_the_same(one: StepRecord, other: StepRecord) -> bool:
+    """Whether two records have the same operations, whatever the sizes of their tensors."""
+    return (
+        one.events == other.events
+        and one.sections == other.sections
+        and len(one.kernels) == len(other.kernels)
+        and (one.kept, one.transient_gradients, one.waiting) == (other.kept, other.transient_gradients, other.waiting)
+        and [(weight.gradient, weight.is_reached) for weight in one.weights]
+        == [(weight.gradient, weight.is_reached) for weight in other.weights]
+    )
+
+
+def first_micro_step(record: StepRecord) -> StepRecord:
+    """The record of a step of two micro-steps without the second: what a step of one leaves.
+
+    Raises:
+        ValueError: if the second frees a storage of the first.
+    """
+    sections = record.sections
+    begin = next(number for number, section in enumerate(sections) if section.phase == "forward.1")
+    end = next(number for number, section in enumerate(sections) if section.phase == "end")
+    second, last = sections[begin], sections[end]
+    within = record.events[second.first_event : last.first_event]
+    if any(event < 0 and ~event < second.first_storage for event in within):
+        raise ValueError("the second micro-step frees a storage of the first")
+    storages = [number for number in range(second.first_storage) if number not in record.waiting]
+    storages += range(last.first_storage, len(record.storages))
+    place_of = {number: place for place, number in enumerate(storages)}
+    kernels = [*record.kernels[: second.first_kernel], *record.kernels[last.first_kernel :]]
+    events = array("i")
+    remaining: list[LayerSection] = []
+    num_storages = num_kernels = 0
+    for number, section in enumerate(sections):
+        if begin <= number < end:
+            continue
+        following = record.end_of(number)
+        remaining.append(LayerSection(section.phase, section.layer, len(events), num_storages, num_kernels))
+        num_storages += sum(storage in place_of for storage in range(section.first_storage, following.first_storage))
+        num_kernels += following.first_kernel - section.first_kernel
+        for event in record.events[section.first_event : following.first_event]:
+            place = place_of.get(event if event >= 0 else ~event)
+            if place is not None:
+                events.append(place if event >= 0 else ~place)
+    return record._replace(
+        storages=tuple(record.storages[number] for number in storages),
+        events=events,
+        sections=tuple(remaining),
+        kernels=tuple(kernels),
+        kept=frozenset(place_of[number] for number in record.kept if number in place_of),
+        transient_gradients=frozenset(place_of[number] for number in record.transient_gradients if number in place_of),
+        weights=tuple(
+            replace(weight, gradient=tuple(place_of[number] for number in weight.gradient if number in place_of))
+            for weight in record.weights
+        ),
+        waiting=range(0),
     )

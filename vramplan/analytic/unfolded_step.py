@@ -139,7 +139,7 @@ def in_order(record: StepRecord, plan: FoldPlan, loads: tuple[str | int, ...]) -
 
 def label(module: str, what: str, in_layer: bool) -> str:
     """A storage's name for people: layers share one, and so do a layer's experts."""
-    name = EXPERT.sub(".experts.*.", module.partition("#")[0])
+    name = EXPERT.sub(".experts.*.", module.partition("#")[0]) if ".experts." in module else module
     return f"{'layers.*.' if in_layer else ''}{name} {what}".strip()
 
 
@@ -161,6 +161,11 @@ def micro_steps(job: Job) -> int:
     return min(2, job.gradient_accumulation_steps)
 
 
+def is_brief(job: Job) -> bool:
+    """Whether small tensors may be left out; not under ZeRO-3, which gathers weights as modules make tensors."""
+    return job.strategy != "zero3"
+
+
 class Step:
     """One job's step, simulated once (or given as `record`), from which timelines and times are derived."""
 
@@ -180,8 +185,7 @@ class Step:
         self.micro_steps = micro_steps(self.job)
         self.record = record or simulate_step(setting, self.micro_steps)
         self.sizes = sizes or [info.num_bytes for info in self.record.storages]
-        # ZeRO-3 gathers weights as modules run, so all of these must show
-        self.unfolded = unfold(self.record, plan, self.sizes, brief and self.job.strategy != "zero3")
+        self.unfolded = unfold(self.record, plan, self.sizes, brief and is_brief(self.job))
 
     def describe(self, number: int) -> Storage:
         """A simulated storage for a timeline."""

@@ -5,6 +5,7 @@ Exit codes: 0 fits, 1 does not fit, 2 bad input, 70 a defect of vramplan itself.
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -26,9 +27,13 @@ LONGEST_ERROR = 2000
 COMPLETION = "_VRAMPLAN_COMPLETE"
 """Set by the shell when it asks for completions, which are typer's."""
 
+OBJECTS_BETWEEN_COLLECTIONS = 50_000
+"""Python looks for cycles of garbage each 700 to 2,000 objects; importing and estimating makes many that stay."""
+
 
 def main() -> None:
     """Run the command line; a user's mistake is one line on standard error and exit code 2."""
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started this
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115

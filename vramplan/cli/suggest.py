@@ -23,11 +23,11 @@ from vramplan.cli.options import (
     progress,
     say,
     sure,
+    typed,
     with_job_flags,
 )
 from vramplan.cli.panels import BATCH, OUTPUT, REAL, RUN
 from vramplan.cli.parameters import Option
-from vramplan.cli.probe import typed
 from vramplan.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -6,5 +6,7 @@ from vramplan.version import __version__
 
 
 def version_line() -> str:
-    """The version."""
-    return f"vramplan {__version__}"
+    """The version, and which core runs."""
+    from vramplan.memory import passes
+
+    return f"vramplan {__version__} ({passes.describe()})"

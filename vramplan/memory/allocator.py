@@ -256,6 +256,8 @@ class CachingAllocator:
             segment = round_up(size, ROUND_LARGE)
         self._retries(segment)
         self._reserve(segment, size)
+        if self._next_address > UNLIMITED - segment:
+            raise ValueError("all segments so far have more than 2**62 bytes")
         block = Block(self._next_address, segment, pool)
         self._next_address += segment + ROUND_LARGE  # segments never touch
         self._note("segment_alloc", block)
@@ -359,9 +361,7 @@ def _place_to_grow(size: int, pool: Pool) -> tuple[Block, int]:
             block = block.after
         if available >= size:
             return first, lacking
-    raise AssertionError(
-        "an expandable segment ran out of addresses"
-    )  # its addresses are more than any device has bytes
+    raise ValueError("an expandable segment ran out of addresses")  # it has more than any device has bytes
 
 
 def _is_vacant(block: Block) -> bool:

@@ -35,7 +35,6 @@ class LinearSize(NamedTuple):
 
 def interpolate(first: int, low: Timeline, last: int, high: Timeline, micro: int) -> Timeline:
     """The timeline at a micro-batch, from those at two others, which have the same events."""
-
     numbers: dict[tuple[int, int], int] = {}
     pairs = zip(low.kind_of, high.kind_of, strict=True)
     kind_of = array("i", [numbers.setdefault(pair, len(numbers)) for pair in pairs])
@@ -123,7 +122,7 @@ def _is_linear(first: int, middle: int, last: int, low: Storage, between: Storag
     )
 
 
-def _segment(micros: Sequence[int], steps: Mapping[int, Timeline], levels: Mapping[int, list[int]]) -> Segment:
+def _segment(micros: Sequence[int], steps: Mapping[int, Timeline], levels: Mapping[int, Sequence[int]]) -> Segment:
     first, last = micros[0], micros[-1]
     low, high = steps[first], steps[last]
     lines = _linear_sizes(first, levels[first], last, levels[last])

@@ -11,6 +11,9 @@ from vramplan.memory import passes
 from vramplan.memory.allocator import UNLIMITED, Action, AllocatorSettings, Block, CachingAllocator, OutOfMemory
 from vramplan.memory.passes_python import check_kinds
 
+MAX_STREAMS = 1024
+"""As many as an address of 64 bits has room for, with expandable segments of each."""
+
 
 @dataclass(frozen=True, slots=True)
 class Replay:
@@ -45,7 +48,7 @@ def replay(
         events: number of the storage that is allocated, or ``~number`` of the one that is freed.
         kinds: number of the kind of each storage; None if each is of its own.
         sizes: bytes of each kind.
-        capacity: bytes that the device lets the allocator reserve.
+        capacity: bytes that the device lets the allocator reserve; at most `UNLIMITED`.
         settings: PYTORCH_ALLOC_CONF; None for PyTorch's defaults.
         record: whether to keep the history, which takes the time of plain Python.
         streams: stream of each kind; None if there is one stream.
@@ -53,23 +56,25 @@ def replay(
 
     Raises:
         ValueError: if an event names a storage without a kind, allocates one that is allocated, or frees one that is
-            not; if a kind has no size or stream, or a size of more than 2**60 bytes.
+            not; if a kind has no size or stream, or a size of more than 2**60 bytes; if addresses run out.
     """
     if kinds is None:
         kinds = range(len(sizes))
     events, kinds, sizes = passes.ints(events), passes.ints(kinds), passes.longs(sizes)
+    streams = None if streams is None else passes.ints(streams)
     if streams is not None and len(streams) != len(sizes):
         raise ValueError("expected the stream of each kind")
-    settings = settings or AllocatorSettings()
+    if streams and not 0 <= min(streams) <= max(streams) < MAX_STREAMS:
+        raise ValueError(f"a stream is not between 0 and {MAX_STREAMS - 1}")
+    capacity, settings = min(capacity, UNLIMITED), settings or AllocatorSettings()
     if record or passes.compiled is None:
         return replay_in_python(events, kinds, sizes, capacity, settings, record, streams, levels)
-    order = {stream: number for number, stream in enumerate(dict.fromkeys(streams or ()))}
     allocated = array("q")
     data, *rest = passes.compiled.replay(
         events.tobytes(),
         kinds.tobytes(),
         sizes.tobytes(),
-        array("i", [order[stream] for stream in streams or ()]).tobytes() if len(order) > 1 else b"",
+        streams.tobytes() if streams else b"",
         capacity,
         settings.expandable_segments,
         settings.max_split_size,

@@ -69,9 +69,9 @@ class Kinds(Sequence[Storage]):
         return iter(self.storages)
 
     @cached_property
-    def sizes(self) -> list[int]:
+    def sizes(self) -> array[int]:
         """Rounded bytes of each."""
-        return [storage.rounded_bytes for storage in self]
+        return array("q", [storage.rounded_bytes for storage in self])
 
     @cached_property
     def in_kernel(self) -> list[bool]:
@@ -120,12 +120,13 @@ class Timeline:
         """The storage with this number."""
         return self.kinds[self.kind_of[number]]
 
-    def sizes(self, with_kernels: bool = True) -> list[int]:
+    def sizes(self, with_kernels: bool = True) -> array[int]:
         """Rounded bytes of every kind; without `with_kernels`, workspaces of kernels count 0."""
         sizes = self.kinds.sizes
         if with_kernels:
             return sizes
-        return [0 if in_kernel else size for size, in_kernel in zip(sizes, self.kinds.in_kernel, strict=True)]
+        pairs = zip(sizes, self.kinds.in_kernel, strict=True)
+        return array("q", [0 if in_kernel else size for size, in_kernel in pairs])
 
     def live_bytes(self, with_kernels: bool = True) -> array[int]:
         """Bytes alive after each event."""

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.estimate import Estimate, PartialEstimate
 
-Estimator = Callable[[ModelSpec, Job, Gpu], PartialEstimate]
+
+class Estimator(Protocol):
+    """What estimates a job; `several` says that the job will be estimated at other batches as well."""
+
+    def __call__(self, spec: ModelSpec, job: Job, gpu: Gpu, /, several: bool = False) -> PartialEstimate: ...
 
 
 class EstimateCache:
     """Estimates of one job by (micro-batch, accumulation), each made once, in full only if its tensors may fit."""
 
-    def __init__(self, spec: ModelSpec, job: Job, gpu: Gpu, estimator: Estimator) -> None:
+    def __init__(self, spec: ModelSpec, job: Job, gpu: Gpu, estimator: Estimator, several: bool = True) -> None:
         self.spec, self.job, self.gpu, self.estimator = spec, job, gpu, estimator
+        self.several = several
         self._partial: dict[tuple[int, int], PartialEstimate] = {}
         self._complete: dict[tuple[int, int], Estimate] = {}
 
@@ -26,7 +31,7 @@ class EstimateCache:
         pair = (micro, steps)
         if pair not in self._partial:
             job = self.job.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps})
-            self._partial[pair] = self.estimator(self.spec, job, self.gpu)
+            self._partial[pair] = self.estimator(self.spec, job, self.gpu, several=self.several)
         return self._partial[pair]
 
     def __call__(self, micro: int, steps: int) -> Estimate:
@@ -52,4 +57,5 @@ class EstimateCache:
 
     def changed(self, update: Mapping[str, Any], gpu: Gpu | None = None) -> EstimateCache:
         """The same for the job with these fields changed, on another GPU if one is given."""
-        return EstimateCache(self.spec, self.job.model_copy(update=dict(update)), gpu or self.gpu, self.estimator)
+        job = self.job.model_copy(update=dict(update))
+        return EstimateCache(self.spec, job, gpu or self.gpu, self.estimator, several=False)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from vramplan.analytic.unfolded_step import no_cycle_collection
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError, setting
 from vramplan.inputs.gpu import Gpu
@@ -104,9 +105,10 @@ class Source:
 
     def __call__(self, gpu: Gpu, **update: Any) -> Estimate:
         """The estimate of that job."""
-        return self.estimator(self.spec, self.job(gpu, **update), gpu).complete()
+        return self.estimator(self.spec, self.job(gpu, **update), gpu, several=True).complete()
 
 
+@no_cycle_collection()
 def build(
     model: str | ModelSpec,
     gpu: str | Gpu,

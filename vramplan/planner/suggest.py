@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from vramplan.analytic.unfolded_step import no_cycle_collection
 from vramplan.errors import ConfigError, name_settings, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import MAX_COUNT, with_current_names
@@ -19,6 +20,7 @@ from vramplan.planner.levers import memory_levers
 from vramplan.progress import Progress, silent
 
 
+@no_cycle_collection()
 def suggest(
     model: str | ModelSpec,
     gpu: str | Gpu,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def write(estimate: Estimate, path: Path) -> None:
     write_file(path, page(estimate) if kind == ".html" else picture(estimate, kind[1:]))
 
 
-def levels(timeline: Timeline, columns: int = COLUMNS) -> tuple[list[int], dict[str, list[int]]]:
+def levels(timeline: Timeline, columns: int = COLUMNS) -> tuple[list[int], dict[str, Sequence[int]]]:
     """Event numbers, and the bytes of each category alive after each of them."""
     totals = timeline.live_bytes()
     count = len(totals)
@@ -125,7 +126,7 @@ def _phases(axes: Any, timeline: Timeline) -> None:
             )
 
 
-def _limits(axes: Any, estimate: Estimate, events: list[int], categories: dict[str, list[int]], context: int) -> None:
+def _limits(axes: Any, estimate: Estimate, events: list[int], categories: dict[str, Sequence[int]], context: int) -> None:
     """The GPU's capacity, and the peak."""
     sums = [context + sum(sizes[i] for sizes in categories.values()) for i in range(len(events))]
     top = max(range(len(sums)), key=sums.__getitem__)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from textwrap import fill
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -208,6 +207,8 @@ def _what_would_help(screen: Screen, advice: Sequence[LeverEffect], micro_batch_
             then = f"{saves}then {need_gib(change.device_total_bytes, change.fits)}"
             rows.append((f"{change.change}: {then}, {_fits(change)}; costs: {change.cost}", ""))
         return [title, hanging(screen, rows)]
+    from textwrap import fill
+
     table = simple_table("change", ("saves", "right"), ("then", "right"), "fits", "costs")
     for change in advice:
         table.add_row(

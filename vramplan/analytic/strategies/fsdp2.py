@@ -225,7 +225,8 @@ class Fsdp2(Sharded):
         if piece.layer is not None:
             self._prepare_backward(groups[0])
             record.extend(events, offset)
-            if piece.layer not in self.step.record.layers_without_input_grad:  # else nothing tells when its backward is over
+            # without a gradient of its input nothing tells when a layer's backward is over
+            if piece.layer not in self.step.record.layers_without_input_grad:
                 self._finish_backward(groups[0], offset)
         elif (
             not self.inside and not self.job.fsdp.wraps_embeddings

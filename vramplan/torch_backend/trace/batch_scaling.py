@@ -32,7 +32,7 @@ class TraceScaling:
         self.trace = trace
         self.traced: dict[Job, SimulatedStep] = {}
 
-    def begin(self, spec: ModelSpec, job: Job, gpu: Gpu) -> PartialEstimate:
+    def begin(self, spec: ModelSpec, job: Job, gpu: Gpu, several: bool = False) -> PartialEstimate:
         """The lower bound of an estimate, from which the rest is completed.
 
         Raises:
