@@ -109,8 +109,8 @@ def helpful_effects(
         if next_pair and not fits:
             continue
         need_bytes = changed(micro, steps).device_total_bytes
-        saved_bytes = estimates(micro, steps).device_total_bytes - need_bytes
-        if lever.card is None and saved_bytes <= 0:
+        saved_bytes = max(0, estimates(micro, steps).device_total_bytes - need_bytes)
+        if lever.card is None and saved_bytes == 0:
             continue
         update = lever.update if lever.card is None else {}
         effects.append(LeverEffect(lever.change, lever.why, lever.cost, saved_bytes, fits, micro, need_bytes, update))
