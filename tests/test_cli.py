@@ -262,8 +262,8 @@ FLAGS = {
     " --strategy --offload"
     " --job --verbose --no-cache --json"
     " --help",
-    "table": "--models --gpus --methods --seq-lens --show --micro-batch --format --config --name --check --write --shard"
-    " --out --merge --verbose --jobs"
+    "table": "--models --gpus --methods --seq-lens --show --micro-batch --format --config --name --check --write"
+    " --shard --out --merge --verbose --jobs"
     " --confidence --num-gpus --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer --target-len --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision"
     " --projector --batches --checkpointing --attention --loss --loop --strategy --offload --job --no-cache --json"
