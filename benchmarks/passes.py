@@ -1,4 +1,4 @@
-"""How long the passes over a step's events take, compiled beside plain Python.
+"""How long the passes over a step's events take, compiled beside plain Python, and whether their results are the same.
 
 Run: ``python benchmarks/passes.py``. Both run in this process, in turns: a busy machine slows both alike.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import time
-from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -33,10 +32,8 @@ def main() -> None:
     for model, method in STEPS:
         timeline = vramplan.estimate(model, "h200", method=method).timeline
         assert timeline is not None
-        table: dict[int, int] = {}
-        kinds = array("i", [table.setdefault(storage.rounded_bytes, len(table)) for storage in timeline.storages])
-        step = (array("i", timeline.events), kinds, array("q", table))
-        print(f"{model} {method}: {len(timeline.events):,} events, {len(table)} kinds of storages")
+        step = (timeline.events, timeline.kind_of, timeline.kinds.sizes)
+        print(f"{model} {method}: {len(timeline.events):,} events, {len(timeline.kinds)} kinds of storages")
         for name, settings in SETTINGS.items():
             reserved = replay(*step, settings=settings).peak_reserved_bytes
             for limit, capacity in (("", UNLIMITED), (", 97 % of the memory", reserved * 97 // 100)):
@@ -47,18 +44,20 @@ def main() -> None:
         compare("peak_bytes", everything, passes.peak_bytes, *step)
         compare("live_at", everything, passes.live_at, step[0], everything - 1)
         compare("shifted", everything, passes.shifted, step[0], 1000)
-        compare("selected", everything, passes.selected, step[0], bytes(len(kinds)))
+        compare("selected", everything, passes.selected, step[0], bytes(len(timeline.kind_of)))
 
 
 def compare(name: str, num_events: int, function: Callable[..., Any], *arguments: Any) -> None:
     """Print nanoseconds an event and the ratio, of the quickest turns."""
-    library, best = passes.compiled, [float("inf"), float("inf")]
+    library, best, results = passes.compiled, [float("inf"), float("inf")], [None, None]
     for _ in range(TURNS):
         for turn, passes.compiled in enumerate((library, None)):
-            start = time.process_time()
-            function(*arguments)
-            best[turn] = min(best[turn], time.process_time() - start)
+            start = time.perf_counter()
+            results[turn] = function(*arguments)
+            best[turn] = min(best[turn], time.perf_counter() - start)
     passes.compiled = library
+    if results[0] != results[1]:
+        sys.exit(f"{name}: the results differ")
     compiled, python = (seconds / num_events * 1e9 for seconds in best)
     print(f"  {python / compiled:6.1f} x  {compiled:6.1f} ns an event, {python:7.1f} in Python  {name}")
 

@@ -132,11 +132,8 @@ def real_events(model: str, job: dict[str, Any]) -> Events | None:
     except VramplanError:
         return None
     assert timeline is not None
-    table: dict[tuple[int, int], int] = {}
-    kinds = [table.setdefault((each.rounded_bytes, each.stream), len(table)) for each in timeline.storages]
-    streams = [stream for _, stream in table]
-    sizes = array("q", [size for size, _ in table])
-    return Events(array("i", timeline.events), array("i", kinds), sizes, streams if any(streams) else None)
+    kinds = timeline.kinds
+    return Events(timeline.events, timeline.kind_of, kinds.sizes, kinds.streams)
 
 
 def pass_arguments(choose: random.Random, case: Events) -> Iterator[tuple[str, tuple[Any, ...]]]:

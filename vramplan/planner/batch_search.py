@@ -253,10 +253,8 @@ def _rejected(too_large: list[Pair], estimates: EstimateCache) -> list[Rejected]
         if rejected:
             rejected.append(Rejected(micro, steps, f"larger than {too_large[0][0]}, which does not fit"))
             continue
-        reason = _reason(estimates, micro, steps)
-        complete = reason == WITHOUT_MARGIN
-        need_bytes = estimates(micro, steps).device_total_bytes if complete else estimates.need(micro, steps)
-        rejected.append(Rejected(micro, steps, reason, need_bytes))
+        need_bytes = estimates(micro, steps).device_total_bytes
+        rejected.append(Rejected(micro, steps, _reason(estimates, micro, steps), need_bytes))
     return rejected
 
 

@@ -68,7 +68,7 @@ class Fix:
     before: Verdict
     after: Verdict
     """Of the text as it is now."""
-    lower_bound_bytes: int
+    least_need_bytes: int
     """The least need of all that was tried."""
 
 

@@ -57,7 +57,7 @@ class LeverEffect:
     cost: str
     """What it costs: nothing, time, accuracy or money."""
     saved_bytes: int
-    """Bytes on the GPU that it saves at the same micro-batch; of tensors alone if the job still does not fit."""
+    """Bytes on the GPU that it saves at the same micro-batch."""
     fits: bool
     micro_batch_size: int
     """The micro-batch that the figures are for."""
@@ -98,7 +98,6 @@ def helpful_effects(
     """
     micro, steps = next_pair or (smallest.micro_batch_size, smallest.gradient_accumulation_steps)
     effects = []
-    before = estimates.begin(micro, steps)
     for lever in levers:
         if next_pair and lever.cost != FREE:
             continue
@@ -107,12 +106,12 @@ def helpful_effects(
             fits = changed.fits(micro, steps)
         except VramplanError:  # a change that this model or GPU does not have
             continue
-        saved_bytes = before.lower_bound_bytes - changed.begin(micro, steps).lower_bound_bytes
-        if (lever.card is None and saved_bytes <= 0) or (next_pair and not fits):
+        if next_pair and not fits:
             continue
-        need_bytes = changed.need(micro, steps)
-        if fits and lever.card is None:
-            saved_bytes = estimates(micro, steps).device_total_bytes - need_bytes
+        need_bytes = changed(micro, steps).device_total_bytes
+        saved_bytes = max(0, estimates(micro, steps).device_total_bytes - need_bytes)
+        if lever.card is None and saved_bytes == 0:
+            continue
         update = lever.update if lever.card is None else {}
         effects.append(LeverEffect(lever.change, lever.why, lever.cost, saved_bytes, fits, micro, need_bytes, update))
     return effects
