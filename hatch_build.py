@@ -70,7 +70,8 @@ def build(folder: Path) -> Path:
     except ImportError:
         raise NotCompiled("setuptools is not installed") from None
     macros = [("VRAMPLAN_VERSION", f'"{package_version()}"'), ("VRAMPLAN_SOURCE", f'"{source_digest()}"')]
-    flags = ["-g0"] if os.name == "posix" else []  # some Pythons add debugging information, four times the library
+    # some Pythons add debugging information, three times the library
+    flags = ["-g0"] if os.name == "posix" and "CFLAGS" not in os.environ else []
     extension = Extension("_passes", [SOURCE], define_macros=macros, extra_compile_args=flags, py_limited_api=True)
     command = Distribution({"ext_modules": [extension]}).get_command_obj("build_ext")
     command.build_lib = str(folder)

@@ -200,13 +200,11 @@ def test_what_a_replay_keeps_changes_nothing_else(data: st.DataObject, sizes: li
 def test_recording_a_step_changes_nothing(method: str, micro: int, length: int) -> None:
     one = vramplan.estimate("qwen2.5-0.5b", "h100", method=method, micro_batch_size=micro, sequence_length=length)
     assert one.timeline is not None
-    events, sizes = one.timeline.events, [storage.rounded_bytes for storage in one.timeline.storages]
+    step = one.timeline.events, one.timeline.kind_of, one.timeline.sizes()
     retries = []
     for share in (1.0, 0.98, 0.95, 0.9, 0.8):
-        run = replay(events, None, sizes, int(one.peak_reserved_bytes * share))
-        assert run == replace(
-            replay(events, None, sizes, int(one.peak_reserved_bytes * share), record=True), history=()
-        )
+        run = replay(*step, int(one.peak_reserved_bytes * share))
+        assert run == replace(replay(*step, int(one.peak_reserved_bytes * share), record=True), history=())
         retries.append(run.num_retries)
     assert retries[0] == 0 < retries[1]
 

@@ -9,6 +9,9 @@ import zipfile
 from pathlib import Path
 
 from tests.helpers import ROOT
+from vramplan.memory import passes
+
+STUB = "vramplan/memory/_passes.pyi"
 
 
 def test_a_wheel_works_from_an_empty_folder(tmp_path: Path) -> None:
@@ -22,6 +25,9 @@ def test_a_wheel_works_from_an_empty_folder(tmp_path: Path) -> None:
     assert "vramplan/model_specs/Qwen/Qwen2.5-7B.json" in names
     assert "vramplan/inputs/gpus.json" in names
     assert "vramplan/py.typed" in names
+    assert ("abi3" in wheel.name) == any(name.startswith("vramplan/memory/_passes.") for name in names - {STUB})
+    assert passes.compiled is None or "-cp310-abi3-" in wheel.name
+    assert not any(name.endswith((".c", ".h")) for name in names)
     assert not any(name.startswith(("tests/", "model_specs/")) for name in names)
     empty = tmp_path / "empty"
     empty.mkdir()

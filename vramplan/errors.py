@@ -24,7 +24,6 @@ A message names settings by :func:`setting`, so that each interface spells them 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -147,6 +146,8 @@ class UnknownNameError(VramplanError):
 
 def nearest_names(name: str, known: Iterable[str], count: int = 3) -> tuple[str, ...]:
     """The up to `count` names of `known` that look most like `name`, ignoring case."""
+    import difflib
+
     by_lower = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=0.5)
     return tuple(by_lower[key] for key in close)

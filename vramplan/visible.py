@@ -13,7 +13,7 @@ _HIDDEN = (
     "\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # directions, nothing, ends of lines
     "\ud800-\udfff\U000e0000-\U000e007f"  # halves of characters, invisible tags
 )
-_IN_LINES, _IN_LINE = re.compile(f"[{_HIDDEN}]"), re.compile(f"[{_HIDDEN}\t\n]")
+"""None of them is printable by :meth:`str.isprintable`, so that most texts need no pattern."""
 
 
 def visible(text: str) -> str:
@@ -22,12 +22,12 @@ def visible(text: str) -> str:
     >>> visible("a\x1b[2Jb\n")
     'a\\u001b[2Jb\\u000a'
     """
-    return _IN_LINE.sub(_shown, text)
+    return text if text.isprintable() else re.sub(f"[{_HIDDEN}\t\n]", _shown, text)
 
 
 def visible_lines(text: str) -> str:
     """The same, with its tabs and ends of lines; valid JSON stays valid JSON with the same values."""
-    return _IN_LINES.sub(_shown, text)
+    return text if text == "\n" or text.isprintable() else re.sub(f"[{_HIDDEN}]", _shown, text)
 
 
 def _shown(match: re.Match[str]) -> str:

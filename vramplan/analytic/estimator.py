@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Lock
+
 from vramplan.analytic.architectures.lookup import architecture_of, peft_experts_of
 from vramplan.analytic.job_steps import JobSteps
 from vramplan.analytic.prepare import lay_out
@@ -40,6 +42,7 @@ class Estimator:
     def __init__(self) -> None:
         self._jobs: list[JobSteps] = []
         """The jobs of the last estimates, the latest first."""
+        self._lock = Lock()
 
     def __call__(self, spec: ModelSpec, job: Job, card: Gpu, several: bool = False) -> PartialEstimate:
         """The same as :func:`begin`; `several`: the job will be estimated at other batches as well."""
@@ -47,14 +50,18 @@ class Estimator:
         return steps.begin(job.micro_batch_size, job.gradient_accumulation_steps, several)
 
     def _steps(self, spec: ModelSpec, job: Job, card: Gpu) -> JobSteps:
-        similar = [steps for steps in self._jobs if steps.shares_scaling(spec, job, card)]
-        same = next((steps for steps in similar if steps.card == card), None)
-        if same is None:
-            same = JobSteps(spec, job, card, similar[0].scaling if similar else None)
-        else:
-            self._jobs.remove(same)
-        self._jobs[:] = [same, *self._jobs][:MAX_JOBS]
-        return same
+        """The steps of a job, those of the last estimates if they are among them."""
+        with self._lock:
+            similar = [steps for steps in self._jobs if steps.shares_scaling(spec, job, card)]
+            same = next((steps for steps in similar if steps.card == card), None)
+            if same is None:
+                same = JobSteps(spec, job, card, similar[0].scaling if similar else None)
+            self._jobs[:] = [same, *(steps for steps in self._jobs if steps is not same)][:MAX_JOBS]
+            return same
+
+
+SHARED = Estimator()
+"""The estimator of this process: a question that was asked before is answered at once."""
 
 
 def listed_layers(spec: ModelSpec) -> tuple[str, ...] | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cache
 
 from vramplan.analytic.batch_scaling import BatchScaling, StepAt
 from vramplan.analytic.layer_folding import Unfolded, unfold
@@ -12,10 +13,10 @@ from vramplan.analytic.layers.moe_peft import FORMER
 from vramplan.analytic.prepare import prepare
 from vramplan.analytic.run_timeline import Layout, SimulatedRun, evaluation_bytes, gathered_bytes
 from vramplan.analytic.step_record import StepRecord
-from vramplan.analytic.strategies.device_map_layers import contents, fullest
 from vramplan.analytic.supported import check_adapters, check_mixture, mixture_notes
 from vramplan.analytic.unfolded_step import Step, describe, is_brief, no_cycle_collection
-from vramplan.analytic.varied_lengths import varied
+from vramplan.analytic.varied_lengths import Pieces, varied
+from vramplan.dataclass import dataclass
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import describe as describe_inputs
@@ -32,6 +33,8 @@ from vramplan.memory.timeline import Storage, Timeline
 VERSIONS = "torch 2.13, transformers 5.23, peft 0.21"
 """The versions that the architectures mirror."""
 VERSIONS_LINEAR_EXPERTS = "torch 2.13, transformers 5.23 with the mixtures of 4.57, peft 0.21"
+MAX_BATCHES = 16
+"""Batches of a job whose estimates stay in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +68,18 @@ class JobSteps:
         self.spec, self.job, self.card = spec, job, card
         self.setting, self.plan, self.notes = prepare(spec, job, card)
         self.scaling = scaling or BatchScaling(self.setting, self.plan)
+        self._begun: dict[tuple[int, int], PartialEstimate] = {}
         self._shapes: dict[tuple[int, int], Shape] = {}
         self._evaluations: dict[tuple[int, int], Unfolded] = {}
         self._of_length: dict[int, JobSteps] = {}
+        self._pieces: dict[int, Pieces] = {}
         self._notes: tuple[str, ...] | None = None
         self._gathered_bytes: int | None = None
 
     def shares_scaling(self, spec: ModelSpec, job: Job, card: Gpu) -> bool:
         """Whether another job's storages are simulated alike: they differ in the batch, and in the GPU's size."""
         return (
-            self.spec is spec
+            self.spec == spec
             and self.setting.device_map is None
             and card.runs_flash == self.card.runs_flash
             and with_batch(self.job, job.micro_batch_size, job.gradient_accumulation_steps) == job
@@ -86,6 +91,14 @@ class JobSteps:
         Raises:
             VramplanError: for a job that cannot run or is not modelled.
         """
+        batch = micro, steps
+        if batch not in self._begun:
+            if len(self._begun) == MAX_BATCHES:
+                del self._begun[next(iter(self._begun))]
+            self._begun[batch] = self._begin(micro, steps, several)
+        return self._begun[batch]
+
+    def _begin(self, micro: int, steps: int, several: bool) -> PartialEstimate:
         job = with_batch(self.job, micro, steps)
         check_job(job, self.card)
         with no_cycle_collection():
@@ -96,6 +109,7 @@ class JobSteps:
             peaks = {gpu: timeline.peak_bytes(with_kernels=False) for gpu, timeline in timelines.items()}
         lower_bound_bytes = max(peaks.values()) + outside_bytes(job, self.card)
 
+        @cache
         def complete() -> Estimate:
             with no_cycle_collection():
                 evaluations = self._evaluation_bytes(shape.step, micro, several)
@@ -105,6 +119,8 @@ class JobSteps:
                     estimates[gpu] = summarize(simulated, self.spec.name, job, self.card, peaks[gpu])
             if self.setting.device_map is None:
                 return estimates[0]
+            from vramplan.analytic.strategies.device_map_layers import contents, fullest
+
             return fullest(estimates, contents(self.setting, self.plan))
 
         return PartialEstimate(
@@ -163,7 +179,7 @@ class JobSteps:
         def on(gpu: int) -> Callable[[int], Timeline]:
             return lambda length: timelines(length)[gpu]
 
-        return {gpu: varied(on(gpu), job) for gpu in shape.layouts}
+        return {gpu: varied(on(gpu), job, self._pieces) for gpu in shape.layouts}
 
     def _checked(self, step: Step) -> tuple[str, ...]:
         """Notes on the job, which fits the model's layers.

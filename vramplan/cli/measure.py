@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from vramplan.cli.options import Device, progress
+from vramplan.cli.options import Device, progress, typed
 from vramplan.cli.parameters import Option
-from vramplan.cli.probe import AsCard, gpu_is_as_card, typed
+from vramplan.cli.probe import AsCard, gpu_is_as_card
 from vramplan.errors import ConfigError
 
 

@@ -266,6 +266,11 @@ def sure(confidence: float | None) -> dict[str, Any]:
     return {} if confidence is None else {"confidence": confidence}
 
 
+def typed(**flags: Any) -> dict[str, Any]:
+    """The flags that were typed; those that are None keep the default of the function they are passed to."""
+    return {name: value for name, value in flags.items() if value is not None}
+
+
 def between_commas(given: str) -> list[str]:
     """The words of a list."""
     return [one.strip() for one in given.split(",") if one.strip()]

@@ -21,6 +21,7 @@ from vramplan.cli.options import (
     batch_of,
     progress,
     say,
+    typed,
     with_job_flags,
 )
 from vramplan.cli.panels import BATCH, MODEL, REAL
@@ -35,11 +36,6 @@ AsCard = Annotated[
         complete=completion.gpu_names,
     ),
 ]
-
-
-def typed(**flags: Any) -> dict[str, Any]:
-    """The flags that were typed; those that are None keep the default of the function they are passed to."""
-    return {name: value for name, value in flags.items() if value is not None}
 
 
 @contextmanager

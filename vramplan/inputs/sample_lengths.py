@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from random import Random
 from typing import Any
 
 from vramplan.errors import ConfigError, setting
@@ -40,6 +39,8 @@ def lengths_of(value: Any) -> tuple[int, ...]:
 
 def even_lengths(shortest: int, longest: int) -> tuple[int, ...]:
     """Uniformly drawn lengths from `shortest` to `longest`, the longest last; the same on every call."""
+    from random import Random
+
     draws = Random(NUM_SAMPLES)
     return (*(draws.randint(shortest, longest) for _ in range(NUM_SAMPLES - 1)), longest)
 

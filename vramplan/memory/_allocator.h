@@ -71,7 +71,7 @@ struct Pool {
     Bin *spare;
     Block **unmapped; /* ascending addresses; of an expandable segment only */
     uint32_t num_unmapped, room_unmapped;
-    int small;
+    int is_small;
     int64_t page;
 };
 
@@ -445,7 +445,7 @@ static int reserve(Allocator *a, int64_t num_bytes) {
 }
 
 static Block *new_segment(Allocator *a, Pool *pool, int64_t size) {
-    int64_t segment = pool->small             ? SMALL_BUFFER
+    int64_t segment = pool->is_small           ? SMALL_BUFFER
                       : size < MIN_LARGE_ALLOC ? LARGE_BUFFER
                                                : round_up(size, ROUND_LARGE);
     if (is_refused(a, segment)) {
@@ -555,8 +555,8 @@ static int open_pools(Allocator *a, size_t num_streams) {
     if (!a->pools) return 0;
     for (size_t i = 0; i < a->num_pools; i++) {
         Pool *pool = &a->pools[i];
-        pool->small = i % 2 == 0;
-        pool->page = pool->small ? SMALL_BUFFER : LARGE_BUFFER;
+        pool->is_small = i % 2 == 0;
+        pool->page = pool->is_small ? SMALL_BUFFER : LARGE_BUFFER;
         if (a->expandable) { /* addresses of different pools are never compared: each begins at 0 */
             Block *space = new_block(a, pool, 0, SPACE, UNMAPPED);
             if (!space || !add_unmapped(a, pool, space)) return 0;
@@ -569,7 +569,7 @@ static int64_t rounded(int64_t size, int64_t divisions) {
     if (divisions > 1 && size > MIN_BLOCK * divisions) {
         int64_t power = 1;
         while (power <= size / 2) power *= 2;
-        return size == power ? size : power + round_up(size - power, power / divisions > 0 ? power / divisions : 1);
+        return size == power ? size : power + round_up(size - power, power / divisions); /* at least 256 */
     }
     return size ? round_up(size, MIN_BLOCK) : MIN_BLOCK;
 }

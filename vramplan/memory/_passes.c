@@ -93,7 +93,10 @@ static void complain(int problem, Py_ssize_t event) {
         PyErr_NoMemory();
         break;
     case NO_ADDRESSES:
-        PyErr_SetString(PyExc_ValueError, "an expandable segment ran out of addresses");
+        PyErr_Format(PyExc_OverflowError, "event %zd needs more addresses than an expandable segment has", event);
+        break;
+    case TOO_MANY_BYTES:
+        PyErr_Format(PyExc_OverflowError, "event %zd needs more than 2**62 bytes", event);
         break;
     case UNKNOWN_STORAGE:
         PyErr_Format(PyExc_ValueError, "event %zd names a storage that is not listed", event);
@@ -103,9 +106,6 @@ static void complain(int problem, Py_ssize_t event) {
         break;
     case TWICE:
         PyErr_Format(PyExc_ValueError, "event %zd allocates a storage that is allocated", event);
-        break;
-    case TOO_MANY_BYTES:
-        PyErr_Format(PyExc_ValueError, "event %zd needs more than 2**62 bytes", event);
         break;
     default:
         PyErr_Format(PyExc_ValueError, "event %zd yields a storage number outside of 0 to 2**31 - 1", event);
@@ -140,7 +140,8 @@ static void *new_array(Py_ssize_t count, size_t item) {
 static int check_kinds(Ints kinds, Longs sizes) {
     for (Py_ssize_t i = 0; i < sizes.count; i++)
         if (sizes.items[i] < 0 || sizes.items[i] > MAX_SIZE) {
-            PyErr_Format(PyExc_ValueError, "the size of kind %zd is not between 0 and 2**60 bytes", i);
+            PyErr_Format(sizes.items[i] < 0 ? PyExc_ValueError : PyExc_OverflowError,
+                         "the size of kind %zd is not between 0 and 2**60 bytes", i);
             return 0;
         }
     for (Py_ssize_t i = 0; i < kinds.count; i++)

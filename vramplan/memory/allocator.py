@@ -257,7 +257,7 @@ class CachingAllocator:
         self._retries(segment)
         self._reserve(segment, size)
         if self._next_address > UNLIMITED - segment:
-            raise ValueError("all segments so far have more than 2**62 bytes")
+            raise OverflowError("all segments so far have more than 2**62 bytes")
         block = Block(self._next_address, segment, pool)
         self._next_address += segment + ROUND_LARGE  # segments never touch
         self._note("segment_alloc", block)
@@ -361,7 +361,7 @@ def _place_to_grow(size: int, pool: Pool) -> tuple[Block, int]:
             block = block.after
         if available >= size:
             return first, lacking
-    raise ValueError("an expandable segment ran out of addresses")  # it has more than any device has bytes
+    raise OverflowError("an expandable segment ran out of addresses")  # it has more than any device has bytes
 
 
 def _is_vacant(block: Block) -> bool:

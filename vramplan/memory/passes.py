@@ -16,11 +16,25 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from types import ModuleType
+from typing import ParamSpec, TypeVar
 
+from vramplan.errors import ConfigError, setting
 from vramplan.memory import passes_python
 from vramplan.version import __version__
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TooManyBytesError(ConfigError, ValueError):
+    """A tensor of more than 2**60 bytes, or all tensors at once of more than 2**62."""
+
+    def __init__(self) -> None:
+        shorter = f"choose a smaller {setting('micro_batch_size')} or {setting('sequence_length')}"
+        super().__init__(f"the tensors have more bytes than 64-bit numbers count: {shorter}")
 
 
 def _load() -> tuple[ModuleType | None, str]:
@@ -44,29 +58,47 @@ def describe() -> str:
     return _description
 
 
+def bounded(function: Callable[P, R]) -> Callable[P, R]:
+    """The function with an OverflowError raised as a :class:`TooManyBytesError`."""
+
+    @wraps(function)
+    def call(*arguments: P.args, **keywords: P.kwargs) -> R:
+        try:
+            return function(*arguments, **keywords)
+        except OverflowError:
+            raise TooManyBytesError from None
+
+    return call
+
+
 def ints(values: Sequence[int]) -> array[int]:
     """The values as 32-bit integers: the same object if it is such an array.
 
     Raises:
         ValueError: if a value does not fit.
     """
-    return _as_array("i", values)
+    try:
+        return _as_array("i", values)
+    except OverflowError as error:
+        raise ValueError(f"an integer has more bits than expected: {error}") from None
 
 
 def longs(values: Sequence[int]) -> array[int]:
     """The values as 64-bit integers: the same object if it is such an array.
 
     Raises:
-        ValueError: if a value does not fit.
+        OverflowError: if a value does not fit.
     """
     return _as_array("q", values)
 
 
+@bounded
 def live_bytes(events: Sequence[int], kinds: Sequence[int], sizes: Sequence[int]) -> array[int]:
     """Bytes alive after each event.
 
     Raises:
-        ValueError: if an event names a storage without a kind, a kind has no size, or a sum is larger than 2**62 bytes.
+        ValueError: if an event names a storage without a kind, or a kind has no size.
+        TooManyBytesError: if a size is larger than 2**60 bytes, or a sum than 2**62.
     """
     events, kinds, sizes = ints(events), ints(kinds), longs(sizes)
     if compiled is None:
@@ -74,11 +106,12 @@ def live_bytes(events: Sequence[int], kinds: Sequence[int], sizes: Sequence[int]
     return _longs_of(compiled.live_bytes(events.tobytes(), kinds.tobytes(), sizes.tobytes()))
 
 
+@bounded
 def peak_bytes(events: Sequence[int], kinds: Sequence[int], sizes: Sequence[int]) -> int:
     """The most bytes alive after any event; 0 if there is none.
 
     Raises:
-        ValueError: as :func:`live_bytes`.
+        ValueError, TooManyBytesError: as :func:`live_bytes`.
     """
     events, kinds, sizes = ints(events), ints(kinds), longs(sizes)
     if compiled is None:
@@ -86,6 +119,7 @@ def peak_bytes(events: Sequence[int], kinds: Sequence[int], sizes: Sequence[int]
     return int(compiled.peak_bytes(events.tobytes(), kinds.tobytes(), sizes.tobytes()))
 
 
+@bounded
 def live_by_group(
     events: Sequence[int],
     kinds: Sequence[int],
@@ -105,7 +139,7 @@ def live_by_group(
         at: indices of events, in ascending order.
 
     Raises:
-        ValueError: as :func:`live_bytes`, or if `groups` or `at` are out of range.
+        ValueError, TooManyBytesError: as :func:`live_bytes`; or if `groups` or `at` are out of range.
     """
     events, kinds, sizes, groups, at = ints(events), ints(kinds), longs(sizes), ints(groups), longs(at)
     if compiled is None:
@@ -141,6 +175,7 @@ def highest(levels: Sequence[int], first: int, end: int) -> int:
     return levels[index_of_highest(levels, first, end)]
 
 
+@bounded
 def index_of_highest(levels: Sequence[int], first: int, end: int) -> int:
     """Index in `levels` of the highest of ``levels[first:end]``, the first if there are several.
 
@@ -167,6 +202,7 @@ def shifted(events: Sequence[int], offset: int) -> array[int]:
     return _ints_of(compiled.shifted(events.tobytes(), offset))
 
 
+@bounded
 def relocated(events: Sequence[int], slots: Sequence[int], bases: Sequence[int]) -> array[int]:
     """The events with ``bases[slot]`` added to the storages' numbers; `slots` has the slot of each event.
 
@@ -220,10 +256,7 @@ def renumbered(
 def _as_array(typecode: str, values: Sequence[int]) -> array[int]:
     if isinstance(values, array) and values.typecode == typecode:
         return values
-    try:
-        return array(typecode, values)
-    except OverflowError as error:
-        raise ValueError(f"an integer has more bits than expected: {error}") from None
+    return array(typecode, values)
 
 
 def _slice(values: array[int], first: int, end: int) -> bytes:

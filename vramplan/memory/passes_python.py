@@ -21,10 +21,13 @@ def check_kinds(kinds: Sequence[int], sizes: Sequence[int]) -> None:
     """Check that every kind has a size, which is in bounds.
 
     Raises:
-        ValueError: if not.
+        ValueError: if a kind has none, or a negative one.
+        OverflowError: if one is larger than `MAX_SIZE`.
     """
-    if sizes and not 0 <= min(sizes) <= max(sizes) <= MAX_SIZE:
+    if sizes and min(sizes) < 0:
         raise ValueError("the size of a kind is not between 0 and 2**60 bytes")
+    if sizes and max(sizes) > MAX_SIZE:
+        raise OverflowError("the size of a kind is not between 0 and 2**60 bytes")
     if kinds and not 0 <= min(kinds) <= max(kinds) < len(sizes):
         raise ValueError("a storage has a kind that has no size")
 
@@ -36,7 +39,7 @@ def live_bytes(events: array[int], kinds: array[int], sizes: array[int]) -> arra
     each = [sizes[kind] for kind in kinds]
     levels = list(accumulate([each[event] if event >= 0 else -each[~event] for event in events]))
     if levels and not -MAX_TOTAL <= min(levels) <= max(levels) <= MAX_TOTAL:
-        raise ValueError("the storages that are alive at once have more than 2**62 bytes")
+        raise OverflowError("the storages that are alive at once have more than 2**62 bytes")
     return array("q", levels)
 
 
@@ -70,7 +73,7 @@ def live_by_group(
             kind = kinds[event if event >= 0 else ~event]
             live[groups[kind]] += sizes[kind] if event >= 0 else -sizes[kind]
             if abs(live[groups[kind]]) > MAX_TOTAL:
-                raise ValueError("the storages that are alive at once have more than 2**62 bytes")
+                raise OverflowError("the storages that are alive at once have more than 2**62 bytes")
         done = index + 1
         for total, size in zip(totals, live, strict=True):
             total.append(size)

@@ -32,6 +32,7 @@ class Replay:
     """Every action of the allocator, if recorded: those on segments precede the event that needed them."""
 
 
+@passes.bounded
 def replay(
     events: Sequence[int],
     kinds: Sequence[int] | None,
@@ -56,7 +57,8 @@ def replay(
 
     Raises:
         ValueError: if an event names a storage without a kind, allocates one that is allocated, or frees one that is
-            not; if a kind has no size or stream, or a size of more than 2**60 bytes; if addresses run out.
+            not; if a kind has no size or stream.
+        TooManyBytesError: if a size is larger than 2**60 bytes, or addresses of 64 bits run out.
     """
     if kinds is None:
         kinds = range(len(sizes))

@@ -68,7 +68,7 @@ def estimator_for(
         UnsupportedError: if the analytic estimator does not support the model, and torch is not installed to trace it.
     """
     if not _needs_trace(spec):
-        return estimator.Estimator(), lambda _, job: job, True
+        return estimator.SHARED, lambda _, job: job, True
     from vramplan.torch_backend import tracing
 
     progress("loading torch, transformers and peft", 0.0)

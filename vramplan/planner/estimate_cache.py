@@ -49,12 +49,6 @@ class EstimateCache:
         """Whether this micro-batch fits."""
         return not self.too_large(micro, steps) and self(micro, steps).fits
 
-    def need(self, micro: int, steps: int) -> int:
-        """Bytes that this micro-batch needs on the GPU; a lower bound if it does not fit."""
-        if not self.fits(micro, steps):
-            return self.begin(micro, steps).lower_bound_bytes
-        return self(micro, steps).device_total_bytes
-
     def changed(self, update: Mapping[str, Any], gpu: Gpu | None = None) -> EstimateCache:
         """The same for the job with these fields changed, on another GPU if one is given."""
         job = self.job.model_copy(update=dict(update))

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from vramplan.frameworks.settings import Note
 from vramplan.planner.check import Verdict
-from vramplan.planner.levers import FREE, LeverEffect
+from vramplan.planner.search_result import FREE, LeverEffect
 from vramplan.planner.undecided import Case
-from vramplan.render.figures import gib, need_gib
+from vramplan.render.figures import gib
 from vramplan.render.read_as import read_as
 from vramplan.render.terminal import (
     Answer,
@@ -228,14 +228,14 @@ def _changes(screen: Screen, advice: list[LeverEffect]) -> Group:
         rows = []
         for counsel, change in zip(advice, changes, strict=True):
             verb = "fits" if counsel.fits else "does not fit"
-            need = need_gib(counsel.device_total_bytes, counsel.fits)
+            need = gib(counsel.device_total_bytes)
             rows.append((f"{'  '.join(change)}: {need}, {verb}; costs: {counsel.cost}", ""))
         return Group(title, hanging(screen, rows))
     table = simple_table("change", ("then", "right"), "fits", "costs")
     for counsel, change in zip(advice, changes, strict=True):
         table.add_row(
             Text("\n").join(screen.text(line) for line in change),
-            need_gib(counsel.device_total_bytes, counsel.fits),
+            gib(counsel.device_total_bytes),
             Text("yes", "green") if counsel.fits else Text("no", "red"),
             Text(fill(counsel.cost, MOST_COST), "dim"),
         )

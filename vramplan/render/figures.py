@@ -7,10 +7,13 @@ printed sizes, so that a reader who subtracts gets the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from vramplan.inputs.job import Job
-from vramplan.memory.estimate import Estimate
 from vramplan.units import GiB
+
+if TYPE_CHECKING:
+    from vramplan.inputs.job import Job
+    from vramplan.memory.estimate import Estimate
 
 CATEGORIES = {
     "parameter": ("weights", "blue"),
@@ -59,11 +62,6 @@ def free_gib(num_bytes: int) -> str:
 def room_gib(capacity_bytes: int, need_bytes: int) -> str:
     """GiB that the printed need leaves of the printed capacity; negative if it needs more."""
     return f"{(tenths_down(capacity_bytes) - tenths_up(need_bytes)) / 10:.1f}"
-
-
-def need_gib(num_bytes: int, fits: bool) -> str:
-    """GiB of a need. If the job does not fit, its size is only a lower bound: what PyTorch caches is not in it."""
-    return gib(num_bytes) if fits else f"at least {gib(num_bytes)}"
 
 
 def product(micro_batch_size: int, accumulation_steps: int, data_parallel: int) -> str:

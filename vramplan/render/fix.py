@@ -17,7 +17,7 @@ def summary(where: str, fix: Fix) -> str:
     if not after.fits:
         return (
             f"{where}: no change of its settings makes it fit {after.card.title} at a global batch of"
-            f" {job.global_batch_size}: the least of all that was tried is {gib(fix.lower_bound_bytes)} of {capacity}"
+            f" {job.global_batch_size}: the least of all that was tried is {gib(fix.least_need_bytes)} of {capacity}"
             " GiB"
         )
     head = (

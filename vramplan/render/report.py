@@ -16,7 +16,6 @@ from vramplan.memory.batch_scaling import Segment
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.timeline import BLOCK_BYTES
 from vramplan.planner.report import Choice, Column, Grid, build
-from vramplan.planner.suggest import WITHOUT_MARGIN, Rejected
 from vramplan.render.figures import CATEGORIES
 from vramplan.render.plot import COLOURS
 from vramplan.visible import visible
@@ -91,7 +90,7 @@ def data(grid: Grid, words: Sequence[str] = ()) -> dict[str, Any]:
             for plan in grid.search.plans
         ],
         "rejected": [
-            [pair.micro_batch_size, pair.gradient_accumulation_steps, pair.device_total_bytes, _why(pair)]
+            [pair.micro_batch_size, pair.gradient_accumulation_steps, pair.device_total_bytes, pair.reason]
             for pair in grid.search.rejected
         ],
         "levers": [
@@ -100,12 +99,6 @@ def data(grid: Grid, words: Sequence[str] = ()) -> dict[str, Any]:
         ],
         "assumptions": list(start.assumptions),
     }  # fmt: skip
-
-
-def _why(pair: Rejected) -> str:
-    """The reason, and whether the figure is a lower bound."""
-    bound = pair.device_total_bytes is not None and pair.reason != WITHOUT_MARGIN
-    return f"{pair.reason}; needs at least that" if bound else pair.reason
 
 
 class _Labels:

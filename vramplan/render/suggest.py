@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from textwrap import fill
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vramplan.planner.levers import FREE, LeverEffect
-from vramplan.planner.suggest import WITHOUT_MARGIN, Plan, Rejected, Run, Search
-from vramplan.render.figures import free_gib, gib, need_gib, room_gib
+from vramplan.planner.search_result import FREE, WITHOUT_MARGIN, LeverEffect, Plan, Rejected, Run, Search
+from vramplan.render.figures import free_gib, gib, room_gib
 from vramplan.render.terminal import (
     Answer,
     Box,
@@ -154,7 +152,7 @@ def _rejected(screen: Screen, rejected: Sequence[Rejected]) -> list[RenderableTy
         words = "only w/o margin" if screen.width < PLANS else "fits only without margin"
         rows = [Text(f"{pair}  {gib(first.device_total_bytes):>5}  {words}", "yellow")]
     else:
-        rows = [Text(f"{pair}  {need_gib(first.device_total_bytes, False)}, does not fit", "dim")]
+        rows = [Text(f"{pair}  {gib(first.device_total_bytes):>5}  does not fit", "dim")]
     if others:
         more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
         verb = "does" if len(others) == 1 else "do"
@@ -205,15 +203,17 @@ def _what_would_help(screen: Screen, advice: Sequence[LeverEffect], micro_batch_
         rows = []
         for change in advice:
             saves = f"saves {free_gib(change.saved_bytes)}, " if change.saved_bytes > 0 else ""
-            then = f"{saves}then {need_gib(change.device_total_bytes, change.fits)}"
+            then = f"{saves}then {gib(change.device_total_bytes)}"
             rows.append((f"{change.change}: {then}, {_fits(change)}; costs: {change.cost}", ""))
         return [title, hanging(screen, rows)]
+    from textwrap import fill
+
     table = simple_table("change", ("saves", "right"), ("then", "right"), "fits", "costs")
     for change in advice:
         table.add_row(
             change.change,
             free_gib(change.saved_bytes) if change.saved_bytes > 0 else "",
-            need_gib(change.device_total_bytes, change.fits),
+            gib(change.device_total_bytes),
             Text("yes", "green") if change.fits else Text("no", "red"),
             Text(fill(change.cost, MOST_COST), "dim"),
         )
