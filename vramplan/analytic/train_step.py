@@ -53,6 +53,7 @@ def simulate_step(setting: StepSpec, micro_steps: int) -> StepRecord:
             batch = make_batch(tape, setting, phase, job.micro_batch_size, job.gradient_accumulation_steps)
             if batch.waiting:
                 waiting = range(len(tape.storages) - len(batch.waiting), len(tape.storages))
+        tape.module = "inputs"  # a further micro-step's forward begins where the backward before it ended
         loss = run_forward(net, setting, phase, batch)
         tape.backward(f"backward.{number}", loss)
         steps_inside = job.strategy.startswith("zero") and number == micro_steps - 1
