@@ -14,9 +14,12 @@ from typing import Any
 from unittest.mock import patch
 
 from vramplan.analytic.architectures.lookup import architecture_of
-from vramplan.analytic.estimator import lay_out
-from vramplan.analytic.layer_folding import STACK, Fold, FoldPlan
+from vramplan.analytic.layer_folding import STACK, Fold, FoldPlan, unfold
+from vramplan.analytic.prepare import lay_out
+from vramplan.analytic.run_timeline import evaluation_bytes, gathered_bytes
 from vramplan.analytic.step_inputs import StepSpec
+from vramplan.analytic.train_step import simulate_evaluation
+from vramplan.analytic.unfolded_step import Step
 from vramplan.cli import main
 from vramplan.inputs.catalog import find_gpu, find_model
 from vramplan.inputs.gpu import Gpu
@@ -49,6 +52,19 @@ def setting_of(spec: ModelSpec, job: Job) -> tuple[StepSpec, FoldPlan]:
         kinds = stacks[one.base // STACK]
         folds.append(Fold(kinds, one.base + len(kinds), 0, 1, one.base))
     return replace(setting, stacks=stacks), FoldPlan(tuple(folds))
+
+
+def evaluation_of(step: Step) -> dict[int, int]:
+    """Highest bytes of live tensors in an evaluation at a step's batch, without model and states, by GPU."""
+    record = simulate_evaluation(step.setting)
+    sizes = [info.num_bytes for info in record.storages]
+    unfolded = unfold(record, step.plan, sizes, brief=True)
+    return {gpu: peak + gathered_bytes(step) for gpu, peak in evaluation_bytes(step, unfolded, sizes).items()}
+
+
+def flops_of(step: Step) -> int:
+    """Operations of a step's first micro-step."""
+    return sum(step.record.kernels[number].flops * times for number, times in step.kernels()[0])
 
 
 def cli(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:

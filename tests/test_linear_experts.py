@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import vramplan
-from tests.helpers import card_of, spec_of
-from vramplan.analytic import estimator
+from tests.helpers import card_of, flops_of, spec_of
 from vramplan.analytic.autograd.repeated_experts import repetitions
+from vramplan.analytic.prepare import prepare
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.analytic.unfolded_step import Step
 from vramplan.errors import VramplanError
@@ -29,7 +29,7 @@ EXPERTS, LAYERS, WIDTH, INNER, RANK = 128, 48, 2048, 768, 8
 
 def simulated(name: str, config: dict[str, Any], **job: Any) -> SimulatedRun:
     spec = spec_of(name, **config, **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0))
-    setting, plan, _ = estimator.prepare(spec, Job(**job, experts="linear"), card_of())
+    setting, plan, _ = prepare(spec, Job(**job, experts="linear"), card_of())
     return SimulatedRun(Step(setting, plan, card_of()))
 
 
@@ -74,8 +74,7 @@ def test_one_stands_for_most() -> None:
         assert folded.timeline.phase_peaks(folded.timeline.live_bytes()) == unfolded.timeline.phase_peaks(
             unfolded.timeline.live_bytes()
         )
-        kernels, all_kernels = folded.step.kernels()[0], unfolded.step.kernels()[0]
-        assert sum(k.flops * n for k, n in kernels) == sum(k.flops * n for k, n in all_kernels)
+        assert flops_of(folded.step) == flops_of(unfolded.step)
 
 
 def test_reserved_bytes_of_joined_storages() -> None:

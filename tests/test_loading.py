@@ -8,7 +8,7 @@ import pytest
 
 import vramplan
 from tests.helpers import card_of, spec_of
-from vramplan.analytic.estimator import prepare
+from vramplan.analytic.prepare import prepare
 from vramplan.analytic.strategies.device_map import loaded_bytes
 from vramplan.analytic.unfolded_step import Step
 from vramplan.errors import ConfigError
@@ -21,7 +21,8 @@ MIXTURE = "Qwen/Qwen3-30B-A3B"
 def _loaded(model: str, **settings: Any) -> tuple[int, int]:
     """Bytes (of weights, reserved for them) when the model is loaded."""
     timeline = vramplan.estimate(model, "h200", **settings).timeline
-    sizes, events = timeline.sizes(), timeline.events[: timeline.marks[1].first_event]
+    sizes = [storage.rounded_bytes for storage in timeline.storages]
+    events = timeline.events[: timeline.marks[1].first_event]
     live = sum(sizes[event] if event >= 0 else -sizes[~event] for event in events)
     return live, replay(events, None, sizes).peak_reserved_bytes
 
@@ -48,7 +49,7 @@ def test_before_transformers_5_half_of_the_unquantized_model_is_asked_for() -> N
     asked = {}
     for card in ("h200", "a100-40gb"):
         found = vramplan.estimate(MIXTURE, card, quantize="nf4", experts="linear")
-        asked[card] = found.timeline.sizes()[0]
+        asked[card] = found.timeline.storage(0).rounded_bytes
         assert found.peak_allocated_bytes < 26 * GiB
         assert found.peak_reserved_bytes > asked[card] + 16 * GiB
     assert parameters <= asked["h200"] < parameters + MiB

@@ -21,7 +21,7 @@ def run(name: str, dtype: str, first: bool) -> tuple[int, int]:
     """(peak, end) in unrounded bytes of one step on three weights."""
     record = Recorder()
     optimizer_of(name).step(record, [Weight("w", shape, dtype) for shape in SHAPES], first)
-    sizes = [storage.num_bytes for storage in record.storages]
+    sizes = [storage.num_bytes for storage in record.timeline().storages]
     levels = list(accumulate((sizes[e] if e >= 0 else -sizes[~e] for e in record.events), initial=0))
     return max(levels), levels[-1]
 
@@ -52,8 +52,9 @@ def test_torchao() -> None:
     weights = [Weight("w", (1024, 512), "bf16"), Weight("b", (100,), "bf16")]
     optimizer_of("adamw_torch_8bit").step(record, weights, True)
     alive = {number for number in record.events if number >= 0} - {~number for number in record.events if number < 0}
-    assert sum(record.storages[number].num_bytes for number in alive) == 2 * 533_504 + 2 * 200
-    temporaries = [storage.num_bytes for storage in record.storages if storage.category == "temporary"]
+    storages = record.timeline().storages
+    assert sum(storages[number].num_bytes for number in alive) == 2 * 533_504 + 2 * 200
+    temporaries = [storage.num_bytes for storage in storages if storage.category == "temporary"]
     assert sum(temporaries) == 2 * 4 * (524_288 + 2048)
 
 
@@ -72,7 +73,8 @@ def test_muon_allocates_what_torch_does(dtype: str) -> None:
     record = Recorder()
     for first in (True, False):
         optimizer_of("muon").step(record, [Weight("w", shape, dtype) for shape in shapes], first)
-    expected = [(-1 if event < 0 else 1) * record.storages[max(event, ~event)].num_bytes for event in record.events]
+    timeline = record.timeline()
+    expected = [(-1 if e < 0 else 1) * timeline.storage(max(e, ~e)).num_bytes for e in record.events]
 
     real_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
     tracker = StorageTracker()

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import vramplan
-from tests.helpers import card_of
-from vramplan.analytic import estimator
+from tests.helpers import card_of, evaluation_of
+from vramplan.analytic.prepare import prepare
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.analytic.strategies.device_map import Module, spread
 from vramplan.analytic.unfolded_step import Step
@@ -19,7 +19,7 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.summarize import evaluation_peak
 from vramplan.planner.job_defaults import complete_job
-from vramplan.planner.suggest import Search
+from vramplan.planner.search_result import Search
 
 TOGETHER = {"strategy": "device_map", "num_gpus": 2}
 
@@ -30,7 +30,7 @@ def estimate(model: str, gpu: str = "rtx4090", **job: Any) -> Estimate:
 
 def places(spec: ModelSpec, job: Job) -> dict[str, int]:
     """The card of every module, as the estimate takes it."""
-    setting, plan, _ = estimator.prepare(spec, job, card_of())
+    setting, plan, _ = prepare(spec, job, card_of())
     lies = setting.placement
     of_stack, layers = dict(lies.layers), []
     for stack in plan.stacks:
@@ -101,14 +101,15 @@ def test_each_card_needs_what_a_traced_run_takes(model_type: str, config: Any, g
 
     spec = ModelSpec(name="small", model_type=model_type, config={**LLAMA, **config})
     job = Job(**{**TOGETHER, "sequence_length": 128, "micro_batch_size": 2, **given})
-    setting, plan, _ = estimator.prepare(spec, job, card_of())
+    setting, plan, _ = prepare(spec, job, card_of())
     run = SimulatedRun(Step(setting, plan, card_of()))
-    found = {}
+    found, evaluations = {}, evaluation_of(run.step)
     for card, timeline in run.timelines.items():
         levels = timeline.live_bytes(with_kernels=False)
         found[card] = timeline.phase_peaks(levels) | {"loaded": levels[timeline.marks[1].first_event - 1]}
-        workspaces = sum(one.rounded_bytes for one in timeline.live_at(len(timeline.events) - 1) if one.in_kernel)
-        found[card]["eval"] = evaluation_peak(timeline, run.evaluation_bytes(card)) - workspaces
+        left = [timeline.kinds[kind] for kind in timeline.live_at(len(timeline.events) - 1)]
+        workspaces = sum(storage.rounded_bytes for storage in left if storage.in_kernel)
+        found[card]["eval"] = evaluation_peak(timeline, evaluations[card]) - workspaces
     real = spread_run(spec, job, card_of()).peaks()
     assert found == {card: pytest.approx(peaks, rel=0.002) for card, peaks in real.items()}
 
@@ -178,4 +179,4 @@ def test_a_model_that_stays_on_the_first_card() -> None:
     """An untied head is most of it: transformers leaves the model whole, and the Trainer takes another way."""
     spec = ModelSpec(name="wide", model_type="llama", config={**LLAMA, "num_hidden_layers": 1, "vocab_size": 200000})
     with pytest.raises(ConfigError, match="wide is so small"):
-        estimator.prepare(spec, Job(**TOGETHER), card_of())
+        prepare(spec, Job(**TOGETHER), card_of())

@@ -14,8 +14,8 @@ import pytest
 
 import vramplan
 from tests.helpers import card_of, spec_of
-from vramplan.analytic import estimator
 from vramplan.analytic.autograd.ops import stored_as
+from vramplan.analytic.prepare import prepare
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.analytic.unfolded_step import Step
 from vramplan.errors import ConfigError, UnknownNameError
@@ -42,7 +42,7 @@ def played(case: dict[str, Any]) -> SimulatedRun:
     if spec.config.get("layer_types"):
         spec = spec_of(case["model"], **{**spec.config, "layer_types": spec.config["layer_types"][:layers]})
     job = {key: tuple(value) if isinstance(value, list) else value for key, value in case["job"].items()}
-    setting, plan, _ = estimator.prepare(spec, Job(**job), card_of())
+    setting, plan, _ = prepare(spec, Job(**job), card_of())
     return SimulatedRun(Step(setting, plan, card_of()))
 
 

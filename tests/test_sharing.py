@@ -75,7 +75,7 @@ def fsdp_events(timeline: Timeline) -> list[int]:
     first, last = [mark.first_event for mark in timeline.marks if mark.phase == "optimizer"]
     found: list[tuple[str, int]] = []
     for event in timeline.events[first:last]:
-        storage = timeline.storages[event if event >= 0 else ~event]
+        storage = timeline.storage(event if event >= 0 else ~event)
         gradient = storage.category == "gradient" and storage.formula == "own rows"
         if not storage.num_bytes or not (storage.category == "communication" or (gradient and event >= 0)):
             continue

@@ -8,8 +8,8 @@ from tests.helpers import setting_of
 from vramplan.analytic.architectures import ARCHITECTURES
 from vramplan.analytic.architectures.lookup import architecture_of
 from vramplan.analytic.architectures.towers import TOWERS
-from vramplan.analytic.estimator import lay_out
 from vramplan.analytic.layers.moe_peft import FORMER
+from vramplan.analytic.prepare import lay_out
 from vramplan.analytic.unfolded_step import count_parameters
 from vramplan.errors import UnknownNameError
 from vramplan.inputs.catalog import aliases, find_model, load_spec, model_names, specs_folder

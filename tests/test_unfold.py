@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from itertools import accumulate
 from typing import Any
 
 import pytest
 
-from tests.helpers import card_of, setting_of, spec_of
+from tests.helpers import card_of, evaluation_of, flops_of, setting_of, spec_of
 from vramplan.analytic.architectures.lookup import architecture_of
-from vramplan.analytic.estimator import lay_out
 from vramplan.analytic.layer_folding import Fold, fold
 from vramplan.analytic.layers.context import LayerKind
+from vramplan.analytic.prepare import lay_out
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.analytic.unfolded_step import Step
 from vramplan.inputs.job import Job
@@ -61,9 +62,9 @@ def test_folded_equals_all_layers(name: str, settings: dict[str, Any]) -> None:
     levels, replays = [], []
     for step in (full, folded, brief):
         timeline = step.timeline
-        sizes = timeline.sizes()
+        sizes = [storage.rounded_bytes for storage in timeline.storages]
         changes = [sizes[event] if event >= 0 else -sizes[~event] for event in timeline.events]
-        levels.append(list(accumulate(changes)))
+        levels.append(array("q", accumulate(changes)))
         replays.append(replay(timeline.events, None, sizes).peak_reserved_bytes)
     assert max(levels[1]) == max(levels[0])
     assert levels[1][-1] == levels[0][-1] > 0
@@ -74,17 +75,20 @@ def test_folded_equals_all_layers(name: str, settings: dict[str, Any]) -> None:
     assert replays[2] == pytest.approx(replays[1], rel=4e-3)
     assert folded.step.num_parameters == full.step.num_parameters
     assert folded.step.trained == full.step.trained
-    assert folded.evaluation_bytes() == full.evaluation_bytes()
+    assert evaluation_of(folded.step) == evaluation_of(full.step)
 
 
 def test_kernels_are_multiplied() -> None:
     spec = spec_of("Qwen/Qwen2.5-0.5B")
     job = Job(sequence_length=256)
     setting, plan = setting_of(spec, job)
-    full = Step(setting, plan, card_of()).kernels()[0]
-    folded = Step(*lay_out(spec, job, True), card_of()).kernels()[0]
-    assert sum(k.flops * n for k, n in folded) == sum(k.flops * n for k, n in full)
-    assert sum(k.moved_bytes * n for k, n in folded) == sum(k.moved_bytes * n for k, n in full)
+    full, folded = Step(setting, plan, card_of()), Step(*lay_out(spec, job, True), card_of())
+    assert flops_of(folded) == flops_of(full)
+    assert moved_bytes(folded) == moved_bytes(full)
+
+
+def moved_bytes(step: Step) -> int:
+    return sum(step.record.kernels[number].moved_bytes * times for number, times in step.kernels()[0])
 
 
 @pytest.mark.parametrize("count", range(1, 40))

@@ -13,10 +13,9 @@ from vramplan.analytic.layers.moe_peft import FORMER
 from vramplan.analytic.prepare import prepare
 from vramplan.analytic.run_timeline import Layout, SimulatedRun, evaluation_bytes, gathered_bytes
 from vramplan.analytic.step_record import StepRecord
-from vramplan.analytic.strategies.device_map_layers import contents, fullest
 from vramplan.analytic.supported import check_adapters, check_mixture, mixture_notes
 from vramplan.analytic.unfolded_step import Step, describe, is_brief, no_cycle_collection
-from vramplan.analytic.varied_lengths import varied
+from vramplan.analytic.varied_lengths import Pieces, varied
 from vramplan.dataclass import dataclass
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
@@ -73,6 +72,7 @@ class JobSteps:
         self._shapes: dict[tuple[int, int], Shape] = {}
         self._evaluations: dict[tuple[int, int], Unfolded] = {}
         self._of_length: dict[int, JobSteps] = {}
+        self._pieces: dict[int, Pieces] = {}
         self._notes: tuple[str, ...] | None = None
         self._gathered_bytes: int | None = None
 
@@ -119,6 +119,8 @@ class JobSteps:
                     estimates[gpu] = summarize(simulated, self.spec.name, job, self.card, peaks[gpu])
             if self.setting.device_map is None:
                 return estimates[0]
+            from vramplan.analytic.strategies.device_map_layers import contents, fullest
+
             return fullest(estimates, contents(self.setting, self.plan))
 
         return PartialEstimate(
@@ -177,7 +179,7 @@ class JobSteps:
         def on(gpu: int) -> Callable[[int], Timeline]:
             return lambda length: timelines(length)[gpu]
 
-        return {gpu: varied(on(gpu), job) for gpu in shape.layouts}
+        return {gpu: varied(on(gpu), job, self._pieces) for gpu in shape.layouts}
 
     def _checked(self, step: Step) -> tuple[str, ...]:
         """Notes on the job, which fits the model's layers.

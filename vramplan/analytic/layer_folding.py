@@ -103,6 +103,8 @@ class UnfoldedSection(NamedTuple):
     phase: str
     layer: int | None
     first_event: int
+    pattern: tuple[int, bool, bool]
+    """Sections of the same pattern have the same events, but for the numbers of their storages."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,8 @@ class _Writer:
         """Write one section as the model's `layer`; the last copy frees storages that all copies share."""
         result = self.result
         section, following = self.record.sections[number], self.record.end_of(number)
-        result.pieces.append(UnfoldedSection(section.phase, layer, len(result.events)))
+        key = (number, last, brief)
+        result.pieces.append(UnfoldedSection(section.phase, layer, len(result.events), key))
         base = len(result.source)
         if layer is None:
             result.first_outside[number] = base
@@ -226,7 +229,6 @@ class _Writer:
             assert (section.phase, layer) not in result.first_of, "a layer's section is in two pieces"
             result.first_of[section.phase, layer] = base
         result.source.extend(self.identity[section.first_storage : following.first_storage])
-        key = (number, last, brief)
         template = self.templates.get(key)
         if template is None:
             template = self.templates[key] = self._template(*key)

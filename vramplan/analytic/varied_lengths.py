@@ -8,23 +8,48 @@ is emptied.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from vramplan.analytic.unfolded_step import micro_steps
 from vramplan.inputs.job import Job
 from vramplan.inputs.sample_lengths import batch_lengths
 from vramplan.memory import passes
-from vramplan.memory.recorder import Recorder
-from vramplan.memory.timeline import Timeline
+from vramplan.memory.timeline import JoinedKinds, Mark, Timeline
 
 
-def varied(timeline_at: Callable[[int], Timeline], job: Job) -> Timeline:
+class Pieces:
+    """The pieces of a timeline: loading, micro-steps, optimizer's steps, whatever the sizes of its storages."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.events, self.kind_of = timeline.events, timeline.kind_of
+        self.pieces = pieces(timeline)
+        self._kinds: dict[tuple[int, int], array[int]] = {}
+        self._successors: dict[int, list[tuple[int, int]]] = {}
+
+    def kinds(self, first: int, end: int, storages: array[int]) -> array[int]:
+        """The kinds of the storages that the events between two allocate, which are always the same."""
+        if (first, end) not in self._kinds:
+            self._kinds[first, end] = array("i", [self.kind_of[storage] for storage in storages])
+        return self._kinds[first, end]
+
+    def successors(self, piece: int) -> list[tuple[int, int]]:
+        """The storages that the first step left, each with the one that a second step, which begins there, left."""
+        if piece not in self._successors:
+            begins = self.pieces[piece][0][1]
+            first, second = passes.live_at(self.events, begins - 1), passes.live_at(self.events, len(self.events) - 1)
+            before, after = set(first), set(second)
+            replaced, new = [one for one in first if one not in after], [one for one in second if one not in before]
+            self._successors[piece] = list(zip(replaced, new, strict=False))
+        return self._successors[piece]
+
+
+def varied(timeline_at: Callable[[int], Timeline], job: Job, known: dict[int, Pieces]) -> Timeline:
     """Loading, optimizer steps of as many micro-batches as the job accumulates, and one that the longest ends.
 
     `timeline_at` gives loading and two steps at a length; the second, with gradients and states there, stands for all
-    that follow it.
+    that follow it. `known` are the pieces of timelines by the id of their events, which are added to it.
     """
-    (*others, longest), run = batch_lengths(job), _Run()
+    (*others, longest), run = batch_lengths(job), _Run(known)
     accumulated, several = job.gradient_accumulation_steps, micro_steps(job)
     whole = several + 1  # pieces of a step
     run.append(timeline_at(longest), 0)
@@ -36,55 +61,55 @@ def varied(timeline_at: Callable[[int], Timeline], job: Job) -> Timeline:
         run.append(timeline_at(lengths[-1]), first + several)
         if step:
             run.hand_on(timeline_at(lengths[-1]), first)
-    return run.record.timeline()
+    return run.timeline()
 
 
 class _Run:
     """A timeline assembled from pieces of others, which number their storages alike."""
 
-    def __init__(self) -> None:
-        self.record = Recorder()
+    def __init__(self, known: dict[int, Pieces]) -> None:
+        self.events, self.kind_of = array("i"), array("i")
+        self.marks: list[Mark] = []
         self.numbers = array("i")
         """Number in this timeline by number in the others; -1 if it is not alive."""
-        self.kinds: dict[int, array[int]] = {}
-        """For each other timeline the kinds of its storages here, by its id."""
+        self.known = known
+        self.parts: dict[int, tuple[Timeline, int]] = {}
+        """The other timelines by their id, each with the number of its first kind among those of all."""
 
     def append(self, timeline: Timeline, piece: int) -> None:
         """Append a piece: loading, a micro-step, or an optimizer's step; see :func:`pieces`."""
-        record = self.record
-        kind_of = self.kinds.get(id(timeline))
-        if kind_of is None:
-            first = record.add_kinds(timeline.kinds)
-            kind_of = self.kinds[id(timeline)] = passes.shifted(timeline.kind_of, first)
-        self.numbers.extend(array("i", [-1]) * (len(kind_of) - len(self.numbers)))
-        for phase, first, last in pieces(timeline)[piece]:
-            record.enter(phase)
+        parts, first_kind = self._pieces(timeline), self._first_kind(timeline)
+        for phase, first, end in parts.pieces[piece]:
+            if not self.marks or self.marks[-1].phase != phase:
+                self.marks.append(Mark(phase, len(self.events)))
             # the previous step's storage is freed once there is a new one
             events, storages, self.numbers = passes.renumbered(
-                timeline.events[first:last], self.numbers, len(record.kind_of)
+                timeline.events[first:end], self.numbers, len(self.kind_of)
             )
-            record.splice(array("i", [kind_of[number] for number in storages]))
-            record.events.extend(events)
+            self.events.extend(events)
+            self.kind_of.extend(passes.shifted(parts.kinds(first, end, storages), first_kind))
 
     def hand_on(self, timeline: Timeline, piece: int) -> None:
         """Let the storages that a second step leaves, which begins with a piece, replace those the first left."""
-        begins = pieces(timeline)[piece][0][1]
-        before = _left(timeline.events[:begins])
-        freed = {~event for event in timeline.events[begins:] if event < 0}
-        for old, new in zip([one for one in before if one in freed], _left(timeline.events[begins:]), strict=False):
+        for old, new in self._pieces(timeline).successors(piece):
             if self.numbers[new] >= 0:
                 self.numbers[old], self.numbers[new] = self.numbers[new], -1
 
+    def timeline(self) -> Timeline:
+        """The timeline of all that was appended."""
+        kinds = JoinedKinds([timeline.kinds for timeline, _ in self.parts.values()])
+        return Timeline(kinds, self.kind_of, self.events, self.marks)
 
-def _left(events: Sequence[int]) -> list[int]:
-    """Storages that are allocated and not freed, in order."""
-    live: dict[int, None] = {}
-    for event in events:
-        if event >= 0:
-            live[event] = None
-        else:
-            live.pop(~event, None)
-    return list(live)
+    def _pieces(self, timeline: Timeline) -> Pieces:
+        if id(timeline.events) not in self.known:
+            self.known[id(timeline.events)] = Pieces(timeline)
+        return self.known[id(timeline.events)]
+
+    def _first_kind(self, timeline: Timeline) -> int:
+        if id(timeline) not in self.parts:
+            self.parts[id(timeline)] = timeline, sum(len(other.kinds) for other, _ in self.parts.values())
+            self.numbers.extend(array("i", [-1]) * (len(timeline.kind_of) - len(self.numbers)))
+        return self.parts[id(timeline)][1]
 
 
 def pieces(timeline: Timeline) -> list[list[tuple[str, int, int]]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -14,7 +16,9 @@ from vramplan.cli.options import (
     Confidence,
     MicroBatch,
     NoCache,
+    Verbose,
     between_commas,
+    check_file,
     keep_results,
     progress,
     say,
@@ -22,11 +26,12 @@ from vramplan.cli.options import (
     with_job_flags,
 )
 from vramplan.cli.panels import DATA, METHOD, MODEL, OUTPUT
-from vramplan.cli.parameters import Option
+from vramplan.cli.parameters import Argument, Option
 from vramplan.errors import ConfigError
 
 if TYPE_CHECKING:
-    pass
+    from vramplan.planner.table.config import TableConfig
+    from vramplan.planner.table.parts import Share
 
 TABLE_OF_FLAGS = "table"
 """The name between markers of a table that is made of flags."""
@@ -34,6 +39,7 @@ TABLE_OF_FLAGS = "table"
 
 @partial(with_job_flags, without=("method", "seq_len", "lengths"))
 def table(
+    parts: Annotated[list[Path] | None, Argument(metavar="PART", help="The files that --merge takes.")] = None,
     models: Annotated[
         str | None,
         Option(
@@ -90,65 +96,167 @@ def table(
         ),
     ] = None,
     write: Annotated[Path | None, Option(help="Update FILE between its markers.", panel=OUTPUT)] = None,
+    shard: Annotated[
+        str | None, Option(help="Compute one share of the rows, 3/16, into a file for --merge.", panel=OUTPUT)
+    ] = None,
+    out: Annotated[Path | None, Option(help="That file (vramplan-table-3-of-16.json).", panel=OUTPUT)] = None,
+    merge: Annotated[bool, Option("--merge", help="Make the tables of the files of all shares.", panel=OUTPUT)] = False,
     jobs: Annotated[int | None, Option(help="Processes (one for each core).", panel=OUTPUT)] = None,
     confidence: Confidence = None,
     no_cache: NoCache = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
 ) -> int:
     """Make a table of many models on many GPUs, or keep one in a file up to date."""
-    from vramplan.planner.table.config import FORMATS, NAME, TableConfig, read
+    from vramplan.planner.table.config import FORMATS, NAME
     from vramplan.planner.table.request import one_of
-    from vramplan.render.table_file import as_one_json, table_texts, update_file
 
     keep_results(not no_cache)
+    _check_pairs(
+        {"--check": check, "--write": write, "--shard": shard},
+        {"--shard": shard, "--merge": merge},
+        {"--shard": shard, "--format": format},
+        {"--shard": shard, "--json": as_json},
+    )
     if as_json and format not in (None, "json"):
         raise ConfigError(f"--json with --format {format}: give one")
     if format is not None:
         one_of("--format", format, FORMATS)
-    if check is not None and write is not None:
-        raise ConfigError("--check and --write: give one")
     if jobs is not None and jobs < 1:
         raise ConfigError(f"--jobs {jobs}: expected a whole number from 1")
+    if out is not None and shard is None:
+        raise ConfigError(f"--out {out}: give it with --shard")
+    if bool(parts) != merge:
+        raise ConfigError(f"{parts[0]}: give it with --merge" if parts else "--merge: give the files of all shares")
     names = None if name is None else _listed("--name", name)
     lists = {"models": models, "gpus": gpus, "methods": methods, "seq_lens": seq_lens}
     options = {"show": show, "micro_batch": micro_batch, **sure(confidence), **given}
     options = {key: value for key, value in options.items() if value is not None}
     if models is None and gpus is None:
         config = config or Path(NAME)
-        if not is_file(config):
-            raise ConfigError(f"give --models and --gpus, or --config FILE ({config} is not there)")
-        every = {**lists, **options}
-        option = next((f"--{key.replace('_', '-')}" for key, value in every.items() if value), None)
-        if option is not None:
-            raise ConfigError(f"{option} beside {config}: say it there")
-        tables = read(config, names)
+        tables = _in_file(config, names, {**lists, **options})
     else:
         if config is not None:
             raise ConfigError("--config with --models or --gpus: give one")
-        if models is None or gpus is None:
-            raise ConfigError("--models and --gpus go together")
-        listed: dict[str, Any] = {key: _listed(f"--{key}", text) for key, text in lists.items() if text is not None}
-        if seq_lens is not None:
-            listed["seq_lens"] = [_number("--seq-lens", text) for text in listed["seq_lens"]]
         names = [(names or [TABLE_OF_FLAGS])[0]]
-        tables = {names[0]: TableConfig(format or "markdown", {**listed, **options})}
-    one_format = "json" if as_json else format
-    path = check or write
+        tables = {names[0]: _of_flags(lists, options, format)}
+    format = "json" if as_json else format
+    work: dict[str, Any] = {"jobs": jobs, "source": config, "parts": parts or ()}
+    code = 0
+    if shard is not None:
+        _write_part(tables, _share(shard), out, jobs, config)
+    elif check is not None or write is not None:
+        code = _update(tables, names, format, check, write, **work)
+    else:
+        _print(tables, format, **work)
+    if verbose:
+        from vramplan import disk_cache
+
+        say(disk_cache.notice() or "", end="\n" if disk_cache.notice() else "", file=sys.stderr)
+    return code
+
+
+def _check_pairs(*groups: dict[str, Any]) -> None:
+    """Of each group at most one may be given.
+
+    Raises:
+        ConfigError: if there are more.
+    """
+    for group in groups:
+        flags = [flag for flag, value in group.items() if value]
+        if len(flags) > 1:
+            raise ConfigError(f"{' and '.join(flags)}: give one")
+
+
+def _in_file(config: Path, names: list[str] | None, beside: dict[str, Any]) -> dict[str, TableConfig]:
+    """The tables of a configuration, beside which no other options are given.
+
+    Raises:
+        ConfigError: if there is no such file, or there are others.
+    """
+    from vramplan.planner.table.config import read
+
+    if not is_file(config):
+        raise ConfigError(f"give --models and --gpus, or --config FILE ({config} is not there)")
+    option = next((f"--{key.replace('_', '-')}" for key, value in beside.items() if value), None)
+    if option is not None:
+        raise ConfigError(f"{option} beside {config}: say it there")
+    return read(config, names)
+
+
+def _of_flags(lists: dict[str, str | None], options: dict[str, Any], format: str | None) -> TableConfig:
+    """The table that the options describe.
+
+    Raises:
+        ConfigError: if models or GPUs are missing, or a list is none.
+    """
+    from vramplan.planner.table.config import TableConfig
+
+    if lists["models"] is None or lists["gpus"] is None:
+        raise ConfigError("--models and --gpus go together")
+    listed: dict[str, Any] = {key: _listed(f"--{key}", text) for key, text in lists.items() if text is not None}
+    if "seq_lens" in listed:
+        listed["seq_lens"] = [_number("--seq-lens", text) for text in listed["seq_lens"]]
+    return TableConfig(format or "markdown", {**listed, **options})
+
+
+def _share(text: str) -> Share:
+    """The share that ``3/16`` names.
+
+    Raises:
+        ConfigError: if it names none.
+    """
+    from vramplan.planner.table.parts import MAX_SHARES, Share
+
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
+    share = Share(*map(int, match.groups())) if match else Share(0, 0)
+    if not 1 <= share.number <= share.of <= MAX_SHARES:
+        raise ConfigError(f"--shard {text}: expected K/N, from 1/N to N/N, such as 3/16")
+    return share
+
+
+def _write_part(
+    tables: dict[str, TableConfig], share: Share, out: Path | None, jobs: int | None, source: Path | None
+) -> None:
+    from vramplan.planner.table.parts import write_part
+    from vramplan.render.table_file import requests_of
+
+    out = out or Path(f"vramplan-table-{share.number}-of-{share.of}.json")
+    check_file("--out", out, (".json",))
+    requests = requests_of(tables, source)
     with progress() as tell:
-        if path is None:
-            formats = {one_format or table.format for table in tables.values()}
-            if len(tables) > 1 and "csv" in formats:
-                raise ConfigError(f"--format csv holds one table: give --name, one of {', '.join(tables)}")
-            texts = table_texts(tables, one_format, jobs=jobs, source=config, progress=tell)
-        else:
-            update = update_file(
-                path, tables, names, one_format, write=write is not None, jobs=jobs, source=config, progress=tell
-            )
-    if path is None:
-        say(as_one_json(texts) if formats == {"json"} else "\n".join(texts.values()), end="")
-        return 0
+        num_rows = write_part(out, requests, share, jobs=jobs or os.cpu_count() or 1, progress=tell)
+    say(f"{out}: {num_rows:,} row{'s' * (num_rows != 1)} of {', '.join(tables)}, share {share}", file=sys.stderr)
+
+
+def _print(tables: dict[str, TableConfig], format: str | None, **options: Any) -> None:
+    from vramplan.render.table_file import as_one_json, table_texts
+
+    formats = {format or table.format for table in tables.values()}
+    if len(tables) > 1 and "csv" in formats:
+        raise ConfigError(f"--format csv holds one table: give --name, one of {', '.join(tables)}")
+    with progress() as tell:
+        texts = table_texts(tables, format, progress=tell, **options)
+    say(as_one_json(texts) if formats == {"json"} else "\n".join(texts.values()), end="")
+
+
+def _update(
+    tables: dict[str, TableConfig],
+    names: list[str] | None,
+    format: str | None,
+    check: Path | None,
+    write: Path | None,
+    **options: Any,
+) -> int:
+    """Compare the tables in a file or write them; the exit code."""
+    from vramplan.render.table_file import update_file
+
+    path = check or write
+    assert path is not None
+    with progress() as tell:
+        update = update_file(path, tables, names, format, write=write is not None, progress=tell, **options)
     outcomes = {
         "renewed" if write is not None else "stale": update.stale,
         "as it should be": update.current,

@@ -109,16 +109,26 @@ def _names_of(row: dict[str, Any]) -> set[str]:
     return names | {name.removeprefix("rtx") for name in names if re.fullmatch(r"rtx\d{4}\w*", name)}
 
 
+@cache
+def _gpus_by_short_name() -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in _gpu_rows()}
+
+
+@cache
+def _gpus_by_plain_name() -> dict[str, dict[str, Any]]:
+    """By each name; the first GPU of several that share one."""
+    return {name: row for row in reversed(_gpu_rows()) for name in _names_of(row)}
+
+
 def find_gpu(name: str) -> Gpu:
     """The GPU called `name`, by its short name, its manufacturer's name or a usual abbreviation.
 
     Raises:
         UnknownNameError: with the nearest names.
     """
-    plain_name = _plain(name)
-    for row in _gpu_rows():
-        if plain_name in _names_of(row):
-            return _gpu(row)
+    row = _gpus_by_short_name().get(name) or _gpus_by_plain_name().get(_plain(name))
+    if row is not None:
+        return _gpu(row)
     raise UnknownNameError("GPU", name, gpu_names(), "`vramplan gpus` lists all")
 
 

@@ -86,8 +86,12 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin in (UnionType, Union):
         return any(_fits(value, part) for part in get_args(hint))
     if origin is tuple:
-        kind, *rest = get_args(hint)
-        return type(value) is tuple and rest == [...] and all(_fits(item, kind) for item in value)
+        kinds = get_args(hint)
+        if type(value) is not tuple:
+            return False
+        if kinds[-1] is ...:
+            kinds = kinds[:1] * len(value)
+        return len(value) == len(kinds) and all(map(_fits, value, kinds))
     return hint in (int, str, float, bool, NoneType) and type(value) is hint
 
 

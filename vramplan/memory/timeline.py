@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate, chain
 from typing import overload
 
 from vramplan.memory import passes
@@ -83,6 +85,41 @@ class Kinds(Sequence[Storage]):
         """The stream of each; None if all are on stream 0."""
         streams = [storage.stream for storage in self]
         return streams if any(streams) else None
+
+
+class JoinedKinds(Kinds):
+    """The kinds of several timelines, one after another."""
+
+    def __init__(self, parts: Sequence[Kinds]) -> None:
+        self.parts = parts
+        self.ends = list(accumulate(len(part) for part in parts))
+
+    def __len__(self) -> int:
+        return self.ends[-1]
+
+    def __getitem__(self, number: int) -> Storage:  # type: ignore[override]
+        part = bisect_right(self.ends, number)
+        return self.parts[part][number - (self.ends[part] - len(self.parts[part]))]
+
+    def __iter__(self) -> Iterator[Storage]:
+        return chain.from_iterable(self.parts)
+
+    @cached_property
+    def sizes(self) -> array[int]:
+        sizes = array("q")
+        for part in self.parts:
+            sizes.extend(part.sizes)
+        return sizes
+
+    @cached_property
+    def in_kernel(self) -> list[bool]:
+        return [flag for part in self.parts for flag in part.in_kernel]
+
+    @cached_property
+    def streams(self) -> list[int] | None:
+        if all(part.streams is None for part in self.parts):
+            return None
+        return [stream for part in self.parts for stream in part.streams or [0] * len(part)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from typing import Any
 from vramplan.dataclass import dataclass
 from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.frameworks.settings import Note
-from vramplan.inputs import hub
 from vramplan.inputs.dataset import LengthDistribution, Lengths, counter_for, measure
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
@@ -104,6 +103,8 @@ def lengths_of(dataset: str | Path | Lengths, spec: ModelSpec, tokenizer: str | 
     """
     if isinstance(dataset, Lengths):
         return dataset
+    from vramplan.inputs import hub
+
     file = hub.tokenizer_file(tokenizer if tokenizer is not None else spec.name, needed=tokenizer is not None)
     text = spec.config.get("text_config") or spec.config
     return measure(Path(dataset), counter_for(file, text.get("vocab_size"), tokenizer is not None), progress)

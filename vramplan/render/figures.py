@@ -7,10 +7,13 @@ printed sizes, so that a reader who subtracts gets the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from vramplan.inputs.job import Job
-from vramplan.memory.estimate import Estimate
 from vramplan.units import GiB
+
+if TYPE_CHECKING:
+    from vramplan.inputs.job import Job
+    from vramplan.memory.estimate import Estimate
 
 CATEGORIES = {
     "parameter": ("weights", "blue"),

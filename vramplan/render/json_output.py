@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.images import ProcessedImage, Size
-from vramplan.inputs.model_spec import ModelSpec
-from vramplan.memory.estimate import Estimate
-from vramplan.planner.check import Verdict
-from vramplan.planner.compare import Comparison
-from vramplan.planner.dataset_limits import DatasetLimits
-from vramplan.planner.fix import Fix
-from vramplan.planner.images import ImageSizeRow, Solved
-from vramplan.planner.suggest import Plan, Run, Search
 from vramplan.render.read_as import read_as
 
 if TYPE_CHECKING:
+    from vramplan.inputs.gpu import Gpu
+    from vramplan.inputs.images import ProcessedImage, Size
+    from vramplan.inputs.model_spec import ModelSpec
+    from vramplan.memory.estimate import Estimate
+    from vramplan.planner.check import Verdict
+    from vramplan.planner.compare import Comparison
+    from vramplan.planner.dataset_limits import DatasetLimits
+    from vramplan.planner.fix import Fix
+    from vramplan.planner.images import ImageSizeRow, Solved
+    from vramplan.planner.search_result import Plan, Run, Search
     from vramplan.render import json_types as types
 
 

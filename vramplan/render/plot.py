@@ -126,7 +126,9 @@ def _phases(axes: Any, timeline: Timeline) -> None:
             )
 
 
-def _limits(axes: Any, estimate: Estimate, events: list[int], categories: dict[str, Sequence[int]], context: int) -> None:
+def _limits(
+    axes: Any, estimate: Estimate, events: list[int], categories: dict[str, Sequence[int]], context: int
+) -> None:
     """The GPU's capacity, and the peak."""
     sums = [context + sum(sizes[i] for sizes in categories.values()) for i in range(len(events))]
     top = max(range(len(sums)), key=sums.__getitem__)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from vramplan.planner.check import Verdict
+from typing import TYPE_CHECKING
+
 from vramplan.render.figures import length, method
 from vramplan.units import counted
+
+if TYPE_CHECKING:
+    from vramplan.planner.check import Verdict
 
 
 def read_as(verdict: Verdict) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -20,8 +20,6 @@ from rich.table import Table
 from rich.text import Text
 
 from vramplan.dataclass import dataclass
-from vramplan.inputs.job import Job
-from vramplan.memory.estimate import Estimate
 from vramplan.render.bars import level_bar, size_bar
 from vramplan.render.figures import (
     NEED,
@@ -35,6 +33,10 @@ from vramplan.render.figures import (
 )
 from vramplan.units import format_bytes, format_count
 from vramplan.visible import visible, visible_lines
+
+if TYPE_CHECKING:
+    from vramplan.inputs.job import Job
+    from vramplan.memory.estimate import Estimate
 
 NARROW = 60
 """Columns below which a table is told in lines."""
@@ -101,7 +103,8 @@ class SafeConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """The segments of a renderable, as they are printed."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=visible_lines(segment.text))
+            shown = segment.text if segment.control else visible_lines(segment.text)
+            yield segment if shown is segment.text else segment._replace(text=shown)
 
 
 class _AsciiConsole(SafeConsole):

@@ -66,6 +66,10 @@ class ZeroStage(Strategy):
         """Storages of the weights as they were loaded."""
         self.filled: list[Trained] = []
         """Weights whose gradients wait in the bucket."""
+        self.gradients: dict[tuple[int, bool, bool], list[tuple[int, str]]] = {}
+        """For the sections of each pattern: (event, name) of each weight's gradient that a hook takes."""
+        self.arriving: list[tuple[int, str]] = []
+        """Those of the section that runs."""
         self.large: list[int] = []
         """Gradients too large for the bucket."""
 
@@ -109,22 +113,31 @@ class ZeroStage(Strategy):
 
     def run_section(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         self.phase = piece.phase
+        self.arriving = self._gradients(piece, events)
         self.stretch(piece, events, offset)
 
-    def stretch(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
-        """Record some events of a piece, and take each gradient as it is produced."""
-        source, record = self.step.unfolded.source, self.step.record
+    def stretch(self, piece: UnfoldedSection, events: Sequence[int], offset: int, first: int = 0) -> None:
+        """Record some events of a piece, from its event `first` on, and take each gradient as it is produced."""
         done = 0
-        if not record.gives_gradients or not piece.phase.startswith("backward"):
-            self.record.extend(events, offset)
-            return
-        for number, event in enumerate(events):
-            if event < 0 and source[~event] in record.transient_gradients:
-                self.record.extend(events[done:number], offset)
-                done = number + 1
-                name = record.storages[source[~event]].module
-                self.arrived(self.trained[piece.layer, name], offset + ~event)
-        self.record.extend(events[done:], offset)
+        for number, name in self.arriving:
+            if first <= number < first + len(events):
+                self.record.extend(events[done : number - first], offset)
+                done = number - first + 1
+                self.arrived(self.trained[piece.layer, name], offset + ~events[done - 1])
+        self.record.extend(events[done:] if done else events, offset)
+
+    def _gradients(self, piece: UnfoldedSection, events: Sequence[int]) -> list[tuple[int, str]]:
+        """The gradients that a hook takes in a section, which is the same for all of its pattern."""
+        gradients = self.gradients.get(piece.pattern)
+        if gradients is None:
+            step, gradients = self.step, []
+            if step.record.gives_gradients and piece.phase.startswith("backward"):
+                storages, source = step.record.storages, step.unfolded.source
+                for number, event in enumerate(events):
+                    if event < 0 and source[~event] in step.record.transient_gradients:
+                        gradients.append((number, storages[source[~event]].module))
+            self.gradients[piece.pattern] = gradients
+        return gradients
 
     def arrived(self, one: Trained, gradient: int) -> None:
         """Put a weight's gradient into the bucket, or keep it apart if it is too large."""

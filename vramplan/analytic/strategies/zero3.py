@@ -74,6 +74,8 @@ class ZeroStage3(ZeroStage):
         if step.setting.architecture.is_tied(step.setting.config):
             self.modules[None, "lm_head"] = self.embedding
             self.module_of[None, "lm_head"] = (None, "lm_head")
+        self.turns: dict[tuple[int, bool, bool], list[tuple[int, bool, str]]] = {}
+        """Turns of the sections of each pattern."""
         self.visits = self._visits()
         self.coordinator = Coordinator(record, self.visits, self.zero, from_host=self.job.offload == "all")
         self.recomputes = self.job.checkpointing == "full"
@@ -95,15 +97,27 @@ class ZeroStage3(ZeroStage):
     # -- whose turn it is ----------------------------------------------------------------------------------------------
 
     def _turns(self, piece: UnfoldedSection, events: Sequence[int]) -> Iterator[tuple[int, Turn]]:
-        """(event, turn) of each storage that a module with weights makes; recomputing is a turn of its own."""
+        """(event, turn) of each module with weights that begins to make storages; recomputing is a turn of its own."""
+        turns = self.turns.get(piece.pattern)
+        if turns is None:
+            turns = self.turns[piece.pattern] = list(self._turns_of(piece, events))
+        for number, recomputes, module in turns:
+            yield number, (piece.phase, recomputes, (piece.layer, module))
+
+    def _turns_of(self, piece: UnfoldedSection, events: Sequence[int]) -> Iterator[tuple[int, bool, str]]:
+        """(event, whether it recomputes, name of the module), the same for all layers that the simulated one is for."""
         storages, source = self.step.record.storages, self.step.unfolded.source
         backward = piece.phase.startswith("backward")
+        before = None
         for number, event in enumerate(events):
             if event >= 0:
                 info = storages[source[event]]
                 module = self.module_of.get((piece.layer, info.module))
                 if module is not None and info.category != "workspace":
-                    yield number, (piece.phase, backward and info.category == "activation", module)
+                    turn = backward and info.category == "activation", module[1]
+                    if turn != before:
+                        yield number, *turn
+                        before = turn
 
     def _visits(self) -> list[Visit]:
         """Those of the first micro-step, with the modules around them, whose turn asks for weights to come as well."""
@@ -230,13 +244,13 @@ class ZeroStage3(ZeroStage):
             self.passing(flat(one.count, self.dtype, "communication", "gradient, cast"))
         super().arrived(one, gradient)
 
-    def stretch(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
+    def stretch(self, piece: UnfoldedSection, events: Sequence[int], offset: int, first: int = 0) -> None:
         """Gather and release weights as modules run."""
         done = 0
         for number, turn in self._turns(piece, events):
             if turn == self.running:
                 continue
-            super().stretch(piece, events[done:number], offset)
+            super().stretch(piece, events[done:number], offset, done)
             done = number
             self._leave()
             self.running = turn
@@ -245,7 +259,7 @@ class ZeroStage3(ZeroStage):
                     self.coordinator.leave(self.current)
                 self.current = self.visits[self.coordinator.step]
                 self.coordinator.enter()
-        super().stretch(piece, events[done:], offset)
+        super().stretch(piece, events[done:], offset, done)
 
     def _leave(self) -> None:
         if self.current is not None:

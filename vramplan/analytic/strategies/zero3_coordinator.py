@@ -85,15 +85,16 @@ class Coordinator:
     def enter(self) -> None:
         """Run the next module: gather its weights, and request those of later modules."""
         visit, step = self.visits[self.step], self.step
-        self._gather([weight for weight in visit.weights if not self._is_there(weight)])
-        for weight in visit.weights:
-            self.in_use[weight.number] = self.in_use.get(weight.number, 0) + 1
-            self._wait(weight)
-        waiting = {weight.number for weight in visit.weights if self.fetched.get(weight.number, -1) < step}
-        while self.queue and waiting:
-            weight, at = self.queue.popleft()
-            self.fetched[weight.number] = at
-            waiting.discard(weight.number)
+        if visit.weights:
+            self._gather([weight for weight in visit.weights if not self._is_there(weight)])
+            for weight in visit.weights:
+                self.in_use[weight.number] = self.in_use.get(weight.number, 0) + 1
+                self._wait(weight)
+            waiting = {weight.number for weight in visit.weights if self.fetched.get(weight.number, -1) < step}
+            while self.queue and waiting:
+                weight, at = self.queue.popleft()
+                self.fetched[weight.number] = at
+                waiting.discard(weight.number)
         room = min(self.zero.max_live_parameters - self.live, self.zero.prefetch_bucket_size or 0)
         ahead: dict[int, PartitionedWeight] = {}
         count = 0
@@ -103,7 +104,8 @@ class Coordinator:
             if not self._is_there(weight) and weight.number not in ahead:
                 ahead[weight.number] = weight
                 count += weight.num_elements
-        self._gather(list(ahead.values()))
+        if ahead:
+            self._gather(list(ahead.values()))
         self.step += 1
 
     def leave(self, visit: Visit, saves: bool = False) -> None:
@@ -190,10 +192,11 @@ class Coordinator:
         key = (weight.number, self.step)
         if key not in self.kept:
             passed, again = 0, False
-            for visit in self.visits[self.step :]:
+            for step in range(self.step, len(self.visits)):
                 if passed >= self.zero.max_reuse_distance or again:
                     break
-                again = any(other.number == weight.number for other in visit.weights)
-                passed += sum(other.num_elements for other in visit.weights)
+                for other in self.visits[step].weights:
+                    again = again or other.number == weight.number
+                    passed += other.num_elements
             self.kept[key] = again
         return self.kept[key]

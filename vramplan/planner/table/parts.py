@@ -7,7 +7,6 @@ made of parts that are all there, agree with it, and are of one division.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from vramplan.analytic.job_steps import VERSIONS
 from vramplan.atomic_write import write
 from vramplan.bounded_read import read_json
 from vramplan.dataclass import dataclass
-from vramplan.errors import ConfigError, setting
+from vramplan.errors import ConfigError
 from vramplan.planner.table.effort import share
 from vramplan.planner.table.fill import Table, complete, rows_at
 from vramplan.planner.table.request import TableRequest
@@ -28,33 +27,21 @@ from vramplan.version import __version__
 FORMAT = "vramplan-table-part"
 FORMAT_VERSION = 1
 MAX_PART_BYTES = 1 << 28
-MAX_SHARES = 1 << 16
+MAX_SHARES = 100_000
 MAX_MISSING = 8
 """Missing shares that an error names."""
 WRITTEN_BY = f"vramplan {__version__} ({VERSIONS})"
 
 
 class Share(NamedTuple):
-    """A share of the rows: 3 of 16."""
+    """A share of the rows: 3/16."""
 
     number: int
-    count: int
+    """From 1."""
+    of: int
 
     def __str__(self) -> str:
-        return f"{self.number}/{self.count}"
-
-    @classmethod
-    def parse(cls, text: str) -> Share:
-        """The share that ``3/16`` names.
-
-        Raises:
-            ConfigError: if it names none.
-        """
-        match = re.fullmatch(r"([0-9]{1,5})/([0-9]{1,5})", text)
-        parsed = cls(*map(int, match.groups())) if match else cls(0, 0)
-        if not 1 <= parsed.number <= parsed.count <= MAX_SHARES:
-            raise ConfigError(f"{setting('shard', text)}: expected K/N, from 1/N to N/N, such as 3/16")
-        return parsed
+        return f"{self.number}/{self.of}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +69,13 @@ def write_part(
             progress(what, (number + done) / len(requests))
 
         numbers = {place: index for index, place in enumerate(places_of(request))}
-        rows = rows_at(request, share(request, part.number, part.count), jobs=jobs, progress=tell)
+        rows = rows_at(request, share(request, part.number, part.of), jobs=jobs, progress=tell)
         numbered = [[numbers[place], to_data(row)] for place, row in sorted(rows.items())]
         tables[name] = {"request": request.digest, "rows": numbered}
     content = {
         FORMAT: FORMAT_VERSION,
         "written_by": WRITTEN_BY,
-        "share": [part.number, part.count],
+        "share": [part.number, part.of],
         "tables": tables,
     }
     write(path, json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode() + b"\n")
@@ -107,12 +94,12 @@ def read_parts(paths: Sequence[Path]) -> list[Part]:
         first = next(iter(parts.values()), part)
         if part.share in parts:
             raise ConfigError(f"{parts[part.share].path} and {path} are both share {part.share}")
-        if part.share.count != first.share.count:
+        if part.share.of != first.share.of:
             raise ConfigError(
                 f"{first.path} is share {first.share} and {path} {part.share}: they do not make one table"
             )
         parts[part.share] = part
-    count = next(iter(parts)).count
+    count = next(iter(parts)).of
     missing = [str(number) for number in range(1, count + 1) if Share(number, count) not in parts]
     if missing:
         more = f" and {len(missing) - MAX_MISSING} more" if len(missing) > MAX_MISSING else ""
@@ -141,7 +128,7 @@ def merge(name: str, request: TableRequest, parts: Sequence[Part]) -> Table:
             rows_of_part = {places[number]: from_data(row, request) for number, row in table["rows"]}
         except (KeyError, TypeError, ValueError, IndexError):
             raise ConfigError(f"{part.path}: table {name} is broken; write the part again") from None
-        if sorted(rows_of_part) != share(request, part.share.number, part.share.count):
+        if sorted(rows_of_part) != share(request, part.share.number, part.share.of):
             raise ConfigError(f"{part.path}: table {name} has not the rows of share {part.share}; write the part again")
         rows |= rows_of_part
     return complete(request, rows)
