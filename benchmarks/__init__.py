@@ -1,0 +1,1 @@
+"""What vramplan costs: ``python -m benchmarks``."""
