@@ -43,8 +43,11 @@ def test_suggest_loads_no_heavy_package() -> None:
 
 COLD = {
     "gpus rtx": ("vramplan.planner", "vramplan.analytic", "vramplan.memory.optimizers", "vramplan.inputs.hub"),
-    "suggest qwen2.5-7b --gpu rtx4090 --global-batch 16 --method lora": ("rich.progress", "vramplan.inputs.nvml"),
-    "estimate qwen2.5-7b --gpu rtx4090": ("rich.progress", "vramplan.inputs.nvml"),
+    "suggest qwen2.5-7b --gpu rtx4090 --global-batch 16 --method lora --no-cache": (
+        "rich.progress",
+        "vramplan.inputs.nvml",
+    ),
+    "estimate qwen2.5-7b --gpu rtx4090 --no-cache": ("rich.progress", "vramplan.inputs.nvml"),
 }
 """Commands, and what each may not load besides NEVER."""
 NEVER = (

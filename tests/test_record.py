@@ -107,10 +107,20 @@ def test_what_is_written_is_read_again() -> None:
             TypeAdapter(Job).dump_python(job, mode="json", exclude_unset=True),
         ):
             assert Job.model_validate_json(json.dumps(dumped)) == job
+        assert job.model_dump_json(exclude_defaults=True).encode() == TypeAdapter(Job).dump_json(
+            job, exclude_defaults=True
+        )
         assert job.model_dump(mode="json", exclude_unset=True).keys() == values.keys()
         assert job.model_dump(include={"dtype"}) == {"dtype": job.dtype}
         assert "dtype" not in job.model_dump(exclude={"dtype"})
         assert Job(**job.model_dump() | {"zero": job.zero, "fsdp": job.fsdp}) == job
+
+
+def test_schemas_describe_every_field() -> None:
+    for record in RECORDS:
+        properties = record.model_json_schema()["properties"]
+        assert properties.keys() == record.model_fields.keys()
+        assert all("description" in each for each in properties.values())
 
 
 def test_records_do_not_change() -> None:

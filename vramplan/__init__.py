@@ -58,8 +58,8 @@ _HOME = {
     "Term": "memory.estimate",
     "Job": "inputs.job",
     "Measured": "memory.measurement",
-    "Plan": "planner.suggest",
-    "Search": "planner.suggest",
+    "Plan": "planner.search_result",
+    "Search": "planner.search_result",
     "ModelSpec": "inputs.model_spec",
 }
 

@@ -33,6 +33,7 @@ OBJECTS_BETWEEN_COLLECTIONS = 50_000
 
 def main() -> None:
     """Run the command line; a user's mistake is one line on standard error and exit code 2."""
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")  # looking for any takes longer than most answers
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started this

@@ -232,6 +232,17 @@ class Record:
             dumped[name] = _as_json(value) if mode == "json" else value
         return dumped
 
+    def model_dump_json(self, **options: Any) -> str:
+        """The same as JSON text."""
+        import json
+
+        return json.dumps(self.model_dump(mode="json", **options), ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, Any]:
+        """The JSON schema of the values."""
+        return cls._model().model_json_schema()
+
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{type(self).__name__} cannot be changed; model_copy makes another")
 
