@@ -13,7 +13,9 @@ from vramplan.memory.allocator import UNLIMITED, AllocatorSettings
 from vramplan.memory.replay import Replay, replay_in_python
 from vramplan.units import KiB, MiB
 
-EDGES = (0, 1, 511, 512, 513, MiB - 1, MiB, MiB + 1, 2 * MiB, 10 * MiB - 1, 10 * MiB, 20 * MiB, 21 * MiB, 100 * MiB)
+EDGES = (
+    0, 1, 511, 512, 513, 1536, MiB - 1, MiB, MiB + 1, 2 * MiB, 10 * MiB - 1, 10 * MiB, 20 * MiB, 21 * MiB, 100 * MiB,
+)  # fmt: skip
 """Sizes around the allocator's thresholds."""
 HUGE = (-1, 1 << 50, 1 << 51, (1 << 60) - 1, 1 << 60, (1 << 60) + 1, (1 << 63) - 1, 1 << 63)
 """Sizes around the bounds of the passes, and around all the addresses of an expandable segment."""
@@ -36,7 +38,7 @@ def random_settings(choose: random.Random) -> AllocatorSettings:
     """Any options of the allocator, one of two by default."""
     return AllocatorSettings(
         expandable_segments=choose.random() < 0.5,
-        max_split_size=choose.choice((UNLIMITED, UNLIMITED, 200 * MiB, 32 * MiB, 21 * MiB, 0)),
+        max_split_size=choose.choice((UNLIMITED, UNLIMITED, 200 * MiB, 40 * MiB, 21 * MiB, 0)),
         max_non_split_rounding=choose.choice((20 * MiB, MiB, 0)),
         roundup_power2_divisions=choose.choice((0, 0, 1, 2, 3, 4, 8, 1 << 60)),
     )
@@ -47,6 +49,11 @@ def random_events(choose: random.Random, longest: int = 1500) -> Events:
     kinds, events, live = array("i"), array("i"), []
     sizes = array("q", _sizes(choose))
     stays = choose.uniform(0.3, 0.7)
+    if choose.random() < 0.2:  # many free blocks of one size, between others that are in use
+        live = list(range(0, 200, 2))
+        kinds.extend([0] * 200)
+        events.extend(range(200))
+        events.extend(choose.sample(range(-200, 0, 2), 100))
     for _ in range(choose.randrange(10, longest)):
         if not live or choose.random() < stays:
             live.append(len(kinds))
@@ -55,6 +62,7 @@ def random_events(choose: random.Random, longest: int = 1500) -> Events:
         else:
             events.append(~live.pop(choose.choice((0, -1, choose.randrange(len(live))))))
         if choose.random() < 0.004:
+            choose.shuffle(live)
             events.extend([~live.pop() for _ in range(choose.randrange(len(live) + 1))])
         if live and choose.random() < 0.002:  # a storage that is allocated once more
             again = live.pop()
@@ -70,9 +78,10 @@ def _sizes(choose: random.Random) -> list[int]:
             lambda: int(2 ** choose.uniform(0, 28)),
             lambda: choose.choice((choose.randrange(MiB), choose.randrange(MiB, 200 * MiB))),
             lambda: max(0, choose.choice(EDGES) + choose.randrange(-2, 3)),
+            lambda: 10 * MiB * choose.randrange(1, 9),  # pages of expandable segments
         )
     )
-    return [draw() for _ in range(choose.choice((1, 8, 30, 800)))]
+    return [draw() for _ in range(choose.choice((1, 4, 30, 800)))]
 
 
 def capacities(choose: random.Random, whole: Replay) -> list[int]:

@@ -262,7 +262,8 @@ FLAGS = {
     " --strategy --offload"
     " --job --verbose --no-cache --json"
     " --help",
-    "table": "--models --gpus --methods --seq-lens --show --micro-batch --format --config --name --check --write --jobs"
+    "table": "--models --gpus --methods --seq-lens --show --micro-batch --format --config --name --check --write"
+    " --shard --out --merge --verbose --jobs"
     " --confidence --num-gpus --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer --target-len --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision"
     " --projector --batches --checkpointing --attention --loss --loop --strategy --offload --job --no-cache --json"
@@ -349,6 +350,30 @@ def test_errors_spell_settings_as_options() -> None:
         assert name in options if field in known or field in OTHER_FLAGS else name == field
     assert spell_flag("micro_batch_size", "") == "--micro-batch"
     assert spell_flag("trust_remote_code", "True") == "--trust-remote-code"
+
+
+@pytest.mark.parametrize("command", [command for command, flags in FLAGS.items() if "--no-cache" in flags])
+def test_nothing_is_kept_if_nothing_is_to_be(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of this test fail, after the option was seen."""
+    disabled: list[str] = []
+    monkeypatch.setattr("vramplan.disk_cache.disable", lambda: disabled.append(command))
+    words = {"table": [], "check": ["missing.yaml"], "report": ["gpt2", "--out", "missing.txt"]}.get(command, ["gpt2"])
+    words += [] if command == "table" else ["--gpu", "nosuch"]
+    words += ["--global-batch", "8"] if command == "suggest" else []
+    words += ["--models", "gpt2"] if command == "table" else []
+    assert (cli(command, *words).returncode, disabled) == (2, [])
+    assert (cli(command, *words, "--no-cache").returncode, disabled) == (2, [command])
+
+
+def test_a_cache_that_cannot_be_used_is_told_with_v(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vramplan.disk_cache.notice", lambda: "results are not kept: no \x1broom")
+    line = "vramplan: results are not kept: no \\u001broom\n"
+    for words in (
+        ["estimate", "gpt2", "--gpu", "h100", "-v"],
+        ["estimate", "gpt2", "--gpu", "h100", "--seq-len", " 9", "-v"],
+    ):
+        assert cli(*words).stderr == line
+    assert cli("estimate", "gpt2", "--gpu", "h100").stderr == ""
 
 
 def test_a_defect_of_ours_is_no_answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,8 @@ def line(parameters: list[Parameter], random: Random) -> list[str]:
     after: list[str] = []
     for parameter in parameters:
         if not parameter.names:
-            texts = random.choices(["qwen2.5-7b", "a b", "-", "", "x=y"], k=random.randint(1, 3))
+            values = ["qwen2.5-7b", "a b", "-", "", "x=y"] if parameter.type is str else ["missing.json", "a b", "."]
+            texts = random.choices(values, k=random.randint(1, 3))
             texts = texts if parameter.is_list else texts[:1]
             if not parameter.is_required and random.random() < 0.5:
                 continue

@@ -217,6 +217,18 @@ def test_kinds_share_sizes_and_streams() -> None:
         replay(events, [0, 1, 0], [60 * MiB, 80 * MiB], streams=[0])
 
 
+@needs_library
+def test_the_block_that_can_grow_least_is_taken() -> None:
+    """Of three free blocks of 20 MiB, the one before the smallest gap of released pages; the others can grow."""
+    sizes = array("q", [20 * MiB, 40 * MiB, 60 * MiB, 100 * MiB, 45 * MiB])
+    storages = array("i", [0, 2, 0, 1, 0, 0, 0, 3, 0, 4, 4])
+    events = [*range(7), ~1, ~3, ~5, 7, ~0, ~2, ~4]  # for 7, the pages of 1, 3 and 5 are released
+    events += [8, 9, 10]  # 8 goes where 4 was; were it where 2 was, 10 would need 20 MiB more
+    case = passes_cases.Events(array("i", events), storages, sizes, None)
+    run = compare(case, 270 * MiB, AllocatorSettings(expandable_segments=True))
+    assert (run.num_retries, run.out_of_memory, run.peak_reserved_bytes) == (1, False, 240 * MiB)
+
+
 def test_passes_by_hand() -> None:
     events, kinds, sizes = [0, 1, ~0, 2, ~2, ~1], [0, 1, 0], [5, 70]
     assert list(passes.live_bytes(events, kinds, sizes)) == [5, 75, 70, 75, 70, 0]

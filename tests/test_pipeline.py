@@ -19,7 +19,7 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.summarize import evaluation_peak
 from vramplan.planner.job_defaults import complete_job
-from vramplan.planner.suggest import Search
+from vramplan.planner.search_result import Search
 
 TOGETHER = {"strategy": "device_map", "num_gpus": 2}
 

@@ -12,7 +12,8 @@ from tests.helpers import card_of, cli, spec_of
 from vramplan import Job, Search
 from vramplan.errors import ConfigError
 from vramplan.memory.estimate import Estimate, PartialEstimate, Term
-from vramplan.planner.batch_search import Run, learning_rate, pairs, search
+from vramplan.planner.batch_search import learning_rate, pairs, search
+from vramplan.planner.search_result import Run
 from vramplan.units import divisors
 
 

@@ -14,7 +14,8 @@ from vramplan.errors import ConfigError
 from vramplan.inputs.job import Job
 from vramplan.measurements import verify
 from vramplan.memory.measurement import Measured
-from vramplan.planner.batch_search import Search, search
+from vramplan.planner.batch_search import search
+from vramplan.planner.search_result import Search
 
 
 @given(true=st.integers(0, 300), start=st.integers(1, 300))

@@ -13,7 +13,7 @@ import vramplan
 from tests.helpers import ROOT, card_of, cli, cli_process
 from vramplan.memory.estimate import Estimate
 from vramplan.planner.images import image_size_table
-from vramplan.planner.suggest import Run
+from vramplan.planner.search_result import Run
 from vramplan.render import catalog, check, estimate, figures, images, suggest
 from vramplan.render.terminal import Answer, _AsciiConsole
 

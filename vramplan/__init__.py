@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from vramplan.planner.compare import Comparison, compare
     from vramplan.planner.estimate import estimate
     from vramplan.planner.fix import Fix, fix
-    from vramplan.planner.suggest import Plan, Search, suggest
+    from vramplan.planner.search_result import Plan, Search
+    from vramplan.planner.suggest import suggest
     from vramplan.planner.table import Table, table
     from vramplan.render.report import report
     from vramplan.trainer_callback import DoesNotFit, Preflight, preflight

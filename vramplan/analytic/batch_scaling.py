@@ -15,8 +15,8 @@ from typing import NamedTuple
 from vramplan.analytic.autograd.graph import StorageInfo
 from vramplan.analytic.layer_folding import FoldPlan
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.analytic.step_record import StepRecord, do_the_same, first_micro_step
-from vramplan.analytic.train_step import simulate_evaluation, simulate_step, storages_of_waiting
+from vramplan.analytic.step_record import StepRecord, do_the_same, with_second_micro_step
+from vramplan.analytic.train_step import simulate_evaluation, simulate_step, waiting_batches
 from vramplan.analytic.unfolded_step import no_cycle_collection
 from vramplan.memory.roofline import Kernel
 
@@ -176,37 +176,6 @@ class Records:
         return line if line.agrees(BETWEEN, between) else None
 
 
-class AccumulatingRecords(Records):
-    """Records of steps of two micro-steps.
-
-    The second micro-step repeats the operations of the first on tensors of the same sizes, so between the ends of a
-    line the first is simulated alone, if it is what a step of one micro-step is.
-    """
-
-    def __init__(self, simulate: Callable[[int], StepRecord], alone: Records) -> None:
-        super().__init__(simulate)
-        self.alone = alone
-        """Those of one micro-step."""
-
-    def _line_to(self, last: int) -> LinearRecord | None:
-        low, between = self.simulated(FIRST), self.alone.simulated(BETWEEN)
-        try:
-            first_low = first_micro_step(low)
-            if not do_the_same(first_low, between):
-                return super()._line_to(last)
-            high = self.simulated(last)
-            line, first = (
-                LinearRecord(FIRST, low, last, high),
-                LinearRecord(FIRST, first_low, last, first_micro_step(high)),
-            )
-        except ValueError:
-            return super()._line_to(last)
-        if not first.agrees(BETWEEN, between):
-            return None
-        self.alone.line = first
-        return line
-
-
 def simulated(record: StepRecord) -> StepAt:
     """The step that a record was made of."""
     kernels = {kernel: number for number, kernel in enumerate(dict.fromkeys(record.kernels))}
@@ -226,7 +195,7 @@ class BatchScaling:
         self.setting, self.plan = setting, plan
         self._alone = Records(lambda micro: simulate_step(self._setting(micro, 1), 1))
         """Steps of one micro-step."""
-        self._accumulating = AccumulatingRecords(lambda micro: simulate_step(self._setting(micro, 2), 2), self._alone)
+        self._accumulating = Records(self._two_micro_steps)
         """Steps of two."""
 
     def step(self, micro: int, steps: int, several: bool = True) -> StepAt:
@@ -248,12 +217,22 @@ class BatchScaling:
         batch = {"micro_batch_size": micro, "gradient_accumulation_steps": steps}
         return replace(self.setting, job=self.setting.job.model_copy(update=batch))
 
+    def _two_micro_steps(self, micro: int) -> StepRecord:
+        setting = self._setting(micro, 2)
+        alone = self._alone.simulated(micro) if setting.job.loop == "trainer" else None
+        if alone is None or alone.taken is None:
+            return simulate_step(setting, 2)
+        try:
+            return with_second_micro_step(alone, waiting_batches(setting))
+        except ValueError:
+            return simulate_step(setting, 2)
+
     def _waiting(self, step: StepAt, micro: int, steps: int) -> StepAt:
         """The step with all batches of `steps` fetched at once, not of two."""
         waiting = step.record.waiting
         if not waiting:
             return step
-        infos = dict(zip(waiting, storages_of_waiting(self._setting(micro, steps)), strict=True))
+        infos = dict(zip(waiting, waiting_batches(self._setting(micro, steps)).storages, strict=True))
         sizes = list(step.sizes)
         for number, info in infos.items():
             sizes[number] = info.num_bytes

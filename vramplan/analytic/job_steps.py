@@ -13,7 +13,6 @@ from vramplan.analytic.layers.moe_peft import FORMER
 from vramplan.analytic.prepare import prepare
 from vramplan.analytic.run_timeline import Layout, SimulatedRun, evaluation_bytes, gathered_bytes
 from vramplan.analytic.step_record import StepRecord
-from vramplan.analytic.strategies.device_map_layers import contents, fullest
 from vramplan.analytic.supported import check_adapters, check_mixture, mixture_notes
 from vramplan.analytic.unfolded_step import Step, describe, is_brief, no_cycle_collection
 from vramplan.analytic.varied_lengths import Pieces, varied
@@ -120,6 +119,8 @@ class JobSteps:
                     estimates[gpu] = summarize(simulated, self.spec.name, job, self.card, peaks[gpu])
             if self.setting.device_map is None:
                 return estimates[0]
+            from vramplan.analytic.strategies.device_map_layers import contents, fullest
+
             return fullest(estimates, contents(self.setting, self.plan))
 
         return PartialEstimate(

@@ -10,7 +10,6 @@ from vramplan.analytic.architectures.vision_tower import VisionInput
 from vramplan.analytic.layer_folding import HEAD, TAIL, Fold, FoldPlan, fold
 from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.analytic.strategies.device_map_layers import spread_out
 from vramplan.analytic.supported import check_model, check_modelled
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import processed_image
@@ -31,6 +30,8 @@ def prepare(spec: ModelSpec, job: Job, card: Gpu) -> tuple[StepSpec, FoldPlan, l
     notes = check_model(spec, architecture_of(spec), job)
     setting, plan = lay_out(spec, job, card.runs_flash)
     if job.strategy == "device_map":
+        from vramplan.analytic.strategies.device_map_layers import spread_out
+
         setting, plan = spread_out(setting, plan, card, spec.name)
     return setting, plan, notes
 

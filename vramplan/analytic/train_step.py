@@ -11,7 +11,7 @@ from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.batch import Batch, as_handed, make_batch
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.analytic.step_record import StepRecord, record_of
+from vramplan.analytic.step_record import StepRecord, WaitingBatches, record_of
 
 
 def new_modules(setting: StepSpec) -> Modules:
@@ -64,6 +64,9 @@ def simulate_step(setting: StepSpec, micro_steps: int) -> StepRecord:
     if setting.vision is not None and not setting.has_images:  # the tower is loaded all the same
         for key, parameter in declare(setting).tape.parameters.items():
             tape.parameters.setdefault(key, parameter)
+    # a plain loop makes a batch for each micro-step, and DeepSpeed's last one drops its graph behind the step
+    repeats = micro_steps == 1 and job.loop == "trainer" and not job.strategy.startswith("zero")
+    repeats = repeats and not tape.repeated.is_used
     weights = list(tape.parameters.values())
     embedded = next((number for number, weight in enumerate(weights) if weight is net.embedded), None)
     return record_of(tape)._replace(
@@ -73,14 +76,18 @@ def simulate_step(setting: StepSpec, micro_steps: int) -> StepRecord:
         idle=frozenset(net.idle),
         routers=frozenset(net.routers),
         waiting=waiting,
+        taken=tuple(tape.taken) if repeats else None,
     )
 
 
-def storages_of_waiting(setting: StepSpec) -> list[StorageInfo]:
-    """The storages of the batches that wait, in the order of :func:`simulate_step`."""
+def waiting_batches(setting: StepSpec) -> WaitingBatches:
+    """The batches that wait, as :func:`simulate_step` makes and drops them."""
     tape, job = Tape(), setting.job
-    waiting = make_batch(tape, setting, "forward.0", job.micro_batch_size, job.gradient_accumulation_steps).waiting
-    return [tape.storages[tensor.storage.id] for tensor in waiting]  # type: ignore[union-attr]
+    batch = make_batch(tape, setting, "forward.0", job.micro_batch_size, job.gradient_accumulation_steps)
+    ids = [tensor.storage.id for tensor in batch.waiting]  # type: ignore[union-attr]
+    storages, num_events = [tape.storages[id] for id in ids], len(tape.events)
+    del batch
+    return WaitingBatches(storages, tape.events[num_events:], tape.kept.issuperset(ids))
 
 
 def simulate_evaluation(setting: StepSpec) -> StepRecord:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from vramplan.cli.commands import COMMANDS, function_of
+from vramplan.cli.commands import COMMANDS, call, function_of
 from vramplan.cli.parameters import declared, parameter_of
 from vramplan.cli.parse import parse
 from vramplan.errors import VramplanError
@@ -83,7 +83,7 @@ def _run(command: str, words: Sequence[str]) -> Any:
             function = function_of(command)
             values = parse(map(parameter_of, declared(function).values()), words[1:])
             if values is not None:
-                return function(**values)
+                return call(function, values)
     from vramplan.cli import typer_app
 
     return typer_app.run([command] if command and COMPLETION not in os.environ else COMMANDS)

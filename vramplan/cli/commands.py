@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vramplan.cli.panels import COMPARE, LISTS, MEASURE, PLAN
+from vramplan.visible import visible
 
 
 class Command(NamedTuple):
@@ -96,3 +98,12 @@ def function_of(name: str) -> Callable[..., int | None]:
     """A command's function, which returns its exit code or None for 0."""
     function: Callable[..., int | None] = getattr(import_module(f"vramplan.cli.{COMMANDS[name].module}"), name)
     return function
+
+
+def call(function: Callable[..., int | None], values: Mapping[str, Any]) -> int | None:
+    """Run a command; with --verbose, standard error says if results could not be kept, and why."""
+    code = function(**values)
+    cache = sys.modules.get("vramplan.disk_cache")  # if it is not loaded, nothing was to be kept
+    if values.get("verbose") and cache is not None and cache.notice() is not None:
+        print(f"vramplan: {visible(cache.notice())}", file=sys.stderr)
+    return code

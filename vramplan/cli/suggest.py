@@ -32,7 +32,7 @@ from vramplan.errors import ConfigError
 
 if TYPE_CHECKING:
     from vramplan.inputs.gpu import Gpu
-    from vramplan.planner.suggest import Plan
+    from vramplan.planner.search_result import Plan
 
 
 @with_job_flags
@@ -83,8 +83,8 @@ def suggest(
 ) -> int:
     """Find the micro-batch and gradient accumulation that reach a global batch on a GPU."""
     from vramplan.inputs.load import load_gpu
-    from vramplan.planner.suggest import Run
-    from vramplan.planner.suggest import suggest as search_batches
+    from vramplan.planner.kept_search import suggest as search_batches
+    from vramplan.planner.search_result import Run
 
     keep_results(not no_cache)
     for flag, value in (("--device", device), ("--max-runs", max_runs), ("--timeout", timeout), ("--record", record)):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from vramplan.cli.commands import COMMANDS, function_of
+from vramplan.cli.commands import COMMANDS, call, function_of
 from vramplan.cli.help import Command, Group
 from vramplan.cli.parameters import Argument, declared
 from vramplan.cli.version import version_line
@@ -69,7 +69,7 @@ def _declare(command: Callable[..., Any]) -> Callable[..., Any]:
     """A command whose parameters are declared in typer's terms."""
 
     def run(**values: Any) -> Any:
-        return command(**values)
+        return call(command, values)
 
     parameters = [_declaration(parameter) for parameter in declared(command).values()]
     run.__name__, run.__doc__ = command.__name__, command.__doc__

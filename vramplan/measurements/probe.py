@@ -28,7 +28,8 @@ from vramplan.memory.measurement import Measured, Request
 from vramplan.memory.overheads import outside_bytes
 from vramplan.planner.estimate import estimate
 from vramplan.planner.job_defaults import complete_job
-from vramplan.planner.suggest import Search, suggest
+from vramplan.planner.search_result import Search
+from vramplan.planner.suggest import suggest
 from vramplan.progress import Progress, silent
 from vramplan.units import format_bytes
 

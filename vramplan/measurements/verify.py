@@ -10,7 +10,7 @@ from vramplan.inputs.job import Job
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.measurement import Measured
 from vramplan.planner.monotone_search import largest
-from vramplan.planner.suggest import TOO_LARGE, Plan, Search
+from vramplan.planner.search_result import TOO_LARGE, Plan, Search
 
 Measure = Callable[[Job], Measured]
 Predict = Callable[[Job], Estimate | None]

@@ -569,7 +569,7 @@ static int64_t rounded(int64_t size, int64_t divisions) {
     if (divisions > 1 && size > MIN_BLOCK * divisions) {
         int64_t power = 1;
         while (power <= size / 2) power *= 2;
-        return size == power ? size : power + round_up(size - power, power / divisions > 0 ? power / divisions : 1);
+        return size == power ? size : power + round_up(size - power, power / divisions); /* at least 256 */
     }
     return size ? round_up(size, MIN_BLOCK) : MIN_BLOCK;
 }

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
+from typing import TYPE_CHECKING
 
-from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.images import ProcessedImage
-from vramplan.inputs.job import Job
-from vramplan.memory.timeline import Timeline
+from vramplan.dataclass import dataclass
+
+if TYPE_CHECKING:
+    from vramplan.inputs.gpu import Gpu
+    from vramplan.inputs.images import ProcessedImage
+    from vramplan.inputs.job import Job
+    from vramplan.memory.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)

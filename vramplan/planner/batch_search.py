@@ -6,9 +6,8 @@ The estimator is passed in, so that any of the three sources can drive it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import ceil
-from typing import TYPE_CHECKING
 
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.gpu import Gpu
@@ -16,93 +15,24 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.estimate import Estimate
 from vramplan.planner.estimate_cache import EstimateCache, Estimator
-from vramplan.planner.levers import Lever, LeverEffect, helpful_effects
+from vramplan.planner.levers import Lever, helpful_effects
 from vramplan.planner.monotone_search import bisect_largest, largest_batch, largest_by_tensors
+from vramplan.planner.search_result import (
+    FRAGMENTED,
+    TOO_LARGE,
+    WITHOUT_MARGIN,
+    LeverEffect,
+    Plan,
+    Rejected,
+    Run,
+    Search,
+)
 from vramplan.units import ceil_div, divisors
-
-if TYPE_CHECKING:
-    from vramplan.planner.images import Solved
 
 MANY_STEPS = 64
 """Accumulation beyond this draws a warning."""
-TOO_LARGE = "needs more than the GPU has"
-FRAGMENTED = "does not fit after fragmentation"
-WITHOUT_MARGIN = "fits only without the safety margin"
-"""The reason for a pair that the margin alone rules out."""
 SPEED_TOLERANCE = 0.02
 """Plans within this share of the fastest count as equally fast; the one that leaves most memory free is chosen."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One way to reach the global batch that fits."""
-
-    micro_batch_size: int
-    gradient_accumulation_steps: int
-    data_parallel: int
-    estimate: Estimate = field(repr=False)
-    relative_step_time: float
-    """Time of one optimizer step as a multiple of the fastest plan's."""
-    micro_steps: int | None = None
-    """Forward and backward passes per GPU over the whole run."""
-    optimizer_updates: int | None = None
-    """Optimizer steps over the whole run, accumulation going on across epochs."""
-    trainer_updates: int | None = None
-    """The same in transformers' Trainer, which also steps at the end of every epoch."""
-    relative_run_time: float | None = None
-    """Time of the whole run as a multiple of the fastest plan's."""
-
-    @property
-    def global_batch_size(self) -> int:
-        """Samples behind one optimizer step."""
-        return self.micro_batch_size * self.gradient_accumulation_steps * self.data_parallel
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A pair that does not fit, and why."""
-
-    micro_batch_size: int
-    gradient_accumulation_steps: int
-    reason: str
-    device_total_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """The answer to "which batch?"."""
-
-    model: str
-    card: Gpu
-    job: Job
-    global_batch_size: int
-    plans: tuple[Plan, ...]
-    """Fastest first."""
-    recommended: Plan | None
-    max_micro_batch_size: int
-    rejected: tuple[Rejected, ...]
-    advice: tuple[LeverEffect, ...]
-    """Changes that would help, estimated again."""
-    warnings: tuple[str, ...]
-    smallest: Estimate
-    """The estimate of the pair that needs least, which says why nothing fits if nothing does."""
-    learning_rate: float | None = None
-    adaptive: bool = True
-    """Adam-type optimizer: the rate follows the root of the batch."""
-    solved: Solved | None = None
-    """The setting that was solved for first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """The whole training run around a plan."""
-
-    samples: int | None = None
-    epochs: float = 1.0
-    base_lr: float | None = None
-    base_batch: int | None = None
-    adaptive: bool = True
-    """Adam-type optimizer: square-root rule; otherwise linear."""
 
 
 def pairs(global_batch_size: int, devices: int) -> list[tuple[int, int]]:

@@ -35,10 +35,10 @@ from vramplan.memory.estimate import Estimate
 from vramplan.planner import dataset_limits, undecided
 from vramplan.planner.config_levers import MOST_TRIES, config_levers, reserve_headroom
 from vramplan.planner.estimate import estimate
-from vramplan.planner.levers import LeverEffect
 from vramplan.planner.monotone_search import largest
 from vramplan.planner.read_config import as_key, complete_with_model, longest_sample, model_of, read
-from vramplan.planner.suggest import Plan, Search, suggest
+from vramplan.planner.search_result import LeverEffect, Plan, Search
+from vramplan.planner.suggest import suggest
 from vramplan.planner.undecided import Case
 from vramplan.progress import Progress, silent
 

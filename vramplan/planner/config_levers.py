@@ -10,9 +10,8 @@ from vramplan.errors import VramplanError
 from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.inputs.gpu import Gpu
 from vramplan.memory.estimate import Estimate
-from vramplan.planner.levers import LeverEffect
 from vramplan.planner.monotone_search import LENGTH_STEP, largest
-from vramplan.planner.suggest import Search
+from vramplan.planner.search_result import LeverEffect, Search
 
 MOST_TRIES = 32
 

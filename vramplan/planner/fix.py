@@ -28,8 +28,9 @@ from vramplan.inputs.load import load_gpu, load_named_model
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.planner import check, undecided
 from vramplan.planner.check import Verdict
-from vramplan.planner.levers import ADAPTERS, FREE, Lever, memory_levers
+from vramplan.planner.levers import ADAPTERS, Lever, memory_levers
 from vramplan.planner.monotone_search import LENGTH_STEP, bisect_largest
+from vramplan.planner.search_result import FREE
 from vramplan.progress import Progress, silent
 from vramplan.units import divisors
 

@@ -16,9 +16,8 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.optimizers import modelled
 from vramplan.planner.estimate_cache import EstimateCache, Estimator
+from vramplan.planner.search_result import FREE, LeverEffect
 
-FREE = "free"
-"""The cost of a change that costs nothing."""
 ADAPTERS = "adapters instead of all weights"
 
 
@@ -45,31 +44,6 @@ class Lever:
         same = {"checkpointing", "loss", "attention", "offload", *batch}
         # the fused AdamW is offered instead of AdamW's other forms alone
         return self.update.keys() <= same or self.update == {"optimizer": "adamw_torch_fused"}
-
-
-@dataclass(frozen=True, slots=True)
-class LeverEffect:
-    """What a change does: the job with it, estimated again."""
-
-    change: str
-    """What to set, in the words of the command line."""
-    why: str
-    cost: str
-    """What it costs: nothing, time, accuracy or money."""
-    saved_bytes: int
-    """Bytes on the GPU that it saves at the same micro-batch."""
-    fits: bool
-    micro_batch_size: int
-    """The micro-batch that the figures are for."""
-    device_total_bytes: int
-    update: Mapping[str, Any] = field(default_factory=dict)
-    """The same as fields of the job; empty for another GPU."""
-    settings: tuple[str, ...] = ()
-    """The same in the words of the configuration that was checked; empty for another GPU."""
-    batch: tuple[str, ...] = ()
-    """The batch to set beside it, in the same words, if the configuration has another."""
-    card: str = ""
-    """The name and size of another GPU."""
 
 
 def apply_levers(

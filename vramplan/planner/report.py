@@ -24,8 +24,9 @@ from vramplan.memory.timeline import Timeline
 from vramplan.planner.estimate import estimator_for
 from vramplan.planner.estimate_cache import Estimator
 from vramplan.planner.job_defaults import complete_job
-from vramplan.planner.levers import LeverEffect, apply_levers, memory_levers
-from vramplan.planner.suggest import Search, suggest
+from vramplan.planner.levers import apply_levers, memory_levers
+from vramplan.planner.search_result import LeverEffect, Search
+from vramplan.planner.suggest import suggest
 from vramplan.progress import Progress, silent
 
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)

@@ -13,10 +13,10 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.optimizers import modelled
 from vramplan.planner import batch_search
-from vramplan.planner.batch_search import FRAGMENTED, TOO_LARGE, WITHOUT_MARGIN, Plan, Rejected, Run, Search
 from vramplan.planner.estimate import estimator_for, load_both
 from vramplan.planner.job_defaults import complete_job
 from vramplan.planner.levers import memory_levers
+from vramplan.planner.search_result import Run, Search
 from vramplan.progress import Progress, silent
 
 
@@ -98,6 +98,3 @@ def _check_numbers(counts: dict[str, int | None], positive: dict[str, float | No
         raise ConfigError(
             name_settings("{base_lr} and {base_batch} go together: the rate and the batch that it was tuned for")
         )
-
-
-__all__ = ["FRAGMENTED", "TOO_LARGE", "WITHOUT_MARGIN", "Plan", "Rejected", "Run", "Search", "suggest"]

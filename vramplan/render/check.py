@@ -11,7 +11,7 @@ from rich.text import Text
 
 from vramplan.frameworks.settings import Note
 from vramplan.planner.check import Verdict
-from vramplan.planner.levers import FREE, LeverEffect
+from vramplan.planner.search_result import FREE, LeverEffect
 from vramplan.planner.undecided import Case
 from vramplan.render.figures import gib
 from vramplan.render.read_as import read_as

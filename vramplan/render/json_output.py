@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vramplan.planner.dataset_limits import DatasetLimits
     from vramplan.planner.fix import Fix
     from vramplan.planner.images import ImageSizeRow, Solved
-    from vramplan.planner.suggest import Plan, Run, Search
+    from vramplan.planner.search_result import Plan, Run, Search
     from vramplan.render import json_types as types
 
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vramplan.planner.levers import FREE, LeverEffect
-from vramplan.planner.suggest import WITHOUT_MARGIN, Plan, Rejected, Run, Search
+from vramplan.planner.search_result import FREE, WITHOUT_MARGIN, LeverEffect, Plan, Rejected, Run, Search
 from vramplan.render.figures import free_gib, gib, room_gib
 from vramplan.render.terminal import (
     Answer,

@@ -40,6 +40,26 @@ class Like(NamedTuple):
     dtype: str
 
 
+class TakenGradient(NamedTuple):
+    """A gradient that a weight without one took over, or copied: a later micro-step adds to it instead."""
+
+    section: int
+    """Number of its section."""
+    event: int
+    """Number of events before."""
+    kernel: int
+    """Number of kernels before."""
+    storage: int | None
+    """Id of the gradient's storage as it came; None if the tape did not allocate it."""
+    info: StorageInfo | None
+    """That storage as it came."""
+    is_copied: bool
+    """Whether the weight's gradient is a copy: the next storage that is allocated."""
+    added_bytes: int
+    """Bytes that an addition moves."""
+    dtype: str
+
+
 class LayerSection(NamedTuple):
     """A part of the record: one layer in one phase; `layer` is None outside the repeated layers."""
 

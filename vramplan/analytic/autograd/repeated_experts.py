@@ -50,6 +50,8 @@ class RepeatedExperts:
         self.transient_gradients = transient_gradients
         """As on the tape: gradients that are freed as soon as they are produced."""
         self.copies = 1
+        self.is_used = False
+        """Whether an expert ever stood for several."""
         self.first_event = 0
         self.live: WeakValueDictionary[int, RepeatedStorage] = WeakValueDictionary()
 
@@ -62,6 +64,7 @@ class RepeatedExperts:
         """All that follows stands for `copies` experts."""
         if copies == self.copies:
             return
+        self.is_used = True
         if self.copies > 1:
             self._close()
         self.copies, self.first_event = copies, len(self.events)

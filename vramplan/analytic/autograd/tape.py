@@ -34,6 +34,7 @@ from vramplan.analytic.autograd.graph import (
     Resident,
     StopRecompute,
     StorageInfo,
+    TakenGradient,
     Tensor,
     count_dependencies,
     leaf,
@@ -59,6 +60,8 @@ class Tape:
         self.transient_gradients: set[int] = set()
         """Ids of gradient storages that are freed as soon as they are produced: added to an earlier gradient, or
         consumed by a ZeRO or FSDP hook (`gives_gradients`)."""
+        self.taken: list[TakenGradient] = []
+        """The gradients that weights took over, or copied, in order."""
         self.repeated = RepeatedExperts(self.events, self.storages, self.transient_gradients)
         self.gives_gradients = False
         """Whether a hook consumes each weight's gradient as soon as it is produced."""
@@ -331,9 +334,24 @@ class Tape:
             if node.name and isinstance(grad.storage, LiveStorage):
                 self.transient_gradients.update(grad.storage.ids)
             return
+        copies = not alone or node.reorders
         if node.name:
             self.module = node.name
-        if not alone or node.reorders:
+            id = grad.storage.id if isinstance(grad.storage, LiveStorage) else None
+            info = None if id is None else self.storages[id]
+            self.taken.append(
+                TakenGradient(
+                    len(self.sections) - 1,
+                    len(self.events),
+                    len(self.kernels),
+                    id,
+                    info,
+                    copies,
+                    3 * grad.num_bytes,
+                    grad.dtype,
+                )
+            )
+        if copies:
             grad = self.empty(grad.shape, grad.dtype, "gradient")
         if node.name and isinstance(grad.storage, LiveStorage):
             id = grad.storage.id

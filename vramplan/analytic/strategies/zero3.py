@@ -105,7 +105,7 @@ class ZeroStage3(ZeroStage):
             yield number, (piece.phase, recomputes, (piece.layer, module))
 
     def _turns_of(self, piece: UnfoldedSection, events: Sequence[int]) -> Iterator[tuple[int, bool, str]]:
-        """The same for every layer that the simulated one stands for: event, whether it recomputes, name of the module."""
+        """(event, whether it recomputes, name of the module), the same for all layers that the simulated one is for."""
         storages, source = self.step.record.storages, self.step.unfolded.source
         backward = piece.phase.startswith("backward")
         before = None

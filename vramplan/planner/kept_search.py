@@ -1,0 +1,144 @@
+"""Answers of :func:`vramplan.planner.suggest.suggest` that are kept between runs (:mod:`vramplan.disk_cache`).
+
+A question that was answered before is answered without the estimator. An answer depends on the model, the GPU, what was
+asked and vramplan's own code, which are its key; answers that depend on installed libraries (traces) are not kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from vramplan import disk_cache
+from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.job import Fsdp, Job, Zero
+from vramplan.inputs.load import load_gpu, load_model
+from vramplan.inputs.model_spec import ModelSpec
+from vramplan.memory.calibration import CONFIDENCE, with_margin
+from vramplan.memory.estimate import CardShare, Estimate, Term
+from vramplan.planner.search_result import LeverEffect, Plan, Rejected, Search
+from vramplan.progress import Progress, silent
+
+KIND = "searches"
+FORMAT = 1
+"""Version of the layout of an answer."""
+
+
+def suggest(
+    model: str | ModelSpec,
+    gpu: str | Gpu,
+    global_batch: int,
+    *,
+    confidence: float = CONFIDENCE,
+    progress: Progress = silent,
+    trust_remote_code: bool = False,
+    **options: Any,
+) -> Search:
+    """:func:`vramplan.planner.suggest.suggest`; an answer that was kept has no timelines.
+
+    Raises:
+        VramplanError: for whatever cannot run or is not modelled.
+    """
+    card = with_margin(load_gpu(gpu), confidence)  # an invalid name there needs no network
+    spec = load_model(model)
+    # a setting that is solved for is an answer of its own
+    key = _key(spec, card, global_batch, options) if options.get("solve") is None else None
+    search = _load(key) if key is not None else None
+    if search is None:
+        from vramplan.planner.suggest import suggest as search_batches
+
+        search = search_batches(
+            spec, card, global_batch, confidence=confidence, progress=progress,
+            trust_remote_code=trust_remote_code, **options,
+        )  # fmt: skip
+        if key is not None:
+            _store(key, search)
+    return search
+
+
+def _key(spec: ModelSpec, card: Gpu, global_batch: int, options: Mapping[str, Any]) -> str | None:
+    """Everything that an answer depends on; None if it may depend on more."""
+    question = {name: value for name, value in sorted(options.items()) if value is not None}
+    try:
+        return json.dumps([FORMAT, spec.model_dump(mode="json"), card.model_dump(mode="json"), global_batch, question])
+    except TypeError:  # an option that is no plain value
+        return None
+
+
+def _load(key: str) -> Search | None:
+    content = disk_cache.load(KIND, key) if disk_cache.is_enabled() else None
+    if content is None:
+        return None
+    try:
+        return _search(json.loads(content))
+    except (ValueError, TypeError, KeyError, IndexError, AssertionError, RecursionError):
+        return None
+
+
+def _store(key: str, search: Search) -> None:
+    estimates = [*(plan.estimate for plan in search.plans), search.smallest]
+    plain = all(estimate.by == "analytic" and estimate.job == _job_of(search.job, estimate) for estimate in estimates)
+    if plain and disk_cache.is_enabled():
+        disk_cache.store(KIND, key, json.dumps(_data(search), separators=(",", ":")).encode())
+
+
+def _job_of(job: Job, estimate: Estimate) -> Job:
+    return job.model_copy(
+        update={
+            "micro_batch_size": estimate.micro_batch_size,
+            "gradient_accumulation_steps": estimate.gradient_accumulation_steps,
+        }
+    )
+
+
+# -- to JSON and back --------------------------------------------------------------------------------------------------
+
+
+def _data(search: Search) -> dict[str, Any]:
+    recommended = None if search.recommended is None else search.plans.index(search.recommended)
+    return {**_plain(search), "recommended": recommended}
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        left_out = {"timeline", "job"} if isinstance(value, Estimate) else {"recommended", "solved"}
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value) if field.name not in left_out}
+    if isinstance(value, (Job, Gpu)):
+        return value.model_dump(mode="json")
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _search(data: dict[str, Any]) -> Search:
+    job = _job(data["job"])
+
+    def estimate(data: dict[str, Any]) -> Estimate:
+        terms, shares = (Term(**term) for term in data["terms"]), (CardShare(**share) for share in data["cards"])
+        result = Estimate(**{**_tuples(data), "terms": tuple(terms), "cards": tuple(shares), "job": job})
+        object.__setattr__(result, "job", _job_of(job, result))
+        return result
+
+    plans = tuple(Plan(**{**plan, "estimate": estimate(plan["estimate"])}) for plan in data["plans"])
+    values = {
+        "card": Gpu.model_construct(None, **_tuples(data["card"])),
+        "job": job,
+        "plans": plans,
+        "recommended": None if data["recommended"] is None else plans[data["recommended"]],
+        "rejected": tuple(Rejected(**pair) for pair in data["rejected"]),
+        "advice": tuple(LeverEffect(**_tuples(effect)) for effect in data["advice"]),
+        "smallest": estimate(data["smallest"]),
+    }
+    return Search(**{**_tuples(data), **values})
+
+
+def _job(data: dict[str, Any]) -> Job:
+    parts = {"zero": Zero.model_construct(None, **data["zero"]), "fsdp": Fsdp.model_construct(None, **data["fsdp"])}
+    return Job.model_construct(None, **{**_tuples(data), **parts})
+
+
+def _tuples(data: dict[str, Any]) -> dict[str, Any]:
+    """Lists as tuples, which JSON does not have."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}

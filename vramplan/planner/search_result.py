@@ -1,0 +1,119 @@
+"""What a search for a batch finds: plans, pairs that do not fit, changes that would help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import TYPE_CHECKING, Any
+
+from vramplan.dataclass import dataclass
+
+if TYPE_CHECKING:
+    from vramplan.inputs.gpu import Gpu
+    from vramplan.inputs.job import Job
+    from vramplan.memory.estimate import Estimate
+    from vramplan.planner.images import Solved
+
+TOO_LARGE = "needs more than the GPU has"
+FRAGMENTED = "does not fit after fragmentation"
+WITHOUT_MARGIN = "fits only without the safety margin"
+"""The reason for a pair that the margin alone rules out."""
+FREE = "free"
+"""The cost of a change that costs nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way to reach the global batch that fits."""
+
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    data_parallel: int
+    estimate: Estimate = field(repr=False)
+    relative_step_time: float
+    """Time of one optimizer step as a multiple of the fastest plan's."""
+    micro_steps: int | None = None
+    """Forward and backward passes per GPU over the whole run."""
+    optimizer_updates: int | None = None
+    """Optimizer steps over the whole run, accumulation going on across epochs."""
+    trainer_updates: int | None = None
+    """The same in transformers' Trainer, which also steps at the end of every epoch."""
+    relative_run_time: float | None = None
+    """Time of the whole run as a multiple of the fastest plan's."""
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples behind one optimizer step."""
+        return self.micro_batch_size * self.gradient_accumulation_steps * self.data_parallel
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A pair that does not fit, and why."""
+
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    reason: str
+    device_total_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The answer to "which batch?"."""
+
+    model: str
+    card: Gpu
+    job: Job
+    global_batch_size: int
+    plans: tuple[Plan, ...]
+    """Fastest first."""
+    recommended: Plan | None
+    max_micro_batch_size: int
+    rejected: tuple[Rejected, ...]
+    advice: tuple[LeverEffect, ...]
+    """Changes that would help, estimated again."""
+    warnings: tuple[str, ...]
+    smallest: Estimate
+    """The estimate of the pair that needs least, which says why nothing fits if nothing does."""
+    learning_rate: float | None = None
+    adaptive: bool = True
+    """Adam-type optimizer: the rate follows the root of the batch."""
+    solved: Solved | None = None
+    """The setting that was solved for first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The whole training run around a plan."""
+
+    samples: int | None = None
+    epochs: float = 1.0
+    base_lr: float | None = None
+    base_batch: int | None = None
+    adaptive: bool = True
+    """Adam-type optimizer: square-root rule; otherwise linear."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeverEffect:
+    """What a change does: the job with it, estimated again."""
+
+    change: str
+    """What to set, in the words of the command line."""
+    why: str
+    cost: str
+    """What it costs: nothing, time, accuracy or money."""
+    saved_bytes: int
+    """Bytes on the GPU that it saves at the same micro-batch."""
+    fits: bool
+    micro_batch_size: int
+    """The micro-batch that the figures are for."""
+    device_total_bytes: int
+    update: Mapping[str, Any] = field(default_factory=dict)
+    """The same as fields of the job; empty for another GPU."""
+    settings: tuple[str, ...] = ()
+    """The same in the words of the configuration that was checked; empty for another GPU."""
+    batch: tuple[str, ...] = ()
+    """The batch to set beside it, in the same words, if the configuration has another."""
+    card: str = ""
+    """The name and size of another GPU."""
