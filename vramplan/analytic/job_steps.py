@@ -147,11 +147,17 @@ class JobSteps:
         )
 
     def timeline(self, micro: int, steps: int) -> Timeline:
-        """The first GPU's timeline at a batch."""
+        """The first GPU's timeline at a batch.
+
+        Raises:
+            VramplanError: for a job that cannot run or is not modelled.
+        """
         job = with_batch(self.job, micro, steps)
         with no_cycle_collection():
             at = self.scaling.step(micro, steps)
-            return self._timelines(at, self.shape(at, job))[0]
+            shape = self.shape(at, job)
+            self._checked(shape.step)
+            return self._timelines(at, shape)[0]
 
     def shape(self, at: StepAt, job: Job) -> Shape:
         """What a step has in common with those of other micro-batches.
