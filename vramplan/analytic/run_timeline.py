@@ -48,7 +48,7 @@ class StepKinds(Kinds):
         self.streams = Kinds(layout.storages).streams
         self.in_kernel = layout.in_kernel
         self.first, self.describe = layout.first, describe
-        self.sizes = array("q", [storage.rounded_bytes for storage in layout.storages])
+        self.sizes = passes.longs([storage.rounded_bytes for storage in layout.storages])
         self.sizes[self.first : self.first + len(sizes)] = _rounded(sizes)
 
     def __getitem__(self, number: int) -> Storage:  # type: ignore[override]
@@ -136,4 +136,4 @@ def gathered_bytes(step: Step) -> int:
 
 def _rounded(sizes: Sequence[int]) -> array[int]:
     """Sizes rounded up to whole blocks."""
-    return array("q", [(size + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES for size in sizes])
+    return passes.longs([(size + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES for size in sizes])

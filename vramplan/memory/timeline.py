@@ -73,7 +73,7 @@ class Kinds(Sequence[Storage]):
     @cached_property
     def sizes(self) -> array[int]:
         """Rounded bytes of each."""
-        return array("q", [storage.rounded_bytes for storage in self])
+        return passes.longs([storage.rounded_bytes for storage in self])
 
     @cached_property
     def in_kernel(self) -> list[bool]:
