@@ -38,7 +38,7 @@ def random_settings(choose: random.Random) -> AllocatorSettings:
     """Any options of the allocator, one of two by default."""
     return AllocatorSettings(
         expandable_segments=choose.random() < 0.5,
-        max_split_size=choose.choice((UNLIMITED, UNLIMITED, 200 * MiB, 40 * MiB, 21 * MiB, 0)),
+        max_split_size=choose.choice((UNLIMITED, UNLIMITED, 60 * MiB, 40 * MiB, 21 * MiB, 20 * MiB, 0)),
         max_non_split_rounding=choose.choice((20 * MiB, MiB, 0)),
         roundup_power2_divisions=choose.choice((0, 0, 1, 2, 3, 4, 8, 1 << 60)),
     )
@@ -47,9 +47,10 @@ def random_settings(choose: random.Random) -> AllocatorSettings:
 def random_events(choose: random.Random, longest: int = 1500) -> Events:
     """Few or many kinds, much or little alive at a time, on one stream or several."""
     kinds, events, live = array("i"), array("i"), []
-    sizes = array("q", _sizes(choose))
+    comb = choose.random() < 0.2  # many free blocks of one size, between others that are in use
+    sizes = array("q", [64 * KiB, 128 * KiB, 192 * KiB] if comb else _sizes(choose))
     stays = choose.uniform(0.3, 0.7)
-    if choose.random() < 0.2:  # many free blocks of one size, between others that are in use
+    if comb:
         live = list(range(0, 200, 2))
         kinds.extend([0] * 200)
         events.extend(range(200))
@@ -78,7 +79,7 @@ def _sizes(choose: random.Random) -> list[int]:
             lambda: int(2 ** choose.uniform(0, 28)),
             lambda: choose.choice((choose.randrange(MiB), choose.randrange(MiB, 200 * MiB))),
             lambda: max(0, choose.choice(EDGES) + choose.randrange(-2, 3)),
-            lambda: 10 * MiB * choose.randrange(1, 9),  # pages of expandable segments
+            *2 * [lambda: 10 * MiB * choose.randrange(1, 9)],  # whole pages of expandable segments, or half
         )
     )
     return [draw() for _ in range(choose.choice((1, 4, 30, 800)))]

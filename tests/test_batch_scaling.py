@@ -1,62 +1,146 @@
-"""A step scaled in the micro-batch is the step that is simulated, storage by storage."""
+"""Steps whose simulations are shared: timelines and estimates are those of a simulation of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from vramplan.analytic import estimator
-from vramplan.analytic.batch_scaling import BatchScaling
-from vramplan.inputs.catalog import find_gpu, find_model
-from vramplan.inputs.gpu import Gpu
-from vramplan.memory.batch_scaling import ScaledTimeline
-from vramplan.memory.estimate import PartialEstimate
+from tests.helpers import card_of, spec_of
+from vramplan.analytic import batch_scaling
+from vramplan.analytic.estimator import begin
+from vramplan.analytic.job_steps import JobSteps, with_batch
+from vramplan.analytic.prepare import prepare
+from vramplan.analytic.run_timeline import SimulatedRun
+from vramplan.analytic.unfolded_step import Step
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
+from vramplan.memory.estimate import Estimate
+from vramplan.memory.timeline import Timeline
 from vramplan.planner.job_defaults import complete_job
 
-SIMULATED = (2, 3, 6, 11, 64, 65, 66)
+MICROS = (2, 3, 6, 11, 64, 66, 65)
 """At 512 tokens tensors outgrow the allocator's small pool one after another, and with it what a step leaves out."""
+FEW_LAYERS: dict[str, Any] = {"num_hidden_layers": 4}
+SHARED: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
+    ("qwen2.5-0.5b", {}, "rtx4090", {"method": "lora", "sequence_length": 512}),
+    ("gemma-2-2b", {}, "t4", {"method": "full", "sequence_length": 777, "checkpointing": "none"}),
+    (
+        "qwen3-30b-a3b",
+        FEW_LAYERS,
+        "h200-sxm",
+        {"method": "qlora", "sequence_length": 512, "gradient_accumulation_steps": 4},
+    ),
+    ("smolvlm-256m-instruct", {}, "rtx4090", {"method": "dora", "sequence_length": 2048}),
+    ("qwen2.5-0.5b", {}, "rtx4090", {"method": "full", "num_gpus": 2, "strategy": "fsdp"}),
+    ("t5-small", {}, "rtx4090", {"method": "full", "sequence_length": 512}),
+    ("smollm2-135m", {}, "h100", {"method": "full", "batches": "packed"}),
+    ("smollm2-135m", {}, "a100-80gb", {"attention": "eager", "loop": "plain", "gradient_accumulation_steps": 2}),
+    ("qwen2.5-0.5b", {}, "rtx3090", {"method": "full", "num_gpus": 4, "strategy": "zero3", "autocast": "none"}),
+    ("qwen2.5-0.5b", {}, "rtx4090", {"num_gpus": 3, "strategy": "device_map", "gradient_accumulation_steps": 2}),
+    ("smollm2-135m", {}, "rtx4090", {"lengths": (100, 300, 512), "sequence_length": 512}),
+    ("whisper-small", {}, "rtx4090", {"method": "lora", "gradient_accumulation_steps": 3}),
+]
+GROWING: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
+    ("qwen3-30b-a3b", FEW_LAYERS, "h100", {"experts": "linear", "quantize": "nf4", "sequence_length": 512}),
+    (
+        "qwen3-30b-a3b",
+        FEW_LAYERS,
+        "h100",
+        {"experts": "linear", "num_gpus": 2, "strategy": "zero2", "autocast": "none", "gradient_accumulation_steps": 2},
+    ),
+    ("smollm2-135m", {}, "h100", {"method": "full", "loss": "chunked"}),
+    ("qwen2.5-0.5b", {}, "h100", {"method": "full", "loss": "liger", "gradient_accumulation_steps": 8}),
+]
+"""Operations depend on sizes: small storages of experts are one, and some losses come in chunks."""
 
 
-def scaled(
-    model: str, gpu_name: str, settings: dict[str, Any]
-) -> tuple[BatchScaling, Gpu, Callable[[int], PartialEstimate]]:
-    """A step scaled in the micro-batch, the GPU, and the simulation of the same step."""
-    spec, gpu = find_model(model), find_gpu(gpu_name)
-    assert spec is not None
-    job = complete_job(spec, gpu, settings)
-    step_spec, plan, _ = estimator.prepare(spec, job, gpu)
-    scaling = BatchScaling(step_spec, plan)
-    return scaling, gpu, lambda micro: estimator.begin(spec, job.model_copy(update={"micro_batch_size": micro}), gpu)
+def question(model: str, config: dict[str, Any], gpu_name: str, settings: dict[str, Any]) -> tuple[ModelSpec, Job, Any]:
+    spec, gpu = spec_of(model, **config), card_of(gpu_name)
+    return spec, complete_job(spec, gpu, settings), gpu
 
 
-@pytest.mark.parametrize(
-    ("model", "gpu_name", "settings"),
-    [
-        ("qwen2.5-0.5b", "rtx4090", {"method": "lora", "sequence_length": 512}),
-        ("gemma-2-2b", "t4", {"method": "full", "sequence_length": 777, "checkpointing": "none"}),
-        ("qwen3-30b-a3b", "h200-sxm", {"method": "qlora", "sequence_length": 512, "gradient_accumulation_steps": 4}),
-        ("smolvlm-256m-instruct", "rtx4090", {"method": "dora", "sequence_length": 2048}),
-        ("qwen2.5-0.5b", "rtx4090", {"method": "full", "num_gpus": 2, "strategy": "fsdp"}),
-        ("t5-small", "rtx4090", {"method": "full", "sequence_length": 512}),
-    ],
-)
-def test_a_scaled_timeline_is_the_simulated_one(model: str, gpu_name: str, settings: dict[str, Any]) -> None:
-    scaling, gpu, begin = scaled(model, gpu_name, settings)
-    for micro in SIMULATED:
-        assert scaling.covers(micro)
-        simulated, timeline = begin(micro).timeline, scaling.timeline(micro, gpu)
-        assert simulated is not None
-        unscaled = ScaledTimeline(simulated, micro)
-        assert timeline.events == unscaled.events
-        assert timeline.streams == unscaled.streams
-        assert timeline.sizes(micro) == unscaled.sizes(micro) == simulated.sizes()
-        assert timeline.peak(micro) == max(simulated.live_bytes(with_kernels=False))
-    assert len(scaling.timelines) < len(SIMULATED)
+def assert_same(shared: Timeline, fresh: Timeline) -> None:
+    """Event by event and storage by storage: sizes, streams, and how each is described."""
+    assert shared.events == fresh.events
+    assert list(shared.marks) == list(fresh.marks)
+    streams = [kinds.streams or [0] * len(kinds) for kinds in (shared.kinds, fresh.kinds)]
+    for one, other in set(zip(shared.kind_of, fresh.kind_of, strict=True)):
+        storage = fresh.kinds[other]
+        assert shared.kinds[one] == storage
+        assert shared.kinds.sizes[one] == fresh.kinds.sizes[other] == storage.rounded_bytes
+        assert shared.kinds.in_kernel[one] == fresh.kinds.in_kernel[other] == storage.in_kernel
+        assert streams[0][one] == streams[1][other] == storage.stream
+    assert shared.peak_bytes(with_kernels=False) == max(fresh.live_bytes(with_kernels=False))
 
 
-def test_sizes_are_not_linear_if_rows_of_all_samples_are_padded_together() -> None:
-    scaling, *_ = scaled("qwen2-vl-2b-instruct", "t4", {"method": "lora", "sequence_length": 2048})
-    assert not scaling.covers(2)
-    assert not scaling.is_linear
+def assert_equal(shared: Estimate, fresh: Estimate) -> None:
+    """Every number and text but the timeline's, one by one, so that a difference is shown."""
+    for field in fields(Estimate):
+        if field.compare:
+            assert getattr(shared, field.name) == getattr(fresh, field.name), field.name
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The micro-batches of all steps that are simulated to be shared."""
+    micros: list[int] = []
+    simulate = batch_scaling.simulate_step
+
+    def counted(setting: Any, steps: int) -> Any:
+        micros.append(setting.job.micro_batch_size)
+        return simulate(setting, steps)
+
+    monkeypatch.setattr(batch_scaling, "simulate_step", counted)
+    return micros
+
+
+@pytest.mark.parametrize("case", [*SHARED, *GROWING], ids=str)
+def test_shared_steps_are_those_of_simulations_of_their_own(case: Any, simulated: list[int]) -> None:
+    spec, job, gpu = question(*case)
+    accumulation = job.gradient_accumulation_steps
+    steps = JobSteps(spec, job, gpu)
+    shared = {micro: steps.begin(micro, accumulation) for micro in MICROS}
+    if case in SHARED:
+        assert {*simulated} == {2, 3, 129}
+    else:
+        assert {*MICROS} <= {*simulated}
+    for micro in MICROS if case in SHARED else MICROS[-1:]:
+        one, alone = shared[micro], begin(spec, with_batch(job, micro, accumulation), gpu)
+        assert one.lower_bound_bytes == alone.lower_bound_bytes
+        assert (one.timeline is None) == (alone.timeline is None) == (job.strategy == "device_map")
+        if one.timeline is not None and alone.timeline is not None:
+            assert_same(one.timeline, alone.timeline)
+        if micro == MICROS[-1]:
+            assert one.seconds is not None
+            assert alone.seconds is not None
+            assert one.seconds(card_of("t4")) == alone.seconds(card_of("t4"))
+            assert_equal(one.complete(), alone.complete())
+
+
+@pytest.mark.parametrize("case", SHARED, ids=str)
+def test_a_timeline_is_that_of_a_run_laid_out_alone(case: Any) -> None:
+    """With all micro-steps of the job, and nothing that estimates share."""
+    spec, job, gpu = question(*case)
+    job = with_batch(job, 5, job.gradient_accumulation_steps)
+    setting, plan, _ = prepare(spec, job, gpu)
+    run = SimulatedRun(Step(setting, plan, gpu))
+    steps = JobSteps(spec, job.model_copy(update={"lengths": None}), gpu)
+    assert_same(steps.timeline(5, job.gradient_accumulation_steps), run.timeline)
+
+
+def test_images_that_are_padded_together_are_simulated_one_by_one(simulated: list[int]) -> None:
+    """Qwen2-VL attends over the patches of all images; sizes grow with their square."""
+    spec, job, gpu = question(
+        "qwen2-vl-2b-instruct", {}, "t4", {"method": "lora", "sequence_length": 2048, "attention": "eager"}
+    )
+    steps = JobSteps(spec, job, gpu)
+    for micro in (2, 5, 7):
+        shared = steps.begin(micro, 1)
+        fresh = begin(spec, with_batch(job, micro, 1), gpu)
+        assert shared.timeline is not None
+        assert fresh.timeline is not None
+        assert_same(shared.timeline, fresh.timeline)
+        assert_equal(shared.complete(), fresh.complete())
+    assert {2, 5, 7} <= {*simulated}

@@ -10,6 +10,7 @@ import sys
 from array import array
 from collections.abc import Callable
 from importlib.machinery import ExtensionFileLoader
+from itertools import product
 from pathlib import Path
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
@@ -218,15 +219,17 @@ def test_kinds_share_sizes_and_streams() -> None:
 
 
 @needs_library
-def test_the_block_that_can_grow_least_is_taken() -> None:
-    """Of three free blocks of 20 MiB, the one before the smallest gap of released pages; the others can grow."""
-    sizes = array("q", [20 * MiB, 40 * MiB, 60 * MiB, 100 * MiB, 45 * MiB])
-    storages = array("i", [0, 2, 0, 1, 0, 0, 0, 3, 0, 4, 4])
+@pytest.mark.parametrize("gaps", list(product((1, 2, 3), repeat=3)))
+def test_the_block_that_can_grow_least_is_taken(gaps: tuple[int, int, int]) -> None:
+    """Of three free blocks of a page, each before a gap of so many pages that were released."""
+    page = 20 * MiB
+    sizes = array("q", [page, *(page * gap for gap in gaps), 5 * page, 45 * MiB])
+    storages = array("i", [0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 5])
     events = [*range(7), ~1, ~3, ~5, 7, ~0, ~2, ~4]  # for 7, the pages of 1, 3 and 5 are released
-    events += [8, 9, 10]  # 8 goes where 4 was; were it where 2 was, 10 would need 20 MiB more
+    events += [8, 9, 10]  # 8 takes one of the blocks; 9 and 10 grow others
     case = passes_cases.Events(array("i", events), storages, sizes, None)
-    run = compare(case, 270 * MiB, AllocatorSettings(expandable_segments=True))
-    assert (run.num_retries, run.out_of_memory, run.peak_reserved_bytes) == (1, False, 240 * MiB)
+    for pages in range(4 + sum(gaps), 20):
+        compare(case, pages * page, AllocatorSettings(expandable_segments=True))
 
 
 def test_passes_by_hand() -> None:

@@ -46,7 +46,7 @@ def test_targets_that_cannot_be_met_name_the_nearest(target: int, cards: int, sa
 def fake(need: int, per_sample: int, seconds: float = 1.0, fixed: float = 0.0) -> Any:
     """An estimator with a straight line for memory and time."""
 
-    def begin(spec: Any, job: Job, card: Any) -> PartialEstimate:
+    def begin(spec: Any, job: Job, card: Any, several: bool = False) -> PartialEstimate:
         return PartialEstimate(0, lambda: estimate(job))
 
     def estimate(job: Job) -> Estimate:

@@ -305,7 +305,8 @@ def test_why_rows_are_not_kept_is_said_with_v(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(disk_cache, "_notice", None)
     flags = ["--models", "pythia-70m", "--gpus", "t4", "--jobs", "1"]
     assert run(tmp_path, *flags).stderr == ""
-    assert run(tmp_path, *flags, "-v").stderr == f"results are not kept: {tmp_path / 'cache'} is not a folder\n"
+    said = f"vramplan: results are not kept: {tmp_path / 'cache'} is not a folder\n"
+    assert run(tmp_path, *flags, "-v").stderr == said
 
 
 def test_the_search_looks_past_holes() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,22 @@ def test_cells_are_what_suggest_says(models: list[str], methods: list[str], leng
         assert (cell.value, cell.refused) == expected, asked
         seen.add(cell.value)
     assert len(seen) > 2
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "job"),
+    [
+        ("olmoe-1b-7b-0924", "t4", {}),
+        ("qwen2.5-0.5b", "h100", {"lora_targets": "none_of_them"}),
+        ("olmoe-1b-7b-0924", "h100", {"num_gpus": 2, "strategy": "fsdp"}),
+    ],
+)
+def test_what_suggest_refuses_is_refused(model: str, gpu: str, job: dict[str, Any]) -> None:
+    """What only the simulated step shows: routers, names of layers."""
+    with pytest.raises(VramplanError) as refusal:
+        vramplan.suggest(model, gpu, 2, advice=False, **job)
+    with pytest.raises(ConfigError, match="no cell of the table can run: " + re.escape(str(refusal.value))):
+        filled([model], [gpu], **job)
 
 
 def test_speed_is_what_the_largest_batch_takes() -> None:

@@ -41,13 +41,31 @@ MAX_BATCHES = 16
 class Shape:
     """What steps with the same events have in common, whatever the sizes of their storages."""
 
-    step: Step
+    record: StepRecord
+    in_layer: Sequence[bool]
+    """Whether a layer allocates it, for each storage of the record."""
     layouts: Mapping[int, Layout]
     """The timeline of each GPU; only one if all do the same."""
     first: Sequence[tuple[int, int]]
     """Number of each kernel of the first micro-step in the record, and how often it runs."""
     further: Sequence[tuple[int, int]]
     """The same for a further micro-step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What all steps of a job have in common, whatever the batch."""
+
+    num_parameters: int
+    num_vision_parameters: int
+    num_trainable_parameters: int
+    num_trained: int
+    """Number of tensors that the optimizer updates."""
+    trained_bytes: int
+    gathered_bytes: int
+    """Highest bytes of sharded weights that are gathered at a time in a forward without gradients."""
+    notes: tuple[str, ...]
+    """Notes on the job, which fits the model's layers."""
 
 
 class JobSteps:
@@ -73,8 +91,7 @@ class JobSteps:
         self._evaluations: dict[tuple[int, int], Unfolded] = {}
         self._of_length: dict[int, JobSteps] = {}
         self._pieces: dict[int, Pieces] = {}
-        self._notes: tuple[str, ...] | None = None
-        self._gathered_bytes: int | None = None
+        self._weights: Weights | None = None
 
     def shares_scaling(self, spec: ModelSpec, job: Job, card: Gpu) -> bool:
         """Whether another job's storages are simulated alike: they differ in the batch, and in the GPU's size."""
@@ -104,7 +121,6 @@ class JobSteps:
         with no_cycle_collection():
             at = self.scaling.step(micro, steps, several)
             shape = self.shape(at, job)
-            notes = self._checked(shape.step)
             timelines = self._timelines(at, shape) if job.lengths is None else self._varied(at, shape, job, several)
             peaks = {gpu: timeline.peak_bytes(with_kernels=False) for gpu, timeline in timelines.items()}
         lower_bound_bytes = max(peaks.values()) + outside_bytes(job, self.card)
@@ -112,10 +128,10 @@ class JobSteps:
         @cache
         def complete() -> Estimate:
             with no_cycle_collection():
-                evaluations = self._evaluation_bytes(shape.step, micro, several)
+                evaluations = self._evaluation_bytes(micro, several)
                 estimates = {}
                 for gpu, timeline in timelines.items():
-                    simulated = self._simulated(at, shape, job, timeline, evaluations[gpu], notes)
+                    simulated = self._simulated(at, shape, job, timeline, evaluations[gpu])
                     estimates[gpu] = summarize(simulated, self.spec.name, job, self.card, peaks[gpu])
             if self.setting.device_map is None:
                 return estimates[0]
@@ -127,11 +143,15 @@ class JobSteps:
             lower_bound_bytes,
             complete,
             timelines[0] if len(timelines) == 1 else None,
-            lambda on: step_seconds(at, shape, on),
+            lambda on: self._seconds(at, shape, on),
         )
 
     def timeline(self, micro: int, steps: int) -> Timeline:
-        """The first GPU's timeline at a batch."""
+        """The first GPU's timeline at a batch.
+
+        Raises:
+            VramplanError: for a job that cannot run or is not modelled.
+        """
         job = with_batch(self.job, micro, steps)
         with no_cycle_collection():
             at = self.scaling.step(micro, steps)
@@ -147,17 +167,24 @@ class JobSteps:
         if key not in self._shapes:
             setting = replace(self.setting, job=job)
             step = Step(setting, self.plan, self.card, record=at.record, sizes=at.sizes)
-            first, further = step.kernels()
-            self._shapes[key] = Shape(step, SimulatedRun(step).layouts, first, further)
+            if self._weights is None:
+                self._weights = self._checked(step)
+            in_layer = [at.record.sections[section].layer is not None for section in step.unfolded.section_of]
+            self._shapes[key] = Shape(at.record, in_layer, SimulatedRun(step).layouts, *step.kernels())
         return self._shapes[key]
+
+    @property
+    def weights(self) -> Weights:
+        """What all steps of the job have in common; known once there is one."""
+        assert self._weights is not None
+        return self._weights
 
     def _timelines(self, at: StepAt, shape: Shape) -> dict[int, Timeline]:
         """Timeline by GPU."""
-        step, storage = shape.step, at.storage
+        vocabulary = self.setting.architecture.shape(self.setting.config).vocabulary
 
         def described(number: int) -> Storage:
-            in_layer = step.record.sections[step.unfolded.section_of[number]].layer is not None
-            return describe(storage(number), number in step.record.kept, in_layer, step.vocabulary)
+            return describe(at.storage(number), number in shape.record.kept, shape.in_layer[number], vocabulary)
 
         return {gpu: layout.timeline(at.sizes, described) for gpu, layout in shape.layouts.items()}
 
@@ -181,62 +208,65 @@ class JobSteps:
 
         return {gpu: varied(on(gpu), job, self._pieces) for gpu in shape.layouts}
 
-    def _checked(self, step: Step) -> tuple[str, ...]:
-        """Notes on the job, which fits the model's layers.
+    def _checked(self, step: Step) -> Weights:
+        """What all steps of the job have in common.
 
         Raises:
-            VramplanError: if it does not.
+            VramplanError: if the job does not fit the model's layers.
         """
-        if self._notes is None:
-            job, record, pattern = self.job, step.record, self.setting.peft_experts
-            check_mixture(job, record.routers, self.card.runs_flash, pattern)
-            layers, modules = linear_names(record, pattern), saved_names(record)
-            notes = check_adapters(job, record.widths, layers, {*modules, *record.routers}, pattern)
-            notes += check_saved(job.modules_to_save or (), record.widths, modules, layers)
-            check_weights(job, ((weight.name, weight.shape) for weight in step.trained))
-            self._notes = (*self.notes, *notes, *mixture_notes(self.spec, job, record.routers, pattern))
-        return self._notes
+        job, record, pattern = self.job, step.record, self.setting.peft_experts
+        check_mixture(job, record.routers, self.card.runs_flash, pattern)
+        layers, modules = linear_names(record, pattern), saved_names(record)
+        notes = check_adapters(job, record.widths, layers, {*modules, *record.routers}, pattern)
+        notes += check_saved(job.modules_to_save or (), record.widths, modules, layers)
+        check_weights(job, ((weight.name, weight.shape) for weight in step.trained))
+        notes += mixture_notes(self.spec, job, record.routers, pattern)
+        return Weights(
+            step.num_parameters,
+            step.num_vision_parameters,
+            sum(weight.num_elements for weight in step.trained),
+            len(step.trained),
+            sum(weight.num_bytes for weight in step.trained),
+            gathered_bytes(step),
+            (*self.notes, *notes, *count_notes(self.spec, step.num_parameters)),
+        )
 
-    def _evaluation_bytes(self, step: Step, micro: int, several: bool) -> dict[int, int]:
+    def _evaluation_bytes(self, micro: int, several: bool) -> dict[int, int]:
+        """Highest bytes of a forward without gradients beside the model and its states, by GPU."""
         at = self.scaling.evaluation(micro, several)
         key = id(at.record), num_small(at)
         if key not in self._evaluations:
             self._evaluations[key] = unfold(at.record, self.plan, at.sizes, brief=True)
-        if self._gathered_bytes is None:
-            self._gathered_bytes = gathered_bytes(step)
-        peaks = evaluation_bytes(step, self._evaluations[key], at.sizes)
-        return {gpu: peak + self._gathered_bytes for gpu, peak in peaks.items()}
+        peaks = evaluation_bytes(self._evaluations[key], at.sizes, self.setting.placement.gpus)
+        return {gpu: peak + self.weights.gathered_bytes for gpu, peak in peaks.items()}
 
     def _simulated(
-        self, at: StepAt, shape: Shape, job: Job, timeline: Timeline, evaluation_bytes: int, notes: tuple[str, ...]
+        self, at: StepAt, shape: Shape, job: Job, timeline: Timeline, evaluation_bytes: int
     ) -> SimulatedStep:
-        step, setting = shape.step, self.setting
-        micro_step_seconds, optimizer_seconds = step_seconds(at, shape, self.card)
+        setting = self.setting
+        micro_step_seconds, update_seconds = self._seconds(at, shape, self.card)
         return SimulatedStep(
             by="analytic",
             timeline=timeline,
             evaluation_bytes=evaluation_bytes,
-            num_parameters=step.num_parameters,
-            num_trainable_parameters=sum(weight.num_elements for weight in step.trained),
+            num_parameters=self.weights.num_parameters,
+            num_trainable_parameters=self.weights.num_trainable_parameters,
             micro_step_seconds=micro_step_seconds,
-            optimizer_seconds=optimizer_seconds,
+            optimizer_seconds=update_seconds,
             flops_per_micro_step=flops([(at.kernels[at.kernel_of[number]], times) for number, times in shape.first]),
             versions=VERSIONS_LINEAR_EXPERTS if setting.linear_experts else VERSIONS,
-            notes=(*notes, *self._count_notes(step)),
+            notes=self.weights.notes,
             picture=None if setting.vision is None else setting.vision.image,
-            num_vision_parameters=step.num_vision_parameters,
+            num_vision_parameters=self.weights.num_vision_parameters,
             inputs_text=describe_inputs(self.spec, job),
         )
 
-    def _count_notes(self, step: Step) -> list[str]:
-        """A note if the published files hold another number of elements than the estimate counts."""
-        spec, counted = self.spec, step.num_parameters
-        if spec.num_parameters == counted or spec.stored_parameters in (None, counted):
-            return []
-        return [
-            f"the published files hold {spec.stored_parameters:,} elements, the estimate counts {counted:,} parameters:"
-            f" buffers, a stored copy of a tied head, or a variant of {spec.model_type} that is not supported"
-        ]
+    def _seconds(self, at: StepAt, shape: Shape, card: Gpu) -> tuple[float, float]:
+        """Roofline times of a micro-step (the second, if there are two) and of the optimizer's step on a GPU."""
+        runs = shape.further or shape.first
+        kernels = [(at.kernels[at.kernel_of[number]], times) for number, times in runs]
+        update = optimizer_seconds(self.job.optimizer, self.weights.trained_bytes, self.weights.num_trained, card)
+        return seconds(kernels, card), update
 
 
 def with_batch(job: Job, micro: int, steps: int) -> Job:
@@ -250,11 +280,14 @@ def num_small(at: StepAt) -> int:
     return small - sum(at.sizes[number] <= SMALL_SIZE for number in at.record.waiting)
 
 
-def step_seconds(at: StepAt, shape: Shape, card: Gpu) -> tuple[float, float]:
-    """Roofline time of a micro-step and of the optimizer's step on a GPU; the second micro-step's if there are two."""
-    step, runs = shape.step, shape.further or shape.first
-    kernels = [(at.kernels[at.kernel_of[number]], times) for number, times in runs]
-    return seconds(kernels, card), optimizer_seconds(step.job.optimizer, step.trained, card)
+def count_notes(spec: ModelSpec, counted: int) -> list[str]:
+    """A note if the published files hold another number of elements than the estimate counts."""
+    if spec.num_parameters == counted or spec.stored_parameters in (None, counted):
+        return []
+    return [
+        f"the published files hold {spec.stored_parameters:,} elements, the estimate counts {counted:,} parameters:"
+        f" buffers, a stored copy of a tied head, or a variant of {spec.model_type} that is not supported"
+    ]
 
 
 def linear_names(record: StepRecord, pattern: str) -> list[str]:

@@ -6,7 +6,7 @@ The second step is the one that counts: optimizer states exist by then while gra
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -118,19 +118,16 @@ class SimulatedRun:
         return Layout(record.kinds, first, in_kernel, record.kind_of, record.events, record.marks)
 
 
-def evaluation_bytes(step: Step, unfolded: Unfolded, sizes: Sequence[int]) -> dict[int, int]:
+def evaluation_bytes(unfolded: Unfolded, sizes: Sequence[int], gpus: Iterable[int]) -> dict[int, int]:
     """Highest bytes of live tensors in a forward without gradients, without weights and states, by GPU.
 
     Args:
-        step: the training step.
         unfolded: the evaluation.
         sizes: the bytes of each of its simulated storages.
+        gpus: numbers of the GPUs.
     """
     rounded = array("q", [round_up(size, BLOCK_BYTES) for size in sizes])
-    return {
-        card: passes.peak_bytes(unfolded.on_card(card, unfolded.events), unfolded.source, rounded)
-        for card in step.setting.placement.gpus
-    }
+    return {card: passes.peak_bytes(unfolded.on_card(card, unfolded.events), unfolded.source, rounded) for card in gpus}
 
 
 def gathered_bytes(step: Step) -> int:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from vramplan.analytic.architectures.forward_pass import ForwardPass
 from vramplan.analytic.autograd import ops
-from vramplan.analytic.autograd.graph import LayerSection, StorageInfo, Tensor
+from vramplan.analytic.autograd.graph import LayerSection, Tensor
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.batch import Batch, as_handed, make_batch
 from vramplan.analytic.layers.modules import Modules
@@ -49,10 +49,12 @@ def simulate_step(setting: StepSpec, micro_steps: int) -> StepRecord:
     for number in range(micro_steps):
         phase = f"forward.{number}"
         tape.enter(phase, None)
+        tape.module = "inputs"
         if batch is None or job.loop == "plain":
             batch = make_batch(tape, setting, phase, job.micro_batch_size, job.gradient_accumulation_steps)
             if batch.waiting:
                 waiting = range(len(tape.storages) - len(batch.waiting), len(tape.storages))
+        tape.module = "inputs"  # a further micro-step's forward begins where the backward before it ended
         loss = run_forward(net, setting, phase, batch)
         tape.backward(f"backward.{number}", loss)
         steps_inside = job.strategy.startswith("zero") and number == micro_steps - 1

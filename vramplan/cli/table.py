@@ -151,10 +151,6 @@ def table(
         code = _update(tables, names, format, check, write, **work)
     else:
         _print(tables, format, **work)
-    if verbose:
-        from vramplan import disk_cache
-
-        say(disk_cache.notice() or "", end="\n" if disk_cache.notice() else "", file=sys.stderr)
     return code
 
 

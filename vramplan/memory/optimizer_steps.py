@@ -70,11 +70,9 @@ Step = Callable[[Recorder, Sequence[Weight], bool], None]
 
 def _adam_states(record: Recorder, group: Sequence[Weight], step_on_device: bool) -> None:
     """Adam._init_group: first the states of the whole group, in the dtype of the weight."""
-    for weight in group:
-        if step_on_device:
-            record.allocate(_state("step counters", (), "fp32"))
-        record.allocate(_state("exp_avg", weight.shape, weight.dtype))
-        record.allocate(_state("exp_avg_sq", weight.shape, weight.dtype))
+    counter = [_state("step counters", (), "fp32")] if step_on_device else []
+    states = cache(lambda shape, dtype: [*counter, *(_state(name, shape, dtype) for name in ("exp_avg", "exp_avg_sq"))])
+    record.allocate_all([state for weight in group for state in states(weight.shape, weight.dtype)])
 
 
 def adamw_fused(record: Recorder, group: Sequence[Weight], first: bool) -> None:
@@ -87,7 +85,7 @@ def adamw_foreach(record: Recorder, group: Sequence[Weight], first: bool) -> Non
     """A list of roots as large as all weights of the group (_multi_tensor_adam: exp_avg_sq_sqrt)."""
     if first:
         _adam_states(record, group, step_on_device=False)
-    roots = [record.allocate(_temporary("AdamW foreach roots", weight.shape, weight.dtype)) for weight in group]
+    roots = record.allocate_all([_temporary("AdamW foreach roots", weight.shape, weight.dtype) for weight in group])
     record.free_all(reversed(roots))
 
 

@@ -213,9 +213,16 @@ def check_weights(job: Job, trained: Iterable[tuple[str, tuple[int, ...]]]) -> N
             )
 
 
-def optimizer_seconds(name: str, weights: Sequence[steps.Weight], card: Gpu) -> float:
-    """Seconds of one optimizer step: its traffic over weights, gradients and states, or its launches if longer."""
+def optimizer_seconds(name: str, num_bytes: int, num_weights: int, card: Gpu) -> float:
+    """Seconds of one optimizer step: its traffic over weights, gradients and states, or its launches if longer.
+
+    Args:
+        name: the optimizer.
+        num_bytes: bytes of all trained weights.
+        num_weights: how many there are.
+        card: the GPU.
+    """
     record = optimizer_of(name)
-    traffic = record.state_passes * sum(weight.num_bytes for weight in weights)
+    traffic = record.state_passes * num_bytes
     bandwidth = card.bandwidth_bytes_per_second * BANDWIDTH_EFFICIENCY
-    return max(traffic / bandwidth, record.launches_per_weight * len(weights) * LAUNCH_SECONDS)
+    return max(traffic / bandwidth, record.launches_per_weight * num_weights * LAUNCH_SECONDS)

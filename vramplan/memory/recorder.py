@@ -37,6 +37,18 @@ class Recorder:
         self.events.append(number)
         return number
 
+    def allocate_all(self, storages: Sequence[Storage]) -> range:
+        """Allocate several in order and return their numbers."""
+        ids = list(map(id, storages))
+        for storage in dict(zip(ids, storages, strict=True)).values():
+            if id(storage) not in self._numbers:
+                self._numbers[id(storage)] = len(self.kinds)
+                self.kinds.append(storage)
+        numbers = range(len(self.kind_of), len(self.kind_of) + len(ids))
+        self.kind_of.extend(array("i", [self._numbers[key] for key in ids]))
+        self.events.extend(array("i", numbers))
+        return numbers
+
     def has(self, storage: Storage) -> bool:
         """Whether this object was allocated before."""
         return id(storage) in self._numbers

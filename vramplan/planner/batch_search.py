@@ -74,8 +74,8 @@ def search(
     estimates = EstimateCache(spec, job, gpu, estimator)
     fitting, too_large = _split_by_fit(every_pair, estimates)
     plans = _ranked([(pair, estimates(*pair)) for pair in fitting], job.data_parallel, run)
-    rejected = _rejected(too_large, estimates)
-    largest = _largest_micro_batch(fitting, too_large, estimates)
+    rejected = _rejected(too_large, fitting, estimates)
+    largest = _largest_micro_batch(every_pair, fitting, estimates)
     recommended = _recommend(plans)
     smallest = _smallest(every_pair, estimates)
     effects: list[LeverEffect] = []
@@ -118,19 +118,26 @@ def _split_by_fit(every_pair: list[Pair], estimates: EstimateCache) -> tuple[lis
     pairs do not (FSDP keeps whole gradients until the last micro-batch).
     """
     *accumulating, last = every_pair
-    num_fitting = 1 + bisect_largest(-1, len(accumulating), lambda index: estimates.fits(*accumulating[index]), first=0)
-    fitting, too_large = accumulating[:num_fitting], accumulating[num_fitting:]
-    return ([*fitting, last], too_large) if estimates.fits(*last) else (fitting, [*too_large, last])
+    smallest_too_large = 1 + bisect_largest(
+        -1, len(accumulating), lambda index: not estimates.too_large(*accumulating[index]), first=0
+    )
+    # each by itself: after fragmentation, a pair may fit although a smaller one does not
+    fitting = [pair for pair in (*accumulating[:smallest_too_large], last) if estimates.fits(*pair)]
+    return fitting, [pair for pair in every_pair if pair not in fitting]
 
 
-def _largest_micro_batch(fitting: list[Pair], too_large: list[Pair], estimates: EstimateCache) -> int:
+def _largest_micro_batch(every_pair: list[Pair], fitting: list[Pair], estimates: EstimateCache) -> int:
     """The largest micro-batch that fits at all, whether or not it divides the global batch."""
-    if not fitting:
-        return 0
-    low, steps = fitting[-1]
-    high = next((micro for micro, _ in too_large if micro > low), None)
+    low, steps = fitting[-1] if fitting else (0, every_pair[-1][1])
     room = estimates.gpu.plannable_bytes
-    top = largest_by_tensors(low, high, lambda micro: estimates.begin(micro, steps).lower_bound_bytes, room)
+
+    def tensor_bytes(micro: int) -> int:
+        return estimates.begin(micro, steps).lower_bound_bytes
+
+    if tensor_bytes(max(1, low)) > room:
+        return 0
+    high = next((micro for micro, _ in every_pair if micro > low and tensor_bytes(micro) > room), None)
+    top = largest_by_tensors(max(1, low), high, tensor_bytes, room)
     return largest_batch(low, top, lambda micro: estimates.fits(micro, steps))
 
 
@@ -177,11 +184,13 @@ def _recommend(plans: list[Plan]) -> Plan | None:
     return max(fastest, key=lambda plan: plan.estimate.headroom_bytes, default=None)
 
 
-def _rejected(too_large: list[Pair], estimates: EstimateCache) -> list[Rejected]:
+def _rejected(too_large: list[Pair], fitting: list[Pair], estimates: EstimateCache) -> list[Rejected]:
     rejected: list[Rejected] = []
+    largest = max((micro for micro, steps in fitting if steps > 1), default=0)
+    beyond = next((micro for micro, _ in too_large if micro > largest), None)
     for micro, steps in too_large:
-        if rejected:
-            rejected.append(Rejected(micro, steps, f"larger than {too_large[0][0]}, which does not fit"))
+        if beyond is not None and micro > beyond:
+            rejected.append(Rejected(micro, steps, f"larger than {beyond}, which does not fit"))
             continue
         need_bytes = estimates(micro, steps).device_total_bytes
         rejected.append(Rejected(micro, steps, _reason(estimates, micro, steps), need_bytes))

@@ -15,6 +15,7 @@ from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
+    from vramplan.analytic.step_record import RecordedWeight
     from vramplan.analytic.unfolded_step import Placed, Step
 
 
@@ -32,10 +33,22 @@ class Strategy:
 
     def load(self) -> None:
         """Load the model onto the GPU."""
-        self.load_whole(self.step.placed)
+        if any(weight.stored for weight in self.step.record.weights):
+            self.load_whole(self.step.placed)
+            return
+        known: dict[tuple[RecordedWeight, bool], list[Storage]] = {}
+        storages: list[Storage] = []
+        for one in self._begin_loading(self.step.placed):
+            key = one.parameter, one.layer is None
+            storages += known.get(key) or known.setdefault(key, one.storages())
+        self.record.allocate_all(storages)
 
     def load_whole(self, placed: Sequence[Placed]) -> dict[Placed, list[int]]:
-        """Load all of these weights; the numbers of their storages.
+        """Load all of these weights; the numbers of their storages."""
+        return {one: self._loaded(one) for one in self._begin_loading(placed)}
+
+    def _begin_loading(self, placed: Sequence[Placed]) -> Sequence[Placed]:
+        """The weights in the order that they are loaded.
 
         transformers requests the memory of what it loads onto the GPU in one piece before (modeling_utils.py:
         caching_allocator_warmup); it goes by name (core_model_loading.py: dot_natural_key), which puts the head first.
@@ -47,7 +60,7 @@ class Strategy:
             self.record.free(self.record.allocate(cached))
             head = [one for one in placed if one.parameter.name.startswith("lm_head") and not one.parameter.is_adapter]
             placed = list(dict.fromkeys((*head, *placed)))
-        return {one: self._loaded(one) for one in placed}
+        return placed
 
     def loaded_dtype(self, one: Placed) -> str | None:
         """Dtype that a weight is loaded in, if it is used in another."""
@@ -95,7 +108,7 @@ class Strategy:
         step = optimizer_of(optimizer or self.job.optimizer).step
         if self.job.loop == "trainer":  # clip_grad_norm_
             norm = Storage(4, "temporary", "gradient norms", "scalar")
-            norms = [record.allocate(norm) for _ in range(len(weights) + self.norms_from_elsewhere())]
+            norms = record.allocate_all([norm] * (len(weights) + self.norms_from_elsewhere()))
             record.free_all(reversed(norms))
         for group in self.groups(weights):
             step(record, group, first)

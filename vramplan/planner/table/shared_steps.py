@@ -105,10 +105,9 @@ class Shared:
         return round(micro * self.job.sequence_length / sum(seconds(gpu)))
 
     def _max_batch(self, limit: int) -> int:
-        if self.peak(1) > limit or not self.fits(1, limit):
+        if self.peak(1) > limit:
             return 0
         below = max(micro for micro, num_bytes in self.tensors.items() if num_bytes <= limit)
         above = min((micro for micro, num_bytes in self.tensors.items() if num_bytes > limit), default=None)
-        return largest_batch(
-            1, largest_by_tensors(below, above, self.peak, limit), lambda micro: self.fits(micro, limit)
-        )
+        top = largest_by_tensors(below, above, self.peak, limit)
+        return largest_batch(0, top, lambda micro: self.fits(micro, limit))
