@@ -155,9 +155,7 @@ class JobSteps:
         job = with_batch(self.job, micro, steps)
         with no_cycle_collection():
             at = self.scaling.step(micro, steps)
-            shape = self.shape(at, job)
-            self._checked(shape.step)
-            return self._timelines(at, shape)[0]
+            return self._timelines(at, self.shape(at, job))[0]
 
     def shape(self, at: StepAt, job: Job) -> Shape:
         """What a step has in common with those of other micro-batches.
