@@ -16,7 +16,7 @@ from vramplan.analytic.unfolded_step import Step, buffers_of
 from vramplan.memory import passes
 from vramplan.memory.overheads import cublas_workspace
 from vramplan.memory.recorder import Recorder
-from vramplan.memory.timeline import BLOCK_BYTES, Kinds, Mark, Storage, Timeline
+from vramplan.memory.timeline import BLOCK_BYTES, Kinds, Mark, Storage, Timeline, rounded_sizes
 
 LATER = Storage(0, "temporary", "a storage of the simulated step")
 """Stands for each storage of the simulated step, which is described when it is looked at: most never are."""
@@ -48,7 +48,7 @@ class StepKinds(Kinds):
         self.streams = Kinds(layout.storages).streams
         self.in_kernel = layout.in_kernel
         self.first, self.describe = layout.first, describe
-        self.sizes = passes.longs([storage.rounded_bytes for storage in layout.storages])
+        self.sizes = rounded_sizes(layout.storages)
         self.sizes[self.first : self.first + len(sizes)] = _rounded(sizes)
 
     def __getitem__(self, number: int) -> Storage:  # type: ignore[override]
@@ -134,6 +134,7 @@ def gathered_bytes(step: Step) -> int:
     return strategy_of(step, Recorder()).gathered_bytes()
 
 
+@passes.bounded
 def _rounded(sizes: Sequence[int]) -> array[int]:
     """Sizes rounded up to whole blocks."""
-    return passes.longs([(size + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES for size in sizes])
+    return array("q", [(size + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES for size in sizes])
