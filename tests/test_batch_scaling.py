@@ -119,15 +119,15 @@ def test_shared_steps_are_those_of_simulations_of_their_own(case: Any, simulated
             assert_equal(one.complete(), alone.complete())
 
 
-@pytest.mark.parametrize("case", SHARED, ids=str)
+@pytest.mark.parametrize("case", [*SHARED, *GROWING], ids=str)
 def test_a_timeline_is_that_of_a_run_laid_out_alone(case: Any) -> None:
-    """With all micro-steps of the job, and nothing that estimates share."""
+    """Both micro-steps simulated, and nothing that estimates share."""
     spec, job, gpu = question(*case)
-    job = with_batch(job, 5, job.gradient_accumulation_steps)
+    job = with_batch(job, 5, 3)
     setting, plan, _ = prepare(spec, job, gpu)
     run = SimulatedRun(Step(setting, plan, gpu))
     steps = JobSteps(spec, job.model_copy(update={"lengths": None}), gpu)
-    assert_same(steps.timeline(5, job.gradient_accumulation_steps), run.timeline)
+    assert_same(steps.timeline(5, 3), run.timeline)
 
 
 def test_images_that_are_padded_together_are_simulated_one_by_one(simulated: list[int]) -> None:

@@ -120,14 +120,17 @@ def check_lines(case: Case, order: tuple[int, ...], unseen: Sequence[int] = UNSE
 
 
 def check_second_micro_step(case: Case) -> None:
-    """Written from the first, it is what is simulated; a plain loop makes new batches, which repeats nothing."""
+    """Written from the first, it is what is simulated, unless it does not repeat the first.
+
+    A plain loop makes new batches, and a gradient that is used behind its weight is freed after that.
+    """
     _, simulate = simulations(case)
     micro = case.job.micro_batch_size
     job = case.job.model_copy(update={"gradient_accumulation_steps": 2})
     waiting = waiting_batches(prepare(spec_for(case.family), job, card_of(case.card))[0])
     one, two = simulate(micro, 1), simulate(micro, 2)
     assert (one.taken is None) == (job.loop == "plain"), case.name
-    if one.taken is None:
+    if one.taken is None or any(taken.is_used for taken in one.taken):
         with pytest.raises(ValueError, match="does not repeat the first"):
             with_second_micro_step(one, waiting)
     else:
@@ -171,6 +174,17 @@ def test_the_second_micro_step_of_rarer_settings() -> None:
 def test_every_second_micro_step_is_what_is_simulated(family: str) -> None:
     for case in cases_of(family):
         check_second_micro_step(case)
+
+
+def test_a_gradient_that_is_used_behind_its_weight() -> None:
+    """With one pair SigLIP's bias takes over the gradient that the product before it reads, a view of one number."""
+    case = next(case for case in cases_of("siglip") if case.job.method == "full" and case.job.loop == "trainer")
+    scaling, simulate = simulations(case)
+    used = {micro: [taken for taken in simulate(micro, 1).taken or () if taken.is_used] for micro in (1, 2)}
+    assert [taken.info.module for taken in used[1] if taken.info is not None] == ["loss"]
+    assert not used[2]
+    for micro in (1, 2):
+        assert_is(scaling.step(micro, 2), simulate(micro, 2))
 
 
 def test_the_sample_has_all_that_matters() -> None:

@@ -160,14 +160,19 @@ def with_second_micro_step(record: StepRecord, waiting: WaitingBatches) -> StepR
         waiting: the batches that wait.
 
     Raises:
-        ValueError: if something else than gradients and the batch outlives the first micro-step.
+        ValueError: if something else than gradients and the batch outlives the first micro-step, or a gradient is used
+            further behind its weight.
     """
     num_inputs = len(waiting.storages)
     end = next(number for number, section in enumerate(record.sections) if section.phase == "end")
     last = record.sections[end]
     alive = set(passes.live_at(record.events, last.first_event - 1))
     gradients = {number for weight in record.weights for number in weight.gradient}
-    if alive != {*range(num_inputs), *gradients} or record.taken is None:
+    if (
+        alive != {*range(num_inputs), *gradients}
+        or record.taken is None
+        or any(taken.is_used for taken in record.taken)
+    ):
         raise ValueError("a second micro-step does not repeat the first")
     copies = {record.events[taken.event] for taken in record.taken if taken.is_copied}
     repeated = [number for number in range(num_inputs, last.first_storage) if number not in copies]

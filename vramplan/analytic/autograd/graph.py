@@ -58,6 +58,8 @@ class TakenGradient(NamedTuple):
     added_bytes: int
     """Bytes that an addition moves."""
     dtype: str
+    is_used: bool
+    """Whether backward still uses the storage that the weight took over: a later micro-step frees it after that."""
 
 
 class LayerSection(NamedTuple):

@@ -89,6 +89,8 @@ class Tape:
         self.in_backward = False
         self.alone = _holders([Tensor(self, Resident(), (), "fp32")], 0)
         """Reference counts of a tensor that only one list holds."""
+        self.alone_view = _base_holders([Tensor(self, Resident(), (), "fp32").view()], 0)
+        """Reference counts of a tensor of which only one list holds a view."""
         self.unpacked: Node | None = None
 
     # -- recording ---------------------------------------------------------------------------------------------------
@@ -326,6 +328,7 @@ class Tape:
     def _accumulate(self, node: Accumulate, grads: Grads) -> None:
         """AccumulateGrad: add in place, take over a gradient that nothing else holds, or copy it."""
         alone = _holders(grads, 0)[0] == self.alone[0]  # other holders of the storage do not matter here
+        is_used = not self._only(grads, 0)
         grad = grads.pop()
         assert grad is not None
         node.reached = True
@@ -349,6 +352,7 @@ class Tape:
                     copies,
                     3 * grad.num_bytes,
                     grad.dtype,
+                    alone and is_used,
                 )
             )
         if copies:
@@ -360,6 +364,15 @@ class Tape:
             self.transient_gradients.update(grad.storage.ids)
         else:
             node.grad = grad
+
+    def _only(self, grads: Grads, index: int) -> bool:
+        """Whether nothing but this gradient, or the tensor that it is a view of, holds its storage."""
+        grad = grads[index]
+        assert grad is not None
+        if grad.base is not None:
+            return _base_holders(grads, index) == self.alone_view
+        del grad
+        return _holders(grads, index) == self.alone
 
     # -- modes -------------------------------------------------------------------------------------------------------
 
@@ -402,6 +415,15 @@ def _holders(tensors: Grads, index: int) -> tuple[int, int]:
     tensor = tensors[index]
     assert tensor is not None
     return getrefcount(tensor), getrefcount(tensor.storage)
+
+
+def _base_holders(views: Grads, index: int) -> tuple[int, int]:
+    """Reference counts of the tensor of which there is a view in a list, and of their storage."""
+    view = views[index]
+    assert view is not None
+    base = view.base
+    assert base is not None
+    return getrefcount(base), getrefcount(base.storage)
 
 
 def _detached(tensor: Tensor) -> Tensor:
