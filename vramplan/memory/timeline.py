@@ -5,11 +5,12 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import accumulate, chain
 from typing import overload
 
+from vramplan.dataclass import dataclass
 from vramplan.memory import passes
 from vramplan.units import round_up
 
