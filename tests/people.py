@@ -26,7 +26,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -119,7 +118,7 @@ def _apart_from_this_machine(folder: Path) -> Iterator[None]:
         cache = stack.enter_context(tempfile.TemporaryDirectory())
         stack.enter_context(patch.dict(os.environ, {"HF_HUB_OFFLINE": "1", "HF_HOME": cache}))
         stack.enter_context(patch.object(socket.socket, "connect", refuse))
-        stack.enter_context(patch.object(parsed_config, "version", side_effect=PackageNotFoundError))
+        stack.enter_context(patch.object(parsed_config, "installed_version", return_value=None))
         stack.callback(os.chdir, before)
         os.chdir(folder)
         yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -49,7 +48,7 @@ def come_to(name: str) -> dict[str, Any]:
     """What a configuration comes to, or what it is refused for."""
     try:
         found = from_path(FOLDER / name, None, {})
-        with patch.object(reading_module, "version", side_effect=PackageNotFoundError):  # whatever is installed here
+        with patch.object(reading_module, "installed_version", return_value=None):  # whatever is installed here
             reading = read(found, 1)
     except VramplanError as error:
         return {"error": error.spelled(_as_flag).replace(f"{FOLDER}/", "")}

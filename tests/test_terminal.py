@@ -133,10 +133,6 @@ def test_what_does_not_fit_has_a_need_too() -> None:
     assert "at least" not in text
     for change in found.advice:
         assert figures.gib(change.device_total_bytes) in text
-        spec, gpu = load_model(QWEN), load_gpu("rtx4090")
-        if change.update:
-            job = found.job.model_copy(update={**change.update, "gradient_accumulation_steps": 16})
-            assert estimate(spec, job, gpu).device_total_bytes == change.device_total_bytes
     rejected = vramplan.suggest("qwen2.5-0.5b", "rtx4090", 1024).rejected[0]
     assert rejected.device_total_bytes is not None
     assert f"{figures.gib(rejected.device_total_bytes)}  does not fit" in " ".join(printed("suggest a whole run", 80))

@@ -15,35 +15,40 @@ if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
 else:
 
-    def dataclass(*, frozen: bool = False, slots: bool = True, eq: bool = True, kw_only: bool = False) -> Callable:
-        """As :func:`dataclasses.dataclass` with slots, which may have defaults, factories and ``__post_init__``."""
-        assert slots
+    def dataclass(*, frozen: bool = False, slots: bool = False, eq: bool = True, kw_only: bool = False) -> Callable:
+        """As :func:`dataclasses.dataclass`, with these of its options."""
         methods = {"__repr__": _repr}
         if eq:
             methods |= {"__eq__": _eq, "__hash__": _hash if frozen else None}
         if frozen:
-            methods |= {
-                "__setattr__": _refuse_set,
-                "__delattr__": _refuse_delete,
-                "__getstate__": _get_state,
-                "__setstate__": _set_state,
-            }
+            methods |= {"__setattr__": _refuse_set, "__delattr__": _refuse_delete}
+        if frozen and slots:
+            methods |= {"__getstate__": _get_state, "__setstate__": _set_state}
 
         def make(cls: type) -> type:
             for name, method in methods.items():
                 if name not in vars(cls):
                     setattr(cls, name, method)
-            made = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
-            made.__init__ = _init(made)
+            made = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, kw_only=kw_only)(cls)
+            made.__init__ = _init(made, _SETTINGS[frozen, frozen and slots])
             compared = [field.name for field in dataclasses.fields(made) if field.compare]
-            made._compared = attrgetter(*compared) if compared else _nothing
+            made._compared = attrgetter(*compared) if compared else staticmethod(_nothing)
             return made
 
         return make
 
 
-def _init(cls: type) -> Callable[..., None]:
-    """``__init__``, which sets each slot by its descriptor, past the refusal to change it."""
+_SETTINGS = {
+    (False, False): " self.{name} = {value}",
+    (True, False): " self.__dict__['{name}'] = {value}",
+    (True, True): " set_{name}(self, {value})",
+}
+"""How ``__init__`` sets a field, by whether the class is frozen and whether it is so with slots: past the refusal to
+change it, a slot by its descriptor."""
+
+
+def _init(cls: type, setting: str) -> Callable[..., None]:
+    """``__init__``, compiled."""
     names: dict[str, Any] = {"MISSING": dataclasses.MISSING}
     parameters: list[str] = []
     only_keywords: list[str] = []
@@ -55,13 +60,14 @@ def _init(cls: type) -> Callable[..., None]:
         elif field.default_factory is not dataclasses.MISSING:
             names[f"make_{name}"], default = field.default_factory, "=MISSING"
             value = f"make_{name}() if {name} is MISSING else {name}"
-        names[f"set_{name}"] = getattr(cls, name).__set__
+        if setting is _SETTINGS[True, True]:
+            names[f"set_{name}"] = getattr(cls, name).__set__
         if not field.init:
             if default:
-                body.append(f" set_{name}(self, default_{name})")
+                body.append(setting.format(name=name, value=f"default_{name}"))
             continue
         (only_keywords if field.kw_only else parameters).append(name + default)
-        body.append(f" set_{name}(self, {value})")
+        body.append(setting.format(name=name, value=value))
     if hasattr(cls, "__post_init__"):
         body.append(" self.__post_init__()")
     listed = ", ".join(["self", *parameters, *(["*", *only_keywords] if only_keywords else [])])

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
 from vramplan.analytic.autograd.graph import LayerSection
 from vramplan.analytic.step_record import StepRecord
+from vramplan.dataclass import dataclass
 from vramplan.memory import passes
 from vramplan.memory.allocator import SMALL_SIZE
 

@@ -16,8 +16,7 @@ from vramplan.analytic.unfolded_step import Step, buffers_of
 from vramplan.memory import passes
 from vramplan.memory.overheads import cublas_workspace
 from vramplan.memory.recorder import Recorder
-from vramplan.memory.timeline import BLOCK_BYTES, Kinds, Mark, Storage, Timeline
-from vramplan.units import round_up
+from vramplan.memory.timeline import BLOCK_BYTES, Kinds, Mark, Storage, Timeline, rounded_sizes
 
 LATER = Storage(0, "temporary", "a storage of the simulated step")
 """Stands for each storage of the simulated step, which is described when it is looked at: most never are."""
@@ -49,8 +48,8 @@ class StepKinds(Kinds):
         self.streams = Kinds(layout.storages).streams
         self.in_kernel = layout.in_kernel
         self.first, self.describe = layout.first, describe
-        self.sizes = array("q", [storage.rounded_bytes for storage in layout.storages])
-        self.sizes[self.first : self.first + len(sizes)] = array("q", [round_up(size, BLOCK_BYTES) for size in sizes])
+        self.sizes = rounded_sizes(layout.storages)
+        self.sizes[self.first : self.first + len(sizes)] = _rounded(sizes)
 
     def __getitem__(self, number: int) -> Storage:  # type: ignore[override]
         storage = self.storages[number]
@@ -126,10 +125,16 @@ def evaluation_bytes(unfolded: Unfolded, sizes: Sequence[int], gpus: Iterable[in
         sizes: the bytes of each of its simulated storages.
         gpus: numbers of the GPUs.
     """
-    rounded = array("q", [round_up(size, BLOCK_BYTES) for size in sizes])
+    rounded = _rounded(sizes)
     return {card: passes.peak_bytes(unfolded.on_card(card, unfolded.events), unfolded.source, rounded) for card in gpus}
 
 
 def gathered_bytes(step: Step) -> int:
     """Highest bytes of sharded weights that are gathered at a time in a forward without gradients."""
     return strategy_of(step, Recorder()).gathered_bytes()
+
+
+@passes.bounded
+def _rounded(sizes: Sequence[int]) -> array[int]:
+    """Sizes rounded up to whole blocks."""
+    return array("q", [(size + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES for size in sizes])

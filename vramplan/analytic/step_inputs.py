@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 
 from vramplan.analytic.architectures import Architecture
 from vramplan.analytic.architectures.forward_pass import DevicePlacement
 from vramplan.analytic.architectures.vision_tower import VisionInput
 from vramplan.analytic.layers.modules import WeightConfig
+from vramplan.dataclass import dataclass
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import Input, ModelInputs, text_inputs
 from vramplan.inputs.model_spec import Config

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
 from vramplan.analytic.autograd.graph import SAVED, LayerSection, Parameter, StorageInfo, Stored, TakenGradient
 from vramplan.analytic.autograd.tape import Tape
+from vramplan.dataclass import dataclass
 from vramplan.memory import passes
 from vramplan.memory.roofline import Kernel
 

@@ -6,7 +6,6 @@ import gc
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import groupby
 from math import prod
@@ -18,6 +17,7 @@ from vramplan.analytic.layer_folding import FoldPlan, unfold
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import RecordedWeight, StepRecord, record_of
 from vramplan.analytic.train_step import declare, simulate_step
+from vramplan.dataclass import dataclass
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.memory.optimizer_steps import Weight, is_embedding

@@ -6,12 +6,12 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from importlib.metadata import PackageNotFoundError, version
 from math import ceil
 from typing import Any, Literal
 
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError
+from vramplan.frameworks.installed import installed_version
 from vramplan.frameworks.readers.video_sampling import Sampling
 from vramplan.frameworks.settings import FALSE, TRUE, ConfigReader, Note, Spelling
 
@@ -110,10 +110,8 @@ def resolve_version(package: str, requested: str | None, newest: str) -> tuple[s
     """(version, its origin): the requested version, the installed one, or the newest that vramplan knows."""
     if requested is not None:
         return requested, "given"
-    try:
-        return version(package), "installed"
-    except PackageNotFoundError:
-        return newest, "newest known"
+    installed = installed_version(package)
+    return (newest, "newest known") if installed is None else (installed, "installed")
 
 
 def at_least(actual: str, required: str) -> bool:

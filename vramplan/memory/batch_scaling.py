@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from vramplan.dataclass import dataclass
 from vramplan.memory.timeline import BLOCK_BYTES, Kinds, Mark, Storage, Timeline
 from vramplan.units import round_up
 

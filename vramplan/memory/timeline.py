@@ -5,11 +5,12 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import accumulate, chain
 from typing import overload
 
+from vramplan.dataclass import dataclass
 from vramplan.memory import passes
 from vramplan.units import round_up
 
@@ -51,6 +52,16 @@ class Storage:
         object.__setattr__(self, "rounded_bytes", round_up(self.num_bytes, BLOCK_BYTES))
 
 
+@passes.bounded
+def rounded_sizes(storages: Iterable[Storage]) -> array[int]:
+    """Rounded bytes of each storage.
+
+    Raises:
+        TooManyBytesError: for a size that 64 bits do not hold.
+    """
+    return array("q", [storage.rounded_bytes for storage in storages])
+
+
 class Kinds(Sequence[Storage]):
     """The distinct storages of a timeline: a storage that layers or steps repeat is listed once."""
 
@@ -73,7 +84,7 @@ class Kinds(Sequence[Storage]):
     @cached_property
     def sizes(self) -> array[int]:
         """Rounded bytes of each."""
-        return array("q", [storage.rounded_bytes for storage in self])
+        return rounded_sizes(self)
 
     @cached_property
     def in_kernel(self) -> list[bool]:

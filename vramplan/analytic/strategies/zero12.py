@@ -7,13 +7,13 @@ the weights of a parameter group are one flat tensor, of which each GPU updates 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.strategies.ddp import Strategy
 from vramplan.analytic.strategies.stored_weights import loaded_dtype
+from vramplan.dataclass import dataclass
 from vramplan.memory.optimizer_steps import Weight
 from vramplan.memory.optimizers import optimizer_of
 from vramplan.memory.recorder import Recorder
