@@ -187,6 +187,18 @@ def test_a_gradient_that_is_used_behind_its_weight() -> None:
         assert_is(scaling.step(micro, 2), simulate(micro, 2))
 
 
+@pytest.mark.parametrize(("family", "setting"), [("vit", "full-fp32"), ("glm4v", "full-tower")])
+def test_gradients_that_are_copied(family: str, setting: str) -> None:
+    """A second micro-step adds them to the copies that the first has made."""
+    cases = [case for case in cases_of(family) if case.setting == setting and case.job.loop == "trainer"]
+    copied = 0
+    for case in cases[:2]:
+        check_second_micro_step(case)
+        _, simulate = simulations(case)
+        copied += sum(taken.is_copied for taken in simulate(case.job.micro_batch_size, 1).taken or ())
+    assert copied > 0
+
+
 def test_the_sample_has_all_that_matters() -> None:
     """Loops, attentions, methods and losses; texts, images and others."""
     cases = [*map(one_of, SAMPLE), *rarer()]
