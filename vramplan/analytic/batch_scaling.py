@@ -26,6 +26,9 @@ LEAST_BEYOND = 129
 """The other end of a line: odd, since sizes that are padded to even numbers do not agree there, and far away, so that
 few lines are needed."""
 
+MAX_RECORDS = 6
+"""Records of a kind of step that stay in memory: a line has three, and without one every micro-batch has its own."""
+
 
 class StepAt(NamedTuple):
     """A step at a micro-batch: a record with the same events, and what depends on the micro-batch."""
@@ -40,11 +43,6 @@ class StepAt(NamedTuple):
     """Distinct kernels."""
     kernel_of: Sequence[int]
     """The number of each kernel of the record among the distinct ones."""
-
-    @property
-    def num_varying(self) -> int:
-        """Number of storages whose sizes grow with the micro-batch alone."""
-        return len(self.sizes) - len(self.record.waiting)
 
 
 class LinearRecord:
@@ -158,7 +156,10 @@ class Records:
         """The record at a micro-batch."""
         if micro not in self.records:
             with no_cycle_collection():
-                self.records[micro] = self.simulate(micro)
+                record = self.simulate(micro)
+            if len(self.records) == MAX_RECORDS:
+                del self.records[next(iter(self.records))]
+            self.records[micro] = record
         return self.records[micro]
 
     def _line_to(self, last: int) -> LinearRecord | None:

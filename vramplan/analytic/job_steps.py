@@ -34,7 +34,7 @@ VERSIONS = "torch 2.13, transformers 5.23, peft 0.21"
 """The versions that the architectures mirror."""
 VERSIONS_LINEAR_EXPERTS = "torch 2.13, transformers 5.23 with the mixtures of 4.57, peft 0.21"
 MAX_BATCHES = 16
-"""Batches of a job whose estimates stay in memory."""
+"""Batches of a job whose estimates, and steps, stay in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +169,8 @@ class JobSteps:
             step = Step(setting, self.plan, self.card, record=at.record, sizes=at.sizes)
             if self._weights is None:
                 self._weights = self._checked(step)
+            if len(self._shapes) == MAX_BATCHES:
+                del self._shapes[next(iter(self._shapes))]
             in_layer = [at.record.sections[section].layer is not None for section in step.unfolded.section_of]
             self._shapes[key] = Shape(at.record, in_layer, SimulatedRun(step).layouts, *step.kernels())
         return self._shapes[key]

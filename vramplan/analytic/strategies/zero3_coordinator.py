@@ -6,8 +6,10 @@ are gathered when their module runs, those of the modules to come ahead of time,
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Hashable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from vramplan.analytic.strategies.fsdp import GATHER
@@ -68,7 +70,13 @@ class Coordinator:
         self.coming: dict[int, Gathering | int] = {}
         """Weights being gathered: alone, or several in one buffer."""
         self.in_use: dict[int, int] = {}
-        self.kept: dict[tuple[int, int], bool] = {}
+        self.uses: dict[int, list[int]] = {}
+        """The visits that use each weight, in order."""
+        for weight, step in self.order:
+            self.uses.setdefault(weight.number, []).append(step)
+        elements = (sum(weight.num_elements for weight in visit.weights) for visit in visits)
+        self.passed = list(accumulate(elements, initial=0))
+        """Elements of all visits before each."""
         self.outlived: dict[int, int] = {}
         """Storages of released weights that backward still views."""
         self.live = 0
@@ -189,14 +197,8 @@ class Coordinator:
         """Whether it is small, was fetched for later, or is used again within `max_reuse_distance` elements."""
         if weight.stays or self.fetched.get(weight.number, -1) > self.step:
             return True
-        key = (weight.number, self.step)
-        if key not in self.kept:
-            passed, again = 0, False
-            for step in range(self.step, len(self.visits)):
-                if passed >= self.zero.max_reuse_distance or again:
-                    break
-                for other in self.visits[step].weights:
-                    again = again or other.number == weight.number
-                    passed += other.num_elements
-            self.kept[key] = again
-        return self.kept[key]
+        uses = self.uses[weight.number]
+        following = bisect_left(uses, self.step)
+        if following == len(uses):
+            return False
+        return self.passed[uses[following]] - self.passed[self.step] < self.zero.max_reuse_distance
