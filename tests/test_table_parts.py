@@ -13,7 +13,6 @@ import vramplan
 from tests.helpers import cli
 from vramplan import disk_cache
 from vramplan.errors import ConfigError
-from vramplan.planner.monotone_search import NEAR_TOP, largest_batch
 from vramplan.planner.table import Table, TableRequest, fill, processes, table_request
 from vramplan.planner.table.effort import by_effort, efforts, share
 from vramplan.planner.table.kept_rows import KeptRows
@@ -307,17 +306,6 @@ def test_why_rows_are_not_kept_is_said_with_v(tmp_path: Path, monkeypatch: pytes
     assert run(tmp_path, *flags).stderr == ""
     said = f"vramplan: results are not kept: {tmp_path / 'cache'} is not a folder\n"
     assert run(tmp_path, *flags, "-v").stderr == said
-
-
-def test_the_search_looks_past_holes() -> None:
-    for top in (1, 5, NEAR_TOP, NEAR_TOP + 9, 500):
-        for size in range(max(1, top - NEAR_TOP + 1), top + 1):
-            assert largest_batch(0, top, lambda micro, size=size: micro in (1, size)) == size
-    assert largest_batch(0, 500, lambda micro: micro <= 3) == 3
-    assert largest_batch(0, 500, lambda micro: False) == 0
-    tries: list[int] = []
-    largest_batch(1, 1 << 20, lambda micro: bool(tries.append(micro)))
-    assert len(tries) < NEAR_TOP + 2 * 20, "the number of replays is bounded"
 
 
 def test_a_larger_gpu_with_a_smaller_batch_is_named() -> None:
