@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from vramplan.dataclass import dataclass
+from vramplan.memory import passes
 from vramplan.memory.timeline import BLOCK_BYTES, Kinds, Mark, Storage, Timeline
 from vramplan.units import round_up
 
@@ -125,13 +126,18 @@ def _is_linear(first: int, middle: int, last: int, low: Storage, between: Storag
 def _segment(micros: Sequence[int], steps: Mapping[int, Timeline], levels: Mapping[int, Sequence[int]]) -> Segment:
     first, last = micros[0], micros[-1]
     low, high = steps[first], steps[last]
-    lines = _linear_sizes(first, levels[first], last, levels[last])
-    stops = [len(lines) * i // COLUMNS for i in range(COLUMNS + 1)]
-    fullest = [max(range(a, b), key=levels[last].__getitem__) for a, b in pairwise(stops) if b > a]
-    events = tuple(sorted({*fullest, *envelope(lines, first, last)}))
+    num_events = len(low.events)
+    stops = [num_events * i // COLUMNS for i in range(COLUMNS + 1)]
+    fullest = [passes.index_of_highest(levels[last], a, b) for a, b in pairwise(stops) if b > a]
+    first_event: dict[tuple[int, int], int] = {}
+    for number, pair in enumerate(zip(levels[first], levels[last], strict=True)):
+        first_event.setdefault(pair, number)
+    lines = [LinearSize.through(first, a, last, b) for a, b in first_event]
+    numbers = list(first_event.values())
+    events = tuple(sorted({*fullest, *(numbers[line] for line in envelope(lines, first, last))}))
     start, end = (timeline.by_category(events, with_kernels=False) for timeline in (low, high))
     by_category = {name: tuple(_linear_sizes(first, start[name], last, end[name])) for name in start if any(end[name])}
-    return Segment(first, last, events, len(lines), tuple(low.marks), by_category)
+    return Segment(first, last, events, num_events, tuple(low.marks), by_category)
 
 
 def _linear_sizes(first: int, low: Sequence[int], last: int, high: Sequence[int]) -> list[LinearSize]:
