@@ -1,4 +1,6 @@
-"""Build hook: compiles vramplan/memory/_passes.c if there is a C compiler; without one, the same runs in Python.
+"""Build hook: compiles vramplan/memory/_passes.c if there is a C compiler, and lists the shipped models' names.
+
+Without a compiler, the same runs in Python.
 
 ``python hatch_build.py`` compiles it in place, for a checkout that is on PYTHONPATH and not installed.
 """
@@ -35,6 +37,8 @@ class PassesBuildHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile into a folder of the wheel's own; in place for an editable installation."""
         self.folder = TemporaryDirectory()
+        if version != "editable":
+            self._add_index(build_data)
         try:
             library = build(Path(self.folder.name))
         except NotCompiled as reason:
@@ -48,6 +52,17 @@ class PassesBuildHook(BuildHookInterface):
         build_data["force_include"][str(library)] = str(Path(SOURCE).with_name(library.name))
         build_data["pure_python"] = False
         build_data["tag"] = f"{OLDEST}-abi3-{platform_tag()}"
+
+    def _add_index(self, build_data: dict[str, Any]) -> None:
+        """Add the list of the shipped models' names, which spares a command from reading all of them."""
+        sys.path.insert(0, str(ROOT))
+        try:
+            from vramplan.inputs.model_index import INDEX, write_index
+        finally:
+            sys.path.remove(str(ROOT))
+        index = Path(self.folder.name) / INDEX
+        write_index(ROOT / "model_specs", index)
+        build_data["force_include"][str(index)] = f"vramplan/model_specs/{INDEX}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove the folder."""

@@ -59,7 +59,8 @@ def evaluation_of(step: Step) -> dict[int, int]:
     record = simulate_evaluation(step.setting)
     sizes = [info.num_bytes for info in record.storages]
     unfolded = unfold(record, step.plan, sizes, brief=True)
-    return {gpu: peak + gathered_bytes(step) for gpu, peak in evaluation_bytes(step, unfolded, sizes).items()}
+    peaks = evaluation_bytes(unfolded, sizes, step.setting.placement.gpus)
+    return {gpu: peak + gathered_bytes(step) for gpu, peak in peaks.items()}
 
 
 def flops_of(step: Step) -> int:

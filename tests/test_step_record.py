@@ -25,7 +25,7 @@ from vramplan.inputs.job import Job
 
 UNSEEN = (5, 7, 33)
 """Micro-batches at which no line is simulated."""
-SAMPLE = list(GROUPS)[::3]
+SAMPLE = list(GROUPS)[::5]
 """The families of which a case runs by default."""
 Simulate = Callable[[int, int], StepRecord]
 
@@ -185,6 +185,18 @@ def test_a_gradient_that_is_used_behind_its_weight() -> None:
     assert not used[2]
     for micro in (1, 2):
         assert_is(scaling.step(micro, 2), simulate(micro, 2))
+
+
+@pytest.mark.parametrize(("family", "setting"), [("vit", "full-fp32"), ("glm4v", "full-tower")])
+def test_gradients_that_are_copied(family: str, setting: str) -> None:
+    """A second micro-step adds them to the copies that the first has made."""
+    cases = [case for case in cases_of(family) if case.setting == setting and case.job.loop == "trainer"]
+    copied = 0
+    for case in cases[:2]:
+        check_second_micro_step(case)
+        _, simulate = simulations(case)
+        copied += sum(taken.is_copied for taken in simulate(case.job.micro_batch_size, 1).taken or ())
+    assert copied > 0
 
 
 def test_the_sample_has_all_that_matters() -> None:

@@ -24,6 +24,7 @@ def test_a_wheel_works_from_an_empty_folder(tmp_path: Path) -> None:
         archive.extractall(tmp_path / "site")
     assert "vramplan/model_specs/Qwen/Qwen2.5-7B.json" in names
     assert "vramplan/inputs/gpus.json" in names
+    assert "vramplan/model_specs/index.json" in names
     assert "vramplan/py.typed" in names
     assert ("abi3" in wheel.name) == any(name.startswith("vramplan/memory/_passes.") for name in names - {STUB})
     assert passes.compiled is None or "-cp310-abi3-" in wheel.name

@@ -5,6 +5,7 @@ Exit codes: 0 fits, 1 does not fit, 2 bad input, 70 a defect of vramplan itself.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import io
 import os
@@ -35,6 +36,7 @@ def main() -> None:
     """Run the command line; a user's mistake is one line on standard error and exit code 2."""
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")  # looking for any takes longer than most answers
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
+    atexit.register(gc.freeze)  # nothing is searched for cycles at exit: a tenth of the time of a short command
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started this
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
