@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--install", action="store_true", help="measure a wheel and the peers in fresh environments")
     parser.add_argument("--only", default="", help="subjects whose names contain this text")
-    parser.add_argument("--shares", type=int, default=36, help="one of how many shares of the large table (36)")
+    parser.add_argument("--shares", type=int, default=12, help="one of how many shares of the large table (12)")
     parser.add_argument("--write", action="store_true", help="keep the result in the repository")
     options = parser.parse_args()
     if options.write and options.only:
