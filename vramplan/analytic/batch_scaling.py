@@ -7,6 +7,7 @@ If it does not, as when the rows of all samples are padded together, each micro-
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -18,6 +19,7 @@ from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord, do_the_same, with_second_micro_step
 from vramplan.analytic.train_step import simulate_evaluation, simulate_step, waiting_batches
 from vramplan.analytic.unfolded_step import no_cycle_collection
+from vramplan.memory.allocator import SMALL_SIZE
 from vramplan.memory.roofline import Kernel
 
 FIRST, BETWEEN = 2, 3
@@ -43,6 +45,8 @@ class StepAt(NamedTuple):
     """Distinct kernels."""
     kernel_of: Sequence[int]
     """The number of each kernel of the record among the distinct ones."""
+    num_small: int
+    """Number of storages that the allocator serves from its small pool; waiting batches, outside layers, left out."""
 
 
 class LinearRecord:
@@ -65,6 +69,12 @@ class LinearRecord:
         self.at_zero = [
             info.num_bytes - slope * first for info, slope in zip(low.storages, self.per_sample, strict=True)
         ]
+        self.last_small = sorted(
+            (SMALL_SIZE - start) // slope if slope else last if start <= SMALL_SIZE else 0
+            for number, (start, slope) in enumerate(zip(self.at_zero, self.per_sample, strict=True))
+            if number not in low.waiting
+        )
+        """The largest micro-batch at which each storage is small."""
         numbers: dict[tuple[Kernel, Kernel], int] = {}
         pairs = zip(low.kernels, high.kernels, strict=True)
         self.kernel_of = [numbers.setdefault(pair, len(numbers)) for pair in pairs]
@@ -82,6 +92,7 @@ class LinearRecord:
                 for kernel, flops, moved in self.kernels
             ],
             self.kernel_of,
+            len(self.last_small) - bisect_left(self.last_small, micro),
         )
 
     def storage(self, number: int, micro: int) -> StorageInfo:
@@ -109,7 +120,7 @@ class LinearRecord:
 def _growth(low: StorageInfo, high: StorageInfo, span: int) -> int:
     """Bytes that a storage gains with each sample."""
     whole = (high.num_bytes - low.num_bytes) % span == 0 and len(low.shape) == len(high.shape)
-    if not whole or low[1:4] != high[1:4] or low[5:] != high[5:]:
+    if not whole or high.num_bytes < low.num_bytes or low[1:4] != high[1:4] or low[5:] != high[5:]:
         raise ValueError(f"{low.what} does not grow evenly")
     if any((b - a) % span for a, b in zip(low.shape, high.shape, strict=True)):
         raise ValueError(f"{low.what} does not grow evenly")
@@ -186,6 +197,7 @@ def simulated(record: StepRecord) -> StepAt:
         record.storages.__getitem__,
         list(kernels),
         [kernels[kernel] for kernel in record.kernels],
+        sum(info.num_bytes <= SMALL_SIZE for n, info in enumerate(record.storages) if n not in record.waiting),
     )
 
 

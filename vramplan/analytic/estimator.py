@@ -52,10 +52,10 @@ class Estimator:
     def _steps(self, spec: ModelSpec, job: Job, card: Gpu) -> JobSteps:
         """The steps of a job, those of the last estimates if they are among them."""
         with self._lock:
-            similar = [steps for steps in self._jobs if steps.shares_scaling(spec, job, card)]
+            similar = [steps for steps in self._jobs if steps.is_similar(spec, job, card)]
             same = next((steps for steps in similar if steps.card == card), None)
             if same is None:
-                same = JobSteps(spec, job, card, similar[0].scaling if similar else None)
+                same = JobSteps(spec, job, card, similar[0] if similar else None)
             self._jobs[:] = [same, *(steps for steps in self._jobs if steps is not same)][:MAX_JOBS]
             return same
 

@@ -22,10 +22,9 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import describe as describe_inputs
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import check_job
-from vramplan.memory.allocator import SMALL_SIZE
 from vramplan.memory.estimate import Estimate, PartialEstimate, SimulatedStep
 from vramplan.memory.optimizers import check_weights, optimizer_seconds
-from vramplan.memory.overheads import outside_bytes
+from vramplan.memory.overheads import cublas_workspace, outside_bytes
 from vramplan.memory.roofline import flops, seconds
 from vramplan.memory.summarize import summarize
 from vramplan.memory.timeline import Storage, Timeline
@@ -68,32 +67,39 @@ class Weights:
     """Notes on the job, which fits the model's layers."""
 
 
+class _Common:
+    """What the steps of one job have in common on GPUs that they do not depend on."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[tuple[int, int], Shape] = {}
+        self.evaluations: dict[tuple[int, int], Unfolded] = {}
+        self.weights: Weights | None = None
+
+
 class JobSteps:
     """The training steps of one job on one kind of GPU, at any batch."""
 
-    def __init__(self, spec: ModelSpec, job: Job, card: Gpu, scaling: BatchScaling | None = None) -> None:
+    def __init__(self, spec: ModelSpec, job: Job, card: Gpu, similar: JobSteps | None = None) -> None:
         """Check a job and lay its model out.
 
         Args:
             spec: the model.
             job: the job; its batch does not matter.
             card: the GPU.
-            scaling: simulations of the same job on a GPU that it does not tell apart.
+            similar: the same job on another GPU, with which it shares what does not depend on the GPU.
 
         Raises:
             VramplanError: for a job that cannot run or is not modelled.
         """
         self.spec, self.job, self.card = spec, job, card
         self.setting, self.plan, self.notes = prepare(spec, job, card)
-        self.scaling = scaling or BatchScaling(self.setting, self.plan)
+        self.scaling: BatchScaling = BatchScaling(self.setting, self.plan) if similar is None else similar.scaling
+        self._common: _Common = _Common() if similar is None or depends_on_size(job) else similar._common
         self._begun: dict[tuple[int, int], PartialEstimate] = {}
-        self._shapes: dict[tuple[int, int], Shape] = {}
-        self._evaluations: dict[tuple[int, int], Unfolded] = {}
         self._of_length: dict[int, JobSteps] = {}
         self._pieces: dict[int, Pieces] = {}
-        self._weights: Weights | None = None
 
-    def shares_scaling(self, spec: ModelSpec, job: Job, card: Gpu) -> bool:
+    def is_similar(self, spec: ModelSpec, job: Job, card: Gpu) -> bool:
         """Whether another job's storages are simulated alike: they differ in the batch, and in the GPU's size."""
         return (
             self.spec == spec
@@ -163,23 +169,23 @@ class JobSteps:
         Small tensors are left out of some layers (:func:`vramplan.analytic.layer_folding.unfold`), so steps are alike
         if they have as many of them.
         """
-        key = id(at.record), num_small(at) if is_brief(job) else 0
-        if key not in self._shapes:
+        common, key = self._common, (id(at.record), at.num_small if is_brief(job) else 0)
+        if key not in common.shapes:
             setting = replace(self.setting, job=job)
             step = Step(setting, self.plan, self.card, record=at.record, sizes=at.sizes)
-            if self._weights is None:
-                self._weights = self._checked(step)
-            if len(self._shapes) == MAX_BATCHES:
-                del self._shapes[next(iter(self._shapes))]
+            if common.weights is None:
+                common.weights = self._checked(step)
+            if len(common.shapes) == MAX_BATCHES:
+                del common.shapes[next(iter(common.shapes))]
             in_layer = [at.record.sections[section].layer is not None for section in step.unfolded.section_of]
-            self._shapes[key] = Shape(at.record, in_layer, SimulatedRun(step).layouts, *step.kernels())
-        return self._shapes[key]
+            common.shapes[key] = Shape(at.record, in_layer, SimulatedRun(step).layouts, *step.kernels())
+        return common.shapes[key]
 
     @property
     def weights(self) -> Weights:
         """What all steps of the job have in common; known once there is one."""
-        assert self._weights is not None
-        return self._weights
+        assert self._common.weights is not None
+        return self._common.weights
 
     def _timelines(self, at: StepAt, shape: Shape) -> dict[int, Timeline]:
         """Timeline by GPU."""
@@ -188,7 +194,8 @@ class JobSteps:
         def described(number: int) -> Storage:
             return describe(at.storage(number), number in shape.record.kept, shape.in_layer[number], vocabulary)
 
-        return {gpu: layout.timeline(at.sizes, described) for gpu, layout in shape.layouts.items()}
+        workspace = cublas_workspace(self.card)
+        return {gpu: layout.timeline(at.sizes, described, workspace) for gpu, layout in shape.layouts.items()}
 
     def _varied(self, at: StepAt, shape: Shape, job: Job, several: bool) -> dict[int, Timeline]:
         """Each GPU's timeline of samples that differ in length."""
@@ -236,10 +243,10 @@ class JobSteps:
     def _evaluation_bytes(self, micro: int, several: bool) -> dict[int, int]:
         """Highest bytes of a forward without gradients beside the model and its states, by GPU."""
         at = self.scaling.evaluation(micro, several)
-        key = id(at.record), num_small(at)
-        if key not in self._evaluations:
-            self._evaluations[key] = unfold(at.record, self.plan, at.sizes, brief=True)
-        peaks = evaluation_bytes(self._evaluations[key], at.sizes, self.setting.placement.gpus)
+        evaluations, key = self._common.evaluations, (id(at.record), at.num_small)
+        if key not in evaluations:
+            evaluations[key] = unfold(at.record, self.plan, at.sizes, brief=True)
+        peaks = evaluation_bytes(evaluations[key], at.sizes, self.setting.placement.gpus)
         return {gpu: peak + self.weights.gathered_bytes for gpu, peak in peaks.items()}
 
     def _simulated(
@@ -276,10 +283,13 @@ def with_batch(job: Job, micro: int, steps: int) -> Job:
     return job.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps})
 
 
-def num_small(at: StepAt) -> int:
-    """Number of storages that the allocator serves from its small pool; waiting batches, outside layers, left out."""
-    small = sum(size <= SMALL_SIZE for size in at.sizes)
-    return small - sum(at.sizes[number] <= SMALL_SIZE for number in at.record.waiting)
+def depends_on_size(job: Job) -> bool:
+    """Whether a step depends on the GPU's size.
+
+    ZeRO-1 and 2 flatten weights on the host if the GPU lacks memory, and transformers 4 requests no more than is free
+    before it loads.
+    """
+    return job.strategy in ("zero1", "zero2") or (job.is_mapped and job.experts == "linear")
 
 
 def count_notes(spec: ModelSpec, counted: int) -> list[str]:

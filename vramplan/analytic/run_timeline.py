@@ -29,26 +29,38 @@ class Layout(NamedTuple):
     """The kinds; those of the simulated step are :data:`LATER`."""
     first: int
     """The kind of the simulated step's first storage; the others follow it."""
+    workspace: int
+    """The kind of cuBLAS's workspace, whose size depends on the GPU."""
     in_kernel: list[bool]
     """Whether a kernel allocates it, for each kind."""
     kind_of: array[int]
     events: array[int]
     marks: Sequence[Mark]
 
-    def timeline(self, sizes: Sequence[int], describe: Callable[[int], Storage]) -> Timeline:
-        """The timeline, from the bytes of each storage of the simulated step, and its description by number."""
-        return Timeline(StepKinds(self, sizes, describe), self.kind_of, self.events, self.marks)
+    def timeline(self, sizes: Sequence[int], describe: Callable[[int], Storage], workspace: Storage) -> Timeline:
+        """The timeline.
+
+        Args:
+            sizes: bytes of each storage of the simulated step.
+            describe: gives the description of each by its number.
+            workspace: cuBLAS's workspace.
+        """
+        storages = [*self.storages]
+        storages[self.workspace] = workspace
+        return Timeline(StepKinds(self, storages, sizes, describe), self.kind_of, self.events, self.marks)
 
 
 class StepKinds(Kinds):
     """The kinds of a run's timeline, of which those of the simulated step are described when they are looked at."""
 
-    def __init__(self, layout: Layout, sizes: Sequence[int], describe: Callable[[int], Storage]) -> None:
-        super().__init__(layout.storages)
-        self.streams = Kinds(layout.storages).streams
+    def __init__(
+        self, layout: Layout, storages: Sequence[Storage], sizes: Sequence[int], describe: Callable[[int], Storage]
+    ) -> None:
+        super().__init__(storages)
+        self.streams = Kinds(storages).streams
         self.in_kernel = layout.in_kernel
         self.first, self.describe = layout.first, describe
-        self.sizes = rounded_sizes(layout.storages)
+        self.sizes = rounded_sizes(storages)
         self.sizes[self.first : self.first + len(sizes)] = _rounded(sizes)
 
     def __getitem__(self, number: int) -> Storage:  # type: ignore[override]
@@ -75,7 +87,11 @@ class SimulatedRun:
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
         """Timeline by GPU; only one if all do the same."""
-        return {card: layout.timeline(self.step.sizes, self.step.describe) for card, layout in self.layouts.items()}
+        workspace = cublas_workspace(self.step.card)
+        return {
+            card: layout.timeline(self.step.sizes, self.step.describe, workspace)
+            for card, layout in self.layouts.items()
+        }
 
     @cached_property
     def layouts(self) -> dict[int, Layout]:
@@ -92,8 +108,8 @@ class SimulatedRun:
             record.allocate(buffer)
         share.prepare()
         record.enter("forward")
-        for _ in ("forward", "backward"):  # one for each thread
-            record.allocate(cublas_workspace(self.step.card))
+        workspace = cublas_workspace(self.step.card)
+        record.allocate_all([workspace, workspace])  # one for each thread: forward's, backward's
         simulated = self.step.record.storages
         first = record.add_kinds([LATER] * len(simulated))
         events, pieces = self.step.unfolded.events, self.step.unfolded.pieces
@@ -114,7 +130,8 @@ class SimulatedRun:
                 share.run_section(piece, events[piece.first_event : end], offset)
         in_kernel = [storage.in_kernel for storage in record.kinds]
         in_kernel[first : first + len(simulated)] = [info.category == "workspace" for info in simulated]
-        return Layout(record.kinds, first, in_kernel, record.kind_of, record.events, record.marks)
+        workspace_kind = record.kinds.index(workspace)
+        return Layout(record.kinds, first, workspace_kind, in_kernel, record.kind_of, record.events, record.marks)
 
 
 def evaluation_bytes(unfolded: Unfolded, sizes: Sequence[int], gpus: Iterable[int]) -> dict[int, int]:

@@ -114,15 +114,15 @@ def _shared(spec: ModelSpec, settings: dict[str, object], gpu: Gpu, shared_steps
         raise UnsupportedError(f"{setting('strategy', 'device_map')} is not tabled yet")
     key = job, traits(gpu, job)
     if key not in shared_steps:
-        scalings = (
-            steps.steps.scaling
+        similar = (
+            steps
             for (other, other_traits), steps in shared_steps.items()
             if isinstance(steps, Shared)
             and other == job
             and other_traits._replace(workspace=0) == key[1]._replace(workspace=0)
         )
         try:
-            shared = Shared(spec, job, gpu, next(scalings, None))
+            shared = Shared(spec, job, gpu, next(similar, None))
             shared.peak(1)
             shared_steps[key] = shared
         except VramplanError as error:

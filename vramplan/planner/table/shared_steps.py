@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vramplan.analytic.batch_scaling import BatchScaling
-from vramplan.analytic.job_steps import JobSteps
+from vramplan.analytic.job_steps import JobSteps, depends_on_size
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
@@ -30,25 +29,23 @@ class Traits(NamedTuple):
 
     runs_flash: bool
     size: int
-    """Usable bytes if the step depends on them, else 0: ZeRO-1 and 2 flatten weights on the host if the GPU lacks
-    memory, and transformers 4 requests no more than is free before it loads."""
+    """Usable bytes if the step depends on them, else 0."""
     workspace: int
     """Bytes of cuBLAS's workspace, which the simulations of :class:`BatchScaling` do not depend on."""
 
 
 def traits(gpu: Gpu, job: Job) -> Traits:
     """The traits of a GPU for a job."""
-    depends_on_size = job.strategy in ("zero1", "zero2") or (job.is_mapped and job.experts == "linear")
-    size = gpu.usable_bytes if depends_on_size else 0
+    size = gpu.usable_bytes if depends_on_size(job) else 0
     return Traits(gpu.runs_flash, size, cublas_workspace(gpu).num_bytes)
 
 
 class Shared:
     """The steps and replays that GPUs of the same traits share; steps are simulated on `gpu`, one of them."""
 
-    def __init__(self, spec: ModelSpec, job: Job, gpu: Gpu, scaling: BatchScaling | None = None) -> None:
+    def __init__(self, spec: ModelSpec, job: Job, gpu: Gpu, similar: Shared | None = None) -> None:
         self.spec, self.job, self.gpu = spec, job, gpu
-        self.steps = JobSteps(spec, job, gpu, scaling)
+        self.steps: JobSteps = JobSteps(spec, job, gpu, None if similar is None else similar.steps)
         self.tensors: dict[int, int] = {}
         """Peak tensor bytes by micro-batch."""
         self.replays: dict[int, list[Replay]] = {}
