@@ -19,7 +19,8 @@ from tests.matrix_cases import OTHERS, SEEING, Case, all_cases, seeing_job, spec
 from vramplan.analytic import batch_scaling
 from vramplan.analytic.batch_scaling import BETWEEN, FIRST, LEAST_BEYOND, BatchScaling, LinearRecord, StepAt
 from vramplan.analytic.prepare import prepare
-from vramplan.analytic.step_record import StepRecord, do_the_same, with_second_micro_step
+from vramplan.analytic.second_micro_step import with_second_micro_step
+from vramplan.analytic.step_record import StepRecord, do_the_same
 from vramplan.analytic.train_step import simulate_evaluation, simulate_step, waiting_batches
 from vramplan.inputs.job import Job
 

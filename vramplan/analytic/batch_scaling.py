@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from vramplan.analytic.autograd.graph import StorageInfo
 from vramplan.analytic.layer_folding import FoldPlan
+from vramplan.analytic.second_micro_step import with_second_micro_step
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.analytic.step_record import StepRecord, do_the_same, with_second_micro_step
+from vramplan.analytic.step_record import StepRecord, do_the_same
 from vramplan.analytic.train_step import simulate_evaluation, simulate_step, waiting_batches
 from vramplan.analytic.unfolded_step import no_cycle_collection
 from vramplan.memory.allocator import SMALL_SIZE

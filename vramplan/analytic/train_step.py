@@ -10,8 +10,9 @@ from vramplan.analytic.autograd.graph import LayerSection, Tensor
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.batch import Batch, as_handed, make_batch
 from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.second_micro_step import WaitingBatches
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.analytic.step_record import StepRecord, WaitingBatches, record_of
+from vramplan.analytic.step_record import StepRecord, record_of
 
 
 def new_modules(setting: StepSpec) -> Modules:
