@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-SECONDS_BETWEEN_SAMPLES = 0.05
+SECONDS_BETWEEN_SAMPLES = 0.01
 
 
 class Cost(NamedTuple):
@@ -18,7 +18,7 @@ class Cost(NamedTuple):
     seconds: float
     """Processor time, user and system, of the process and its children."""
     peak_bytes: int
-    """Highest sum of resident memory; of the largest process alone where there is no /proc."""
+    """Highest resident memory of the processes that ran at the same time; of the largest where there is no /proc."""
     output: str
     """Its standard output."""
 
@@ -58,7 +58,7 @@ def run(command: Sequence[str], folder: Path, environment: Mapping[str, str]) ->
 
 
 class _Memory(threading.Thread):
-    """Samples the resident memory of a process and its descendants."""
+    """Samples the highest resident memory of a process and its descendants."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -66,7 +66,7 @@ class _Memory(threading.Thread):
 
     def run(self) -> None:
         while not self.ended.wait(SECONDS_BETWEEN_SAMPLES):
-            self.peak_bytes = max(self.peak_bytes, sum(map(_resident, _family(self.pid))))
+            self.peak_bytes = max(self.peak_bytes, sum(map(_highest, _family(self.pid))))
 
 
 def _family(pid: int) -> list[int]:
@@ -81,8 +81,10 @@ def _family(pid: int) -> list[int]:
     return family
 
 
-def _resident(pid: int) -> int:
+def _highest(pid: int) -> int:
+    """The most resident memory that a process had so far, since it began its program."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
         return 0

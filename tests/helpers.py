@@ -26,6 +26,7 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.measurement import Environment, Measured, Peaks
+from vramplan.memory.timeline import rounded_bytes
 
 ROOT = Path(__file__).parent.parent
 TERMINAL = {"COLUMNS": "80", "NO_COLOR": "1"}
@@ -59,7 +60,7 @@ def evaluation_of(step: Step) -> dict[int, int]:
     record = simulate_evaluation(step.setting)
     sizes = [info.num_bytes for info in record.storages]
     unfolded = unfold(record, step.plan, sizes, brief=True)
-    peaks = evaluation_bytes(unfolded, sizes, step.setting.placement.gpus)
+    peaks = evaluation_bytes(unfolded, rounded_bytes(sizes), step.setting.placement.gpus)
     return {gpu: peak + gathered_bytes(step) for gpu, peak in peaks.items()}
 
 

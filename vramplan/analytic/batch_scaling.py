@@ -7,11 +7,11 @@ If it does not, as when the rows of all samples are padded together, each micro-
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
 
 from vramplan.analytic.autograd.graph import StorageInfo
 from vramplan.analytic.layer_folding import FoldPlan
@@ -22,6 +22,7 @@ from vramplan.analytic.train_step import simulate_evaluation, simulate_step, wai
 from vramplan.analytic.unfolded_step import no_cycle_collection
 from vramplan.memory.allocator import SMALL_SIZE
 from vramplan.memory.roofline import Kernel
+from vramplan.memory.timeline import rounded_bytes
 
 FIRST, BETWEEN = 2, 3
 """The smallest micro-batch from which sizes grow linearly, and the one at which they are compared."""
@@ -33,21 +34,75 @@ MAX_RECORDS = 6
 """Records of a kind of step that stay in memory: a line has three, and without one every micro-batch has its own."""
 
 
-class StepAt(NamedTuple):
+class StepAt:
     """A step at a micro-batch: a record with the same events, and what depends on the micro-batch."""
 
-    record: StepRecord
-    """Its storages and kernels may be those of another micro-batch."""
-    sizes: Sequence[int]
-    """Bytes of each storage, as requested."""
-    storage: Callable[[int], StorageInfo]
-    """The storage with a number."""
-    kernels: Sequence[Kernel]
-    """Distinct kernels."""
-    kernel_of: Sequence[int]
-    """The number of each kernel of the record among the distinct ones."""
-    num_small: int
-    """Number of storages that the allocator serves from its small pool; waiting batches, outside layers, left out."""
+    def __init__(
+        self,
+        record: StepRecord,
+        distinct_sizes: Sequence[int],
+        size_of: Sequence[int],
+        storage: Callable[[int], StorageInfo],
+        distinct_kernels: Callable[[], list[Kernel]],
+        kernel_of: Sequence[int],
+        num_small: int,
+        others: Mapping[int, StorageInfo] | None = None,
+    ) -> None:
+        """A step at a micro-batch.
+
+        Args:
+            record: the record; its storages and kernels may be those of another micro-batch.
+            distinct_sizes: bytes of storages, as requested.
+            size_of: the number of each storage's size among these.
+            storage: gives the storage with a number.
+            distinct_kernels: gives the distinct kernels.
+            kernel_of: the number of each kernel of the record among these.
+            num_small: number of storages that the allocator serves from its small pool; waiting batches, outside
+                layers, left out.
+            others: storages that are not as the other arguments say, by number.
+        """
+        self.record, self.kernel_of, self.num_small = record, kernel_of, num_small
+        self._sizes, self._size_of, self._others = distinct_sizes, size_of, others or {}
+        self._storage, self._kernels = storage, distinct_kernels
+
+    def storage(self, number: int) -> StorageInfo:
+        """The storage with a number."""
+        return self._others.get(number) or self._storage(number)
+
+    @cached_property
+    def sizes(self) -> Sequence[int]:
+        """Bytes of each storage, as requested."""
+        sizes = [self._sizes[number] for number in self._size_of]
+        for number, info in self._others.items():
+            sizes[number] = info.num_bytes
+        return sizes
+
+    @cached_property
+    def rounded(self) -> array[int]:
+        """Bytes of each storage, rounded to the allocator's blocks."""
+        distinct = rounded_bytes(self._sizes)
+        sizes = array("q", [distinct[number] for number in self._size_of])
+        for number, info in self._others.items():
+            sizes[number] = rounded_bytes([info.num_bytes])[0]
+        return sizes
+
+    @cached_property
+    def kernels(self) -> list[Kernel]:
+        """Distinct kernels."""
+        return self._kernels()
+
+    def with_storages(self, others: Mapping[int, StorageInfo]) -> StepAt:
+        """The step with other storages, by number."""
+        return StepAt(
+            self.record,
+            self._sizes,
+            self._size_of,
+            self._storage,
+            self._kernels,
+            self.kernel_of,
+            self.num_small,
+            others,
+        )
 
 
 class LinearRecord:
@@ -66,14 +121,19 @@ class LinearRecord:
         for pair in zip(low.storages, high.storages, strict=True):
             if pair not in growth:
                 growth[pair] = _growth(*pair, span)
-        self.per_sample = [growth[pair] for pair in zip(low.storages, high.storages, strict=True)]
-        self.at_zero = [
-            info.num_bytes - slope * first for info, slope in zip(low.storages, self.per_sample, strict=True)
+        lines: dict[tuple[int, int], int] = {}
+        self.size_of: list[int] = []
+        """The number of each storage's line."""
+        for pair in zip(low.storages, high.storages, strict=True):
+            line = pair[0].num_bytes - growth[pair] * first, growth[pair]
+            self.size_of.append(lines.setdefault(line, len(lines)))
+        self.lines = list(lines)
+        """Distinct (bytes at micro-batch 0, bytes that each sample adds)."""
+        last_small = [
+            (SMALL_SIZE - start) // slope if slope else last if start <= SMALL_SIZE else 0 for start, slope in lines
         ]
         self.last_small = sorted(
-            (SMALL_SIZE - start) // slope if slope else last if start <= SMALL_SIZE else 0
-            for number, (start, slope) in enumerate(zip(self.at_zero, self.per_sample, strict=True))
-            if number not in low.waiting
+            last_small[line] for number, line in enumerate(self.size_of) if number not in low.waiting
         )
         """The largest micro-batch at which each storage is small."""
         numbers: dict[tuple[Kernel, Kernel], int] = {}
@@ -84,14 +144,19 @@ class LinearRecord:
     def at(self, micro: int) -> StepAt:
         """The step at a micro-batch."""
         offset = micro - self.first
-        return StepAt(
-            self.low,
-            [start + slope * micro for start, slope in zip(self.at_zero, self.per_sample, strict=True)],
-            lambda number: self.storage(number, micro),
-            [
+
+        def kernels() -> list[Kernel]:
+            return [
                 kernel._replace(flops=kernel.flops + flops * offset, moved_bytes=kernel.moved_bytes + moved * offset)
                 for kernel, flops, moved in self.kernels
-            ],
+            ]
+
+        return StepAt(
+            self.low,
+            [start + slope * micro for start, slope in self.lines],
+            self.size_of,
+            lambda number: self.storage(number, micro),
+            kernels,
             self.kernel_of,
             len(self.last_small) - bisect_left(self.last_small, micro),
         )
@@ -101,7 +166,8 @@ class LinearRecord:
         low, high = self.low.storages[number], self.high.storages[number]
         span, offset = self.last - self.first, micro - self.first
         shape = tuple(a + (b - a) // span * offset for a, b in zip(low.shape, high.shape, strict=True))
-        return low._replace(num_bytes=self.at_zero[number] + self.per_sample[number] * micro, shape=shape)
+        start, slope = self.lines[self.size_of[number]]
+        return low._replace(num_bytes=start + slope * micro, shape=shape)
 
     def agrees(self, micro: int, record: StepRecord) -> bool:
         """Whether a record at a micro-batch is the one that the line gives."""
@@ -191,14 +257,19 @@ class Records:
 
 def simulated(record: StepRecord) -> StepAt:
     """The step that a record was made of."""
-    kernels = {kernel: number for number, kernel in enumerate(dict.fromkeys(record.kernels))}
+    sizes: dict[int, int] = {}
+    kernels: dict[Kernel, int] = {}
+    size_of = [sizes.setdefault(info.num_bytes, len(sizes)) for info in record.storages]
+    kernel_of = [kernels.setdefault(kernel, len(kernels)) for kernel in record.kernels]
+    small = [number for number, info in enumerate(record.storages) if info.num_bytes <= SMALL_SIZE]
     return StepAt(
         record,
-        [info.num_bytes for info in record.storages],
+        list(sizes),
+        size_of,
         record.storages.__getitem__,
-        list(kernels),
-        [kernels[kernel] for kernel in record.kernels],
-        sum(info.num_bytes <= SMALL_SIZE for n, info in enumerate(record.storages) if n not in record.waiting),
+        lambda: list(kernels),
+        kernel_of,
+        sum(number not in record.waiting for number in small),
     )
 
 
@@ -247,8 +318,4 @@ class BatchScaling:
         if not waiting:
             return step
         infos = dict(zip(waiting, waiting_batches(self._setting(micro, steps)).storages, strict=True))
-        sizes = list(step.sizes)
-        for number, info in infos.items():
-            sizes[number] = info.num_bytes
-        storage = step.storage
-        return step._replace(sizes=sizes, storage=lambda number: infos[number] if number in infos else storage(number))
+        return step.with_storages(infos)

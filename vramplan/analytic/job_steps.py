@@ -195,7 +195,7 @@ class JobSteps:
             return describe(at.storage(number), number in shape.record.kept, shape.in_layer[number], vocabulary)
 
         workspace = cublas_workspace(self.card)
-        return {gpu: layout.timeline(at.sizes, described, workspace) for gpu, layout in shape.layouts.items()}
+        return {gpu: layout.timeline(at.rounded, described, workspace) for gpu, layout in shape.layouts.items()}
 
     def _varied(self, at: StepAt, shape: Shape, job: Job, several: bool) -> dict[int, Timeline]:
         """Each GPU's timeline of samples that differ in length."""
@@ -246,7 +246,7 @@ class JobSteps:
         evaluations, key = self._common.evaluations, (id(at.record), at.num_small)
         if key not in evaluations:
             evaluations[key] = unfold(at.record, self.plan, at.sizes, brief=True)
-        peaks = evaluation_bytes(evaluations[key], at.sizes, self.setting.placement.gpus)
+        peaks = evaluation_bytes(evaluations[key], at.rounded, self.setting.placement.gpus)
         return {gpu: peak + self.weights.gathered_bytes for gpu, peak in peaks.items()}
 
     def _simulated(

@@ -16,7 +16,7 @@ from vramplan.analytic.unfolded_step import Step, buffers_of
 from vramplan.memory import passes
 from vramplan.memory.overheads import cublas_workspace
 from vramplan.memory.recorder import Recorder
-from vramplan.memory.timeline import BLOCK_BYTES, Kinds, Mark, Storage, Timeline, rounded_sizes
+from vramplan.memory.timeline import Kinds, Mark, Storage, Timeline, rounded_bytes
 
 LATER = Storage(0, "temporary", "a storage of the simulated step")
 """Stands for each storage of the simulated step, which is described when it is looked at: most never are."""
@@ -31,17 +31,17 @@ class Layout(NamedTuple):
     """The kind of the simulated step's first storage; the others follow it."""
     workspace: int
     """The kind of cuBLAS's workspace, whose size depends on the GPU."""
-    in_kernel: list[bool]
-    """Whether a kernel allocates it, for each kind."""
+    in_kernel: list[int]
+    """The kinds that kernels allocate."""
     kind_of: array[int]
     events: array[int]
     marks: Sequence[Mark]
 
-    def timeline(self, sizes: Sequence[int], describe: Callable[[int], Storage], workspace: Storage) -> Timeline:
+    def timeline(self, sizes: array[int], describe: Callable[[int], Storage], workspace: Storage) -> Timeline:
         """The timeline.
 
         Args:
-            sizes: bytes of each storage of the simulated step.
+            sizes: rounded bytes of each storage of the simulated step.
             describe: gives the description of each by its number.
             workspace: cuBLAS's workspace.
         """
@@ -54,14 +54,14 @@ class StepKinds(Kinds):
     """The kinds of a run's timeline, of which those of the simulated step are described when they are looked at."""
 
     def __init__(
-        self, layout: Layout, storages: Sequence[Storage], sizes: Sequence[int], describe: Callable[[int], Storage]
+        self, layout: Layout, storages: Sequence[Storage], sizes: array[int], describe: Callable[[int], Storage]
     ) -> None:
         super().__init__(storages)
         self.streams = Kinds(storages).streams
         self.in_kernel = layout.in_kernel
         self.first, self.describe = layout.first, describe
-        self.sizes = rounded_sizes(storages)
-        self.sizes[self.first : self.first + len(sizes)] = _rounded(sizes)
+        self.sizes = rounded_bytes(storage.num_bytes for storage in storages)
+        self.sizes[self.first : self.first + len(sizes)] = sizes
 
     def __getitem__(self, number: int) -> Storage:  # type: ignore[override]
         storage = self.storages[number]
@@ -87,11 +87,8 @@ class SimulatedRun:
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
         """Timeline by GPU; only one if all do the same."""
-        workspace = cublas_workspace(self.step.card)
-        return {
-            card: layout.timeline(self.step.sizes, self.step.describe, workspace)
-            for card, layout in self.layouts.items()
-        }
+        sizes, workspace = rounded_bytes(self.step.sizes), cublas_workspace(self.step.card)
+        return {card: layout.timeline(sizes, self.step.describe, workspace) for card, layout in self.layouts.items()}
 
     @cached_property
     def layouts(self) -> dict[int, Layout]:
@@ -128,30 +125,23 @@ class SimulatedRun:
                     break
                 record.enter(piece.phase.partition(".")[0])
                 share.run_section(piece, events[piece.first_event : end], offset)
-        in_kernel = [storage.in_kernel for storage in record.kinds]
-        in_kernel[first : first + len(simulated)] = [info.category == "workspace" for info in simulated]
+        in_kernel = [number for number, storage in enumerate(record.kinds) if storage.in_kernel]
+        in_kernel += [first + number for number, info in enumerate(simulated) if info.category == "workspace"]
         workspace_kind = record.kinds.index(workspace)
         return Layout(record.kinds, first, workspace_kind, in_kernel, record.kind_of, record.events, record.marks)
 
 
-def evaluation_bytes(unfolded: Unfolded, sizes: Sequence[int], gpus: Iterable[int]) -> dict[int, int]:
+def evaluation_bytes(unfolded: Unfolded, sizes: array[int], gpus: Iterable[int]) -> dict[int, int]:
     """Highest bytes of live tensors in a forward without gradients, without weights and states, by GPU.
 
     Args:
         unfolded: the evaluation.
-        sizes: the bytes of each of its simulated storages.
+        sizes: the rounded bytes of each of its simulated storages.
         gpus: numbers of the GPUs.
     """
-    rounded = _rounded(sizes)
-    return {card: passes.peak_bytes(unfolded.on_card(card, unfolded.events), unfolded.source, rounded) for card in gpus}
+    return {card: passes.peak_bytes(unfolded.on_card(card, unfolded.events), unfolded.source, sizes) for card in gpus}
 
 
 def gathered_bytes(step: Step) -> int:
     """Highest bytes of sharded weights that are gathered at a time in a forward without gradients."""
     return strategy_of(step, Recorder()).gathered_bytes()
-
-
-@passes.bounded
-def _rounded(sizes: Sequence[int]) -> array[int]:
-    """Sizes rounded up to whole blocks."""
-    return array("q", [(size + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES for size in sizes])

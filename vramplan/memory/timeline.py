@@ -53,13 +53,13 @@ class Storage:
 
 
 @passes.bounded
-def rounded_sizes(storages: Iterable[Storage]) -> array[int]:
-    """Rounded bytes of each storage.
+def rounded_bytes(sizes: Iterable[int]) -> array[int]:
+    """Sizes rounded up to whole blocks.
 
     Raises:
         TooManyBytesError: for a size that 64 bits do not hold.
     """
-    return array("q", [storage.rounded_bytes for storage in storages])
+    return array("q", [(size + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES for size in sizes])
 
 
 class Kinds(Sequence[Storage]):
@@ -84,12 +84,12 @@ class Kinds(Sequence[Storage]):
     @cached_property
     def sizes(self) -> array[int]:
         """Rounded bytes of each."""
-        return rounded_sizes(self)
+        return rounded_bytes(storage.num_bytes for storage in self)
 
     @cached_property
-    def in_kernel(self) -> list[bool]:
-        """Whether a kernel allocates it, for each."""
-        return [storage.in_kernel for storage in self]
+    def in_kernel(self) -> list[int]:
+        """Numbers of those that kernels allocate."""
+        return [number for number, storage in enumerate(self) if storage.in_kernel]
 
     @cached_property
     def streams(self) -> list[int] | None:
@@ -123,8 +123,9 @@ class JoinedKinds(Kinds):
         return sizes
 
     @cached_property
-    def in_kernel(self) -> list[bool]:
-        return [flag for part in self.parts for flag in part.in_kernel]
+    def in_kernel(self) -> list[int]:
+        firsts = (end - len(part) for end, part in zip(self.ends, self.parts, strict=True))
+        return [first + number for first, part in zip(firsts, self.parts, strict=True) for number in part.in_kernel]
 
     @cached_property
     def streams(self) -> list[int] | None:
@@ -173,8 +174,10 @@ class Timeline:
         sizes = self.kinds.sizes
         if with_kernels:
             return sizes
-        pairs = zip(sizes, self.kinds.in_kernel, strict=True)
-        return array("q", [0 if in_kernel else size for size, in_kernel in pairs])
+        sizes = sizes[:]
+        for number in self.kinds.in_kernel:
+            sizes[number] = 0
+        return sizes
 
     def live_bytes(self, with_kernels: bool = True) -> array[int]:
         """Bytes alive after each event."""
