@@ -159,7 +159,7 @@ def test_kinds(storages: list[Storage]) -> None:
     assert kinds[1:] == storages[1:]
     assert list(kinds.sizes) == [rounded(storage) for storage in storages]
     assert [storage.rounded_bytes for storage in kinds] == list(kinds.sizes)
-    assert kinds.in_kernel == [storage.in_kernel for storage in storages]
+    assert kinds.in_kernel == [number for number, storage in enumerate(storages) if storage.in_kernel]
     if any(storage.stream for storage in storages):
         assert kinds.streams == [storage.stream for storage in storages]
     else:

@@ -215,7 +215,8 @@ class Records:
 
     def at(self, micro: int, several: bool) -> StepAt:
         """The step at a micro-batch; `several`: others will be asked for as well."""
-        if micro not in self.records and several and self.covers(micro):
+        is_on_line = micro not in self.records and micro not in (FIRST, BETWEEN)  # which a line needs anyway
+        if is_on_line and several and self.covers(micro):
             assert self.line is not None
             return self.line.at(micro)
         return simulated(self.simulated(micro))
