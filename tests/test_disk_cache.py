@@ -176,8 +176,9 @@ def test_the_entries_of_all_versions_that_were_not_used_for_longest_go_first(fol
         os.utime(path, (1_000_000 + number,) * 2)
     old = folder / "vramplan-0.0.1" / "plays"
     old.mkdir(parents=True)
-    (old / "entry").write_bytes(bytes(5000))
-    os.utime(old / "entry", (1, 1))
+    entry = old / ("ab" * 32)
+    entry.write_bytes(disk_cache.MAGIC + bytes(5000))
+    os.utime(entry, (1, 1))
     foreign = folder / "notes.txt"
     foreign.write_text("mine")
     assert disk_cache.load("plays", "3") is not None, "the load makes it the one that was used last"
@@ -193,9 +194,9 @@ def test_the_entries_of_all_versions_that_were_not_used_for_longest_go_first(fol
 def test_what_a_killed_process_left_unfinished_goes(folder: Path):
     disk_cache.store("plays", "key", b"content")
     (path,) = files(folder)
-    old, new = path.with_name(".1-dead"), path.with_name(".2-alive")
+    old, new = (path.with_name(name + disk_cache.UNFINISHED) for name in (".1-dead", ".2-alive"))
     for unfinished in (old, new):
-        unfinished.write_bytes(b"half")
+        unfinished.write_bytes(disk_cache.MAGIC[:4])
     hours_ago = time.time() - 2 * disk_cache.SECONDS_TO_WRITE
     os.utime(old, (hours_ago, hours_ago))
     disk_cache.prune(str(folder))
@@ -291,3 +292,25 @@ def test_processes_that_write_the_same_entries(folder: Path):
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         assert pool.map(_store_many, [0, 7, 13]) == [True] * 3
     assert not [path for path in files(folder) if path.name.startswith(".")]
+
+
+def test_files_that_are_not_its_own_stay(folder: Path):
+    """The folder may be the parent of a checkout: neither a name nor a content alone makes an entry."""
+    others = {
+        "vramplan-fork/docs/notes.md": b"notes",
+        "vramplan-fork/docs/.notes": b"notes",
+        "vramplan-0.1.0/docs/.hidden": b"",
+        "vramplan-fork/weights/model.bin": bytes(1 << 20),
+        f"vramplan-fork/hashes/{'0' * 64}": b"of another program",
+        "vramplan-fork/hashes/named": disk_cache.MAGIC,
+        f"elsewhere/searches/{'1' * 64}": disk_cache.MAGIC,
+    }
+    for name, content in others.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+        os.utime(folder / name, (1, 1))
+    folder.chmod(0o700)
+    disk_cache.store("plays", "a key", bytes(1000))
+    disk_cache.prune(str(folder), max_bytes=1)
+    assert disk_cache.load("plays", "a key") is None, "an entry goes"
+    assert {str(path.relative_to(folder)): path.read_bytes() for path in files(folder)} == others

@@ -49,6 +49,7 @@ FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```$", re.DOTALL | re.
 TITLE = re.compile(r'title="(?P<name>[^"]+)"')
 
 ONLY_PARSED = {
+    r"^table --merge": "the parts of sixteen machines are not there",
     r"^(probe|measure) ": "runs on a GPU",
     r"--probe|--gpu auto": "needs the GPU of this machine",
     r"^report ": "takes up to a minute; tests/test_report.py makes one",

@@ -244,7 +244,7 @@ def test_parts_that_do_not_make_the_table(parts: Path) -> None:
     assert refusal(FIRST, "third.json") == f"{FIRST} is share 1/2 and third.json 1/3: they do not make one table"
     assert refusal("none.json") == "none.json: cannot be read (No such file or directory)"
     other = [flag if flag != "t4,rtx4090" else "t4,l4" for flag in FLAGS]
-    different = f"{FIRST}: table table has other models, GPUs or settings than this one"
+    different = f"{FIRST}: the table called table has other models, GPUs or settings; --merge needs the options of --shard"
     assert refusal(FIRST, SECOND, flags=other) == different
     assert refusal(FIRST, SECOND, flags=[*FLAGS, "--loss", "liger"]) == different
     assert refusal(FIRST, SECOND, flags=[*FLAGS, "--confidence", "0"]) == different
@@ -263,10 +263,10 @@ def test_parts_that_do_not_make_the_table(parts: Path) -> None:
         (lambda part: part.update(share=[0, 2]), "is broken; write the part again"),
         (lambda part: part.update(tables=[]), "is broken; write the part again"),
         (lambda part: part.update(tables={}), "has no table table, but none at all"),
-        (lambda part: part["tables"]["table"].pop("rows"), "table table is broken"),
-        (lambda part: part["tables"]["table"]["rows"].append([99, {}]), "table table is broken"),
-        (lambda part: part["tables"]["table"]["rows"][0][1].clear(), "table table is broken"),
-        (lambda part: part["tables"]["table"]["rows"].pop(), "table table has not the rows of share 1/2"),
+        (lambda part: part["tables"]["table"].pop("rows"), "the table called table is broken"),
+        (lambda part: part["tables"]["table"]["rows"].append([99, {}]), "the table called table is broken"),
+        (lambda part: part["tables"]["table"]["rows"][0][1].clear(), "the table called table is broken"),
+        (lambda part: part["tables"]["table"]["rows"].pop(), "the table called table lacks rows of share 1/2"),
     ):
         (parts / FIRST).write_bytes(whole)
         edited(parts, FIRST, change)

@@ -42,6 +42,9 @@ SECONDS_TO_WRITE = 3600
 """A file that is older and was never given its name belongs to a process that was killed."""
 MAGIC = b"vramplan cache 1\n"
 CHECKSUM_BYTES = 16
+NAME_LENGTH = 64
+UNFINISHED = ".vramplan-unfinished"
+"""The end of the name of a file that is being written."""
 LENGTH_BYTES = 8
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
@@ -136,17 +139,30 @@ def prune(root: str, max_bytes: int = MAX_BYTES) -> None:
 
 
 def _entries(root: str) -> list[tuple[float, int, str]]:
-    """(time of the last use, bytes on the disk, path) of the files that this module wrote."""
+    """(time of the last use, bytes on the disk, path) of the files that this module wrote.
+
+    The folder may be the user's own, with other things in it: names and contents must both be those of an entry.
+    """
     entries = []
     for version in _scan(root):
         for kind in _scan(version.path) if version.name.startswith("vramplan-") and _is_folder(version) else ():
             for entry in _scan(kind.path) if _is_folder(kind) else ():
                 with suppress(OSError):
                     status = entry.stat(follow_symlinks=False)
-                    if stat.S_ISREG(status.st_mode):
+                    if stat.S_ISREG(status.st_mode) and _is_ours(entry):
                         size = -(-status.st_size // BLOCK_BYTES) * BLOCK_BYTES
                         entries.append((status.st_mtime, size, entry.path))
     return entries
+
+
+def _is_ours(entry: os.DirEntry[str]) -> bool:
+    """Whether this module wrote a file, by its name and its first bytes; an unfinished one may be empty."""
+    unfinished = entry.name.startswith(".") and entry.name.endswith(UNFINISHED)
+    if not unfinished and not (len(entry.name) == NAME_LENGTH and set(entry.name) <= set("0123456789abcdef")):
+        return False
+    with open(entry.path, "rb") as stream:
+        begins = stream.read(len(MAGIC))
+    return begins == MAGIC or (unfinished and MAGIC.startswith(begins))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -207,7 +223,7 @@ def _write(folder: str, name: str, entry: bytes) -> None:
         OSError: if it cannot be written.
     """
     os.makedirs(folder, 0o700, exist_ok=True)
-    unfinished = os.path.join(folder, f".{os.getpid()}-{os.urandom(8).hex()}")
+    unfinished = os.path.join(folder, f".{os.getpid()}-{os.urandom(8).hex()}{UNFINISHED}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
         with open(unfinished, "wb", opener=lambda path, _: os.open(path, flags, 0o600)) as stream:

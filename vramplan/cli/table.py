@@ -100,7 +100,9 @@ def table(
         str | None, Option(help="Compute one share of the rows, 3/16, into a file for --merge.", panel=OUTPUT)
     ] = None,
     out: Annotated[Path | None, Option(help="That file (vramplan-table-3-of-16.json).", panel=OUTPUT)] = None,
-    merge: Annotated[bool, Option("--merge", help="Make the tables of the files of all shares.", panel=OUTPUT)] = False,
+    merge: Annotated[
+        bool, Option("--merge", help="Make the tables of the files of all shares; with the same options.", panel=OUTPUT)
+    ] = False,
     jobs: Annotated[int | None, Option(help="Processes (one for each core).", panel=OUTPUT)] = None,
     confidence: Confidence = None,
     no_cache: NoCache = False,
@@ -209,7 +211,7 @@ def _share(text: str) -> Share:
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
     share = Share(*map(int, match.groups())) if match else Share(0, 0)
     if not 1 <= share.number <= share.of <= MAX_SHARES:
-        raise ConfigError(f"--shard {text}: expected K/N, from 1/N to N/N, such as 3/16")
+        raise ConfigError(f"--shard {text}: expected K/N, from 1/N to N/N, such as 3/16, and N up to {MAX_SHARES:,}")
     return share
 
 

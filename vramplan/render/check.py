@@ -133,7 +133,7 @@ def _cases(screen: Screen, verdict: Verdict) -> list[Text]:
 
 def _need(screen: Screen, name: str, case: Case) -> Text:
     size = gib(case.need_bytes)
-    return screen.text(f"{name}: {size}", "green") if case.fits else screen.text(f"{name}: ≥{size} ✗", "red")
+    return screen.text(f"{name}: {size}", "green") if case.fits else screen.text(f"{name}: {size} ✗", "red")
 
 
 def _reason(verdict: Verdict) -> str:

@@ -241,11 +241,14 @@ class Box:
             return (
                 f"headroom {room if self.need_bytes <= self.capacity_bytes else '0.0'}, less than the margin {margin}"
             )
-        if room.startswith("-"):
+        if room.startswith("-") and self.need_bytes > self.capacity_bytes:
             return f"{room[1:]} too much"
         if self.reason:
             return self.reason
-        return f"headroom {room}, of which margin {margin}" if self.margin_bytes else f"headroom {room}"
+        room = max(room, "0.0", key=float)
+        # the figures are rounded against each other: what fits has its margin
+        share = f", of which margin {min(margin, room, key=float)}" if self.margin_bytes else ""
+        return f"headroom {room}{share}"
 
 
 def plan_line(screen: Screen, job: Job, micro_batch_size: int, accumulation_steps: int, smallest: bool = False) -> Text:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +32,7 @@ MAX_PART_BYTES = 1 << 28
 MAX_SHARES = 100_000
 MAX_MISSING = 8
 """Missing shares that an error names."""
+PACKAGE = Path(__file__).parents[2]
 WRITTEN_BY = f"vramplan {__version__} ({VERSIONS})"
 
 
@@ -75,6 +78,7 @@ def write_part(
     content = {
         FORMAT: FORMAT_VERSION,
         "written_by": WRITTEN_BY,
+        "code": code_digest(),
         "share": [part.number, part.of],
         "tables": tables,
     }
@@ -123,15 +127,29 @@ def merge(name: str, request: TableRequest, parts: Sequence[Part]) -> Table:
         if not isinstance(table, dict):
             raise ConfigError(f"{part.path}: has no table {name}, but {', '.join(part.tables) or 'none at all'}")
         if table.get("request") != request.digest:
-            raise ConfigError(f"{part.path}: table {name} has other models, GPUs or settings than this one")
+            raise ConfigError(
+                f"{part.path}: the table called {name} has other models, GPUs or settings; --merge needs the options of --shard"
+            )
         try:
             rows_of_part = {places[number]: from_data(row, request) for number, row in table["rows"]}
         except (KeyError, TypeError, ValueError, IndexError):
-            raise ConfigError(f"{part.path}: table {name} is broken; write the part again") from None
+            raise ConfigError(f"{part.path}: the table called {name} is broken; write the part again") from None
         if sorted(rows_of_part) != share(request, part.share.number, part.share.of):
-            raise ConfigError(f"{part.path}: table {name} has not the rows of share {part.share}; write the part again")
+            raise ConfigError(
+                f"{part.path}: the table called {name} lacks rows of share {part.share}; write the part again"
+            )
         rows |= rows_of_part
     return complete(request, rows)
+
+
+@cache
+def code_digest() -> str:
+    """Of the package's code and data, which tells a checkout from another one of the same version."""
+    digest = blake2b(digest_size=16)
+    for file in sorted(PACKAGE.rglob("*")):
+        if file.suffix in (".py", ".json") and "model_specs" not in file.parts:
+            digest.update(f"{file.relative_to(PACKAGE).as_posix()}\n".encode() + file.read_bytes())
+    return digest.hexdigest()
 
 
 def _read(path: Path) -> Part:
@@ -140,6 +158,8 @@ def _read(path: Path) -> Part:
         raise ConfigError(f"{path}: is no part of a table; `vramplan table --shard K/N` writes them")
     if content[FORMAT] != FORMAT_VERSION or content.get("written_by") != WRITTEN_BY:
         raise ConfigError(f"{path}: was written by {content.get('written_by')}, and this is {WRITTEN_BY}")
+    if content.get("code") != code_digest():
+        raise ConfigError(f"{path}: was written by other code of vramplan {__version__}; write the part again")
     numbers, tables = content.get("share"), content.get("tables")
     if (
         not isinstance(numbers, list)

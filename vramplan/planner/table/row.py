@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from vramplan.dataclass import dataclass
-from vramplan.errors import UnsupportedError, VramplanError, setting
+from vramplan.errors import UnsupportedError, VramplanError, as_python, setting, spell
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
@@ -34,8 +34,13 @@ class Cell:
     value: int | None
     """A micro-batch, tokens a second, or bytes; None if the job cannot run there."""
     fits: bool
-    refused: str = ""
-    """Why it cannot run."""
+    reason: str = ""
+    """Why it cannot run; its settings are not spelled yet (:func:`vramplan.errors.spell`)."""
+
+    @property
+    def refused(self) -> str:
+        """Why it cannot run, its settings as keyword arguments."""
+        return spell(self.reason, as_python)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,7 @@ def compute_row(request: TableRequest, place: Place) -> Row:
         try:
             cells.append(_cell(request, _shared(spec, settings, card, shared_steps), card))
         except VramplanError as error:
-            cells.append(Cell(card.name, None, False, str(error)))
+            cells.append(Cell(card.name, None, False, error.text))
         if request.show == "card" and cells[-1].fits:
             break
     if request.show == "card":
@@ -93,8 +98,8 @@ def _smallest(cells: list[Cell]) -> Cell:
     """The smallest GPU that fits, of cells in order of size."""
     if cells[-1].fits:
         return cells[-1]
-    runnable = [cell for cell in cells if not cell.refused]
-    return Cell("", None, False, "" if runnable else cells[0].refused)
+    runnable = [cell for cell in cells if not cell.reason]
+    return Cell("", None, False, "" if runnable else cells[0].reason)
 
 
 Known = dict[tuple[Job, Traits], Shared | VramplanError]

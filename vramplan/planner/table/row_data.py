@@ -10,9 +10,9 @@ from vramplan.planner.table.row import Cell, Row
 
 def to_data(row: Row) -> dict[str, Any]:
     """A row as JSON values. Cells are [GPU, value, whether it fits, number of the reason why it cannot run]."""
-    reasons = {reason: number for number, reason in enumerate(dict.fromkeys(cell.refused for cell in row.cells))}
+    reasons = {reason: number for number, reason in enumerate(dict.fromkeys(cell.reason for cell in row.cells))}
     return {
-        "cells": [[cell.card, cell.value, cell.fits, reasons[cell.refused]] for cell in row.cells],
+        "cells": [[cell.card, cell.value, cell.fits, reasons[cell.reason]] for cell in row.cells],
         "reasons": list(reasons),
         "assumptions": [list(texts) for texts in row.said],
     }
