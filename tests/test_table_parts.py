@@ -244,7 +244,9 @@ def test_parts_that_do_not_make_the_table(parts: Path) -> None:
     assert refusal(FIRST, "third.json") == f"{FIRST} is share 1/2 and third.json 1/3: they do not make one table"
     assert refusal("none.json") == "none.json: cannot be read (No such file or directory)"
     other = [flag if flag != "t4,rtx4090" else "t4,l4" for flag in FLAGS]
-    different = f"{FIRST}: the table called table has other models, GPUs or settings; --merge needs the options of --shard"
+    different = (
+        f"{FIRST}: the table called table has other models, GPUs or settings; --merge needs the options of --shard"
+    )
     assert refusal(FIRST, SECOND, flags=other) == different
     assert refusal(FIRST, SECOND, flags=[*FLAGS, "--loss", "liger"]) == different
     assert refusal(FIRST, SECOND, flags=[*FLAGS, "--confidence", "0"]) == different

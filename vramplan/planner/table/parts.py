@@ -128,7 +128,8 @@ def merge(name: str, request: TableRequest, parts: Sequence[Part]) -> Table:
             raise ConfigError(f"{part.path}: has no table {name}, but {', '.join(part.tables) or 'none at all'}")
         if table.get("request") != request.digest:
             raise ConfigError(
-                f"{part.path}: the table called {name} has other models, GPUs or settings; --merge needs the options of --shard"
+                f"{part.path}: the table called {name} has other models, GPUs or settings; --merge needs the options of"
+                " --shard"
             )
         try:
             rows_of_part = {places[number]: from_data(row, request) for number, row in table["rows"]}
