@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sys
 import tempfile
 import threading
@@ -30,7 +29,7 @@ def compute_rows(request: TableRequest, places: Sequence[Place], jobs: int) -> I
     waiting = iter(places)
     places_of: dict[Future[Row], Place] = {}
     with ExitStack() as stack:  # fresh processes: a fork would take over the threads of a progress bar
-        with _outside_the_working_directory(), _without_interrupts():
+        with _outside_the_working_directory():
             initial = request, disk_cache.is_enabled()
             pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin_process, initial)
             stack.callback(pool.shutdown, cancel_futures=True)
@@ -66,19 +65,6 @@ def _outside_the_working_directory() -> Iterator[None]:
             del os.environ[SAFE_PATH]
         else:
             os.environ[SAFE_PATH] = before
-
-
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Processes that start inside ignore Ctrl-C, which reaches all of a terminal's: this one ends them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # no other thread may set what a signal does
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
 
 
 _sheet: list[TableRequest] = []
