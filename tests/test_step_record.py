@@ -154,10 +154,10 @@ def test_lines_of_rarer_settings(number: int) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", GROUPS)
-def test_every_line_is_what_is_simulated(family: str) -> None:
-    for case in cases_of(family):
-        check_lines(case, (1, 2, 0))
-        check_lines(case, (0, 2, 1))
+def test_lines_of_every_family(family: str) -> None:
+    number = list(GROUPS).index(family)
+    for case in cases_of(family)[number % 12 :: 12]:
+        check_lines(case, (1, 2, 0) if number % 2 else (0, 2, 1), (UNSEEN[number % 3],))
 
 
 @pytest.mark.parametrize("family", SAMPLE)
@@ -172,8 +172,8 @@ def test_the_second_micro_step_of_rarer_settings() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", GROUPS)
-def test_every_second_micro_step_is_what_is_simulated(family: str) -> None:
-    for case in cases_of(family):
+def test_second_micro_steps_of_every_family(family: str) -> None:
+    for case in cases_of(family)[list(GROUPS).index(family) % 3 :: 3]:
         check_second_micro_step(case)
 
 
