@@ -10,11 +10,11 @@ import pytest
 from tests.helpers import card_of, spec_of
 from vramplan.analytic import batch_scaling
 from vramplan.analytic.estimator import begin
-from vramplan.analytic.job_steps import JobSteps, with_batch
+from vramplan.analytic.job_steps import JobSteps
 from vramplan.analytic.prepare import prepare
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.analytic.unfolded_step import Step
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import Job, with_batch
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.timeline import Timeline

@@ -168,3 +168,10 @@ def test_colour_is_the_terminals_own_and_says_nothing_alone() -> None:
     assert not [code for code in codes if "38;" in code or "48;" in code], "of the 16 colours alone"
     strip = re.compile(r"\x1b\[[\d;]*m")
     assert strip.sub("", coloured) == strip.sub("", plain) == cli(*question).stdout
+
+
+def test_what_fits_has_no_negative_room() -> None:
+    """The capacity is rounded down and the need up; a need that is exactly the capacity still leaves nothing over."""
+    exactly = 117 * (1 << 30) // 10 + 1
+    assert figures.room_gib(exactly, exactly) == "0.0"
+    assert figures.room_gib(exactly, exactly + 1).startswith("-")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
@@ -18,8 +19,9 @@ from vramplan.analytic.layer_folding import FoldPlan
 from vramplan.analytic.second_micro_step import with_second_micro_step
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord, do_the_same
-from vramplan.analytic.train_step import simulate_evaluation, simulate_step, waiting_batches
+from vramplan.analytic.train_step import may_repeat, simulate_evaluation, simulate_step, waiting_batches
 from vramplan.analytic.unfolded_step import no_cycle_collection
+from vramplan.inputs.job import with_batch
 from vramplan.memory.allocator import SMALL_SIZE
 from vramplan.memory.roofline import Kernel
 from vramplan.memory.timeline import rounded_bytes
@@ -215,8 +217,8 @@ class Records:
 
     def at(self, micro: int, several: bool) -> StepAt:
         """The step at a micro-batch; `several`: others will be asked for as well."""
-        is_on_line = micro not in self.records and micro not in (FIRST, BETWEEN)  # which a line needs anyway
-        if is_on_line and several and self.covers(micro):
+        needs_line = micro not in self.records and micro not in (FIRST, BETWEEN)  # these two make the line
+        if needs_line and several and self.covers(micro):
             assert self.line is not None
             return self.line.at(micro)
         return simulated(self.simulated(micro))
@@ -300,18 +302,15 @@ class BatchScaling:
         return Records(lambda micro: simulate_evaluation(self._setting(micro, 1)))
 
     def _setting(self, micro: int, steps: int) -> StepSpec:
-        batch = {"micro_batch_size": micro, "gradient_accumulation_steps": steps}
-        return replace(self.setting, job=self.setting.job.model_copy(update=batch))
+        return replace(self.setting, job=with_batch(self.setting.job, micro, steps))
 
     def _two_micro_steps(self, micro: int) -> StepRecord:
         setting = self._setting(micro, 2)
-        alone = self._alone.simulated(micro) if setting.job.loop == "trainer" else None
-        if alone is None or alone.taken is None:
-            return simulate_step(setting, 2)
-        try:
-            return with_second_micro_step(alone, waiting_batches(setting))
-        except ValueError:
-            return simulate_step(setting, 2)
+        if may_repeat(setting.job):
+            alone, waiting = self._alone.simulated(micro), waiting_batches(setting)
+            with suppress(ValueError):
+                return with_second_micro_step(alone, waiting)
+        return simulate_step(setting, 2)
 
     def _waiting(self, step: StepAt, micro: int, steps: int) -> StepAt:
         """The step with all batches of `steps` fetched at once, not of two."""

@@ -14,11 +14,11 @@ from vramplan.analytic.prepare import prepare
 from vramplan.analytic.run_timeline import Layout, SimulatedRun, evaluation_bytes, gathered_bytes
 from vramplan.analytic.step_record import StepRecord
 from vramplan.analytic.supported import check_adapters, check_mixture, mixture_notes
-from vramplan.analytic.unfolded_step import Step, describe, is_brief, no_cycle_collection
+from vramplan.analytic.unfolded_step import Step, describe_in, is_brief, no_cycle_collection
 from vramplan.analytic.varied_lengths import Pieces, varied
 from vramplan.dataclass import dataclass
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import Job, with_batch
 from vramplan.inputs.model_inputs import describe as describe_inputs
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import check_job
@@ -41,8 +41,8 @@ class Shape:
     """What steps with the same events have in common, whatever the sizes of their storages."""
 
     record: StepRecord
-    in_layer: Sequence[bool]
-    """Whether a layer allocates it, for each storage of the record."""
+    section_of: Sequence[int]
+    """Number of the section that allocates each storage of the record."""
     layouts: Mapping[int, Layout]
     """The timeline of each GPU; only one if all do the same."""
     first: Sequence[tuple[int, int]]
@@ -177,8 +177,8 @@ class JobSteps:
                 common.weights = self._checked(step)
             if len(common.shapes) == MAX_BATCHES:
                 del common.shapes[next(iter(common.shapes))]
-            in_layer = [at.record.sections[section].layer is not None for section in step.unfolded.section_of]
-            common.shapes[key] = Shape(at.record, in_layer, SimulatedRun(step).layouts, *step.kernels())
+            section_of = step.unfolded.section_of
+            common.shapes[key] = Shape(at.record, section_of, SimulatedRun(step).layouts, *step.kernels())
         return common.shapes[key]
 
     @property
@@ -189,10 +189,9 @@ class JobSteps:
 
     def _timelines(self, at: StepAt, shape: Shape) -> dict[int, Timeline]:
         """Timeline by GPU."""
-        vocabulary = self.setting.architecture.shape(self.setting.config).vocabulary
 
         def described(number: int) -> Storage:
-            return describe(at.storage(number), number in shape.record.kept, shape.in_layer[number], vocabulary)
+            return describe_in(self.setting, shape.record, shape.section_of, number, at.storage(number))
 
         workspace = cublas_workspace(self.card)
         return {gpu: layout.timeline(at.rounded, described, workspace) for gpu, layout in shape.layouts.items()}
@@ -276,11 +275,6 @@ class JobSteps:
         kernels = [(at.kernels[at.kernel_of[number]], times) for number, times in runs]
         update = optimizer_seconds(self.job.optimizer, self.weights.trained_bytes, self.weights.num_trained, card)
         return seconds(kernels, card), update
-
-
-def with_batch(job: Job, micro: int, steps: int) -> Job:
-    """The job at another micro-batch and accumulation."""
-    return job.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps})
 
 
 def depends_on_size(job: Job) -> bool:

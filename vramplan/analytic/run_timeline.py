@@ -33,6 +33,8 @@ class Layout(NamedTuple):
     """The kind of cuBLAS's workspace, whose size depends on the GPU."""
     in_kernel: list[int]
     """The kinds that kernels allocate."""
+    streams: list[int] | None
+    """The stream of each kind; None if all are on stream 0."""
     kind_of: array[int]
     events: array[int]
     marks: Sequence[Mark]
@@ -57,8 +59,7 @@ class StepKinds(Kinds):
         self, layout: Layout, storages: Sequence[Storage], sizes: array[int], describe: Callable[[int], Storage]
     ) -> None:
         super().__init__(storages)
-        self.streams = Kinds(storages).streams
-        self.in_kernel = layout.in_kernel
+        self.in_kernel, self.streams = layout.in_kernel, layout.streams
         self.first, self.describe = layout.first, describe
         self.sizes = rounded_bytes(storage.num_bytes for storage in storages)
         self.sizes[self.first : self.first + len(sizes)] = sizes
@@ -128,7 +129,10 @@ class SimulatedRun:
         in_kernel = [number for number, storage in enumerate(record.kinds) if storage.in_kernel]
         in_kernel += [first + number for number, info in enumerate(simulated) if info.category == "workspace"]
         workspace_kind = record.kinds.index(workspace)
-        return Layout(record.kinds, first, workspace_kind, in_kernel, record.kind_of, record.events, record.marks)
+        streams = Kinds(record.kinds).streams
+        return Layout(
+            record.kinds, first, workspace_kind, in_kernel, streams, record.kind_of, record.events, record.marks
+        )
 
 
 def evaluation_bytes(unfolded: Unfolded, sizes: array[int], gpus: Iterable[int]) -> dict[int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 from typing import NamedTuple
 
 from vramplan.analytic.autograd.graph import SAVED, LayerSection, Parameter, StorageInfo, Stored, TakenGradient
@@ -84,14 +85,14 @@ class StepRecord(NamedTuple):
     gives_gradients: bool
     """Whether a hook consumes each weight's gradient as soon as it is produced."""
     weights: Sequence[RecordedWeight]
-    embedded: int | None
+    embedded: int | None = None
     """Number of the first embedding's weight."""
-    widths: Mapping[str, int]
+    widths: Mapping[str, int] = MappingProxyType({})
     """Smaller side of each adapted layer."""
-    layers_without_input_grad: frozenset[int]
-    idle: frozenset[tuple[int | None, str]]
+    layers_without_input_grad: frozenset[int] = frozenset()
+    idle: frozenset[tuple[int | None, str]] = frozenset()
     """Frozen linear layers whose input needs no gradient: they have no backward."""
-    routers: frozenset[str]
+    routers: frozenset[str] = frozenset()
     """Modules that are no linear layers but have a weight of two dimensions."""
     waiting: range = range(0)
     """Ids of the storages of the batches to come."""
@@ -116,11 +117,6 @@ def record_of(tape: Tape) -> StepRecord:
         frozenset(tape.transient_gradients),
         tape.gives_gradients,
         tuple(RecordedWeight.of(parameter) for parameter in tape.parameters.values()),
-        None,
-        {},
-        frozenset(),
-        frozenset(),
-        frozenset(),
     )
 
 

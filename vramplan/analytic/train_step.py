@@ -13,6 +13,7 @@ from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.second_micro_step import WaitingBatches
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord, record_of
+from vramplan.inputs.job import Job
 
 
 def new_modules(setting: StepSpec) -> Modules:
@@ -33,6 +34,14 @@ def declare(setting: StepSpec) -> Modules:
     return net
 
 
+def may_repeat(job: Job) -> bool:
+    """Whether a further micro-step may repeat the operations of the first.
+
+    A plain loop makes a batch for each, and DeepSpeed's last one drops its graph behind the step.
+    """
+    return job.loop == "trainer" and not job.strategy.startswith("zero")
+
+
 def simulate_step(setting: StepSpec, micro_steps: int) -> StepRecord:
     """The record of forward and backward of `micro_steps` micro-batches.
 
@@ -50,7 +59,6 @@ def simulate_step(setting: StepSpec, micro_steps: int) -> StepRecord:
     for number in range(micro_steps):
         phase = f"forward.{number}"
         tape.enter(phase, None)
-        tape.module = "inputs"
         if batch is None or job.loop == "plain":
             batch = make_batch(tape, setting, phase, job.micro_batch_size, job.gradient_accumulation_steps)
             if batch.waiting:
@@ -67,9 +75,7 @@ def simulate_step(setting: StepSpec, micro_steps: int) -> StepRecord:
     if setting.vision is not None and not setting.has_images:  # the tower is loaded all the same
         for key, parameter in declare(setting).tape.parameters.items():
             tape.parameters.setdefault(key, parameter)
-    # a plain loop makes a batch for each micro-step, and DeepSpeed's last one drops its graph behind the step
-    repeats = micro_steps == 1 and job.loop == "trainer" and not job.strategy.startswith("zero")
-    repeats = repeats and not tape.repeated.is_used
+    repeats = micro_steps == 1 and may_repeat(job) and not tape.repeated.is_used
     weights = list(tape.parameters.values())
     embedded = next((number for number, weight in enumerate(weights) if weight is net.embedded), None)
     return record_of(tape)._replace(

@@ -156,6 +156,15 @@ def describe(info: StorageInfo, kept: bool, in_layer: bool, vocabulary: int) -> 
     return Storage(info.num_bytes, category, label(info.module, info.what, in_layer), formula, in_kernel)
 
 
+def describe_in(
+    setting: StepSpec, record: StepRecord, section_of: Sequence[int], number: int, info: StorageInfo
+) -> Storage:
+    """The storage of a record with this number, which is `info` at the micro-batch in question, for a timeline."""
+    in_layer = record.sections[section_of[number]].layer is not None
+    vocabulary = setting.architecture.shape(setting.config).vocabulary
+    return describe(info, number in record.kept, in_layer, vocabulary)
+
+
 def micro_steps(job: Job) -> int:
     """Number of micro-batches to simulate: without earlier gradients, and with them."""
     return min(2, job.gradient_accumulation_steps)
@@ -189,14 +198,7 @@ class Step:
 
     def describe(self, number: int) -> Storage:
         """A simulated storage for a timeline."""
-        record = self.record
-        in_layer = record.sections[self.unfolded.section_of[number]].layer is not None
-        return describe(record.storages[number], number in record.kept, in_layer, self.vocabulary)
-
-    @cached_property
-    def vocabulary(self) -> int:
-        """Number of tokens of the vocabulary."""
-        return self.setting.architecture.shape(self.setting.config).vocabulary
+        return describe_in(self.setting, self.record, self.unfolded.section_of, number, self.record.storages[number])
 
     @property
     def embedded(self) -> RecordedWeight | None:

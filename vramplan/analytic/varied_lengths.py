@@ -14,7 +14,8 @@ from vramplan.analytic.unfolded_step import micro_steps
 from vramplan.inputs.job import Job
 from vramplan.inputs.sample_lengths import batch_lengths
 from vramplan.memory import passes
-from vramplan.memory.timeline import JoinedKinds, Mark, Timeline
+from vramplan.memory.recorder import Recorder
+from vramplan.memory.timeline import JoinedKinds, Timeline
 
 
 class Pieces:
@@ -68,8 +69,7 @@ class _Run:
     """A timeline assembled from pieces of others, which number their storages alike."""
 
     def __init__(self, known: dict[int, Pieces]) -> None:
-        self.events, self.kind_of = array("i"), array("i")
-        self.marks: list[Mark] = []
+        self.record = Recorder()
         self.numbers = array("i")
         """Number in this timeline by number in the others; -1 if it is not alive."""
         self.known = known
@@ -80,14 +80,13 @@ class _Run:
         """Append a piece: loading, a micro-step, or an optimizer's step; see :func:`pieces`."""
         parts, first_kind = self._pieces(timeline), self._first_kind(timeline)
         for phase, first, end in parts.pieces[piece]:
-            if not self.marks or self.marks[-1].phase != phase:
-                self.marks.append(Mark(phase, len(self.events)))
+            self.record.enter(phase)
             # the previous step's storage is freed once there is a new one
             events, storages, self.numbers = passes.renumbered(
-                timeline.events[first:end], self.numbers, len(self.kind_of)
+                timeline.events[first:end], self.numbers, len(self.record.kind_of)
             )
-            self.events.extend(events)
-            self.kind_of.extend(passes.shifted(parts.kinds(first, end, storages), first_kind))
+            self.record.events.extend(events)
+            self.record.splice(passes.shifted(parts.kinds(first, end, storages), first_kind))
 
     def hand_on(self, timeline: Timeline, piece: int) -> None:
         """Let the storages that a second step leaves, which begins with a piece, replace those the first left."""
@@ -98,7 +97,7 @@ class _Run:
     def timeline(self) -> Timeline:
         """The timeline of all that was appended."""
         kinds = JoinedKinds([timeline.kinds for timeline, _ in self.parts.values()])
-        return Timeline(kinds, self.kind_of, self.events, self.marks)
+        return Timeline(kinds, self.record.kind_of, self.record.events, self.record.marks)
 
     def _pieces(self, timeline: Timeline) -> Pieces:
         if id(timeline.events) not in self.known:

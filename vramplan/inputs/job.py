@@ -138,6 +138,12 @@ def engine_casts(strategy: object, quantize: object = "none") -> bool:
     return strategy in ("zero0", "zero1", "zero2") or (strategy == "zero3" and quantize != "none")
 
 
+def with_batch(job: Job, micro_batch_size: int, gradient_accumulation_steps: int) -> Job:
+    """The job at another batch, which is not checked."""
+    batch = {"micro_batch_size": micro_batch_size, "gradient_accumulation_steps": gradient_accumulation_steps}
+    return job.model_copy(update=batch)
+
+
 class Job(Record):
     """One training set-up; docs/reference/options.md says what frameworks call each field."""
 

@@ -10,12 +10,12 @@ from vramplan.analytic.architectures.lookup import architecture_of, is_described
 from vramplan.errors import UnknownNameError, UnsupportedError
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
-from vramplan.inputs.load import load_gpu, load_model
 from vramplan.inputs.model_spec import ModelSpec
-from vramplan.memory.calibration import CONFIDENCE, with_margin
+from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.estimate import Estimate
 from vramplan.planner.estimate_cache import Estimator
 from vramplan.planner.job_defaults import complete_job
+from vramplan.planner.load import load_both
 from vramplan.progress import Progress, silent
 
 ESTIMATORS = ("analytic", "trace")
@@ -74,12 +74,6 @@ def estimator_for(
     progress("loading torch, transformers and peft", 0.0)
     trace = tracing()
     return trace.TracedModel(progress, trust_remote_code).begin, trace.settle, False
-
-
-def load_both(model: str | ModelSpec, gpu: str | Gpu, confidence: float) -> tuple[ModelSpec, Gpu]:
-    """The model, and the GPU with its safety margin; the GPU first, since an invalid name there needs no network."""
-    loaded = with_margin(load_gpu(gpu), confidence)
-    return load_model(model), loaded
 
 
 def _needs_trace(spec: ModelSpec) -> bool:

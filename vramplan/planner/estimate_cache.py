@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import Job, with_batch
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.estimate import Estimate, PartialEstimate
 
@@ -30,7 +30,7 @@ class EstimateCache:
         """The estimate's lower bound, from which the rest can be completed."""
         pair = (micro, steps)
         if pair not in self._partial:
-            job = self.job.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps})
+            job = with_batch(self.job, micro, steps)
             self._partial[pair] = self.estimator(self.spec, job, self.gpu, several=self.several)
         return self._partial[pair]
 

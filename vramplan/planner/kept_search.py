@@ -13,11 +13,11 @@ from typing import Any
 
 from vramplan import disk_cache
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import Fsdp, Job, Zero
-from vramplan.inputs.load import load_gpu, load_model
+from vramplan.inputs.job import Fsdp, Job, Zero, with_batch
 from vramplan.inputs.model_spec import ModelSpec
-from vramplan.memory.calibration import CONFIDENCE, with_margin
+from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.estimate import CardShare, Estimate, Term
+from vramplan.planner.load import load_both
 from vramplan.planner.search_result import LeverEffect, Plan, Rejected, Search
 from vramplan.progress import Progress, silent
 
@@ -41,10 +41,10 @@ def suggest(
     Raises:
         VramplanError: for whatever cannot run or is not modelled.
     """
-    card = with_margin(load_gpu(gpu), confidence)  # an invalid name there needs no network
-    spec = load_model(model)
+    spec, card = load_both(model, gpu, confidence)
     # a setting that is solved for is an answer of its own
-    key = _key(spec, card, global_batch, options) if options.get("solve") is None else None
+    keeps = disk_cache.is_enabled() and options.get("solve") is None
+    key = _key(spec, card, global_batch, options) if keeps else None
     search = _load(key) if key is not None else None
     if search is None:
         from vramplan.planner.suggest import suggest as search_batches
@@ -68,7 +68,7 @@ def _key(spec: ModelSpec, card: Gpu, global_batch: int, options: Mapping[str, An
 
 
 def _load(key: str) -> Search | None:
-    content = disk_cache.load(KIND, key) if disk_cache.is_enabled() else None
+    content = disk_cache.load(KIND, key)
     if content is None:
         return None
     try:
@@ -79,18 +79,9 @@ def _load(key: str) -> Search | None:
 
 def _store(key: str, search: Search) -> None:
     estimates = [*(plan.estimate for plan in search.plans), search.smallest]
-    plain = all(estimate.by == "analytic" and estimate.job == _job_of(search.job, estimate) for estimate in estimates)
-    if plain and disk_cache.is_enabled():
+    batches = (with_batch(search.job, one.micro_batch_size, one.gradient_accumulation_steps) for one in estimates)
+    if all(one.by == "analytic" and one.job == job for one, job in zip(estimates, batches, strict=True)):
         disk_cache.store(KIND, key, json.dumps(_data(search), separators=(",", ":")).encode())
-
-
-def _job_of(job: Job, estimate: Estimate) -> Job:
-    return job.model_copy(
-        update={
-            "micro_batch_size": estimate.micro_batch_size,
-            "gradient_accumulation_steps": estimate.gradient_accumulation_steps,
-        }
-    )
 
 
 # -- to JSON and back --------------------------------------------------------------------------------------------------
@@ -117,9 +108,8 @@ def _search(data: dict[str, Any]) -> Search:
 
     def estimate(data: dict[str, Any]) -> Estimate:
         terms, shares = (Term(**term) for term in data["terms"]), (CardShare(**share) for share in data["cards"])
-        result = Estimate(**{**_tuples(data), "terms": tuple(terms), "cards": tuple(shares), "job": job})
-        object.__setattr__(result, "job", _job_of(job, result))
-        return result
+        at = with_batch(job, data["micro_batch_size"], data["gradient_accumulation_steps"])
+        return Estimate(**{**_tuples(data), "terms": tuple(terms), "cards": tuple(shares), "job": at})
 
     plans = tuple(Plan(**{**plan, "estimate": estimate(plan["estimate"])}) for plan in data["plans"])
     values = {

@@ -13,9 +13,10 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.optimizers import modelled
 from vramplan.planner import batch_search
-from vramplan.planner.estimate import estimator_for, load_both
+from vramplan.planner.estimate import estimator_for
 from vramplan.planner.job_defaults import complete_job
 from vramplan.planner.levers import memory_levers
+from vramplan.planner.load import load_both
 from vramplan.planner.search_result import Run, Search
 from vramplan.progress import Progress, silent
 

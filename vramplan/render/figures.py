@@ -61,7 +61,8 @@ def free_gib(num_bytes: int) -> str:
 
 def room_gib(capacity_bytes: int, need_bytes: int) -> str:
     """GiB that the printed need leaves of the printed capacity; negative if it needs more."""
-    return f"{(tenths_down(capacity_bytes) - tenths_up(need_bytes)) / 10:.1f}"
+    tenths = tenths_down(capacity_bytes) - tenths_up(need_bytes)
+    return f"{(tenths if need_bytes > capacity_bytes else max(0, tenths)) / 10:.1f}"
 
 
 def product(micro_batch_size: int, accumulation_steps: int, data_parallel: int) -> str:

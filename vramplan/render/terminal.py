@@ -241,11 +241,10 @@ class Box:
             return (
                 f"headroom {room if self.need_bytes <= self.capacity_bytes else '0.0'}, less than the margin {margin}"
             )
-        if room.startswith("-") and self.need_bytes > self.capacity_bytes:
+        if self.need_bytes > self.capacity_bytes:
             return f"{room[1:]} too much"
         if self.reason:
             return self.reason
-        room = max(room, "0.0", key=float)
         # the figures are rounded against each other: what fits has its margin
         share = f", of which margin {min(margin, room, key=float)}" if self.margin_bytes else ""
         return f"headroom {room}{share}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from vramplan.analytic.job_steps import VERSIONS
 from vramplan.dataclass import dataclass
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, as_python, spell
 from vramplan.memory.roofline import BANDWIDTH_EFFICIENCY, LAUNCH_SECONDS, MATMUL_EFFICIENCY
 from vramplan.planner.table.effort import by_effort
 from vramplan.planner.table.kept_rows import KeptRows
@@ -42,10 +42,10 @@ class Table:
     @property
     def refusals(self) -> list[str]:
         """Why cells cannot run, each reason once, the most frequent first."""
-        reasons = Counter(cell.refused for row in self.rows.values() for cell in row.cells if cell.refused)
+        reasons = Counter(cell.reason for row in self.rows.values() for cell in row.cells if cell.reason)
         frequent = reasons.most_common(MAX_REASONS)
         num_others = reasons.total() - sum(count for _, count in frequent)
-        lines = [f"{why} ({count} cell{'s' * (count > 1)})" for why, count in frequent]
+        lines = [f"{spell(why, as_python)} ({count} cell{'s' * (count > 1)})" for why, count in frequent]
         return [*lines, *([f"other reasons ({num_others} cells)"] if num_others else [])]
 
     @property
@@ -111,7 +111,7 @@ def complete(request: TableRequest, rows: Mapping[Place, Row]) -> Table:
         ConfigError: if no job of the table can run.
     """
     places = places_of(request)
-    if all(cell.refused for row in rows.values() for cell in row.cells):
+    if all(cell.reason for row in rows.values() for cell in row.cells):
         raise ConfigError(f"no cell of the table can run: {rows[places[0]].cells[0].reason}")
     return Table(request, {place: rows[place] for place in places})
 
