@@ -6,6 +6,9 @@ from vramplan.inputs.links import Link, Links
 from vramplan.inputs.record import Record, field
 from vramplan.units import MiB
 
+_THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
+"""Of the compute capabilities that differ from 2048."""
+
 
 class Gpu(Record):
     """One GPU model."""
@@ -20,6 +23,8 @@ class Gpu(Record):
     """NVIDIA, AMD, Huawei, Intel or Apple."""
     compute_capability: str | None = None
     """CUDA compute capability, such as 8.9; None for other vendors."""
+    multiprocessors: int | None = None
+    """Streaming multiprocessors, torch.cuda.get_device_properties(0).multi_processor_count; None if not known."""
     driver_total_bytes: int = field(gt=0)
     """Total memory as nvidia-smi lists it."""
     cuda_total_bytes: int = field(gt=0)
@@ -73,6 +78,11 @@ class Gpu(Record):
             return 0, 0
         major, _, minor = self.compute_capability.partition(".")
         return int(major), int(minor)
+
+    @property
+    def threads_per_multiprocessor(self) -> int:
+        """Threads that run on a multiprocessor at once (CUDA C++ Programming Guide, table of compute capabilities)."""
+        return _THREADS_PER_MULTIPROCESSOR.get(self.capability, 2048)
 
     @property
     def runs_flash(self) -> bool:
