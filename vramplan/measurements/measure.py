@@ -137,7 +137,14 @@ def _is_done(case: Case, device: ProbeDevice, runs: Sequence[Measured]) -> bool:
     spec, job = case.full_job(device)
     cap = device.cap_bytes(job)
     if not case.find_max:
-        name = identity(spec.name, spec.config, job, device.gpu.name, cap, device.type == "cpu")
+        name = identity(
+            spec.name,
+            spec.config,
+            job,
+            device.gpu.name,
+            cap,
+            {"cpu": "host", "emulated": "emulated"}.get(device.type, ""),
+        )
         return name in {run.identity for run in runs}
     return frontiers(runs).get(frontier_key(spec.name, job, device.gpu.name, cap)) is not None
 

@@ -43,8 +43,9 @@ class ProbeDevice:
 
     gpu: Gpu
     """The GPU that runs are compared with: the one in this machine, or the one it stands in for."""
-    type: Literal["cuda", "cpu"] = "cuda"
-    """cuda: real steps on the GPU; cpu: real steps on the host, their tensors through the simulated allocator."""
+    type: Literal["cuda", "cpu", "emulated"] = "cuda"
+    """cuda: real steps on the GPU; cpu: real steps on the host, their tensors through the simulated allocator;
+    emulated: the steps of PyTorch's CUDA build without a GPU, whose kernels do not run."""
     capped: bool = False
     """Whether PyTorch's allocator is limited to the memory of `gpu`."""
     local_gpu: Gpu | None = None
@@ -188,13 +189,14 @@ def probe_device(
 ) -> ProbeDevice:
     """The GPU in this machine, or that GPU standing in for a smaller `gpu`; with ``device="cpu"`` the host.
 
-    On the host the tensors of real steps go through the simulated allocator of `gpu`.
+    On the host the tensors of real steps go through the simulated allocator of `gpu`. On an emulated GPU PyTorch's own
+    allocator runs, without a GPU.
 
     Raises:
         ConfigError: for an invalid setting, no GPU, or one smaller than `gpu`.
     """
-    if device not in ("cuda", "cpu"):
-        raise ConfigError(f"{setting('device', device)}: expected cuda or cpu")
+    if device not in ("cuda", "cpu", "emulated"):
+        raise ConfigError(f"{setting('device', device)}: expected cuda, cpu or emulated")
     if not 1 <= steps <= 1000:
         raise ConfigError(f"{setting('steps', steps)}: expected 1 to 1000")
     if not 0 < timeout < 1e6:
@@ -210,8 +212,8 @@ def probe_device(
     target, local = _gpus(gpu, device)
     return ProbeDevice(
         target,
-        "cpu" if device == "cpu" else "cuda",
-        capped=local is None or target.name != local.name,
+        device,
+        capped=device == "cpu" or (local is not None and target.name != local.name),
         local_gpu=local,
         steps=steps,
         history=history,
@@ -234,11 +236,16 @@ def _gpus(gpu: str | Gpu | None, device: str) -> tuple[Gpu, Gpu | None]:
         target = gpu
     elif gpu is not None and gpu.lower() != "auto":
         target = find_gpu(gpu)
-    if device == "cpu":
+    if device != "cuda":
         if target is None:
             raise ConfigError(
-                f"{setting('device', 'cpu')} needs {setting('gpu')}, the name of the GPU whose memory and kernels count"
+                f"{setting('device', device)} needs {setting('gpu')}, the name of the GPU whose memory and kernels count"
             )
+        if device == "emulated":
+            from vramplan.emulated_gpu import build, environment
+
+            environment.check(target)
+            build.installed()
         return target, None
     try:
         local = nvml.local_gpu()

@@ -19,6 +19,7 @@ from typing import IO, Any
 from vramplan import errors
 from vramplan.errors import CannotRunError, ConfigError, ProbeError, UnknownNameError, VramplanError, setting
 from vramplan.memory.measurement import UNDER_TORCHRUN, Measured, Request, fullest
+from vramplan.memory.overheads import outside_bytes
 from vramplan.progress import Progress, silent
 
 History = list[tuple[str, int, int]]
@@ -46,6 +47,28 @@ def run(request: Request, timeout: float = TIMEOUT_SECONDS, progress: Progress =
         VramplanError: if the job cannot run; the error is the child process's.
     """
     requests = _requests_of_ranks(request)
+    with tempfile.TemporaryDirectory(prefix="vramplan-") as folder:
+        return _run(requests, _variables(request, Path(folder)), timeout, progress)
+
+
+def _variables(request: Request, folder: Path) -> dict[str, str]:
+    """Variables that the child processes have beside this one's: those of an emulated GPU.
+
+    Raises:
+        VramplanError: if the libraries that emulate it are not built, or it cannot be emulated.
+    """
+    if request.device != "emulated":
+        return {}
+    from vramplan.emulated_gpu import build, environment
+
+    outside = outside_bytes(request.job, request.card)
+    state = folder / "memory"
+    return environment.variables(build.installed(), request.card, outside, request.job.num_gpus, state)
+
+
+def _run(
+    requests: list[Request], variables: dict[str, str], timeout: float, progress: Progress
+) -> tuple[Measured, History]:
     inbox: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
     deadline = monotonic() + timeout
     children: list[_Child] = []
@@ -53,7 +76,7 @@ def run(request: Request, timeout: float = TIMEOUT_SECONDS, progress: Progress =
     history: History = []
     try:
         for rank_request in requests:
-            children.append(_Child(rank_request, inbox))
+            children.append(_Child(rank_request, inbox, variables))
         while len(results) < len(requests):
             try:
                 rank, event = inbox.get(timeout=max(0.0, deadline - monotonic()))
@@ -108,7 +131,9 @@ def _requests_of_ranks(request: Request) -> list[Request]:
 class _Child:
     """One child process, and the thread that reads its output."""
 
-    def __init__(self, request: Request, inbox: queue.Queue[tuple[int, dict[str, Any] | None]]) -> None:
+    def __init__(
+        self, request: Request, inbox: queue.Queue[tuple[int, dict[str, Any] | None]], variables: dict[str, str]
+    ) -> None:
         self.rank = request.rank
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in `end`)
         try:
@@ -117,6 +142,7 @@ class _Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self.errors,
+                env={**os.environ, **variables},
                 start_new_session=True,  # Ctrl-C goes to the parent only
             )
         except OSError as error:

@@ -41,11 +41,11 @@ def run(request: Request, progress: Progress) -> tuple[Measured, History]:
     Raises:
         VramplanError: if the job cannot run: no such device, a model that fails.
     """
-    if request.job.loss == "chunked" and request.device == "cuda":
+    if request.job.loss == "chunked" and request.device != "cpu":
         raise UnsupportedError(
             f"{setting('loss', 'chunked')} runs inside TRL's own trainer, which a probe on a GPU does not start"
         )
-    device = torch.device("cuda", request.local_rank) if request.device == "cuda" else torch.device("cpu")
+    device = torch.device("cpu") if request.device == "cpu" else torch.device("cuda", request.local_rank)
     before = nvml.usage(os.getpid(), request.local_rank) if device.type == "cuda" else None
     if device.type == "cuda":
         _start_cuda(device)
@@ -137,7 +137,7 @@ class _RealRun:
             context_bytes=context,
             num_parameters=self.counts[0],
             num_trainable_parameters=self.counts[1],
-            step_seconds=tuple(self.step_seconds),
+            step_seconds=() if self.request.device == "emulated" else tuple(self.step_seconds),  # kernels did not run
             micro_steps_run=micro_steps,
         )
         return distributed.agree(self.request, measured), history
@@ -181,7 +181,7 @@ class _RealRun:
 
     def _process(self) -> tuple[int | None, int | None]:
         """Bytes that the driver counts for this process, and those of them outside PyTorch's allocator."""
-        if self.after is None or self.before is None:
+        if self.after is None or self.before is None or self.request.device == "emulated":
             return None, None
         process = self.after.process_bytes
         if process is None:  # the growth of all use of the GPU: exact unless other processes start or end
@@ -211,6 +211,7 @@ class _RealRun:
             update={
                 "device": properties.name,
                 "total_bytes": properties.total_memory,
+                "is_emulated": self.request.device == "emulated",
                 "compute_capability": f"{properties.major}.{properties.minor}",
                 "driver": before.driver if before else None,
                 "cuda": torch.version.cuda,
