@@ -52,7 +52,7 @@ ALWAYS = ("libcudart", "libcuda.so.1", "libnvidia-ml.so.1")
 """cudart has PyTorch's own number; the other two are opened by name at run time."""
 
 RETURNS_SIZE = re.compile("[bB]ufferSize|WorkspaceSize|SpaceSize|StatesSize|GetWorkspace|Algorithm|GetAttribute")
-"""Functions that write a size or a choice, which host code then allocates or follows: they fail if there is no answer."""
+"""Functions that write a size or a choice, which host code allocates or follows: they fail if there is no answer."""
 CREATES_HANDLE = re.compile("(?!.*IdentityPermutation).*Create")
 """Functions whose first argument receives a handle."""
 

@@ -83,8 +83,9 @@ def find() -> InstalledTorch:
 
 
 def called_functions(torch: InstalledTorch) -> dict[str, str]:
-    """Functions that PyTorch's libraries, and those of `CALLERS`, take from elsewhere, with their version nodes ("" if
-    they have none).
+    """Functions that PyTorch's libraries, and those of `CALLERS`, take from elsewhere, with their version nodes.
+
+    The node is "" for a function without one.
 
     Raises:
         ConfigError: if `nm` is missing.

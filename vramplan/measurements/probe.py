@@ -178,7 +178,7 @@ def free_memory() -> int | None:
 def probe_device(
     gpu: str | Gpu | None = None,
     *,
-    device: str = "cuda",
+    device: Literal["cuda", "cpu", "emulated"] = "cuda",
     steps: int = STEPS,
     history: bool = False,
     timeout: float = TIMEOUT_SECONDS,
@@ -239,7 +239,7 @@ def _gpus(gpu: str | Gpu | None, device: str) -> tuple[Gpu, Gpu | None]:
     if device != "cuda":
         if target is None:
             raise ConfigError(
-                f"{setting('device', device)} needs {setting('gpu')}, the name of the GPU whose memory and kernels count"
+                f"{setting('device', device)} needs {setting('gpu')}, the GPU whose memory and kernels count"
             )
         if device == "emulated":
             from vramplan.emulated_gpu import build, environment

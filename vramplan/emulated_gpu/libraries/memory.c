@@ -181,28 +181,34 @@ int emulated_find(const void *address, void **start, size_t *bytes, int *device)
 
 // ---------------------------------------------------------------- memory in numbers
 
-// One slot for each process and GPU, in a file that the processes share, else in this process alone.
+// One slot for each process and GPU, in a file that the processes share, else in this process alone. The highest use of
+// each GPU stays when the processes have ended (peak_bytes in run.py reads it).
 typedef struct { int pid, gpu; size_t allocated_bytes; } Slot;
-static Slot own_slots[MAX_PROCESSES], *slots;
-static int file_of_slots = -1;
-static pthread_once_t slots_opened = PTHREAD_ONCE_INIT;
+typedef struct { Slot slots[MAX_PROCESSES]; size_t peak_bytes[MAX_GPUS]; } State;
+static State own_state, *state;
+static Slot *slots;
+static int file_of_state = -1;
+static pthread_once_t state_opened = PTHREAD_ONCE_INIT;
 
-static void open_slots(void) {
+static void open_state(void) {
   const char *path = getenv("VRAMPLAN_EMULATED_STATE");
-  slots = own_slots;
+  state = &own_state;
+  slots = state->slots;
   if (!path || !*path) return;
-  file_of_slots = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (file_of_slots < 0 || ftruncate(file_of_slots, sizeof own_slots) != 0) return;
-  void *shared = mmap(NULL, sizeof own_slots, PROT_READ | PROT_WRITE, MAP_SHARED, file_of_slots, 0);
-  if (shared != MAP_FAILED) slots = shared;
+  file_of_state = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (file_of_state < 0 || ftruncate(file_of_state, sizeof own_state) != 0) return;
+  void *shared = mmap(NULL, sizeof own_state, PROT_READ | PROT_WRITE, MAP_SHARED, file_of_state, 0);
+  if (shared == MAP_FAILED) return;
+  state = shared;
+  slots = state->slots;
 }
 
 // Between processes and threads: a record lock of the file, and a mutex. They are held for a few instructions.
 static void lock_slots(short kind) {
   struct flock whole = {.l_type = kind, .l_whence = SEEK_SET};
-  pthread_once(&slots_opened, open_slots);
+  pthread_once(&state_opened, open_state);
   if (kind == F_WRLCK) pthread_mutex_lock(&lock);
-  if (file_of_slots >= 0) while (fcntl(file_of_slots, F_SETLKW, &whole) && errno == EINTR) {}
+  if (file_of_state >= 0) while (fcntl(file_of_state, F_SETLKW, &whole) && errno == EINTR) {}
   if (kind == F_UNLCK) pthread_mutex_unlock(&lock);
 }
 
@@ -212,7 +218,7 @@ static int is_used(Slot *slot) {
 }
 
 int emulated_process(int number, int device, int *pid, size_t *bytes) {
-  pthread_once(&slots_opened, open_slots);
+  pthread_once(&state_opened, open_state);
   Slot *slot = slots + number;
   if (!is_used(slot) || slot->gpu != emulated_gpu()->first + device) return 0;
   *pid = slot->pid;
@@ -250,7 +256,11 @@ int emulated_allocate(int device, size_t bytes) {
   lock_slots(F_WRLCK);
   Slot *slot = own_slot(device, 1);
   int fits = slot && bytes <= free_bytes(device);
-  if (fits) slot->allocated_bytes += bytes;
+  if (fits) {
+    slot->allocated_bytes += bytes;
+    size_t used = gpu.total_bytes - free_bytes(device), *peak = &state->peak_bytes[gpu.first + device];
+    if (used > *peak) *peak = used;
+  }
   lock_slots(F_UNLCK);
   return fits;
 }

@@ -9,6 +9,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
+from time import sleep
 from typing import Any
 
 import torch
@@ -30,6 +31,10 @@ from vramplan.torch_backend.suppress_output import quiet
 from vramplan.torch_backend.trace.cuda_emulation import as_cuda
 
 History = list[tuple[str, int, int]]
+
+SECONDS_OF_WATCHDOG = 0.5
+"""ProcessGroupNCCL's watchdog releases the tensors of finished collectives every 0.1 s (ProcessGroupNCCL.cpp,
+kWatchdogThreadSleepMillis, torch 2.13). On a GPU much more time passes before the first step."""
 
 OUT_OF_MEMORY_MESSAGES = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 """Parts of messages of libraries that allocate memory without PyTorch."""
@@ -156,6 +161,8 @@ class _RealRun:
         self.counts = _counts(subject.module)
         subject = replace(subject, example=_on_host(subject.example))
         wrapped, no_sync = distributed.wrap(subject.module, job, self.device)
+        if request.device == "emulated" and job.num_gpus > 1:
+            sleep(SECONDS_OF_WATCHDOG)
         meter.loaded(subject.module)
         with meter.tracking(subject.module):
             steps = Steps(subject, job, recipe, meter, device=str(self.device))
