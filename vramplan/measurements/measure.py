@@ -232,7 +232,7 @@ def _measure(case: Case, device: ProbeDevice) -> str:
 def summary_line(run: ProbeRun) -> str:
     """A run's peaks, errors of the estimate and step time in one line."""
     if not run.fits:
-        return f"out of memory in {run.measured.failed_phase}"
+        return f"out of memory {run.measured.failed_where}"
     parts = []
     for name in ("peak_allocated_bytes", "peak_reserved_bytes"):
         size = getattr(run.measured, name)
