@@ -29,9 +29,10 @@ def measure(
     with progress() as tell:
         with gpu_is_as_card():
             probe_device = probing.probe_device(as_card, progress=tell, **typed(device=device))
+        terminal.print_all(*matrix.impossible(probe_device, only))
         cases = matrix.left(probe_device, out, only)
         if not cases:
-            terminal.print_all(f"Nothing is left: every run asked for is in {out}.")
+            terminal.print_all(f"Nothing is left: every run that this GPU can do is in {out}.")
         elif show:
             terminal.print_all(*(case.name for case in cases))
         if show or not cases:

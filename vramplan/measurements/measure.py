@@ -14,6 +14,7 @@ from vramplan.errors import ConfigError, UnknownNameError, VramplanError, settin
 from vramplan.inputs.catalog import find_model
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.validation import check_card
 from vramplan.measurements import ledger, probe
 from vramplan.measurements.probe import ProbeDevice
 from vramplan.measurements.verify import ProbeRun
@@ -118,9 +119,40 @@ CASES = (
 def left(device: ProbeDevice, folder: Path, only: str = "", cases: Sequence[Case] = CASES) -> list[Case]:
     """The cases whose name matches the regular expression `only` and whose run is not in the ledger yet.
 
+    Cases that this GPU cannot run are left out: see :func:`impossible`.
+
     Raises:
         ConfigError: for an invalid pattern, or one that no case matches.
     """
+    matching = _matching(only, cases)
+    excluded = {case.name for case, _reason in _impossible(device, matching)}
+    runs = ledger.load_all(folder) if folder.is_dir() else []
+    return [case for case in matching if case.name not in excluded and not _is_done(case, device, runs)]
+
+
+def impossible(device: ProbeDevice, only: str = "", cases: Sequence[Case] = CASES) -> list[str]:
+    """A line of text for each matching case that this GPU cannot run, such as one that stands in for a larger GPU.
+
+    Raises:
+        ConfigError: for an invalid pattern, or one that no case matches.
+    """
+    return [
+        f"{case.name}: skipped, {error.reason.partition(';')[0]}"
+        for case, error in _impossible(device, _matching(only, cases))
+    ]
+
+
+def _impossible(device: ProbeDevice, cases: Sequence[Case]) -> Iterator[tuple[Case, VramplanError]]:
+    for case in cases:
+        try:
+            case_device = _device_for(case, device)
+            _spec, job = case.full_job(case_device)
+            check_card(job, case_device.gpu)
+        except VramplanError as error:
+            yield case, error
+
+
+def _matching(only: str, cases: Sequence[Case]) -> list[Case]:
     try:
         matching = [case for case in cases if re.search(only, case.name)]
     except re.error as error:
@@ -128,8 +160,7 @@ def left(device: ProbeDevice, folder: Path, only: str = "", cases: Sequence[Case
     if not matching:
         example = f"; a run's name is {cases[0].name!r}" if cases else ""
         raise ConfigError(f"{setting('only', repr(only))}: no run has that in its name{example}")
-    runs = ledger.load_all(folder) if folder.is_dir() else []
-    return [case for case in matching if not _is_done(case, device, runs)]
+    return matching
 
 
 def _is_done(case: Case, device: ProbeDevice, runs: Sequence[Measured]) -> bool:
@@ -208,7 +239,7 @@ def _measure(case: Case, device: ProbeDevice) -> str:
 def summary_line(run: ProbeRun) -> str:
     """A run's peaks, errors of the estimate and step time in one line."""
     if not run.fits:
-        return f"out of memory in {run.measured.failed_phase}"
+        return f"out of memory {run.measured.failed_where}"
     parts = []
     for name in ("peak_allocated_bytes", "peak_reserved_bytes"):
         size = getattr(run.measured, name)
