@@ -341,20 +341,23 @@ def say(text: str, end: str = "\n", file: TextIO | None = None) -> None:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str, float], None]]:
-    """Told what goes on, shows it on a terminal, in a log as a line now and then; what takes no time loads nothing."""
+def progress() -> Iterator[Callable[..., None]]:
+    """Told what goes on, shows it on a terminal, in a log as a line now and then; what takes no time loads nothing.
+
+    A third argument names the line of work that is done beside other work; "" is the log's.
+    """
     bar: Any = None
     last = time.monotonic()
 
-    def tell(what: str, share: float) -> None:
+    def tell(what: str, share: float, line: str = "") -> None:
         nonlocal bar, last
         if bar is None and sys.stderr.isatty():
             from vramplan.render.progress_bar import Bar
 
             bar = Bar()
         if bar is not None:
-            bar.tell(what, share)
-        elif time.monotonic() - last > SECONDS_BETWEEN_LINES:
+            bar.tell(what, share, line)
+        elif not line and time.monotonic() - last > SECONDS_BETWEEN_LINES:
             last = time.monotonic()
             say(f"{share:4.0%}  {what}", file=sys.stderr)
 
