@@ -107,7 +107,7 @@ def cases(*batches: int, **settings: Any) -> list[Case]:
 
 def run(folder: Path, matrix: list[Case], seconds: float = 100, **options: Any) -> list[Result]:
     slots, _ = campaign.slots(**options)
-    return list(campaign.run(slots, folder, campaign.left(slots, folder, cases=matrix).tasks, seconds))
+    return list(campaign.run(slots, folder, campaign.left(slots, folder, matrix).tasks, seconds))
 
 
 def logged(log: Path) -> list[dict[str, Any]]:
@@ -165,7 +165,7 @@ def test_a_job_of_several_gpus_takes_as_many(machine: Any, tmp_path: Path) -> No
     log = machine(H100, H100, RTX4090, script="time.sleep(0.3)")
     matrix = [*cases(1), *cases(2, num_gpus=2), *cases(3)]
     slots, _ = campaign.slots()
-    left = campaign.left(slots, tmp_path, cases=matrix)
+    left = campaign.left(slots, tmp_path, matrix)
     assert left.skipped == ["qwen2.5-0.5b micro_batch=2 sequence_length=64 num_gpus=2: skipped, needs 2 GPUs,"
                             " 1 such GPU here"]  # fmt: skip
     assert [task.kind.split()[0] for task in left.tasks] == ["h100-sxm", "rtx4090", "h100-sxm", "h100-sxm", "rtx4090"]
@@ -220,7 +220,7 @@ def test_time_ends_a_campaign(machine: Any, tmp_path: Path, monkeypatch: pytest.
 def test_closing_it_ends_all_processes(machine: Any, tmp_path: Path) -> None:
     log = machine(H100, H100, H100, script="if job['micro_batch_size'] > 1: time.sleep(100)")
     slots, _ = campaign.slots()
-    tasks = campaign.left(slots, tmp_path, cases=cases(1, 2, 3, 4)).tasks
+    tasks = campaign.left(slots, tmp_path, cases(1, 2, 3, 4)).tasks
     with closing(campaign.run(slots, tmp_path / "runs", tasks, 100)) as results:
         assert next(results).measured
         while len([*log.iterdir()]) < 3:

@@ -305,7 +305,7 @@ def test_a_campaign_can_be_taken_up_again(tmp_path: Path, monkeypatch: pytest.Mo
     slots = [campaign.Slot("host", on())]
 
     def left() -> list[campaign.Task]:
-        return campaign.left(slots, tmp_path, cases=cases).tasks
+        return campaign.left(slots, tmp_path, cases).tasks
 
     assert [task.case for task in left()] == cases
     (first,) = campaign.run(slots, tmp_path, left()[:1], 300)
@@ -316,7 +316,7 @@ def test_a_campaign_can_be_taken_up_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(list(campaign.run(slots, tmp_path, left(), 300))) == 2
     assert not left()
     with pytest.raises(ConfigError, match="no run has that in its name"):
-        campaign.left(slots, tmp_path, "nothing like it", cases)
+        measure.matching("nothing like it", cases)
 
 
 def test_every_run_of_the_matrix_is_a_job() -> None:

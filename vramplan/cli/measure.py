@@ -2,42 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from vramplan.cli.options import Device, Timeout, progress, typed
+from vramplan.cli import completion
+from vramplan.cli.options import Device, Timeout, progress, say, share_of, spell_flag, typed
+from vramplan.cli.panels import CLUSTER, OUTPUT, REAL
 from vramplan.cli.parameters import Argument, Option
 from vramplan.cli.probe import AsCard, gpu_is_as_card
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, VramplanError
 
 if TYPE_CHECKING:
     from vramplan.measurements.campaign import Slot, Task
 
+MAX_JOBS = 1000
+
 
 def measure(
-    out: Annotated[Path, Option(help="Folder of measured runs, a file each; runs that are there are skipped.")],
-    folders: Annotated[list[str] | None, Argument(metavar="[FOLDER]...", help="Folders to merge.")] = None,
-    merge: Annotated[bool, Option("--merge", help="Copy the runs of other folders into this one, and stop.")] = False,
-    minutes: Annotated[float, Option(help="Time for all runs; the most informative come first.")] = 9.0,
-    only: Annotated[str, Option(help="Runs whose name matches this regular expression.")] = "",
-    show: Annotated[bool, Option("--list", help="List the runs that are left, and stop.")] = False,
-    device: Device = None,
+    out: Annotated[
+        Path, Option(help="Folder of measured runs, a file each; runs that are there are skipped.", panel=OUTPUT)
+    ],
+    folders: Annotated[list[str] | None, Argument(metavar="FOLDER", help="The folders that --merge takes.")] = None,
     as_card: AsCard = None,
+    device: Device = None,
+    minutes: Annotated[float, Option(help="Time for all runs; the most informative come first.", panel=REAL)] = 9.0,
     timeout: Timeout = None,
+    only: Annotated[str, Option(help="Runs whose name matches this regular expression.", panel=REAL)] = "",
+    show: Annotated[bool, Option("--list", help="List the runs that are left, and stop.", panel=OUTPUT)] = False,
+    merge: Annotated[
+        bool, Option("--merge", help="Copy the runs of other folders into this one, and stop.", panel=OUTPUT)
+    ] = False,
+    on: Annotated[
+        str | None,
+        Option(
+            help="slurm: submit jobs to a cluster, and stop; local: the same on this host.",
+            panel=CLUSTER,
+            complete=completion.one_of("slurm", "local"),
+        ),
+    ] = None,
+    slurm: Annotated[
+        list[str] | None,
+        Option(
+            help="A setting of the jobs, KEY=VALUE, repeated: partition=gpu, account=x, time=60 (minutes),"
+            " gpus_per_node=4 ...",
+            panel=CLUSTER,
+        ),
+    ] = None,
+    jobs: Annotated[int | None, Option(help="Jobs that share the runs (1).", panel=CLUSTER, min=1)] = None,
+    shard: Annotated[
+        str | None, Option(help="One share of the runs, 3/16, for jobs that you submit yourself.", panel=CLUSTER)
+    ] = None,
 ) -> int:
     """Measure a fixed set of jobs into a folder, on every GPU of this machine; run it again until none is left."""
-    from vramplan.measurements import campaign
+    from vramplan.measurements import campaign, matrix
+    from vramplan.measurements import measure as measuring
     from vramplan.render import terminal
 
     if merge or folders:
         return _merge(out, folders or [], merge)
     if not campaign.MIN_SECONDS / 60 <= minutes < 1e5:
         raise ConfigError(f"--minutes {minutes:g}: a run takes {campaign.MIN_SECONDS:g} seconds at least")
+    cases = measuring.matching(only, matrix.CASES)
+    if on is not None:
+        if shard is not None or show:
+            raise ConfigError(f"--on {on}: give it without {'--list' if show else '--shard'}")
+        settings = typed(as_card=as_card, device=device, minutes=minutes, timeout=timeout, only=only)
+        return _submit(on, out, slurm or [], jobs or 1, settings)
+    for flag, value in (("--slurm", slurm), ("--jobs", jobs)):
+        if value is not None:
+            raise ConfigError(f"{flag} is about submitted jobs: add --on slurm")
+    if shard is not None:
+        number, of = share_of(shard, MAX_JOBS)
+        cases = cases[number - 1 :: of]
     with gpu_is_as_card():
         slots, unusable = campaign.slots(as_card, **typed(device=device, timeout=timeout))
-    tasks, skipped = campaign.left(slots, out, only)
+    tasks, skipped = campaign.left(slots, out, cases)
     terminal.print_all(*unusable, *skipped)
     if not tasks:
         terminal.print_all(f"Nothing is left: every run that this GPU can do is in {out}.")
@@ -86,3 +128,28 @@ def _merge(out: Path, folders: Sequence[str], is_merge: bool) -> int:
     done = f"{counted(merged.added, 'run')} added, {merged.replaced} replaced by later ones"
     terminal.print_all(*merged.conflicts, f"{out}: {done}, {merged.unchanged} unchanged.")
     return 1 if merged.conflicts else 0
+
+
+def _submit(engine: str, out: Path, pairs: Sequence[str], num_jobs: int, options: Mapping[str, Any]) -> int:
+    """Submit jobs that measure a share of the runs each; returns the exit code."""
+    from vramplan.inputs.catalog import find_gpu
+    from vramplan.measurements import cluster, ledger
+    from vramplan.units import counted
+
+    if "as_card" in options:
+        find_gpu(options["as_card"])
+    settings = cluster.settings_of(pairs, options["minutes"])
+    ledger.make(out)
+    shares = [{**options, "out": out.resolve(), "shard": f"{n + 1}/{num_jobs}"} for n in range(num_jobs)]
+    submitted = cluster.submit(engine, out, settings, measure_in_job, shares)
+    say(f"Submitted {counted(num_jobs, 'job')}: {', '.join(submitted.names)}. They print into {submitted.logs}.")
+    return 0
+
+
+def measure_in_job(options: Mapping[str, Any]) -> int:
+    """What a submitted job runs: the command with these options; returns its exit code."""
+    try:
+        return measure(**options)
+    except VramplanError as error:
+        say(f"vramplan: {error.spelled(spell_flag)}", file=sys.stderr)
+        return 2

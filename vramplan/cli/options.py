@@ -190,7 +190,7 @@ SAME_NAME = """
     gpu gpus link network cards as_card device
     model models methods seq_lens image_sizes sizes lora_ranks
     global_batch samples epochs base_lr base_batch prefer solve
-    framework framework_version dataset tokenizer minutes only ledger published
+    framework framework_version dataset tokenizer minutes only on slurm ledger published
     show format by confidence min_headroom trust_remote_code timeout max_runs record steps history find_max
     plot snapshot out jobs fix max_gpus max_price prices tokens_total warmup_ratio
     generate_tokens prompt_tokens generate_batch platform"""
@@ -319,6 +319,18 @@ def typed(**flags: Any) -> dict[str, Any]:
 def between_commas(given: str) -> list[str]:
     """The words of a list."""
     return [one.strip() for one in given.split(",") if one.strip()]
+
+
+def share_of(text: str, most: int) -> tuple[int, int]:
+    """The numbers of ``--shard 3/16``: which share, of how many.
+
+    Raises:
+        ConfigError: if it names none.
+    """
+    number, of = (int(part) if part.isdecimal() and len(part) < 7 else 0 for part in (*text.split("/"), "")[:2])
+    if text != f"{number}/{of}" or not 1 <= number <= of <= most:
+        raise ConfigError(f"--shard {text}: expected K/N, from 1/N to N/N, such as 3/16, and N up to {most:,}")
+    return number, of
 
 
 def check_file(flag: str, path: Path | None, kinds: tuple[str, ...]) -> None:

@@ -94,11 +94,11 @@ def slots(
     return usable, [str(error) for error in errors]
 
 
-def left(slots: Sequence[Slot], folder: Path, only: str = "", cases: Sequence[Case] = CASES) -> Left:
+def left(slots: Sequence[Slot], folder: Path, cases: Sequence[Case] = CASES) -> Left:
     """The runs that the ledger lacks, each once, for every kind of GPU in this machine.
 
     Raises:
-        ConfigError: for an invalid pattern, one that no case matches, or a broken file in the ledger.
+        ConfigError: for a broken file in the ledger, or runs of another type of device.
     """
     tasks: dict[str, Task] = {}
     skipped: list[str] = []
@@ -106,8 +106,8 @@ def left(slots: Sequence[Slot], folder: Path, only: str = "", cases: Sequence[Ca
         alike = [slot.device for slot in slots if slot.kind == kind]
         on_host = alike[0].type == "cpu"
         num_gpus = None if on_host else len(alike)
-        skipped += measure.impossible(alike[0], only, cases, num_gpus)
-        for case in measure.left(alike[0], folder, only, cases, num_gpus):
+        skipped += measure.impossible(alike[0], cases, num_gpus)
+        for case in measure.left(alike[0], folder, cases, num_gpus):
             tasks.setdefault(measure.key(case, alike[0]), Task(case, kind, 1 if on_host else case.num_gpus))
     order = {case.name: number for number, case in enumerate(cases)}
     return Left(sorted(tasks.values(), key=lambda task: order[task.case.name]), list(dict.fromkeys(skipped)))

@@ -18,33 +18,23 @@ from vramplan.memory.measurement import Measured, identity
 from vramplan.units import GiB, counted
 
 
-def left(
-    device: ProbeDevice, folder: Path, only: str = "", cases: Sequence[Case] = CASES, num_gpus: int | None = None
-) -> list[Case]:
-    """The cases whose name matches the regular expression `only` and whose run is not in the ledger yet.
+def left(device: ProbeDevice, folder: Path, cases: Sequence[Case] = CASES, num_gpus: int | None = None) -> list[Case]:
+    """The cases whose run is not in the ledger yet.
 
     Cases that this GPU, or `num_gpus` of them, cannot run are left out: see :func:`impossible`.
 
     Raises:
-        ConfigError: for an invalid pattern, one that no case matches, a broken file in the ledger, or runs of another
-            type of device.
+        ConfigError: for a broken file in the ledger, or runs of another type of device.
     """
-    candidates = matching(only, cases)
-    excluded = {case.name for case, _reason in _impossible(device, candidates, num_gpus)}
+    excluded = {case.name for case, _reason in _impossible(device, cases, num_gpus)}
     runs = ledger.load_all(folder) if folder.is_dir() else []
     ledger.check_device_type(folder, runs, device.type)
-    return [case for case in candidates if case.name not in excluded and not _is_done(case, device, runs)]
+    return [case for case in cases if case.name not in excluded and not _is_done(case, device, runs)]
 
 
-def impossible(
-    device: ProbeDevice, only: str = "", cases: Sequence[Case] = CASES, num_gpus: int | None = None
-) -> list[str]:
-    """A line of text for each matching case that cannot run here, such as one that stands in for a larger GPU.
-
-    Raises:
-        ConfigError: for an invalid pattern, or one that no case matches.
-    """
-    return [f"{case.name}: skipped, {reason}" for case, reason in _impossible(device, matching(only, cases), num_gpus)]
+def impossible(device: ProbeDevice, cases: Sequence[Case] = CASES, num_gpus: int | None = None) -> list[str]:
+    """A line of text for each case that cannot run here, such as one that stands in for a larger GPU."""
+    return [f"{case.name}: skipped, {reason}" for case, reason in _impossible(device, cases, num_gpus)]
 
 
 def matching(only: str, cases: Sequence[Case] = CASES) -> list[Case]:
