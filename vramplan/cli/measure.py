@@ -17,6 +17,7 @@ from vramplan.errors import ConfigError, VramplanError
 
 if TYPE_CHECKING:
     from vramplan.measurements.campaign import Slot, Task
+    from vramplan.measurements.matrix import Case
 
 MAX_JOBS = 1000
 
@@ -55,6 +56,24 @@ def measure(
     shard: Annotated[
         str | None, Option(help="One share of the runs, 3/16, for jobs that you submit yourself.", panel=CLUSTER)
     ] = None,
+    for_launcher: Annotated[
+        str | None,
+        Option(
+            "--for",
+            help="Print a file for skypilot or dstack that measures on rented --gpus.",
+            panel=CLUSTER,
+            complete=completion.one_of("skypilot", "dstack"),
+        ),
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        Option(
+            help="GPUs by name, a100-80gb,rtx4090: the ones to rent; with --list, what is left for each.",
+            panel=CLUSTER,
+            complete=completion.gpu_names,
+        ),
+    ] = None,
+    num_gpus: Annotated[int | None, Option(help="GPUs of one rented machine (1).", panel=CLUSTER, min=1)] = None,
 ) -> int:
     """Measure a fixed set of jobs into a folder, on every GPU of this machine; run it again until none is left."""
     from vramplan.measurements import campaign, matrix
@@ -74,9 +93,17 @@ def measure(
     for flag, value in (("--slurm", slurm), ("--jobs", jobs)):
         if value is not None:
             raise ConfigError(f"{flag} is about submitted jobs: add --on slurm")
+    if for_launcher is not None:
+        return _print_task_file(for_launcher, gpus, num_gpus or 1, minutes, only, out)
+    if num_gpus is not None:
+        raise ConfigError("--num-gpus is about rented machines: add --for skypilot or --for dstack")
     if shard is not None:
         number, of = share_of(shard, MAX_JOBS)
         cases = cases[number - 1 :: of]
+    if gpus is not None:
+        if not show:
+            raise ConfigError("--gpus is for --list, --for skypilot and --for dstack; see --as-card")
+        return _list_left(gpus, out, cases)
     with gpu_is_as_card():
         slots, unusable = campaign.slots(as_card, **typed(device=device, timeout=timeout))
     tasks, skipped = campaign.left(slots, out, cases)
@@ -89,6 +116,35 @@ def measure(
         terminal.print_all(*(f"{task.kind}: {task.case.name}" if several else task.case.name for task in tasks))
         return 0
     return _run(slots, out, tasks, minutes)
+
+
+def _list_left(gpus: str, out: Path, cases: Sequence[Case]) -> int:
+    """Print what is left for GPUs that need not be in this machine; returns the exit code."""
+    from vramplan.measurements.measure import left
+    from vramplan.measurements.probe import ProbeDevice
+    from vramplan.planner.hardware_candidates import named_gpus
+    from vramplan.render import terminal
+
+    for gpu in named_gpus(gpus):
+        remaining = left(ProbeDevice(gpu), out, cases)
+        terminal.print_all(*(f"{gpu.name}: {case.name}" for case in remaining))
+        if not remaining:
+            terminal.print_all(f"{gpu.name}: nothing is left")
+    return 0
+
+
+def _print_task_file(launcher: str, gpus: str | None, num_gpus: int, minutes: float, only: str, out: Path) -> int:
+    """Print a file for SkyPilot or dstack, and apart from it what it cannot say; returns the exit code."""
+    from vramplan.measurements.rented import task_file
+    from vramplan.planner.hardware_candidates import named_gpus
+
+    if gpus is None:
+        raise ConfigError(f"--for {launcher}: give --gpus, the GPUs to rent")
+    file = task_file(launcher, named_gpus(gpus), num_gpus, minutes, only, out)
+    say(file.text, end="")
+    for note in file.notes:
+        say(f"vramplan: {note}", file=sys.stderr)
+    return 0
 
 
 def _run(slots: Sequence[Slot], out: Path, tasks: Sequence[Task], minutes: float) -> int:
