@@ -243,6 +243,21 @@ def _mark_as_used(path: str) -> None:
             os.utime(path, (now, now))
 
 
+def private_folder() -> str | None:
+    """The cache folder, made if it is not there; None if there is none that belongs to this user alone.
+
+    For files that :func:`load` is not for, such as compiled libraries.
+    """
+    root = os.environ.get("VRAMPLAN_CACHE") or _user_folder()
+    try:
+        if root is None:
+            return None
+        os.makedirs(root, 0o700, exist_ok=True)
+        return root if _is_private(root) else None
+    except OSError:
+        return None
+
+
 def _folder() -> str | None:
     """The folder of this version's entries."""
     if not is_enabled():

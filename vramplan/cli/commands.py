@@ -87,6 +87,14 @@ vramplan probe qwen2.5-0.5b --find-max""",
     "measure": Command(
         MEASURE, "measure", "vramplan measure --out measured --minutes 30\nvramplan measure --out measured --list"
     ),
+    "emulate": Command(
+        MEASURE,
+        "emulate",
+        """\
+vramplan emulate --install
+vramplan probe llama-3.1-8b --device emulated --as-card a100-80gb
+vramplan emulate --gpu rtx4090 --num-gpus 2 -- torchrun --nproc-per-node 2 train.py""",
+    ),
     "accuracy": Command(MEASURE, "accuracy", "vramplan accuracy --ledger measured"),
     "models": Command(LISTS, "catalog", "vramplan models\nvramplan models qwen3"),
     "gpus": Command(LISTS, "catalog", "vramplan gpus\nvramplan gpus 4090 --json"),

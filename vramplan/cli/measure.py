@@ -126,7 +126,7 @@ def _list_left(gpus: str, out: Path, cases: Sequence[Case]) -> int:
     from vramplan.render import terminal
 
     for gpu in named_gpus(gpus):
-        remaining = left(ProbeDevice(gpu), out, cases)
+        remaining = left(ProbeDevice(gpu, local_gpu=gpu), out, cases)
         terminal.print_all(*(f"{gpu.name}: {case.name}" for case in remaining))
         if not remaining:
             terminal.print_all(f"{gpu.name}: nothing is left")

@@ -88,9 +88,9 @@ Accumulation = Annotated[
 Device = Annotated[
     str | None,
     Option(
-        help="cuda, or cpu: real steps on the host, every tensor recorded (cuda).",
+        help="cuda; emulated: PyTorch's CUDA build without a GPU; cpu: real steps on the host (cuda).",
         panel=REAL,
-        complete=completion.one_of("cuda", "cpu"),
+        complete=completion.one_of("cuda", "emulated", "cpu"),
     ),
 ]
 MaxRuns = Annotated[int | None, Option(help="Real runs that one answer may take (8).", panel=REAL)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -26,7 +27,7 @@ Show = Callable[[str, str, float], None]
 
 
 class Slot(NamedTuple):
-    """What one process runs on: a GPU of this machine, or the host."""
+    """What one process runs on: a GPU of this machine, a core with an emulated GPU, or the host."""
 
     name: str
     """Such as GPU 0."""
@@ -44,6 +45,7 @@ class Task(NamedTuple):
 
     case: Case
     kind: str
+    """Of :attr:`Slot.kind`."""
     num_slots: int
 
 
@@ -71,7 +73,9 @@ class Left(NamedTuple):
 def slots(
     as_gpu: str | None = None, *, device: str = "cuda", timeout: float = TIMEOUT_SECONDS
 ) -> tuple[list[Slot], list[str]]:
-    """Every GPU that is visible here, or those GPUs standing in for a smaller one; with ``device="cpu"`` the host.
+    """Every GPU that is visible here, or those GPUs standing in for a smaller one; or without a GPU, by `device`.
+
+    There are as many emulated GPUs as cores; with ``device="cpu"``, the host runs one job at a time.
 
     Returns:
         The GPUs, and a line of text for each that cannot be used beside others that can.
@@ -79,14 +83,17 @@ def slots(
     Raises:
         ConfigError: if there is no GPU, or none that can be used: all are smaller than `as_gpu`.
     """
-    names = nvml.visible_gpus() if device == "cuda" else []
+    if device != "cuda":
+        one = probe.probe_device(as_gpu, device=device, timeout=timeout)  # type: ignore[arg-type]
+        count = os.cpu_count() or 1
+        return ([Slot(f"{device} {n}", one) for n in range(count)] if device == "emulated" else [Slot("host", one)]), []
+    names = nvml.visible_gpus()
     usable: list[Slot] = []
     errors: list[ConfigError] = []
     for number in range(len(names) or 1):
-        name = f"GPU {number}" if device == "cuda" else "host"
         try:
-            one = probe.probe_device(as_gpu, device=device, number=number, timeout=timeout)
-            usable.append(Slot(name, replace(one, gpus=tuple(names[number : number + 1]))))
+            one = probe.probe_device(as_gpu, number=number, timeout=timeout)
+            usable.append(Slot(f"GPU {number}", replace(one, gpus=tuple(names[number : number + 1]))))
         except ConfigError as error:
             errors.append(error)
     if not usable:
@@ -104,11 +111,10 @@ def left(slots: Sequence[Slot], folder: Path, cases: Sequence[Case] = CASES) -> 
     skipped: list[str] = []
     for kind in dict.fromkeys(slot.kind for slot in slots):
         alike = [slot.device for slot in slots if slot.kind == kind]
-        on_host = alike[0].type == "cpu"
-        num_gpus = None if on_host else len(alike)
+        num_gpus = len(alike) if alike[0].type == "cuda" else None
         skipped += measure.impossible(alike[0], cases, num_gpus)
         for case in measure.left(alike[0], folder, cases, num_gpus):
-            tasks.setdefault(measure.key(case, alike[0]), Task(case, kind, 1 if on_host else case.num_gpus))
+            tasks.setdefault(measure.key(case, alike[0]), Task(case, kind, min(case.num_gpus, len(alike))))
     order = {case.name: number for number, case in enumerate(cases)}
     return Left(sorted(tasks.values(), key=lambda task: order[task.case.name]), list(dict.fromkeys(skipped)))
 

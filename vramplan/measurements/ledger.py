@@ -108,12 +108,12 @@ def load_all(folder: Path) -> list[Measured]:
 
 
 def device_type(run: Measured) -> str:
-    """What a run was measured on, as ``--device`` names it: cuda, or cpu for the host with a simulated allocator."""
-    return "cpu" if run.environment.device == "cpu" else "cuda"
+    """What a run was measured on, as ``--device`` names it: cuda, emulated, or cpu."""
+    return "cuda" if run.is_of_gpu else "emulated" if run.environment.is_emulated else "cpu"
 
 
 def check_device_type(folder: Path, runs: Sequence[Measured], device: str) -> None:
-    """Refuse to put runs of different devices into one ledger: those of the host are no measurements of a GPU.
+    """Refuse to put runs of different devices into one ledger: only those of GPUs are measurements of GPUs.
 
     Raises:
         ConfigError: if `runs`, which are in the folder, have another type.

@@ -84,7 +84,8 @@ def key(case: Case, device: ProbeDevice) -> str:
     cap = device.cap_bytes(job)
     if case.find_max:
         return frontier_key(spec.name, job, device.gpu.name, cap)
-    return identity(spec.name, spec.config, job, device.gpu.name, cap, device.type == "cpu")
+    kind = {"cpu": "host", "emulated": "emulated"}.get(device.type, "")
+    return identity(spec.name, spec.config, job, device.gpu.name, cap, kind)
 
 
 def _is_done(case: Case, device: ProbeDevice, runs: Sequence[Measured]) -> bool:

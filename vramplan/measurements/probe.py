@@ -45,8 +45,9 @@ class ProbeDevice:
 
     gpu: Gpu
     """The GPU that runs are compared with: the one in this machine, or the one it stands in for."""
-    type: Literal["cuda", "cpu"] = "cuda"
-    """cuda: real steps on the GPU; cpu: real steps on the host, their tensors through the simulated allocator."""
+    type: Literal["cuda", "cpu", "emulated"] = "cuda"
+    """cuda: real steps on the GPU; cpu: real steps on the host, their tensors through the simulated allocator;
+    emulated: the steps of PyTorch's CUDA build without a GPU, whose kernels do not run."""
     capped: bool = False
     """Whether PyTorch's allocator is limited to the memory of `gpu`."""
     local_gpu: Gpu | None = None
@@ -119,15 +120,14 @@ class ProbeDevice:
             return None
 
     def standing_in_for(self, name: str) -> ProbeDevice:
-        """The same device with PyTorch limited to the memory of a smaller GPU.
+        """The same device with PyTorch limited to the memory of a smaller GPU; an emulated GPU is of that model then.
 
         Raises:
-            VramplanError: for an unknown GPU, or one that is larger.
+            VramplanError: for an unknown GPU, one that is larger, or one that cannot be emulated.
         """
         target = find_gpu(name)
-        if self.local_gpu is not None:
-            _check_smaller(target, self.local_gpu)
-        return replace(self, gpu=target, capped=True)
+        _check_target(target, self.type, self.local_gpu)
+        return replace(self, gpu=target, capped=self.type != "emulated")
 
     def cap_bytes(self, job: Job) -> int | None:
         """Bytes that PyTorch's allocator may reserve: usable memory less the CUDA context; None if not capped."""
@@ -203,7 +203,7 @@ def free_memory() -> int | None:
 def probe_device(
     gpu: str | Gpu | None = None,
     *,
-    device: str = "cuda",
+    device: Literal["cuda", "cpu", "emulated"] = "cuda",
     number: int = 0,
     steps: int = STEPS,
     history: bool = False,
@@ -215,14 +215,15 @@ def probe_device(
 ) -> ProbeDevice:
     """The GPU in this machine, or that GPU standing in for a smaller `gpu`; with ``device="cpu"`` the host.
 
-    On the host the tensors of real steps go through the simulated allocator of `gpu`. Of several GPUs in this machine,
-    the one with CUDA's `number` is described; see :attr:`ProbeDevice.gpus` for those that runs may use.
+    On the host the tensors of real steps go through the simulated allocator of `gpu`. On an emulated GPU PyTorch's own
+    allocator runs, without a GPU. Of several GPUs in this machine, the one with CUDA's `number` is described; see
+    :attr:`ProbeDevice.gpus` for those that runs may use.
 
     Raises:
         ConfigError: for an invalid setting, no GPU, or one smaller than `gpu`.
     """
-    if device not in ("cuda", "cpu"):
-        raise ConfigError(f"{setting('device', device)}: expected cuda or cpu")
+    if device not in ("cuda", "cpu", "emulated"):
+        raise ConfigError(f"{setting('device', device)}: expected cuda, cpu or emulated")
     if not 1 <= steps <= 1000:
         raise ConfigError(f"{setting('steps', steps)}: expected 1 to 1000")
     if not 0 < timeout < 1e6:
@@ -238,8 +239,8 @@ def probe_device(
     target, local = _gpus(gpu, device, number)
     return ProbeDevice(
         target,
-        "cpu" if device == "cpu" else "cuda",
-        capped=local is None or target.name != local.name,
+        device,
+        capped=device == "cpu" or (local is not None and target.name != local.name),
         local_gpu=local,
         steps=steps,
         history=history,
@@ -262,11 +263,12 @@ def _gpus(gpu: str | Gpu | None, device: str, number: int) -> tuple[Gpu, Gpu | N
         target = gpu
     elif gpu is not None and gpu.lower() != "auto":
         target = find_gpu(gpu)
-    if device == "cpu":
+    if device != "cuda":
         if target is None:
             raise ConfigError(
-                f"{setting('device', 'cpu')} needs {setting('gpu')}, the name of the GPU whose memory and kernels count"
+                f"{setting('device', device)} needs {setting('gpu')}, the GPU whose memory and kernels count"
             )
+        _check_target(target, device, None)
         return target, None
     try:
         local = nvml.local_gpu(number)
@@ -275,12 +277,18 @@ def _gpus(gpu: str | Gpu | None, device: str, number: int) -> tuple[Gpu, Gpu | N
         raise ConfigError(f"no GPU to probe: {reason}; `vramplan estimate` needs none") from error
     if target is None or target.name == local.name:
         return local, local
-    _check_smaller(target, local)
+    _check_target(target, device, local)
     return target, local
 
 
-def _check_smaller(target: Gpu, local: Gpu) -> None:
-    if target.usable_bytes > local.usable_bytes:
+def _check_target(target: Gpu, device: str, local: Gpu | None) -> None:
+    """Refuse a GPU that the one in this machine cannot stand in for, or that cannot be emulated."""
+    if device == "emulated":
+        from vramplan.emulated_gpu import build, environment
+
+        environment.check(target)
+        build.installed()
+    if local is not None and target.usable_bytes > local.usable_bytes:
         raise ConfigError(
             f"{setting('gpu', target.name)}: needs {format_bytes(target.usable_bytes)}, the {local.title} here has"
             f" {format_bytes(local.usable_bytes)} free"

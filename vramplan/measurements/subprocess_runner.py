@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import IO, Any
@@ -20,6 +20,7 @@ from typing import IO, Any
 from vramplan import errors
 from vramplan.errors import CannotRunError, ConfigError, ProbeError, UnknownNameError, VramplanError, setting
 from vramplan.memory.measurement import UNDER_TORCHRUN, Measured, Request, fullest
+from vramplan.memory.overheads import outside_bytes
 from vramplan.progress import Progress, silent
 
 History = list[tuple[str, int, int]]
@@ -54,7 +55,7 @@ class Cancellation:
             for child in self._children:
                 child.kill()
 
-    def start(self, request: Request, inbox: Inbox, gpus: Sequence[str]) -> _Child:
+    def start(self, request: Request, inbox: Inbox, variables: Mapping[str, str]) -> _Child:
         """Start a child process.
 
         Raises:
@@ -63,7 +64,7 @@ class Cancellation:
         with self._lock:
             if self._is_set:
                 raise ProbeError("the probe was interrupted")
-            child = _Child(request, inbox, gpus)
+            child = _Child(request, inbox, variables)
             self._children.append(child)
         return child
 
@@ -92,15 +93,41 @@ def run(
         VramplanError: if the job cannot run; the error is the child process's.
     """
     requests = _requests_of_ranks(request)
+    with tempfile.TemporaryDirectory(prefix="vramplan-") as folder:
+        variables = _variables(request, Path(folder), gpus)
+        return _run(requests, variables, timeout, progress, cancellation or Cancellation())
+
+
+def _variables(request: Request, folder: Path, gpus: Sequence[str]) -> dict[str, str]:
+    """Variables that the child processes have beside this one's: which GPUs they see, or those of an emulated GPU.
+
+    Raises:
+        VramplanError: if the libraries that emulate it are not built, or it cannot be emulated.
+    """
+    if request.device != "emulated":
+        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+    from vramplan.emulated_gpu import build, environment
+
+    outside = outside_bytes(request.job, request.card)
+    state = folder / "memory"
+    return environment.variables(build.installed(), request.card, outside, request.job.num_gpus, state)
+
+
+def _run(
+    requests: list[Request],
+    variables: Mapping[str, str],
+    timeout: float,
+    progress: Progress,
+    cancellation: Cancellation,
+) -> tuple[Measured, History]:
     inbox: Inbox = queue.Queue()
-    cancellation = cancellation or Cancellation()
     deadline = monotonic() + timeout
     children: list[_Child] = []
     results: dict[int, Measured] = {}
     history: History = []
     try:
         for rank_request in requests:
-            children.append(cancellation.start(rank_request, inbox, gpus))
+            children.append(cancellation.start(rank_request, inbox, variables))
         while len(results) < len(requests):
             try:
                 rank, event = inbox.get(timeout=max(0.0, deadline - monotonic()))
@@ -155,7 +182,7 @@ def _requests_of_ranks(request: Request) -> list[Request]:
 class _Child:
     """One child process, and the thread that reads its output."""
 
-    def __init__(self, request: Request, inbox: Inbox, gpus: Sequence[str]) -> None:
+    def __init__(self, request: Request, inbox: Inbox, variables: Mapping[str, str]) -> None:
         self.rank = request.rank
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in `end`)
         try:
@@ -164,7 +191,7 @@ class _Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self.errors,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else None,
+                env={**os.environ, **variables},
                 start_new_session=True,  # Ctrl-C goes to the parent only
             )
         except OSError as error:

@@ -54,6 +54,8 @@ class Environment(BaseModel):
     """PYTORCH_ALLOC_CONF as it was set."""
     cap_bytes: int | None = None
     """Limit on torch's allocator, if a larger GPU stood in for a smaller one."""
+    is_emulated: bool = False
+    """Whether the GPU was emulated: PyTorch's CUDA build ran on libraries that stand in for CUDA's, without a GPU."""
     held_by_others_bytes: int = Field(default=0, ge=0)
     """Bytes of the GPU that other processes held when the run began."""
     ranks: int = Field(default=1, gt=0)
@@ -113,6 +115,11 @@ class Measured(BaseModel):
     """File next to this one with every allocation and free, if they were recorded."""
 
     @property
+    def is_of_gpu(self) -> bool:
+        """Whether it was measured on a GPU: neither on the host nor on an emulated GPU."""
+        return self.environment.device != "cpu" and not self.environment.is_emulated
+
+    @property
     def step_time(self) -> float | None:
         """Seconds of one optimizer step once warm: the median of all but the first."""
         warm = sorted(self.step_seconds[1:] or self.step_seconds)
@@ -136,8 +143,9 @@ class Measured(BaseModel):
     @property
     def identity(self) -> str:
         """Name of the run and of its file: the same for the same model, job, GPU and limit."""
-        host = self.environment.device == "cpu"
-        return identity(self.model, self.config, self.job, self.card, self.environment.cap_bytes, host)
+        environment = self.environment
+        device = "host" if environment.device == "cpu" else "emulated" if environment.is_emulated else ""
+        return identity(self.model, self.config, self.job, self.card, environment.cap_bytes, device)
 
 
 class Request(BaseModel):
@@ -151,8 +159,8 @@ class Request(BaseModel):
     """The job to run; each rank takes its own micro-batches."""
     card: Gpu
     """The GPU that the run is compared with."""
-    device: Literal["cuda", "cpu"] = "cuda"
-    """A GPU, or the host with its tensors tracked."""
+    device: Literal["cuda", "cpu", "emulated"] = "cuda"
+    """A GPU, the host with its tensors tracked, or an emulated GPU."""
     steps: int = Field(default=3, gt=0)
     """Optimizer steps."""
     cap_bytes: int | None = Field(default=None, gt=0)
@@ -175,7 +183,7 @@ class Request(BaseModel):
 
 
 def identity(
-    model: str, config: Mapping[str, Any], job: Job, card: str, cap_bytes: int | None, host: bool = False
+    model: str, config: Mapping[str, Any], job: Job, card: str, cap_bytes: int | None, device: str = ""
 ) -> str:
     """A run's name for people and files: its main settings, and a digest of all.
 
@@ -183,10 +191,15 @@ def identity(
     'qwen2.5-0.5b.lora.b1x1.s2048.h200-sxm.913f47df'
     """
     settings = [dict(config), job.model_dump(mode="json", exclude_defaults=True), card, cap_bytes]
-    settings += ["host"] * host  # a run on the host is no measurement of the GPU
+    settings += [device] if device else []  # a run on the host, or on an emulated GPU, is no measurement of the GPU
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
     batch = f"b{job.micro_batch_size}x{job.gradient_accumulation_steps}.s{job.sequence_length}"
-    short = [model.removesuffix("/config.json").rpartition("/")[2], job.method, batch, card + "-host" * host]
+    short = [
+        model.removesuffix("/config.json").rpartition("/")[2],
+        job.method,
+        batch,
+        card + (f"-{device}" if device else ""),
+    ]
     return ".".join([re.sub(r"[^a-z0-9.]+", "-", part.lower()).strip("-.") for part in short] + [digest])
 
 

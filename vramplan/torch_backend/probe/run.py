@@ -9,6 +9,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
+from time import sleep
 from typing import Any
 
 import torch
@@ -31,6 +32,10 @@ from vramplan.torch_backend.trace.cuda_emulation import as_cuda
 
 History = list[tuple[str, int, int]]
 
+SECONDS_OF_WATCHDOG = 0.5
+"""ProcessGroupNCCL's watchdog releases the tensors of finished collectives every 0.1 s (ProcessGroupNCCL.cpp,
+kWatchdogThreadSleepMillis, torch 2.13). On a GPU much more time passes before the first step."""
+
 OUT_OF_MEMORY_MESSAGES = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 """Parts of messages of libraries that allocate memory without PyTorch."""
 
@@ -41,11 +46,11 @@ def run(request: Request, progress: Progress) -> tuple[Measured, History]:
     Raises:
         VramplanError: if the job cannot run: no such device, a model that fails.
     """
-    if request.job.loss == "chunked" and request.device == "cuda":
+    if request.job.loss == "chunked" and request.device != "cpu":
         raise UnsupportedError(
             f"{setting('loss', 'chunked')} runs inside TRL's own trainer, which a probe on a GPU does not start"
         )
-    device = torch.device("cuda", request.local_rank) if request.device == "cuda" else torch.device("cpu")
+    device = torch.device("cpu") if request.device == "cpu" else torch.device("cuda", request.local_rank)
     before = nvml.usage(os.getpid(), request.local_rank) if device.type == "cuda" else None
     if device.type == "cuda":
         _start_cuda(device)
@@ -137,7 +142,7 @@ class _RealRun:
             context_bytes=context,
             num_parameters=self.counts[0],
             num_trainable_parameters=self.counts[1],
-            step_seconds=tuple(self.step_seconds),
+            step_seconds=() if self.request.device == "emulated" else tuple(self.step_seconds),  # kernels did not run
             micro_steps_run=micro_steps,
         )
         return distributed.agree(self.request, measured), history
@@ -156,6 +161,8 @@ class _RealRun:
         self.counts = _counts(subject.module)
         subject = replace(subject, example=_on_host(subject.example))
         wrapped, no_sync = distributed.wrap(subject.module, job, self.device)
+        if request.device == "emulated" and job.num_gpus > 1:
+            sleep(SECONDS_OF_WATCHDOG)
         meter.loaded(subject.module)
         with meter.tracking(subject.module):
             steps = Steps(subject, job, recipe, meter, device=str(self.device))
@@ -181,7 +188,7 @@ class _RealRun:
 
     def _process(self) -> tuple[int | None, int | None]:
         """Bytes that the driver counts for this process, and those of them outside PyTorch's allocator."""
-        if self.after is None or self.before is None:
+        if self.after is None or self.before is None or self.request.device == "emulated":
             return None, None
         process = self.after.process_bytes
         if process is None:  # the growth of all use of the GPU: exact unless other processes start or end
@@ -211,6 +218,7 @@ class _RealRun:
             update={
                 "device": properties.name,
                 "total_bytes": properties.total_memory,
+                "is_emulated": self.request.device == "emulated",
                 "compute_capability": f"{properties.major}.{properties.minor}",
                 "driver": before.driver if before else None,
                 "cuda": torch.version.cuda,
