@@ -19,6 +19,7 @@ import pytest
 from tests.helpers import ROOT, cli
 from vramplan.errors import ConfigError
 from vramplan.inputs import nvml
+from vramplan.inputs.job import Job
 from vramplan.measurements import campaign, ledger, subprocess_runner
 from vramplan.measurements.campaign import Result
 from vramplan.measurements.matrix import Case
@@ -77,7 +78,7 @@ class FakeNvml:
         return self.titles[handle]
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
-        gib = 80 if "H100" in self.titles[handle] else 24
+        gib = {"H100": 80, "A100": 40}.get(self.titles[handle].split()[1].partition("-")[0], 24)
         return SimpleNamespace(total=gib * 1024 * MiB, used=900 * MiB)
 
 
@@ -140,6 +141,15 @@ def test_a_gpu_that_is_too_small_is_left_out(machine: Any) -> None:
     machine(RTX4090, RTX4090)
     with pytest.raises(ConfigError, match=r"needs 39\.49 GiB"):
         campaign.slots("a100-40gb")
+
+
+def test_a_gpu_stands_in_for_smaller_ones_only(machine: Any) -> None:
+    machine("NVIDIA A100-SXM4-40GB")
+    (slot,), _ = campaign.slots()
+    assert not slot.device.standing_in_for("a100-40gb").capped, "by any of its names it is itself"
+    assert slot.device.standing_in_for("rtx4090").cap_bytes(Job()) is not None
+    with pytest.raises(ConfigError, match="gpu=h100-sxm: needs"):
+        slot.device.standing_in_for("h100")
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -215,6 +225,26 @@ def test_time_ends_a_campaign(machine: Any, tmp_path: Path, monkeypatch: pytest.
     assert "was stopped" in result.text
     assert time.monotonic() - before < 20
     assert not run(tmp_path / "runs", cases(1, 2), seconds=0.5), "no run is started"
+
+
+def test_a_search_for_the_largest_batch_is_taken_up_again(machine: Any, tmp_path: Path) -> None:
+    search = [Case("qwen2.5-0.5b", {"sequence_length": 64}, as_gpu="rtx4090", find_max=True)]
+    log = machine(H100, script="if len(os.listdir(LOG)) == 3: raise RuntimeError('the driver went away')")
+
+    def batches() -> list[int]:
+        return [fact["job"]["micro_batch_size"] for fact in logged(log)]
+
+    (first,) = run(tmp_path / "runs", search)
+    assert not first.measured
+    ran = batches()[:2]
+    machine(H100)
+    (second,) = run(tmp_path / "runs", search)
+    assert second.text.endswith(", perhaps more")
+    assert batches()[3] == batches()[2], "the run that failed comes next"
+    assert len({*ran} & {*batches()[3:]}) == 0, "what ran before is not run again"
+    count = len(batches())
+    run(tmp_path / "runs", search)
+    assert len(batches()) > count == len({*batches()[:count]}) + 1, "it goes on where it ended"
 
 
 def test_closing_it_ends_all_processes(machine: Any, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def measure(
     if gpus is not None:
         if not show:
             raise ConfigError("--gpus is for --list, --for skypilot and --for dstack; see --as-card")
-        return _list_left(gpus, out, cases)
+        return _list_left(gpus, device or "cuda", out, cases)
     with gpu_is_as_card():
         slots, unusable = campaign.slots(as_card, **typed(device=device, timeout=timeout))
     tasks, skipped = campaign.left(slots, out, cases)
@@ -118,7 +118,7 @@ def measure(
     return _run(slots, out, tasks, minutes)
 
 
-def _list_left(gpus: str, out: Path, cases: Sequence[Case]) -> int:
+def _list_left(gpus: str, device: str, out: Path, cases: Sequence[Case]) -> int:
     """Print what is left for GPUs that need not be in this machine; returns the exit code."""
     from vramplan.measurements.measure import left
     from vramplan.measurements.probe import ProbeDevice
@@ -126,7 +126,7 @@ def _list_left(gpus: str, out: Path, cases: Sequence[Case]) -> int:
     from vramplan.render import terminal
 
     for gpu in named_gpus(gpus):
-        remaining = left(ProbeDevice(gpu, local_gpu=gpu), out, cases)
+        remaining = left(ProbeDevice(gpu, device, capped=device == "cpu", local_gpu=gpu), out, cases)  # type: ignore[arg-type]
         terminal.print_all(*(f"{gpu.name}: {case.name}" for case in remaining))
         if not remaining:
             terminal.print_all(f"{gpu.name}: nothing is left")

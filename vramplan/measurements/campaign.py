@@ -186,13 +186,12 @@ class _Campaign:
         device = replace(
             slots[0].device,
             gpus=tuple(name for slot in slots for name in slot.device.gpus),
-            record=self.folder,
             deadline=self.deadline,
             progress=lambda what, share: self.show(line, f"{task.case.model}: {what}", share),
             cancellation=self.cancellation,
         )
         try:
-            text, measured = measure.run(task.case, device), True
+            text, measured = measure.run(task.case, device, self.folder), True
         except VramplanError as error:
             text, measured = str(error).removeprefix(f"{task.case.model}: "), False
         except Exception as error:  # a defect of one run does not end the others

@@ -14,7 +14,7 @@ from vramplan.measurements import ledger, probe
 from vramplan.measurements.matrix import CASES, Case
 from vramplan.measurements.probe import ProbeDevice
 from vramplan.measurements.verify import ProbeRun
-from vramplan.memory.measurement import Measured, identity
+from vramplan.memory.measurement import Measured
 from vramplan.units import GiB, counted
 
 
@@ -81,11 +81,9 @@ def key(case: Case, device: ProbeDevice) -> str:
     """What the run of a case on a device is known by in the ledger; a search for the largest batch has one key."""
     device = device_for(case, device)
     spec, job = case.full_job(device.gpu)
-    cap = device.cap_bytes(job)
     if case.find_max:
-        return frontier_key(spec.name, job, device.gpu.name, cap)
-    kind = {"cpu": "host", "emulated": "emulated"}.get(device.type, "")
-    return identity(spec.name, spec.config, job, device.gpu.name, cap, kind)
+        return frontier_key(spec.name, job, device.gpu.name, device.cap_bytes(job))
+    return device.identity(spec, job)
 
 
 def _is_done(case: Case, device: ProbeDevice, runs: Sequence[Measured]) -> bool:
@@ -100,18 +98,21 @@ def frontier_key(model: str, job: Job, gpu: str, cap_bytes: int | None) -> str:
     return f"{model} {sorted(settings.items())} {gpu} {cap_bytes}"
 
 
+def _frontier_key_of(run: Measured) -> str:
+    return frontier_key(run.model, run.job, run.card, run.environment.cap_bytes)
+
+
 def frontiers(runs: Sequence[Measured]) -> dict[str, int | None]:
     """The largest micro-batch that ran, by :func:`frontier_key`; None if the next larger one was not run."""
     ran: dict[str, set[int]] = {}
     failed: dict[str, set[int]] = {}
     for run in runs:
-        key = frontier_key(run.model, run.job, run.card, run.environment.cap_bytes)
-        (ran if run.outcome == "ok" else failed).setdefault(key, set()).add(run.job.micro_batch_size)
+        (ran if run.outcome == "ok" else failed).setdefault(_frontier_key_of(run), set()).add(run.job.micro_batch_size)
     return {key: max(sizes) if max(sizes) + 1 in failed.get(key, ()) else None for key, sizes in ran.items()}
 
 
-def run(case: Case, device: ProbeDevice) -> str:
-    """Measure one case; each of its runs is in the folder `device.record` before the next one starts.
+def run(case: Case, device: ProbeDevice, folder: Path) -> str:
+    """Measure one case into the ledger; a search for the largest batch begins where it was interrupted.
 
     Returns:
         The result in one line.
@@ -119,10 +120,12 @@ def run(case: Case, device: ProbeDevice) -> str:
     Raises:
         VramplanError: if the job cannot run, its process fails, it takes too long, or it cannot be saved.
     """
-    device = replace(device_for(case, device), record_errors=[])
+    device = replace(device_for(case, device), record=folder, record_errors=[])
     spec, job = case.full_job(device.gpu)
     if case.find_max:
         settings = {name: value for name, value in job.settings.items() if name != "micro_batch_size"}
+        known = {run.identity: run for run in ledger.load_all(folder) if _frontier_key_of(run) == key(case, device)}
+        device = replace(device, recorded=known, max_runs=device.max_runs + len(known))
         largest = probe.find_max(spec, on=device, **settings)
         line = f"largest micro-batch {largest.micro_batch_size}" + ("" if largest.exact else ", perhaps more")
     else:

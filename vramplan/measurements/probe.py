@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field, replace
 from math import inf
 from pathlib import Path
@@ -26,7 +27,7 @@ from vramplan.measurements import ledger, subprocess_runner, verify
 from vramplan.measurements.subprocess_runner import TIMEOUT_SECONDS, Cancellation
 from vramplan.measurements.verify import MAX_RUNS, LargestBatch, ProbeRun, VerifiedPlan
 from vramplan.memory.estimate import Estimate
-from vramplan.memory.measurement import Measured, Request
+from vramplan.memory.measurement import Measured, Request, identity
 from vramplan.memory.overheads import outside_bytes
 from vramplan.planner.estimate import estimate
 from vramplan.planner.job_defaults import complete_job
@@ -68,6 +69,8 @@ class ProbeDevice:
     """Run code that comes with the model."""
     record: Path | None = None
     """Folder of the ledger that each run is saved in; None saves nothing."""
+    recorded: Mapping[str, Measured] = field(default_factory=dict)
+    """Runs by their identity that are not run again."""
     record_errors: list[ConfigError] = field(default_factory=list, compare=False)
     """Why runs could not be saved. The answer comes first: see :meth:`check_recorded`."""
     progress: Progress = silent
@@ -75,12 +78,14 @@ class ProbeDevice:
     """Ends the runs from another thread."""
 
     def measure(self, spec: ModelSpec, job: Job) -> Measured:
-        """Run a job and save the run in the ledger.
+        """Run a job and save the run in the ledger; a run that is `recorded` is returned as it is.
 
         Raises:
             VramplanError: if the job cannot run here.
         """
         self._check(spec, job)
+        if (known := self.recorded.get(self.identity(spec, job))) is not None:
+            return known
         request = Request(
             spec=spec,
             job=job,
@@ -125,9 +130,16 @@ class ProbeDevice:
         Raises:
             VramplanError: for an unknown GPU, one that is larger, or one that cannot be emulated.
         """
-        target = find_gpu(name)
-        _check_target(target, self.type, self.local_gpu)
+        target, local = find_gpu(name), self.local_gpu
+        if local is not None and target.name == local.name:
+            return replace(self, gpu=local, capped=False)
+        _check_target(target, self.type, local)
         return replace(self, gpu=target, capped=self.type != "emulated")
+
+    def identity(self, spec: ModelSpec, job: Job) -> str:
+        """The name of a job's run in the ledger, see :attr:`vramplan.memory.measurement.Measured.identity`."""
+        kind = {"cpu": "host", "emulated": "emulated"}.get(self.type, "")
+        return identity(spec.name, spec.config, job, self.gpu.name, self.cap_bytes(job), kind)
 
     def cap_bytes(self, job: Job) -> int | None:
         """Bytes that PyTorch's allocator may reserve: usable memory less the CUDA context; None if not capped."""
