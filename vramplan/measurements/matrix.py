@@ -113,7 +113,7 @@ CASES = (
     _case("qwen2.5-1.5b", 4, 2048, **FULL, num_gpus=2),
     _case("llama-3.2-1b", 4, 2048, **FULL, **NONE, num_gpus=2, strategy="fsdp", history=True),
     _case("llama-3.1-8b", 1, 2048, **FULL, num_gpus=4, strategy="fsdp"),
-    _case("qwen2.5-7b", 2, 2048, num_gpus=2, strategy="fsdp"),
+    _case("qwen2.5-7b", 2, 2048, lora_dtype="bf16", num_gpus=2, strategy="fsdp"),
     _case("llama-3.2-1b", 4, 2048, **FULL, num_gpus=2, strategy="zero2"),
     _case("llama-3.1-8b", 1, 2048, **FULL, num_gpus=4, strategy="zero3"),
 )
