@@ -280,7 +280,8 @@ FLAGS = {
     " --batches --checkpointing --attention --loss --loop"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --strategy --offload --job --json --help",
-    "measure": "--out --minutes --only --list --device --as-card --help",
+    "measure": "--out --merge --minutes --only --list --device --as-card --timeout --on --slurm --jobs"
+    " --shard --for --gpus --num-gpus --help",
     "accuracy": "--ledger --published --times --by --markdown --json --help",
     "models": "--json --help",
     "gpus": "--json --help",

@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers import card_of, cli
 from vramplan.inputs import nvml
-from vramplan.measurements import measure, probe
+from vramplan.measurements import matrix, measure, probe
 
 
 @pytest.mark.parametrize(("gpu", "skipped"), [("a100-40gb", 0), ("rtx4090", 1), ("t4", 6)])
@@ -21,7 +21,7 @@ def test_cases_that_a_gpu_cannot_run_are_skipped(
     lines = measure.impossible(device)
     assert len(lines) == skipped
     assert all(": skipped, " in line for line in lines)
-    assert len(measure.left(device, tmp_path)) == len(measure.CASES) - skipped
+    assert len(measure.left(device, tmp_path)) == len(matrix.CASES) - skipped
 
 
 def test_the_command_says_what_it_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,8 @@ from tests.test_trace import SMALL, job_of, small  # noqa: E402
 from vramplan.errors import ConfigError, SpecError  # noqa: E402
 from vramplan.inputs.gpu import Gpu  # noqa: E402
 from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec  # noqa: E402
-from vramplan.measurements import ledger, measure, probe, subprocess_runner  # noqa: E402
-from vramplan.measurements.measure import Case  # noqa: E402
+from vramplan.measurements import campaign, ledger, matrix, measure, probe, subprocess_runner  # noqa: E402
+from vramplan.measurements.matrix import Case  # noqa: E402
 from vramplan.memory.measurement import Request  # noqa: E402
 from vramplan.memory.overheads import outside_bytes  # noqa: E402
 from vramplan.memory.replay import replay  # noqa: E402
@@ -50,7 +50,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps run here, not in a child: loading torch anew each time would take most of the time."""
     from vramplan.torch_backend.probe import run as real
 
-    monkeypatch.setattr(subprocess_runner, "run", lambda request, timeout, tell: real.run(request, tell))
+    monkeypatch.setattr(subprocess_runner, "run", lambda request, timeout, tell, **rest: real.run(request, tell))
 
 
 # -- what a probe measures ---------------------------------------------------------------------------------------------
@@ -299,31 +299,32 @@ def _norm(weights: Any) -> float:
 
 @pytest.mark.usefixtures("in_process")
 def test_a_campaign_can_be_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "find_model", lambda name: LLAMA if name == "small" else None)
+    monkeypatch.setattr(matrix, "find_model", lambda name: LLAMA if name == "small" else None)
     cases = [Case("small", {**EAGER, "micro_batch_size": n}) for n in (1, 2)]
     cases.append(Case("small", {**EAGER, "loss": "chunked", "method": "full"}, history=True))
-    device = on()
-    assert measure.left(device, tmp_path, cases=cases) == cases
-    ((first, measured),) = measure.run(device, tmp_path, cases[:1], 300)
-    assert measured
-    assert "allocated" in first
-    assert "estimate" in first
-    assert measure.left(device, tmp_path, cases=cases) == cases[1:]
-    lines = list(measure.run(device, tmp_path, cases[1:], 300))
-    assert len(lines) == 2
-    assert not measure.left(device, tmp_path, cases=cases)
-    assert list(measure.run(device, tmp_path, cases, 1)) == [("out of time, 3 runs left: run it again", False)]
+    slots = [campaign.Slot("host", on())]
+
+    def left() -> list[campaign.Task]:
+        return campaign.left(slots, tmp_path, cases).tasks
+
+    assert [task.case for task in left()] == cases
+    (first,) = campaign.run(slots, tmp_path, left()[:1], 300)
+    assert first.measured
+    assert "allocated" in first.text
+    assert "estimate" in first.text
+    assert [task.case for task in left()] == cases[1:]
+    assert len(list(campaign.run(slots, tmp_path, left(), 300))) == 2
+    assert not left()
     with pytest.raises(ConfigError, match="no run has that in its name"):
-        measure.left(device, tmp_path, "nothing like it", cases)
+        measure.matching("nothing like it", cases)
 
 
 def test_every_run_of_the_matrix_is_a_job() -> None:
     """All of it fits together: models are shipped, settings valid, names tell runs apart."""
-    device = on(card_of("h200"))
-    names = [one.name for one in measure.CASES]
+    names = [one.name for one in matrix.CASES]
     assert len(set(names)) == len(names) > 30
-    for one in measure.CASES:
-        spec, job = one.full_job(device)
+    for one in matrix.CASES:
+        spec, job = one.full_job(card_of("h200"))
         assert vramplan.estimate(spec, "h200", **job.settings).fits or one.find_max
 
 

@@ -196,7 +196,7 @@ SAME_NAME = """
     gpu gpus link network cards as_card device
     model models methods seq_lens image_sizes sizes lora_ranks
     global_batch samples epochs base_lr base_batch prefer solve
-    framework framework_version dataset tokenizer minutes only ledger published
+    framework framework_version dataset tokenizer minutes only on slurm ledger published
     show format by confidence min_headroom trust_remote_code timeout max_runs record steps history find_max
     plot snapshot out jobs fix max_gpus max_price prices tokens_total warmup_ratio
     generate_tokens prompt_tokens generate_batch platform"""
@@ -327,6 +327,18 @@ def between_commas(given: str) -> list[str]:
     return [one.strip() for one in given.split(",") if one.strip()]
 
 
+def share_of(text: str, most: int) -> tuple[int, int]:
+    """The numbers of ``--shard 3/16``: which share, of how many.
+
+    Raises:
+        ConfigError: if it names none.
+    """
+    number, of = (int(part) if part.isdecimal() and len(part) < 7 else 0 for part in (*text.split("/"), "")[:2])
+    if text != f"{number}/{of}" or not 1 <= number <= of <= most:
+        raise ConfigError(f"--shard {text}: expected K/N, from 1/N to N/N, such as 3/16, and N up to {most:,}")
+    return number, of
+
+
 def check_file(flag: str, path: Path | None, kinds: tuple[str, ...]) -> None:
     """Refuse a file that could not be written before anything is worked out.
 
@@ -347,20 +359,23 @@ def say(text: str, end: str = "\n", file: TextIO | None = None) -> None:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str, float], None]]:
-    """Told what goes on, shows it on a terminal, in a log as a line now and then; what takes no time loads nothing."""
+def progress() -> Iterator[Callable[..., None]]:
+    """Told what goes on, shows it on a terminal, in a log as a line now and then; what takes no time loads nothing.
+
+    A third argument names the line of work that is done beside other work; "" is the log's.
+    """
     bar: Any = None
     last = time.monotonic()
 
-    def tell(what: str, share: float) -> None:
+    def tell(what: str, share: float, line: str = "") -> None:
         nonlocal bar, last
         if bar is None and sys.stderr.isatty():
             from vramplan.render.progress_bar import Bar
 
             bar = Bar()
         if bar is not None:
-            bar.tell(what, share)
-        elif time.monotonic() - last > SECONDS_BETWEEN_LINES:
+            bar.tell(what, share, line)
+        elif not line and time.monotonic() - last > SECONDS_BETWEEN_LINES:
             last = time.monotonic()
             say(f"{share:4.0%}  {what}", file=sys.stderr)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from vramplan.cli.options import (
     keep_results,
     progress,
     say,
+    share_of,
     sure,
     with_job_flags,
 )
@@ -31,7 +31,6 @@ from vramplan.errors import ConfigError
 
 if TYPE_CHECKING:
     from vramplan.planner.table.config import TableConfig
-    from vramplan.planner.table.parts import Share
 
 TABLE_OF_FLAGS = "table"
 """The name between markers of a table that is made of flags."""
@@ -148,7 +147,7 @@ def table(
     work: dict[str, Any] = {"jobs": jobs, "source": config, "parts": parts or ()}
     code = 0
     if shard is not None:
-        _write_part(tables, _share(shard), out, jobs, config)
+        _write_part(tables, shard, out, jobs, config)
     elif check is not None or write is not None:
         code = _update(tables, names, format, check, write, **work)
     else:
@@ -200,27 +199,13 @@ def _of_flags(lists: dict[str, str | None], options: dict[str, Any], format: str
     return TableConfig(format or "markdown", {**listed, **options})
 
 
-def _share(text: str) -> Share:
-    """The share that ``3/16`` names.
-
-    Raises:
-        ConfigError: if it names none.
-    """
-    from vramplan.planner.table.parts import MAX_SHARES, Share
-
-    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
-    share = Share(*map(int, match.groups())) if match else Share(0, 0)
-    if not 1 <= share.number <= share.of <= MAX_SHARES:
-        raise ConfigError(f"--shard {text}: expected K/N, from 1/N to N/N, such as 3/16, and N up to {MAX_SHARES:,}")
-    return share
-
-
 def _write_part(
-    tables: dict[str, TableConfig], share: Share, out: Path | None, jobs: int | None, source: Path | None
+    tables: dict[str, TableConfig], shard: str, out: Path | None, jobs: int | None, source: Path | None
 ) -> None:
-    from vramplan.planner.table.parts import write_part
+    from vramplan.planner.table.parts import MAX_SHARES, Share, write_part
     from vramplan.render.table_file import requests_of
 
+    share = Share(*share_of(shard, MAX_SHARES))
     out = out or Path(f"vramplan-table-{share.number}-of-{share.of}.json")
     check_file("--out", out, (".json",))
     requests = requests_of(tables, source)

@@ -61,6 +61,23 @@ def as_reported(title: str, total_bytes: int, used_bytes: int) -> Gpu:
     )
 
 
+def visible_gpus() -> list[str]:
+    """The UUID of each NVIDIA GPU that CUDA may use here, in the order of CUDA's numbers; empty without a driver.
+
+    Raises:
+        ConfigError: if CUDA_VISIBLE_DEVICES hides all of them.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1", "NoDevFiles"):
+        raise ConfigError("CUDA_VISIBLE_DEVICES hides every GPU")
+    try:
+        with _driver() as pynvml:
+            count = len(_visible_names()) or pynvml.nvmlDeviceGetCount()
+            names = [pynvml.nvmlDeviceGetUUID(_handle(pynvml, device)) for device in range(count)]
+    except (ImportError, NoDriver):
+        return []
+    return [name if isinstance(name, str) else name.decode() for name in names]
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Memory of a GPU in use at one moment."""
@@ -122,11 +139,16 @@ def _driver() -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
+def _visible_names() -> list[str]:
+    """The GPUs that CUDA_VISIBLE_DEVICES names; empty if it is not set."""
+    return [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+
+
 def _handle(pynvml: Any, device: int) -> Any:
     """The NVML handle of CUDA's device number `device`: CUDA_VISIBLE_DEVICES names GPUs by number or by UUID.
 
     NVML counts in the order of the PCI bus, as CUDA does with CUDA_DEVICE_ORDER=PCI_BUS_ID or identical GPUs.
     """
-    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    visible = _visible_names()
     name = visible[device] if device < len(visible) else str(device)
     return pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(name)

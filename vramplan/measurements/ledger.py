@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 
 from vramplan.atomic_write import write
 from vramplan.bounded_read import MOST_BYTES, decoded, parse_json, read_bytes
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, setting
 from vramplan.memory.measurement import Measured
 
 MOST_HISTORY_BYTES = 64 << 20
@@ -44,12 +45,14 @@ def make(folder: Path) -> None:
     """Create the folder if it does not exist.
 
     Raises:
-        ConfigError: if it cannot be created.
+        ConfigError: if it cannot be created or written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be made ({error.strerror})") from error
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"{folder}: cannot be written")
 
 
 def load_history(folder: Path, run: Measured) -> History:
@@ -102,3 +105,22 @@ def load_all(folder: Path) -> list[Measured]:
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder of measured runs")
     return [load(path) for path in sorted(folder.glob("*.json"))]
+
+
+def device_type(run: Measured) -> str:
+    """What a run was measured on, as ``--device`` names it: cuda, emulated, or cpu."""
+    return "cuda" if run.is_of_gpu else "emulated" if run.environment.is_emulated else "cpu"
+
+
+def check_device_type(folder: Path, runs: Sequence[Measured], device: str) -> None:
+    """Refuse to put runs of different devices into one ledger: only those of GPUs are measurements of GPUs.
+
+    Raises:
+        ConfigError: if `runs`, which are in the folder, have another type.
+    """
+    for run in runs:
+        if device_type(run) != device:
+            raise ConfigError(
+                f"{folder}: {run.identity} was measured with {setting('device', device_type(run))}; runs with"
+                f" {setting('device', device)} need a folder of their own"
+            )

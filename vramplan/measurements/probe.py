@@ -7,12 +7,15 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from collections.abc import Mapping
+from dataclasses import field, replace
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal
 
 from vramplan.dataclass import dataclass
-from vramplan.errors import ConfigError, UnsupportedError, VramplanError, setting
+from vramplan.errors import ConfigError, ProbeError, UnsupportedError, VramplanError, setting
 from vramplan.inputs import nvml
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.gpu import Gpu
@@ -21,10 +24,10 @@ from vramplan.inputs.load import load_model
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import check_card
 from vramplan.measurements import ledger, subprocess_runner, verify
-from vramplan.measurements.subprocess_runner import TIMEOUT_SECONDS
+from vramplan.measurements.subprocess_runner import TIMEOUT_SECONDS, Cancellation
 from vramplan.measurements.verify import MAX_RUNS, LargestBatch, ProbeRun, VerifiedPlan
 from vramplan.memory.estimate import Estimate
-from vramplan.memory.measurement import Measured, Request
+from vramplan.memory.measurement import Measured, Request, identity
 from vramplan.memory.overheads import outside_bytes
 from vramplan.planner.estimate import estimate
 from vramplan.planner.job_defaults import complete_job
@@ -54,25 +57,35 @@ class ProbeDevice:
     """Optimizer steps of each run."""
     history: bool = False
     """Record every allocation and free."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs in this machine that runs may use; empty for all that are visible."""
     timeout: float = TIMEOUT_SECONDS
     """Seconds that one run may take."""
+    deadline: float = inf
+    """time.monotonic() at which every run ends."""
     max_runs: int = MAX_RUNS
     """Runs that :func:`find_max` and :func:`prove` may take."""
     trust_remote_code: bool = False
     """Run code that comes with the model."""
     record: Path | None = None
     """Folder of the ledger that each run is saved in; None saves nothing."""
+    recorded: Mapping[str, Measured] = field(default_factory=dict)
+    """Runs by their identity that are not run again."""
     record_errors: list[ConfigError] = field(default_factory=list, compare=False)
     """Why runs could not be saved. The answer comes first: see :meth:`check_recorded`."""
     progress: Progress = silent
+    cancellation: Cancellation | None = field(default=None, compare=False)
+    """Ends the runs from another thread."""
 
     def measure(self, spec: ModelSpec, job: Job) -> Measured:
-        """Run a job and save the run in the ledger.
+        """Run a job and save the run in the ledger; a run that is `recorded` is returned as it is.
 
         Raises:
             VramplanError: if the job cannot run here.
         """
         self._check(spec, job)
+        if (known := self.recorded.get(self.identity(spec, job))) is not None:
+            return known
         request = Request(
             spec=spec,
             job=job,
@@ -84,8 +97,15 @@ class ProbeDevice:
             trust_remote_code=self.trust_remote_code,
         )
         prefix = f"micro-batch {job.micro_batch_size}"
+        timeout = min(self.timeout, round(self.deadline - monotonic(), 1))
+        if timeout <= 0:
+            raise ProbeError("out of time")
         measured, history = subprocess_runner.run(
-            request, self.timeout, lambda what, share: self.progress(f"{prefix}: {what}", share)
+            request,
+            timeout,
+            lambda what, share: self.progress(f"{prefix}: {what}", share),
+            gpus=self.gpus,
+            cancellation=self.cancellation,
         )
         measured = measured.model_copy(update={"model_flops_utilization": self._utilization(spec, measured)})
         if self.record is not None:
@@ -103,6 +123,23 @@ class ProbeDevice:
             )
         except UnsupportedError:
             return None
+
+    def standing_in_for(self, name: str) -> ProbeDevice:
+        """The same device with PyTorch limited to the memory of a smaller GPU; an emulated GPU is of that model then.
+
+        Raises:
+            VramplanError: for an unknown GPU, one that is larger, or one that cannot be emulated.
+        """
+        target, local = find_gpu(name), self.local_gpu
+        if local is not None and target.name == local.name:
+            return replace(self, gpu=local, capped=False)
+        _check_target(target, self.type, local)
+        return replace(self, gpu=target, capped=self.type != "emulated")
+
+    def identity(self, spec: ModelSpec, job: Job) -> str:
+        """The name of a job's run in the ledger, see :attr:`vramplan.memory.measurement.Measured.identity`."""
+        kind = {"cpu": "host", "emulated": "emulated"}.get(self.type, "")
+        return identity(spec.name, spec.config, job, self.gpu.name, self.cap_bytes(job), kind)
 
     def cap_bytes(self, job: Job) -> int | None:
         """Bytes that PyTorch's allocator may reserve: usable memory less the CUDA context; None if not capped."""
@@ -179,6 +216,7 @@ def probe_device(
     gpu: str | Gpu | None = None,
     *,
     device: Literal["cuda", "cpu", "emulated"] = "cuda",
+    number: int = 0,
     steps: int = STEPS,
     history: bool = False,
     timeout: float = TIMEOUT_SECONDS,
@@ -190,7 +228,8 @@ def probe_device(
     """The GPU in this machine, or that GPU standing in for a smaller `gpu`; with ``device="cpu"`` the host.
 
     On the host the tensors of real steps go through the simulated allocator of `gpu`. On an emulated GPU PyTorch's own
-    allocator runs, without a GPU.
+    allocator runs, without a GPU. Of several GPUs in this machine, the one with CUDA's `number` is described; see
+    :attr:`ProbeDevice.gpus` for those that runs may use.
 
     Raises:
         ConfigError: for an invalid setting, no GPU, or one smaller than `gpu`.
@@ -209,7 +248,7 @@ def probe_device(
         raise ConfigError(
             f"{setting('record')} needs {setting('steps', 2)} or more: the first step begins without optimizer states"
         )
-    target, local = _gpus(gpu, device)
+    target, local = _gpus(gpu, device, number)
     return ProbeDevice(
         target,
         device,
@@ -225,7 +264,7 @@ def probe_device(
     )
 
 
-def _gpus(gpu: str | Gpu | None, device: str) -> tuple[Gpu, Gpu | None]:
+def _gpus(gpu: str | Gpu | None, device: str, number: int) -> tuple[Gpu, Gpu | None]:
     """The GPU to compare with, and the one in this machine (None on the host).
 
     Raises:
@@ -241,25 +280,31 @@ def _gpus(gpu: str | Gpu | None, device: str) -> tuple[Gpu, Gpu | None]:
             raise ConfigError(
                 f"{setting('device', device)} needs {setting('gpu')}, the GPU whose memory and kernels count"
             )
-        if device == "emulated":
-            from vramplan.emulated_gpu import build, environment
-
-            environment.check(target)
-            build.installed()
+        _check_target(target, device, None)
         return target, None
     try:
-        local = nvml.local_gpu()
+        local = nvml.local_gpu(number)
     except VramplanError as error:
         reason = error.reason.partition(";")[0]
         raise ConfigError(f"no GPU to probe: {reason}; `vramplan estimate` needs none") from error
     if target is None or target.name == local.name:
         return local, local
-    if target.usable_bytes > local.usable_bytes:
+    _check_target(target, device, local)
+    return target, local
+
+
+def _check_target(target: Gpu, device: str, local: Gpu | None) -> None:
+    """Refuse a GPU that the one in this machine cannot stand in for, or that cannot be emulated."""
+    if device == "emulated":
+        from vramplan.emulated_gpu import build, environment
+
+        environment.check(target)
+        build.installed()
+    if local is not None and target.usable_bytes > local.usable_bytes:
         raise ConfigError(
             f"{setting('gpu', target.name)}: needs {format_bytes(target.usable_bytes)}, the {local.title} here has"
             f" {format_bytes(local.usable_bytes)} free"
         )
-    return target, local
 
 
 def probe(

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import IO, Any
@@ -25,6 +26,9 @@ from vramplan.progress import Progress, silent
 History = list[tuple[str, int, int]]
 """Every (action, address, bytes) of PyTorch's allocator, as torch.cuda.memory._snapshot names them."""
 
+Inbox = queue.Queue[tuple[int, dict[str, Any] | None]]
+"""Events by the rank that sent them; None at its end."""
+
 TIMEOUT_SECONDS = 600.0
 """Default limit of a probe; 70 billion random weights and three steps take a minute or two."""
 CHILD = (
@@ -36,11 +40,53 @@ CHILD = (
 """Imports nothing from the working directory, as ``-m`` would; this package's own folder comes last."""
 
 
-def run(request: Request, timeout: float = TIMEOUT_SECONDS, progress: Progress = silent) -> tuple[Measured, History]:
+class Cancellation:
+    """Ends the runs of other threads: their child processes are killed, and no more are started."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._children: list[_Child] = []
+        self._is_set = False
+
+    def cancel(self) -> None:
+        """Kill every child process; the runs raise ProbeError."""
+        with self._lock:
+            self._is_set = True
+            for child in self._children:
+                child.kill()
+
+    def start(self, request: Request, inbox: Inbox, variables: Mapping[str, str]) -> _Child:
+        """Start a child process.
+
+        Raises:
+            ProbeError: once :meth:`cancel` was called.
+        """
+        with self._lock:
+            if self._is_set:
+                raise ProbeError("the probe was interrupted")
+            child = _Child(request, inbox, variables)
+            self._children.append(child)
+        return child
+
+    def end(self, child: _Child) -> None:
+        """End a child process, if it has not ended yet, and forget it."""
+        with self._lock:
+            self._children.remove(child)
+        child.end()
+
+
+def run(
+    request: Request,
+    timeout: float = TIMEOUT_SECONDS,
+    progress: Progress = silent,
+    gpus: Sequence[str] = (),
+    cancellation: Cancellation | None = None,
+) -> tuple[Measured, History]:
     """Run a job's steps in child processes, at most `timeout` seconds. Running out of memory is a result.
 
-    With several ranks the highest figures count; the history is the first rank's. Under torchrun this process is one of
-    the ranks that torchrun started; otherwise it starts all ranks on this host.
+    The processes see the GPUs with these UUIDs, or all that this process sees if none are given. With several ranks the
+    highest figures count; the history is the first rank's. Under torchrun this process is one of the ranks that
+    torchrun started; otherwise it starts all ranks on this host.
 
     Raises:
         ProbeError: if a process crashes or takes too long.
@@ -48,17 +94,18 @@ def run(request: Request, timeout: float = TIMEOUT_SECONDS, progress: Progress =
     """
     requests = _requests_of_ranks(request)
     with tempfile.TemporaryDirectory(prefix="vramplan-") as folder:
-        return _run(requests, _variables(request, Path(folder)), timeout, progress)
+        variables = _variables(request, Path(folder), gpus)
+        return _run(requests, variables, timeout, progress, cancellation or Cancellation())
 
 
-def _variables(request: Request, folder: Path) -> dict[str, str]:
-    """Variables that the child processes have beside this one's: those of an emulated GPU.
+def _variables(request: Request, folder: Path, gpus: Sequence[str]) -> dict[str, str]:
+    """Variables that the child processes have beside this one's: which GPUs they see, or those of an emulated GPU.
 
     Raises:
         VramplanError: if the libraries that emulate it are not built, or it cannot be emulated.
     """
     if request.device != "emulated":
-        return {}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
     from vramplan.emulated_gpu import build, environment
 
     outside = outside_bytes(request.job, request.card)
@@ -67,16 +114,20 @@ def _variables(request: Request, folder: Path) -> dict[str, str]:
 
 
 def _run(
-    requests: list[Request], variables: dict[str, str], timeout: float, progress: Progress
+    requests: list[Request],
+    variables: Mapping[str, str],
+    timeout: float,
+    progress: Progress,
+    cancellation: Cancellation,
 ) -> tuple[Measured, History]:
-    inbox: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
+    inbox: Inbox = queue.Queue()
     deadline = monotonic() + timeout
     children: list[_Child] = []
     results: dict[int, Measured] = {}
     history: History = []
     try:
         for rank_request in requests:
-            children.append(_Child(rank_request, inbox, variables))
+            children.append(cancellation.start(rank_request, inbox, variables))
         while len(results) < len(requests):
             try:
                 rank, event = inbox.get(timeout=max(0.0, deadline - monotonic()))
@@ -98,7 +149,7 @@ def _run(
                     break
     finally:
         for child in children:
-            child.end()
+            cancellation.end(child)
     return fullest(list(results.values())), history
 
 
@@ -132,9 +183,7 @@ def _requests_of_ranks(request: Request) -> list[Request]:
 class _Child:
     """One child process, and the thread that reads its output."""
 
-    def __init__(
-        self, request: Request, inbox: queue.Queue[tuple[int, dict[str, Any] | None]], variables: dict[str, str]
-    ) -> None:
+    def __init__(self, request: Request, inbox: Inbox, variables: Mapping[str, str]) -> None:
         self.rank = request.rank
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in `end`)
         try:
@@ -155,7 +204,7 @@ class _Child:
             self.process.stdin.flush()
         threading.Thread(target=self._listen, args=(request.rank, inbox), daemon=True).start()
 
-    def _listen(self, rank: int, inbox: queue.Queue[tuple[int, dict[str, Any] | None]]) -> None:
+    def _listen(self, rank: int, inbox: Inbox) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             with contextlib.suppress(ValueError):  # a line that was cut off
@@ -174,14 +223,18 @@ class _Child:
             return f"the probe's process was killed by {name}{hint}"
         return f"the probe's process ended with code {code}: {lines[-1].strip() if lines else 'no error output'}"
 
-    def end(self) -> None:
-        """Kill the process and its children, and wait until the GPU's memory is free again."""
+    def kill(self) -> None:
+        """Kill the process and its children."""
         if self.process.poll() is None:
             if hasattr(os, "killpg"):
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.process.pid, signal.SIGKILL)
             else:
                 self.process.kill()
+
+    def end(self) -> None:
+        """Kill the process and its children, and wait until the GPU's memory is free again."""
+        self.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:

@@ -51,10 +51,7 @@ def resources(launcher: str, gpu: Gpu, num_gpus: int, num_nodes: int = 1, max_pr
     """
     if launcher not in LAUNCHERS:
         raise UnknownNameError("launcher", launcher, LAUNCHERS, f"known: {', '.join(LAUNCHERS)}")
-    known = _data()[launcher]
-    names = known["gpus"].get(gpu.name)
-    if names is None:
-        raise UnsupportedError(f"{setting('for_framework', launcher)}: {launcher} has no name for {gpu.title}")
+    known, names = _data()[launcher], _names(launcher, gpu)
     per_node = num_gpus // num_nodes
     shared = [name for name in names if name in known["shared_names"]]
     notes = [f"{launcher} calls every form of the {name} by this name, PCIe and SXM" for name in shared]
@@ -66,6 +63,23 @@ def resources(launcher: str, gpu: Gpu, num_gpus: int, num_nodes: int = 1, max_pr
         unsaid = "" if max_price is None or in_dollars else "dstack's max_price is in dollars and left out"
         text = _dstack(names, per_node, num_nodes, max_price.per_hour if max_price and in_dollars else None)
     return Resources(text, [*notes, *([unsaid] if unsaid else [])])
+
+
+def dstack_spec(gpu: Gpu, num_gpus: int) -> str:
+    """The GPUs of one machine as ``dstack apply --gpu`` takes them (GPUSpec in dstack's core/models/resources.py).
+
+    Raises:
+        UnsupportedError: for a GPU that dstack has no name for.
+    """
+    name, memory = _names("dstack", gpu)
+    return f"{name}:{memory}GB:{num_gpus}"
+
+
+def _names(launcher: str, gpu: Gpu) -> list[Any]:
+    names: list[Any] | None = _data()[launcher]["gpus"].get(gpu.name)
+    if names is None:
+        raise UnsupportedError(f"{setting('for_framework', launcher)}: {launcher} has no name for {gpu.title}")
+    return names
 
 
 def _skypilot(names: list[str], per_node: int, num_nodes: int) -> str:
