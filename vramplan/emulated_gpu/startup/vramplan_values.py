@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import _tensor_str
 from torch.utils._python_dispatch import TorchDispatchMode
 
 INTEGER_BYTES = 4 << 20
@@ -36,6 +37,7 @@ TRUE_OF_ZEROS = ("aten::eq", "aten::ge", "aten::le", "aten::isfinite")
 """Comparisons that are true if all values are zero."""
 
 _mode: HostValues | None = None
+_original_str: Any = _tensor_str._str
 
 
 def start() -> None:
@@ -44,6 +46,12 @@ def start() -> None:
     if _mode is None and torch.version.cuda is not None:
         _mode = HostValues()
         _mode.__enter__()
+        _tensor_str._str = _printed  # printing disables modes, and reads how many values differ from zero
+
+
+def _printed(tensor: Any, *, tensor_contents: str | None = None) -> str:
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_cuda
+    return _original_str(_on_host(tensor.detach()) if plain else tensor, tensor_contents=tensor_contents)
 
 
 def _is_integer(tensor: torch.Tensor) -> bool:
@@ -55,7 +63,7 @@ def _is_small(tensor: torch.Tensor) -> bool:
 
 
 def _on_host(value: Any) -> Any:
-    """A tensor of the host at the same address; lists of tensors likewise, other values as they are."""
+    """A tensor of the host at the same address, or zeros for a large one; lists likewise, other values as they are."""
     if isinstance(value, (list, tuple)):
         return type(value)(_on_host(item) for item in value)
     if isinstance(value, torch.device):
@@ -63,8 +71,8 @@ def _on_host(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or not value.is_cuda:
         return value
     storage = value.untyped_storage()
-    if not storage.nbytes():
-        return torch.empty(value.shape, dtype=value.dtype, device="cpu")
+    if not storage.nbytes() or not _is_small(value):
+        return torch.zeros(value.shape, dtype=value.dtype, device="cpu")
     memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
     flat = torch.frombuffer(memory, dtype=value.dtype, count=storage.nbytes() // value.element_size())
     return flat.as_strided(value.shape, value.stride(), value.storage_offset())
@@ -128,10 +136,10 @@ class HostValues(TorchDispatchMode):
         if operation.is_index:
             args = (args[0], _numbered(args[1]), *args[2:])
             tensors = list(_tensors((*args, *kwargs.values())))
-        if not all(_is_small(tensor) for tensor in tensors) or "generator" in kwargs:
-            return self._of_zeros(function, operation, args, kwargs)
         if operation.is_dynamic:
             return _moved(_host_values(function, args, kwargs))
+        if not all(_is_small(tensor) for tensor in tensors) or "generator" in kwargs:
+            return self._of_zeros(function, operation, args, kwargs)
         results = function(*args, **kwargs)
         if not all(_is_small(result) for result in _tensors([results])):
             return results
