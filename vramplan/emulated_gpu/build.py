@@ -93,9 +93,8 @@ def _folder(torch: InstalledTorch) -> Path:
     if root is None:
         raise ConfigError("no cache folder of your own is found; name one in $VRAMPLAN_CACHE")
     digest = hashlib.sha256(f"{torch.version} {torch.cuda} {torch.folder}".encode())
-    for path in sorted(SOURCES.iterdir()):
+    for path in sorted([*SOURCES.iterdir(), *Path(__file__).parent.glob("*.py")]):
         digest.update(path.name.encode() + path.read_bytes())
-    digest.update(Path(__file__).with_name("cuda_libraries.py").read_bytes())
     return Path(root) / "emulated-gpu" / f"torch-{torch.version}-{digest.hexdigest()[:16]}"
 
 

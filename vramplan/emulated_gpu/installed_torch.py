@@ -98,7 +98,13 @@ def called_functions(torch: InstalledTorch) -> dict[str, str]:
         for line in run_tool("nm", "-D", "--undefined-only", path).splitlines():
             name, _, node = line.split()[-1].partition("@")
             functions[name] = functions.get(name) or node.lstrip("@")
-    return functions
+    return {**dict.fromkeys(_named_functions(torch), ""), **functions}
+
+
+def _named_functions(torch: InstalledTorch) -> list[str]:
+    """Functions of the driver and of NVML that PyTorch looks up by name (c10/cuda/driver_api.cpp)."""
+    content = (torch.folder / "lib" / "libc10_cuda.so").read_bytes()
+    return [name.decode() for name in re.findall(rb"\0((?:cu[A-Z]|nvml[A-Z])[A-Za-z0-9_]+)(?=\0)", content)]
 
 
 def needed_libraries(torch: InstalledTorch) -> set[str]:

@@ -58,7 +58,7 @@ int nvmlDeviceGetNvLinkRemoteDeviceType(void *handle, unsigned link, int *type) 
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *handle, unsigned link, void *info) { return NVML_NOT_SUPPORTED; }
 int nvmlDeviceGetNvLinkState(void *handle, unsigned link, int *active) { return NVML_NOT_SUPPORTED; }
 int nvmlDeviceGetP2PStatus(void *handle, void *other, int index, int *status) { return NVML_NOT_SUPPORTED; }
-int nvmlDeviceGetGpuFabricInfoV(void *handle, void *info) { return NVML_NOT_SUPPORTED; }
+int nvmlDeviceGetGpuFabricInfoV(void *handle, char *info) { return info[28] = SUCCESS; }  // its state: no fabric
 
 typedef struct { unsigned long long total, free, used; } Memory;
 int nvmlDeviceGetMemoryInfo(void *handle, Memory *memory) {
