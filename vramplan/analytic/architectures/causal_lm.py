@@ -141,8 +141,8 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
     batch, length, _ = x.shape
     tape.module = "inputs"
     dtype = net.embedded_dtype
-    ctx = Context(job.attention, forward.flash_fits, padded=job.batches == "padded", causal=True)
-    ctx.attention_dropout = c.number(*decoder.attention_dropout)
+    ctx = Context(job.attention, forward.fused, padded=job.batches == "padded", causal=True)
+    ctx.attention_dropout = c.number(*decoder.attention_dropout) if forward.tape.training else 0.0
     if forward.past is not None:
         ctx.cache, ctx.past = net.cache, {False: forward.past, True: forward.past}
         window = decoder.window(c)
