@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import ceil
+from typing import NamedTuple
 
 from vramplan.inputs.gpu import Gpu
 from vramplan.units import DTYPE_BYTES, ceil_div, round_up
@@ -143,6 +144,20 @@ def norm_parts(sizes: Sequence[int]) -> int:
 def multiprocessors(gpu: Gpu) -> int:
     """Number of multiprocessors, or more if it is not known."""
     return gpu.multiprocessors or MOST_MULTIPROCESSORS
+
+
+class Buffer(NamedTuple):
+    """A buffer that is sized when the GPU is known."""
+
+    kernel: str
+    """A key of :data:`BUFFERS`."""
+    numbers: tuple[int, ...]
+    dtype: str
+    """The dtype that the kernel reads."""
+
+    def num_bytes(self, gpu: Gpu) -> int:
+        """Its size on a GPU."""
+        return BUFFERS[self.kernel](self.numbers, self.dtype, gpu)
 
 
 BUFFERS: dict[str, Callable[[tuple[int, ...], str, Gpu], int]] = {

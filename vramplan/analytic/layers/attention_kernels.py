@@ -44,7 +44,7 @@ def softmax_fp32(x: Tensor) -> Tensor:
     del x
 
     def backward(grad: Tensor) -> Grads:
-        return [softmax_gradient(tape, like)]
+        return [softmax_gradient(tape, like, "fp32")]
 
     node = tape.node((source,), backward)
     tape.work(0, source.num_bytes + 4 * source.num_elements, "fp32")
@@ -53,10 +53,10 @@ def softmax_fp32(x: Tensor) -> Tensor:
     return out
 
 
-def softmax_gradient(tape: Tape, like: Like) -> Tensor:
-    """The gradient through a softmax, beside ``grad * output`` (cuda/SoftMax.cu: softmax_backward_cuda_out)."""
+def softmax_gradient(tape: Tape, like: Like, dtype: str = "") -> Tensor:
+    """The gradient through a softmax, beside ``grad * output`` in `dtype` (SoftMax.cu: softmax_backward_cuda_out)."""
     gradient = ops.new_like(tape, like, "gradient through softmax")
-    product = tape.empty(like.shape, like.dtype, "gradient times probabilities")
+    product = tape.empty(like.shape, dtype or like.dtype, "gradient times probabilities", WORKSPACE)
     del product
     return gradient
 
