@@ -25,6 +25,7 @@ from vramplan.inputs.catalog import find_gpu, find_model
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.memory.fused_attention import FusedAttention
 from vramplan.memory.measurement import Environment, Measured, Peaks
 from vramplan.memory.timeline import rounded_bytes
 
@@ -46,7 +47,7 @@ def card_of(name: str = "h100") -> Gpu:
 
 def setting_of(spec: ModelSpec, job: Job) -> tuple[StepSpec, FoldPlan]:
     """A step of every layer."""
-    setting, plan = lay_out(spec, job, True)
+    setting, plan = lay_out(spec, job, FusedAttention(flash=True))
     stacks = tuple(tuple(kinds) for kinds in architecture_of(spec).stacks())
     folds = []
     for one in plan.stacks:

@@ -24,7 +24,8 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.torch_backend.model import build, losses
 from vramplan.torch_backend.trace import trace
 from vramplan.torch_backend.trace.fake_tensors import Fakes
-from vramplan.torch_backend.trace.storage_tracker import Record, StorageTracker
+from vramplan.torch_backend.trace.records import Record
+from vramplan.torch_backend.trace.storage_tracker import StorageTracker
 
 
 def bare_model(spec: ModelSpec, dtype: str) -> Any:

@@ -107,12 +107,12 @@ def test_as_many_jobs_stay_as_there_is_room_for() -> None:
 
 
 def test_gpus_that_differ_in_size_alone_share_simulations() -> None:
-    """Simulated steps depend on the GPU only in whether it runs FlashAttention."""
+    """Simulated steps depend on the GPU only in the kernels that SDPA may choose: none, flash, cuDNN's."""
     estimator = Estimator()
     for gpu_name in ("rtx4090", "h100", "t4", "a100-80gb"):
         estimator(*job_of(("lora", 9, 1, gpu_name)), several=True)
-    scalings = {id(steps.scaling): steps.card.runs_flash for steps in estimator._jobs}
-    assert sorted(scalings.values()) == [False, True]
+    scalings = {id(steps.scaling): steps.setting.fused for steps in estimator._jobs}
+    assert sorted((fused.flash, fused.cudnn_dim) for fused in scalings.values()) == [(False, 0), (True, 0), (True, 128)]
 
 
 MANY: tuple[tuple[str, str, dict[str, Any]], ...] = (

@@ -17,6 +17,7 @@ from vramplan.inputs.images import IMAGE_PROCESSORS
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import MODEL_INPUTS
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.memory.fused_attention import FusedAttention
 
 TEXT_ONLY_WITHIN = {
     "qwen2_vl_text",
@@ -37,7 +38,7 @@ def test_count_equals_the_official_one(name: str) -> None:
     assert spec.counted_from
     job = Job(method="full", autocast="none", attention=architecture_of(spec).architecture.attention[0])
     setting, whole = setting_of(spec, job)
-    _, folded = lay_out(spec, job, True)
+    _, folded = lay_out(spec, job, FusedAttention(flash=True))
     assert count_parameters(setting, whole) == spec.num_parameters
     assert [len(one.layers()) for one in folded.stacks] == [len(one.simulated) for one in whole.stacks]
 

@@ -16,6 +16,7 @@ from vramplan.analytic.prepare import lay_out
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.analytic.unfolded_step import Step
 from vramplan.inputs.job import Job
+from vramplan.memory.fused_attention import FusedAttention
 from vramplan.memory.replay import replay
 
 MODELS = [
@@ -54,7 +55,7 @@ def test_folded_equals_all_layers(name: str, settings: dict[str, Any]) -> None:
     spec = spec_of(name)
     job = Job(**{"sequence_length": 512, "attention": architecture_of(spec).architecture.attention[0], **settings})
     full_setting, full_plan = setting_of(spec, job)
-    setting, plan = lay_out(spec, job, True)
+    setting, plan = lay_out(spec, job, FusedAttention(flash=True))
     assert plan.stacks[-1].copies > 1
     folded = SimulatedRun(Step(setting, plan, card_of(), brief=False))
     brief = SimulatedRun(Step(setting, plan, card_of()))
@@ -82,7 +83,7 @@ def test_kernels_are_multiplied() -> None:
     spec = spec_of("Qwen/Qwen2.5-0.5B")
     job = Job(sequence_length=256)
     setting, plan = setting_of(spec, job)
-    full, folded = Step(setting, plan, card_of()), Step(*lay_out(spec, job, True), card_of())
+    full, folded = Step(setting, plan, card_of()), Step(*lay_out(spec, job, FusedAttention(flash=True)), card_of())
     assert flops_of(folded) == flops_of(full)
     assert moved_bytes(folded) == moved_bytes(full)
 

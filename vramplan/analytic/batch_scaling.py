@@ -21,8 +21,10 @@ from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord, do_the_same
 from vramplan.analytic.train_step import may_repeat, simulate_evaluation, simulate_step, waiting_batches
 from vramplan.analytic.unfolded_step import no_cycle_collection
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import with_batch
 from vramplan.memory.allocator import SMALL_SIZE
+from vramplan.memory.kernel_buffers import BUFFERS
 from vramplan.memory.timeline import rounded_bytes
 from vramplan.step_time.kernels import Kernel
 
@@ -84,14 +86,31 @@ class StepAt:
         """Bytes of each storage, rounded to the allocator's blocks."""
         distinct = rounded_bytes(self._sizes)
         sizes = array("q", [distinct[number] for number in self._size_of])
-        for number, info in self._others.items():
-            sizes[number] = rounded_bytes([info.num_bytes])[0]
+        others = rounded_bytes(info.num_bytes for info in self._others.values())
+        for number, size in zip(self._others, others, strict=True):
+            sizes[number] = size
         return sizes
 
     @cached_property
     def kernels(self) -> list[Kernel]:
         """Distinct kernels."""
         return self._kernels()
+
+    def on(self, gpu: Gpu) -> StepAt:
+        """The step on a GPU, which decides the sizes of the buffers of kernels."""
+        if not self.record.buffers:
+            return self
+        sized = {number: self.storage(number).on(gpu) for number in self.record.buffers}
+        step = self.with_storages({**self._others, **sized})
+        step.num_small -= sum(info.num_bytes > SMALL_SIZE for info in sized.values())
+        return step
+
+    def buffer_sizes(self, gpu: Gpu) -> tuple[int, ...]:
+        """Bytes of the distinct buffers of kernels on a GPU."""
+        distinct = dict.fromkeys(
+            (info.kernel, info.shape, info.dtype) for info in map(self.storage, self.record.buffers)
+        )
+        return tuple(BUFFERS[kernel](shape, dtype, gpu) for kernel, shape, dtype in distinct)
 
     def with_storages(self, others: Mapping[int, StorageInfo]) -> StepAt:
         """The step with other storages, by number."""

@@ -13,6 +13,7 @@ from vramplan.inputs.images import IMAGE_PROCESSORS
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.estimate import Estimate, PartialEstimate
+from vramplan.memory.fused_attention import FusedAttention
 
 MAX_JOBS = 8
 """Jobs whose simulated steps stay in memory."""
@@ -74,7 +75,7 @@ def listed_layers(spec: ModelSpec) -> tuple[str, ...] | None:
         return None
     architecture = architecture_of(spec).architecture
     job = Job(method="full").model_copy(update={"attention": architecture.attention[0]})
-    net = declare(lay_out(spec, job, True)[0])
+    net = declare(lay_out(spec, job, FusedAttention(flash=True))[0])
     names = {
         one.name.removesuffix(".weight")
         for one in net.tape.parameters.values()

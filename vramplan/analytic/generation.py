@@ -140,13 +140,13 @@ def simulate(spec: ModelSpec, job: Job, gpu: Gpu, new_tokens: int) -> Simulated:
         raise UnsupportedError(f"{option('generate_tokens')}: the cache of {spec.model_type} is not modelled")
     weight_bytes = _load(run, Step(setting, plan, gpu, record=prefill.record), gpu)
     run.ends["loaded"] = len(run.events)
-    sizes = rounded_bytes([one.num_bytes for one in prefill.record.storages])
+    sizes = rounded_bytes([one.on(gpu).num_bytes for one in prefill.record.storages])
     _record(run, unfolded_of(prefill, plan), prefill.cached, sizes)
     run.ends["prefill"] = len(run.events)
     stride = max(1, ceil_div(new_tokens - 1, MAX_STEPS))
     last = prefill
     if new_tokens > 1:
-        last = _decode(run, replace(setting, job=decode_job(job)), plan, prompt, new_tokens - 1, stride)
+        last = _decode(run, replace(setting, job=decode_job(job)), plan, gpu, prompt, new_tokens - 1, stride)
     run.ends["decode"] = len(run.events)
     return Simulated(run, weight_bytes, last, plan, stride)
 
@@ -216,7 +216,7 @@ def _record(run: GenerationRun, unfolded: Unfolded, cached: frozenset[int], size
 
 
 def _decode(
-    run: GenerationRun, setting: StepSpec, plan: FoldPlan, prompt: int, steps: int, stride: int
+    run: GenerationRun, setting: StepSpec, plan: FoldPlan, gpu: Gpu, prompt: int, steps: int, stride: int
 ) -> CachedForward:
     """Record the forwards of one token each, simulated at a few lengths of the cache and scaled between them.
 
@@ -228,7 +228,7 @@ def _decode(
     lengths = sorted({prompt, longest, *(range(window - 1, window) if prompt < window - 1 < longest else ())})
     forwards = [simulate_forward(setting, length) for length in lengths]
     unfolded = unfolded_of(forwards[-1], plan)
-    sizes = [[one.num_bytes for one in forward.record.storages] for forward in forwards]
+    sizes = [[one.on(gpu).num_bytes for one in forward.record.storages] for forward in forwards]
     alike = all(forward.record.events == forwards[-1].record.events for forward in forwards)
     for step in sorted({*range(0, steps, stride), steps - 1}):
         past = prompt + step

@@ -10,7 +10,7 @@ from vramplan.analytic.batch_scaling import BatchScaling, StepAt
 from vramplan.analytic.layer_folding import Unfolded, unfold
 from vramplan.analytic.layers.lora_targets import check_saved
 from vramplan.analytic.layers.moe_peft import FORMER
-from vramplan.analytic.prepare import prepare
+from vramplan.analytic.prepare import fused_kernels, prepare
 from vramplan.analytic.run_timeline import Layout, SimulatedRun, evaluation_bytes, gathered_bytes
 from vramplan.analytic.step_record import StepRecord
 from vramplan.analytic.supported import check_adapters, check_mixture, mixture_notes
@@ -109,7 +109,7 @@ class JobSteps:
         return (
             self.spec == spec
             and self.setting.device_map is None
-            and card.runs_flash == self.card.runs_flash
+            and fused_kernels(spec, card) == self.setting.fused
             and with_batch(self.job, job.micro_batch_size, job.gradient_accumulation_steps) == job
         )
 
@@ -130,7 +130,7 @@ class JobSteps:
         job = with_batch(self.job, micro, steps)
         check_job(job, self.card)
         with no_cycle_collection():
-            at = self.scaling.step(micro, steps, several)
+            at = self.scaling.step(micro, steps, several).on(self.card)
             shape = self.shape(at, job)
             timelines = self._timelines(at, shape) if job.lengths is None else self._varied(at, shape, job, several)
             peaks = {gpu: timeline.peak_bytes(with_kernels=False) for gpu, timeline in timelines.items()}
@@ -157,15 +157,20 @@ class JobSteps:
             lambda on: self._compute(at, shape, on),
         )
 
-    def timeline(self, micro: int, steps: int) -> Timeline:
-        """The first GPU's timeline at a batch.
+    def buffer_sizes(self, micro: int, steps: int, gpu: Gpu) -> tuple[int, ...]:
+        """Distinct sizes, in bytes, of the buffers of kernels on a GPU at a batch."""
+        with no_cycle_collection():
+            return self.scaling.step(micro, steps).buffer_sizes(gpu)
+
+    def timeline(self, micro: int, steps: int, gpu: Gpu | None = None) -> Timeline:
+        """The first GPU's timeline at a batch; `gpu`: on another kind of GPU, which runs the same kernels.
 
         Raises:
             VramplanError: for a job that cannot run or is not modelled.
         """
         job = with_batch(self.job, micro, steps)
         with no_cycle_collection():
-            at = self.scaling.step(micro, steps)
+            at = self.scaling.step(micro, steps).on(gpu or self.card)
             return self._timelines(at, self.shape(at, job))[0]
 
     def shape(self, at: StepAt, job: Job) -> Shape:
@@ -212,6 +217,7 @@ class JobSteps:
                     shorter = self.job.model_copy(update={"sequence_length": length})
                     steps = self._of_length[length] = JobSteps(self.spec, shorter, self.card)
                 step = steps.scaling.step(job.micro_batch_size, job.gradient_accumulation_steps, several)
+                step = step.on(self.card)
                 shorter = job.model_copy(update={"sequence_length": length})
                 of_length[length] = steps._timelines(step, steps.shape(step, shorter))
             return of_length[length]
@@ -247,7 +253,7 @@ class JobSteps:
 
     def _evaluation_bytes(self, micro: int, several: bool) -> dict[int, int]:
         """Highest bytes of a forward without gradients beside the model and its states, by GPU."""
-        at = self.scaling.evaluation(micro, several)
+        at = self.scaling.evaluation(micro, several).on(self.card)
         evaluations, key = self._common.evaluations, (id(at.record), at.num_small)
         if key not in evaluations:
             evaluations[key] = unfold(at.record, self.plan, at.sizes, brief=True)

@@ -18,6 +18,7 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import MODEL_INPUTS
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import are_linear, check_job
+from vramplan.memory.fused_attention import FusedAttention, fused_attention, widest_head
 
 
 def prepare(spec: ModelSpec, job: Job, card: Gpu) -> tuple[StepSpec, FoldPlan, list[str]]:
@@ -29,7 +30,7 @@ def prepare(spec: ModelSpec, job: Job, card: Gpu) -> tuple[StepSpec, FoldPlan, l
     check_job(job, card)
     check_modelled(job)
     notes = check_model(spec, architecture_of(spec), job)
-    setting, plan = lay_out(spec, job, card.runs_flash, card.multiprocessors)
+    setting, plan = lay_out(spec, job, fused_kernels(spec, card), card.multiprocessors)
     if job.strategy == "device_map":
         from vramplan.analytic.strategies.device_map_layers import spread_out
 
@@ -37,8 +38,13 @@ def prepare(spec: ModelSpec, job: Job, card: Gpu) -> tuple[StepSpec, FoldPlan, l
     return setting, plan, notes
 
 
+def fused_kernels(spec: ModelSpec, gpu: Gpu) -> FusedAttention:
+    """The fused kernels that SDPA may choose for a model on a GPU."""
+    return fused_attention(gpu).for_heads(widest_head(architecture_of(spec).config))
+
+
 def lay_out(
-    spec: ModelSpec, job: Job, flash_fits: bool, multiprocessors: int | None = None
+    spec: ModelSpec, job: Job, fused: FusedAttention, multiprocessors: int | None = None
 ) -> tuple[StepSpec, FoldPlan]:
     """The layers of a model to simulate, and the layers that they stand for.
 
@@ -53,7 +59,7 @@ def lay_out(
         model.config,
         job,
         tuple(one.simulated for one in folds),
-        flash_fits,
+        fused,
         vision_of(spec, job, model),
         MODEL_INPUTS.get(spec.model_type),
         are_linear(spec, job),

@@ -94,6 +94,14 @@ class SimulatedRun:
         sizes, workspace = rounded_bytes(self.step.sizes), cublas_workspace(self.step.card)
         return {card: layout.timeline(sizes, self.step.describe, workspace) for card, layout in self.layouts.items()}
 
+    def _place(self, storage: int) -> int:
+        """Number in the whole model of a simulated storage, of the first layer that allocates one."""
+        unfolded = self.step.unfolded
+        section = self.step.record.sections[unfolded.section_of[storage]]
+        if section.layer is None or section.phase.startswith("forward"):
+            return unfolded.place(storage, section.layer)
+        return unfolded.place(storage, self.step.plan.of(section.layer).place(section.layer))
+
     @cached_property
     def layouts(self) -> dict[int, Layout]:
         """The timeline of each GPU but for the sizes of the step's storages; only one if all do the same."""
@@ -109,15 +117,15 @@ class SimulatedRun:
             record.allocate(buffer)
         share.prepare()
         record.enter("forward")
-        workspace = cublas_workspace(self.step.card)
-        record.allocate_all([workspace, workspace])  # one for each thread: forward's, backward's
         simulated = self.step.record.storages
         first = record.add_kinds([LATER] * len(simulated))
         events, pieces = self.step.unfolded.events, self.step.unfolded.pieces
         kind_of = passes.shifted(self.step.unfolded.source, first)
         ends = [piece.first_event for piece in pieces[1:]] + [len(events)]
+        offsets = []
         for step in range(2):
             offset = record.splice(kind_of)
+            offsets.append(offset)
             share.sent = Sent()
             for before, piece, end in zip((None, *pieces), pieces, ends, strict=False):
                 if before is not None and before.phase.startswith("backward") and piece.phase != before.phase:
@@ -131,9 +139,13 @@ class SimulatedRun:
                     break
                 record.enter(piece.phase.partition(".")[0])
                 share.run_section(piece, events[piece.first_event : end], offset)
+        workspace = cublas_workspace(self.step.card)
+        for (on, _), product in self.step.record.first_products.items():
+            if on == card:
+                record.allocate_after(offsets[0] + self._place(product), workspace)
         in_kernel = [number for number, storage in enumerate(record.kinds) if storage.in_kernel]
         in_kernel += [first + number for number, info in enumerate(simulated) if info.category == "workspace"]
-        workspace_kind = record.kinds.index(workspace)
+        workspace_kind = record.kinds.index(workspace) if record.has(workspace) else record.add_kinds([workspace])
         streams = Kinds(record.kinds).streams
         return Layout(
             record.kinds,

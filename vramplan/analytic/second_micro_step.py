@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from vramplan.analytic.autograd.graph import LayerSection, StorageInfo, TakenGradient
-from vramplan.analytic.step_record import StepRecord
+from vramplan.analytic.step_record import StepRecord, buffers_of
 from vramplan.memory import passes
 from vramplan.step_time.kernels import Kernel
 
@@ -82,13 +82,14 @@ def with_second_micro_step(record: StepRecord, waiting: WaitingBatches) -> StepR
 
     added = {place_of[taken.storage] for taken in record.taken if taken.storage is not None}
     first = record.storages
+    storages = (
+        *first[:num_inputs],
+        *waiting.storages,
+        *first[num_inputs:],
+        *(infos.get(number) or first[number] for number in repeated),
+    )
     return record._replace(
-        storages=(
-            *first[:num_inputs],
-            *waiting.storages,
-            *first[num_inputs:],
-            *(infos.get(number) or first[number] for number in repeated),
-        ),
+        storages=storages,
         events=events,
         sections=tuple(sections),
         kernels=tuple(kernels),
@@ -99,6 +100,8 @@ def with_second_micro_step(record: StepRecord, waiting: WaitingBatches) -> StepR
             for weight in record.weights
         ),
         waiting=range(num_inputs, 2 * num_inputs),
+        buffers=buffers_of(storages),
+        first_products={handle: number + num_inputs for handle, number in record.first_products.items()},
     )
 
 

@@ -13,6 +13,7 @@ from vramplan.dataclass import dataclass
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import Input, ModelInputs, text_inputs
 from vramplan.inputs.model_spec import Config
+from vramplan.memory.fused_attention import FusedAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,8 @@ class StepSpec:
     job: Job
     stacks: tuple[tuple[Hashable, ...], ...]
     """The layers to simulate of each stack, which may be fewer than the model has; a vision tower's come last."""
-    flash_fits: bool
-    """Whether the GPU runs SDPA's flash kernel (compute capability 8.0)."""
+    fused: FusedAttention
+    """The kernels that SDPA may choose on the GPU."""
     vision: VisionInput | None = None
     """The vision tower, if the model has one."""
     model_inputs: ModelInputs | None = None

@@ -98,6 +98,10 @@ class StepRecord(NamedTuple):
     """Ids of the storages of the batches to come."""
     taken: Sequence[TakenGradient] | None = None
     """The gradients that weights took over, or copied; None if a further micro-step would not repeat the first."""
+    first_products: Mapping[tuple[int, bool], int] = MappingProxyType({})
+    """Id of the result of the first matrix product, by GPU and whether backward runs."""
+    buffers: Sequence[int] = ()
+    """Ids of the buffers of kernels, whose sizes depend on the GPU."""
 
     def end_of(self, section: int) -> LayerSection:
         """The section after the one with this number, or what would come next."""
@@ -117,7 +121,14 @@ def record_of(tape: Tape) -> StepRecord:
         frozenset(tape.transient_gradients),
         tape.gives_gradients,
         tuple(RecordedWeight.of(parameter) for parameter in tape.parameters.values()),
+        first_products=dict(tape.first_products),
+        buffers=buffers_of(tape.storages),
     )
+
+
+def buffers_of(storages: Sequence[StorageInfo]) -> tuple[int, ...]:
+    """Numbers of the storages whose sizes depend on the GPU."""
+    return tuple(number for number, info in enumerate(storages) if info.kernel)
 
 
 def do_the_same(one: StepRecord, other: StepRecord) -> bool:

@@ -138,7 +138,7 @@ def forward_pass(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> F
         net,
         setting.architecture,
         setting.job,
-        setting.flash_fits,
+        setting.fused,
         phase,
         setting.stacks,
         batch.inputs,

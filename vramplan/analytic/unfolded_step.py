@@ -193,12 +193,13 @@ class Step:
         self.job = setting.job
         self.micro_steps = micro_steps(self.job)
         self.record = record or simulate_step(setting, self.micro_steps)
-        self.sizes = sizes or [info.num_bytes for info in self.record.storages]
+        self.sizes = sizes or [info.on(card).num_bytes for info in self.record.storages]
         self.unfolded = unfold(self.record, plan, self.sizes, brief and is_brief(self.job))
 
     def describe(self, number: int) -> Storage:
         """A simulated storage for a timeline."""
-        return describe_in(self.setting, self.record, self.unfolded.section_of, number, self.record.storages[number])
+        info = self.record.storages[number].on(self.card)
+        return describe_in(self.setting, self.record, self.unfolded.section_of, number, info)
 
     @property
     def embedded(self) -> RecordedWeight | None:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from vramplan.dataclass import dataclass
+from vramplan.inputs.gpu import Gpu
 from vramplan.memory import passes
 from vramplan.memory.timeline import BLOCK_BYTES, Kinds, Mark, Storage, Timeline
 from vramplan.units import round_up
@@ -34,13 +35,18 @@ class LinearSize(NamedTuple):
         return self.at_zero + self.per_sample * micro
 
 
-def interpolate(first: int, low: Timeline, last: int, high: Timeline, micro: int) -> Timeline:
-    """The timeline at a micro-batch, from those at two others, which have the same events."""
+def interpolate(first: int, low: Timeline, last: int, high: Timeline, micro: int, gpu: Gpu) -> Timeline:
+    """The timeline at a micro-batch on a GPU, from those at two others, which have the same events."""
     numbers: dict[tuple[int, int], int] = {}
     pairs = zip(low.kind_of, high.kind_of, strict=True)
     kind_of = array("i", [numbers.setdefault(pair, len(numbers)) for pair in pairs])
 
     def storage_at(one: Storage, other: Storage) -> Storage:
+        if one.buffer is not None and other.buffer is not None:
+            pairs = zip(one.buffer.numbers, other.buffer.numbers, strict=True)
+            numbers = tuple(LinearSize.through(first, a, last, b).at(micro) for a, b in pairs)
+            buffer = one.buffer._replace(numbers=numbers)
+            return Storage(buffer.num_bytes(gpu), one.category, one.label, one.formula, one.in_kernel, buffer=buffer)
         if one.num_bytes == other.num_bytes:
             return one
         size = LinearSize.through(first, one.num_bytes, last, other.num_bytes).at(micro)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 from vramplan.memory import passes
 from vramplan.memory.timeline import Kinds, Mark, Storage, Timeline
@@ -36,6 +38,17 @@ class Recorder:
         self.kind_of.append(kind)
         self.events.append(number)
         return number
+
+    def allocate_after(self, earlier: int, storage: Storage) -> None:
+        """Allocate directly after an earlier storage, or at the end if that is never allocated."""
+        self.allocate(storage)
+        with suppress(ValueError):
+            index = self.events.index(earlier) + 1
+            self.events.insert(index, self.events.pop())
+            self.marks = [
+                replace(mark, first_event=mark.first_event + 1) if mark.first_event >= index else mark
+                for mark in self.marks
+            ]
 
     def allocate_all(self, storages: Sequence[Storage]) -> range:
         """Allocate several in order and return their numbers."""

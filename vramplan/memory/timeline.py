@@ -12,6 +12,7 @@ from typing import overload
 
 from vramplan.dataclass import dataclass
 from vramplan.memory import passes
+from vramplan.memory.kernel_buffers import Buffer
 from vramplan.units import round_up
 
 CATEGORIES = (
@@ -45,6 +46,8 @@ class Storage:
     """Whether a kernel or library allocates it, not a tensor of the framework."""
     stream: int = 0
     """CUDA stream of the allocation: 0 computes, others communicate."""
+    buffer: Buffer | None = None
+    """What its size follows from, if that is not linear in the micro-batch."""
     rounded_bytes: int = field(init=False)
     """Bytes as the caching allocator rounds them."""
 

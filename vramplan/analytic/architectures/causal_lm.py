@@ -148,9 +148,9 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
     batch, length, _ = x.shape
     tape.module = "inputs"
     dtype = net.embedded_dtype
-    ctx = Context(job.attention, forward.flash_fits, padded=job.batches == "padded", causal=True)
+    ctx = Context(job.attention, forward.fused, padded=job.batches == "padded", causal=True)
     ctx.liger_rope = net.liger.rope
-    ctx.attention_dropout = c.number(*decoder.attention_dropout)
+    ctx.attention_dropout = c.number(*decoder.attention_dropout) if forward.tape.training else 0.0
     if forward.past is not None:
         ctx.cache, ctx.past = net.cache, {False: forward.past, True: forward.past}
         window = decoder.window(c)

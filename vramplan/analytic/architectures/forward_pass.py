@@ -14,6 +14,7 @@ from vramplan.analytic.layers.context import Context
 from vramplan.analytic.layers.modules import Modules
 from vramplan.dataclass import dataclass
 from vramplan.inputs.job import Job
+from vramplan.memory.fused_attention import FusedAttention
 
 if TYPE_CHECKING:
     from vramplan.analytic.architectures.architecture import Architecture
@@ -52,8 +53,8 @@ class ForwardPass:
     net: Modules
     architecture: Architecture
     job: Job
-    flash_fits: bool
-    """Whether the GPU runs SDPA's flash kernel (compute capability 8.0)."""
+    fused: FusedAttention
+    """The kernels that SDPA may choose on the GPU."""
     phase: str
     stacks: tuple[tuple[Hashable, ...], ...]
     """The kinds of the layers to simulate, for each stack."""
@@ -77,7 +78,7 @@ class ForwardPass:
 
     def context(self, mask: Tensor | None, dropout: float) -> Context:
         """Settings and mask that the layers of one stack share."""
-        made = Context(self.job.attention, self.flash_fits, padded=self.job.batches == "padded")
+        made = Context(self.job.attention, self.fused, padded=self.job.batches == "padded")
         made.masks[False] = mask
         made.attention_dropout = dropout if self.tape.training else 0.0
         return made

@@ -38,18 +38,16 @@ def gpt2_embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
 def gpt2(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """q, k and v are views of one projection; softmax stays in the model's dtype."""
     width = x.shape[-1]
-    dropout = c.number("resid_pdrop", 0.1)
     residual = x
     x = net.layer_norm("ln_1", x)
-    x, *weights = gpt2_attention(net, c, x, ctx, kind)
-    x = attended = ops.dropout(x, dropout)  # a local of GPT2Block.forward to its end
+    attended, *weights = gpt2_attention(net, c, x, ctx, kind)  # a local of GPT2Block.forward to its end
     x = ops.add(attended, residual, "residual stream")
     residual = x
     x = net.layer_norm("ln_2", x)
     inner = c.count("n_inner", 4 * width)
-    x = plain_mlp(net, x, "mlp.c_fc", "mlp.c_proj", inner, c.text("activation_function", "gelu_new"))
-    x = ops.dropout(x, dropout)
-    return ops.add(residual, x, "residual stream")
+    act = c.text("activation_function", "gelu_new")
+    added = ops.dropout(plain_mlp(net, x, "mlp.c_fc", "mlp.c_proj", inner, act), c.number("resid_pdrop", 0.1))
+    return ops.add(residual, added, "residual stream")
 
 
 def gpt2_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, ...]:
@@ -60,7 +58,7 @@ def gpt2_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: Layer
     q, k, v = (part.view(batch, length, heads, width // heads) for part in parts)
     k, v = update_cache(k, v, ctx, kind)
     out, *weights = attend(q, k, v, ctx, kind, scores=Softcap(in_fp32=False))
-    return net.linear("attn.c_proj", out, width, bias=True), *weights
+    return ops.dropout(net.linear("attn.c_proj", out, width, bias=True), c.number("resid_pdrop", 0.1)), *weights
 
 
 # -- GPT-J -------------------------------------------------------------------------------------------------------------
@@ -138,7 +136,7 @@ def neox_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: Layer
     heads = heads_of(c)
     batch, length, width = x.shape
     qkv = net.linear("attention.query_key_value", x, 3 * width, bias).view(batch, length, heads.query, 3 * heads.dim)
-    q, k, v = ops.split(qkv, heads.dim, heads.dim, heads.dim)
+    q, k, v = ops.split(ops.heads_first(qkv), heads.dim, heads.dim, heads.dim)
     q, k = partial_rotary(q, k, ctx, kind)
     k, v = update_cache(k, v, ctx, kind)
     out, *weights = attend(q, k, v, ctx, kind, contiguous=True)

@@ -44,7 +44,7 @@ def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, Tensor
     x = tower.embed(net, c, vision.image, pixels)
     # enable_input_require_grads finds the embeddings of every model within (transformers 5.23)
     x = given_a_gradient(x, given.input_needs_grad and tower.hooked == "patches")
-    context = TowerContext(Context(job.attention, forward.flash_fits), vision.image, images)
+    context = TowerContext(Context(job.attention, forward.fused), vision.image, images)
     if tower.place is not None:
         x = tower.place(net, c, context, x)
     x = given_a_gradient(x, given.input_needs_grad and tower.hooked == "placed")

@@ -11,10 +11,12 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import ReferenceType
 
+from vramplan.memory.kernel_buffers import BUFFERS
 from vramplan.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from vramplan.analytic.autograd.tape import Tape
+    from vramplan.inputs.gpu import Gpu
 
 Grads = list["Tensor | None"]
 Backward = Callable[..., Grads]
@@ -31,6 +33,13 @@ class StorageInfo(NamedTuple):
     dtype: str
     card: int = 0
     """Index of the GPU that it is on."""
+    kernel: str = ""
+    """The kernel whose buffer it is, if the GPU decides its size: `shape` are the numbers that the size follows from,
+    and `num_bytes` is 0 until the GPU is known (:mod:`vramplan.memory.kernel_buffers`)."""
+
+    def on(self, gpu: Gpu) -> StorageInfo:
+        """The storage with its size on a GPU."""
+        return self._replace(num_bytes=BUFFERS[self.kernel](self.shape, self.dtype, gpu)) if self.kernel else self
 
 
 class Like(NamedTuple):

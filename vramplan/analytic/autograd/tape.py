@@ -45,6 +45,15 @@ from vramplan.units import DTYPE_BYTES
 
 Output = TypeVar("Output")
 
+BUFFER_NAMES = {
+    "sum": "partial sums of a gradient",
+    "embedding": "partial sums of the embedding's gradient",
+    "flash splits": "flash results of parts of the keys",
+    "flash split sums": "flash log-sum-exp of parts of the keys",
+    "efficient backward": "efficient backward accumulators",
+}
+"""What the buffers of kernels are called."""
+
 
 class Tape:
     """The recorder and the autograd engine.
@@ -68,6 +77,9 @@ class Tape:
         self.keeps_inputs = False
         """Whether linear layers save their input for a frozen weight too (DeepSpeed 0.19, runtime/zero/linear.py)."""
         self.kernels: list[Kernel] = []
+        self.first_products: dict[tuple[int, bool], int] = {}
+        """The first storage allocated at a matrix product, by GPU and whether backward runs: each of the two threads
+        has a cuBLAS handle, whose workspace follows it."""
         self.sections: list[LayerSection] = []
         self.parameters: dict[tuple[int | None, str], Parameter] = {}
         self.sequence = 0
@@ -114,6 +126,20 @@ class Tape:
         self.events.append(id)
         return self.repeated.storage(id) if self.repeated.copies > 1 else LiveStorage(id, self.events.append)
 
+    def buffer(self, kernel: str, numbers: tuple[int, ...], dtype: str) -> LiveStorage:
+        """Memory that a kernel allocates until its caller drops it; its size depends on the GPU.
+
+        Args:
+            kernel: a key of :data:`vramplan.memory.kernel_buffers.BUFFERS`.
+            numbers: what the size follows from.
+            dtype: the dtype that the kernel reads.
+        """
+        id = len(self.storages)
+        what = BUFFER_NAMES[kernel]
+        self.storages.append(StorageInfo(0, "workspace", self.module, what, numbers, dtype, self.card, kernel))
+        self.events.append(id)
+        return self.repeated.storage(id) if self.repeated.copies > 1 else LiveStorage(id, self.events.append)
+
     def empty(self, shape: tuple[int, ...], dtype: str, what: str, category: str = "") -> Tensor:
         """A new tensor without autograd history."""
         return Tensor(self, self.allocate(shape, dtype, what, category), shape, dtype)
@@ -133,7 +159,10 @@ class Tape:
         self.kernels.append(Kernel(*work, dtype, kind, times * results))
 
     def product(self, flops: int, moved_bytes: int, dtype: str, results: int, launches: int = 1) -> None:
-        """Record the work of a matrix product with so many elements of the result."""
+        """Record the work of a matrix product with so many elements of the result, which is allocated next."""
+        handle = self.card, self.phase.startswith("backward")
+        if handle not in self.first_products:
+            self.first_products[handle] = len(self.storages)
         self.work(flops, moved_bytes, dtype, launches, MATMUL, results)
 
     # -- autograd ----------------------------------------------------------------------------------------------------
@@ -311,6 +340,7 @@ class Tape:
                 assert storage is not None
                 node.saved.append(storage)
                 slots[slot] = None
+                del storage
             self.unpacked = node
         del frame
         outputs = node.backward(*grads)

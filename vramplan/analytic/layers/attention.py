@@ -16,6 +16,7 @@ from vramplan.analytic.layers.context import Context, LayerKind, heads_of
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.rope import rotary
 from vramplan.inputs.model_spec import Config
+from vramplan.memory.fused_attention import WIDEST
 
 
 class Softcap(NamedTuple):
@@ -84,30 +85,50 @@ def longer(x: Tensor, past: int, what: str) -> Tensor:
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ctx: Context, contiguous: bool) -> Tensor:
     """The kernel that F.scaled_dot_product_attention chooses (aten sdp_utils.cpp, torch 2.13; sdpa_attention.py).
 
-    Without a mask grouped heads are not repeated: the flash kernel takes them; the memory-efficient kernel does not, so
-    the math fallback runs. With a mask they are repeated first and the memory-efficient kernel runs. cuDNN's kernel,
-    which newer GPUs may prefer, saves what flash saves.
+    Without a mask grouped heads are not repeated: cuDNN's kernel and flash take them; the memory-efficient kernel does
+    not, so the math fallback runs. With a mask they are repeated first.
     """
-    groups, dtype, dim = q.shape[2] // k.shape[2], q.tape.autocast or q.dtype, q.shape[-1]
-    same_width = dim == v.shape[-1]
-    if mask is not None or not same_width or dim > 256:
+    groups, dim, wide = q.shape[2] // k.shape[2], q.shape[-1], v.shape[-1]
+    if mask is not None or dim != wide or dim > WIDEST:
         k, v = ops.repeat_heads(k, groups), ops.repeat_heads(v, groups)
         groups = 1
-    if mask is None and ctx.flash_fits and dtype in ("bf16", "fp16") and same_width and dim <= 256:
-        out = kernels.flash_attention(q, k, v, causal=ctx.causal)
+    out = fused(q, k, v, mask, ctx, heads_first=contiguous)
+    if out is not None:
         return ops.copy(out, "attention output made contiguous") if contiguous else out
+    dtype = q.tape.autocast or q.dtype
     if groups == 1 and dim % (4 if dtype == "fp32" else 8) == 0:
         return kernels.efficient_attention(q, k, v, mask, causal=ctx.causal)
-    return kernels.math_attention(q, k, v, mask, ctx.attention_dropout)
+    return kernels.math_attention(q, k, v, mask, ctx.attention_dropout, contiguous=contiguous)
+
+
+def fused(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    ctx: Context,
+    pieces: kernels.Pieces | None = None,
+    heads_first: bool = False,
+) -> Tensor | None:
+    """Attention by cuDNN's kernel or flash, whose output has the memory layout of q; None if neither runs."""
+    tape, dim, wide, dropout = q.tape, q.shape[-1], v.shape[-1], ctx.attention_dropout
+    if (tape.autocast or q.dtype) not in ("bf16", "fp16"):
+        return None
+    if ctx.fused.runs_cudnn(dim, wide, dropout, k.shape[1]):
+        return kernels.cudnn_attention(q, k, v, mask, pieces, ctx.causal)
+    trains = tape.grad_enabled and any(x.node is not None for x in (q, k, v))
+    if mask is None and ctx.fused.runs_flash(dim, wide, dropout, trains):
+        return kernels.flash_attention(q, k, v, pieces, ctx.causal, splits=not dropout, heads_first=heads_first)
+    return None
 
 
 def flash_package(q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
     """flash_attention_2: the flash kernel; padding is removed before and restored after."""
     q, k, v = (ops.low(x) for x in (q, k, v))
     if not ctx.padded:
-        return kernels.flash_attention(q, k, v, causal=ctx.causal)
+        return kernels.flash_attention(q, k, v, None, ctx.causal, splits=not ctx.attention_dropout, package=True)
     q, k, v = (ops.scale(x, "unpadded copy") for x in (q, k, v))
-    return ops.scale(kernels.flash_attention(q, k, v, causal=ctx.causal), "output padded again")
+    return ops.scale(kernels.flash_attention(q, k, v, None, ctx.causal, package=True), "output padded again")
 
 
 def eager_attention(
@@ -145,6 +166,8 @@ def eager_attention(
     weights = ops.dropout(weights, dropout)
     flops, shape = flops // dim * v.shape[-1], (batch, length, heads, v.shape[-1])
     out = ops.matmul(weights, merged(v, repeated), flops, shape, "attention output")
+    if batch > 1:
+        out = ops.heads_first(out)  # the gradient comes with positions first
     return ops.copy(out), weights
 
 

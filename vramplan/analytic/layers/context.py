@@ -10,6 +10,7 @@ from vramplan.analytic.autograd.graph import Tensor
 from vramplan.dataclass import dataclass
 from vramplan.errors import SpecError
 from vramplan.inputs.model_spec import Config
+from vramplan.memory.fused_attention import FusedAttention
 
 
 class LayerKind(NamedTuple):
@@ -40,8 +41,8 @@ class Context:
 
     attention: str
     """eager, sdpa or flash."""
-    flash_fits: bool
-    """Whether the GPU runs SDPA's flash kernel (compute capability 8.0)."""
+    fused: FusedAttention
+    """The kernels that SDPA may choose on the GPU."""
     liger_rope: bool = False
     """Whether Liger's kernel rotates queries and keys."""
     cos: dict[bool, Tensor] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.strategies.device_map import warmup_bytes
+from vramplan.memory.kernel_buffers import norm_parts
 from vramplan.memory.optimizer_steps import Weight
 from vramplan.memory.optimizers import optimizer_of
 from vramplan.memory.overheads import ddp_buckets
@@ -131,7 +132,14 @@ class Strategy:
         step = optimizer_of(optimizer or self.job.optimizer).step
         if self.job.loop == "trainer":  # clip_grad_norm_
             norm = Storage(4, "temporary", "gradient norms", "scalar")
-            norms = record.allocate_all([norm] * (len(weights) + self.norms_from_elsewhere()))
+            norms: list[int] = []
+            for dtype in dict.fromkeys(weight.dtype for weight in weights):
+                alike = [weight for weight in weights if weight.dtype == dtype]
+                size = norm_parts([weight.num_elements for weight in alike])
+                parts = record.allocate(Storage(size, "temporary", "parts of gradient norms", "fp32", in_kernel=True))
+                norms += record.allocate_all([norm] * len(alike))
+                record.free(parts)
+            norms += record.allocate_all([norm] * self.norms_from_elsewhere())
             record.free_all(reversed(norms))
         for group in self.groups(weights):
             step(record, group, first)

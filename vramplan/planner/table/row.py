@@ -128,7 +128,7 @@ def _shared(spec: ModelSpec, settings: dict[str, object], gpu: Gpu, shared_steps
         raise UnsupportedError(f"{setting('lengths')} is not tabled yet; estimate and suggest take it")
     if job.strategy == "device_map":  # where layers go depends on the GPU
         raise UnsupportedError(f"{setting('strategy', 'device_map')} is not tabled yet")
-    key = job, traits(gpu, job)
+    key = job, traits(spec, gpu, job)
     if key not in shared_steps:
         similar = (
             steps

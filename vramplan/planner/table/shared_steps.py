@@ -1,11 +1,11 @@
 """One model and job on many GPUs: simulates once what GPUs have in common.
 
-An estimate depends on few properties of a GPU: whether SDPA's flash kernel runs there, the size of cuBLAS's workspace,
-and how much may be reserved. GPUs that agree in the first two share the steps, of which only a few are simulated if
-sizes are linear in the micro-batch (:mod:`vramplan.analytic.batch_scaling`). A replay of the allocator holds for every
-capacity between the bytes it reserved and the smallest total that it was refused
-(:class:`vramplan.memory.replay.Replay`), so GPUs of nearly the same size share replays as well. Every answer is exact:
-the same as for the GPU alone.
+An estimate depends on few properties of a GPU: the kernels that SDPA may choose, the size of cuBLAS's workspace, the
+sizes of some kernels' buffers, and how much may be reserved. GPUs that agree in the first two share the steps, of which
+only a few are simulated if sizes are linear in the micro-batch (:mod:`vramplan.analytic.batch_scaling`). A replay of
+the allocator holds for every capacity between the bytes it reserved and the smallest total that it was refused
+(:class:`vramplan.memory.replay.Replay`), so GPUs of nearly the same size share replays as well, if buffers are equal.
+Every answer is exact: the same as for the GPU alone.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from vramplan.analytic.job_steps import JobSteps, depends_on_size
+from vramplan.analytic.prepare import fused_kernels
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.allocator import AllocatorSettings
+from vramplan.memory.fused_attention import FusedAttention
 from vramplan.memory.overheads import cublas_workspace, outside_bytes
 from vramplan.memory.replay import Replay, replay
 from vramplan.memory.summarize import settle
@@ -27,17 +29,26 @@ from vramplan.planner.monotone_search import largest_batch, largest_by_tensors
 class Traits(NamedTuple):
     """The properties of a GPU that a step depends on; its dtypes are part of the job."""
 
-    runs_flash: bool
+    attention: FusedAttention
     size: int
     """Usable bytes if the step depends on them, else 0."""
     workspace: int
     """Bytes of cuBLAS's workspace, which the simulations of :class:`BatchScaling` do not depend on."""
 
 
-def traits(gpu: Gpu, job: Job) -> Traits:
+Kernels = tuple[tuple[int, int], int | None]
+"""What the buffers of kernels depend on: compute capability, number of multiprocessors."""
+
+
+def kernels_of(gpu: Gpu) -> Kernels:
+    """What the buffers of kernels depend on."""
+    return gpu.capability, gpu.multiprocessors
+
+
+def traits(spec: ModelSpec, gpu: Gpu, job: Job) -> Traits:
     """The traits of a GPU for a job."""
     size = gpu.usable_bytes if depends_on_size(job) else 0
-    return Traits(gpu.runs_flash, size, cublas_workspace(gpu).num_bytes)
+    return Traits(fused_kernels(spec, gpu), size, cublas_workspace(gpu).num_bytes)
 
 
 class Shared:
@@ -48,49 +59,61 @@ class Shared:
         self.steps: JobSteps = JobSteps(spec, job, gpu, None if similar is None else similar.steps)
         self.tensors: dict[int, int] = {}
         """Peak tensor bytes by micro-batch."""
-        self.replays: dict[int, list[Replay]] = {}
-        self.largest: dict[int, int] = {}
-        """The largest micro-batch by limit."""
+        self.replays: dict[tuple[int, tuple[int, ...]], list[Replay]] = {}
+        """Replays by micro-batch and sizes of the buffers of kernels."""
+        self.largest: dict[tuple[int, Kernels], int] = {}
+        """The largest micro-batch by limit, and by what the buffers of kernels depend on."""
+        self._sizes: dict[tuple[int, Kernels], tuple[int, ...]] = {}
 
     def peak(self, micro: int) -> int:
         """Highest sum of live tensors at a micro-batch, in bytes."""
         if micro not in self.tensors:
-            self.tensors[micro] = self._timeline(micro).peak_bytes(with_kernels=False)
+            self.tensors[micro] = self._timeline(micro, self.gpu).peak_bytes(with_kernels=False)
         return self.tensors[micro]
 
-    def _timeline(self, micro: int) -> Timeline:
-        return self.steps.timeline(micro, self.job.gradient_accumulation_steps)
+    def _timeline(self, micro: int, gpu: Gpu) -> Timeline:
+        return self.steps.timeline(micro, self.job.gradient_accumulation_steps, gpu)
 
-    def replayed(self, micro: int, limit: int) -> Replay:
-        """The allocator's replay if PyTorch may reserve `limit` bytes."""
-        replays = self.replays.setdefault(micro, [])
+    def _buffer_sizes(self, micro: int, gpu: Gpu) -> tuple[int, ...]:
+        key = micro, kernels_of(gpu)
+        if key not in self._sizes:
+            self._sizes[key] = self.steps.buffer_sizes(micro, self.job.gradient_accumulation_steps, gpu)
+        return self._sizes[key]
+
+    def replayed(self, micro: int, limit: int, gpu: Gpu) -> Replay:
+        """The allocator's replay if PyTorch may reserve `limit` bytes of a GPU."""
+        replays = self.replays.setdefault((micro, self._buffer_sizes(micro, gpu)), [])
         for earlier in replays:
             if earlier.peak_reserved_bytes <= limit < earlier.refused_bytes:
                 return earlier
-        timeline, settings = self._timeline(micro), AllocatorSettings(expandable_segments=self.job.expandable_segments)
+        timeline, settings = (
+            self._timeline(micro, gpu),
+            AllocatorSettings(expandable_segments=self.job.expandable_segments),
+        )
         kinds = timeline.kinds
         replays.append(
             replay(timeline.events, timeline.kind_of, kinds.sizes, limit, settings, streams=kinds.streams, levels=False)
         )
         return replays[-1]
 
-    def fits(self, micro: int, limit: int) -> bool:
+    def fits(self, micro: int, limit: int, gpu: Gpu) -> bool:
         """Whether a micro-batch fits; if its tensors alone do not, it is not replayed."""
-        return self.tensors.get(micro, 0) <= limit and not self.replayed(micro, limit).out_of_memory
+        return self.tensors.get(micro, 0) <= limit and not self.replayed(micro, limit, gpu).out_of_memory
 
     def need(self, micro: int, gpu: Gpu) -> tuple[int, bool]:
         """(device total in bytes, whether it fits), the same as `estimate` returns."""
         outside = outside_bytes(self.job, gpu)
         limits = (gpu.plannable_bytes - outside, gpu.usable_bytes - outside)
-        run, fits, _ = settle(self.peak(micro), limits, lambda limit: self.replayed(micro, limit))
+        run, fits, _ = settle(self.peak(micro), limits, lambda limit: self.replayed(micro, limit, gpu))
         return run.peak_reserved_bytes + outside, fits
 
     def max_batch(self, gpu: Gpu) -> int:
         """The largest micro-batch that fits, the same as `suggest` returns; 0 if none fits."""
         limit = gpu.plannable_bytes - outside_bytes(self.job, gpu)
-        if limit not in self.largest:
-            self.largest[limit] = self._max_batch(limit)
-        return self.largest[limit]
+        key = limit, kernels_of(gpu)
+        if key not in self.largest:
+            self.largest[key] = self._max_batch(limit, gpu)
+        return self.largest[key]
 
     def tokens_per_second(self, gpu: Gpu) -> int:
         """Throughput of one GPU at the largest micro-batch that fits, without communication; 0 if none fits."""
@@ -104,10 +127,10 @@ class Shared:
         seconds = steps * time.micro_step_seconds + time.optimizer_seconds
         return round(steps * micro * self.job.sequence_length / seconds)
 
-    def _max_batch(self, limit: int) -> int:
+    def _max_batch(self, limit: int, gpu: Gpu) -> int:
         if self.peak(1) > limit:
             return 0
         below = max(micro for micro, num_bytes in self.tensors.items() if num_bytes <= limit)
         above = min((micro for micro, num_bytes in self.tensors.items() if num_bytes > limit), default=None)
         top = largest_by_tensors(below, above, self.peak, limit)
-        return largest_batch(0, top, lambda micro: self.fits(micro, limit))
+        return largest_batch(0, top, lambda micro: self.fits(micro, limit, gpu))

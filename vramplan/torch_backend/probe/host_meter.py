@@ -9,22 +9,21 @@ import torch
 
 from vramplan.inputs.gpu import Gpu
 from vramplan.memory.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory
-from vramplan.memory.overheads import cublas_workspace
 from vramplan.torch_backend.model.materialize import place
 from vramplan.torch_backend.probe.phase_peaks import Phases
-from vramplan.torch_backend.trace.storage_tracker import Record, StorageTracker
+from vramplan.torch_backend.trace.records import Record
+from vramplan.torch_backend.trace.storage_tracker import StorageTracker
 from vramplan.units import format_bytes
 
 
 class HostMeter(StorageTracker):
     """Follows real tensors on the host and passes their allocations and frees to the simulated allocator.
 
-    The GPU's cuBLAS workspaces, which the host does not have, are allocated besides.
+    What the GPU's kernels allocate themselves, and the host's do not, is allocated besides.
     """
 
     def __init__(self, gpu: Gpu, cap_bytes: int | None, settings: AllocatorSettings, history: bool) -> None:
-        super().__init__()
-        self._workspaces = [cublas_workspace(gpu)] * 2  # one for the forward thread, one for the backward thread
+        super().__init__(gpu=gpu)
         self._history: list[Any] | None = [] if history else None
         capacity = {} if cap_bytes is None else {"capacity": cap_bytes}
         self.allocator = CachingAllocator(settings=settings, history=self._history, **capacity)
@@ -52,9 +51,6 @@ class HostMeter(StorageTracker):
         self._requested_peak = self._requested
         self.phases.open(phase)
         super().enter(phase)
-        while phase == "forward" and self._workspaces:
-            workspace = self._workspaces.pop()
-            self.allocate(Record(workspace.num_bytes, workspace.label, "", (workspace.num_bytes,), "uint8"))
 
     def allocate(self, record: Record) -> int:
         """Record an allocation and serve it from the simulated allocator.

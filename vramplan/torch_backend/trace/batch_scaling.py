@@ -53,7 +53,7 @@ class TraceScaling:
         low, high = (self._at(spec, kind, gpu, point) for point in POINTS)
         if low.timeline.events != high.timeline.events:
             return with_accumulation(self._at(spec, kind, gpu, micro), steps)
-        return with_accumulation(between(low, high, micro), steps)
+        return with_accumulation(between(low, high, micro, gpu), steps)
 
     @staticmethod
     def reason(spec: ModelSpec) -> str:
@@ -74,7 +74,7 @@ class TraceScaling:
         return self.traced[job]
 
 
-def between(low: SimulatedStep, high: SimulatedStep, micro: int) -> SimulatedStep:
+def between(low: SimulatedStep, high: SimulatedStep, micro: int, gpu: Gpu) -> SimulatedStep:
     """The step at a micro-batch, from two steps at :data:`POINTS`."""
     first, last = POINTS
 
@@ -83,7 +83,7 @@ def between(low: SimulatedStep, high: SimulatedStep, micro: int) -> SimulatedSte
 
     return replace(
         low,
-        timeline=interpolate(first, low.timeline, last, high.timeline, micro),
+        timeline=interpolate(first, low.timeline, last, high.timeline, micro, gpu),
         evaluation_bytes=LinearSize.through(first, low.evaluation_bytes, last, high.evaluation_bytes).at(micro),
         compute=ComputeTime(
             line(low.compute.forward_seconds, high.compute.forward_seconds),

@@ -1,8 +1,7 @@
-"""Differences of CUDA's kernels from the operations that a trace sees: workspaces, dtypes, in-place work."""
+"""Differences of CUDA's kernels from the operations that a trace sees: dtypes, order, in-place work."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -11,90 +10,10 @@ from torch.utils.flop_counter import flop_registry
 
 from vramplan.step_time.kernels import ATTENTION, BACKWARD, MATMUL, Kernel
 from vramplan.torch_backend.trace import flash_attn_stub
-from vramplan.units import ceil_div, round_up
 
 aten = torch.ops.aten
 HALF = (torch.bfloat16, torch.float16)
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-
-Workspace = list[tuple[str, int]]
-
-
-# -- workspaces: memory that a kernel allocates and frees itself -------------------------------------------------------
-
-
-def _flash_backward(grad: Any, q: Any, k: Any, *_: Any) -> Workspace:
-    """SDPA's flash kernel, (batch, heads, length, dim): row sums and the workspaces of its fork of flash-attn."""
-    batch, heads, length, dim = q.shape
-    rows = batch * heads * round_up(length, 128)
-    return [("row sums", rows * 4), *_flash_inner(rows, heads, k.shape[1], batch * k.shape[2], dim, k)]
-
-
-def _flash_package_backward(grad: Any, q: Any, k: Any, *rest: Any) -> Workspace:
-    """flash-attn's kernels, (batch, length, heads, dim) or (tokens, heads, dim); row sums are one of their results."""
-    heads, dim = q.shape[-2:]
-    lengths = rest[-1]
-    tokens = q.numel() // (heads * dim)
-    rows = q.shape[0] * round_up(q.shape[1], 128) if lengths is None else tokens + 128 * (lengths.shape[0] - 1)
-    return _flash_inner(rows * heads, heads, k.shape[-2], tokens, dim, k)
-
-
-def _flash_inner(rows: int, heads: int, heads_k: int, tokens_k: int, dim: int, k: Any) -> Workspace:
-    """An fp32 dq; with grouped heads dk and dv of all heads (flash_api.cpp: dq_accum, dk_expanded, dv_expanded)."""
-    width = round_up(dim, 32) if dim <= 192 else 256
-    workspace = [("dq in fp32", rows * width * 4)]
-    if heads_k != heads:
-        expanded = tokens_k * heads * dim * k.element_size()
-        workspace += [("dk of all heads", expanded), ("dv of all heads", expanded)]
-    return workspace
-
-
-def _efficient_backward(grad: Any, q: Any, *_: Any) -> Workspace:
-    """Row sums, and an fp32 accumulator of dq unless q is fp32 (cuda/attention_backward.cu)."""
-    batch, heads, length, dim = q.shape
-    workspace = [("row sums", batch * heads * length * 4)]
-    if q.dtype in HALF:
-        workspace.append(("dq in fp32", batch * heads * length * dim * 4))
-    return workspace
-
-
-def _embedding_backward(grad: Any, indices: Any, num_weights: int, *_: Any) -> Workspace:
-    """Sorting by token and sums of partial segments in fp32, above 3072 tokens (cuda/EmbeddingBackwardKernel.cu)."""
-    tokens, width = indices.numel(), grad.shape[-1]
-    if tokens <= 3072:
-        return []
-    segments = min(tokens, num_weights)
-    partial = ceil_div(tokens, 10) + segments
-    return [
-        ("sorted indices", 2 * tokens * 8),
-        ("segments", 3 * segments * 8),
-        ("partial offsets", partial * 8),
-        ("partial sums in fp32", partial * width * 4),
-    ]
-
-
-def _masked_scatter(x: Any, mask: Any, *_: Any) -> Workspace:
-    """Where every element stands among those of the mask, and the mask in full (cuda/IndexKernel.cpp)."""
-    return [("prefix sums", x.numel() * 8), ("mask in full", x.numel())]
-
-
-WORKSPACES: dict[Any, Callable[..., Workspace]] = {
-    aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
-    aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
-    aten.embedding_dense_backward.default: _embedding_backward,
-    aten.masked_scatter.default: _masked_scatter,
-}
-
-
-def workspaces(func: Any, args: Any, out: Any) -> Workspace:
-    """Labels and bytes of the memory that the CUDA implementation of `func` allocates inside."""
-    if func is aten.masked_select.default:  # indexes by the positions of all selected elements, a number per dimension
-        return [("positions", out.numel() * args[0].dim() * 8)]
-    rule = WORKSPACES.get(func)
-    if rule is None and func.namespace == flash_attn_stub.NAMESPACE and func.__name__.startswith("backward"):
-        rule = _flash_package_backward
-    return rule(*args) if rule is not None else []
-
 
 # -- outputs -----------------------------------------------------------------------------------------------------------
 
@@ -110,6 +29,11 @@ def as_on_cuda(func: Any, out: Any) -> Any:
     if func is aten.native_layer_norm.default and out[1].dtype in HALF:
         return (out[0], *(torch.empty_like(x, dtype=torch.float32) for x in out[1:]))
     return out
+
+
+def in_order(func: Any, leaves: list[Any]) -> list[Any]:
+    """The results of `func` in the order that CUDA allocates them: dropout's mask first (native/cuda/Dropout.cu)."""
+    return leaves[::-1] if func is aten.native_dropout.default else leaves
 
 
 _LAYER_NORM = (aten.native_layer_norm.default, aten.native_layer_norm_backward.default)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from vramplan.dataclass import dataclass
 from vramplan.inputs.gpu import Gpu
+from vramplan.memory.fused_attention import FusedAttention, fused_attention
 from vramplan.torch_backend.trace.cuda_autocast import cast, low_dtype, without_autocast
 
 aten = torch.ops.aten
@@ -55,18 +56,24 @@ class AttentionCall:
         return all(x.stride(-1) == 1 for x in tensors)
 
 
-def can_flash(call: AttentionCall, capability: int) -> bool:
-    """can_use_flash_attention; `capability` is the compute capability times ten."""
+def can_cudnn(call: AttentionCall, gpu: FusedAttention) -> bool:
+    """can_use_cudnn_attention, on GPUs where it comes first; one key head without enable_gqa does not fit."""
+    return (
+        gpu.runs_cudnn(call.q.shape[-1], call.v.shape[-1], call.dropout, call.k.shape[-2])
+        and call.q.shape[-1] == call.k.shape[-1]
+        and call.q.dtype in HALF
+        and call.same_heads(grouped_fits=True)
+        and call.dense()
+    )
+
+
+def can_flash(call: AttentionCall, gpu: FusedAttention) -> bool:
+    """can_use_flash_attention."""
     dim = call.q.shape[-1]
-    # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
-    narrow = capability in (86, 87, 89, 120, 121)
-    too_wide = narrow and call.wants_grad and (192 < dim <= 224 or (dim > 224 and call.dropout > 0))
     return (
         call.mask is None
-        and dim == call.k.shape[-1] == call.v.shape[-1]
-        and dim <= 256
-        and capability >= 80
-        and not too_wide
+        and dim == call.k.shape[-1]
+        and gpu.runs_flash(dim, call.v.shape[-1], call.dropout, call.wants_grad)
         and not (call.causal and call.q.shape[-2] != call.k.shape[-2])
         and call.q.dtype in HALF
         and call.same_heads(grouped_fits=True)
@@ -91,15 +98,14 @@ def can_efficient(call: AttentionCall, capability: int) -> bool:
 
 
 def choose(call: AttentionCall, gpu: Gpu) -> str:
-    """The first usable kernel in the order flash, efficient, math (select_sdp_backend).
-
-    cuDNN's, which newer GPUs may prefer, saves the same tensors as flash does. GPUs of other vendors are assumed to
-    have a flash kernel.
-    """
+    """The first usable kernel in the order cuDNN's, flash, efficient, math (select_sdp_backend)."""
     major, minor = gpu.capability
-    capability = 10 * major + minor if gpu.vendor == "NVIDIA" else 90
-    if can_flash(call, capability):
+    kernels = fused_attention(gpu)
+    if can_cudnn(call, kernels):
+        return "cudnn"
+    if can_flash(call, kernels):
         return "flash"
+    capability = 10 * major + minor if gpu.vendor == "NVIDIA" else 90
     return "efficient" if can_efficient(call, capability) else "math"
 
 
@@ -124,6 +130,16 @@ def flash(call: AttentionCall, scale: float | None) -> torch.Tensor:
         q, k, v, call.dropout, call.causal, False, scale=scale
     )[0]
     return out if dim % 8 == 0 else out[..., :dim]
+
+
+def cudnn(call: AttentionCall, mask: torch.Tensor | None, scale: float | None) -> torch.Tensor:
+    """The kernel of cuDNN; the mask is not padded."""
+    if mask is not None:
+        mask = mask.expand(call.q.shape[0], call.q.shape[1], call.q.shape[2], call.k.shape[2])
+    out: torch.Tensor = aten._scaled_dot_product_cudnn_attention(
+        call.q, call.k, call.v, mask, call.wants_grad, call.dropout, call.causal, False, scale=scale
+    )[0]
+    return out
 
 
 def efficient(call: AttentionCall, mask: torch.Tensor | None, scale: float | None) -> torch.Tensor:
@@ -215,6 +231,8 @@ def sdpa_for(gpu: Gpu) -> Callable[..., torch.Tensor]:
             if kernel == "flash":
                 return flash(call, scale)
             mask = additive(attn_mask, query.dtype)
+            if kernel == "cudnn":
+                return cudnn(call, mask, scale)
             if kernel == "efficient":
                 return efficient(call, mask, scale)
             return math_attention(call, mask, scale)

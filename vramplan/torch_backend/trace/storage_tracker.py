@@ -6,7 +6,6 @@ storage is freed with the last reference from Python and C++, which a weak refer
 
 from __future__ import annotations
 
-import re
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
@@ -18,41 +17,34 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vramplan.dataclass import dataclass
-from vramplan.memory.timeline import Mark, Storage, Timeline
+from vramplan.inputs.gpu import Gpu
+from vramplan.memory.kernel_buffers import Buffer
+from vramplan.memory.overheads import cublas_workspace
+from vramplan.memory.timeline import Mark, Timeline
 from vramplan.step_time.kernels import Kernel
 from vramplan.torch_backend.dtypes import NAMES
 from vramplan.torch_backend.trace import cuda_kernels
 from vramplan.torch_backend.trace.fake_tensors import Fakes
 from vramplan.torch_backend.trace.gradient_sums import GradientSums
 from vramplan.torch_backend.trace.host_reads import NEEDS_DATA
-
-
-@dataclass(slots=True)
-class Record:
-    """One storage, as recorded by the tracker."""
-
-    num_bytes: int
-    op: str
-    module: str
-    shape: tuple[int, ...]
-    dtype: str
-    category: str = ""
-    in_kernel: bool = False
-    in_forward: bool = False
-    age: int = 0
-    """Number of backward formulas run before it was created."""
-    outlives: bool = False
-    """Created in a forward, and still alive in backward."""
+from vramplan.torch_backend.trace.records import Record
+from vramplan.torch_backend.trace.workspaces import PRODUCTS, workspaces
 
 
 class StorageTracker(TorchDispatchMode):
     """Records allocations and frees while it is active, with the phase and the running module of each."""
 
     def __init__(
-        self, fakes: Fakes | None = None, answer: Callable[[Any, Any, Callable[[], str]], Any] | None = None
+        self,
+        fakes: Fakes | None = None,
+        answer: Callable[[Any, Any, Callable[[], str]], Any] | None = None,
+        gpu: Gpu | None = None,
     ) -> None:
         super().__init__()
+        self.gpu = gpu
+        """The GPU whose kernels allocate memory themselves; None: tensors alone are recorded."""
+        self._handles: set[bool] = set()
+        """Threads that have a cuBLAS handle: whether it is backward's."""
         self.sums = GradientSums()
         self.records: list[Record] = []
         self.events: list[int] = []
@@ -223,12 +215,10 @@ class StorageTracker(TorchDispatchMode):
         else:
             if self._fakes is not None:
                 out = cuda_kernels.as_on_cuda(func, out)
-            for leaf in tree_leaves(out):
+            for leaf in cuda_kernels.in_order(func, tree_leaves(out)):
                 if isinstance(leaf, torch.Tensor):
                     self._take_output(func, op, leaf)
-        numbers = [self._workspace(name, size, func) for name, size in cuda_kernels.workspaces(func, args, out)]
-        for number in reversed(numbers):  # as at the end of a scope in C++
-            self.free(number)
+        self._allocate_inside(func, args, out)
         if self._kernels is not None:
             self._kernels.append(cuda_kernels.work(func, args, kwargs, out))
         return out
@@ -240,16 +230,36 @@ class StorageTracker(TorchDispatchMode):
         else:
             self.take(tensor, op)
 
-    def _workspace(self, name: str, num_bytes: int, func: Any) -> int:
-        record = Record(num_bytes, f"{_short(func)} {name}", self.module(), (num_bytes,), "uint8")
-        record.in_kernel = True
-        return self.allocate(record)
+    def _allocate_inside(self, func: Any, args: Any, out: Any) -> None:
+        """The memory that `func` allocates itself, and cuBLAS's workspace at the first product of each thread."""
+        if self.gpu is None:
+            return
+        if func in PRODUCTS and (thread := self.phase == "backward") not in self._handles:
+            self._handles.add(thread)
+            handle = cublas_workspace(self.gpu)
+            self.allocate(
+                Record(
+                    handle.num_bytes, handle.label, "", (handle.num_bytes,), "uint8", handle.category, in_kernel=True
+                )
+            )
+        numbers = []
+        for one in workspaces(func, args, out):
+            buffer = one.size if isinstance(one.size, Buffer) else None
+            size = one.size.num_bytes(self.gpu) if isinstance(one.size, Buffer) else one.size
+            name = f"{_short(func)} {one.name}"
+            numbers.append(
+                self.allocate(Record(size, name, self.module(), (size,), "uint8", in_kernel=True, buffer=buffer))
+            )
+            if one.passes:
+                self.free(numbers.pop())
+        for number in reversed(numbers):  # as at the end of a scope in C++
+            self.free(number)
 
     # -- the timeline --------------------------------------------------------------------------------------------------
 
     def timeline(self, vocabulary: int | None, upto: int | None = None) -> Timeline:
         """The timeline of all events up to `upto`; storages as wide as `vocabulary` are logits."""
-        storages = [_describe(record, vocabulary) for record in self.records]
+        storages = [record.described(vocabulary) for record in self.records]
         events = self.events if upto is None else self.events[:upto]
         marks = [mark for mark in self.marks if mark.first_event < len(events)]
         return Timeline.of(storages, events, marks)
@@ -263,36 +273,3 @@ def _run_really(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
 def _short(func: Any) -> str:
     """aten.mm.default -> mm."""
     return str(func).split(".")[1]
-
-
-def _describe(record: Record, vocabulary: int | None) -> Storage:
-    """A record as a storage of the timeline."""
-    category = record.category
-    if not category:
-        category = "activation" if record.outlives and not record.in_kernel else "temporary"
-        if vocabulary is not None and record.shape and record.shape[-1] == vocabulary and not record.in_kernel:
-            category = "logits"
-    return _storage(
-        record.num_bytes, category, collapse(record.module), record.op, record.shape, record.dtype, record.in_kernel
-    )
-
-
-@lru_cache(maxsize=1 << 16)
-def _storage(
-    num_bytes: int, category: str, module: str, op: str, shape: tuple[int, ...], dtype: str, in_kernel: bool
-) -> Storage:
-    formula = f"{' x '.join(map(str, shape)) or 'scalar'} {dtype}"
-    return Storage(num_bytes, category, f"{module} {op}".strip(), formula, in_kernel)
-
-
-_WRAPPERS = re.compile(r"^(base_model\.model\.)?((model|transformer|gpt_neox|language_model|decoder)\.)*")
-
-
-@lru_cache(maxsize=1 << 16)
-def collapse(path: str) -> str:
-    """A module's path as shown to users: all layers share one path.
-
-    >>> collapse("base_model.model.model.layers.31.self_attn.q_proj")
-    'layers.*.self_attn.q_proj'
-    """
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", _WRAPPERS.sub("", path))

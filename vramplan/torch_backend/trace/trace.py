@@ -16,7 +16,7 @@ from vramplan.inputs.model_inputs import describe
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import check_job
 from vramplan.memory.estimate import Estimate, SimulatedStep
-from vramplan.memory.overheads import cublas_workspace, ddp_buckets
+from vramplan.memory.overheads import ddp_buckets
 from vramplan.memory.summarize import summarize
 from vramplan.memory.timeline import Storage
 from vramplan.progress import Progress, silent
@@ -35,7 +35,8 @@ from vramplan.torch_backend.trace import batch_scaling
 from vramplan.torch_backend.trace.cuda_emulation import as_cuda
 from vramplan.torch_backend.trace.fake_tensors import Fakes, tensors_in_lists
 from vramplan.torch_backend.trace.host_reads import HostReads
-from vramplan.torch_backend.trace.storage_tracker import Record, StorageTracker
+from vramplan.torch_backend.trace.records import Record
+from vramplan.torch_backend.trace.storage_tracker import StorageTracker
 
 KERNELS_ELSEWHERE = ("causal_conv1d", "selective_scan", "chunk_scan", "delta_rule")
 """Parts of names of functions in modelling files for which other packages have kernels."""
@@ -131,7 +132,7 @@ class Run:
     ) -> None:
         self.subject, self.recipe, self.spec, self.job = subject, recipe, spec, job
         self.gpu, self.fakes, self.progress = gpu, fakes, progress
-        self.tracker = StorageTracker(fakes, HostReads(job, spec.name).answer if fakes else None)
+        self.tracker = StorageTracker(fakes, HostReads(job, spec.name).answer if fakes else None, gpu)
         self.stage = 0
         self.trained: list[torch.nn.Parameter] = []
         self.training_events = 0
@@ -188,8 +189,6 @@ class Run:
                 self._allocate(bucket)
         with tracker:
             tracker.enter("forward")
-            for _ in range(2):  # one for the forward thread, one for the backward thread
-                self._allocate(cublas_workspace(self.gpu))
             for _ in range(2):
                 steps.run()
             steps.close()

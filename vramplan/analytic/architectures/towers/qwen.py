@@ -10,7 +10,7 @@ from vramplan.analytic.architectures.vision_tower import TowerContext, VisionTow
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import attention_kernels as kernels
-from vramplan.analytic.layers.attention import eager_pieces
+from vramplan.analytic.layers.attention import eager_pieces, fused
 from vramplan.analytic.layers.attention_kernels import Pieces
 from vramplan.analytic.layers.mlp import gated_mlp, plain_mlp
 from vramplan.analytic.layers.modules import Modules
@@ -63,13 +63,13 @@ def attention(
     q, k = turned(q, k, context, dtype)
     q, k, v = (one.view(1, patches, heads, width // heads) for one in (q, k, v))
     if context.ctx.attention == "flash":
-        out = kernels.flash_attention(q, k, v, pieces)
+        out = kernels.flash_attention(q, k, v, pieces, package=True)
     elif context.ctx.attention == "eager":
         out = eager_pieces(q, k, v, pieces)
     else:
         q, k, v = (ops.pieces(one) for one in (q, k, v))
-        fits = context.ctx.flash_fits and (net.tape.autocast or dtype) in ("bf16", "fp16")
-        each = kernels.flash_attention(q, k, v, pieces) if fits else kernels.efficient_attention(q, k, v, None, pieces)
+        each = fused(q, k, v, None, context.ctx, pieces)
+        each = kernels.efficient_attention(q, k, v, None, pieces) if each is None else each
         out = ops.copy(each, "joined attention output")
     out = net.linear("attn.proj", out.view(patches, width), width, out_bias)
     del qkv, v, k, q  # a list of pieces goes from its end

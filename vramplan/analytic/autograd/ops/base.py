@@ -38,8 +38,11 @@ def new_like(tape: Tape, like: Like, what: str, passes: int = 3) -> Tensor:
 
 def fit(grad: Tensor, like: Like) -> Tensor:
     """A gradient summed to its operand's shape and cast to its dtype (engine.cpp: validate_outputs)."""
-    if prod(grad.shape) != prod(like.shape):
+    if (count := prod(grad.shape)) != (kept := prod(like.shape)):
+        source = grad.shape
         grad = new_like(grad.tape, Like(like.shape, grad.dtype), "sum of a broadcast gradient")
+        if source[-1] == like.shape[-1]:
+            grad.tape.buffer("sum", (count // kept, kept), grad.dtype)
     if grad.dtype != like.dtype:
         grad = new_like(grad.tape, like, "cast of a gradient")
     return grad if grad.shape == like.shape else grad.view(*like.shape)

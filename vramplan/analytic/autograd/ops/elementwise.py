@@ -277,6 +277,6 @@ def dropout(x: Tensor, probability: float) -> Tensor:
 
     node = tape.node((x,), backward)
     tape.work(0, 2 * x.num_bytes + x.num_elements, x.dtype)
-    out = output(node, tape, x.shape, x.dtype, "dropout output")
-    tape.save(node, tape.empty(x.shape, "bool", "dropout mask"))
-    return out
+    mask = tape.empty(x.shape, "bool", "dropout mask")
+    tape.save(node, mask)
+    return output(node, tape, x.shape, x.dtype, "dropout output")

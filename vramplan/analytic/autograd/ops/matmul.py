@@ -6,6 +6,7 @@ from math import prod
 
 from vramplan.analytic.autograd.graph import Grads, Like, Tensor
 from vramplan.analytic.autograd.ops.base import high, low, new_like, output, to
+from vramplan.step_time.kernels import MATMUL
 from vramplan.units import DTYPE_BYTES
 
 MOST_UNSORTED = 3072
@@ -72,8 +73,10 @@ def linear(
             like = likes[index]
             if like is None:
                 continue
-            if index == 2:  # the bias: the incoming gradient summed over rows
+            if index == 2:  # the bias: the incoming gradient, summed over rows when outputs are fitted
+                tape.applied()
                 grads[index] = new_like(tape, like, "gradient", passes=1 + rows)
+                tape.buffer("sum", (rows, out_features), dtype)
                 continue
             tape.product(flops, moved, dtype, prod(like.shape))
             product = tape.empty(like.shape, dtype, "gradient of the input" if index == 0 else "gradient")
@@ -153,12 +156,12 @@ def patches(pixels: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[in
         grads: Grads = [None if like is None else tape.empty(like.shape, dtype, "gradient") for like in likes]
         for like in likes[:2]:
             if like is not None:
-                tape.product(flops, moved, dtype, prod(like.shape))
+                tape.work(flops, moved, dtype, kind=MATMUL, results=prod(like.shape))
         return grads
 
     node = tape.node(inputs, backward)
     tape.save(node, pixels, weight)
-    tape.product(flops, moved, dtype, prod(shape))
+    tape.work(flops, moved, dtype, kind=MATMUL, results=prod(shape))  # cuDNN's, without cuBLAS
     out = output(node, tape, shape, dtype, "patches")
     return out.view(*shape)  # flattened and transposed
 
@@ -223,6 +226,7 @@ def embedding(ids: Tensor, weight: Tensor, what: str = "output", sorts: bool = F
     def backward(grad: Tensor) -> Grads:
         tape.work(0, 2 * grad.num_bytes, like.dtype)
         grads: Grads = [new_like(tape, like, "gradient", passes=1)]
+        tape.buffer("embedding", (count, *like.shape), like.dtype)
         if sorts and count > MOST_UNSORTED:
             workspace = tape.empty((2, count), "int64", "sorted indices", "workspace")
             del workspace
