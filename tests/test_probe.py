@@ -385,7 +385,7 @@ def test_under_torchrun(folder: Path) -> None:
         ((*HOST, "--timeout", "0.2"), "the probe took more than 0.2 s and was stopped"),
         ((*HOST, "--history"), "--history needs --record"),
         ((*HOST, "--as-card", "rtx9999"), "'rtx9999'"),
-        ((*HOST, "--method", "qlora"), "--quantize nf4 is not probed yet"),
+        ((*HOST, "--method", "qlora"), "--quantize nf4 --device cpu: bitsandbytes' kernels for CUDA"),
         ((*HOST, "--num-gpus", "2", "--strategy", "zero2"), "sharded tensors cannot be followed"),
         ((*HOST, "--num-gpus", "2", "--strategy", "fsdp"), "sharded tensors cannot be followed"),
         ((*HOST, "--micro-batch", "0"), "--micro-batch 0"),

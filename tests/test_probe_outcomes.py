@@ -13,12 +13,13 @@ torch = pytest.importorskip("torch", reason="probes need the extra vramplan[prob
 import vramplan  # noqa: E402
 from tests.helpers import card_of, measured_of, spec_of  # noqa: E402
 from tests.test_trace import job_of, small  # noqa: E402
-from vramplan.errors import UnsupportedError  # noqa: E402
+from vramplan.errors import MissingDependencyError, UnsupportedError  # noqa: E402
 from vramplan.measurements import probe, subprocess_runner  # noqa: E402
 from vramplan.measurements.measure import summary_line  # noqa: E402
+from vramplan.measurements.probe_checks import check_method  # noqa: E402
 from vramplan.measurements.verify import ProbeRun  # noqa: E402
 from vramplan.memory.measurement import Request  # noqa: E402
-from vramplan.torch_backend.model import build, optimizers  # noqa: E402
+from vramplan.torch_backend.model import build, mapped, optimizers  # noqa: E402
 from vramplan.torch_backend.probe import run  # noqa: E402
 
 LLAMA = small("llama", num_key_value_heads=2)
@@ -81,3 +82,47 @@ def test_a_trace_refuses_what_it_does_not_divide(strategy: str, num_gpus: int) -
     job = {"strategy": strategy, "num_gpus": num_gpus, "autocast": autocast}
     with pytest.raises(UnsupportedError, match=rf"strategy={strategy}: .*use by=analytic"):
         vramplan.estimate(spec_of("Qwen/Qwen2.5-0.5B"), "rtx4090", by="trace", **job)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_mapped_model_is_loaded_by_transformers_with_random_weights(tied: bool) -> None:
+    """Weights of one size are alike: the host holds the largest alone, whatever the model's size."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(**sizes, vocab_size=256, tie_word_embeddings=tied)
+    model = mapped.load(lambda: LlamaForCausalLM(config).to(torch.bfloat16), LLAMA, job_of(device_map=True), "cpu")
+    weights = dict(model.named_parameters())
+    assert {(weight.dtype, weight.device.type) for weight in weights.values()} == {(torch.bfloat16, "cpu")}
+    assert len(weights) == 20 + (not tied)
+    assert len({weight.data_ptr() for weight in weights.values()}) == 1
+    assert all(0.005 < weight.float().std() < 0.05 for weight in weights.values())
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+
+
+def test_quantized_layers_need_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(MissingDependencyError, match=r"^quantize=nf4 needs bitsandbytes: pip install bitsandbytes$"):
+        mapped.load(lambda: None, LLAMA, job_of(quantize="nf4"), "cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "message"),
+    [
+        ("cpu", {"quantize": "int8"}, "quantize=int8 device=cpu: bitsandbytes' kernels"),
+        (
+            "cuda",
+            {"quantize": "nf4", "strategy": "fsdp", "num_gpus": 2},
+            "sharded quantized weights .* strategy=ddp",
+        ),
+        ("cuda", {"strategy": "device_map", "num_gpus": 2}, "strategy=device_map is not probed yet"),
+    ],
+)
+def test_what_is_not_probed_is_refused_by_name(device: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        check_method(LLAMA, job_of(**settings), device)
+
+
+def test_quantized_layers_are_probed_on_gpus() -> None:
+    check_method(LLAMA, job_of(quantize="nf4"), "cuda")
+    check_method(LLAMA, job_of(quantize="nf4", strategy="zero2", num_gpus=2, autocast="none"), "cuda")

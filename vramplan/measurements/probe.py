@@ -24,6 +24,7 @@ from vramplan.inputs.load import load_model
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import check_card
 from vramplan.measurements import ledger, subprocess_runner, verify
+from vramplan.measurements.probe_checks import check_host, check_method
 from vramplan.measurements.subprocess_runner import TIMEOUT_SECONDS, Cancellation
 from vramplan.measurements.verify import MAX_RUNS, LargestBatch, ProbeRun, VerifiedPlan
 from vramplan.memory.estimate import Estimate
@@ -83,7 +84,10 @@ class ProbeDevice:
         Raises:
             VramplanError: if the job cannot run here.
         """
-        self._check(spec, job)
+        check_card(job, self.gpu)
+        check_method(spec, job, self.type)
+        if self.type == "cpu":
+            check_host(job, lambda: self.predict(spec, job))
         if (known := self.recorded.get(self.identity(spec, job))) is not None:
             return known
         request = Request(
@@ -156,39 +160,6 @@ class ProbeDevice:
         if self.record_errors:
             raise self.record_errors[0]
 
-    def _check(self, spec: ModelSpec, job: Job) -> None:
-        check_card(job, self.gpu)
-        if self.type == "cpu":
-            self._check_host(spec, job)
-        if job.method not in ("full", "lora", "dora"):
-            raise UnsupportedError(f"{setting('method', job.method)} is not probed yet; probed: full, lora, dora")
-        if job.quantize != "none":
-            raise UnsupportedError(f"{setting('quantize', job.quantize)} is not probed yet")
-        if job.lengths is not None:
-            raise UnsupportedError(f"{setting('lengths')} is not probed yet")
-        if job.strategy == "device_map":
-            raise UnsupportedError(f"{setting('strategy', job.strategy)} is not probed yet")
-        if job.strategy != "ddp" and self.type == "cpu":
-            raise UnsupportedError(
-                f"{setting('strategy', job.strategy)} {setting('device', 'cpu')}: sharded tensors cannot be followed"
-                " on the host"
-            )
-
-    def _check_host(self, spec: ModelSpec, job: Job) -> None:
-        if job.attention == "flash":
-            raise UnsupportedError(
-                f"{setting('attention', 'flash')} {setting('device', 'cpu')}: FlashAttention runs on CUDA GPUs only"
-            )
-        try:
-            predicted, free = self.predict(spec, job), free_memory()
-        except VramplanError:  # the run itself reports it
-            return
-        if predicted is not None and free is not None and predicted.peak_tensor_bytes > free:
-            raise ConfigError(
-                f"{setting('device', 'cpu')}: micro-batch {job.micro_batch_size} needs"
-                f" {format_bytes(predicted.peak_tensor_bytes)} of the host's memory, {format_bytes(free)} are free"
-            )
-
     def _utilization(self, spec: ModelSpec, measured: Measured) -> float | None:
         """Model FLOPs utilization: FLOPs of a step without recomputation, over its time and the GPU's dense rate."""
         step_time, job = measured.step_time, measured.job
@@ -199,17 +170,6 @@ class ProbeDevice:
         if predicted is None or not rate:
             return None
         return round(predicted.flops_per_micro_step * job.gradient_accumulation_steps / step_time / rate, 4)
-
-
-def free_memory() -> int | None:
-    """Bytes of the host's memory that are available; None if /proc/meminfo does not tell."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
 
 
 def probe_device(

@@ -48,8 +48,10 @@ def heads_first_grads(q: Tensor, k: Tensor, ctx: Context, kind: LayerKind) -> tu
     elif ctx.masks.get(kind.sliding) is not None or q.shape[-1] > 256:
         is_product = False
     else:
-        is_flash = ctx.flash_fits and dtype in ("bf16", "fp16")
-        is_product, is_grouped = is_grouped and not is_flash, is_grouped and not is_flash
+        dim, dropout = q.shape[-1], ctx.attention_dropout
+        fits = ctx.fused.runs_cudnn(dim, dim, dropout, q.shape[1]) or ctx.fused.runs_flash(dim, dim, dropout, True)
+        is_fused = dtype in ("bf16", "fp16") and fits
+        is_product, is_grouped = is_grouped and not is_fused, is_grouped and not is_fused
     return is_product and q.shape[2] > 1, (is_product or is_grouped) and k.shape[2] > 1
 
 

@@ -2,70 +2,31 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from vramplan.bounded_read import expand_home
-from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError, setting
-from vramplan.inputs.images import IMAGE_PROCESSORS, ProcessedImage, processed_image
+from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.job import Job
-from vramplan.inputs.model_inputs import MODEL_INPUTS, Input, check_inputs
+from vramplan.inputs.model_inputs import MODEL_INPUTS, check_inputs
 from vramplan.inputs.model_spec import IMPORT_PATH, Config, ModelSpec
 from vramplan.inputs.sequence_length import check_sequence_length
 from vramplan.inputs.validation import check_spec
 from vramplan.torch_backend.dtypes import DTYPES
 from vramplan.torch_backend.first_line import first_line
-from vramplan.torch_backend.model import losses
+from vramplan.torch_backend.model import losses, mapped
 from vramplan.torch_backend.model.adapters import checkpoint, excluded_modules, freeze, with_adapters
+from vramplan.torch_backend.model.own_model import from_import_path
+from vramplan.torch_backend.model.subject import ImageInputs, InputSpec, Subject
 from vramplan.torch_backend.out_of_memory import is_out_of_memory
-
-
-@dataclass(frozen=True, slots=True)
-class ImageInputs:
-    """The images or videos of every sample, and their tokens in the text."""
-
-    processed: ProcessedImage
-    per_sample: int
-    token_id: int
-    """The id in input_ids that an image feature replaces."""
-    token_types: str
-    """Name of the input that marks these ids, such as token_type_ids; "" for none."""
-
-
-@dataclass(frozen=True, slots=True)
-class InputSpec:
-    """Inputs of a model other than a causal language model."""
-
-    inputs: tuple[Input, ...]
-    arguments: Mapping[str, bool]
-    """Keyword arguments of forward() that are not tensors."""
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A model to train, and its inputs."""
-
-    module: nn.Module
-    example: Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...] | None = None
-    """Inputs of a user's own model for one micro-batch; None for a model of transformers."""
-    vocabulary: int | None = None
-    """Width of the logits, if known."""
-    images: ImageInputs | None = None
-    """Images or videos of the samples of a vision-language model."""
-    model_inputs: InputSpec | None = None
-    """Inputs of a model other than a causal language model."""
-
 
 CHOOSES_CODE = frozenset(
     {
@@ -152,9 +113,16 @@ def from_config(
     config = _transformers_config(spec, trust_remote_code)
     attention = {"flash": "flash_attention_2"}.get(job.attention, job.attention)
     model_class = _class_for(spec, config, trust_remote_code)
+
+    def constructed() -> Any:
+        return model_class(config, attn_implementation=attention, dtype=DTYPES[job.dtype])
+
     try:
-        with torch.device(device), constructor_context():
-            model = model_class(config, attn_implementation=attention, dtype=DTYPES[job.dtype])
+        if job.is_mapped and device.startswith("cuda"):
+            model = mapped.load(constructed, spec, job, device)
+        else:
+            with torch.device(device), constructor_context():
+                model = constructed()
     except (Exception, SystemExit) as error:  # model code of any origin
         if isinstance(error, VramplanError) or is_out_of_memory(error):
             raise
@@ -274,54 +242,3 @@ def _class_for(spec: ModelSpec, config: Any, trust_remote_code: bool) -> Any:
 def _folder(spec: ModelSpec) -> str:
     path = expand_home(spec.name)
     return str(path.parent if path.is_file() else path) if path.exists() else spec.name
-
-
-# -- a user's own model ------------------------------------------------------------------------------------------------
-
-
-def from_import_path(path: str, job: Job, device: str) -> Subject:
-    """The model and example inputs that ``package.module:function`` returns, as (nn.Module, inputs).
-
-    The function may take `micro_batch_size` and `sequence_length`, and is called with the job's; if it takes no
-    `micro_batch_size`, the job's must be the example's. Inputs are a dictionary or a tuple of tensors; the model's
-    output must be a scalar loss or have one as `loss`.
-
-    Raises:
-        ConfigError: if there is no such function, or it returns something else.
-    """
-    name, _, attribute = path.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        function = getattr(importlib.import_module(name), attribute)
-        parameters = inspect.signature(function).parameters
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"{path}: cannot be imported ({first_line(error)})") from error
-    if job.attention != "sdpa":
-        raise ConfigError(f"{setting('attention', job.attention)}: a model of your own chooses its attention itself")
-    arguments = {"micro_batch_size": job.micro_batch_size, "sequence_length": job.sequence_length}
-    try:
-        with torch.device(device):
-            returned = function(**{name: value for name, value in arguments.items() if name in parameters})
-    except (Exception, SystemExit) as error:
-        if is_out_of_memory(error):
-            raise
-        raise ConfigError(f"{path}: the function failed: {type(error).__name__}: {first_line(error)}") from error
-    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], nn.Module)):
-        raise ConfigError(f"{path}: expected (nn.Module, example inputs), got {type(returned).__name__}")
-    module, example = returned
-    if isinstance(example, torch.Tensor):
-        example = (example,)
-    tensors = list(example.values()) if isinstance(example, Mapping) else list(example)
-    if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-        raise ConfigError(f"{path}: the example inputs must be tensors, in a dictionary or a tuple")
-    if "micro_batch_size" not in parameters and tensors[0].shape[:1] != (job.micro_batch_size,):
-        samples = tensors[0].shape[0] if tensors[0].dim() else 1
-        raise ConfigError(
-            f"{path}: the example holds {samples} samples, the job has {job.micro_batch_size};"
-            f" let the function take micro_batch_size, or give {setting('micro_batch_size', samples)}"
-        )
-    if device != "meta":
-        module = module.to(device)
-    return Subject(module.to(DTYPES[job.dtype]), example if isinstance(example, Mapping) else tuple(example))

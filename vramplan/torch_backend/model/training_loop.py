@@ -19,7 +19,7 @@ from vramplan.errors import ConfigError
 from vramplan.inputs.job import Job
 from vramplan.torch_backend.dtypes import DTYPES
 from vramplan.torch_backend.model import optimizers
-from vramplan.torch_backend.model.build import ImageInputs, Subject
+from vramplan.torch_backend.model.subject import ImageInputs, Subject
 
 MAX_MICRO_STEPS = 2
 """Micro-batches run per optimizer step: from the second on each finds the gradients of those before it."""

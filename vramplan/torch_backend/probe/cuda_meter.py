@@ -42,9 +42,14 @@ class CudaMeter:
     def tracking(self, module: torch.nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def loaded(self, module: torch.nn.Module) -> None:
-        """The model is on the GPU: free the memory cached during its construction, reset the peaks."""
+    def loaded(self, module: torch.nn.Module, is_mapped: bool = False) -> None:
+        """The model is on the GPU: free the memory cached during its construction, reset the peaks.
+
+        What transformers itself caches as it loads a model onto the GPU (`is_mapped`) is part of a real run.
+        """
         gc.collect()
+        if is_mapped:
+            return
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
 

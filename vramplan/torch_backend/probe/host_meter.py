@@ -38,7 +38,7 @@ class HostMeter(StorageTracker):
         """Follow every tensor created inside."""
         return self
 
-    def loaded(self, module: torch.nn.Module) -> None:
+    def loaded(self, module: torch.nn.Module, is_mapped: bool = False) -> None:
         """The model is built: follow its tensors."""
         self.sums.calibrate(self)
         place(module, self)

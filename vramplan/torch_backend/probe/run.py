@@ -24,7 +24,8 @@ from vramplan.torch_backend.dependencies import NEEDED, check_experts
 from vramplan.torch_backend.first_line import first_line
 from vramplan.torch_backend.model import optimizers
 from vramplan.torch_backend.model.adapters import own_parameters
-from vramplan.torch_backend.model.build import Subject, build, settle
+from vramplan.torch_backend.model.build import build, settle
+from vramplan.torch_backend.model.subject import Subject
 from vramplan.torch_backend.model.training_loop import MAX_MICRO_STEPS, Inputs, Steps
 from vramplan.torch_backend.out_of_memory import is_out_of_memory
 from vramplan.torch_backend.probe import deepspeed, distributed
@@ -162,7 +163,7 @@ class _RealRun:
         wrapped, no_sync = distributed.wrap(subject.module, job, self.device)
         if request.device == "emulated" and job.num_gpus > 1:
             sleep(SECONDS_OF_WATCHDOG)
-        meter.loaded(subject.module)
+        meter.loaded(subject.module, job.is_mapped)
         with meter.tracking(subject.module):
             steps = Steps(subject, job, recipe, meter, device=str(self.device))
             steps.model, steps.no_sync, steps.fill = wrapped, no_sync, fill

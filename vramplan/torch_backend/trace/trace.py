@@ -27,8 +27,9 @@ from vramplan.step_time.step_time import ComputeTime
 from vramplan.torch_backend import dependencies
 from vramplan.torch_backend.model import optimizers
 from vramplan.torch_backend.model.adapters import bare, own_parameters, part_of
-from vramplan.torch_backend.model.build import Subject, build, settle
+from vramplan.torch_backend.model.build import build, settle
 from vramplan.torch_backend.model.materialize import place
+from vramplan.torch_backend.model.subject import Subject
 from vramplan.torch_backend.model.training_loop import Steps
 from vramplan.torch_backend.suppress_output import quiet
 from vramplan.torch_backend.trace import batch_scaling

@@ -1,0 +1,78 @@
+"""Which jobs a probe runs, and which the memory of the host suffices for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from vramplan.errors import ConfigError, UnsupportedError, VramplanError, setting
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec
+from vramplan.memory.estimate import Estimate
+from vramplan.units import format_bytes
+
+
+def check_method(spec: ModelSpec, job: Job, device_type: str) -> None:
+    """Refuse what a probe cannot run on a device of this type.
+
+    Raises:
+        UnsupportedError: naming the setting.
+    """
+    if job.quantize != "none":
+        _check_quantized(spec, job, device_type)
+    if job.lengths is not None:
+        raise UnsupportedError(f"{setting('lengths')} is not probed yet")
+    if job.strategy == "device_map":
+        raise UnsupportedError(f"{setting('strategy', job.strategy)} is not probed yet")
+    if job.strategy != "ddp" and device_type == "cpu":
+        raise UnsupportedError(
+            f"{setting('strategy', job.strategy)} {setting('device', 'cpu')}: sharded tensors cannot be followed"
+            " on the host"
+        )
+    if job.attention == "flash" and device_type == "cpu":
+        raise UnsupportedError(
+            f"{setting('attention', 'flash')} {setting('device', 'cpu')}: FlashAttention runs on CUDA GPUs only"
+        )
+
+
+def _check_quantized(spec: ModelSpec, job: Job, device_type: str) -> None:
+    if device_type == "cpu":
+        raise UnsupportedError(
+            f"{setting('quantize', job.quantize)} {setting('device', 'cpu')}: bitsandbytes' kernels for CUDA allocate"
+            " otherwise than those for the host"
+        )
+    if job.shards_weights:
+        raise UnsupportedError(
+            f"{setting('strategy', job.strategy)} {setting('quantize', job.quantize)}: sharded quantized weights are"
+            f" not probed yet; use {setting('strategy', 'ddp')} or zero2"
+        )
+    if spec.model_type == IMPORT_PATH:
+        raise UnsupportedError(f"{setting('quantize', job.quantize)}: a model of your own quantizes its layers itself")
+
+
+def check_host(job: Job, predict: Callable[[], Estimate | None]) -> None:
+    """Refuse a run whose tensors the host's memory cannot hold, as far as both are known.
+
+    Raises:
+        ConfigError: with what is needed and what is free.
+    """
+    try:
+        predicted, free = predict(), free_memory()
+    except VramplanError:  # the run itself reports it
+        return
+    if predicted is not None and free is not None and predicted.peak_tensor_bytes > free:
+        raise ConfigError(
+            f"{setting('device', 'cpu')}: micro-batch {job.micro_batch_size} needs"
+            f" {format_bytes(predicted.peak_tensor_bytes)} of the host's memory, {format_bytes(free)} are free"
+        )
+
+
+def free_memory() -> int | None:
+    """Bytes of the host's memory that are available; None if /proc/meminfo does not tell."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
