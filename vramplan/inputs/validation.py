@@ -293,7 +293,12 @@ def check_apple(job: Job, gpu: Gpu) -> None:
             f"{setting('attention', 'sdpa')}: under MPS it holds all attention scores in training, which is not"
             f" modelled; {setting('attention', 'eager')} is"
         )
-    if job.loss in ("liger", "cut"):
+    if job.fused_kernels:
+        raise ConfigError(
+            f"{setting('fused_kernels', ','.join(job.fused_kernels))}: Liger's kernels are Triton's, which {gpu.title}"
+            f" does not run; use {setting('fused_kernels', 'none')}"
+        )
+    if job.loss in ("liger", "liger_cross_entropy", "cut"):
         raise ConfigError(
             f"{setting('loss', job.loss)}: its kernels are Triton's, which {gpu.title} does not run;"
             f" use {setting('loss', 'standard')}"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.framework import ENGINES, Framework, Writer
+from vramplan.frameworks.liger import liger_pairs
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, hold_back, resolve_version
 from vramplan.frameworks.readers.trainer_arguments import (
     ALL_LINEAR,
@@ -185,9 +186,7 @@ def _script(model: str, job: Job) -> Pairs:
     pairs = trainer_arguments(model, job)
     if job.method != "full":
         pairs |= {"use_peft": True, "lora_r": job.lora_rank, "lora_dropout": job.lora_dropout}
-    if job.loss == "liger":
-        pairs["use_liger_kernel"] = True
-    return pairs
+    return pairs | liger_pairs(job)
 
 
 FRAMEWORK = Framework(

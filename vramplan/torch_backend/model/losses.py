@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vramplan.errors import MissingDependencyError, UnsupportedError, setting
+from vramplan.inputs.job import FUSED_KERNELS, Job
 from vramplan.torch_backend.trace.cuda_autocast import low_dtype
 from vramplan.units import ceil_div
 
@@ -282,21 +283,32 @@ def real_cut(owner: str) -> Callable[..., torch.Tensor]:
     return functools.partial(linear_cross_entropy, shift=True)
 
 
-def use_liger(module: nn.Module, owner: str) -> None:
-    """Replace the model's loss by that of the package liger-kernel, without its other kernels; on a GPU.
+def use_liger(module: nn.Module, job: Job, owner: str, on_gpu: bool) -> None:
+    """Replace the model's loss, and the layers that the job names, by those of the package liger-kernel; on a GPU.
 
     Raises:
         MissingDependencyError: if it is not installed.
+        UnsupportedError: without a GPU, which its kernels need.
     """
+    if not on_gpu:
+        name = "fused_kernels" if job.fused_kernels else "loss"
+        value = ",".join(job.fused_kernels) if job.fused_kernels else job.loss
+        raise UnsupportedError(
+            f"{owner}: {setting(name, value)}: Liger's kernels run on a GPU alone; {setting('by', 'analytic')} supports"
+            " them"
+        )
     try:
         from liger_kernel.transformers import _apply_liger_kernel_to_instance
     except ImportError as error:
         raise MissingDependencyError(
-            f"{owner}: {setting('loss', 'liger')} on a GPU needs liger-kernel: pip install liger-kernel"
+            f"{owner}: Liger's kernels ({setting('loss', 'liger')}, {setting('fused_kernels')}) need liger-kernel: pip"
+            " install liger-kernel"
         ) from error
     inner: Any = module.get_base_model() if hasattr(module, "get_base_model") else module
-    other_kernels = {"rope": False, "rms_norm": False, "swiglu": False, "geglu": False, "layer_norm": False}
-    _apply_liger_kernel_to_instance(model=inner, fused_linear_cross_entropy=True, **other_kernels)
+    losses = {"fused_linear_cross_entropy": job.loss == "liger", "cross_entropy": job.loss == "liger_cross_entropy"}
+    # what is not named False stays at Liger's default, which is False where it has no kernel for the model
+    left_out = {name: False for name in FUSED_KERNELS if name not in job.fused_kernels}
+    _apply_liger_kernel_to_instance(model=inner, **losses, **left_out)
 
 
 def _head(model: Any) -> torch.Tensor:
