@@ -3,7 +3,7 @@
 Liger's (liger-kernel 0.8.5, ops/fused_linear_cross_entropy.py, transformers/functional.py) and Apple's
 (cut_cross_entropy 25.1.1) run on Triton and TRL's (trl 1.16, fused LM head) selects tokens by value, so none of them
 runs on fake tensors.
-`sliced` is transformers' own before 4.49, `sections` torchtune's.
+`sliced` and `sliced_fp32` are transformers' own before 4.49, `sections` torchtune's.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def loss_of_rows(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tenso
 
 
 def use(module: nn.Module, loss: str, owner: str, on_gpu: bool = False) -> None:
-    """Replace the model's loss by sliced, sections, liger, cut or chunked; on a GPU `cut` is the real one.
+    """Replace the model's loss by sliced, sliced_fp32, sections, liger, cut or chunked; on a GPU `cut` is the real one.
 
     Raises:
         MissingDependencyError: if cut-cross-entropy is needed and not installed.
@@ -248,8 +248,10 @@ def use(module: nn.Module, loss: str, owner: str, on_gpu: bool = False) -> None:
     inner: Any = module.get_base_model() if hasattr(module, "get_base_model") else module
     if not hasattr(inner, "get_output_embeddings") or inner.get_output_embeddings() is None:
         raise UnsupportedError(f"{owner}: {setting('loss', loss)} needs a causal language model of transformers")
-    if loss == "sliced":
+    if loss in ("sliced", "sliced_fp32"):
         inner.loss_function = sliced_loss
+        if loss == "sliced_fp32":  # ``logits = logits.float()`` in the model
+            inner.get_output_embeddings().register_forward_hook(lambda head, inputs, logits: logits.float())
         return
     fused: Callable[..., torch.Tensor] = real_cut(owner) if on_gpu and loss == "cut" else FUSED.get(loss, liger_loss)
     from transformers.modeling_outputs import CausalLMOutputWithPast
