@@ -55,6 +55,7 @@ OTHERWISE: dict[tuple[str, str], set[str]] = {
     ("axolotl", "one"): {"autocast", "loss"},
     ("axolotl", "sharded"): {"fsdp.wraps_embeddings"},
     ("llamafactory", "full"): {"autocast"},
+    ("llamafactory", "qlora"): {"fused_kernels"},  # its switch is for the loss and all kernels
     ("llamafactory", "one"): {"lora_dtype", "autocast", "loss"},
     ("torchtune", "lora"): {"lora_dtype", "autocast"},
     ("torchtune", "fp32"): {"autocast"},

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from vramplan.analytic.architectures.lookup import ModelArchitecture
+from vramplan.analytic.architectures.lookup import ModelArchitecture, architecture_of, is_described
 from vramplan.analytic.layers import moe_peft
+from vramplan.analytic.layers.liger_models import LigerModel, liger_model
 from vramplan.analytic.layers.lora_targets import check_targets
 from vramplan.analytic.layers.losses import FUSED
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, setting
@@ -56,6 +57,7 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             f"{setting('dtype', 'fp16')}: {spec.model_type} clamps fp16 values, which is not modelled; {traced}"
         )
     check_shared(spec, model, job)
+    notes = check_liger(spec, job)
     if architecture.decoder is None and job.reentrant and job.checkpointing == "full":
         raise UnsupportedError(f"{setting('reentrant', True)}: not modelled yet for {spec.model_type}")
     if architecture.dora_stops and job.method == "dora":
@@ -65,7 +67,6 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             f"{setting('attention', job.attention)}: transformers runs {spec.model_type} only with"
             f" {', '.join(architecture.attention)}"
         )
-    notes = []
     shape = architecture.shape(config)
     if not isinstance(shape.positions, (int, float, type(None))):
         raise SpecError(f"{spec.name}: {str(shape.positions)[:40]!r} positions; expected a whole number")
@@ -84,6 +85,39 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             " parameters are exact"
         )
     return notes
+
+
+def liger_model_of(spec: ModelSpec) -> LigerModel | None:
+    """What Liger replaces in a model; None if nothing."""
+    model = architecture_of(spec) if is_described(spec) else None
+    text_type = spec.model_type if model is None else model.config.text("model_type", spec.model_type)
+    return liger_model(spec.model_type, text_type)
+
+
+def check_liger(spec: ModelSpec, job: Job) -> list[str]:
+    """Check that Liger has kernels for the model; returns notes. Where it has none, it leaves the model as it is.
+
+    Raises:
+        ConfigError: if it has none for the job's kernels.
+    """
+    replaced, loss = liger_model_of(spec), setting("loss", job.loss)
+    plain = f"{setting('loss', 'standard')}, {setting('fused_kernels', 'none')}"
+    if job.fused_kernels and replaced is None:
+        raise ConfigError(
+            f"{setting('fused_kernels', ','.join(job.fused_kernels))}: liger-kernel 0.8.5 has nothing for"
+            f" {spec.model_type} and leaves the model as it is; use {plain}"
+        )
+    if job.loss != "liger" or (replaced is not None and replaced.fuses_head):
+        return []
+    if job.fused_kernels:
+        raise ConfigError(
+            f"{loss}: liger-kernel 0.8.5 does not fuse the head of {spec.model_type}; what it does is"
+            f" {setting('loss', 'liger_cross_entropy')}"
+        )
+    return [
+        f"liger-kernel 0.8.5 has no fused head for {spec.model_type}: the estimate holds if the framework fuses it"
+        " itself"
+    ]
 
 
 def check_shared(spec: ModelSpec, model: ModelArchitecture, job: Job) -> None:

@@ -174,7 +174,7 @@ JOB_FLAGS = {
     "loss": _choice(
         "loss",
         SAVERS,
-        "standard, sliced (transformers before 4.49), sections (torchtune), liger,"
+        "standard, sliced (transformers 4.46 to 4.48), sliced_fp32 (before), sections (torchtune), liger,"
         " liger_cross_entropy, cut or chunked (standard).",
     ),
     "fused_kernels": Flag(

@@ -23,7 +23,8 @@ WHOLE_JOB = (
     "method", "lora_rank", "lora_targets", "lora_dropout", "lora_dtype", "dtype", "autocast", "quantize",
     "prepare_for_kbit_training", "fp32_norms", "modules_to_save", "saved_dtype", "optimizer", "experts",
     "vision", "projector", "max_pixels", "max_tiles", "images", "sequence_length", "micro_batch_size",
-    "gradient_accumulation_steps", "checkpointing", "attention", "loss", "num_gpus", "num_nodes", "strategy", "offload",
+    "gradient_accumulation_steps", "checkpointing", "attention", "loss", "fused_kernels", "num_gpus", "num_nodes",
+    "strategy", "offload",
 )  # fmt: skip
 """Fields of a job that a whole configuration sets, and that are compared once it is read again."""
 

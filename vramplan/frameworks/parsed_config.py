@@ -59,6 +59,8 @@ class ParsedConfig:
     """What the framework does to videos before the model's processor."""
     expandable: bool = False
     """Whether the framework sets expandable segments if the environment does not configure the allocator."""
+    liger_types: frozenset[str] | None = None
+    """Types of models that the framework uses Liger for; None: all that Liger knows."""
     spelling: Spelling = "yaml"
     """How its settings are written: ``key: value``, ``--key value``, ``key=value``."""
     rows: Literal["samples", "padded", "packed"] = "samples"

@@ -16,7 +16,7 @@ Autocast = Literal["none", "bf16", "fp16"]
 Batches = Literal["unpadded", "padded", "packed"]
 Checkpointing = Literal["none", "full"]
 Attention = Literal["sdpa", "flash", "eager"]
-Loss = Literal["standard", "sliced", "sections", "liger", "liger_cross_entropy", "cut", "chunked"]
+Loss = Literal["standard", "sliced", "sliced_fp32", "sections", "liger", "liger_cross_entropy", "cut", "chunked"]
 FusedKernel = Literal["rope", "rms_norm", "layer_norm", "swiglu", "geglu"]
 Loop = Literal["trainer", "plain"]
 Experts = Literal["stacked", "linear"]
@@ -232,10 +232,10 @@ class Job(Record):
     attention: Attention = "sdpa"
     """Attention implementation."""
     loss: Loss = "standard"
-    """standard: transformers' fp32 cross-entropy; sliced: the same before transformers 4.49, which copies the shifted
-    logits; sections: torchtune's, fp32 for an eighth of the tokens at a time; liger: Liger's, fused with the head;
-    liger_cross_entropy: Liger's of fp32 logits, which their gradients overwrite; cut: Apple's cut cross-entropy, as in
-    axolotl's plugin; chunked: TRL's."""
+    """standard: transformers' fp32 cross-entropy; sliced: that of transformers 4.46 to 4.48, which copies the shifted
+    logits; sliced_fp32: of those before, where fp32 logits replace the half-precision ones; sections: torchtune's, fp32
+    for an eighth of the tokens at a time; liger: Liger's, fused with the head; liger_cross_entropy: Liger's of fp32
+    logits, which their gradients overwrite; cut: Apple's cut cross-entropy, as in axolotl's plugin; chunked: TRL's."""
     fused_kernels: tuple[FusedKernel, ...] = ()
     """Layers that Liger's kernels compute, where the model has them and Liger replaces them: rope (rotary embedding),
     rms_norm, layer_norm (of vision towers), swiglu and geglu (gated feed-forward)."""

@@ -307,6 +307,11 @@ def check_inputs(spec: ModelSpec, job: Job) -> None:
             f"{setting('loss', job.loss)}: {samples.model_class} has a loss of its own;"
             f" use {setting('loss', 'standard')}"
         )
+    if job.fused_kernels:
+        raise ConfigError(
+            f"{setting('fused_kernels', ','.join(job.fused_kernels))}: Liger has no kernels for {spec.model_type};"
+            f" use {setting('fused_kernels', 'none')}"
+        )
     most = samples.most_tokens(c) if samples.has_text else None
     check_sequence_length(job.sequence_length, most, spec.name)
     if samples.image_config is not None:

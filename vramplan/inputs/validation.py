@@ -191,10 +191,10 @@ FSDP1_RULES = (
         "{strategy} with modules_to_save is modelled for FSDP 2 alone; use FSDP version 2",
     ),
     Rule(
-        lambda job: job.quantize == "nf4" and job.autocast == "none",
+        lambda job: job.quantize == "nf4" and job.autocast == "none" and job.lora_dtype != job.dtype,
         IMPOSSIBLE,
-        "{strategy} {quantize} {autocast}: under FSDP 1 inputs and adapters differ in dtype; use autocast with {dtype},"
-        " or FSDP version 2",
+        "{strategy} {quantize} {autocast}: under FSDP 1 inputs ({dtype}) and adapters ({lora_dtype}) differ in dtype;"
+        " give both one dtype, use autocast with {dtype}, or FSDP version 2",
     ),
     Rule(
         lambda job: job.quantize == "nf4" and not job.fsdp.reshard_after_forward and job.fsdp.use_orig_params,
@@ -205,7 +205,7 @@ FSDP1_RULES = (
 )
 DEVICE_MAP_RULES = (
     Rule(
-        lambda job: job.strategy == "device_map" and job.loss in ("sliced", "sections", "cut"),
+        lambda job: job.strategy == "device_map" and job.loss not in ("standard", "liger", "chunked"),
         UNSUPPORTED,
         "{strategy} with {loss} is not modelled yet; use {loss=standard}",
     ),
@@ -293,7 +293,12 @@ def check_apple(job: Job, gpu: Gpu) -> None:
             f"{setting('attention', 'sdpa')}: under MPS it holds all attention scores in training, which is not"
             f" modelled; {setting('attention', 'eager')} is"
         )
-    if job.loss in ("liger", "cut"):
+    if job.fused_kernels:
+        raise ConfigError(
+            f"{setting('fused_kernels', ','.join(job.fused_kernels))}: Liger's kernels are Triton's, which {gpu.title}"
+            f" does not run; use {setting('fused_kernels', 'none')}"
+        )
+    if job.loss in ("liger", "liger_cross_entropy", "cut"):
         raise ConfigError(
             f"{setting('loss', job.loss)}: its kernels are Triton's, which {gpu.title} does not run;"
             f" use {setting('loss', 'standard')}"

@@ -61,6 +61,8 @@ def describe_step(job: Job, own_model: bool = False) -> str:
         if job.strategy == "fsdp" and job.fsdp.checkpoint_wraps_fsdp:
             checkpointing += " around FSDP's layers"
     kernels = "" if own_model else f"{job.attention} attention, {job.loss} loss, "
+    if job.fused_kernels:
+        kernels += f"Liger's kernels for {', '.join(job.fused_kernels)}, "
     loop = "transformers Trainer" if job.loop == "trainer" else "plain loop"
     return f"{job.optimizer}, {checkpointing}, {kernels}{loop}"
 

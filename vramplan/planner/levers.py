@@ -112,7 +112,7 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
             FREE,
             optimizer="adamw_torch_fused",
         )
-    if job.loss in ("standard", "sliced", "sections"):
+    if job.loss in ("standard", "sliced", "sliced_fp32", "sections", "liger_cross_entropy"):
         lever("--loss liger", "logits never exist as a whole, nor in fp32", FREE, loss="liger")
     if job.lengths is not None and not job.expandable_segments:
         lever(

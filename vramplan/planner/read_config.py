@@ -6,6 +6,7 @@ import re
 from typing import Any, get_args
 
 from vramplan.analytic.estimator import listed_layers
+from vramplan.analytic.supported import liger_model_of
 from vramplan.errors import ConfigError, VramplanError, setting
 from vramplan.frameworks.detected_config import DetectedConfig
 from vramplan.frameworks.environment import note_unread_variables
@@ -120,10 +121,22 @@ def complete_with_model(spec: ModelSpec, config: ParsedConfig, job: dict[str, An
         job |= video_sampling.settled(spec, config.video_sampling, job, config.notes)
     elif takes_images:
         job |= image_limits.settled(spec, config, job)
+    if job.get("fused_kernels"):
+        job |= _liger_of(spec, config, job)
     lists = FRAMEWORKS[config.framework].expands_all_linear and job.get("experts", "stacked") == "stacked"
     if job["method"] != "full" and lists and job.get("lora_targets") is None:
         job["lora_targets"] = listed_layers(spec)
     return {name: value for name, value in job.items() if value is not None}
+
+
+def _liger_of(spec: ModelSpec, config: ParsedConfig, job: dict[str, Any]) -> dict[str, Any]:
+    """What a switch for Liger changes, which knows some types of models alone."""
+    replaced = liger_model_of(spec)
+    if replaced is None or (config.liger_types is not None and spec.model_type not in config.liger_types):
+        config.notes.append(Note("warning", "", f"Liger is not used for {spec.model_type}: the model stays as it is"))
+        loss = "standard" if job.get("loss") in ("liger", "liger_cross_entropy") else job.get("loss")
+        return {"loss": loss, "fused_kernels": ()}
+    return {} if replaced.fuses_head or job.get("loss") != "liger" else {"loss": "liger_cross_entropy"}
 
 
 def longest_sample(spec: ModelSpec) -> int:

@@ -39,7 +39,10 @@ def causal_lm(forward: ForwardPass, c: Config) -> ModelOutput:
             net, c, net.head(ops.move(hidden, placement.head), vocabulary, tied, decoder.head_bias)
         )
         tape.module = "loss"
-        loss = sliced_loss(logits) if job.loss == "sliced" else causal_loss(logits, LOGIT_LOSSES[job.loss])
+        if job.loss == "sliced_fp32":  # the model's logits from here on
+            logits = ops.to(logits, "fp32", "logits in fp32")
+        sliced = job.loss in ("sliced", "sliced_fp32")
+        loss = sliced_loss(logits) if sliced else causal_loss(logits, LOGIT_LOSSES[job.loss])
         return ModelOutput(loss, [logits])
 
 
@@ -62,7 +65,7 @@ def causal_loss(logits: Tensor, cross_entropy: Callable[[Tensor, Tensor], Tensor
 
 
 def sliced_loss(logits: Tensor) -> Tensor:
-    """The same before transformers 4.49."""
+    """The same of transformers 4.46 to 4.48."""
     return losses.sliced_cross_entropy(ops.to(logits, "fp32", "logits in fp32"))
 
 

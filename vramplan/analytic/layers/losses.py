@@ -41,7 +41,8 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def sliced_cross_entropy(logits: Tensor) -> Tensor:
     """The loss of transformers before 4.49 on (B, S, V) fp32 logits: copies all but the last of each sample.
 
-    (loss/loss_utils.py, ForCausalLMLoss, 4.46 to 4.48.) The slice of a single sample is contiguous and not copied.
+    (modeling_llama.py up to 4.45; loss/loss_utils.py: ForCausalLMLoss, 4.46 to 4.48.) The slice of a single sample is
+    contiguous and not copied.
     """
     tape, (batch, length, vocabulary), like = logits.tape, logits.shape, logits.like
 

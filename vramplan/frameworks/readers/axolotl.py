@@ -24,7 +24,7 @@ from vramplan.frameworks.writers import nodes
 from vramplan.frameworks.writers.config_text import ConfigText, Pairs, allocator_variables
 from vramplan.frameworks.writers.trainer_based import ATTENTION_NAMES, dora_and_saved_modules, reentrant_kwargs
 from vramplan.frameworks.writers.zero_fsdp import sharding
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import FUSED_KERNELS, Job
 
 PACKAGE, NEWEST = "axolotl", "0.19.0"
 CUT = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
@@ -227,16 +227,36 @@ def _attention(config: ConfigReader) -> dict[str, str]:
     return job
 
 
-def _loss(config: ConfigReader) -> dict[str, str]:
+LIGER_KEYS = {
+    "liger": ("liger_fused_linear_cross_entropy",),
+    "liger_cross_entropy": ("liger_cross_entropy",),
+    "rope": ("liger_rope",),
+    "rms_norm": ("liger_rms_norm",),
+    "layer_norm": ("liger_layer_norm",),
+    "glu": ("liger_glu_activation", "liger_swiglu"),
+}
+"""Switches of axolotl's plugin for Liger, which are off if not set (integrations/liger/plugin.py)."""
+KERNEL_SWITCHES = {"swiglu": "glu", "geglu": "glu"}
+
+
+def _loss(config: ConfigReader) -> dict[str, Any]:
     plugins = " ".join(config.strings("plugins"))
     is_cut = "CutCrossEntropy" in plugins and config.boolean("cut_cross_entropy", default=True)
-    is_fused = config.boolean("liger_fused_linear_cross_entropy", default=False)
-    for name in ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_layer_norm", "liger_swiglu"):
-        if config.boolean(name, default=False):
-            config.note("warning", name, "Liger's own kernels keep less than is counted here: the answer errs upward")
-    if is_cut:
-        return {"loss": "cut"}
-    return {"loss": "liger"} if is_fused and "iger" in plugins else {}
+    switches = {name: config.boolean(*keys, default=False) for name, keys in LIGER_KEYS.items()}
+    job: dict[str, Any] = {}
+    if "iger" in plugins:
+        kernels = tuple(name for name in FUSED_KERNELS if switches[KERNEL_SWITCHES.get(name, name)])
+        job |= {"fused_kernels": kernels} if kernels else {}
+        losses = [name for name in ("liger", "liger_cross_entropy") if switches[name]]
+        job |= {"loss": losses[0]} if losses else {}
+    return job | ({"loss": "cut"} if is_cut else {})
+
+
+def _liger_pairs(job: Job) -> Pairs:
+    """The switches of the plugin for Liger."""
+    switches = [KERNEL_SWITCHES.get(name, name) for name in job.fused_kernels]
+    keys = [LIGER_KEYS[name][0] for name in dict.fromkeys([job.loss, *switches]) if name in LIGER_KEYS]
+    return {"plugins": [LIGER], **dict.fromkeys(keys, True)} if keys else {}
 
 
 def write(model: str, job: Job) -> ConfigText:
@@ -264,8 +284,7 @@ def write(model: str, job: Job) -> ConfigText:
         pairs["embeddings_skip_upcast"] = True
     if job.pictures and job.method == "full" and job.vision == "frozen":
         pairs["freeze_mm_modules"] = True
-    if job.loss == "liger":
-        pairs |= {"plugins": [LIGER], "liger_fused_linear_cross_entropy": True}
+    pairs |= _liger_pairs(job)
     if job.loss == "cut":
         pairs["plugins"] = [CUT]
     if job.batches == "packed":

@@ -45,7 +45,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     config.require_off(
         "use_packed_ds", why="pads every row with images (num_images_expected), which is not modelled yet"
     )
-    job |= {"dtype": "bf16", "autocast": autocast_dtype(config), "attention": "flash", "loss": "sliced"}
+    job |= {"dtype": "bf16", "autocast": autocast_dtype(config), "attention": "flash", "loss": "sliced_fp32"}
     job |= _trained(config) | experts_field(True)
     job["checkpointing"] = "full" if config.boolean("grad_checkpoint", default=True) else "none"
     if job["checkpointing"] == "none" and job.get("vision", "frozen") != "frozen":

@@ -6,6 +6,7 @@ from math import prod
 
 from vramplan.errors import ConfigError, setting
 from vramplan.frameworks.framework import ENGINES, Framework, Writer
+from vramplan.frameworks.liger import ALL_KERNELS
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, hold_back, num_started_processes, resolve_version
 from vramplan.frameworks.readers.trainer_arguments import (
     NAMES,
@@ -41,6 +42,16 @@ FORMER_SCRIPTS = ("src/train_bash.py", "src/train_wandb.py")
 """Its training scripts up to 0.7, of one process unless a launcher starts more."""
 SHIPPED = "examples/deepspeed/ds_z{}_config.json"
 """DeepSpeed's configurations in its repository."""
+
+
+LIGER_TYPES = frozenset(
+    {
+        *("gemma", "gemma2", "gemma3", "gemma3_text", "glm4", "glm4v", "gpt_oss", "granite", "llama", "llava"),
+        *("mistral", "mixtral", "mllama", "olmo2", "paligemma", "phi3"),
+        *("qwen2", "qwen2_vl", "qwen2_5_vl", "qwen3", "qwen3_moe"),
+    }
+)
+"""Types of models that it hands to Liger (model/model_utils/liger_kernel.py); stages pt and sft need no logits."""
 
 
 def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> ParsedConfig:
@@ -93,7 +104,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     elif config.lowercase("flash_attn", default="") == "off":  # 0.6 to 0.8 (model/utils/attention.py)
         job["attention"] = "eager"
     if config.boolean("enable_liger_kernel", default=False):
-        job["loss"] = "liger"
+        job |= ALL_KERNELS
     longest = 2048 if at_least(version, "0.9.1") else 1024
     job["sequence_length"] = config.integer("cutoff_len", default=longest)
     if not config.has("cutoff_len"):
@@ -130,6 +141,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     }
     model = config.string("model_name_or_path") or ""
     parsed = ParsedConfig("llamafactory", f"{version} ({where})", model, job, names, config.notes)
+    parsed.liger_types = LIGER_TYPES
     parsed.rows = "packed" if packs else "samples"
     parsed.task = "pretraining" if config.lowercase("stage", default="sft") == "pt" else "SFT"
     held_back = config.number("val_size", default=0.0)

@@ -8,6 +8,7 @@ from typing import Any
 
 from vramplan.errors import ConfigError
 from vramplan.frameworks.framework import ENGINES, Framework, Program, Writer
+from vramplan.frameworks.liger import ALL_KERNELS, liger_pairs
 from vramplan.frameworks.parsed_config import (
     ParsedConfig,
     at_least,
@@ -71,7 +72,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     job["method"] = method
     job |= experts_field(not at_least(version, "4.0"))  # 3.12's requirements: transformers below 4.58
     if config.boolean("use_liger", default=False):  # 2.x
-        job["loss"] = "liger"
+        job |= ALL_KERNELS
     job |= _dtypes(config, method)
     job |= _quantized(config, needs_method=at_least(version, "3.0"), job=job)
     if method == "lora":
@@ -343,8 +344,7 @@ def write(model: str, job: Job) -> ConfigText:
         pairs |= {} if job.dtype == "bf16" else {"bnb_4bit_compute_dtype": FULL_NAMES[job.dtype]}
     if job.quantize == "int8":
         pairs |= {"quant_method": "bnb", "quant_bits": 8} | reentrant_kwargs(job)
-    if job.loss == "liger":
-        pairs["use_liger_kernel"] = True
+    pairs |= liger_pairs(job)
     if job.batches == "packed":
         pairs["packing"] = True
     variables = nodes.variables(job)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from vramplan.errors import ConfigError
 from vramplan.frameworks.framework import Framework, Program
+from vramplan.frameworks.liger import ALL_KERNELS
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, resolve_version
 from vramplan.frameworks.readers.trainer_arguments import NAMES, checkpoint_dtype, num_processes, trainer_fields
 from vramplan.frameworks.readers.trainer_programs import adapter_counts, checkpointing_fields
@@ -34,7 +35,11 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         raise ConfigError(f"{config.place('use_qlora')}: use_qlora trains nothing without use_lora; add --use_lora")
     job = trainer_fields(config) | {"method": "lora" if lora else "full", "autocast": half, "dtype": "bf16"}
     job["optimizer"] = _optimizer(config, qlora, str(job["optimizer"]))
-    if config.boolean("use_liger_kernel", default=False) and not qlora:
+    if qlora:  # loaded without Liger
+        job = {name: value for name, value in job.items() if name not in ALL_KERNELS}
+    elif config.boolean("use_liger_kernel", default=False):
+        if config.lowercase("reduce_loss", default="mean") != "mean":  # a loss of its own
+            job["loss"] = "standard"
         job["dtype"] = checkpoint_dtype(config, "use_liger_kernel", "AutoLigerKernelForCausalLM loads")
     if lora:
         job |= adapter_counts(config, 64, 0.1) | {"lora_dtype": "fp32", "lora_targets": TARGETS}

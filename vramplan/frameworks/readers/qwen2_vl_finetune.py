@@ -10,6 +10,7 @@ from typing import Any
 
 from vramplan.errors import ConfigError
 from vramplan.frameworks.framework import Framework, Program
+from vramplan.frameworks.liger import ALL_KERNELS
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig
 from vramplan.frameworks.readers.trainer_arguments import (
     NAMES,
@@ -47,7 +48,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     job |= {"dtype": "fp32" if half == "none" else half, "autocast": half}
     job["attention"] = "sdpa" if config.boolean("disable_flash_attn2", default=False) else "flash"
     if config.boolean("use_liger", default=True):
-        job["loss"] = "liger"
+        job |= ALL_KERNELS  # the head is fused by its own forward
     job |= _trained(config) | experts_field(True)
     job["checkpointing"] = read_checkpointing(config)
     if config.has("max_seq_length"):

@@ -8,6 +8,7 @@ from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.known_keys import refuse_unmodelled
+from vramplan.frameworks.liger import liger_fields
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least, visible_gpus
 from vramplan.frameworks.readers import fsdp_config as fsdp
 from vramplan.frameworks.readers import zero_config
@@ -70,9 +71,7 @@ def trainer_fields(
     if accumulation is not None or config.has("gradient_accumulation_steps"):
         job["gradient_accumulation_steps"] = config.integer("gradient_accumulation_steps", default=accumulation or 1)
     if config.boolean("use_liger_kernel", default=False):
-        kernels = config.section("liger_kernel_config")
-        fused = kernels is None or kernels.boolean("fused_linear_cross_entropy", default=True)
-        job["loss"] = "liger" if fused else "standard"
+        job |= liger_fields(config.section("liger_kernel_config"))
     job["batches"] = "padded" if job["micro_batch_size"] > 1 else "unpadded"
     if config.source.spelling == "python" and config.boolean("prepare_for_kbit_training", default=False):
         job["prepare_for_kbit_training"] = True

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vramplan.errors import UnknownNameError
+from vramplan.frameworks.losses_by_version import loss_of
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least, hold_back, resolve_version, visible_gpus
 from vramplan.frameworks.readers.trainer_arguments import (
     NAMES,
@@ -62,10 +63,11 @@ def version_fields(config: ConfigReader, version: str, job: dict[str, Any]) -> d
     """Fields that transformers' version alone decides."""
     fields = {"experts": "linear"} if not at_least(version, "5.0") else {}
     is_spread = job.get("strategy") == "device_map"
-    if not at_least(version, "4.49") and is_spread:
+    loss = loss_of(version)
+    if loss != "standard" and is_spread:
         config.note("doubt", "", f"the last GPU needs more: transformers {version} copies its logits, uncounted")
-    elif not at_least(version, "4.49") and job.get("loss", "standard") == "standard":
-        fields["loss"] = "sliced"
+    elif loss != "standard" and job.get("loss", "standard") == "standard":
+        fields["loss"] = loss
     if not at_least(version, "4.36"):
         fields["attention"] = "eager"  # modeling_llama.py: SDPA since 4.36
     return fields

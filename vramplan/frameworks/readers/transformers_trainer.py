@@ -6,6 +6,8 @@ from pathlib import Path
 
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.framework import ENGINES, Framework, Writer
+from vramplan.frameworks.liger import liger_pairs
+from vramplan.frameworks.losses_by_version import loss_of
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, hold_back, resolve_version
 from vramplan.frameworks.readers.trainer_arguments import (
     ALL_LINEAR,
@@ -72,8 +74,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         job |= extra_adapter_fields(config, "use_dora", "lora_modules_to_save")
     job |= quantization_fields(config, stored, job)
     job |= fsdp_loading_fields(job, not at_least(version, "5.0")) | experts_field(not at_least(version, "5.0"))
-    if not at_least(version, "4.49") and job.get("loss", "standard") == "standard":
-        job["loss"] = "sliced"
+    if job.get("loss", "standard") == "standard" and (loss := loss_of(version)) != "standard":
+        job["loss"] = loss
     job["checkpointing"] = read_checkpointing(config)
     job |= reentrant_fields(config, job, not at_least(version, "5.0"), checkpoints_outside(version))
     job |= attention_field(config, "attn_implementation")
@@ -185,9 +187,7 @@ def _script(model: str, job: Job) -> Pairs:
     pairs = trainer_arguments(model, job)
     if job.method != "full":
         pairs |= {"use_peft": True, "lora_r": job.lora_rank, "lora_dropout": job.lora_dropout}
-    if job.loss == "liger":
-        pairs["use_liger_kernel"] = True
-    return pairs
+    return pairs | liger_pairs(job)
 
 
 FRAMEWORK = Framework(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vramplan.frameworks.framework import ENGINES, Framework, Program, Writer
+from vramplan.frameworks.liger import ALL_KERNELS, liger_pairs
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, resolve_version
 from vramplan.frameworks.readers import zero_config
 from vramplan.frameworks.readers.trainer_arguments import (
@@ -68,7 +69,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     )
     job |= reentrant_fields(config, job, not at_least(version, "0.27"))
     job |= attention_field(config, "attn_implementation")
-    job |= _loss(config, version)
+    job |= _loss(config, version, job)
     is_uncut = config.source.program.endswith(UNCUT)
     if is_uncut and config.has("max_length", "max_seq_length"):
         config.note("warning", "max_length", f"has no effect: {UNCUT} sets it to None, samples are never cut")
@@ -171,10 +172,11 @@ def _quantized(config: ConfigReader, version: str, job: dict[str, Any]) -> dict[
     return fields | {"lora_dtype": "bf16"} | ({"saved_dtype": "bf16"} if "modules_to_save" in job else {})
 
 
-def _loss(config: ConfigReader, version: str) -> dict[str, Any]:
+def _loss(config: ConfigReader, version: str, job: dict[str, Any]) -> dict[str, Any]:
     """Full logits up to 1.6; chunked ones since (chunked_nll)."""
     if config.boolean("use_liger_kernel", "use_liger", default=False):
-        return {"loss": "chunked" if at_least(version, "1.16") else "liger"}  # 1.16 leaves its fused head in place
+        fields = {} if "fused_kernels" in job else ALL_KERNELS
+        return fields | ({"loss": "chunked"} if at_least(version, "1.16") else {})  # TRL's own head stays in place
     kind = config.lowercase("loss_type", default="")
     if kind not in ("", "nll", "chunked_nll"):
         raise config.unsupported("loss_type")
@@ -208,6 +210,8 @@ def write(model: str, job: Job) -> ConfigText:
         pairs |= {"load_in_8bit": True} | reentrant_kwargs(job)
     if job.batches == "packed":
         pairs["packing"] = True
+    if job.fused_kernels:
+        pairs |= liger_pairs(job)
     presets = ((name, Job.model_validate(fields, strict=False)) for name, fields in ACCELERATE_CONFIGS.items())
     matching = [name for name, preset in presets if _same_engine(job, preset)]
     pairs |= {"accelerate_config": matching[0]} if matching and job.strategy != "ddp" else sharding(job)

@@ -73,8 +73,8 @@ def build(
         module = with_adapters(module, job, device, excluded_modules(job, processor), subject.model_inputs is None)
     if job.checkpointing == "full":
         checkpoint(module, job, keep_rng=device.startswith("cuda"))
-    if job.loss == "liger" and device.startswith("cuda"):
-        losses.use_liger(module, spec.name)
+    if job.fused_kernels or job.loss == "liger_cross_entropy" or (job.loss == "liger" and device.startswith("cuda")):
+        losses.use_liger(module, job, spec.name, device.startswith("cuda"))
     elif job.loss != "standard":
         losses.use(module, job.loss, spec.name, device.startswith("cuda"))
     return replace(subject, module=module.train())

@@ -3,7 +3,7 @@
 Liger's (liger-kernel 0.8.5, ops/fused_linear_cross_entropy.py, transformers/functional.py) and Apple's
 (cut_cross_entropy 25.1.1) run on Triton and TRL's (trl 1.16, fused LM head) selects tokens by value, so none of them
 runs on fake tensors.
-`sliced` is transformers' own before 4.49, `sections` torchtune's.
+`sliced` and `sliced_fp32` are transformers' own before 4.49, `sections` torchtune's.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vramplan.errors import MissingDependencyError, UnsupportedError, setting
+from vramplan.inputs.job import FUSED_KERNELS, Job
 from vramplan.torch_backend.trace.cuda_autocast import low_dtype
 from vramplan.units import ceil_div
 
@@ -238,7 +239,7 @@ def loss_of_rows(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tenso
 
 
 def use(module: nn.Module, loss: str, owner: str, on_gpu: bool = False) -> None:
-    """Replace the model's loss by sliced, sections, liger, cut or chunked; on a GPU `cut` is the real one.
+    """Replace the model's loss by sliced, sliced_fp32, sections, liger, cut or chunked; on a GPU `cut` is the real one.
 
     Raises:
         MissingDependencyError: if cut-cross-entropy is needed and not installed.
@@ -247,8 +248,10 @@ def use(module: nn.Module, loss: str, owner: str, on_gpu: bool = False) -> None:
     inner: Any = module.get_base_model() if hasattr(module, "get_base_model") else module
     if not hasattr(inner, "get_output_embeddings") or inner.get_output_embeddings() is None:
         raise UnsupportedError(f"{owner}: {setting('loss', loss)} needs a causal language model of transformers")
-    if loss == "sliced":
+    if loss in ("sliced", "sliced_fp32"):
         inner.loss_function = sliced_loss
+        if loss == "sliced_fp32":  # ``logits = logits.float()`` in the model
+            inner.get_output_embeddings().register_forward_hook(lambda head, inputs, logits: logits.float())
         return
     fused: Callable[..., torch.Tensor] = real_cut(owner) if on_gpu and loss == "cut" else FUSED.get(loss, liger_loss)
     from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -282,21 +285,32 @@ def real_cut(owner: str) -> Callable[..., torch.Tensor]:
     return functools.partial(linear_cross_entropy, shift=True)
 
 
-def use_liger(module: nn.Module, owner: str) -> None:
-    """Replace the model's loss by that of the package liger-kernel, without its other kernels; on a GPU.
+def use_liger(module: nn.Module, job: Job, owner: str, on_gpu: bool) -> None:
+    """Replace the model's loss, and the layers that the job names, by those of the package liger-kernel; on a GPU.
 
     Raises:
         MissingDependencyError: if it is not installed.
+        UnsupportedError: without a GPU, which its kernels need.
     """
+    if not on_gpu:
+        name = "fused_kernels" if job.fused_kernels else "loss"
+        value = ",".join(job.fused_kernels) if job.fused_kernels else job.loss
+        raise UnsupportedError(
+            f"{owner}: {setting(name, value)}: Liger's kernels run on a GPU alone; {setting('by', 'analytic')} supports"
+            " them"
+        )
     try:
         from liger_kernel.transformers import _apply_liger_kernel_to_instance
     except ImportError as error:
         raise MissingDependencyError(
-            f"{owner}: {setting('loss', 'liger')} on a GPU needs liger-kernel: pip install liger-kernel"
+            f"{owner}: Liger's kernels ({setting('loss', 'liger')}, {setting('fused_kernels')}) need liger-kernel: pip"
+            " install liger-kernel"
         ) from error
     inner: Any = module.get_base_model() if hasattr(module, "get_base_model") else module
-    other_kernels = {"rope": False, "rms_norm": False, "swiglu": False, "geglu": False, "layer_norm": False}
-    _apply_liger_kernel_to_instance(model=inner, fused_linear_cross_entropy=True, **other_kernels)
+    losses = {"fused_linear_cross_entropy": job.loss == "liger", "cross_entropy": job.loss == "liger_cross_entropy"}
+    # what is not named False stays at Liger's default, which is False where it has no kernel for the model
+    left_out = {name: False for name in FUSED_KERNELS if name not in job.fused_kernels}
+    _apply_liger_kernel_to_instance(model=inner, **losses, **left_out)
 
 
 def _head(model: Any) -> torch.Tensor:
