@@ -1,8 +1,7 @@
 """What other estimators say of published runs: ``python -m tests.other_estimators [FOLDER]``.
 
-Makes a virtual environment in FOLDER (a temporary one by default), installs each estimator as the package index has it,
-asks all of them, and writes ``tests/other_estimators.json``: facts with versions, which ``python -m tests.learn`` shows.
-Needs a few GB, since accelerate and DeepSpeed bring PyTorch.
+Makes a virtual environment in FOLDER (a temporary one by default), installs each estimator from the package index, asks
+all of them, and writes ``tests/other_estimators.json``: facts with versions, which ``python -m tests.learn`` shows.
 """
 
 from __future__ import annotations
