@@ -144,17 +144,19 @@ def answer_table(held: Accuracy) -> str:
     oom = wrong + counts[False, False]
     return (
         markdown_table(("compared with", "figures", "median error", "worst"), table)
-        + f"\nOf {oom} published runs that ran out of memory, {wrong} are said to fit; of"
-        f" {counts[True, True] + counts[False, True]} that ran, {counts[False, True]} are said not to.\n"
+        + f"\nWrongly said to fit: {wrong} of {oom} published runs that ran out of memory. Wrongly said not to:"
+        f" {counts[False, True]} of {counts[True, True] + counts[False, True]} that ran.\n"
     )
 
 
 def wrong_verdicts(verdicts: Iterable[Verdict]) -> str:
-    """Runs that ran out of memory, and are said to fit."""
-    wrong = [one for one in verdicts if one.said and not one.ran]
-    if not wrong:
-        return "None that ran out of memory is said to fit.\n"
-    return "Said to fit, but ran out of memory: " + ", ".join(f"`{one.run}`" for one in wrong) + ".\n"
+    """Runs whose verdict with the margin is wrong, by name."""
+    wrong = [one for one in verdicts if one.said != one.ran]
+    texts = []
+    for said, text in ((True, "Said to fit, but ran out of memory"), (False, "Said not to fit, but ran")):
+        names = ", ".join(f"`{one.run}`" for one in wrong if one.said == said)
+        texts.append(f"{text}: {names or 'none'}.")
+    return "\n\n".join(texts) + "\n"
 
 
 def in_page(text: str) -> str:
