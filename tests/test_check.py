@@ -333,7 +333,7 @@ def test_an_evaluation_that_is_too_large(tmp_path: Path) -> None:
     assert size
     for samples, fits in ((size, True), (size + 1, False)):
         config.write_text(config.read_text().replace("eval_batch_size: 16", f"eval_batch_size: {samples}"))
-        assert check.check(config, "rtx4090").fits == fits
+        assert check.check(config, "rtx4090", num_gpus=1).fits == fits
         config.write_text(config.read_text().replace(f"eval_batch_size: {samples}", "eval_batch_size: 16"))
 
 

@@ -27,7 +27,7 @@ CASES = {
     "llamafactory/full.yaml": ("rtx4090", {"pure_bf16", "bf16"}),
     "llamafactory/command.sh": (
         "rtx4090",
-        {"per_device_train_batch_size", "gradient_accumulation_steps"},
+        {"per_device_train_batch_size", "gradient_accumulation_steps", "enable_liger_kernel"},
     ),
     "axolotl/anchors.yaml": ("rtx2080ti", {"micro_batch_size", "gradient_accumulation_steps"}),
     "ms-swift/lora.sh": ("rtx3060", {"quant_method", "quant_bits"}),

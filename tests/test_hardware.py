@@ -427,7 +427,8 @@ def test_resources_on_the_command_line(count: str) -> None:
     assert "skypilot, dstack" in nonsense
     framework = cli(*asked, "--for", "trl")
     assert "per_device_train_batch_size" in framework.stdout
-    done = cli(*asked[:2], "--gpu", "rtx3060-laptop", *asked[4:6], "--num-gpus", "auto", "--for", "skypilot")
+    laptop = (*asked[:2], "--gpu", "rtx3060-laptop", *asked[4:6], "--num-gpus", "auto", "--seq-len", "512")
+    done = cli(*laptop, "--for", "skypilot")
     assert done.returncode == 2
     assert "no name for" in done.stderr
 

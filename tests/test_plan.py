@@ -168,11 +168,12 @@ def test_a_real_search() -> None:
 
 
 def test_the_largest_micro_batch_really_is() -> None:
-    found = suggest(global_batch=16, method="full", checkpointing="none")
+    found = suggest(gpu="rtx4090", global_batch=16, method="full", checkpointing="none")
     largest = found.max_micro_batch_size
+    assert largest > 1
     settings: dict[str, Any] = {"method": "full", "checkpointing": "none", "gradient_accumulation_steps": 2}
-    assert vramplan.estimate("Qwen/Qwen2.5-0.5B", "rtx3060", micro_batch_size=largest, **settings).fits
-    assert not vramplan.estimate("Qwen/Qwen2.5-0.5B", "rtx3060", micro_batch_size=largest + 1, **settings).fits
+    assert vramplan.estimate("Qwen/Qwen2.5-0.5B", "rtx4090", micro_batch_size=largest, **settings).fits
+    assert not vramplan.estimate("Qwen/Qwen2.5-0.5B", "rtx4090", micro_batch_size=largest + 1, **settings).fits
 
 
 def test_advice_where_nothing_fits() -> None:

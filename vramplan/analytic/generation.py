@@ -28,6 +28,7 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import MAX_COUNT, Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.allocator import AllocatorSettings
+from vramplan.memory.calibration import margin_bytes, plannable_bytes
 from vramplan.memory.generation import Generation, GenerationRun
 from vramplan.memory.overheads import cublas_workspace, outside_bytes
 from vramplan.memory.recorder import Recorder
@@ -158,7 +159,7 @@ def _generation(spec: ModelSpec, job: Job, gpu: Gpu, new_tokens: int) -> Generat
     def replayed(limit: int) -> Replay:
         return replay(run.events, None, run.sizes, limit, settings)
 
-    limits = (gpu.plannable_bytes - outside, gpu.usable_bytes - outside)
+    limits = (plannable_bytes(job, gpu) - outside, gpu.usable_bytes - outside)
     found, fits, fits_without_margin = settle(0, limits, replayed)
     peaks = run.peaks(found)
     loaded = replay(run.events[: run.ends["loaded"]], None, run.sizes, settings=settings)
@@ -178,10 +179,10 @@ def _generation(spec: ModelSpec, job: Job, gpu: Gpu, new_tokens: int) -> Generat
         peak_reserved_bytes=found.peak_reserved_bytes,
         device_total_bytes=found.peak_reserved_bytes + outside,
         capacity_bytes=gpu.usable_bytes,
-        margin_bytes=gpu.margin_bytes,
+        margin_bytes=margin_bytes(job, gpu),
         fits=fits,
         fits_without_margin=fits_without_margin,
-        fits_loaded=loaded_bytes <= gpu.plannable_bytes,
+        fits_loaded=loaded_bytes <= plannable_bytes(job, gpu),
         assumptions=_assumptions(job, simulated.stride),
     )
 

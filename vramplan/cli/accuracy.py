@@ -16,6 +16,7 @@ LEDGER = Path("tests/measured")
 def accuracy(
     ledger: Annotated[Path | None, Option(help="Folder of measured runs (tests/measured, if it exists).")] = None,
     published: Annotated[Path | None, Option(help="File of runs that others have published.")] = None,
+    emulated: Annotated[Path | None, Option(help="File of runs on emulated GPUs.")] = None,
     times: Annotated[Path | None, Option(help="File of training speeds that others have published.")] = None,
     by: Annotated[str, Option(help="Estimators to compare: analytic, trace, or both with a comma.")] = "analytic",
     markdown: Annotated[bool, Option("--markdown", help="Print Markdown.")] = False,
@@ -24,14 +25,13 @@ def accuracy(
     """Compare estimates with measured runs."""
     from vramplan.measurements.accuracy import compare
 
-    if times is not None:
-        if as_json:
-            raise ConfigError(
-                "--times with --json is not supported; vramplan.measurements.speed has the rows in Python"
-            )
-        _times(times, markdown)
-        if ledger is None and published is None:
-            return 0
+    for name, path, show in (("--times", times, _times), ("--emulated", emulated, _emulated)):
+        if path is not None and as_json:
+            raise ConfigError(f"{name} with --json is not supported; vramplan.measurements has the rows in Python")
+        if path is not None:
+            show(path, markdown)
+    if (times is not None or emulated is not None) and ledger is None and published is None:
+        return 0
     if ledger is None and (published is None or LEDGER.is_dir()):
         ledger = LEDGER
     with progress() as tell:
@@ -41,7 +41,7 @@ def accuracy(
 
         say(json_output.dumps(probe_json.accuracy(comparison)))
     else:
-        from vramplan.render import probe as render
+        from vramplan.render import accuracy as render
         from vramplan.render import terminal
 
         say(render.markdown(comparison)) if markdown else terminal.print_all(render.accuracy(comparison))
@@ -56,3 +56,13 @@ def _times(path: Path, markdown: bool) -> None:
     with progress() as tell:
         speeds = compare_times(path, tell)
     say(speed.markdown(speeds)) if markdown else terminal.print_all(speed.speeds(speeds))
+
+
+def _emulated(path: Path, markdown: bool) -> None:
+    """Print the comparison with runs on emulated GPUs."""
+    from vramplan.measurements.emulated import compare_emulated
+    from vramplan.render import emulated, terminal
+
+    with progress() as tell:
+        runs = compare_emulated(path, tell)
+    say(emulated.markdown(runs)) if markdown else terminal.print_all(emulated.emulated(runs))

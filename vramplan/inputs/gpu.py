@@ -66,10 +66,8 @@ class Gpu(Record):
     platform_note: str = ""
     """What is a guess about the platform."""
 
-    margin_bytes: int = field(default=0, ge=0)
-    """Safety margin: memory that plans leave free for the error of an estimate."""
-    margin_source: str = ""
-    """How that figure was obtained."""
+    margin_confidence: float = field(default=0.0, ge=0.0, lt=1.0)
+    """Share of runs that plans are to hold for: they leave a safety margin free for the error of an estimate."""
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -118,11 +116,6 @@ class Gpu(Record):
     def usable_bytes(self) -> int:
         """Bytes that a process may take: what CUDA sees, less what other processes and the platform hold."""
         return self.cuda_total_bytes - self.held_bytes - self.reserved_bytes
-
-    @property
-    def plannable_bytes(self) -> int:
-        """Bytes that a plan may take: the usable bytes less the safety margin."""
-        return self.usable_bytes - self.margin_bytes
 
     @property
     def total_mib(self) -> int:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from vramplan.bounded_read import decoded, parse_json, read_bytes
 from vramplan.dataclass import dataclass
-from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, VramplanError
+from vramplan.errors import UnknownNameError, UnsupportedError, VramplanError
 from vramplan.inputs.catalog import find_gpu
-from vramplan.inputs.job import check_settings
-from vramplan.inputs.load import load_named_model
 from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec
 from vramplan.measurements import ledger, measure
-from vramplan.memory.calibration import CONFIDENCE
+from vramplan.measurements.published import Published, load_published
+from vramplan.memory.calibration import CONFIDENCE, plannable_bytes, with_margin
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.measurement import Measured
 from vramplan.planner import estimate as planner_estimate
@@ -33,35 +28,6 @@ METRICS = {
 ESTIMATORS = ("analytic", "trace")
 
 
-class Published(BaseModel):
-    """A run measured and published by others, as a job."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    id: str
-    """Unique name of the row."""
-    group: str
-    """Name of the publication; its rows are summarized together."""
-    source: str
-    """File or page of the publication, and its version."""
-    grade: str
-    """A: all settings are published; B: some are the framework's defaults."""
-    model: str
-    """A shipped name."""
-    gpu: str
-    """A GPU of the catalogue."""
-    job: dict[str, Any]
-    """Fields of :class:`vramplan.Job`."""
-    metric: str = Field(pattern="^(allocated|reserved|process|device)$")
-    """torch's max_memory_allocated or _reserved; the driver's figure for the process, or for the whole GPU."""
-    measured_bytes: int = Field(gt=0)
-    """The published peak."""
-    fixed_lengths: bool = True
-    """Whether all samples are known to be equally long; if lengths vary, PyTorch caches far more."""
-    unknown: list[str] = Field(default_factory=list)
-    """Settings that are not published, or that vramplan cannot express."""
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """One peak of one run, measured and estimated."""
@@ -74,6 +40,10 @@ class Row:
     predicted_bytes: int
     complete: bool = True
     """Whether all settings of the run are published."""
+    grade: str = ""
+    """The grade of a published run."""
+    fixed_lengths: bool = True
+    """Whether all samples are equally long."""
 
     @property
     def error(self) -> float:
@@ -91,6 +61,10 @@ class Verdict:
     """Whether the estimate fits."""
     ran: bool
     """Whether the run did not run out of memory."""
+    said_without_margin: bool | None = None
+    """Whether the estimate fits without the safety margin; none for runs of a ledger."""
+    group: str = ""
+    """The publication; empty for runs of a ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +100,8 @@ class Accuracy:
     verdicts: tuple[Verdict, ...]
     choices: tuple[Choice, ...]
     published: tuple[Row, ...]
+    published_verdicts: tuple[Verdict, ...]
+    """Of published runs on a GPU that is named."""
     unknown: dict[str, tuple[str, ...]]
     """Settings of the published runs that are not known, by group."""
     left_out: tuple[str, ...] = ()
@@ -173,11 +149,18 @@ def compare(folder: Path | None, published: Path | None, by: Sequence[str], prog
             continue
         rows += _rows(run, predicted, estimator)
         verdicts.append(Verdict(run.identity, estimator, predicted.fits, run.outcome == "ok"))
-    published_rows = []
+    published_rows, published_verdicts = [], []
+    estimates: dict[str, Estimate] = {}
     pairs = ((published_run, estimator) for published_run in published_runs for estimator in by)
     for number, (published_run, estimator) in enumerate(pairs, len(runs) * len(by)):
         progress(published_run.id, number / total)
-        published_rows.append(published_row(published_run, estimator))
+        key = repr((published_run.model, published_run.gpu, published_run.job, estimator))
+        if key not in estimates:
+            estimates[key] = published_run.estimate(estimator)
+        if published_run.outcome == "ok":
+            published_rows.append(published_row(published_run, estimator, estimates[key]))
+        if published_run.names_gpu and "#" not in published_run.id:  # "#smi": another metric of the same run
+            published_verdicts.append(published_verdict(published_run, estimator, estimates[key]))
     unknown: dict[str, dict[str, None]] = {}
     for published_run in published_runs:
         unknown.setdefault(published_run.group, {}).update(dict.fromkeys(published_run.unknown))
@@ -187,6 +170,7 @@ def compare(folder: Path | None, published: Path | None, by: Sequence[str], prog
         verdicts=tuple(verdicts),
         choices=tuple(_choices(runs)),
         published=tuple(published_rows),
+        published_verdicts=tuple(published_verdicts),
         unknown={group: tuple(names) for group, names in unknown.items()},
         left_out=tuple(left_out),
     )
@@ -248,44 +232,30 @@ def _choices(runs: Sequence[Measured]) -> list[Choice]:
     return list(choices.values())
 
 
-def load_published(path: Path) -> list[Published]:
-    """Published runs from a file with one JSON object per line.
-
-    Raises:
-        ConfigError: for an unreadable file or an invalid line, naming the line.
-    """
-    lines = decoded(read_bytes(path), path).splitlines()
-    published = []
-    for number, line in enumerate(lines, 1):
-        try:
-            run = Published.model_validate(parse_json(line, path))
-            check_settings(run.job)
-            published.append(run)
-        except (ValueError, ValidationError, ConfigError) as error:
-            raise ConfigError(f"{path}: line {number} is not a published run ({_first(error)})") from error
-    if not published:
-        raise ConfigError(f"{path}: no published run is in it")
-    return published
-
-
-def _first(error: Exception) -> str:
-    """The first validation error, with its key."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg'][0].lower()}{first['msg'][1:]}"
-
-
-def published_row(run: Published, by: str = "analytic") -> Row:
-    """A published run beside its estimate."""
-    spec = load_named_model(run.model)
-    predicted = planner_estimate.estimate(spec, run.gpu, by=by, confidence=0.0, **run.job)
+def published_row(run: Published, by: str = "analytic", predicted: Estimate | None = None) -> Row:
+    """A published run that ran, beside its estimate without a margin."""
+    assert run.measured_bytes is not None
+    predicted = predicted or run.estimate(by)
     return Row(
-        run.id,
-        run.group,
-        by,
-        run.metric,
-        run.measured_bytes,
-        getattr(predicted, METRICS[run.metric]),
-        not run.unknown,
+        run=run.id,
+        group=run.group,
+        by=by,
+        metric=run.metric,
+        measured_bytes=run.measured_bytes,
+        predicted_bytes=getattr(predicted, METRICS[run.metric]),
+        complete=not run.unknown,
+        grade=run.grade,
+        fixed_lengths=run.fixed_lengths,
     )
+
+
+def published_verdict(run: Published, by: str, predicted: Estimate) -> Verdict:
+    """Whether a published run is said to fit, with the margin of a verdict and without.
+
+    `predicted` is its estimate without a margin: the allocator is only replayed again if it may give its cache back.
+    """
+    room = plannable_bytes(predicted.job, with_margin(find_gpu(run.gpu), CONFIDENCE))
+    said = predicted.device_total_bytes <= room
+    if not said and predicted.peak_tensor_bytes <= room:
+        said = run.estimate(by, CONFIDENCE).fits
+    return Verdict(run.id, by, said, run.outcome == "ok", predicted.fits, run.group)

@@ -6,7 +6,7 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import ProcessedImage, shown
 from vramplan.inputs.job import Job
 from vramplan.inputs.sample_lengths import MICRO_STEPS
-from vramplan.memory.calibration import context
+from vramplan.memory.calibration import is_measured, margin_of
 from vramplan.memory.estimate import SimulatedStep
 from vramplan.memory.host import offloaded
 from vramplan.step_time.link_rates import describe_links
@@ -35,8 +35,8 @@ def assumptions(job: Job, gpu: Gpu, step: SimulatedStep) -> tuple[str, ...]:
         describe_method(job),
         *filter(None, (describe_links(job, gpu),)),
         f"{gpu.title}: {gpu.cuda_total_bytes >> 20} MiB visible to CUDA ({gpu.cuda_total_source})",
-        gpu.margin_source or "no safety margin",
-        f"{source}; {'NCCL is a prior' if context(gpu) else 'CUDA context and NCCL are priors'}",
+        margin_of(job, gpu).source,
+        f"{source}; {'NCCL is a prior' if is_measured(gpu) else 'CUDA context and NCCL are priors'}",
     )
 
 

@@ -1,13 +1,13 @@
-"""Facts from measured runs: memory outside of PyTorch's allocator by GPU, and the error of estimates.
+"""Facts from measured runs: memory outside of PyTorch's allocator, and how far runs exceed their estimate.
 
-``calibration.json`` is made from the ledger and from published runs by ``python -m tests.learn``; nothing is fitted
-in it.
+``calibration.json`` is made from the ledger, from published runs and from published out-of-memory messages by
+``python -m tests.learn``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from math import ceil
 from pathlib import Path
@@ -16,15 +16,35 @@ from typing import Any
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.job import Job
+from vramplan.units import GiB, MiB
 
 CONFIDENCE = 0.9
 """Confidence of a verdict by default."""
+OUTSIDE_CONFIDENCE = 0.9
+"""Confidence of the part outside of PyTorch at most: more would rest on single messages."""
+WIDENING = 1.5
+"""Declared, not learned: how much wider the share of a kind of job is of which no run is known."""
 _FILE = Path(__file__).with_name("calibration.json")
+
+GROUPS = {"one": "one GPU", "zero": "ZeRO", "fsdp": "FSDP", "several": "several GPUs"}
+"""Kinds of jobs that have a margin of their own, and their names in text. `several` are DDP and device maps."""
+
+
+Published = Mapping[str, Mapping[str, Sequence[Sequence[float]]]]
+"""What published runs say, by group and publication; see :func:`facts`."""
 
 
 @cache
 def facts() -> Mapping[str, Any]:
-    """`contexts`: {bytes, runs, driver} of each GPU; `ledger` and `published`: measured over estimated, run by run."""
+    """What measured runs say.
+
+    `contexts`: {bytes, runs, driver} of each GPU of the ledger. `context`: what a context holds by the threads that a
+    GPU runs at once, from published out-of-memory messages. `outside`: bytes outside of PyTorch beyond the estimate,
+    message by message. `ledger`: by group, measured over estimated need, run by run. `published`: by group and
+    publication, for each run [(measured - estimated outside) / estimated reserved, the share of the estimated reserved
+    memory that a GiB is (0 if the measurement is of reserved memory)].
+    """
     content: Mapping[str, Any] = json.loads(_FILE.read_bytes())
     return content
 
@@ -33,10 +53,12 @@ def facts() -> Mapping[str, Any]:
 class Margin:
     """A safety margin for the error of an estimate."""
 
+    outside_bytes: int
+    """For memory outside of PyTorch."""
     share: float
-    """Of the estimated need."""
+    """Of the rest of the estimated need, for what the allocator caches."""
     source: str
-    """The runs that it comes from, and the confidence they support."""
+    """The runs that it comes from, and how many of other runs it covers."""
 
 
 def quantile(ratios: Sequence[float], confidence: float) -> tuple[float, float]:
@@ -56,8 +78,40 @@ def quantile(ratios: Sequence[float], confidence: float) -> tuple[float, float]:
     return ordered[min(k, len(ordered)) - 1], min(confidence, supported)
 
 
-def margin(confidence: float) -> Margin:
+def grouped_quantile(values: Iterable[Sequence[float]], confidence: float) -> float:
+    """The value that a share `confidence` of runs stays below, if each publication counts as much as each other.
+
+    Runs of a publication are alike, so that its number of runs says little; robust to a publication with many.
+
+    >>> grouped_quantile([[0.0] * 98 + [1.0], [0.5, 0.6]], 0.6)
+    0.5
+    """
+    weighted = sorted((value, 1 / len(group)) for group in values for value in group)
+    limit = confidence * sum(weight for _, weight in weighted) - 1e-9
+    reached = 0.0
+    for value, weight in weighted:
+        reached += weight
+        if reached >= limit:
+            return value
+    raise ValueError("no runs")
+
+
+def group_of(job: Job) -> str:
+    """The group of a job in :data:`GROUPS`."""
+    if job.strategy == "fsdp":
+        return "fsdp"
+    if job.strategy.startswith("zero"):
+        return "zero"
+    return "one" if job.num_gpus == 1 else "several"
+
+
+@cache
+def margin(confidence: float, group: str = "one") -> Margin:
     """The margin that covers the error with `confidence`: from the ledger's runs if they suffice, else published ones.
+
+    It has two parts: bytes for what lies outside of PyTorch, and a share for what its allocator caches. A group's share
+    is no less than that of one GPU; a group without runs has :data:`WIDENING` times that of
+    all groups together.
 
     Raises:
         ConfigError: for an invalid confidence.
@@ -67,28 +121,106 @@ def margin(confidence: float) -> Margin:
             f"{setting('confidence', f'{confidence:g}')}: expected a share from 0 (no margin) up to, not including, 1"
         )
     if confidence == 0:
-        return Margin(0.0, "no safety margin")
-    ledger, published = facts()["ledger"], facts()["published"]
-    suffices = len(ledger) / (len(ledger) + 1) >= confidence or len(ledger) >= len(published)
-    ratios, origin = (ledger, "measured") if suffices else (published, "published")
-    ratio, supported = quantile(ratios, confidence)
-    share = max(0.0, ratio - 1)
-    source = f"{supported:.0%} of runs stay within it, by {len(ratios)} {origin} ones"
-    if supported < confidence:
-        source += f", too few for {confidence:.0%}"
-    return Margin(share, f"safety margin {share:.1%}: {source}")
+        return Margin(0, 0.0, "no safety margin")
+    ledger, published = facts()["ledger"].get(group, []), facts()["published"]
+    if len(ledger) / (len(ledger) + 1) >= confidence:
+        share = max(0.0, quantile(ledger, confidence)[0] - 1)
+        text = f"{confidence:.0%} of {len(ledger)} measured runs ({GROUPS[group]}) stay within it"
+        return Margin(0, share, f"safety margin {share:.1%}: {text}")
+    outside_bytes = max(0, round(quantile(facts()["outside"], min(confidence, OUTSIDE_CONFIDENCE))[0]))
+    share = _share(published, group, confidence, outside_bytes)
+    figure = f"safety margin {share:.1%} and {outside_bytes / GiB:.2f} GiB outside PyTorch"
+    if group not in published:
+        source = f"{WIDENING:g} times that of all published runs, since none with {GROUPS[group]} is known"
+        return Margin(outside_bytes, share, f"{figure}: {source}")
+    count = sum(map(len, published[group].values()))
+    covered = left_out_coverage(published, group, confidence, outside_bytes)
+    source = f"learned from {count} published runs ({GROUPS[group]}), covers {covered:.0%} of those left out"
+    if count / (count + 1) < confidence:
+        source += f"; too few for {confidence:.0%}"
+    return Margin(outside_bytes, share, f"{figure}: {source}")
+
+
+def left_out_coverage(published: Published, group: str, confidence: float, outside_bytes: int) -> float:
+    """Share of a group's runs that a margin covers that was learned without their publication.
+
+    Each publication counts as much as each other.
+    """
+    shares = []
+    for name, runs in published[group].items():
+        others = {
+            key: {other: values for other, values in found.items() if other != name} for key, found in published.items()
+        }
+        share = _share({key: found for key, found in others.items() if found}, group, confidence, outside_bytes)
+        shares.append(sum(excess <= share for excess in _excess(runs, outside_bytes)) / len(runs))
+    return sum(shares) / len(shares)
+
+
+def _share(published: Published, group: str, confidence: float, outside_bytes: int) -> float:
+    """The share of a group: no less than that of one GPU; wider than of all groups together if it has no runs."""
+    pooled: dict[str, list[Sequence[float]]] = {}
+    for found in published.values():
+        for name, runs in found.items():
+            pooled.setdefault(name, []).extend(runs)
+    shares = [
+        grouped_quantile([_excess(runs, outside_bytes) for runs in found.values()], confidence)
+        for found in (published.get(group, pooled), published.get("one", {}))
+        if found
+    ]
+    return max(0.0, *shares) * (1.0 if group in published else WIDENING)
+
+
+def _excess(runs: Iterable[Sequence[float]], outside_bytes: int) -> list[float]:
+    """By how much of its reserved memory each run exceeds its estimate, and `outside_bytes` more."""
+    return [ratio - 1 - outside_bytes / GiB * per_gib for ratio, per_gib in runs]
 
 
 def with_margin(gpu: Gpu, confidence: float) -> Gpu:
-    """The GPU with the safety margin of a confidence."""
-    needed = margin(confidence)
-    margin_bytes = gpu.usable_bytes - int(gpu.usable_bytes / (1 + needed.share))
-    return gpu.model_copy(update={"margin_bytes": margin_bytes, "margin_source": needed.source})
+    """The GPU with the confidence that its plans are to have.
+
+    Raises:
+        ConfigError: for an invalid confidence.
+    """
+    margin(confidence)
+    return gpu.model_copy(update={"margin_confidence": confidence})
+
+
+def margin_of(job: Job, gpu: Gpu) -> Margin:
+    """The safety margin of a job on a GPU."""
+    return margin(gpu.margin_confidence, group_of(job))
+
+
+def plannable_bytes(job: Job, gpu: Gpu) -> int:
+    """Bytes that the job may take by its estimate: the usable bytes less the safety margin."""
+    needed = margin_of(job, gpu)
+    return max(0, int((gpu.usable_bytes - needed.outside_bytes) / (1 + needed.share)))
+
+
+def margin_bytes(job: Job, gpu: Gpu) -> int:
+    """The safety margin of a job on a GPU, in bytes."""
+    return gpu.usable_bytes - plannable_bytes(job, gpu)
 
 
 def context(gpu: Gpu) -> tuple[int, str] | None:
-    """(bytes of CUDA's context as measured on this GPU, the source); None if it was not measured."""
+    """(bytes of CUDA's context, the source): measured on this GPU, else by its threads; None if these are not known.
+
+    The driver reserves local memory for every thread that a GPU can run at once (CUDA C++ Programming Guide, "Local
+    Memory"), so that a context grows with the number of multiprocessors; kernels are loaded beside it.
+    """
     measured = facts()["contexts"].get(gpu.name)
-    if measured is None:
+    if measured is not None:
+        return measured["bytes"], f"measured in {measured['runs']} runs, driver {measured['driver']}"
+    if gpu.vendor != "NVIDIA" or gpu.multiprocessors is None:
         return None
-    return measured["bytes"], f"measured in {measured['runs']} runs, driver {measured['driver']}"
+    found = facts()["context"]
+    threads = gpu.multiprocessors * gpu.threads_per_multiprocessor
+    source = (
+        f"a prior: {found['bytes'] / MiB:.0f} MiB and {found['bytes_per_thread']:,.0f} B for each of {threads:,}"
+        f" threads, by {found['messages']} published messages"
+    )
+    return int(found["bytes"] + found["bytes_per_thread"] * threads), source
+
+
+def is_measured(gpu: Gpu) -> bool:
+    """Whether the ledger has CUDA's context on this GPU."""
+    return gpu.name in facts()["contexts"]

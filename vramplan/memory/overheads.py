@@ -12,11 +12,17 @@ from vramplan.memory.timeline import Storage
 from vramplan.units import MiB
 
 CUDA_CONTEXT_BYTES = 460 * MiB
-"""A prior for context and loaded kernels: 300 to 426 MiB are reported for single GPUs (pytorch#107667, #109888,
-unsloth-zoo#1053), more as kernels load lazily; 0.45 GiB, give or take 0.15."""
+"""A prior for context and loaded kernels on a GPU whose threads are not known: 300 to 426 MiB are reported for single
+GPUs (pytorch#107667, #109888, unsloth-zoo#1053), more as kernels load lazily."""
 
-NCCL_BYTES = 512 * MiB
-"""A prior for one communicator's buffers outside torch: 0.3 to 1.0 GB are reported (nccl#864, #986, #1685)."""
+NCCL_NVLINK_BYTES = {2: 544 * MiB}
+NCCL_NVLINK_MORE_BYTES = 688 * MiB
+"""Buffers of a communicator over NVLink, for two GPUs and for more: nccl#964, measured on four A100."""
+NCCL_PCIE_BYTES = 128 * MiB
+"""Over PCIe NCCL opens few channels, of 10 MiB each way (nccl#1685): 92 and 176 MiB beyond the context on eight RTX
+3080 (trl#3436) and on RTX 4090 (DeepSeek-V3#205), by tests/outside.jsonl."""
+RCCL_BYTES = 1024 * MiB
+"""AMD's RCCL: about 1 GiB for the first communicator (LUMI-AI-Guide#111)."""
 
 DDP_FIRST_BUCKET_BYTES = MiB
 DDP_BUCKET_BYTES = 25 * MiB
@@ -53,6 +59,17 @@ def ddp_buckets(gradients: Sequence[int]) -> list[Storage]:
     return buckets
 
 
+def nccl_bytes(job: Job, gpu: Gpu) -> int:
+    """Bytes of a communicator's buffers, which PyTorch does not allocate: a prior by what connects the GPUs."""
+    if job.data_parallel == 1:
+        return 0
+    if gpu.vendor == "AMD":
+        return RCCL_BYTES
+    if gpu.link != "nvlink":
+        return NCCL_PCIE_BYTES
+    return NCCL_NVLINK_BYTES.get(job.data_parallel, NCCL_NVLINK_MORE_BYTES)
+
+
 def context_bytes(gpu: Gpu) -> int:
     """Bytes of CUDA's context and kernels: as measured on this GPU, else a prior."""
     return (context(gpu) or (CUDA_CONTEXT_BYTES, ""))[0]
@@ -60,10 +77,10 @@ def context_bytes(gpu: Gpu) -> int:
 
 def outside_terms(job: Job, gpu: Gpu) -> list[Term]:
     """Memory outside of PyTorch's allocator: as measured on this GPU, else a prior."""
-    _, source = context(gpu) or (0, "a prior")
-    terms = [Term("context", "CUDA context and kernels", context_bytes(gpu), formula=source, source="see overheads.py")]
-    if job.data_parallel > 1:
-        terms.append(Term("context", "NCCL buffers", NCCL_BYTES, formula="a prior", source="see overheads.py"))
+    size, source = context(gpu) or (CUDA_CONTEXT_BYTES, "a prior")
+    terms = [Term("context", "CUDA context and kernels", size, formula=source, source="see calibration.py")]
+    if nccl := nccl_bytes(job, gpu):
+        terms.append(Term("context", "NCCL buffers", nccl, formula="a prior", source="see overheads.py"))
     return terms
 
 

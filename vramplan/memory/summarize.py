@@ -11,6 +11,7 @@ from vramplan.inputs.platforms import platform_notes
 from vramplan.memory import passes
 from vramplan.memory.allocator import UNLIMITED, AllocatorSettings
 from vramplan.memory.assumptions import assumptions
+from vramplan.memory.calibration import margin_bytes, plannable_bytes
 from vramplan.memory.estimate import Estimate, SimulatedStep, Term
 from vramplan.memory.overheads import outside_terms
 from vramplan.memory.replay import Replay, replay
@@ -31,7 +32,7 @@ def summarize(step: SimulatedStep, model: str, job: Job, gpu: Gpu, peak_tensor_b
         peak_tensor_bytes = step.peak_tensor_bytes
     outside = outside_terms(job, gpu)
     outside_size = sum(term.num_bytes for term in outside)
-    limits = (gpu.plannable_bytes - outside_size, gpu.usable_bytes - outside_size)
+    limits = (plannable_bytes(job, gpu) - outside_size, gpu.usable_bytes - outside_size)
     run, fits, fits_without_margin = settle(peak_tensor_bytes, limits, replayer(timeline, job))
     peak_index = passes.index_of_highest(run.allocated, timeline.first_tensor, len(run.allocated))
     allocated = run.allocated[peak_index]
@@ -50,7 +51,7 @@ def summarize(step: SimulatedStep, model: str, job: Job, gpu: Gpu, peak_tensor_b
         peak_reserved_bytes=run.peak_reserved_bytes,
         device_total_bytes=run.peak_reserved_bytes + outside_size,
         capacity_bytes=gpu.usable_bytes,
-        margin_bytes=gpu.margin_bytes,
+        margin_bytes=margin_bytes(job, gpu),
         fits=fits,
         fits_without_margin=fits_without_margin,
         phases={name: phases[name] for name in PHASES},

@@ -12,6 +12,7 @@ from vramplan.errors import ConfigError, VramplanError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.memory.calibration import plannable_bytes
 from vramplan.memory.estimate import Estimate
 from vramplan.planner.batch_warnings import batch_guidance, batch_warnings
 from vramplan.planner.communication_advice import advise, changes, is_worth_advice
@@ -145,7 +146,7 @@ def _split_by_fit(every_pair: list[Pair], estimates: EstimateCache) -> tuple[lis
 def _largest_micro_batch(every_pair: list[Pair], fitting: list[Pair], estimates: EstimateCache) -> int:
     """The largest micro-batch that fits at all, whether or not it divides the global batch."""
     low, steps = fitting[-1] if fitting else (0, every_pair[-1][1])
-    room = estimates.gpu.plannable_bytes
+    room = plannable_bytes(estimates.job, estimates.gpu)
 
     def tensor_bytes(micro: int) -> int:
         return estimates.begin(micro, steps).lower_bound_bytes

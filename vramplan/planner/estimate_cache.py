@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job, with_batch
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.memory.calibration import plannable_bytes
 from vramplan.memory.estimate import Estimate, PartialEstimate
 
 
@@ -43,7 +44,7 @@ class EstimateCache:
 
     def too_large(self, micro: int, steps: int) -> bool:
         """Whether the tensors alone need more than the GPU has."""
-        return self.begin(micro, steps).lower_bound_bytes > self.gpu.plannable_bytes
+        return self.begin(micro, steps).lower_bound_bytes > plannable_bytes(self.job, self.gpu)
 
     def fits(self, micro: int, steps: int) -> bool:
         """Whether this micro-batch fits."""

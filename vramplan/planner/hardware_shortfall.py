@@ -74,11 +74,10 @@ def _more(question: Question, gpu: Gpu, above: int, max_price: float | None) -> 
 
 def _larger(question: Question, gpu: Gpu, count: int, max_price: float | None) -> HardwarePlan | None:
     """As many of the smallest usual GPU of the same maker that holds the job, with the same links and limits."""
-    share = gpu.margin_bytes / gpu.usable_bytes
     usual = (find_gpu(name) for name in (*USUAL, *DATACENTER))
     larger = [one for one in usual if one.vendor == gpu.vendor and one.usable_bytes > gpu.usable_bytes]
     for one in sorted(larger, key=lambda one: one.usable_bytes):
-        other = one.model_copy(update={"margin_bytes": round(share * one.usable_bytes), "links": _links(gpu, one)})
+        other = one.model_copy(update={"margin_confidence": gpu.margin_confidence, "links": _links(gpu, one)})
         plans = Sweep(question, [other], [count], max_price).plans(sharings([count], question.settings))
         best = simplest_of_fastest(plans)
         if best is not None:

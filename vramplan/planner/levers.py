@@ -13,6 +13,7 @@ from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.memory.calibration import plannable_bytes, with_margin
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.optimizers import modelled
 from vramplan.planner.estimate_cache import EstimateCache, Estimator
@@ -203,15 +204,13 @@ def _is_fallback(job: Job, gpu: Gpu) -> bool:
 
 def _larger(gpu: Gpu, job: Job, need_bytes: int) -> list[Gpu]:
     """The two smallest usual GPUs of the same maker that hold what the job needs."""
-    share = gpu.margin_bytes / gpu.usable_bytes
-    usual = (find_gpu(name) for name in (*USUAL, *DATACENTER))
+    usual = (with_margin(find_gpu(name), gpu.margin_confidence) for name in (*USUAL, *DATACENTER))
     fitting = [
         other
         for other in usual
         if other.vendor == gpu.vendor
         and round(other.total_mib / 1024) > round(gpu.total_mib / 1024)
-        and (1 - share) * other.cuda_total_bytes > need_bytes
+        and plannable_bytes(job, other) > need_bytes
         and (job.dtype == "fp32" or other.supports(job.dtype))
     ]
-    nearest = sorted(fitting, key=lambda other: other.cuda_total_bytes)[:2]
-    return [other.model_copy(update={"margin_bytes": round(share * other.usable_bytes)}) for other in nearest]
+    return sorted(fitting, key=lambda other: other.cuda_total_bytes)[:2]

@@ -17,7 +17,7 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.load import load_gpu, load_model
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.batch_scaling import Segment, segments
-from vramplan.memory.calibration import CONFIDENCE, with_margin
+from vramplan.memory.calibration import CONFIDENCE, plannable_bytes, with_margin
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.overheads import outside_bytes
 from vramplan.memory.timeline import Timeline
@@ -209,7 +209,7 @@ def _kinds(source: Source, gpus: Sequence[Gpu]) -> tuple[list[Gpu], list[int], l
     kinds: list[int] = []
     steps: list[tuple[Gpu, Job, Timeline]] = []
     for gpu in gpus:
-        unlimited = gpu.model_copy(update={"cuda_total_bytes": UNLIMITED, "held_bytes": 0, "margin_bytes": 0})
+        unlimited = gpu.model_copy(update={"cuda_total_bytes": UNLIMITED, "held_bytes": 0, "margin_confidence": 0.0})
         try:
             estimate = source(unlimited)
         except VramplanError:
@@ -263,7 +263,7 @@ def _column(
         estimates[micro], steps[micro] = _light(estimate), estimate.timeline
         holding = [gpu for gpu in gpus if _least(estimate, gpu) <= gpu.usable_bytes]
         for gpu in holding:
-            if _total(estimate, gpu) > gpu.plannable_bytes:
+            if _total(estimate, gpu) > plannable_bytes(estimate.job, gpu):
                 pressed[gpu.name, micro] = _light(source(gpu, **values, micro_batch_size=micro))
         if not holding and micro >= source.given["micro_batch_size"]:
             break

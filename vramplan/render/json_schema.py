@@ -72,6 +72,7 @@ class AccuracyData(Exact):
     ledger: list[LedgerData]
     published: list[PublishedData]
     verdicts: list[Annotated[dict[str, Any], written(Verdict)]]
+    published_verdicts: list[Annotated[dict[str, Any], written(Verdict)]]
     choices: list[Annotated[dict[str, Any], written(Choice)]]
     rows: list[AccuracyRowData]
     unknown: dict[str, list[str]]

@@ -1,18 +1,17 @@
-"""Measured runs for a terminal: probes beside their estimates, and how far estimates were off."""
+"""Measured runs for a terminal: probes beside their estimates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vramplan.measurements.accuracy import Accuracy, Row, summary
 from vramplan.measurements.verify import LargestBatch, ProbeRun, VerifiedPlan
 from vramplan.memory.measurement import Measured
 from vramplan.memory.summarize import PHASES
-from vramplan.units import GiB, counted, format_bytes, format_count
+from vramplan.units import GiB, format_bytes, format_count
 
 
 def tried(probe_run: ProbeRun) -> RenderableType:
@@ -176,117 +175,3 @@ def verified(verified: VerifiedPlan) -> RenderableType:
     if not verified.settled:
         rows.append(Text("A larger pair may run as well: the runs ended before, see --max-runs.", style="yellow"))
     return Group(*rows, Text(""), footer(first))
-
-
-# -- accuracy ----------------------------------------------------------------------------------------------------------
-
-COLUMNS = ("runs", "median", "P95", "worst", "too low")
-
-
-def groups(rows: Iterable[Row], key: Callable[[Row], tuple[str, ...]]) -> dict[tuple[str, ...], list[Row]]:
-    """Rows by the line of a table that they are shown in."""
-    grouped: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        grouped.setdefault(key(row), []).append(row)
-    return grouped
-
-
-def _cells(rows: list[Row]) -> list[str]:
-    errors = summary(rows)
-    return [
-        str(errors.count), f"{errors.median:+.2%}", f"{errors.p95:.2%}", f"{errors.worst:+.2%}", f"{errors.too_low:.0%}"
-    ]  # fmt: skip
-
-
-def lines(accuracy: Accuracy) -> tuple[list[list[str]], list[list[str]]]:
-    """The cells of the two tables: the ledger, the published runs."""
-    ledger = groups(accuracy.rows, lambda row: (row.group, row.by, row.metric))
-    several = len({row.by for row in accuracy.published}) > 1 or any(row.by != "analytic" for row in accuracy.published)
-    published = groups(
-        accuracy.published,
-        lambda row: (
-            f"{row.group}, {row.by}" if several else row.group,
-            row.metric,
-            "all" if row.complete else "in part",
-        ),
-    )
-    by_table = ledger, published
-    first, second = ([[*key, *_cells(rows)] for key, rows in table.items()] for table in by_table)
-    return first, second
-
-
-def verdicts(accuracy: Accuracy) -> str:
-    """Wrong verdicts and chosen micro-batches, as text."""
-    texts = []
-    if accuracy.verdicts:
-        too_bright = sum(verdict.said and not verdict.ran for verdict in accuracy.verdicts)
-        too_dark = sum(verdict.ran and not verdict.said for verdict in accuracy.verdicts)
-        texts.append(
-            f"{counted(len(accuracy.verdicts), 'verdict')}: {too_bright} wrongly said to fit,"
-            f" {too_dark} wrongly said not to"
-        )
-    for choice in accuracy.choices:
-        texts.append(f"largest micro-batch {choice.largest}, chosen {choice.chosen}: {choice.run}")
-    return "; ".join(texts)
-
-
-def accuracy(accuracy: Accuracy) -> RenderableType:
-    """`vramplan accuracy`."""
-    ledger, published = lines(accuracy)
-    parts: list[RenderableType] = [
-        Text(
-            f"{counted(accuracy.runs, 'measured run')} in the ledger"
-            if accuracy.runs
-            else "No measured run is in the ledger yet.",
-            style="bold",
-        )
-    ]
-    if ledger:
-        parts.append(_table(("card", "by", "metric"), ledger))
-    if verdicts(accuracy):
-        parts.append(Text(verdicts(accuracy)))
-    if accuracy.left_out:
-        parts.append(Text(f"{counted(len(accuracy.left_out), 'estimate')} failed:", style="yellow"))
-        parts += [Text(f"  {reason}", style="dim") for reason in dict.fromkeys(accuracy.left_out)]
-    if accuracy.runs:
-        parts.append(Text(""))
-    if published:
-        parts += [
-            Text("Published by others", style="bold"),
-            _table(("group", "metric", "known"), published),
-            Text(""),
-        ]
-        for group, unknown in accuracy.unknown.items():
-            if unknown:
-                parts.append(Text(f"{group}: ", style="bold") + Text("; ".join(unknown), style="not bold dim"))
-    return Group(*parts)
-
-
-def _table(heads: tuple[str, ...], rows: list[list[str]]) -> Table:
-    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False, collapse_padding=True)
-    for name in heads:
-        table.add_column(name, overflow="fold")
-    for name in COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def markdown(accuracy: Accuracy, part: str = "") -> str:
-    """The same as Markdown: the ledger's table, the published runs', or both."""
-    ledger, published = lines(accuracy)
-    tables = []
-    if part in ("", "ledger"):
-        tables.append(
-            _markdown(("card", "by", "metric"), ledger) if ledger else "No run of our own is in the ledger yet.\n"
-        )
-    if part in ("", "published") and published:
-        tables.append(_markdown(("group", "metric", "known"), published))
-    return "\n".join(tables)
-
-
-def _markdown(heads: tuple[str, ...], rows: list[list[str]]) -> str:
-    columns = (*heads, *COLUMNS)
-    text = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    return "\n".join([*text, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"

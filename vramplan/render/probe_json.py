@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vramplan.measurements.accuracy import Accuracy, Row, summary
 from vramplan.measurements.verify import LargestBatch, ProbeRun, VerifiedPlan
 from vramplan.render import json_output
-from vramplan.render.probe import groups
+from vramplan.render.accuracy import groups
 
 if TYPE_CHECKING:
     from vramplan.render import json_schema
@@ -85,6 +85,7 @@ def accuracy(accuracy: Accuracy) -> json_schema.AccuracyData:
             for (group, metric, complete), rows in published.items()
         ],
         "verdicts": [asdict(verdict) for verdict in accuracy.verdicts],
+        "published_verdicts": [asdict(verdict) for verdict in accuracy.published_verdicts],
         "choices": [asdict(choice) for choice in accuracy.choices],
         "rows": [_row(row) for row in (*accuracy.rows, *accuracy.published)],
         "unknown": {group: list(names) for group, names in accuracy.unknown.items()},

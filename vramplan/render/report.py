@@ -13,6 +13,7 @@ from typing import Any
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.batch_scaling import Segment
+from vramplan.memory.calibration import margin_bytes
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.timeline import BLOCK_BYTES
 from vramplan.planner.report import Choice, Column, Grid, build
@@ -76,8 +77,8 @@ def data(grid: Grid, words: Sequence[str] = ()) -> dict[str, Any]:
         "categories": [[key, name, COLOURS.get(key, "#c9c9c9")] for key, (name, _) in CATEGORIES.items()],
         "axes": [[field, *FLAGS[field], [_value(value) for value in values]] for field, values in grid.axes.items()],
         "cards": [
-            {"name": card.name, "title": card.title, "usable": card.usable_bytes, "margin": card.margin_bytes,
-             "outside": outside, "kind": kind}
+            {"name": card.name, "title": card.title, "usable": card.usable_bytes,
+             "margin": margin_bytes(start.job, card), "outside": outside, "kind": kind}
             for card, outside, kind in zip(grid.cards, grid.outside, grid.kinds, strict=True)
         ],
         "start": {"micro": start.micro_batch_size, "values": [_value(value) for value in grid.begin.values.values()]},

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from vramplan.analytic.job_steps import VERSIONS
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, as_python, spell
+from vramplan.inputs.job import Job
+from vramplan.memory.calibration import margin_of
 from vramplan.planner.table.effort import by_effort
 from vramplan.planner.table.kept_rows import KeptRows
 from vramplan.planner.table.processes import compute_rows
@@ -50,7 +52,7 @@ class Table:
         request = self.sheet
         if request.show != "max-batch":
             return []
-        by_memory = sorted(range(len(request.cards)), key=lambda number: request.cards[number].plannable_bytes)
+        by_memory = sorted(range(len(request.cards)), key=lambda number: request.cards[number].usable_bytes)
         lines = []
         for place, row in self.rows.items():
             most, at = -1, by_memory[0]
@@ -60,7 +62,7 @@ class Table:
                     continue
                 if value > most:
                     most, at = value, number
-                elif value < most and smaller.plannable_bytes < larger.plannable_bytes:
+                elif value < most and smaller.usable_bytes < larger.usable_bytes:
                     name = f"{request.models[place.model].name} {request.methods[place.method]}"
                     length = f" {request.lengths[place.length]:,} tokens" * (len(request.lengths) > 1)
                     lines.append(f"{name}{length}: {value} on {larger.title}, {most} on {smaller.title}")
@@ -81,7 +83,8 @@ class Table:
         parts.append("one micro-batch to an optimizer step")
         if request.show == "speed":
             parts.append(SPEED)
-        parts.append(next((card.margin_source for card in request.cards), "") or "no safety margin")
+        job = Job(**{name: request.job[name] for name in ("strategy", "num_gpus") if name in request.job})
+        parts += dict.fromkeys(margin_of(job, gpu).source for gpu in request.cards)
         parts += [f"- because of {why}" for why in self.refusals]
         if lines := self.smaller_on_larger:
             more = f"; {len(lines) - MAX_EXAMPLES} more" * (len(lines) > MAX_EXAMPLES)

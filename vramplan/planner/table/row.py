@@ -72,7 +72,7 @@ def compute_row(request: TableRequest, place: Place) -> Row:
     cells: list[Cell] = []
     cards: Iterable[Gpu] = request.cards
     if request.show == "card":
-        cards = sorted(cards, key=lambda card: card.plannable_bytes)
+        cards = sorted(cards, key=lambda card: card.usable_bytes)
     for card in cards:
         try:
             cells.append(_cell(request, _shared(spec, settings, card, shared_steps), card))

@@ -18,6 +18,7 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.allocator import AllocatorSettings
+from vramplan.memory.calibration import plannable_bytes
 from vramplan.memory.fused_attention import FusedAttention
 from vramplan.memory.overheads import cublas_workspace, outside_bytes
 from vramplan.memory.replay import Replay, replay
@@ -103,13 +104,13 @@ class Shared:
     def need(self, micro: int, gpu: Gpu) -> tuple[int, bool]:
         """(device total in bytes, whether it fits), the same as `estimate` returns."""
         outside = outside_bytes(self.job, gpu)
-        limits = (gpu.plannable_bytes - outside, gpu.usable_bytes - outside)
+        limits = (plannable_bytes(self.job, gpu) - outside, gpu.usable_bytes - outside)
         run, fits, _ = settle(self.peak(micro), limits, lambda limit: self.replayed(micro, limit, gpu))
         return run.peak_reserved_bytes + outside, fits
 
     def max_batch(self, gpu: Gpu) -> int:
         """The largest micro-batch that fits, the same as `suggest` returns; 0 if none fits."""
-        limit = gpu.plannable_bytes - outside_bytes(self.job, gpu)
+        limit = plannable_bytes(self.job, gpu) - outside_bytes(self.job, gpu)
         key = limit, kernels_of(gpu)
         if key not in self.largest:
             self.largest[key] = self._max_batch(limit, gpu)

@@ -1,0 +1,164 @@
+"""Compare estimates with runs of PyTorch's CUDA build on emulated GPUs: real host code, no kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from vramplan.bounded_read import decoded, parse_json, read_bytes
+from vramplan.dataclass import dataclass
+from vramplan.errors import ConfigError, VramplanError
+from vramplan.inputs.catalog import find_gpu
+from vramplan.inputs.job import Job, check_settings
+from vramplan.inputs.load import load_named_model
+from vramplan.measurements.accuracy import Row
+from vramplan.planner import estimate as planner_estimate
+from vramplan.planner.suggest import suggest
+from vramplan.progress import Progress, silent
+
+KINDS = ("model", "method", "dtype", "compute capability", "GPUs")
+"""What runs are grouped by."""
+
+
+class EmulatedRun(BaseModel):
+    """A run on an emulated GPU."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    model: str
+    """A shipped name."""
+    gpu: str
+    """A GPU of the catalogue."""
+    job: dict[str, Any]
+    """Fields of :class:`vramplan.Job`."""
+    outcome: Literal["ok", "oom"] = "ok"
+    """Whether the run ran, or ran out of memory."""
+    allocated_bytes: int | None = Field(default=None, gt=0)
+    """torch.cuda.max_memory_allocated; none if the run ran out of memory."""
+    reserved_bytes: int | None = Field(default=None, gt=0)
+    """torch.cuda.max_memory_reserved."""
+    retries: int = Field(default=0, ge=0)
+    """How often the allocator gave its cache back for an allocation (num_alloc_retries)."""
+    largest_micro_batch: int | None = Field(default=None, ge=0)
+    """The largest micro-batch that runs there, where it was searched for."""
+    torch: str
+    """Version of PyTorch."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedRow:
+    """A run beside its estimate."""
+
+    labels: dict[str, str]
+    """The value of each of :data:`KINDS`."""
+    rows: tuple[Row, ...]
+    """Allocated and reserved peak; empty if it ran out of memory."""
+    said: bool
+    """Whether the estimate fits, without a safety margin."""
+    ran: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """The largest micro-batch that runs on an emulated GPU, and the one that `suggest` finds without a margin."""
+
+    run: str
+    chosen: int
+    largest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Emulated:
+    """Estimates compared with runs on emulated GPUs."""
+
+    runs: tuple[EmulatedRow, ...]
+    searches: tuple[Largest, ...]
+    torch: tuple[str, ...]
+    """Versions of PyTorch."""
+    left_out: tuple[str, ...]
+    """Runs that cannot be estimated, and why."""
+
+
+def load_emulated(path: Path) -> list[EmulatedRun]:
+    """Runs from a file with one JSON object per line.
+
+    Raises:
+        ConfigError: for an unreadable file or an invalid line, naming the line.
+    """
+    runs = []
+    for number, line in enumerate(decoded(read_bytes(path), path).splitlines(), 1):
+        try:
+            run = EmulatedRun.model_validate(parse_json(line, path))
+            check_settings(run.job)
+        except (ValueError, ValidationError, ConfigError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"{path}: line {number} is not a run on an emulated GPU ({reason})") from error
+        runs.append(run)
+    return runs
+
+
+def compare_emulated(path: Path, progress: Progress = silent) -> Emulated:
+    """Estimate every run of a file.
+
+    Raises:
+        ConfigError: for an unreadable file or an invalid line.
+    """
+    runs = load_emulated(path)
+    rows, searches, left_out = [], [], []
+    for number, run in enumerate(runs):
+        progress(run.model, number / len(runs))
+        try:
+            rows.append(_compared(run))
+            if run.largest_micro_batch is not None:
+                searches.append(Largest(_name(run), _largest(run), run.largest_micro_batch))
+        except VramplanError as error:
+            left_out.append(f"{_name(run)}: {error}")
+    return Emulated(tuple(rows), tuple(searches), tuple(dict.fromkeys(run.torch for run in runs)), tuple(left_out))
+
+
+def by_kind(runs: Iterable[EmulatedRow], kind: str) -> dict[str, list[EmulatedRow]]:
+    """The runs by their value of one of :data:`KINDS`, in order."""
+    grouped: dict[str, list[EmulatedRow]] = {}
+    for run in runs:
+        grouped.setdefault(run.labels[kind], []).append(run)
+    return dict(sorted(grouped.items()))
+
+
+def _name(run: EmulatedRun) -> str:
+    return f"{run.model} on {run.gpu}"
+
+
+def _compared(run: EmulatedRun) -> EmulatedRow:
+    spec, gpu = load_named_model(run.model), find_gpu(run.gpu)
+    predicted = planner_estimate.estimate(spec, gpu, confidence=0.0, **run.job)
+    pairs = (
+        ("allocated", run.allocated_bytes, predicted.peak_allocated_bytes),
+        ("reserved", run.reserved_bytes, predicted.peak_reserved_bytes),
+    )
+    rows = [
+        Row(_name(run), run.gpu, "analytic", metric, measured, size)
+        for metric, measured, size in pairs
+        if measured is not None
+    ]
+    labels = _labels(spec.model_type, predicted.job, gpu.capability)
+    return EmulatedRow(labels, tuple(rows), predicted.fits, run.outcome == "ok")
+
+
+def _labels(model_type: str, job: Job, capability: tuple[int, int]) -> dict[str, str]:
+    quantized = "" if job.quantize == "none" else f", {job.quantize}"
+    autocast = "" if job.autocast == "none" else f" under {job.autocast} autocast"
+    strategy = "one" if job.num_gpus == 1 else f"{job.num_gpus}, {job.strategy}"
+    capability_text = ".".join(map(str, capability))
+    values = (model_type, f"{job.method}{quantized}", f"{job.dtype}{autocast}", capability_text, strategy)
+    return dict(zip(KINDS, values, strict=True))
+
+
+def _largest(run: EmulatedRun) -> int:
+    """The largest micro-batch that `suggest` finds for the run's job, without a margin."""
+    batch = ("micro_batch_size", "gradient_accumulation_steps")
+    job = {name: value for name, value in run.job.items() if name not in batch}
+    search = suggest(load_named_model(run.model), run.gpu, job.get("num_gpus", 1), advice=False, confidence=0.0, **job)
+    return search.max_micro_batch_size
