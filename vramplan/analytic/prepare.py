@@ -9,6 +9,7 @@ from vramplan.analytic.architectures.lookup import ModelArchitecture, architectu
 from vramplan.analytic.architectures.vision_tower import VisionInput
 from vramplan.analytic.layer_folding import HEAD, TAIL, Fold, FoldPlan, fold
 from vramplan.analytic.layers.context import LayerKind
+from vramplan.analytic.layers.liger_models import liger_layers, liger_model
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.supported import check_model, check_modelled
 from vramplan.inputs.gpu import Gpu
@@ -28,7 +29,7 @@ def prepare(spec: ModelSpec, job: Job, card: Gpu) -> tuple[StepSpec, FoldPlan, l
     check_job(job, card)
     check_modelled(job)
     notes = check_model(spec, architecture_of(spec), job)
-    setting, plan = lay_out(spec, job, card.runs_flash)
+    setting, plan = lay_out(spec, job, card.runs_flash, card.multiprocessors)
     if job.strategy == "device_map":
         from vramplan.analytic.strategies.device_map_layers import spread_out
 
@@ -36,7 +37,9 @@ def prepare(spec: ModelSpec, job: Job, card: Gpu) -> tuple[StepSpec, FoldPlan, l
     return setting, plan, notes
 
 
-def lay_out(spec: ModelSpec, job: Job, flash_fits: bool) -> tuple[StepSpec, FoldPlan]:
+def lay_out(
+    spec: ModelSpec, job: Job, flash_fits: bool, multiprocessors: int | None = None
+) -> tuple[StepSpec, FoldPlan]:
     """The layers of a model to simulate, and the layers that they stand for.
 
     Raises:
@@ -44,6 +47,7 @@ def lay_out(spec: ModelSpec, job: Job, flash_fits: bool) -> tuple[StepSpec, Fold
     """
     model = architecture_of(spec)
     folds = folds_of(model)
+    replaced = liger_model(spec.model_type, model.config.text("model_type", spec.model_type))
     setting = StepSpec(
         model.architecture,
         model.config,
@@ -53,6 +57,7 @@ def lay_out(spec: ModelSpec, job: Job, flash_fits: bool) -> tuple[StepSpec, Fold
         vision_of(spec, job, model),
         MODEL_INPUTS.get(spec.model_type),
         are_linear(spec, job),
+        liger_layers(replaced, job.fused_kernels, multiprocessors),
     )
     return setting, FoldPlan(tuple(sorted(folds, key=lambda one: -one.base)) if model.tower is not None else folds)
 

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from vramplan.analytic.architectures import Architecture
 from vramplan.analytic.architectures.forward_pass import DevicePlacement
 from vramplan.analytic.architectures.vision_tower import VisionInput
+from vramplan.analytic.layers.liger_models import LigerLayers
 from vramplan.analytic.layers.modules import WeightConfig
 from vramplan.dataclass import dataclass
 from vramplan.inputs.job import Job
@@ -31,6 +32,8 @@ class StepSpec:
     """The samples that the model is trained on, if it is no causal language model."""
     linear_experts: bool = False
     """Whether its experts are separate linear layers (:mod:`vramplan.analytic.layers.moe_linear_experts`)."""
+    liger: LigerLayers = LigerLayers()
+    """The layers that Liger's kernels compute."""
     device_map: DevicePlacement | None = None
     """The GPUs that the model is spread over, if these are several."""
 

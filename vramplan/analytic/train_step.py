@@ -18,7 +18,7 @@ from vramplan.inputs.job import Job
 
 def new_modules(setting: StepSpec) -> Modules:
     """The modules of a step on an empty tape."""
-    net = Modules(Tape(), setting.training())
+    net = Modules(Tape(), setting.training(), setting.liger)
     job = setting.job
     net.tape.reentrant = job.reentrant
     net.tape.holds_leaves = job.strategy == "fsdp" and job.fsdp.checkpoint_wraps_fsdp and job.method != "full"

@@ -174,7 +174,13 @@ JOB_FLAGS = {
     "loss": _choice(
         "loss",
         SAVERS,
-        "standard, sliced (transformers before 4.49), sections (torchtune), liger, cut or chunked (standard).",
+        "standard, sliced (transformers before 4.49), sections (torchtune), liger,"
+        " liger_cross_entropy, cut or chunked (standard).",
+    ),
+    "fused_kernels": Flag(
+        str,
+        SAVERS,
+        "Layers that Liger's kernels compute: all, or names: rope,rms_norm,layer_norm,swiglu,geglu (none).",
     ),
     "loop": _choice("loop", PRECISION, "trainer (transformers' Trainer) or plain (trainer)."),
     "strategy": _choice(

@@ -10,8 +10,8 @@ from vramplan.emulated_gpu.build import Libraries
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.inputs.gpu import Gpu
 
-SITE = Path(__file__).parent / "site"
-"""A folder for PYTHONPATH: its sitecustomize.py carries out arithmetic on integers, which host code reads."""
+STARTUP = Path(__file__).parent / "startup"
+"""A folder for PYTHONPATH: its sitecustomize.py computes the values that host code reads."""
 MAX_GPUS = 64
 """MAX_GPUS of libraries/gpu.h."""
 PREFIX = "VRAMPLAN_EMULATED_"
@@ -73,6 +73,6 @@ def variables(
         # Loaded before anything else, a library is used wherever its name is asked for, whatever path PyTorch's files
         # name first. No installed file is touched.
         "LD_PRELOAD": " ".join([*map(str, libraries.paths), *filter(None, [before.get("LD_PRELOAD")])]),
-        "PYTHONPATH": os.pathsep.join([str(SITE), *filter(None, [before.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join([str(STARTUP), *filter(None, [before.get("PYTHONPATH")])]),
         "TRITON_LIBCUDA_PATH": str(libraries.folder),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from vramplan.errors import ConfigError, nearest_names
 from vramplan.inputs.record import Record, Replaced, field
@@ -16,7 +16,8 @@ Autocast = Literal["none", "bf16", "fp16"]
 Batches = Literal["unpadded", "padded", "packed"]
 Checkpointing = Literal["none", "full"]
 Attention = Literal["sdpa", "flash", "eager"]
-Loss = Literal["standard", "sliced", "sections", "liger", "cut", "chunked"]
+Loss = Literal["standard", "sliced", "sections", "liger", "liger_cross_entropy", "cut", "chunked"]
+FusedKernel = Literal["rope", "rms_norm", "layer_norm", "swiglu", "geglu"]
 Loop = Literal["trainer", "plain"]
 Experts = Literal["stacked", "linear"]
 Part = Literal["frozen", "train", "lora"]
@@ -26,6 +27,8 @@ MAX_COUNT = 1 << 24
 """Largest batch, length or rank that is accepted; more is refused as a likely mistake."""
 
 
+FUSED_KERNELS: tuple[FusedKernel, ...] = get_args(FusedKernel)
+"""All of Liger's kernels that replace layers."""
 DEFAULT_SEQUENCE_LENGTH = 2048
 """Tokens of a sample if none are given."""
 
@@ -230,8 +233,12 @@ class Job(Record):
     """Attention implementation."""
     loss: Loss = "standard"
     """standard: transformers' fp32 cross-entropy; sliced: the same before transformers 4.49, which copies the shifted
-    logits; sections: torchtune's, fp32 for an eighth of the tokens at a time; liger: fused with the head; cut:
-    Apple's cut cross-entropy, as in axolotl's plugin; chunked: TRL's."""
+    logits; sections: torchtune's, fp32 for an eighth of the tokens at a time; liger: Liger's, fused with the head;
+    liger_cross_entropy: Liger's of fp32 logits, which their gradients overwrite; cut: Apple's cut cross-entropy, as in
+    axolotl's plugin; chunked: TRL's."""
+    fused_kernels: tuple[FusedKernel, ...] = ()
+    """Layers that Liger's kernels compute, where the model has them and Liger replaces them: rope (rotary embedding),
+    rms_norm, layer_norm (of vision towers), swiglu and geglu (gated feed-forward)."""
     loop: Loop = "trainer"
     """The training loop: transformers' Trainer with accelerate, or a plain loop that keeps only the loss."""
     num_gpus: int = field(default=1, gt=0, le=1 << 16)

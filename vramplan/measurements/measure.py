@@ -137,7 +137,7 @@ def run(case: Case, device: ProbeDevice, folder: Path) -> str:
 def summary_line(run: ProbeRun) -> str:
     """A run's peaks, errors of the estimate and step time in one line."""
     if not run.fits:
-        return f"out of memory in {run.measured.failed_phase}"
+        return f"out of memory {run.measured.failed_where}"
     parts = []
     for name in ("peak_allocated_bytes", "peak_reserved_bytes"):
         size = getattr(run.measured, name)

@@ -166,7 +166,8 @@ def _requests_of_ranks(request: Request) -> list[Request]:
     """
     ranks = request.job.num_gpus
     if not is_torchrun():
-        meeting_point = f"tcp://127.0.0.1:{_free_port()}" if ranks > 1 else None
+        alone = ranks == 1 and not request.job.uses_deepspeed
+        meeting_point = None if alone else f"tcp://127.0.0.1:{_free_port()}"
         return [
             request.model_copy(update={"rank": rank, "local_rank": rank, "meeting_point": meeting_point})
             for rank in range(ranks)

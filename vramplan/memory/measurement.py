@@ -88,7 +88,7 @@ class Measured(BaseModel):
     message: str = ""
     """torch's message when memory ran out."""
     failed_phase: str | None = None
-    """The phase in which memory ran out."""
+    """The phase in which memory ran out: loaded (the model was built), forward, backward, optimizer, eval."""
     peak_allocated_bytes: int | None = Field(default=None, ge=0)
     """Of the training steps, loading included, evaluation left out."""
     peak_requested_bytes: int | None = Field(default=None, ge=0)
@@ -118,6 +118,13 @@ class Measured(BaseModel):
     def is_of_gpu(self) -> bool:
         """Whether it was measured on a GPU: neither on the host nor on an emulated GPU."""
         return self.environment.device != "cpu" and not self.environment.is_emulated
+
+    @property
+    def failed_where(self) -> str:
+        """Where memory ran out, in words: "in backward", "while the model was loaded"; "" if it did not."""
+        if self.failed_phase is None:
+            return ""
+        return "while the model was loaded" if self.failed_phase == "loaded" else f"in {self.failed_phase}"
 
     @property
     def step_time(self) -> float | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from vramplan.analytic.architectures.lookup import architecture_of, is_described
-from vramplan.errors import ConfigError, UnsupportedError, name_settings, nearest_names, setting
+from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, name_settings, nearest_names, setting
 from vramplan.inputs import model_inputs
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import COUNTED, IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.images.types import image_size
-from vramplan.inputs.job import MAX_COUNT, Job, engine_casts, with_current_names
+from vramplan.inputs.job import FUSED_KERNELS, MAX_COUNT, Job, engine_casts, with_current_names
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.sample_lengths import lengths_of
 from vramplan.inputs.sequence_length import default_sequence_length, max_positions
@@ -45,6 +45,8 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
             job[name] = _module_names(job[name])
             if job[name] == ():
                 raise ConfigError(f"{setting(name)}: no module is named")
+    if "fused_kernels" in job:
+        job["fused_kernels"] = _kernel_names(job["fused_kernels"])
     _complete_dtypes(job, half)
     if job.get("strategy") == "zero3" and isinstance(job.get("zero", {}), dict):
         job["zero"] = {"overlap_comm": True, **job.get("zero", {})}  # DeepSpeed's default at stage 3 (zero/config.py)
@@ -174,6 +176,19 @@ def _module_names(names: Any) -> Any:
         listed = tuple(name.strip() for name in names.split(",") if name.strip())
         return None if listed == ("all-linear",) else listed
     return tuple(names) if isinstance(names, list) else names
+
+
+def _kernel_names(names: Any) -> Any:
+    """Kernels in the order of the job's field from their names; all and none stand for themselves."""
+    listed = _module_names(names)
+    if listed in (("all",), ("none",)):
+        return FUSED_KERNELS if listed == ("all",) else ()
+    if not isinstance(listed, tuple):
+        return listed
+    for name in listed:
+        if name not in FUSED_KERNELS:
+            raise UnknownNameError("fused kernel", str(name), FUSED_KERNELS, f"known: {', '.join(FUSED_KERNELS)}")
+    return tuple(name for name in FUSED_KERNELS if name in listed)
 
 
 def _first_error(error: ValidationError) -> str:

@@ -66,7 +66,7 @@ def heading(run: Measured) -> Text:
 
 def _where(run: Measured) -> str:
     if run.outcome == "oom":
-        return f" in {run.failed_phase}"
+        return f" {run.failed_where}"
     return ", though an evaluation at this batch runs out of memory" if run.failed_phase == "eval" else ""
 
 
@@ -141,7 +141,7 @@ def runs(tries: Iterable[ProbeRun]) -> Table:
             f"{estimated / measured - 1:+.1%}" if estimated and measured else "",
             Text("ran", style="green")
             if probe_run.fits
-            else Text(f"out of memory in {probe_run.measured.failed_phase}", style="red"),
+            else Text(f"out of memory {probe_run.measured.failed_where}", style="red"),
         )
     return table
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vramplan.analytic.architectures.decoder import Decoder
 from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
@@ -12,6 +12,8 @@ from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import losses
 from vramplan.analytic.layers.attention_kernels import causal_mask
 from vramplan.analytic.layers.context import Context, CrossAttentionInput, LayerKind
+from vramplan.analytic.layers.labels import shifted_labels
+from vramplan.analytic.layers.liger_losses import in_place_cross_entropy
 from vramplan.inputs.model_spec import Config
 
 
@@ -37,7 +39,12 @@ def causal_lm(forward: ForwardPass, c: Config) -> ModelOutput:
             net, c, net.head(ops.move(hidden, placement.head), vocabulary, tied, decoder.head_bias)
         )
         tape.module = "loss"
-        return ModelOutput(causal_loss(logits) if job.loss == "standard" else sliced_loss(logits), [logits])
+        loss = sliced_loss(logits) if job.loss == "sliced" else causal_loss(logits, LOGIT_LOSSES[job.loss])
+        return ModelOutput(loss, [logits])
+
+
+LOGIT_LOSSES = {"standard": losses.cross_entropy, "liger_cross_entropy": in_place_cross_entropy}
+"""Cross-entropies of all logits in fp32."""
 
 
 def decoder_of(forward: ForwardPass) -> Decoder:
@@ -46,12 +53,12 @@ def decoder_of(forward: ForwardPass) -> Decoder:
     return forward.architecture.decoder
 
 
-def causal_loss(logits: Tensor) -> Tensor:
+def causal_loss(logits: Tensor, cross_entropy: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy) -> Tensor:
     """ForCausalLMLoss: logits in fp32, labels shifted, all rows through cross-entropy (loss/loss_utils.py)."""
     tape, (batch, length, vocabulary) = logits.tape, logits.shape
     logits = ops.to(logits, "fp32", "logits in fp32").view(batch * length, vocabulary)
-    labels = losses.shifted_labels(tape, batch, length)
-    return losses.cross_entropy(logits, labels[-1])
+    labels = shifted_labels(tape, batch, length)
+    return cross_entropy(logits, labels[-1])
 
 
 def sliced_loss(logits: Tensor) -> Tensor:
@@ -142,6 +149,7 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
     tape.module = "inputs"
     dtype = net.embedded_dtype
     ctx = Context(job.attention, forward.flash_fits, padded=job.batches == "padded", causal=True)
+    ctx.liger_rope = net.liger.rope
     ctx.attention_dropout = c.number(*decoder.attention_dropout)
     if forward.past is not None:
         ctx.cache, ctx.past = net.cache, {False: forward.past, True: forward.past}

@@ -68,7 +68,7 @@ def phi3_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: Layer
     v = ops.part(qkv, k_width).view(batch, length, heads.key, heads.dim)
     q, k = partial_rotary(q, k, ctx, kind, one_by_one=True)
     k, v = update_cache(k, v, ctx, kind)
-    out, *weights = attend(q, k, v, ctx, kind, contiguous=True)
+    out, *weights = attend(q, k, v, ctx, kind, contiguous=not ctx.liger_rope)
     return net.linear("self_attn.o_proj", out, width), *weights
 
 

@@ -179,12 +179,12 @@ def attention(
     q = net.linear("self_attn.q_proj", x, heads.query * heads.dim, bias).view(batch, length, heads.query, heads.dim)
     if norm is not None:
         q = norm(net, "self_attn.q_norm", q)
-    elif kind.rotary:
+    elif kind.rotary and not ctx.liger_rope:
         q = ops.heads_first(q)
     k = net.linear("self_attn.k_proj", x, heads.key * heads.dim, bias).view(batch, length, heads.key, heads.dim)
     if norm is not None:
         k = norm(net, "self_attn.k_norm", k)
-    elif kind.rotary:
+    elif kind.rotary and not ctx.liger_rope:
         k = ops.heads_first(k)
     v = net.linear("self_attn.v_proj", x, heads.key * heads.dim, bias).view(batch, length, heads.key, heads.dim)
     net.tape.module = "self_attn"

@@ -42,6 +42,8 @@ class Context:
     """eager, sdpa or flash."""
     flash_fits: bool
     """Whether the GPU runs SDPA's flash kernel (compute capability 8.0)."""
+    liger_rope: bool = False
+    """Whether Liger's kernel rotates queries and keys."""
     cos: dict[bool, Tensor] = field(default_factory=dict)
     """Cosine table by `LayerKind.sliding`; most models share one."""
     sin: dict[bool, Tensor] = field(default_factory=dict)

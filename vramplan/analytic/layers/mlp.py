@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers import liger
 from vramplan.analytic.layers.modules import Modules
 from vramplan.errors import UnknownNameError
 from vramplan.inputs.model_spec import Config
@@ -61,8 +62,12 @@ def gated(
 ) -> Tensor:
     """``down(act(gate(x)) * up(x))`` of the module `name`, `width` wide; `names` of gate, up and down if unusual."""
     first, second, third = names or ("gate_proj", "up_proj", "down_proj")
-    gate = activation(act)(net.linear(f"{name}.{first}", x, width, bias))
-    product = ops.mul(gate, net.linear(f"{name}.{second}", x, width, bias))
+    gate = net.linear(f"{name}.{first}", x, width, bias)
+    if net.fuses_mlp:
+        product = liger.gated_product(gate, net.linear(f"{name}.{second}", x, width, bias))
+    else:
+        gate = activation(act)(gate)
+        product = ops.mul(gate, net.linear(f"{name}.{second}", x, width, bias))
     del gate
     return net.linear(f"{name}.{third}", product, x.shape[-1], bias)
 
@@ -72,7 +77,10 @@ def fused_gated_mlp(net: Modules, c: Config, x: Tensor) -> Tensor:
     width = c.count("intermediate_size")
     gate_up = net.linear("mlp.gate_up_proj", x, 2 * width)
     gate, up = ops.split(gate_up, width, width)
-    product = ops.mul(up, activation(c.text("hidden_act", "silu"))(gate))
+    if net.fuses_mlp:
+        product = liger.gated_product(gate, up, slices=True)  # gate and up are locals to the end
+    else:
+        product = ops.mul(up, activation(c.text("hidden_act", "silu"))(gate))
     return net.linear("mlp.down_proj", product, x.shape[-1])
 
 

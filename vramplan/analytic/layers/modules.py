@@ -12,7 +12,9 @@ from dataclasses import field
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import SAVED, Parameter, Resident, Tensor, leaf
 from vramplan.analytic.autograd.tape import Tape
-from vramplan.analytic.layers import lora, moe_peft
+from vramplan.analytic.layer_folding import STACK
+from vramplan.analytic.layers import liger, lora, moe_peft
+from vramplan.analytic.layers.liger_models import LigerLayers
 from vramplan.analytic.layers.lora import Adapter
 from vramplan.analytic.layers.lora_targets import is_saved_name
 from vramplan.dataclass import dataclass
@@ -62,6 +64,8 @@ class Modules:
 
     tape: Tape
     training: WeightConfig
+    liger: LigerLayers = LigerLayers()
+    """The layers that Liger's kernels compute."""
     embedded: Parameter | None = None
     """Weight of the first embedding, which a tied head shares."""
     embedded_dtype: str = ""
@@ -207,6 +211,8 @@ class Modules:
         tape = self.tape
         tape.module = name
         weight = self.parameter(f"{name}.weight", x.shape[-1])
+        if name.rpartition(".")[2] in self.liger.rms_norms:
+            return liger.rms_norm(x, weight, self.liger.in_place, self.liger.multiprocessors)
         dtype, argument = x.dtype, x  # held until the function returns: the module's argument
         x = ops.to(argument, "fp32")
         x = ops.mul(x, ops.rsqrt(ops.shift(ops.mean(ops.square(x)))), "normalised")
@@ -221,7 +227,16 @@ class Modules:
         self.tape.module = name
         width = x.shape[-1]
         weight = self.parameter(f"{name}.weight", width)
-        return ops.layer_norm(x, weight, self.parameter(f"{name}.bias", width) if bias else None)
+        shift = self.parameter(f"{name}.bias", width) if bias else None
+        if shift is not None and name.rpartition(".")[2] in self.liger.layer_norms:
+            return liger.layer_norm(x, weight, shift, self.liger.multiprocessors)
+        return ops.layer_norm(x, weight, shift)
+
+    @property
+    def fuses_mlp(self) -> bool:
+        """Whether Liger computes the gated feed-forward of the current layer."""
+        in_tower = self.tape.layer is not None and self.tape.layer >= STACK
+        return self.liger.tower_mlp if in_tower else self.liger.mlp
 
     def embedding(self, name: str, ids: Tensor, rows: int, width: int, scaled: bool = False) -> Tensor:
         """``nn.Embedding``; under LoRA with checkpointing the token embedding's output needs a gradient.

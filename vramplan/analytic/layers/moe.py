@@ -14,6 +14,7 @@ from typing import NamedTuple
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import attention_kernels, moe_peft
+from vramplan.analytic.layers.liger_experts import fused_experts
 from vramplan.analytic.layers.mlp import activation
 from vramplan.analytic.layers.modules import Modules
 
@@ -178,6 +179,10 @@ def routed(
     second = expert_weight(net, f"{name}.down_proj", (experts.number, width, experts.width))
     first = expert_weight(net, f"{name}.gate_up_proj", (experts.number, 2 * experts.width, width))
     tape.module = name
+    if net.liger.experts:
+        indices = tape.empty((tokens, experts.top), "int32", "experts of each token")
+        into, back_from = first(), second()
+        return fused_experts(x, into, back_from, shares, experts.top)
     by_expert = [tape.empty((rows,), "int64", what) for what in ("experts in order", "order of the rows")]
     picked = ops.chosen(x, tape.empty((rows,), "int64", "token of each row"), (rows, width), "rows by expert")
     weights = ops.chosen(shares.view(rows), by_expert[1], (rows,), "shares by expert")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers import liger
 from vramplan.analytic.layers.context import Context, LayerKind
 
 
@@ -27,8 +28,29 @@ def rotary(q: Tensor, k: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor,
     if not kind.rotary:
         return q, k
     cos, sin = ctx.cos[kind.sliding], ctx.sin[kind.sliding]
+    if ctx.liger_rope:
+        rotated_q, rotated_k = liger.rotary(q, k, cos, sin, False, heads_first_grads(q, k, ctx, kind))
+        return rotated_q, rotated_k
     rotated_q = rotate(q, cos, sin)
     return rotated_q, rotate(k, cos, sin)
+
+
+def heads_first_grads(q: Tensor, k: Tensor, ctx: Context, kind: LayerKind) -> tuple[bool, bool]:
+    """Whether attention gives the gradient of q, of k with heads before positions in memory.
+
+    Batched products do so for both, and summing over repeated heads for k; flash and memory-efficient kernels do not.
+    """
+    if ctx.attention == "flash" or q.shape[1] == 1:
+        return False, False
+    dtype, is_grouped = q.tape.autocast or q.dtype, q.shape[2] > k.shape[2]
+    if ctx.attention == "eager":
+        is_product = True
+    elif ctx.masks.get(kind.sliding) is not None or q.shape[-1] > 256:
+        is_product = False
+    else:
+        is_flash = ctx.flash_fits and dtype in ("bf16", "fp16")
+        is_product, is_grouped = is_grouped and not is_flash, is_grouped and not is_flash
+    return is_product and q.shape[2] > 1, (is_product or is_grouped) and k.shape[2] > 1
 
 
 def partial_rotary(
@@ -40,6 +62,8 @@ def partial_rotary(
     too. `one_by_one`: q is concatenated before k is rotated (phi3).
     """
     cos, sin = ctx.cos[kind.sliding], ctx.sin[kind.sliding]
+    if ctx.liger_rope:
+        return tuple(liger.rotary(q, k, cos, sin, True, heads_first_grads(q, k, ctx, kind)))
     width, rest = cos.shape[-1], q.shape[-1] - cos.shape[-1]
     q_rot, k_rot = ops.part(q, width), ops.part(k, width)
     q_pass, k_pass = (None, None) if not rest else (ops.part(q, rest), ops.part(k, rest))

@@ -28,6 +28,7 @@ from vramplan.torch_backend.dtypes import DTYPES
 from vramplan.torch_backend.first_line import first_line
 from vramplan.torch_backend.model import losses
 from vramplan.torch_backend.model.adapters import checkpoint, excluded_modules, freeze, with_adapters
+from vramplan.torch_backend.out_of_memory import is_out_of_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ def from_config(
         with torch.device(device), constructor_context():
             model = model_class(config, attn_implementation=attention, dtype=DTYPES[job.dtype])
     except (Exception, SystemExit) as error:  # model code of any origin
-        if isinstance(error, VramplanError):
+        if isinstance(error, VramplanError) or is_out_of_memory(error):
             raise
         first = first_line(error)
         if "does not support" in first and "attention" in first:
@@ -304,6 +305,8 @@ def from_import_path(path: str, job: Job, device: str) -> Subject:
         with torch.device(device):
             returned = function(**{name: value for name, value in arguments.items() if name in parameters})
     except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):
+            raise
         raise ConfigError(f"{path}: the function failed: {type(error).__name__}: {first_line(error)}") from error
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], nn.Module)):
         raise ConfigError(f"{path}: expected (nn.Module, example inputs), got {type(returned).__name__}")

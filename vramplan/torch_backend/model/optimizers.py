@@ -73,4 +73,17 @@ def make(recipe: Recipe, module: nn.Module, job: Job) -> torch.optim.Optimizer:
     """
     kind, arguments = recipe
     check_weights(job, ((name, tuple(p.shape)) for name, p in module.named_parameters() if p.requires_grad))
+    if job.loop == "trainer" and "bitsandbytes" in str(kind) and arguments.get("optim_bits") == 8:
+        _keep_embeddings_in_32_bits(module)
     return kind(groups(module, job), **arguments)
+
+
+def _keep_embeddings_in_32_bits(module: nn.Module) -> None:
+    """Register embeddings as transformers' Trainer does for 8-bit optimizers (5.23, Trainer.create_optimizer)."""
+    import bitsandbytes
+
+    manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+    manager.initialize()  # forget the modules of an earlier optimizer in this process
+    for submodule in module.modules():
+        if isinstance(submodule, nn.Embedding):
+            manager.register_module_override(submodule, "weight", {"optim_bits": 32})

@@ -20,14 +20,23 @@ class CudaMeter:
 
     def __init__(self, device: torch.device, cap_bytes: int | None, history: bool) -> None:
         self.device, self.phases = device, Phases()
+        self._cap_bytes, self._history = cap_bytes, history
+
+    def start(self) -> None:
+        """Create the CUDA context, limit PyTorch's allocator, start recording.
+
+        Raises:
+            RuntimeError: CUDA's own, such as out of memory.
+        """
+        device, cap_bytes = self.device, self._cap_bytes
         torch.cuda.set_device(device)
-        torch.empty(1, device=device)  # creates the CUDA context
+        torch.empty(1, device=device)  # creates the context
         gc.collect()
         torch.cuda.empty_cache()
         if cap_bytes is not None:
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total), device)
-        if history:
+        if self._history:
             torch.cuda.memory._record_memory_history(max_entries=MAX_HISTORY, context=None, stacks="python")
 
     def tracking(self, module: torch.nn.Module) -> AbstractContextManager[None]:

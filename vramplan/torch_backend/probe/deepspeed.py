@@ -75,7 +75,7 @@ def settings(job: Job, hidden_size: int | None = None) -> dict[str, Any]:
 
 def constructor_context(job: Job, device: torch.device) -> ConstructorContext:
     """The context of a model's constructor: at stage 3 each weight is sharded as soon as it is created."""
-    if job.strategy != "zero3" or job.num_gpus == 1:
+    if job.strategy != "zero3":
         return nullcontext
     return partial(_sharded_init, load(device).zero.Init(config_dict_or_path=settings(job)))
 

@@ -24,8 +24,8 @@ NoSync = Callable[[], AbstractContextManager[None]]
 
 @contextmanager
 def process_group(request: Request, device: torch.device) -> Iterator[None]:
-    """Inside, the job's ranks are a torch.distributed process group."""
-    if request.job.num_gpus == 1:
+    """Inside, the job's ranks are a torch.distributed process group; DeepSpeed has one on a single GPU, too."""
+    if request.job.num_gpus == 1 and not request.job.uses_deepspeed:
         yield
         return
     import torch.distributed as distributed

@@ -32,6 +32,9 @@ class HostMeter(StorageTracker):
         self._blocks: dict[int, Block] = {}
         self._requested = self._requested_peak = 0
 
+    def start(self) -> None:
+        """Does nothing: the simulated allocator is ready."""
+
     def tracking(self, module: torch.nn.Module) -> AbstractContextManager[Any]:
         """Follow every tensor created inside."""
         return self

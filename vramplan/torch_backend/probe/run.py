@@ -26,6 +26,7 @@ from vramplan.torch_backend.model import optimizers
 from vramplan.torch_backend.model.adapters import own_parameters
 from vramplan.torch_backend.model.build import Subject, build, settle
 from vramplan.torch_backend.model.training_loop import MAX_MICRO_STEPS, Inputs, Steps
+from vramplan.torch_backend.out_of_memory import is_out_of_memory
 from vramplan.torch_backend.probe import deepspeed, distributed
 from vramplan.torch_backend.suppress_output import quiet
 from vramplan.torch_backend.trace.cuda_emulation import as_cuda
@@ -35,9 +36,6 @@ History = list[tuple[str, int, int]]
 SECONDS_OF_WATCHDOG = 0.5
 """ProcessGroupNCCL's watchdog releases the tensors of finished collectives every 0.1 s (ProcessGroupNCCL.cpp,
 kWatchdogThreadSleepMillis, torch 2.13). On a GPU much more time passes before the first step."""
-
-OUT_OF_MEMORY_MESSAGES = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-"""Parts of messages of libraries that allocate memory without PyTorch."""
 
 
 def run(request: Request, progress: Progress) -> tuple[Measured, History]:
@@ -107,16 +105,17 @@ class _RealRun:
         on_host = self.device.type == "cpu"
         try:
             with as_cuda(self.request.card, kernels=False) if on_host else nullcontext():
+                meter.start()
                 self._train(progress, micro_steps)
         except VramplanError:
             raise
         except Exception as error:  # model code of any origin
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise SpecError(
                     f"{self.request.spec.name}: {meter.phases.name or 'the run'} fails: {type(error).__name__}:"
                     f" {first_line(error)}"
                 ) from error
-            failed, message = meter.phases.name, first_line(error)
+            failed, message = meter.phases.name or "loaded", first_line(error)
         history = meter.history() if self.request.history else []
         phases = dict(meter.phases.peaks)
         phases.pop(failed, None)
@@ -167,7 +166,7 @@ class _RealRun:
         with meter.tracking(subject.module):
             steps = Steps(subject, job, recipe, meter, device=str(self.device))
             steps.model, steps.no_sync, steps.fill = wrapped, no_sync, fill
-            if job.strategy in deepspeed.STAGES and job.num_gpus > 1:
+            if job.uses_deepspeed:
                 steps.model = steps.engine = deepspeed.engine_for(steps, job, self.device)
             for number in range(request.steps):
                 progress(f"step {number + 1} of {request.steps}", 0.3 + 0.6 * number / request.steps)
@@ -294,7 +293,3 @@ def random_values(inputs: Inputs, job: Job, vocabulary: int) -> Inputs:
         else:
             tensor.random_(0, vocabulary)
     return inputs
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or any(message in str(error) for message in OUT_OF_MEMORY_MESSAGES)

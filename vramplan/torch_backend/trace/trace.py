@@ -87,10 +87,10 @@ def run(
         )
     if job.lengths is not None:
         raise UnsupportedError(f"{setting('lengths')} is not traced; {setting('by', 'analytic')} supports it")
-    if job.strategy == "device_map":
+    if job.strategy != "ddp":
         raise UnsupportedError(
-            f"{setting('strategy', job.strategy)}: several GPUs are not traced;"
-            f" {setting('by', 'analytic')} supports them"
+            f"{setting('strategy', job.strategy)}: a trace divides neither weights nor gradients nor optimizer states"
+            f" among GPUs; use {setting('by', 'analytic')}, or {setting('strategy', 'ddp')}"
         )
     progress(f"building {spec.name}", 0.0)
     with quiet(), as_cuda(gpu):

@@ -1,0 +1,83 @@
+"""What a probe reports when memory runs out while the model is built, and that it runs the job that was asked for."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="probes need the extra vramplan[probe]")
+
+import vramplan  # noqa: E402
+from tests.helpers import card_of, measured_of, spec_of  # noqa: E402
+from tests.test_trace import job_of, small  # noqa: E402
+from vramplan.errors import UnsupportedError  # noqa: E402
+from vramplan.measurements import probe, subprocess_runner  # noqa: E402
+from vramplan.measurements.measure import summary_line  # noqa: E402
+from vramplan.measurements.verify import ProbeRun  # noqa: E402
+from vramplan.memory.measurement import Request  # noqa: E402
+from vramplan.torch_backend.model import build, optimizers  # noqa: E402
+from vramplan.torch_backend.probe import run  # noqa: E402
+
+LLAMA = small("llama", num_key_value_heads=2)
+
+
+def test_memory_that_runs_out_while_the_model_is_built_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    def constructor(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 260.00 MiB.")
+
+    monkeypatch.setattr(build, "_class_for", lambda *_: constructor)
+    monkeypatch.setattr(subprocess_runner, "run", lambda request, timeout, tell: run.run(request, tell))
+    device = probe.probe_device(card_of("rtx4090"), device="cpu")
+    result = probe.probe(LLAMA, on=device, sequence_length=32, attention="eager")
+    assert not result.fits
+    assert result.measured.failed_phase == "loaded"
+    assert result.measured.message.startswith("CUDA out of memory")
+    assert summary_line(result) == "out of memory while the model was loaded"
+
+
+def test_a_phase_in_words() -> None:
+    measured = measured_of(job_of(), outcome="oom", failed_phase="backward")
+    assert summary_line(ProbeRun(measured.job, measured, None)) == "out of memory in backward"
+
+
+@pytest.mark.parametrize(("loop", "bits", "overrides"), [("trainer", 8, 1), ("trainer", 32, 0), ("plain", 8, 0)])
+def test_8_bit_optimizers_keep_embeddings_in_32_bits(
+    loop: str, bits: int, overrides: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the Trainer does; a plain loop has nobody who would."""
+    registered: list[Any] = []
+    manager = SimpleNamespace(
+        initialize=registered.clear, register_module_override=lambda *given: registered.append(given)
+    )
+    optim = SimpleNamespace(GlobalOptimManager=SimpleNamespace(get_instance=lambda: manager))
+    monkeypatch.setitem(sys.modules, "bitsandbytes", SimpleNamespace(optim=optim))
+
+    class AdamW(torch.optim.AdamW):
+        def __init__(self, groups: Any, optim_bits: int) -> None:
+            super().__init__(groups)
+
+    AdamW.__module__ = "bitsandbytes.optim.adamw"
+    module = torch.nn.ModuleDict({"embed": torch.nn.Embedding(8, 4), "head": torch.nn.Linear(4, 8)})
+    job = job_of(method="full", loop=loop, optimizer="adamw_8bit")
+    optimizers.make((AdamW, {"optim_bits": bits}), module, job)
+    assert registered == [(module["embed"], "weight", {"optim_bits": 32})] * overrides
+
+
+def test_deepspeed_has_a_process_group_on_one_gpu() -> None:
+    """Without one its probe would run the plain loop: no fp32 master weights, no flat gradients."""
+    card = card_of("rtx4090")
+    for strategy, meets in (("ddp", False), ("zero2", True)):
+        request = Request(spec=LLAMA, job=job_of(strategy=strategy, autocast="none"), card=card)
+        (alone,) = subprocess_runner._requests_of_ranks(request)
+        assert (alone.meeting_point is not None) == meets
+
+
+@pytest.mark.parametrize(("strategy", "num_gpus"), [("zero0", 1), ("zero3", 8), ("fsdp", 8), ("device_map", 2)])
+def test_a_trace_refuses_what_it_does_not_divide(strategy: str, num_gpus: int) -> None:
+    autocast = "none" if strategy.startswith("zero") else "bf16"
+    job = {"strategy": strategy, "num_gpus": num_gpus, "autocast": autocast}
+    with pytest.raises(UnsupportedError, match=rf"strategy={strategy}: .*use by=analytic"):
+        vramplan.estimate(spec_of("Qwen/Qwen2.5-0.5B"), "rtx4090", by="trace", **job)
