@@ -112,6 +112,7 @@ def test_a_job_asks_for_one_gpu_and_enough_time() -> None:
     assert cluster.settings_of([], 9) == {"time": 19, "gpus_per_node": 1, "job_name": "vramplan"}
     assert "gpus_per_node" not in cluster.settings_of(["gres=gpu:a100:2"], 9)
     assert "gpus_per_node" not in cluster.settings_of(["gpus=a100:2"], 9)
+    assert "gpus_per_node" not in cluster.settings_of([], 9, needs_gpu=False)
 
 
 def test_slurm_may_refuse(slurm: Path, tmp_path: Path) -> None:

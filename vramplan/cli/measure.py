@@ -78,10 +78,13 @@ def measure(
     """Measure a fixed set of jobs into a folder, on every GPU of this machine; run it again until none is left."""
     from vramplan.measurements import campaign, matrix
     from vramplan.measurements import measure as measuring
+    from vramplan.measurements.subprocess_runner import is_torchrun
     from vramplan.render import terminal
 
     if merge or folders:
         return _merge(out, folders or [], merge)
+    if is_torchrun():
+        raise ConfigError("measure starts its runs itself, which torchrun does not allow; run it without torchrun")
     if not campaign.MIN_SECONDS / 60 <= minutes < 1e5:
         raise ConfigError(f"--minutes {minutes:g}: a run takes {campaign.MIN_SECONDS:g} seconds at least")
     cases = measuring.matching(only, matrix.CASES)
@@ -194,7 +197,7 @@ def _submit(engine: str, out: Path, pairs: Sequence[str], num_jobs: int, options
 
     if "as_card" in options:
         find_gpu(options["as_card"])
-    settings = cluster.settings_of(pairs, options["minutes"])
+    settings = cluster.settings_of(pairs, options["minutes"], needs_gpu=options.get("device", "cuda") == "cuda")
     ledger.make(out)
     shares = [{**options, "out": out.resolve(), "shard": f"{n + 1}/{num_jobs}"} for n in range(num_jobs)]
     submitted = cluster.submit(engine, out, settings, measure_in_job, shares)
