@@ -296,6 +296,12 @@ def test_measure_on_the_command_line(machine: Any, tmp_path: Path) -> None:
     assert "Nothing is left" in cli(*arguments).stdout
 
 
+def test_under_torchrun(tmp_path: Path) -> None:
+    done = cli("measure", "--out", str(tmp_path), TORCHELASTIC_RUN_ID="x", WORLD_SIZE="2")
+    assert done.returncode == 2
+    assert "measure starts its runs itself" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

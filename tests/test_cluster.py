@@ -112,6 +112,7 @@ def test_a_job_asks_for_one_gpu_and_enough_time() -> None:
     assert cluster.settings_of([], 9) == {"time": 19, "gpus_per_node": 1, "job_name": "vramplan"}
     assert "gpus_per_node" not in cluster.settings_of(["gres=gpu:a100:2"], 9)
     assert "gpus_per_node" not in cluster.settings_of(["gpus=a100:2"], 9)
+    assert "gpus_per_node" not in cluster.settings_of([], 9, needs_gpu=False)
 
 
 def test_slurm_may_refuse(slurm: Path, tmp_path: Path) -> None:
@@ -143,7 +144,10 @@ def test_every_setting_is_one_of_submitit() -> None:
         (("--on", "kubernetes"), "unknown place to run on 'kubernetes'; known: slurm, local"),
         (("--on", "slurm", "--as-card", "rtx9999"), "'rtx9999'"),
         (("--on", "slurm", "--only", "nothing like it"), "no run has that in its name"),
-        (("--on", "slurm", "--list"), "--on slurm: give it without --list"),
+        (("--on", "slurm", "--list"), "--list and --on: give one"),
+        (("--on", "slurm", "--for", "dstack"), "--on and --for: give one"),
+        (("--on", "slurm", "--gpus", "h100"), "--on slurm: give it without --gpus"),
+        (("--on", "slurm", "--device", "tpu"), "--device tpu: expected cuda, cpu or emulated"),
         (("--on", "slurm", "--shard", "1/2"), "--on slurm: give it without --shard"),
         (("--slurm", "partition=gpu"), "--slurm is about submitted jobs: add --on slurm"),
         (("--jobs", "2"), "--jobs is about submitted jobs: add --on slurm"),

@@ -47,7 +47,7 @@ COLD = {
         "rich.progress",
         "vramplan.inputs.nvml",
     ),
-    "estimate qwen2.5-7b --gpu rtx4090 --no-cache": ("rich.progress", "vramplan.inputs.nvml"),
+    "estimate qwen2.5-7b --gpu rtx4090": ("rich.progress", "vramplan.inputs.nvml"),
     "gpus rtx --json": ("rich", "vramplan.planner", "vramplan.analytic", "vramplan.memory"),
 }
 """Commands, and what each may not load besides NEVER."""

@@ -107,6 +107,16 @@ def test_hostfile(tmp_path: Path) -> None:
     assert script(tmp_path, f"deepspeed --hostfile other --num_nodes 2 --num_gpus 8 {SCRIPT}") == 16
 
 
+def test_a_hostfile_tells_the_nodes(tmp_path: Path) -> None:
+    """With as many GPUs on each, as beside --num_gpus: their network is between them."""
+    (tmp_path / "hosts").write_text("worker-1 slots=8\nworker-2 slots=8\n")
+    path = tmp_path / "train.sh"
+    for flags, nodes in (("", 2), ("--num_gpus 8", 2), ("--num_nodes 1", 1)):
+        path.write_text(f"deepspeed --hostfile hosts {flags} {SCRIPT}\n")
+        job = read(from_path(path, None, {}), 1).job
+        assert (job["num_gpus"], job.get("num_nodes", 1)) == (8 * nodes, nodes), flags
+
+
 @pytest.mark.parametrize(
     ("directives", "command", "expected"),
     [

@@ -88,6 +88,7 @@ def test_what_is_left_for_gpus_elsewhere(tmp_path: Path) -> None:
         (("--for", "dstack", "--gpus", "rtx9999"), "'rtx9999'"),
         (("--for", "skypilot", "--gpus", "rtx3060"), "skypilot has no name for"),
         (("--for", "skypilot", "--gpus", "h100", "--num-gpus", "0"), "--num-gpus"),
+        (("--list", "--gpus", "h100", "--device", "tpu"), "--device tpu: expected cuda, cpu or emulated"),
         (("--num-gpus", "2"), "--num-gpus is about rented machines"),
         (("--gpus", "h100"), "--gpus is for --list, --for skypilot and --for dstack"),
     ],

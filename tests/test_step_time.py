@@ -539,15 +539,6 @@ def test_a_table_has_no_speed_where_no_time_is_known() -> None:
     assert "the time of a step is not known" in " ".join(refused.stderr.split())
 
 
-def test_a_table_has_no_speed_of_what_the_host_computes() -> None:
-    words = ("table", "--models", SMALL, "--gpus", "h100", "--methods", "full", "--strategy", "zero3")
-    refused = cli(*words, "--offload", "optimizer", "--show", "speed")
-    assert refused.returncode == 2
-    assert "speeds under --offload are not tabled yet" in " ".join(refused.stderr.split())
-    assert cli(*words, "--show", "speed").returncode == 0
-    assert cli(*words, "--offload", "optimizer").returncode == 0
-
-
 def table(show: str, gpus: str) -> dict[tuple[str, str, int], dict[str, Any]]:
     """Cells by GPU, method and length."""
     words = ("--models", SMALL, "--methods", "full,lora", "--seq-lens", "512,4096", "--gpus", gpus, "--show", show)

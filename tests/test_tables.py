@@ -93,15 +93,33 @@ def test_what_suggest_refuses_is_refused(model: str, gpu: str, job: dict[str, An
 
 def test_speed_is_what_the_largest_batch_takes() -> None:
     one = filled(["qwen2.5-0.5b"], ["t4", "h100"], show="speed", methods=["full"])
-    assert "estimated, not measured" in one.note
-    for asked, cell in each(one):
-        largest = vramplan.suggest(**asked, global_batch=1, advice=False).max_micro_batch_size
-        at = vramplan.estimate(**asked, micro_batch_size=largest)
-        assert at.compute is not None
-        seconds = at.compute.micro_step_seconds + at.compute.optimizer_seconds
-        assert cell.value == round(largest * at.job.sequence_length / seconds)
+    assert "estimated, not measured; reading data" in one.note
+    _speeds_are_the_estimates(one)
     t4, h100 = (cell.value or 0 for _, cell in each(one))
     assert h100 > 5 * t4 > 0
+
+
+@pytest.mark.parametrize("job", [{}, {"strategy": "zero3"}, {"strategy": "zero2", "offload": "optimizer"}])
+def test_speed_counts_communication_and_the_host(job: dict[str, Any]) -> None:
+    job = {"num_gpus": 4, **job}
+    table = filled(["qwen2.5-0.5b"], ["rtx4090", "h100"], show="speed", methods=["full"], **job)
+    _speeds_are_the_estimates(table, **job)
+
+
+def test_a_speed_that_is_not_known_says_why() -> None:
+    with pytest.raises(ConfigError, match="a machine holds 8 such GPUs, not 16"):
+        filled(["qwen2.5-0.5b"], ["rtx4090"], show="speed", num_gpus=16)
+
+
+def _speeds_are_the_estimates(table: Table, **job: Any) -> None:
+    for asked, cell in each(table):
+        asked |= job
+        global_batch = job.get("num_gpus", 1)
+        largest = vramplan.suggest(**asked, global_batch=global_batch, advice=False).max_micro_batch_size
+        time = vramplan.estimate(**asked, micro_batch_size=largest).step_time
+        assert time is not None
+        assert (time.communication_seconds > 0) == (global_batch > 1)
+        assert cell.value == round(largest * table.sheet.lengths[0] / time.seconds)
 
 
 @pytest.mark.parametrize("micro", [1, 8])

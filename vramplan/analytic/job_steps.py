@@ -27,6 +27,7 @@ from vramplan.memory.optimizers import check_weights, optimizer_seconds
 from vramplan.memory.overheads import cublas_workspace, outside_bytes
 from vramplan.memory.summarize import summarize
 from vramplan.memory.timeline import Storage, Timeline
+from vramplan.step_time.communication import Communication
 from vramplan.step_time.kernels import Kernels, Runs, flops, micro_step_seconds
 from vramplan.step_time.rates import rates_of
 from vramplan.step_time.step_time import ComputeTime
@@ -155,6 +156,7 @@ class JobSteps:
             complete,
             timelines[0] if len(timelines) == 1 else None,
             lambda on: self._compute(at, shape, on),
+            _communication(shape),
         )
 
     def buffer_sizes(self, micro: int, steps: int, gpu: Gpu) -> tuple[int, ...]:
@@ -277,7 +279,7 @@ class JobSteps:
             picture=None if setting.vision is None else setting.vision.image,
             num_vision_parameters=self.weights.num_vision_parameters,
             inputs_text=describe_inputs(self.spec, job),
-            communication=next(iter(shape.layouts.values())).communication,
+            communication=_communication(shape),
         )
 
     def _compute(self, at: StepAt, shape: Shape, card: Gpu) -> ComputeTime:
@@ -287,6 +289,11 @@ class JobSteps:
         update = optimizer_seconds(job, weights.trained_bytes // state_shards(job), weights.num_trained, card)
         forward, backward = kernel_runs(at, shape)
         return ComputeTime(*micro_step_seconds(at.kernels, forward, backward, card, hooks_seconds), update)
+
+
+def _communication(shape: Shape) -> Communication:
+    """What each GPU sends and receives in a step."""
+    return next(iter(shape.layouts.values())).communication
 
 
 def state_shards(job: Job) -> int:

@@ -14,10 +14,8 @@ from vramplan.cli.options import (
     Confidence,
     LinkName,
     Network,
-    NoCache,
     Verbose,
     connected,
-    keep_results,
     progress,
     say,
     spell_flag,
@@ -153,12 +151,10 @@ def check(
         Option("--fix", help="Print it with the fewest changes that make it fit.", panel=OUTPUT),
     ] = False,
     write: Annotated[bool, Option("--write", help="With --fix: change the file itself.", panel=OUTPUT)] = False,
-    no_cache: NoCache = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> int:
     """Check whether a training configuration fits before you start it, and what to change."""
-    keep_results(not no_cache)
     several = len(target) > 1 and all(Path(word).suffix in SUFFIXES or is_file(Path(word)) for word in target)
     targets: list[str | list[str]] = [*target] if several or len(target) == 1 else [target]
     if tokenizer is not None and dataset is None:

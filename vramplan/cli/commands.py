@@ -85,7 +85,12 @@ vramplan probe qwen2.5-0.5b --micro-batch 2
 vramplan probe qwen2.5-0.5b --find-max""",
     ),
     "measure": Command(
-        MEASURE, "measure", "vramplan measure --out measured --minutes 30\nvramplan measure --out measured --list"
+        MEASURE,
+        "measure",
+        """\
+vramplan measure --out measured --minutes 30
+vramplan measure --out measured --on slurm --jobs 4 --slurm partition=gpu
+vramplan measure --out measured --for skypilot --gpus rtx4090,h100""",
     ),
     "emulate": Command(
         MEASURE,

@@ -12,12 +12,10 @@ from vramplan.cli.options import (
     LinkName,
     MicroBatch,
     Network,
-    NoCache,
     Trust,
     batch_of,
     between_commas,
     connected,
-    keep_results,
     progress,
     say,
     sure,
@@ -48,7 +46,6 @@ def compare(
     link: LinkName = None,
     network: Network = None,
     trust_remote_code: Trust = False,
-    no_cache: NoCache = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
@@ -56,7 +53,6 @@ def compare(
     """Compare two models, GPUs or configurations side by side."""
     from vramplan.planner import compare as comparing
 
-    keep_results(not no_cache)
     with progress() as tell:
         found = comparing.compare(
             targets,

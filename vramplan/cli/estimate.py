@@ -15,14 +15,12 @@ from vramplan.cli.options import (
     MicroBatch,
     Model,
     Network,
-    NoCache,
     PlatformName,
     Trust,
     Verbose,
     batch_of,
     check_file,
     connected,
-    keep_results,
     progress,
     say,
     sure,
@@ -79,7 +77,6 @@ def estimate(
     link: LinkName = None,
     network: Network = None,
     trust_remote_code: Trust = False,
-    no_cache: NoCache = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
     *,
@@ -90,7 +87,6 @@ def estimate(
     from vramplan.planner import after_training
     from vramplan.planner.estimate import estimate as run_estimate
 
-    keep_results(not no_cache)
     check_file("--plot", plot, (".svg", ".png", ".html"))
     check_file("--snapshot", snapshot, (".pickle", ".pkl"))
     if generate_tokens is None and (prompt_tokens, generate_batch) != (None, None):

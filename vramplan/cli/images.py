@@ -11,9 +11,7 @@ from vramplan.cli.options import (
     Confidence,
     GpuName,
     Model,
-    NoCache,
     Verbose,
-    keep_results,
     progress,
     say,
     sure,
@@ -37,7 +35,6 @@ def images(
     ] = None,
     plot: Annotated[Path | None, Option(help="Draw it: FILE.svg or .png.", panel=OUTPUT)] = None,
     confidence: Confidence = None,
-    no_cache: NoCache = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
     *,
@@ -49,7 +46,6 @@ def images(
     from vramplan.inputs.load import load_gpu, load_model
     from vramplan.planner import images as resolutions
 
-    keep_results(not no_cache)
     if given.get("image_size") is not None:
         raise ConfigError("--image-size is what `images` shows many of: use --sizes")
     if given.get("images") == 0 and not given.get("videos"):

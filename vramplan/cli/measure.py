@@ -78,21 +78,27 @@ def measure(
     """Measure a fixed set of jobs into a folder, on every GPU of this machine; run it again until none is left."""
     from vramplan.measurements import campaign, matrix
     from vramplan.measurements import measure as measuring
+    from vramplan.measurements.subprocess_runner import is_torchrun
     from vramplan.render import terminal
 
+    modes = {"--merge": merge, "--list": show, "--on": on, "--for": for_launcher}
+    if len(given := [flag for flag, value in modes.items() if value]) > 1:
+        raise ConfigError(f"{' and '.join(given)}: give one")
     if merge or folders:
         return _merge(out, folders or [], merge)
+    if is_torchrun():
+        raise ConfigError("measure starts its runs itself, which torchrun does not allow; run it without torchrun")
     if not campaign.MIN_SECONDS / 60 <= minutes < 1e5:
         raise ConfigError(f"--minutes {minutes:g}: a run takes {campaign.MIN_SECONDS:g} seconds at least")
     cases = measuring.matching(only, matrix.CASES)
     if on is not None:
-        if shard is not None or show:
-            raise ConfigError(f"--on {on}: give it without {'--list' if show else '--shard'}")
+        beside = {"--shard": shard, "--gpus": gpus, "--num-gpus": num_gpus}
+        if unused := [flag for flag, value in beside.items() if value is not None]:
+            raise ConfigError(f"--on {on}: give it without {' and '.join(unused)}")
         settings = typed(as_card=as_card, device=device, minutes=minutes, timeout=timeout, only=only)
         return _submit(on, out, slurm or [], jobs or 1, settings)
-    for flag, value in (("--slurm", slurm), ("--jobs", jobs)):
-        if value is not None:
-            raise ConfigError(f"{flag} is about submitted jobs: add --on slurm")
+    if slurm is not None or jobs is not None:
+        raise ConfigError(f"{'--jobs' if slurm is None else '--slurm'} is about submitted jobs: add --on slurm")
     if for_launcher is not None:
         return _print_task_file(for_launcher, gpus, num_gpus or 1, minutes, only, out)
     if num_gpus is not None:
@@ -121,10 +127,11 @@ def measure(
 def _list_left(gpus: str, device: str, out: Path, cases: Sequence[Case]) -> int:
     """Print what is left for GPUs that need not be in this machine; returns the exit code."""
     from vramplan.measurements.measure import left
-    from vramplan.measurements.probe import ProbeDevice
+    from vramplan.measurements.probe import ProbeDevice, check_device
     from vramplan.planner.hardware_candidates import named_gpus
     from vramplan.render import terminal
 
+    check_device(device)
     for gpu in named_gpus(gpus):
         remaining = left(ProbeDevice(gpu, device, capped=device == "cpu", local_gpu=gpu), out, cases)  # type: ignore[arg-type]
         terminal.print_all(*(f"{gpu.name}: {case.name}" for case in remaining))
@@ -190,11 +197,13 @@ def _submit(engine: str, out: Path, pairs: Sequence[str], num_jobs: int, options
     """Submit jobs that measure a share of the runs each; returns the exit code."""
     from vramplan.inputs.catalog import find_gpu
     from vramplan.measurements import cluster, ledger
+    from vramplan.measurements.probe import check_device
     from vramplan.units import counted
 
+    check_device(options.get("device", "cuda"))
     if "as_card" in options:
         find_gpu(options["as_card"])
-    settings = cluster.settings_of(pairs, options["minutes"])
+    settings = cluster.settings_of(pairs, options["minutes"], needs_gpu=options.get("device", "cuda") == "cuda")
     ledger.make(out)
     shares = [{**options, "out": out.resolve(), "shard": f"{n + 1}/{num_jobs}"} for n in range(num_jobs)]
     submitted = cluster.submit(engine, out, settings, measure_in_job, shares)

@@ -14,12 +14,10 @@ from vramplan.cli.options import (
     GpuName,
     MicroBatch,
     Model,
-    NoCache,
     Trust,
     batch_of,
     between_commas,
     check_file,
-    keep_results,
     progress,
     say,
     sure,
@@ -59,7 +57,6 @@ def report(
     ] = None,
     confidence: Confidence = None,
     trust_remote_code: Trust = False,
-    no_cache: NoCache = False,
     as_json: AsJson = False,
     *,
     given: dict[str, Any],
@@ -70,7 +67,6 @@ def report(
     from vramplan.render import json_output as as_text
     from vramplan.render import report as as_page
 
-    keep_results(not no_cache)
     check_file("--out", out, (".html",))
     words = _words(given)
     with progress() as tell:

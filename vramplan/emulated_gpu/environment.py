@@ -70,6 +70,7 @@ def variables(
     }
     return {
         **{PREFIX + name: str(value) for name, value in settings.items()},
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(num_gpus))),  # what was set is about GPUs that are there
         # Loaded before anything else, a library is used wherever its name is asked for, whatever path PyTorch's files
         # name first. No installed file is touched.
         "LD_PRELOAD": " ".join([*map(str, libraries.paths), *filter(None, [before.get("LD_PRELOAD")])]),

@@ -151,11 +151,14 @@ def _deepspeed(flags: dict[str, ConfigValue], folder: Path) -> dict[str, ConfigV
         if not slots:
             raise ConfigError(f"{path}: no line such as: worker-1 slots=8")
         num_nodes = flags.get("num_nodes")
-        count = int(num_nodes.value) if num_nodes and str(num_nodes.value).isdigit() else len(slots)
-        total = ConfigValue(sum(slots[:count]), f"{path}: slots")
-        if "num_gpus" not in flags:
-            return {"nproc_per_node": total}
-        return {"nproc_per_node": per_node, "nnodes": ConfigValue(count, str(path))}
+        count = int(num_nodes.value) if num_nodes and str(num_nodes.value).isdigit() else 0
+        count = count or len(slots)
+        if "num_gpus" in flags:
+            return {"nproc_per_node": per_node, "nnodes": ConfigValue(count, str(path))}
+        place, chosen = f"{path}: slots", slots[:count]
+        if len(set(chosen)) > 1:  # only nodes with as many GPUs each are modelled
+            return {"nproc_per_node": ConfigValue(sum(chosen), place)}
+        return {"nproc_per_node": ConfigValue(chosen[0], place), "nnodes": ConfigValue(len(chosen), str(path))}
     nodes = {"nnodes": flags["num_nodes"]} if "num_nodes" in flags else {}
     return nodes | {"nproc_per_node": per_node}
 

@@ -44,7 +44,7 @@ class Submitted(NamedTuple):
     """Folder of what they print."""
 
 
-def settings_of(pairs: Sequence[str], minutes: float) -> dict[str, Any]:
+def settings_of(pairs: Sequence[str], minutes: float, needs_gpu: bool = True) -> dict[str, Any]:
     """The settings of ``KEY=VALUE`` pairs, with submitit's names; a job gets one GPU and the time that it needs.
 
     Raises:
@@ -75,7 +75,8 @@ def settings_of(pairs: Sequence[str], minutes: float) -> dict[str, Any]:
         raise ConfigError(
             f"{setting('slurm', 'time={}'.format(settings['time']))}: {setting('minutes', f'{minutes:g}')} needs more"
         )
-    if not {"gpus_per_node", "gres"} & set(settings) and "gpus" not in settings.get("additional_parameters", {}):
+    given = {*settings, *settings.get("additional_parameters", {})}
+    if needs_gpu and not given & {"gpus_per_node", "gres", "gpus"}:
         settings["gpus_per_node"] = 1
     return {"job_name": "vramplan", **settings}
 
@@ -109,7 +110,7 @@ def submit(
             executor = submitit.LocalExecutor(folder=logs)
             executor.update_parameters(
                 timeout_min=settings["time"],
-                gpus_per_node=settings.get("gpus_per_node", 1),
+                gpus_per_node=settings.get("gpus_per_node", 0),
                 setup=settings.get("setup", ()),
                 stderr_to_stdout=True,
             )

@@ -194,8 +194,7 @@ def probe_device(
     Raises:
         ConfigError: for an invalid setting, no GPU, or one smaller than `gpu`.
     """
-    if device not in ("cuda", "cpu", "emulated"):
-        raise ConfigError(f"{setting('device', device)}: expected cuda, cpu or emulated")
+    check_device(device)
     if not 1 <= steps <= 1000:
         raise ConfigError(f"{setting('steps', steps)}: expected 1 to 1000")
     if not 0 < timeout < 1e6:
@@ -222,6 +221,16 @@ def probe_device(
         record=None if record is None else Path(record),
         progress=progress,
     )
+
+
+def check_device(device: str) -> None:
+    """Refuse what is no type of device.
+
+    Raises:
+        ConfigError: naming those that there are.
+    """
+    if device not in ("cuda", "cpu", "emulated"):
+        raise ConfigError(f"{setting('device', device)}: expected cuda, cpu or emulated")
 
 
 def _gpus(gpu: str | Gpu | None, device: str, number: int) -> tuple[Gpu, Gpu | None]:

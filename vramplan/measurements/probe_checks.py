@@ -24,6 +24,8 @@ def check_method(spec: ModelSpec, job: Job, device_type: str) -> None:
         raise UnsupportedError(f"{setting('lengths')} is not probed yet")
     if job.strategy == "device_map":
         raise UnsupportedError(f"{setting('strategy', job.strategy)} is not probed yet")
+    if job.strategy == "fsdp" and job.fsdp.version == 1:
+        raise UnsupportedError(f"{setting('fsdp', 'version=1')} is not probed yet, version 2 is")
     if job.strategy != "ddp" and device_type == "cpu":
         raise UnsupportedError(
             f"{setting('strategy', job.strategy)} {setting('device', 'cpu')}: sharded tensors cannot be followed"

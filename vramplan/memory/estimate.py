@@ -190,3 +190,5 @@ class PartialEstimate:
     """Loading and two steps, if the bound came from one GPU's timeline."""
     compute: Callable[[Gpu], ComputeTime] | None = None
     """Times of the computation on a GPU, without the estimate."""
+    communication: Communication = Communication()
+    """What each GPU sends and receives in an optimizer step."""

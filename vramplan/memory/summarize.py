@@ -16,11 +16,11 @@ from vramplan.memory.estimate import Estimate, SimulatedStep, Term
 from vramplan.memory.overheads import outside_terms
 from vramplan.memory.replay import Replay, replay
 from vramplan.memory.timeline import Timeline
-from vramplan.step_time.communication import communication_seconds, host_optimizer_seconds
+from vramplan.step_time.communication import Communication, communication_seconds, host_optimizer_seconds
 from vramplan.step_time.link_rates import fit_in_nodes
 from vramplan.step_time.notes import time_notes
 from vramplan.step_time.rates import generation_of, is_timed
-from vramplan.step_time.step_time import StepTime
+from vramplan.step_time.step_time import ComputeTime, StepTime
 
 PHASES = ("loaded", "forward", "backward", "optimizer", "eval")
 
@@ -65,26 +65,25 @@ def summarize(step: SimulatedStep, model: str, job: Job, gpu: Gpu, peak_tensor_b
         num_vision_parameters=step.num_vision_parameters,
         compute=step.compute,
         flops_per_micro_step=step.flops_per_micro_step,
-        step_time=step_time(step, job, gpu),
+        step_time=step_time(step.compute, step.communication, job, gpu),
         job=job,
         timeline=timeline,
     )
 
 
-def step_time(step: SimulatedStep, job: Job, gpu: Gpu) -> StepTime | None:
+def step_time(compute: ComputeTime, communication: Communication, job: Job, gpu: Gpu) -> StepTime | None:
     """The time of an optimizer step; None if a rate of the GPU, or of a link between GPUs, is not known."""
     if not is_timed(gpu) or not fit_in_nodes(job, gpu):
         return None
-    compute = step.compute
-    added = communication_seconds(step.communication, job, gpu, compute.forward_seconds, compute.backward_seconds)
+    added = communication_seconds(communication, job, gpu, compute.forward_seconds, compute.backward_seconds)
     if added is None:
         return None
-    on_host = step.communication.updated_on_host > 0
+    on_host = communication.updated_on_host > 0
     return StepTime(
         micro_step_seconds=compute.micro_step_seconds,
         gradient_accumulation_steps=job.gradient_accumulation_steps,
         communication_seconds=added,
-        optimizer_seconds=host_optimizer_seconds(step.communication, job) if on_host else compute.optimizer_seconds,
+        optimizer_seconds=host_optimizer_seconds(communication, job) if on_host else compute.optimizer_seconds,
         relative_error=generation_of(gpu).relative_error,
     )
 

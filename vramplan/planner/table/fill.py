@@ -26,7 +26,7 @@ SMALLER_ON_LARGER = (
     "a GPU can fit less than one with less memory, because tensors leave other gaps in what PyTorch has reserved, or"
     " because the kernels or the dtype differ"
 )
-SPEED = "estimated, not measured; communication between GPUs, reading data and saving are left out"
+SPEED = "estimated, not measured; reading data and saving are left out"
 """What a speed assumes."""
 
 

@@ -15,8 +15,6 @@ from vramplan.memory.assumptions import describe_method, describe_step, describe
 from vramplan.planner.job_defaults import complete_job
 from vramplan.planner.table.request import SHOWN, TableRequest
 from vramplan.planner.table.shared_steps import Shared, Traits, traits
-from vramplan.step_time.notes import rate_notes
-from vramplan.step_time.rates import is_timed
 
 
 class Place(NamedTuple):
@@ -92,12 +90,8 @@ def _cell(request: TableRequest, steps: Shared, gpu: Gpu) -> Cell:
     """What one job needs on a GPU.
 
     Raises:
-        UnsupportedError: for a speed where no time is known, or the host updates weights.
+        UnsupportedError: for a speed where no time is known.
     """
-    if request.show == "speed" and not is_timed(gpu):
-        raise UnsupportedError(rate_notes(gpu)[0])
-    if request.show == "speed" and steps.job.offload != "none":  # the host's part of a step
-        raise UnsupportedError(f"speeds under {setting('offload')} are not tabled yet; estimate and suggest show times")
     if not SHOWN[request.show].takes_batch:
         largest = steps.max_batch(gpu) if request.show == "max-batch" else steps.tokens_per_second(gpu)
         return Cell(gpu.name, largest, largest > 0)

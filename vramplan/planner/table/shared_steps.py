@@ -14,17 +14,20 @@ from typing import NamedTuple
 
 from vramplan.analytic.job_steps import JobSteps, depends_on_size
 from vramplan.analytic.prepare import fused_kernels
+from vramplan.errors import UnsupportedError
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import Job, with_batch
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.allocator import AllocatorSettings
 from vramplan.memory.calibration import plannable_bytes
 from vramplan.memory.fused_attention import FusedAttention
 from vramplan.memory.overheads import cublas_workspace, outside_bytes
 from vramplan.memory.replay import Replay, replay
-from vramplan.memory.summarize import settle
+from vramplan.memory.summarize import settle, step_time
 from vramplan.memory.timeline import Timeline
 from vramplan.planner.monotone_search import largest_batch, largest_by_tensors
+from vramplan.step_time.notes import link_notes, time_notes
+from vramplan.step_time.rates import is_timed
 
 
 class Traits(NamedTuple):
@@ -117,16 +120,22 @@ class Shared:
         return self.largest[key]
 
     def tokens_per_second(self, gpu: Gpu) -> int:
-        """Throughput of one GPU at the largest micro-batch that fits, without communication; 0 if none fits."""
+        """Throughput of one GPU at the largest micro-batch that fits, the same as in its estimate; 0 if none fits.
+
+        Raises:
+            UnsupportedError: if the time is not known, for want of a rate of the GPU or of its links.
+        """
+        if not is_timed(gpu) or link_notes(self.job, gpu):
+            raise UnsupportedError(time_notes(self.job, gpu)[0])
         micro = self.max_batch(gpu)
         if not micro:
             return 0
         steps = self.job.gradient_accumulation_steps
-        compute = self.steps.begin(micro, steps).compute
-        assert compute is not None
-        time = compute(gpu)
-        seconds = steps * time.micro_step_seconds + time.optimizer_seconds
-        return round(steps * micro * self.job.sequence_length / seconds)
+        begun = self.steps.begin(micro, steps)
+        assert begun.compute is not None
+        time = step_time(begun.compute(gpu), begun.communication, with_batch(self.job, micro, steps), gpu)
+        assert time is not None
+        return round(steps * micro * self.job.sequence_length / time.seconds)
 
     def _max_batch(self, limit: int, gpu: Gpu) -> int:
         if self.peak(1) > limit:

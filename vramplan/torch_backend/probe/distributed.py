@@ -86,7 +86,7 @@ def _ddp(module: nn.Module, device: torch.device) -> tuple[nn.Module, NoSync]:
 
 
 def _fsdp(module: nn.Module, job: Job, device: torch.device) -> tuple[nn.Module, NoSync]:
-    """FSDP2: every layer, then the rest, as accelerate shards them (fsdp2_prepare_model).
+    """FSDP2: every layer, embedding and head, then the rest, as accelerate 1.15 shards them (fsdp2_prepare_model).
 
     A model on the meta device gets its shards on the device, with random values: no rank ever holds the whole model.
 
@@ -103,11 +103,18 @@ def _fsdp(module: nn.Module, job: Job, device: torch.device) -> tuple[nn.Module,
             f" give {setting('lora_dtype', job.dtype)}"
         )
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[job.autocast] if job.autocast != "none" else None)
+    reshard = job.fsdp.reshard_after_forward
     inner: Any = module.get_base_model() if hasattr(module, "get_base_model") else module
     layers = set(getattr(inner, "_no_split_modules", None) or ())
     for submodule in list(module.modules()):
         if type(submodule).__name__ in layers:
-            fully_shard(submodule, mp_policy=policy)
+            fully_shard(submodule, mp_policy=policy, reshard_after_forward=reshard)
+    if job.fsdp.wraps_embeddings:
+        embedding, tail = _outside_the_layers(module)
+        if embedding is not None:
+            fully_shard(embedding, mp_policy=policy, reshard_after_forward=reshard)
+        if tail:
+            fully_shard(tail, mp_policy=policy, reshard_after_forward=False)
     fully_shard(module, mp_policy=policy)
     assert isinstance(module, FSDPModule)
     sharded: Any = module
@@ -130,3 +137,18 @@ def _fsdp(module: nn.Module, job: Job, device: torch.device) -> tuple[nn.Module,
             sharded.set_requires_gradient_sync(True)
 
     return module, no_sync
+
+
+def _outside_the_layers(model: Any) -> tuple[nn.Module | None, list[nn.Module]]:
+    """The embedding, and what is one group: the final norm and the head, with the embedding if it is tied.
+
+    The final norm is the last one right below the base model, which PEFT hides (fsdp_utils.py: _find_final_norm).
+    """
+    embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    prefix = getattr(model, "base_model_prefix", "")
+    base = getattr(model, prefix, None) if prefix else model
+    norms = [m for m in base.children() if "Norm" in type(m).__name__] if isinstance(base, nn.Module) else []
+    is_tied = embedding is not None and head is not None and embedding.weight is head.weight
+    tail = [*norms[-1:], *([embedding] if is_tied else []), head]
+    return None if is_tied else embedding, [module for module in tail if module is not None]
