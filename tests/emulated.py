@@ -208,18 +208,12 @@ def _outcome(folder: str, rank: int) -> str:
 
 def _run_rank(request: Request, folder: Path) -> None:
     """The rest of a fork's life."""
-    card = request.card
-    settings = {
-        "NAME": card.title,
-        "CAPABILITY": card.compute_capability,
-        "MULTIPROCESSORS": card.multiprocessors,
-        "TOTAL_BYTES": card.usable_bytes,
-        "CONTEXT_BYTES": outside_bytes(request.job, card),
-        "COUNT": request.job.num_gpus,
-        "STATE": folder / "state",
-    }
-    for name, value in settings.items():
-        os.environ[f"VRAMPLAN_EMULATED_{name}"] = str(value)
+    from vramplan.emulated_gpu import build, environment
+
+    outside = outside_bytes(request.job, request.card)
+    state = folder / "state"
+    variables = environment.variables(build.installed(), request.card, outside, request.job.num_gpus, state)
+    os.environ.update({name: value for name, value in variables.items() if name != "LD_PRELOAD"})
     if request.settings:
         os.environ["PYTORCH_ALLOC_CONF"] = request.settings
     try:
