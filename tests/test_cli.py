@@ -281,7 +281,7 @@ FLAGS = {
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --strategy --offload --job --json --help",
     "measure": "--out --minutes --only --list --device --as-card --help",
-    "accuracy": "--ledger --published --times --by --markdown --json --help",
+    "accuracy": "--ledger --published --emulated --times --by --markdown --json --help",
     "models": "--json --help",
     "gpus": "--json --help",
 }
