@@ -2,7 +2,7 @@
 
     python -m tests.emulated run [--only TEXT] [--fresh] [--processes N]   # where PyTorch's CUDA build is installed
     python -m tests.emulated check [--sample N]                            # there, too
-    python -m tests.emulated show [--only TEXT] [--worst N]                # anywhere
+    vramplan accuracy --emulated tests/emulated.jsonl                      # anywhere
 
 ``run`` needs `vramplan emulate --install` and writes a row for each job to emulated.jsonl; jobs that are there already
 are passed over, unless --fresh. ``check`` runs some of the jobs anew, and fails if one differs from its row. Models,
@@ -17,20 +17,18 @@ import os
 import random
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import vramplan
 from vramplan.errors import VramplanError
 from vramplan.inputs.catalog import find_gpu
-from vramplan.inputs.job import Job
 from vramplan.inputs.load import load_model
+from vramplan.measurements.emulated import largest_estimated
 from vramplan.memory.measurement import Request
 from vramplan.memory.overheads import outside_bytes
 from vramplan.planner.job_defaults import complete_job
@@ -73,6 +71,20 @@ def jobs() -> list[tuple[str, str, str, dict[str, Any]]]:
             sharded = str(settings.get("strategy", "")).startswith("zero")  # DeepSpeed has no autocast
             settings = {**settings, "dtype": "fp16", "autocast": "none" if sharded else "fp16"}
         named.append((f"{number:03} {model} {gpu}", model, gpu, settings))
+    return named
+
+
+def searches() -> list[tuple[str, str, str, dict[str, Any]]]:
+    """(name, model, GPU, settings) of 100 searches for the largest micro-batch, of text models."""
+    drawn = random.Random(100)
+    named = []
+    while len(named) < 100:
+        model = drawn.choice(list(TEXT))
+        settings = draw_text(drawn, 1, TEXT[model][1])
+        settings["sequence_length"] = max(1024, settings["sequence_length"])  # else hundreds of samples fit
+        gpu = drawn.choice(("rtx3090", "rtx4090", "l4", "a100-40gb", "rtx5090"))
+        del settings["micro_batch_size"]
+        named.append((f"S{len(named):02} {model} {gpu}", model, gpu, settings))
     return named
 
 
@@ -193,7 +205,12 @@ def measure(request: Request) -> dict[str, Any]:
     if bad is not None:
         return bad
     row = answers[0]
-    return row | {key: max(a[key] for a in answers) for key in ("allocated_bytes", "reserved_bytes")}
+    highest = (
+        {}
+        if row["outcome"] == "oom"
+        else {k: max(a[k] for a in answers) for k in ("allocated_bytes", "reserved_bytes")}
+    )
+    return row | highest
 
 
 def _text(folder: str, rank: int) -> str:
@@ -224,7 +241,7 @@ def _run_rank(request: Request, folder: Path) -> None:
             "outcome": measured.outcome,
             "allocated_bytes": measured.peak_allocated_bytes,
             "reserved_bytes": measured.peak_reserved_bytes,
-            "versions": {n: v for n, v in measured.environment.versions.items() if n not in ("python", "vramplan")},
+            "torch": measured.environment.versions["torch"],
         }
     except BaseException as error:  # a fork must not return into the server
         answer = {"error": f"{type(error).__name__}: {error}"[:500]}
@@ -266,8 +283,8 @@ def run_all(only: str, fresh: bool, processes: int) -> None:
     from concurrent.futures import ThreadPoolExecutor
     from queue import SimpleQueue
 
-    rows = {} if fresh else {row["name"]: row for row in read_rows() if "error" not in row}
-    left = [case for case in jobs() if case[0] not in rows and re.search(only, case[0])]
+    rows = {} if fresh else {row["name"]: row for row in read_rows()}
+    left = [case for case in (*jobs(), *searches()) if case[0] not in rows and re.search(only, case[0])]
     servers: SimpleQueue[Server] = SimpleQueue()
     for _ in range(processes):
         servers.put(Server())
@@ -275,26 +292,52 @@ def run_all(only: str, fresh: bool, processes: int) -> None:
     def run_case(case: tuple[str, str, str, dict[str, Any]]) -> dict[str, Any]:
         name, model, gpu, settings = case
         row = {"name": name, "model": model, "gpu": gpu, "job": settings}
-        try:
-            request = request_of(model, gpu, settings)
-        except VramplanError as error:
-            return row | {"error": str(error)}
         server = servers.get()
         try:
-            return row | server.run(request)
+            if name.startswith("S"):
+                return row | search(server, model, gpu, settings)
+            return row | server.run(request_of(model, gpu, settings))
+        except VramplanError as error:
+            return row | {"error": str(error)}
         finally:
             servers.put(server)
 
     with ThreadPoolExecutor(processes) as pool:
         for row in pool.map(run_case, left):
-            print(row["name"], row.get("error") or f"{row['outcome']} {compare(row)}", flush=True)
-            rows[row["name"]] = row
-            write_rows(list(rows.values()))
+            print(row["name"], row.get("error") or compare(row), flush=True)
+            if "error" not in row:
+                rows[row["name"]] = row
+                write_rows(list(rows.values()))
+
+
+def search(server: Server, model: str, gpu: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The largest micro-batch that runs, looked for around the estimate's.
+
+    Raises:
+        VramplanError: if there is no estimate.
+    """
+    largest = max(1, largest_estimated(model, gpu, settings))
+    outcomes: dict[int, dict[str, Any]] = {}
+
+    def runs(size: int) -> bool:
+        if size not in outcomes:
+            outcomes[size] = server.run(request_of(model, gpu, {**settings, "micro_batch_size": size}))
+        return outcomes[size].get("outcome") == "ok"
+
+    while largest and not runs(largest):
+        if "error" in outcomes[largest]:
+            return outcomes[largest]
+        largest -= 1
+    while runs(largest + 1):
+        largest += 1
+    versions = next((o["torch"] for o in outcomes.values() if "torch" in o), "")
+    error = {name: text for name, text in outcomes[largest + 1].items() if name == "error"}
+    return {"outcome": None, "largest_micro_batch": largest, "torch": versions, **error}
 
 
 def check(sample: int) -> int:
     """Run evenly chosen jobs anew; 1 if one allocates or reserves something else than its row says, 0 otherwise."""
-    rows = [row for row in read_rows() if "error" not in row]
+    rows = [row for row in read_rows() if row["outcome"] is not None]
     chosen = rows[:: max(1, len(rows) // sample)]
     server, differing = Server(), 0
     for row in chosen:
@@ -317,80 +360,37 @@ def write_rows(rows: list[dict[str, Any]]) -> None:
     ROWS.with_suffix(".part").replace(ROWS)
 
 
-# ---------------------------------------------------------------- the comparison
-
-
-def errors_of(row: dict[str, Any]) -> tuple[float, float] | str:
-    """(allocated, reserved) error of the estimate as shares; a string says why there is none."""
-    if "error" in row:
-        return str(row["error"])
+def compare(row: dict[str, Any]) -> str:
+    """The errors of a row, in words."""
     try:
-        settings = dict(row["job"].items())
-        estimate = vramplan.estimate(row["model"], row["gpu"], by="analytic", **settings)
+        if row["outcome"] is None:
+            return (
+                f"{row['largest_micro_batch']} run, {largest_estimated(row['model'], row['gpu'], row['job'])} estimated"
+            )
+        estimate = vramplan.estimate(row["model"], row["gpu"], by="analytic", confidence=0.0, **row["job"])
     except VramplanError as error:
         return f"no estimate: {error}"
     if row["outcome"] == "oom":
-        return "oom, estimated to fit" if estimate.fits else "oom, as estimated"
-    return (
-        estimate.peak_allocated_bytes / row["allocated_bytes"] - 1,
-        estimate.peak_reserved_bytes / row["reserved_bytes"] - 1,
-    )
-
-
-def compare(row: dict[str, Any]) -> str:
-    """The errors of a row, in words."""
-    errors = errors_of(row)
-    return errors if isinstance(errors, str) else f"allocated {errors[0]:+.2%}, reserved {errors[1]:+.2%}"
-
-
-def show(only: str, worst: int) -> None:
-    """Print medians and the worst rows."""
-    results = [(row, errors_of(row)) for row in read_rows() if re.search(only, json.dumps(row))]
-    pairs = [(row, errors) for row, errors in results if not isinstance(errors, str)]
-    for number, figure in enumerate(("allocated", "reserved")):
-        errors = sorted((abs(pair[number]) for _, pair in pairs))
-        if errors:
-            tenth = errors[int(0.9 * len(errors))]
-            print(
-                f"{figure}: median {statistics.median(errors):.2%}, P90 {tenth:.2%}, worst {errors[-1]:.2%}, "
-                f"{len(errors)} jobs"
-            )
-        for row, pair in sorted(pairs, key=lambda item: -abs(item[1][number]))[:worst]:
-            print(f"  {pair[number]:+.2%}  {row['name']} {settings_text(row)}")
-    for row, text in results:
-        if isinstance(text, str):
-            print(f"  {text[:150]}: {row['name']} {settings_text(row)}")
-
-
-def settings_text(row: dict[str, Any]) -> str:
-    """The settings that differ from the defaults."""
-    defaults = Job().model_dump(mode="json")
-    return " ".join(f"{k}={v}" for k, v in row["job"].items() if defaults.get(k) != v)
-
-
-def names() -> Iterator[str]:
-    """Names of all jobs."""
-    return (name for name, *_ in jobs())
+        return "out of memory, " + ("ESTIMATED TO FIT" if estimate.fits else "as estimated")
+    allocated = estimate.peak_allocated_bytes / row["allocated_bytes"] - 1
+    return f"allocated {allocated:+.2%}, reserved {estimate.peak_reserved_bytes / row['reserved_bytes'] - 1:+.2%}"
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("run", "check", "show", "serve"))
+    parser.add_argument("action", choices=("run", "check", "serve"))
     parser.add_argument("--only", default="")
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) // 2))
-    parser.add_argument("--worst", type=int, default=8)
     parser.add_argument("--sample", type=int, default=36)
     chosen = parser.parse_args()
     if chosen.action == "serve":
         serve()
     elif chosen.action == "run":
         run_all(chosen.only, chosen.fresh, chosen.processes)
-    elif chosen.action == "check":
-        sys.exit(check(chosen.sample))
     else:
-        show(chosen.only, chosen.worst)
+        sys.exit(check(chosen.sample))
 
 
 if __name__ == "__main__":

@@ -226,7 +226,7 @@ FLAGS = {
     "suggest": "--gpu --link --network --global-batch --for --num-gpus --nodes --method --lora-rank"
     " --lora-targets --lora-dropout --lora-dtype"
     " --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len"
-    " --batches --checkpointing --attention --loss --loop"
+    " --batches --checkpointing --attention --loss --fused-kernels --loop"
     " --strategy --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles"
     " --vision --projector --solve --prefer --warmup-ratio"
     " --offload --job --samples --epochs --base-lr --base-batch"
@@ -240,7 +240,7 @@ FLAGS = {
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --seq-len --lengths --target-len"
-    " --batches --checkpointing --attention --loss --loop --strategy --offload --job --verbose --json"
+    " --batches --checkpointing --attention --loss --fused-kernels --loop --strategy --offload --job --verbose --json"
     " --help",
     "report": "--gpu --out --micro-batch --accumulation --global-batch --cards --seq-lens --lora-ranks --image-sizes"
     " --confidence --trust-remote-code"
@@ -248,13 +248,13 @@ FLAGS = {
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --seq-len --lengths --target-len"
-    " --batches --checkpointing --attention --loss --loop --strategy --offload --job --json --help",
+    " --batches --checkpointing --attention --loss --fused-kernels --loop --strategy --offload --job --json --help",
     "compare": "--gpu --link --network --micro-batch --accumulation --confidence --trust-remote-code"
     " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --seq-len --lengths --target-len"
-    " --batches --checkpointing --attention --loss --loop --strategy --offload --job --json --help",
+    " --batches --checkpointing --attention --loss --fused-kernels --loop --strategy --offload --job --json --help",
     "check": "--gpu --link --network --num-gpus --model --framework --framework-version --set --deepspeed"
     " --exec --seq-len --method"
     " --checkpointing --images --videos --frames --image-size --dataset"
@@ -272,17 +272,18 @@ FLAGS = {
     " --confidence --num-gpus --nodes --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype"
     " --autocast --quantize"
     " --optimizer --target-len --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision"
-    " --projector --batches --checkpointing --attention --loss --loop --strategy --offload --job --no-cache --json"
+    " --projector --batches --checkpointing --attention --loss --fused-kernels --loop --strategy --offload --job --no-cache --json"
     " --help",
     "probe": "--as-card --micro-batch --accumulation --steps --find-max --max-runs --device --timeout --record"
     " --history --trust-remote-code --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout --lora-dtype"
     " --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len"
-    " --batches --checkpointing --attention --loss --loop"
+    " --batches --checkpointing --attention --loss --fused-kernels --loop"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --strategy --offload --job --json --help",
     "measure": "--out --merge --minutes --only --list --device --as-card --timeout --on --slurm --jobs"
     " --shard --for --gpus --num-gpus --help",
-    "accuracy": "--ledger --published --times --by --markdown --json --help",
+    "emulate": "--gpu --num-gpus --install --help",
+    "accuracy": "--ledger --published --emulated --times --by --markdown --json --help",
     "models": "--json --help",
     "gpus": "--json --help",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,14 +28,16 @@ class EmulatedRun(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
+    name: str = ""
+    """What the run is called; "" for the model and the GPU."""
     model: str
     """A shipped name."""
     gpu: str
     """A GPU of the catalogue."""
     job: dict[str, Any]
     """Fields of :class:`vramplan.Job`."""
-    outcome: Literal["ok", "oom"] = "ok"
-    """Whether the run ran, or ran out of memory."""
+    outcome: Literal["ok", "oom"] | None = "ok"
+    """Whether the run ran, or ran out of memory; None for a search for the largest micro-batch."""
     allocated_bytes: int | None = Field(default=None, gt=0)
     """torch.cuda.max_memory_allocated; none if the run ran out of memory."""
     reserved_bytes: int | None = Field(default=None, gt=0)
@@ -52,6 +54,7 @@ class EmulatedRun(BaseModel):
 class EmulatedRow:
     """A run beside its estimate."""
 
+    run: EmulatedRun
     labels: dict[str, str]
     """The value of each of :data:`KINDS`."""
     rows: tuple[Row, ...]
@@ -65,9 +68,14 @@ class EmulatedRow:
 class Largest:
     """The largest micro-batch that runs on an emulated GPU, and the one that `suggest` finds without a margin."""
 
-    run: str
+    run: EmulatedRun
     chosen: int
-    largest: int
+
+    @property
+    def largest(self) -> int:
+        """The one that runs."""
+        assert self.run.largest_micro_batch is not None
+        return self.run.largest_micro_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +119,10 @@ def compare_emulated(path: Path, progress: Progress = silent) -> Emulated:
     for number, run in enumerate(runs):
         progress(run.model, number / len(runs))
         try:
-            rows.append(_compared(run))
+            if run.outcome is not None:
+                rows.append(_compared(run))
             if run.largest_micro_batch is not None:
-                searches.append(Largest(_name(run), _largest(run), run.largest_micro_batch))
+                searches.append(Largest(run, largest_estimated(run.model, run.gpu, run.job)))
         except VramplanError as error:
             left_out.append(f"{_name(run)}: {error}")
     return Emulated(tuple(rows), tuple(searches), tuple(dict.fromkeys(run.torch for run in runs)), tuple(left_out))
@@ -128,7 +137,7 @@ def by_kind(runs: Iterable[EmulatedRow], kind: str) -> dict[str, list[EmulatedRo
 
 
 def _name(run: EmulatedRun) -> str:
-    return f"{run.model} on {run.gpu}"
+    return run.name or f"{run.model} on {run.gpu}"
 
 
 def _compared(run: EmulatedRun) -> EmulatedRow:
@@ -144,7 +153,7 @@ def _compared(run: EmulatedRun) -> EmulatedRow:
         if measured is not None
     ]
     labels = _labels(spec.model_type, predicted.job, gpu.capability)
-    return EmulatedRow(labels, tuple(rows), predicted.fits, run.outcome == "ok")
+    return EmulatedRow(run, labels, tuple(rows), predicted.fits, run.outcome == "ok")
 
 
 def _labels(model_type: str, job: Job, capability: tuple[int, int]) -> dict[str, str]:
@@ -156,9 +165,19 @@ def _labels(model_type: str, job: Job, capability: tuple[int, int]) -> dict[str,
     return dict(zip(KINDS, values, strict=True))
 
 
-def _largest(run: EmulatedRun) -> int:
-    """The largest micro-batch that `suggest` finds for the run's job, without a margin."""
+def largest_estimated(model: str, gpu: str, settings: Mapping[str, Any]) -> int:
+    """The largest micro-batch that `suggest` finds for a job, without a margin.
+
+    Raises:
+        VramplanError: if there is no estimate.
+    """
     batch = ("micro_batch_size", "gradient_accumulation_steps")
-    job = {name: value for name, value in run.job.items() if name not in batch}
-    search = suggest(load_named_model(run.model), run.gpu, job.get("num_gpus", 1), advice=False, confidence=0.0, **job)
+    job = {name: value for name, value in settings.items() if name not in batch}
+    search = suggest(load_named_model(model), gpu, job.get("num_gpus", 1), advice=False, confidence=0.0, **job)
     return search.max_micro_batch_size
+
+
+def worst(runs: Iterable[EmulatedRow], metric: str, count: int) -> list[tuple[EmulatedRow, float]]:
+    """The runs with the largest errors of a metric."""
+    errors = [(run, row.error) for run in runs for row in run.rows if row.metric == metric]
+    return sorted(errors, key=lambda pair: -abs(pair[1]))[:count]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -12,6 +12,9 @@ from vramplan.measurements.accuracy import Accuracy, Row, Verdict, summary
 from vramplan.units import counted
 
 COLUMNS = ("runs", "median", "P95", "worst", "too low")
+NARROW_COLUMNS = ("runs", "median", "worst")
+"""Shown on a terminal of less than :data:`WIDE` columns."""
+WIDE = 60
 PUBLISHED_HEADS = ("group", "metric", "grade", "known")
 
 
@@ -97,7 +100,7 @@ def accuracy(accuracy: Accuracy) -> RenderableType:
         )
     ]
     if ledger:
-        parts.append(_table(("card", "by", "metric"), ledger))
+        parts.append(ErrorTable(("card", "by", "metric"), ledger))
     if verdicts(accuracy):
         parts.append(Text(verdicts(accuracy)))
     if accuracy.left_out:
@@ -108,7 +111,7 @@ def accuracy(accuracy: Accuracy) -> RenderableType:
     if published:
         parts += [
             Text("Published by others", style="bold"),
-            _table(PUBLISHED_HEADS, published),
+            ErrorTable(PUBLISHED_HEADS, published),
             Text(""),
             _small_table(CONFUSION_HEADS, confusion_lines(accuracy)),
             Text(""),
@@ -119,15 +122,25 @@ def accuracy(accuracy: Accuracy) -> RenderableType:
     return Group(*parts)
 
 
-def _table(heads: tuple[str, ...], rows: list[list[str]]) -> Table:
-    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False, collapse_padding=True)
-    for name in heads:
-        table.add_column(name, overflow="fold")
-    for name in COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
+class ErrorTable:
+    """A table of errors; narrow terminals show fewer columns."""
+
+    def __init__(self, heads: tuple[str, ...], rows: list[list[str]]) -> None:
+        self.heads, self.rows = heads, rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = COLUMNS if options.max_width >= WIDE else NARROW_COLUMNS
+        table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False, collapse_padding=True)
+        heads = self.heads if options.max_width >= WIDE else (", ".join(self.heads),)
+        for name in heads:
+            table.add_column(name, overflow="fold")
+        for name in columns:
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in self.rows:
+            labels, cells = row[: len(self.heads)], dict(zip(COLUMNS, row[len(self.heads) :], strict=True))
+            shown = labels if options.max_width >= WIDE else [", ".join(labels)]
+            table.add_row(*shown, *(cells[name] for name in columns))
+        yield table
 
 
 def _small_table(heads: tuple[str, ...], rows: list[list[str]]) -> Table:

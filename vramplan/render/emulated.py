@@ -9,13 +9,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vramplan.measurements.emulated import KINDS, Emulated, EmulatedRow, by_kind
+from vramplan.inputs.job import Job
+from vramplan.measurements.emulated import KINDS, Emulated, EmulatedRow, EmulatedRun, by_kind, worst
 from vramplan.render.accuracy import markdown_table
 from vramplan.units import counted
 
 HEADS = (
     "by", "", "runs", "allocated: median", "worst", "reserved: median", "worst"
 )  # fmt: skip
+LISTED = 8
+"""Runs that are listed for each figure."""
 
 
 def lines(emulated: Emulated) -> list[list[str]]:
@@ -52,6 +55,28 @@ def verdict(emulated: Emulated) -> str:
     return "; ".join(parts) + "."
 
 
+def exceptions(emulated: Emulated) -> list[str]:
+    """The largest errors, the wrong verdicts and the searches that differ, a line each."""
+    lines = []
+    for metric in ("allocated", "reserved"):
+        pairs = worst(emulated.runs, metric, LISTED)
+        lines += [f"{error:+.2%} {metric}: {_described(run.run)}" for run, error in pairs]
+    for run in emulated.runs:
+        if run.said != run.ran:
+            lines.append(f"{'ran' if run.ran else 'ran out of memory'}, estimated otherwise: {_described(run.run)}")
+    for search in emulated.searches:
+        if search.chosen != search.largest:
+            lines.append(f"{search.largest} run, {search.chosen} estimated: {_described(search.run)}")
+    return lines
+
+
+def _described(run: EmulatedRun) -> str:
+    """The run with its settings that differ from the defaults."""
+    defaults = Job().model_dump(mode="json")
+    settings = " ".join(f"{name}={value}" for name, value in run.job.items() if defaults.get(name) != value)
+    return f"{run.name or f'{run.model} {run.gpu}'} {settings}"
+
+
 def markdown(emulated: Emulated) -> str:
     """The verdicts and the table as Markdown."""
     text = f"{verdict(emulated)}\n\n{markdown_table(HEADS, lines(emulated))}"
@@ -68,5 +93,6 @@ def emulated(emulated: Emulated) -> RenderableType:
     for row in lines(emulated):
         table.add_row(*row)
     parts: list[RenderableType] = [Text(verdict(emulated), style="bold"), Text(""), table]
+    parts += [Text(""), Text("Largest differences", style="bold"), *(Text(line) for line in exceptions(emulated))]
     parts += [Text(f"Not compared: {reason}", style="dim") for reason in emulated.left_out]
     return Group(*parts)
