@@ -82,7 +82,8 @@ vramplan table --check README.md""",
         "probe",
         """\
 vramplan probe qwen2.5-0.5b --micro-batch 2
-vramplan probe qwen2.5-0.5b --find-max""",
+vramplan probe qwen2.5-0.5b --find-max
+vramplan probe llama-3.1-8b --device emulated --as-card a100-80gb""",
     ),
     "measure": Command(
         MEASURE,
@@ -97,7 +98,7 @@ vramplan measure --out measured --for skypilot --gpus rtx4090,h100""",
         "emulate",
         """\
 vramplan emulate --install
-vramplan probe llama-3.1-8b --device emulated --as-card a100-80gb
+vramplan emulate --gpu rtx4090 -- python train.py
 vramplan emulate --gpu rtx4090 --num-gpus 2 -- torchrun --nproc-per-node 2 train.py""",
     ),
     "accuracy": Command(MEASURE, "accuracy", "vramplan accuracy --ledger measured"),
