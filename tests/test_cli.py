@@ -272,7 +272,8 @@ FLAGS = {
     " --confidence --num-gpus --nodes --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype"
     " --autocast --quantize"
     " --optimizer --target-len --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision"
-    " --projector --batches --checkpointing --attention --loss --fused-kernels --loop --strategy --offload --job --no-cache --json"
+    " --projector --batches --checkpointing --attention --loss --fused-kernels --loop --strategy --offload --job"
+    " --no-cache --json"
     " --help",
     "probe": "--as-card --micro-batch --accumulation --steps --find-max --max-runs --device --timeout --record"
     " --history --trust-remote-code --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout --lora-dtype"
