@@ -262,7 +262,7 @@ FLAGS = {
     " --help",
     "images": "--gpu --sizes --plot --confidence --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout"
     " --lora-dtype --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len"
-    " --batches --checkpointing --attention --loss"
+    " --batches --checkpointing --attention --loss --fused-kernels"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector --loop"
     " --strategy --offload"
     " --job --verbose --json"
