@@ -51,7 +51,9 @@ def heading(run: Measured) -> Text:
             )
     else:
         cards = f"{where.ranks} x {where.device}" if where.ranks > 1 else where.device
-        text.append(cards, style="not bold")
+        text.append(
+            f"{cards}, emulated: PyTorch's CUDA code without a GPU" if where.is_emulated else cards, style="not bold"
+        )
         if where.cap_bytes is not None:
             text.append(
                 f", standing in for {run.card}: PyTorch limited to {format_bytes(where.cap_bytes)}", style="not bold"
@@ -118,7 +120,9 @@ def footer(run: Measured) -> Text:
     """Versions of the libraries, CUDA and the driver."""
     where = run.environment
     parts = [f"{name} {number}" for name, number in where.versions.items()]
-    parts += [f"CUDA {where.cuda}"] * bool(where.cuda) + [f"driver {where.driver}"] * bool(where.driver)
+    parts += [f"CUDA {where.cuda}"] * bool(where.cuda) + [f"driver {where.driver}"] * bool(
+        where.driver and not where.is_emulated
+    )
     parts += [where.allocator_settings] * bool(where.allocator_settings)
     return Text("Measured with " + ", ".join(parts) + "; random weights and tokens.", style="dim")
 
@@ -168,7 +172,8 @@ def verified(verified: VerifiedPlan) -> RenderableType:
             f"gradient_accumulation_steps {plan.gradient_accumulation_steps}",
             style="bold",
         )
-        text.append(f": it ran on {first.environment.device}.")
+        emulated = "an emulated " if first.environment.is_emulated else ""
+        text.append(f": it ran on {emulated}{first.environment.device}.")
         rows.append(text)
         if verified.proof is not None and verified.proof.measured.step_time:
             rows.append(speed(verified.proof.measured))
