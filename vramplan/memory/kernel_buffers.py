@@ -56,10 +56,15 @@ def _last_power(number: int, most: int) -> int:
 def embedding_gradient(shape: tuple[int, ...], dtype: str, gpu: Gpu) -> int:
     """Partial sums, in fp32, of an embedding's gradient (cuda/EmbeddingBackwardKernel.cu: grad_weight_per_segment).
 
-    `shape`: ids, rows of the table, width. Few ids are added one by one.
+    `shape`: ids, rows of the table, width. Few ids are added one by one; for a table of few rows only numbers of the
+    segments are kept.
     """
     ids, rows, width = shape
-    return 0 if ids <= MOST_UNSORTED else 4 * width * (ids // ROWS_OF_A_SEGMENT + min(ids, rows))
+    if ids <= MOST_UNSORTED:
+        return 0
+    segments = ids // ROWS_OF_A_SEGMENT + min(ids, rows)
+    is_short = rows < 4 * multiprocessors(gpu) and segments > 4 * rows
+    return segments * (8 if is_short else 4 * width)
 
 
 def flash_splits(shape: tuple[int, ...], dtype: str, gpu: Gpu) -> int:

@@ -70,7 +70,7 @@ def convolution(
     net = forward.net
     net.tape.module = name
     weight, bias = net.parameter(f"{name}.weight", width, channels, KERNEL), net.parameter(f"{name}.bias", width)
-    out = ops.patches(x, weight, bias, (x.shape[0], width, frames))
+    out = ops.patches(x, weight, bias, (x.shape[0], width, frames), transposed=name.endswith("conv2"))
     return given_a_gradient(out, hooked and net.training.input_needs_grad)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vramplan.memory.kernel_buffers import Buffer, norm_parts
+from vramplan.memory.kernel_buffers import MOST_UNSORTED, Buffer, norm_parts
 from vramplan.torch_backend.trace import flash_attn_stub
 from vramplan.units import round_up
 
@@ -99,7 +99,8 @@ def _embedding_backward(grad: Any, indices: Any, num_weights: int, *_: Any) -> l
     """Sorting by token and sums of partial segments in fp32 (cuda/EmbeddingBackwardKernel.cu)."""
     tokens, width = indices.numel(), grad.shape[-1]
     partial = Buffer("embedding", (tokens, num_weights, width), NAMES[grad.dtype])
-    return [Workspace("sorted indices", 2 * tokens * 8), Workspace("partial sums in fp32", partial)]
+    indices_sorted = [Workspace("sorted indices", 2 * tokens * 8)] if tokens > MOST_UNSORTED else []
+    return [*indices_sorted, Workspace("partial sums in fp32", partial)]
 
 
 def _sum(x: Any, dims: Any = None, *_: Any) -> list[Workspace]:

@@ -85,7 +85,7 @@ def patches(
     patch = height // grid[0] if patch is None else patch
     weight = net.parameter(f"{name}.weight", width, channels, patch, patch)
     shift = net.parameter(f"{name}.bias", width) if bias else None
-    return ops.patches(pixels, weight, shift, (tiles, grid[0] * grid[1], width))
+    return ops.patches(pixels, weight, shift, (tiles, grid[0] * grid[1], width), transposed=True)
 
 
 def intern_place(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:

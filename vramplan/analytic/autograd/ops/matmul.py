@@ -142,21 +142,33 @@ def copy_of(x: Tensor, what: str) -> Tensor:
     return x.tape.empty(x.shape, x.dtype, what)
 
 
-def patches(pixels: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-    """A convolution with stride equal to its kernel, as (tiles, patches, width). Saves input and weight."""
+def patches(
+    pixels: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[int, ...], transposed: bool = False
+) -> Tensor:
+    """A convolution with stride equal to its kernel, as (tiles, patches, width). Saves input and weight.
+
+    `transposed`: channels come last, so that backward copies the gradient, and sums it over rows for the bias
+    (Convolution.cpp: convolution_backward).
+    """
     pixels, weight = low(pixels), low(weight)
     bias = None if bias is None else low(bias)
     tape, dtype = pixels.tape, pixels.dtype
     inputs = (pixels, weight) if bias is None else (pixels, weight, bias)
     likes = [tensor.like if tensor.node is not None else None for tensor in inputs]
-    flops = 2 * prod(shape) * prod(weight.shape[1:])
+    flops, weight_rows = 2 * prod(shape) * prod(weight.shape[1:]), weight.shape[0]
     moved = pixels.num_bytes + weight.num_bytes + prod(shape) * DTYPE_BYTES[dtype]
 
     def backward(grad: Tensor) -> Grads:
-        grads: Grads = [None if like is None else tape.empty(like.shape, dtype, "gradient") for like in likes]
+        ordered = tape.empty(shape, dtype, "gradient with channels first", "workspace") if transposed else None
+        grads: Grads = [None if like is None else tape.empty(like.shape, dtype, "gradient") for like in likes[:2]]
+        del ordered
         for like in likes[:2]:
             if like is not None:
                 tape.work(flops, moved, dtype, kind=MATMUL, results=prod(like.shape))
+        for like in likes[2:]:
+            grads.append(None if like is None else tape.empty(like.shape, dtype, "gradient"))
+            if like is not None and transposed:
+                tape.buffer("sum", (prod(shape) // weight_rows, weight_rows), dtype)
         return grads
 
     node = tape.node(inputs, backward)
