@@ -226,7 +226,7 @@ FLAGS = {
     "suggest": "--gpu --link --network --global-batch --for --num-gpus --nodes --method --lora-rank"
     " --lora-targets --lora-dropout --lora-dtype"
     " --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len"
-    " --batches --checkpointing --attention --loss --loop"
+    " --batches --checkpointing --attention --loss --fused-kernels --loop"
     " --strategy --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles"
     " --vision --projector --solve --prefer --warmup-ratio"
     " --offload --job --samples --epochs --base-lr --base-batch"
@@ -240,7 +240,8 @@ FLAGS = {
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --seq-len --lengths --target-len"
-    " --batches --checkpointing --attention --loss --loop --strategy --offload --job --verbose --no-cache --json"
+    " --batches --checkpointing --attention --loss"
+    " --fused-kernels --loop --strategy --offload --job --verbose --no-cache --json"
     " --help",
     "report": "--gpu --out --micro-batch --accumulation --global-batch --cards --seq-lens --lora-ranks --image-sizes"
     " --confidence --trust-remote-code"
@@ -248,13 +249,15 @@ FLAGS = {
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --seq-len --lengths --target-len"
-    " --batches --checkpointing --attention --loss --loop --strategy --offload --job --no-cache --json --help",
+    " --batches --checkpointing --attention --loss"
+    " --fused-kernels --loop --strategy --offload --job --no-cache --json --help",
     "compare": "--gpu --link --network --micro-batch --accumulation --confidence --trust-remote-code"
     " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --seq-len --lengths --target-len"
-    " --batches --checkpointing --attention --loss --loop --strategy --offload --job --no-cache --json --help",
+    " --batches --checkpointing --attention --loss"
+    " --fused-kernels --loop --strategy --offload --job --no-cache --json --help",
     "check": "--gpu --link --network --num-gpus --model --framework --framework-version --set --deepspeed"
     " --exec --seq-len --method"
     " --checkpointing --images --videos --frames --image-size --dataset"
@@ -262,7 +265,7 @@ FLAGS = {
     " --help",
     "images": "--gpu --sizes --plot --confidence --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout"
     " --lora-dtype --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len"
-    " --batches --checkpointing --attention --loss"
+    " --batches --checkpointing --attention --loss --fused-kernels"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector --loop"
     " --strategy --offload"
     " --job --verbose --no-cache --json"
@@ -272,12 +275,13 @@ FLAGS = {
     " --confidence --num-gpus --nodes --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype"
     " --autocast --quantize"
     " --optimizer --target-len --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision"
-    " --projector --batches --checkpointing --attention --loss --loop --strategy --offload --job --no-cache --json"
+    " --projector --batches --checkpointing --attention --loss"
+    " --fused-kernels --loop --strategy --offload --job --no-cache --json"
     " --help",
     "probe": "--as-card --micro-batch --accumulation --steps --find-max --max-runs --device --timeout --record"
     " --history --trust-remote-code --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout --lora-dtype"
     " --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len"
-    " --batches --checkpointing --attention --loss --loop"
+    " --batches --checkpointing --attention --loss --fused-kernels --loop"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --strategy --offload --job --json --help",
     "measure": "--out --minutes --only --list --device --as-card --help",
