@@ -47,6 +47,12 @@ def start() -> None:
         _mode = HostValues()
         _mode.__enter__()
         _tensor_str._str = _printed  # printing disables modes, and reads how many values differ from zero
+        if not hasattr(TorchDispatchMode, "ignore_compile_internals"):
+            torch.compile = _not_compiled  # an older PyTorch would leave functions as they are, without a word
+
+
+def _not_compiled(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError(f"torch.compile needs a newer PyTorch than {torch.__version__} on an emulated GPU")
 
 
 def _printed(tensor: Any, *, tensor_contents: str | None = None) -> str:
@@ -116,6 +122,11 @@ class HostValues(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operations: dict[Any, _Operation] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile compile, instead of leaving functions as they are in any mode."""
+        return True
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
