@@ -92,12 +92,13 @@ def efficient(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
     def backward(grad: Tensor) -> Grads:
         grads: Grads = [None if like is None else tape.empty(like.shape, dtype, "gradient") for like in likes]
-        workspace = [tape.empty((batch, heads, queries), "fp32", "efficient backward row sums", WORKSPACE)]
-        if dtype != "fp32":
-            shape = (batch, queries, heads, dim)
-            workspace.append(tape.empty(shape, "fp32", "efficient backward dq in fp32", WORKSPACE))
+        if dtype == "fp32":
+            product = tape.empty((batch, queries, heads, dim), "fp32", "gradient times output", WORKSPACE)
+            del product
+        row_sums = tape.empty((batch, heads, queries), "fp32", "efficient backward row sums", WORKSPACE)
+        workspace = tape.buffer("efficient backward", (batch, heads, queries, keys, dim, dim), dtype)
         tape.work(5 * flops // 2, 2 * moved, dtype, 3, ATTENTION + BACKWARD)
-        del workspace
+        del row_sums, workspace
         return grads
 
     node = tape.node((q, k, v, bias), backward)

@@ -57,9 +57,10 @@ class AttentionCall:
 
 
 def can_cudnn(call: AttentionCall, gpu: FusedAttention) -> bool:
-    """can_use_cudnn_attention, on GPUs where it comes first; one key head without enable_gqa does not fit."""
+    """can_use_cudnn_attention, on GPUs where it comes first; a mask that needs a gradient does not fit."""
     return (
-        gpu.runs_cudnn(call.q.shape[-1], call.v.shape[-1], call.dropout, call.k.shape[-2])
+        not (call.mask is not None and call.mask.requires_grad and torch.is_grad_enabled())
+        and gpu.runs_cudnn(call.q.shape[-1], call.v.shape[-1], call.dropout, call.k.shape[-2])
         and call.q.shape[-1] == call.k.shape[-1]
         and call.q.dtype in HALF
         and call.same_heads(grouped_fits=True)
