@@ -51,6 +51,7 @@ def test_the_meter_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_meter.torch, "cuda", cuda)
     monkeypatch.setattr(cuda_meter.torch, "empty", lambda *args, **kwargs: None)
     meter = cuda_meter.CudaMeter(torch.device("cuda", 0), 250, history=False)
+    meter.start()
     assert "cap 0.25" in cuda.said
     cuda.said.clear()
     for phase in ("loaded", "forward", "backward", "forward", ""):

@@ -56,6 +56,8 @@ class Gpu(Record):
     """verified, single-source or inferred."""
     held_bytes: int = field(default=0, ge=0)
     """Memory that other processes hold now (only for the GPU in this machine)."""
+    rates_from: str = ""
+    """Title of the GPU whose rates of computation stand in for this one's, which are not known; "" for its own."""
 
     links: Links = Links()
     """What was given of the links between GPUs."""

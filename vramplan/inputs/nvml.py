@@ -10,7 +10,9 @@ from typing import Any
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, MissingDependencyError, UnknownNameError, setting
 from vramplan.inputs.catalog import find_gpu
+from vramplan.inputs.cuda_driver import device_properties
 from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.unlisted_gpu import unlisted_gpu
 from vramplan.units import MiB
 
 
@@ -19,7 +21,7 @@ def local_gpu(device: int = 0) -> Gpu:
 
     Raises:
         MissingDependencyError: if nvidia-ml-py is not installed.
-        ConfigError: if there is no NVIDIA driver, no such GPU, or its model is not in the catalogue.
+        ConfigError: if there is no NVIDIA driver, no such GPU, or the catalogue has none of its compute capability.
     """
     try:
         with _driver() as pynvml:
@@ -34,20 +36,33 @@ def local_gpu(device: int = 0) -> Gpu:
         raise ConfigError(
             f"{setting('gpu', 'auto')}: no NVIDIA driver answers here ({error}); name a GPU, see `vramplan gpus`"
         ) from error
-    return as_reported(name if isinstance(name, str) else name.decode(), int(memory.total), int(memory.used))
+    title = name if isinstance(name, str) else name.decode()
+    return as_reported(title, int(memory.total), int(memory.used), device)
 
 
-def as_reported(title: str, total_bytes: int, used_bytes: int) -> Gpu:
+def as_reported(title: str, total_bytes: int, used_bytes: int, device: int = 0) -> Gpu:
     """The catalogue's GPU called `title`, with the size and use that the driver reports.
 
+    If the catalogue lacks it, CUDA tells what decides its memory (:mod:`vramplan.inputs.unlisted_gpu`).
+
     Raises:
-        ConfigError: if the catalogue has no such GPU.
+        ConfigError: if neither does.
     """
     try:
         listed = find_gpu(title)
     except UnknownNameError as error:
+        reported = device_properties(device)
+        unlisted = None if reported is None else unlisted_gpu(title, reported, total_bytes, used_bytes)
+        if unlisted is not None:
+            return unlisted
+        missing = (
+            "CUDA's driver does not tell its compute capability"
+            if reported is None
+            else f"no GPU there has its compute capability, {reported.compute_capability}"
+        )
         raise ConfigError(
-            f"{setting('gpu', 'auto')}: {title!r} is not in the catalogue; name a similar one, see `vramplan gpus`"
+            f"{setting('gpu', 'auto')}: {title!r} is not in the catalogue, and {missing}; name a similar one, see"
+            " `vramplan gpus`"
         ) from error
     gap = listed.driver_total_bytes - listed.cuda_total_bytes
     return listed.model_copy(

@@ -120,10 +120,15 @@ class ProbeDevice:
         return measured
 
     def predict(self, spec: ModelSpec, job: Job) -> Estimate | None:
-        """The estimate of the same job; None if no estimator supports it."""
+        """The estimate of the same run, without a safety margin; None if no estimator supports the job."""
         try:
             return estimate(
-                spec, self.gpu, progress=self.progress, trust_remote_code=self.trust_remote_code, **job.settings
+                spec,
+                self.running_gpu,
+                progress=self.progress,
+                trust_remote_code=self.trust_remote_code,
+                confidence=0.0,
+                **job.settings,
             )
         except UnsupportedError:
             return None
@@ -145,6 +150,15 @@ class ProbeDevice:
         kind = {"cpu": "host", "emulated": "emulated"}.get(self.type, "")
         return identity(spec.name, spec.config, job, self.gpu.name, self.cap_bytes(job), kind)
 
+    @property
+    def running_gpu(self) -> Gpu:
+        """The memory of `gpu` with the kernels that run: those of the GPU in this machine, if it stands in."""
+        local = self.local_gpu
+        if local is None or not self.capped:
+            return self.gpu
+        kernels = {"compute_capability": local.compute_capability, "multiprocessors": local.multiprocessors}
+        return self.gpu.model_copy(update=kernels)
+
     def cap_bytes(self, job: Job) -> int | None:
         """Bytes that PyTorch's allocator may reserve: usable memory less the CUDA context; None if not capped."""
         if not self.capped:
@@ -163,7 +177,7 @@ class ProbeDevice:
     def _utilization(self, spec: ModelSpec, measured: Measured) -> float | None:
         """Model FLOPs utilization: FLOPs of a step without recomputation, over its time and the GPU's dense rate."""
         step_time, job = measured.step_time, measured.job
-        if self.local_gpu is None or not step_time:
+        if self.local_gpu is None or self.local_gpu.rates_from or not step_time:
             return None
         predicted = self.predict(spec, job.model_copy(update={"checkpointing": "none"}))
         rate = self.local_gpu.flops_per_second.get(job.autocast if job.autocast != "none" else job.dtype)

@@ -8,6 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from vramplan.errors import UnknownNameError
+from vramplan.inputs.catalog import find_gpu
 from vramplan.measurements.verify import LargestBatch, ProbeRun, VerifiedPlan
 from vramplan.memory.measurement import Measured
 from vramplan.memory.summarize import PHASES
@@ -56,13 +58,26 @@ def heading(run: Measured) -> Text:
         )
         if where.cap_bytes is not None:
             text.append(
-                f", standing in for {run.card}: PyTorch limited to {format_bytes(where.cap_bytes)}", style="not bold"
+                f", standing in for {run.card}: PyTorch limited to {format_bytes(where.cap_bytes)}{_kernels(run)}",
+                style="not bold",
             )
         elif where.held_by_others_bytes > GiB:
             text.append(
                 f", {format_bytes(where.held_by_others_bytes)} held by other processes when it began", style="not bold"
             )
     return text
+
+
+def _kernels(run: Measured) -> str:
+    """Which kernels ran, if they are not those of the GPU that another stood in for."""
+    ran = run.environment.compute_capability
+    try:
+        own = find_gpu(run.card).compute_capability
+    except UnknownNameError:  # a GPU that the catalogue lacks
+        return ""
+    if own == ran:
+        return ""
+    return f", with the kernels of compute capability {ran} in place of {own}"
 
 
 def _where(run: Measured) -> str:

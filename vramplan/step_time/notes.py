@@ -30,6 +30,11 @@ def rate_notes(gpu: Gpu) -> list[str]:
     if is_timed(gpu):
         watts = f"{gpu.power_watts} W" if gpu.power_watts is not None else "its usual power limit"
         return [f"times are for {watts}; laptops set other limits"] if gpu.form == "laptop" else []
+    if gpu.rates_from:
+        return [
+            f"the time of a step is not known: the catalogue lacks the {gpu.title}, and with it its bandwidth and rates"
+            f" of computation; batches are ranked by those of the {gpu.rates_from}"
+        ]
     kind = f"{gpu.vendor} GPUs" if gpu.compute_capability is None else "GPUs without tensor cores"
     return [
         "the time of a step is not known: rates are learned from published training speeds, and there are none on"

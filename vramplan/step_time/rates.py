@@ -73,8 +73,8 @@ def generation_of(gpu: Gpu) -> Generation:
 
 
 def is_timed(gpu: Gpu) -> bool:
-    """Whether times are known: on NVIDIA GPUs with tensor cores, of which the published runs are."""
-    return gpu.capability >= (7, 0) and "GTX" not in gpu.title
+    """Whether times are known: on NVIDIA GPUs with tensor cores, of which the published runs are, of known rates."""
+    return gpu.capability >= (7, 0) and "GTX" not in gpu.title and not gpu.rates_from
 
 
 def generation_name(gpu: Gpu) -> str:
