@@ -287,6 +287,7 @@ def run_all(only: str, fresh: bool, processes: int) -> None:
 
     rows = {} if fresh else {row["name"]: row for row in read_rows()}
     left = [case for case in (*jobs(), *searches()) if case[0] not in rows and re.search(only, case[0])]
+    random.Random(1).shuffle(left)  # what is there when this is stopped is a sample
     servers: SimpleQueue[Server] = SimpleQueue()
     for _ in range(processes):
         servers.put(Server())

@@ -36,8 +36,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)  # others may look without importing
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)
         return spec
