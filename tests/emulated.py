@@ -69,9 +69,12 @@ def jobs() -> list[tuple[str, str, str, dict[str, Any]]]:
         gpu = drawn.choice(GPUS)
         if model.startswith("gemma-2"):  # transformers runs it so alone
             settings = {**settings, "attention": "eager"}
+        if model.startswith(("olmoe", "qwen3-30b", "gpt-oss")) and settings["method"] == "dora":  # PEFT has none
+            settings = {**settings, "method": "lora"}
         if not find_gpu(gpu).supports("bf16"):
             sharded = str(settings.get("strategy", "")).startswith("zero")  # DeepSpeed has no autocast
-            settings = {**settings, "dtype": "fp16", "autocast": "none" if sharded else "fp16"}
+            stored = "fp32" if settings["method"] == "full" and not sharded else "fp16"  # as the gradient scaler asks
+            settings = {**settings, "dtype": stored, "autocast": "none" if sharded else "fp16"}
         named.append((f"{number:03} {model} {gpu}", model, gpu, settings))
     return named
 
@@ -127,13 +130,14 @@ def draw_other(drawn: random.Random, largest_batch: int, longest: int) -> dict[s
 
 def draw_vision(drawn: random.Random, largest_batch: int) -> dict[str, Any]:
     """Settings of a vision-language model's job."""
+    method = drawn.choice(("lora", "lora", "full"))
     return {
-        "method": drawn.choice(("lora", "lora", "full")),
+        "method": method,
         "checkpointing": drawn.choice(("full", "none")),
         "images": drawn.choice((1, 1, 2)),
         "micro_batch_size": drawn.randint(1, largest_batch),
-        "sequence_length": drawn.choice((3072, 4096)),
-        "vision": drawn.choice(("frozen", "frozen", "train")),
+        "sequence_length": drawn.choice((3072, 6144)),
+        "vision": drawn.choice(("frozen", "frozen", "train" if method == "full" else "lora")),
     }
 
 
