@@ -126,3 +126,19 @@ def test_what_is_not_probed_is_refused_by_name(device: str, settings: dict[str, 
 def test_quantized_layers_are_probed_on_gpus() -> None:
     check_method(LLAMA, job_of(quantize="nf4"), "cuda")
     check_method(LLAMA, job_of(quantize="nf4", strategy="zero2", num_gpus=2, autocast="none"), "cuda")
+
+
+def test_lengths_are_run_as_they_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every micro-batch of a job whose samples differ in length, the longest last."""
+    monkeypatch.setattr("vramplan.inputs.sample_lengths.MICRO_STEPS", 5)
+    monkeypatch.setattr(subprocess_runner, "run", lambda request, timeout, tell: run.run(request, tell))
+    device = probe.probe_device(card_of("rtx4090"), device="cpu")
+    settings = {"sequence_length": 64, "lengths": (16, 32, 64), "attention": "eager", "gradient_accumulation_steps": 2}
+    result = probe.probe(LLAMA, on=device, **settings)
+    assert result.predicted is not None
+    measured = result.measured
+    assert len(measured.step_seconds) == 4
+    assert measured.micro_steps_run == 2
+    assert measured.tokens_per_second is None
+    assert measured.peak_allocated_bytes == pytest.approx(result.predicted.peak_allocated_bytes, rel=0.003)
+    assert measured.peak_reserved_bytes == pytest.approx(result.predicted.peak_reserved_bytes, rel=0.03)

@@ -134,9 +134,9 @@ class Measured(BaseModel):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens of one rank's samples per second, padding included."""
+        """Tokens of one rank's samples per second, padding included; None if samples differ in length."""
         time, job = self.step_time, self.job
-        if not time:
+        if not time or job.lengths is not None:
             return None
         return job.micro_batch_size * job.gradient_accumulation_steps * job.sequence_length / time
 

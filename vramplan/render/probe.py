@@ -121,7 +121,9 @@ def speed(run: Measured) -> Text:
     """Seconds of a step, tokens per second, and model FLOPs utilization."""
     time = run.step_time
     assert time is not None
-    text = f"{time:.3f} s a step, {run.tokens_per_second or 0:,.0f} tokens/s on each GPU"
+    text = f"{time:.3f} s a step"
+    if run.tokens_per_second is not None:
+        text += f", {run.tokens_per_second:,.0f} tokens/s on each GPU"
     if run.model_flops_utilization is not None:
         text += f", {run.model_flops_utilization:.0%} of the GPU's dense rate (model FLOPs)"
     if run.job.gradient_accumulation_steps > run.micro_steps_run:
