@@ -172,6 +172,16 @@ def test_ranks_communicate(installed: Path, tmp_path: Path) -> None:
     assert lines == ["0: 3 10, 1.5, 0 1, 41, 5", "1: 3 10, 5, 0 1, 40, 5"]
 
 
+def test_values_are_computed_although_torch_was_looked_for_before(tmp_path: Path) -> None:
+    """As transformers does: import transformers finds torch, and imports it later."""
+    (tmp_path / "torch.py").write_text("")
+    (tmp_path / "vramplan_values.py").write_text("def start(): print('started')\n")
+    program = "import importlib.util as u; print(u.find_spec('torch').name); import torch; u.find_spec('torch')"
+    variables = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{environment.STARTUP}", "VRAMPLAN_EMULATED_NAME": "A"}
+    ran = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["torch", "started"]
+
+
 def test_a_command_reports_its_exit_code_and_peaks(installed: Path) -> None:
     build.install()
     finished = run.run([str(installed.parent / "program"), "memory"], find_gpu("t4"), 2, 100 * MiB)
