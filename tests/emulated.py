@@ -67,10 +67,7 @@ def jobs() -> list[tuple[str, str, str, dict[str, Any]]]:
     named = []
     for number, (model, settings) in enumerate(cases):
         gpu = drawn.choice(GPUS)
-        if model.startswith("gemma-2"):  # transformers runs it so alone
-            settings = {**settings, "attention": "eager"}
-        if model.startswith(("olmoe", "qwen3-30b", "gpt-oss")) and settings["method"] == "dora":  # PEFT has none
-            settings = {**settings, "method": "lora"}
+        settings = adapted(model, settings)
         if not find_gpu(gpu).supports("bf16"):
             sharded = str(settings.get("strategy", "")).startswith("zero")  # DeepSpeed has no autocast
             stored = "fp32" if settings["method"] == "full" and not sharded else "fp16"  # as the gradient scaler asks
@@ -89,8 +86,19 @@ def searches() -> list[tuple[str, str, str, dict[str, Any]]]:
         settings["sequence_length"] = max(1024, settings["sequence_length"])  # else hundreds of samples fit
         gpu = drawn.choice(("rtx3090", "rtx4090", "l4", "a100-40gb", "rtx5090"))
         del settings["micro_batch_size"]
-        named.append((f"S{len(named):02} {model} {gpu}", model, gpu, settings))
+        named.append((f"S{len(named):02} {model} {gpu}", model, gpu, adapted(model, settings)))
     return named
+
+
+def adapted(model: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings as transformers and PEFT run the model."""
+    if model.startswith(("gemma-2", "bloom")):  # no SDPA
+        settings = {**settings, "attention": "eager"}
+    if (
+        model.startswith(("olmoe", "qwen3-30b", "gpt-oss", "deepseek")) and settings["method"] == "dora"
+    ):  # stacked experts
+        settings = {**settings, "method": "lora"}
+    return settings
 
 
 def draw_text(drawn: random.Random, largest_batch: int, longest: int) -> dict[str, Any]:
