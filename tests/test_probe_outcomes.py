@@ -36,7 +36,7 @@ def test_memory_that_runs_out_while_the_model_is_built_is_a_result(monkeypatch: 
     assert not result.fits
     assert result.measured.failed_phase == "loaded"
     assert result.measured.message.startswith("CUDA out of memory")
-    assert summary_line(result) == "out of memory while the model was loaded"
+    assert summary_line(result) == "out of memory while loading"
 
 
 def test_a_phase_in_words() -> None:
