@@ -121,10 +121,10 @@ class Measured(BaseModel):
 
     @property
     def failed_where(self) -> str:
-        """Where memory ran out, in words: "in backward", "while the model was loaded"; "" if it did not."""
+        """Where memory ran out, in words: "in backward", "while loading"; "" if it did not."""
         if self.failed_phase is None:
             return ""
-        return "while the model was loaded" if self.failed_phase == "loaded" else f"in {self.failed_phase}"
+        return "while loading" if self.failed_phase == "loaded" else f"in {self.failed_phase}"
 
     @property
     def step_time(self) -> float | None:

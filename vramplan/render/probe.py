@@ -35,10 +35,11 @@ def tried(probe_run: ProbeRun) -> RenderableType:
 def heading(run: Measured) -> Text:
     """The model, its parameters, and the GPU or host that ran it."""
     text = Text(run.model, style="bold")
-    trained = (
-        "all train" if run.job.method == "full" else f"{format_count(run.num_trainable_parameters)} in adapters train"
-    )
-    text.append(f"  {format_count(run.num_parameters)} parameters, {trained}\n", style="not bold")
+    if run.num_parameters:  # not counted if memory ran out before the model was there
+        adapters = f"{format_count(run.num_trainable_parameters)} in adapters train"
+        trained = "all train" if run.job.method == "full" else adapters
+        text.append(f"  {format_count(run.num_parameters)} parameters, {trained}", style="not bold")
+    text.append("\n")
     where = run.environment
     if where.device == "cpu":
         text.append(

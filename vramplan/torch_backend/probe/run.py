@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError, setting
+from vramplan.errors import ConfigError, SpecError, VramplanError
 from vramplan.inputs import nvml
 from vramplan.inputs.sample_lengths import step_lengths
 from vramplan.memory.allocator import AllocatorSettings
@@ -44,10 +44,6 @@ def run(request: Request, progress: Progress) -> tuple[Measured, History]:
     Raises:
         VramplanError: if the job cannot run: no such device, a model that fails.
     """
-    if request.job.loss == "chunked" and request.device != "cpu":
-        raise UnsupportedError(
-            f"{setting('loss', 'chunked')} runs inside TRL's own trainer, which a probe on a GPU does not start"
-        )
     device = torch.device("cpu") if request.device == "cpu" else torch.device("cuda", request.local_rank)
     before = nvml.usage(os.getpid(), request.local_rank) if device.type == "cuda" else None
     if device.type == "cuda":
