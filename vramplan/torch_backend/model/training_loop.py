@@ -60,7 +60,7 @@ class Observer(Protocol):
 def autocast(job: Job, device_type: str) -> Iterator[None]:
     """Inside, torch.autocast of the job is enabled."""
     dtype = torch.bfloat16 if job.autocast == "none" else DTYPES[job.autocast]
-    with torch.autocast(device_type, dtype=dtype, enabled=job.autocast != "none"):
+    with torch.autocast(device_type, dtype=dtype, enabled=job.casts):
         yield
 
 
@@ -161,7 +161,7 @@ class Steps:
             options |= self.subject.model_inputs.arguments
         with autocast(self.job, self.device.partition(":")[0]):
             outputs = model(**inputs, **options) if isinstance(inputs, Mapping) else model(*inputs)
-        if self.job.loop == "trainer" and self.job.autocast != "none":
+        if self.job.loop == "trainer" and self.job.casts:
             from accelerate.utils.operations import convert_to_fp32
 
             outputs = convert_to_fp32(outputs)
