@@ -11,7 +11,7 @@ from statistics import median
 from tests.helpers import ROOT
 from vramplan.measurements import accuracy
 from vramplan.measurements.accuracy import Accuracy, Row, Verdict
-from vramplan.measurements.emulated import compare_emulated
+from vramplan.measurements.emulated import Emulated, compare_emulated
 from vramplan.memory import calibration
 from vramplan.render import emulated as render_emulated
 from vramplan.render.accuracy import confusion, markdown, markdown_table
@@ -116,14 +116,7 @@ def others_table() -> str:
     return markdown_table(heads, cells)
 
 
-def emulated_text() -> str:
-    """Estimates beside runs on emulated GPUs."""
-    if not EMULATED.exists():
-        return "No run on an emulated GPU has been committed yet.\n"
-    return render_emulated.markdown(compare_emulated(EMULATED))
-
-
-def answer_table(held: Accuracy) -> str:
+def answer_table(held: Accuracy, emulated: Emulated) -> str:
     """The first table of the page."""
 
     def cells(rows: list[Row]) -> list[str]:
@@ -132,7 +125,15 @@ def answer_table(held: Accuracy) -> str:
 
     complete = [row for row in held.published if row.complete]
     partly = [row for row in held.published if not row.complete and row.fixed_lengths]
+    simulated = [row for run in emulated.runs for row in run.rows]
     texts = [
+        [
+            f"PyTorch's CUDA code on [emulated GPUs](#against-emulated-gpus): {metric}",
+            [row for row in simulated if row.metric == metric],
+        ]
+        for metric in ("allocated", "reserved")
+    ]
+    texts += [
         ["published GPU runs, all settings known: allocated", [row for row in complete if row.metric == "allocated"]],
         ["the same: process memory", [row for row in complete if row.metric == "process"]],
         ["published GPU runs, settings known in part, equal lengths: all figures", partly],
@@ -162,9 +163,10 @@ def wrong_verdicts(verdicts: Iterable[Verdict]) -> str:
 def in_page(text: str) -> str:
     """The page with its generated parts updated."""
     held = accuracy.compare(LEDGER, PUBLISHED, ("analytic",), lambda doing, share: None)
+    emulated = compare_emulated(EMULATED)
     parts = {
-        "answer": answer_table(held),
-        "emulated": emulated_text(),
+        "answer": answer_table(held, emulated),
+        "emulated": render_emulated.markdown(emulated),
         "ledger": markdown(held, "ledger"),
         "published": markdown(held, "published"),
         "verdicts": markdown(held, "verdicts") + "\n" + wrong_verdicts(held.published_verdicts),

@@ -87,7 +87,7 @@ def learn() -> dict[str, Any]:
     contexts: dict[str, list[tuple[int, str]]] = defaultdict(list)
     ratios: dict[str, list[float]] = defaultdict(list)
     for one in ledger.load_all(LEDGER):
-        if one.outcome != "ok" or one.environment.device == "cpu":
+        if one.outcome != "ok" or not one.is_of_gpu:
             continue
         try:
             found: Estimate | None = accuracy.estimate(one, "analytic", confidence=0.0)

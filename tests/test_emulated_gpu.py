@@ -206,6 +206,10 @@ def test_libraries_are_built_once_and_replaced_if_sources_change(
     ]  # fmt: skip
     assert all(path.exists() for path in libraries.paths)
     assert build.install() == libraries
+    libraries.paths[1].write_bytes(b"")
+    with pytest.raises(ConfigError, match="not built yet"):
+        build.installed()
+    assert build.install() == build.installed()
     assert [path.name for path in libraries.folder.parent.iterdir()] == [libraries.folder.name]
 
 

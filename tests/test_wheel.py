@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 from tests.helpers import ROOT
+from vramplan.emulated_gpu.cuda_libraries import SOURCES
 from vramplan.memory import passes
 
 STUB = "vramplan/memory/_passes.pyi"
@@ -28,7 +29,9 @@ def test_a_wheel_works_from_an_empty_folder(tmp_path: Path) -> None:
     assert "vramplan/py.typed" in names
     assert ("abi3" in wheel.name) == any(name.startswith("vramplan/memory/_passes.") for name in names - {STUB})
     assert passes.compiled is None or "-cp310-abi3-" in wheel.name
-    assert not any(name.endswith((".c", ".h")) for name in names)
+    sources = {name for name in names if name.endswith((".c", ".h"))}
+    assert sources == {f"vramplan/emulated_gpu/libraries/{path.name}" for path in SOURCES.iterdir()}
+    assert "vramplan/emulated_gpu/startup/sitecustomize.py" in names
     assert not any(name.startswith(("tests/", "model_specs/")) for name in names)
     empty = tmp_path / "empty"
     empty.mkdir()

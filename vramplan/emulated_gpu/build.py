@@ -40,12 +40,14 @@ def installed() -> Libraries:
     torch = installed_torch.find()
     folder = _folder(torch)
     try:
-        names = json.loads((folder / "libraries.json").read_text(encoding="utf-8"))
+        sizes = json.loads((folder / "libraries.json").read_text(encoding="utf-8"))
+        if any((folder / name).stat().st_size != size for name, size in sizes.items()):
+            raise ValueError("a library was damaged")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"the libraries that emulate a GPU for torch {torch.version} are not built yet: run `{COMMAND}`"
         ) from error
-    return Libraries(folder, torch, tuple(folder / name for name in names))
+    return Libraries(folder, torch, tuple(folder / name for name in sizes))
 
 
 def install(progress: Progress = silent) -> Libraries:
@@ -74,7 +76,8 @@ def install(progress: Progress = silent) -> Libraries:
             for number, (soname, library) in enumerate(sonames.items()):
                 progress(f"compiling {soname}", 0.2 + 0.8 * number / len(sonames))
                 _compile(compiler, torch, library, soname, functions, Path(work), built)
-            (built / "libraries.json").write_text(json.dumps(list(sonames)), encoding="utf-8")
+            sizes = {soname: (built / soname).stat().st_size for soname in sonames}
+            (built / "libraries.json").write_text(json.dumps(sizes), encoding="utf-8")
             if folder.exists():
                 folder.rename(Path(work) / "former")
             built.rename(folder)
@@ -91,7 +94,10 @@ def _folder(torch: InstalledTorch) -> Path:
     """
     root = disk_cache.private_folder()
     if root is None:
-        raise ConfigError("no cache folder of your own is found; name one in $VRAMPLAN_CACHE")
+        raise ConfigError(
+            "there is no cache folder that you own and no one else can write; name another in $VRAMPLAN_CACHE"
+            f" (now {os.environ.get('VRAMPLAN_CACHE') or 'not set'})"
+        )
     digest = hashlib.sha256(f"{torch.version} {torch.cuda} {torch.folder}".encode())
     for path in sorted([*SOURCES.iterdir(), *Path(__file__).parent.glob("*.py")]):
         digest.update(path.name.encode() + path.read_bytes())

@@ -21,7 +21,8 @@ MACHINES = ("x86_64", "aarch64")
 CALLERS = ("bitsandbytes", "flash_attn", "xformers", "torchao", "deepspeed", "transformer_engine")
 """Packages whose own libraries call CUDA, too."""
 HOW_TO_GET = (
-    "On Linux, `pip install --no-deps torch` installs the CUDA build; NVIDIA's own libraries (2 GB) are not needed here"
+    "On Linux, `pip install --force-reinstall --no-deps torch` installs the CUDA build from the default package index;"
+    " NVIDIA's own libraries (2 GB) are not needed here"
 )
 
 
@@ -125,7 +126,7 @@ def run_tool(name: str, *arguments: object) -> str:
         raise ConfigError(f"{name} is not installed: emulating a GPU needs a C compiler with its tools (gcc, binutils)")
     result = subprocess.run([name, *map(str, arguments)], capture_output=True, text=True)
     if result.returncode:
-        raise ConfigError(f"{name} fails: {first_lines(result.stderr)}")
+        raise ConfigError(f"{name} fails: {first_lines(result.stderr) or f'exit code {result.returncode}'}")
     return result.stdout
 
 

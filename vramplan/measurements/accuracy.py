@@ -202,8 +202,9 @@ def _spec(run: Measured) -> ModelSpec:
 
 
 def _rows(run: Measured, predicted: Estimate, by: str) -> list[Row]:
+    device = run.environment.device + (", emulated" if run.environment.is_emulated else "")
     return [
-        Row(run.identity, run.environment.device, by, metric, measured, getattr(predicted, METRICS[metric]))
+        Row(run.identity, device, by, metric, measured, getattr(predicted, METRICS[metric]))
         for metric, measured in (
             ("allocated", run.peak_allocated_bytes),
             ("reserved", run.peak_reserved_bytes),

@@ -360,4 +360,5 @@ def prove(
         lambda candidate: device.measure(spec, candidate),
         lambda candidate: device.predict(spec, candidate),
         device.max_runs,
+        within_margin=device.type == "emulated",
     )

@@ -84,17 +84,22 @@ def can_be_proved(search: Search) -> bool:
     return search.recommended is not None or search.rejected[0].reason != TOO_LARGE
 
 
-def verify(search: Search, measure: Measure, predict: Predict, max_runs: int) -> VerifiedPlan:
+def verify(
+    search: Search, measure: Measure, predict: Predict, max_runs: int, *, within_margin: bool = False
+) -> VerifiedPlan:
     """Run the recommended plan; on out of memory step down, with room to spare step up.
 
     It steps up only if the estimate ruled larger pairs out: a smaller one that was chosen for its speed stays. A larger
-    pair is worth a run if the estimate, corrected by what was measured, says that it fits.
+    pair is worth a run if the estimate, corrected by what was measured, says that it fits. With `within_margin` no pair
+    is run that the safety margin rules out: an emulated GPU does not show what the margin is for.
 
     Raises:
         ConfigError: if even the smallest pair is far too large by the estimate.
     """
     if not can_be_proved(search):
         raise ConfigError("nothing comes near to fitting by the estimate, so there is no plan to run")
+    if within_margin and search.recommended is None:
+        raise ConfigError("no plan fits with the safety margin, which an emulated GPU cannot replace")
     pairs = sorted(
         [(plan.micro_batch_size, plan.gradient_accumulation_steps) for plan in search.plans]
         + [(pair.micro_batch_size, pair.gradient_accumulation_steps) for pair in search.rejected]
@@ -112,7 +117,11 @@ def verify(search: Search, measure: Measure, predict: Predict, max_runs: int) ->
     best: int | None = first
     if run(first).fits:
         for index in range(max(first + 1, len(search.plans)), len(pairs)):
-            if first < len(search.plans) - 1 or not _has_room(runs[index - 1], predict, search.job, pairs[index]):
+            if (
+                within_margin
+                or first < len(search.plans) - 1
+                or not _has_room(runs[index - 1], predict, search.job, pairs[index])
+            ):
                 break
             if len(runs) >= max_runs:
                 settled = False

@@ -108,7 +108,11 @@ def comparison(probe_run: ProbeRun) -> Table:
         "reserved": run.peak_reserved_bytes,
         "need of the GPU": run.device_total_bytes,
         "  outside torch": run.context_bytes,
-        **{f"  {name}, allocated": run.phases[name].allocated_bytes for name in PHASES if name in run.phases},
+        **{
+            f"  {name}, allocated": run.phases[name].allocated_bytes
+            for name in PHASES
+            if name in run.phases and (probe_run.fits or name == "loaded")  # the others were cut short
+        },
     }
     for name in estimated or measured:
         size, actual = estimated.get(name), measured.get(name)
@@ -179,7 +183,11 @@ def largest(search: LargestBatch) -> RenderableType:
 def verified(verified: VerifiedPlan) -> RenderableType:
     """What `suggest --probe` adds."""
     first = verified.runs[0].measured
-    rows: list[RenderableType] = [Text("Proved by real runs", style="bold"), runs(verified.runs), Text("")]
+    rows: list[RenderableType] = [
+        Text("Runs on an emulated GPU" if first.environment.is_emulated else "Proved by real runs", style="bold"),
+        runs(verified.runs),
+        Text(""),
+    ]
     if verified.plan is None:
         rows.append(Text("None of the plans ran.", style="bold red"))
     else:
