@@ -166,7 +166,9 @@ def _labels(model_type: str, job: Job, capability: tuple[int, int]) -> dict[str,
 
 
 def largest_estimated(model: str, gpu: str, settings: Mapping[str, Any]) -> int:
-    """The largest micro-batch that `suggest` finds for a job, without a margin.
+    """The largest micro-batch that is estimated to fit without a margin, at the job's accumulation.
+
+    `suggest` answers without accumulation, where no gradients are in memory during a forward: from there on down.
 
     Raises:
         VramplanError: if there is no estimate.
@@ -174,7 +176,15 @@ def largest_estimated(model: str, gpu: str, settings: Mapping[str, Any]) -> int:
     batch = ("micro_batch_size", "gradient_accumulation_steps")
     job = {name: value for name, value in settings.items() if name not in batch}
     search = suggest(load_named_model(model), gpu, job.get("num_gpus", 1), advice=False, confidence=0.0, **job)
-    return search.max_micro_batch_size
+    steps = settings.get("gradient_accumulation_steps", 1)
+    if steps == 1:
+        return search.max_micro_batch_size
+
+    def fits(micro_batch: int) -> bool:
+        update = {"micro_batch_size": micro_batch, "gradient_accumulation_steps": steps}
+        return planner_estimate.estimate(model, gpu, by="analytic", confidence=0.0, **job | update).fits
+
+    return next((micro for micro in range(search.max_micro_batch_size, 0, -1) if fits(micro)), 0)
 
 
 def worst(runs: Iterable[EmulatedRow], metric: str, count: int) -> list[tuple[EmulatedRow, float]]:
