@@ -92,7 +92,7 @@ class ZeroStage3(ZeroStage):
         whole = own * self.cards if self.cards > 1 or self.job.offload == "all" else 0  # one GPU's part is the whole
         held = parameter.held_by_graph and not (self.job.reentrant and self.job.checkpointing == "full")
         stays = count <= threshold
-        return PartitionedWeight(number, parameter.name, count, whole, own, stays, parameter.viewed, held)
+        return PartitionedWeight(number, parameter.name, count, whole, own, count * size, stays, parameter.viewed, held)
 
     # -- whose turn it is ----------------------------------------------------------------------------------------------
 
@@ -176,13 +176,27 @@ class ZeroStage3(ZeroStage):
             self._divide()
 
     def _divide(self) -> None:
-        """A part of every frozen weight; those that train are one flat tensor, made later."""
-        for one, weights in zip(self.step.placed, self.weights, strict=True):
-            whole = self.loaded.get((one.layer, one.parameter.name), [])
-            if not one.parameter.trains and self.job.offload != "all":
-                label = f"{'layers.*.' if one.layer is not None else ''}{weights.label}"
-                self.record.allocate(Storage(weights.own_bytes, "parameter", label, "own part"))
-            self.record.free_all(whole[:1])  # scales stay
+        """A part of every frozen weight; those that train are one flat tensor, made later.
+
+        ``zero.Init`` makes each module's weights whole, and divides them before it makes the next module
+        (partition_parameters.py): parts of the layers lie in the memory of the whole embedding. The whole head's memory
+        goes back to the GPU in ``empty_cache`` (zero/utils.py: defragment).
+        """
+        record, offloads = self.record, self.job.offload == "all"
+        pairs = list(zip(self.step.placed, self.weights, strict=True))
+        last = max(
+            (n for n, (one, _) in enumerate(pairs) if one.layer is not None and not one.parameter.trains), default=0
+        )
+        for number, (one, weight) in enumerate(pairs):
+            loaded = self.loaded.get((one.layer, one.parameter.name), [])
+            if not one.parameter.trains and not offloads:
+                label = f"{'layers.*.' if one.layer is not None else ''}{weight.label}"
+                whole = []
+                if not loaded and number <= last:
+                    whole = [record.allocate(Storage(weight.whole_bytes, "parameter", f"{label}, whole"))]
+                record.allocate(Storage(weight.own_bytes, "parameter", label, "own part"))
+                record.free_all(whole)
+            record.free_all(loaded[:1])  # scales stay
 
     def prepare(self) -> None:
         """Allocate the own part of trainable weights, its fp32 copy, its gradients, the bucket (``__init__``)."""

@@ -28,6 +28,8 @@ class PartitionedWeight(NamedTuple):
     gathered_bytes: int
     """Of all parts, padding included."""
     own_bytes: int
+    whole_bytes: int
+    """As it is loaded, without padding."""
     stays: bool
     """Whether it stays gathered because it is small (stage3_param_persistence_threshold)."""
     viewed: bool = False
