@@ -67,11 +67,11 @@ def jobs() -> list[tuple[str, str, str, dict[str, Any]]]:
     named = []
     for number, (model, settings) in enumerate(cases):
         gpu = drawn.choice(GPUS)
-        if model.startswith("gemma-2"):  # transformers runs it so alone
-            settings = {**settings, "attention": "eager"}
+        settings = adapted(model, settings)
         if not find_gpu(gpu).supports("bf16"):
             sharded = str(settings.get("strategy", "")).startswith("zero")  # DeepSpeed has no autocast
-            settings = {**settings, "dtype": "fp16", "autocast": "none" if sharded else "fp16"}
+            stored = "fp32" if settings["method"] == "full" and not sharded else "fp16"  # as the gradient scaler asks
+            settings = {**settings, "dtype": stored, "autocast": "none" if sharded else "fp16"}
         named.append((f"{number:03} {model} {gpu}", model, gpu, settings))
     return named
 
@@ -86,8 +86,19 @@ def searches() -> list[tuple[str, str, str, dict[str, Any]]]:
         settings["sequence_length"] = max(1024, settings["sequence_length"])  # else hundreds of samples fit
         gpu = drawn.choice(("rtx3090", "rtx4090", "l4", "a100-40gb", "rtx5090"))
         del settings["micro_batch_size"]
-        named.append((f"S{len(named):02} {model} {gpu}", model, gpu, settings))
+        named.append((f"S{len(named):02} {model} {gpu}", model, gpu, adapted(model, settings)))
     return named
+
+
+def adapted(model: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings as transformers and PEFT run the model."""
+    if model.startswith(("gemma-2", "bloom")):  # no SDPA
+        settings = {**settings, "attention": "eager"}
+    if (
+        model.startswith(("olmoe", "qwen3-30b", "gpt-oss", "deepseek")) and settings["method"] == "dora"
+    ):  # stacked experts
+        settings = {**settings, "method": "lora"}
+    return settings
 
 
 def draw_text(drawn: random.Random, largest_batch: int, longest: int) -> dict[str, Any]:
@@ -127,13 +138,14 @@ def draw_other(drawn: random.Random, largest_batch: int, longest: int) -> dict[s
 
 def draw_vision(drawn: random.Random, largest_batch: int) -> dict[str, Any]:
     """Settings of a vision-language model's job."""
+    method = drawn.choice(("lora", "lora", "full"))
     return {
-        "method": drawn.choice(("lora", "lora", "full")),
+        "method": method,
         "checkpointing": drawn.choice(("full", "none")),
         "images": drawn.choice((1, 1, 2)),
         "micro_batch_size": drawn.randint(1, largest_batch),
-        "sequence_length": drawn.choice((3072, 4096)),
-        "vision": drawn.choice(("frozen", "frozen", "train")),
+        "sequence_length": drawn.choice((3072, 6144)),
+        "vision": drawn.choice(("frozen", "frozen", "train" if method == "full" else "lora")),
     }
 
 
@@ -287,6 +299,7 @@ def run_all(only: str, fresh: bool, processes: int) -> None:
 
     rows = {} if fresh else {row["name"]: row for row in read_rows()}
     left = [case for case in (*jobs(), *searches()) if case[0] not in rows and re.search(only, case[0])]
+    random.Random(1).shuffle(left)  # what is there when this is stopped is a sample
     servers: SimpleQueue[Server] = SimpleQueue()
     for _ in range(processes):
         servers.put(Server())

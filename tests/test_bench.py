@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="probes need the extra vramplan[prob
 
 from tests.helpers import card_of  # noqa: E402
 from tests.test_trace import job_of, small  # noqa: E402
-from vramplan.errors import ConfigError, UnsupportedError  # noqa: E402
+from vramplan.errors import ConfigError  # noqa: E402
 from vramplan.inputs import nvml  # noqa: E402
 from vramplan.measurements import probe, subprocess_runner  # noqa: E402
 from vramplan.memory.measurement import Request  # noqa: E402
@@ -91,13 +91,6 @@ def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run.torch.cuda, "init", refuse)
     with pytest.raises(ConfigError, match=r"does not start: The NVIDIA driver .* too old \(found version 11040\)\.;"):
         run.run(Request(spec=LLAMA, job=job_of(), card=card_of("h100")), lambda what, share: None)
-
-
-def test_losses_that_a_card_cannot_prove() -> None:
-    from vramplan.torch_backend.probe import run
-
-    with pytest.raises(UnsupportedError, match="TRL"):
-        run.run(Request(spec=LLAMA, job=job_of(loss="chunked"), card=card_of("h100")), lambda what, share: None)
 
 
 def test_the_probe_device_is_the_gpu_or_its_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:

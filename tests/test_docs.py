@@ -53,6 +53,7 @@ TITLE = re.compile(r'title="(?P<name>[^"]+)"')
 ONLY_PARSED = {
     r"^table --merge": "the parts of sixteen machines are not there",
     r"^(probe|measure) ": "runs on a GPU",
+    r"^emulate ": "needs PyTorch's CUDA build",
     r"--probe|--gpu auto": "needs the GPU of this machine",
     r"^report ": "takes up to a minute; tests/test_report.py makes one",
     r"^table --(write|check)|--gpus '\*'": "takes minutes; tests/test_tables.py makes small tables",

@@ -259,7 +259,7 @@ def norms_of(rank: int, point: str, strategy: str) -> list[float]:
     from vramplan.torch_backend.model.training_loop import Steps
     from vramplan.torch_backend.probe import deepspeed
     from vramplan.torch_backend.probe import distributed as ranks
-    from vramplan.torch_backend.probe.run import filler
+    from vramplan.torch_backend.probe.random_batches import filler
     from vramplan.torch_backend.suppress_output import quiet
 
     sharing = {"num_gpus": 2, "strategy": strategy, "gradient_accumulation_steps": 2}

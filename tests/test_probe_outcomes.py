@@ -19,7 +19,7 @@ from vramplan.measurements.measure import summary_line  # noqa: E402
 from vramplan.measurements.probe_checks import check_method  # noqa: E402
 from vramplan.measurements.verify import ProbeRun  # noqa: E402
 from vramplan.memory.measurement import Request  # noqa: E402
-from vramplan.torch_backend.model import build, mapped, optimizers  # noqa: E402
+from vramplan.torch_backend.model import build, mapped, optimizers, trl_loss  # noqa: E402
 from vramplan.torch_backend.probe import run  # noqa: E402
 
 LLAMA = small("llama", num_key_value_heads=2)
@@ -36,7 +36,7 @@ def test_memory_that_runs_out_while_the_model_is_built_is_a_result(monkeypatch: 
     assert not result.fits
     assert result.measured.failed_phase == "loaded"
     assert result.measured.message.startswith("CUDA out of memory")
-    assert summary_line(result) == "out of memory while the model was loaded"
+    assert summary_line(result) == "out of memory while loading"
 
 
 def test_a_phase_in_words() -> None:
@@ -126,3 +126,59 @@ def test_what_is_not_probed_is_refused_by_name(device: str, settings: dict[str, 
 def test_quantized_layers_are_probed_on_gpus() -> None:
     check_method(LLAMA, job_of(quantize="nf4"), "cuda")
     check_method(LLAMA, job_of(quantize="nf4", strategy="zero2", num_gpus=2, autocast="none"), "cuda")
+
+
+class Head(torch.nn.Module):
+    """Has TRL's fused LM head once :func:`add_fused_lm_head` is called."""
+
+    def forward(self, labels: Any) -> None:
+        raise AssertionError("the model's own loss")
+
+
+def add_fused_lm_head(model: Any, outputs: tuple[str, ...]) -> None:
+    assert "log_probs" in outputs
+
+    def forward(labels: Any, fused_lm_head: bool = False) -> Any:
+        assert fused_lm_head
+        mask = labels[:, 1:] != -100
+        return SimpleNamespace(log_probs=-2.0 * mask, label_mask=mask)
+
+    model.forward = forward
+
+
+def test_the_loss_of_trl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As SFTTrainer calls its fused LM head: the mean over the tokens that have labels, or over all of a step."""
+    utils = SimpleNamespace(add_fused_lm_head=add_fused_lm_head)
+    for name, module in {
+        "trl": SimpleNamespace(),
+        "trl.trainer": SimpleNamespace(),
+        "trl.trainer.utils": utils,
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr("transformers.utils.is_triton_available", lambda: True)
+    model, labels = Head(), torch.tensor([[1, 2, -100, 3]])
+    trl_loss.use(model, "a model")
+    assert float(model(labels=labels).loss) == 2.0
+    assert float(model(labels=labels, num_items_in_batch=torch.tensor(8)).loss) == 0.5
+    monkeypatch.setattr("transformers.utils.is_triton_available", lambda: False)
+    with pytest.raises(MissingDependencyError, match="loss=chunked on a GPU needs Triton"):
+        trl_loss.use(Head(), "a model")
+    monkeypatch.setitem(sys.modules, "trl.trainer.utils", None)
+    with pytest.raises(MissingDependencyError, match="loss=chunked on a GPU needs TRL"):
+        trl_loss.use(Head(), "a model")
+
+
+def test_lengths_are_run_as_they_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every micro-batch of a job whose samples differ in length, the longest last."""
+    monkeypatch.setattr("vramplan.inputs.sample_lengths.MICRO_STEPS", 5)
+    monkeypatch.setattr(subprocess_runner, "run", lambda request, timeout, tell: run.run(request, tell))
+    device = probe.probe_device(card_of("rtx4090"), device="cpu")
+    settings = {"sequence_length": 64, "lengths": (16, 32, 64), "attention": "eager", "gradient_accumulation_steps": 2}
+    result = probe.probe(LLAMA, on=device, **settings)
+    assert result.predicted is not None
+    measured = result.measured
+    assert len(measured.step_seconds) == 4
+    assert measured.micro_steps_run == 2
+    assert measured.tokens_per_second is None
+    assert measured.peak_allocated_bytes == pytest.approx(result.predicted.peak_allocated_bytes, rel=0.003)
+    assert measured.peak_reserved_bytes == pytest.approx(result.predicted.peak_reserved_bytes, rel=0.03)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from vramplan.analytic.unfolded_step import micro_steps
 from vramplan.inputs.job import Job
-from vramplan.inputs.sample_lengths import batch_lengths
+from vramplan.inputs.sample_lengths import step_lengths
 from vramplan.memory import passes
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import JoinedKinds, Timeline
@@ -50,12 +50,10 @@ def varied(timeline_at: Callable[[int], Timeline], job: Job, known: dict[int, Pi
     `timeline_at` gives loading and two steps at a length; the second, with gradients and states there, stands for all
     that follow it. `known` are the pieces of timelines by the id of their events, which are added to it.
     """
-    (*others, longest), run = batch_lengths(job), _Run(known)
-    accumulated, several = job.gradient_accumulation_steps, micro_steps(job)
+    steps, run, several = step_lengths(job), _Run(known), micro_steps(job)
     whole = several + 1  # pieces of a step
-    run.append(timeline_at(longest), 0)
-    steps = [others[number : number + accumulated] for number in range(0, len(others), accumulated)]
-    for step, lengths in enumerate([*steps, [others[0], longest][-several:]]):
+    run.append(timeline_at(job.sequence_length), 0)
+    for step, lengths in enumerate(steps):
         first = 1 + min(step, 1) * whole
         for micro, length in enumerate(lengths):
             run.append(timeline_at(length), first + min(micro, several - 1))

@@ -45,6 +45,16 @@ def even_lengths(shortest: int, longest: int) -> tuple[int, ...]:
     return (*(draws.randint(shortest, longest) for _ in range(NUM_SAMPLES - 1)), longest)
 
 
+def step_lengths(job: Job) -> list[list[int]]:
+    """The same by optimizer step: as many micro-batches as the job accumulates, and a last step that the longest ends.
+
+    The last step has two micro-batches at most: from the second on each finds the gradients of those before it.
+    """
+    (*others, longest), accumulated = batch_lengths(job), job.gradient_accumulation_steps
+    steps = [others[number : number + accumulated] for number in range(0, len(others), accumulated)]
+    return [*steps, [others[0], longest][-min(2, accumulated) :]]
+
+
 def batch_lengths(job: Job) -> list[int]:
     """Tokens of the longest sample in each micro-batch, the longest of all last; samples repeat in their order."""
     assert job.lengths is not None

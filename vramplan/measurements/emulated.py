@@ -16,9 +16,11 @@ from vramplan.inputs.job import Job, check_settings
 from vramplan.inputs.load import load_named_model
 from vramplan.measurements.accuracy import Row
 from vramplan.planner import estimate as planner_estimate
-from vramplan.planner.suggest import suggest
+from vramplan.planner.monotone_search import largest
 from vramplan.progress import Progress, silent
 
+MOST_ESTIMATES = 64
+"""Of one search for the largest micro-batch."""
 KINDS = ("model", "method", "dtype", "compute capability", "GPUs")
 """What runs are grouped by."""
 
@@ -166,15 +168,18 @@ def _labels(model_type: str, job: Job, capability: tuple[int, int]) -> dict[str,
 
 
 def largest_estimated(model: str, gpu: str, settings: Mapping[str, Any]) -> int:
-    """The largest micro-batch that `suggest` finds for a job, without a margin.
+    """The largest micro-batch of a job that fits by the estimate, without a margin; 0 if none fits.
 
     Raises:
         VramplanError: if there is no estimate.
     """
-    batch = ("micro_batch_size", "gradient_accumulation_steps")
-    job = {name: value for name, value in settings.items() if name not in batch}
-    search = suggest(load_named_model(model), gpu, job.get("num_gpus", 1), advice=False, confidence=0.0, **job)
-    return search.max_micro_batch_size
+    spec, card = load_named_model(model), find_gpu(gpu)
+    job = {name: value for name, value in settings.items() if name != "micro_batch_size"}
+
+    def fits(size: int) -> bool:
+        return planner_estimate.estimate(spec, card, confidence=0.0, micro_batch_size=size, **job).fits
+
+    return largest(1, fits, MOST_ESTIMATES)[0]
 
 
 def worst(runs: Iterable[EmulatedRow], metric: str, count: int) -> list[tuple[EmulatedRow, float]]:

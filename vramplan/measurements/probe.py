@@ -177,7 +177,7 @@ class ProbeDevice:
     def _utilization(self, spec: ModelSpec, measured: Measured) -> float | None:
         """Model FLOPs utilization: FLOPs of a step without recomputation, over its time and the GPU's dense rate."""
         step_time, job = measured.step_time, measured.job
-        if self.local_gpu is None or self.local_gpu.rates_from or not step_time:
+        if self.local_gpu is None or self.local_gpu.rates_from or job.lengths is not None or not step_time:
             return None
         predicted = self.predict(spec, job.model_copy(update={"checkpointing": "none"}))
         rate = self.local_gpu.flops_per_second.get(job.autocast if job.autocast != "none" else job.dtype)

@@ -121,10 +121,10 @@ class Measured(BaseModel):
 
     @property
     def failed_where(self) -> str:
-        """Where memory ran out, in words: "in backward", "while the model was loaded"; "" if it did not."""
+        """Where memory ran out, in words: "in backward", "while loading"; "" if it did not."""
         if self.failed_phase is None:
             return ""
-        return "while the model was loaded" if self.failed_phase == "loaded" else f"in {self.failed_phase}"
+        return "while loading" if self.failed_phase == "loaded" else f"in {self.failed_phase}"
 
     @property
     def step_time(self) -> float | None:
@@ -134,9 +134,9 @@ class Measured(BaseModel):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens of one rank's samples per second, padding included."""
+        """Tokens of one rank's samples per second, padding included; None if samples differ in length."""
         time, job = self.step_time, self.job
-        if not time:
+        if not time or job.lengths is not None:
             return None
         return job.micro_batch_size * job.gradient_accumulation_steps * job.sequence_length / time
 

@@ -189,11 +189,17 @@ LEAST_PAGED = 100_000
 """Elements from which a paged optimizer's states are managed memory, which torch does not count (get_state_buffer)."""
 
 
-def bitsandbytes(states: Sequence[int], bits: int, paged: bool = False) -> Step:
+def bitsandbytes(states: Sequence[int], bits: int, paged: bool, in_trainer: bool) -> Step:
     """A bitsandbytes optimizer: states in `bits`, each `states[i]` times the weight, whatever the weight's dtype.
 
-    8-bit states come with a scale for each block; embeddings keep 32 bits (transformers' trainer_optimizer.py). Kernels
-    work in place. `paged`: states of large weights are in managed memory.
+    8-bit states come with a scale for each block. Kernels work in place.
+
+    Args:
+        states: elements of each state for one of the weight.
+        bits: 8 or 32.
+        paged: whether states of large weights are in managed memory.
+        in_trainer: whether transformers' Trainer constructs the optimizer, which registers embeddings to keep 32-bit
+            states (5.23, trainer.py: create_optimizer).
     """
 
     def step(record: Recorder, group: Sequence[Weight], first: bool) -> None:
@@ -201,7 +207,7 @@ def bitsandbytes(states: Sequence[int], bits: int, paged: bool = False) -> Step:
             return
         for weight in group:
             count = weight.num_elements
-            small = bits == 32 or count < LEAST_EIGHT_BIT or weight.is_embedding
+            small = bits == 32 or count < LEAST_EIGHT_BIT or (in_trainer and weight.is_embedding)
             outside = paged and count >= LEAST_PAGED
             for number, times in enumerate(states, 1):
                 if not outside:

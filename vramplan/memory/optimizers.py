@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, VramplanError, setting
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import Job, Loop
 from vramplan.memory import optimizer_steps as steps
 from vramplan.step_time.rates import rates_of
 
@@ -34,6 +34,9 @@ class Optimizer:
 
     name: str
     step: steps.Step
+    """What a step allocates and frees under transformers' Trainer."""
+    plain_step: steps.Step | None = None
+    """The same in a plain loop, if it differs."""
     adaptive: bool = True
     """Adam-type: the learning rate scales with the root of the batch size instead of linearly."""
     state_passes: int
@@ -53,6 +56,10 @@ class Optimizer:
     matrices_only: bool = False
     """Whether torch refuses weights that do not have two dimensions."""
     restrictions: tuple[Restriction, ...] = ()
+
+    def step_in(self, loop: Loop) -> steps.Step:
+        """What a step allocates and frees in a training loop."""
+        return self.plain_step if self.plain_step and loop == "plain" else self.step
 
 
 MUON_RESTRICTIONS = (
@@ -79,8 +86,9 @@ MUON_RESTRICTIONS = (
 
 
 def _bitsandbytes(name: str, states: Sequence[int], bits: int, paged: bool, **more: Any) -> Optimizer:
-    step, passes = steps.bitsandbytes(states, bits, paged), 3 + 2 * len(states) * bits // 16
-    return Optimizer(name=name, step=step, state_passes=passes, launches_per_weight=1, **more)
+    in_trainer, plain = (steps.bitsandbytes(states, bits, paged, in_trainer) for in_trainer in (True, False))
+    passes = 3 + 2 * len(states) * bits // 16
+    return Optimizer(name=name, step=in_trainer, plain_step=plain, state_passes=passes, launches_per_weight=1, **more)
 
 
 _RECORDS = (

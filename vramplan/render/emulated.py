@@ -49,7 +49,8 @@ def verdict(emulated: Emulated) -> str:
         equal = sum(one.chosen == one.largest for one in emulated.searches)
         larger = sum(one.chosen > one.largest for one in emulated.searches)
         parts.append(
-            f"the largest micro-batch is equal in {equal} of {counted(len(emulated.searches), 'search')},"
+            f"the largest micro-batch is equal in {equal} of {len(emulated.searches)}"
+            f" {'search' if len(emulated.searches) == 1 else 'searches'},"
             f" larger in {larger}"
         )
     return "; ".join(parts) + "."

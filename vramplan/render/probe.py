@@ -35,10 +35,11 @@ def tried(probe_run: ProbeRun) -> RenderableType:
 def heading(run: Measured) -> Text:
     """The model, its parameters, and the GPU or host that ran it."""
     text = Text(run.model, style="bold")
-    trained = (
-        "all train" if run.job.method == "full" else f"{format_count(run.num_trainable_parameters)} in adapters train"
-    )
-    text.append(f"  {format_count(run.num_parameters)} parameters, {trained}\n", style="not bold")
+    if run.num_parameters:  # not counted if memory ran out before the model was there
+        adapters = f"{format_count(run.num_trainable_parameters)} in adapters train"
+        trained = "all train" if run.job.method == "full" else adapters
+        text.append(f"  {format_count(run.num_parameters)} parameters, {trained}", style="not bold")
+    text.append("\n")
     where = run.environment
     if where.device == "cpu":
         text.append(
@@ -121,7 +122,9 @@ def speed(run: Measured) -> Text:
     """Seconds of a step, tokens per second, and model FLOPs utilization."""
     time = run.step_time
     assert time is not None
-    text = f"{time:.3f} s a step, {run.tokens_per_second or 0:,.0f} tokens/s on each GPU"
+    text = f"{time:.3f} s a step"
+    if run.tokens_per_second is not None:
+        text += f", {run.tokens_per_second:,.0f} tokens/s on each GPU"
     if run.model_flops_utilization is not None:
         text += f", {run.model_flops_utilization:.0%} of the GPU's dense rate (model FLOPs)"
     if run.job.gradient_accumulation_steps > run.micro_steps_run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, cast
 
 from vramplan.analytic.layer_folding import UnfoldedSection
@@ -20,6 +21,11 @@ from vramplan.units import DTYPE_BYTES
 if TYPE_CHECKING:
     from vramplan.analytic.step_record import RecordedWeight
     from vramplan.analytic.unfolded_step import Placed, Step
+
+
+def _natural_key(one: Placed) -> list[tuple[bool, int, str]]:
+    """Key to sort the names within a layer, numbers by their value."""
+    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in one.name.split(".")]
 
 
 class Strategy:
@@ -61,9 +67,16 @@ class Strategy:
             storages += known.get(key) or known.setdefault(key, one.storages())
         self.record.allocate_all(storages)
 
-    def load_whole(self, placed: Sequence[Placed]) -> dict[Placed, list[int]]:
+    def load_whole(self, placed: Sequence[Placed]) -> dict[Placed, Sequence[int]]:
         """Load all of these weights; the numbers of their storages."""
-        return {one: self._loaded(one) for one in self._begin_loading(placed)}
+        ordered = self._begin_loading(placed)
+        loaded = {one: self._loaded(one) for one in ordered if not one.parameter.is_adapter}
+        for one in placed if self.job.prepare_for_kbit_training else ():
+            if self._is_cast_by_peft(one):
+                before = loaded[one]
+                loaded[one] = self.record.allocate_all(one.storages(self.loaded_dtype(one)))
+                self.record.free_all(before)
+        return loaded | {one: self._loaded(one) for one in ordered if one.parameter.is_adapter}
 
     def _begin_loading(self, placed: Sequence[Placed]) -> Sequence[Placed]:
         """The weights in the order that they are loaded.
@@ -71,30 +84,44 @@ class Strategy:
         transformers requests the memory of what it loads onto the GPU in one piece before (modeling_utils.py:
         caching_allocator_warmup); it goes by name (core_model_loading.py: dot_natural_key), which puts the head first.
         """
-        if self.job.is_mapped:
-            model = [one.parameter for one in placed if not one.parameter.is_adapter]
-            size = warmup_bytes(model, self.job, self.step.card)
-            cached = Storage(size, "reserved_unused", "warm-up of the allocator", in_kernel=True)
-            self.record.free(self.record.allocate(cached))
-            head = [one for one in placed if one.parameter.name.startswith("lm_head") and not one.parameter.is_adapter]
-            placed = list(dict.fromkeys((*head, *placed)))
-        return placed
+        if not self.job.is_mapped:
+            return placed
+        model = [one for one in placed if not one.parameter.is_adapter]
+        size = warmup_bytes([one.parameter for one in model], self.job, self.step.card)
+        cached = Storage(size, "reserved_unused", "warm-up of the allocator", in_kernel=True)
+        self.record.free(self.record.allocate(cached))
+        head = [one for one in model if one.parameter.name.startswith("lm_head")]
+        by_name: list[Placed] = []
+        for layer, group in groupby(model, key=lambda one: one.layer):
+            several = list(group)
+            by_name += several if layer is None else sorted(several, key=_natural_key)
+        return list(dict.fromkeys((*head, *by_name, *placed)))
 
     def loaded_dtype(self, one: Placed) -> str | None:
         """Dtype that a weight is loaded in, if it is used in another."""
 
-    def _loaded(self, one: Placed) -> list[int]:
+    def _is_cast_by_peft(self, one: Placed) -> bool:
+        """Whether prepare_model_for_kbit_training casts a loaded weight to fp32 (PEFT 0.21, utils/other.py).
+
+        It casts one after another, and their former memory stays in the piece that transformers requested.
+        """
+        weight = one.parameter
+        kept = weight.stored or weight.is_adapter or self.job.dtype == "fp32"
+        return self.job.prepare_for_kbit_training and not kept
+
+    def _loaded(self, one: Placed) -> Sequence[int]:
         """Load a weight; bitsandbytes quantizes it on the GPU, and its scales (0.50, functional.py: quantize_4bit)."""
         weight, record = one.parameter, self.record
         if not weight.stored:
-            return [record.allocate(storage) for storage in one.storages(self.loaded_dtype(one))]
+            dtype = self.job.dtype if self._is_cast_by_peft(one) else self.loaded_dtype(one)
+            return record.allocate_all(one.storages(dtype))
         size = weight.num_elements * DTYPE_BYTES[self.job.dtype]
         before = [record.allocate(Storage(size, "temporary", "weight to be quantized"))]
         stored = one.storages()
         if weight.quantize == "nf4-double":  # the scales, and the scales less their mean
             scales = Storage(4 * stored[1].num_bytes, "temporary", "scales to be quantized")
             before += [record.allocate(scales), record.allocate(scales)]
-        found = [record.allocate(storage) for storage in stored]
+        found = record.allocate_all(stored)
         record.free_all(reversed(before))
         return found
 
@@ -129,7 +156,7 @@ class Strategy:
     def update(self, weights: list[Weight], first: bool, optimizer: str | None = None) -> None:
         """Update these weights by the job's optimizer, or another."""
         record = self.record
-        step = optimizer_of(optimizer or self.job.optimizer).step
+        step = optimizer_of(optimizer or self.job.optimizer).step_in(self.job.loop)
         if self.job.loop == "trainer":  # clip_grad_norm_
             norm = Storage(4, "temporary", "gradient norms", "scalar")
             norms: list[int] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -45,7 +45,7 @@ class Sharded(Strategy):
         """Reduced gradients of the own part."""
         self.offloads = self.job.offload == "all"
         """Whether the host holds the own part of everything (``cpu_offload``), and updates it."""
-        self.loaded: dict[Placed, list[int]] = {}
+        self.loaded: dict[Placed, Sequence[int]] = {}
         """Weights that were loaded whole, to be sharded."""
 
     def load(self) -> None:

@@ -62,7 +62,7 @@ class ZeroStage(Strategy):
         hidden = step.setting.architecture.shape(step.setting.config).hidden
         self.zero = self.job.zero.of_width(hidden)
         self.bucket_size = self.zero.reduce_bucket_size or 0
-        self.loaded: dict[tuple[int | None, str], list[int]] = {}
+        self.loaded: dict[tuple[int | None, str], Sequence[int]] = {}
         """Storages of the weights as they were loaded."""
         self.filled: list[Trained] = []
         """Weights whose gradients wait in the bucket."""

@@ -33,16 +33,10 @@ class _Loader(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds torch as often as it is looked for: transformers looks whether it is installed before it imports it."""
-
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            sys.meta_path.insert(0, self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)  # others may look without importing
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)
         return spec

@@ -22,7 +22,7 @@ from vramplan.inputs.sequence_length import check_sequence_length
 from vramplan.inputs.validation import check_spec
 from vramplan.torch_backend.dtypes import DTYPES
 from vramplan.torch_backend.first_line import first_line
-from vramplan.torch_backend.model import losses, mapped
+from vramplan.torch_backend.model import losses, mapped, trl_loss
 from vramplan.torch_backend.model.adapters import checkpoint, excluded_modules, freeze, with_adapters
 from vramplan.torch_backend.model.own_model import from_import_path
 from vramplan.torch_backend.model.subject import ImageInputs, InputSpec, Subject
@@ -75,6 +75,8 @@ def build(
         checkpoint(module, job, keep_rng=device.startswith("cuda"))
     if job.fused_kernels or job.loss == "liger_cross_entropy" or (job.loss == "liger" and device.startswith("cuda")):
         losses.use_liger(module, job, spec.name, device.startswith("cuda"))
+    elif job.loss == "chunked" and device.startswith("cuda"):
+        trl_loss.use(module, spec.name)
     elif job.loss != "standard":
         losses.use(module, job.loss, spec.name, device.startswith("cuda"))
     return replace(subject, module=module.train())

@@ -8,7 +8,7 @@ or freed; a test compares it with the real Trainer.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -19,7 +19,8 @@ from vramplan.errors import ConfigError
 from vramplan.inputs.job import Job
 from vramplan.torch_backend.dtypes import DTYPES
 from vramplan.torch_backend.model import optimizers
-from vramplan.torch_backend.model.subject import ImageInputs, Subject
+from vramplan.torch_backend.model.batches import Inputs, first_of, make_inputs
+from vramplan.torch_backend.model.subject import Subject
 
 MAX_MICRO_STEPS = 2
 """Micro-batches run per optimizer step: from the second on each finds the gradients of those before it."""
@@ -27,8 +28,6 @@ WAITING = "batches to come"
 """Label of the micro-batches that the Trainer moves to the device before it needs them."""
 MAX_GRAD_NORM = 1.0
 """The Trainer's default."""
-
-Inputs = Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...]
 
 
 class Engine(Protocol):
@@ -57,78 +56,11 @@ class Observer(Protocol):
         """Set the category of these tensors, and their label."""
 
 
-def make_inputs(subject: Subject, job: Job, device: str, times: int = 1) -> Inputs:
-    """Inputs of `times` micro-batches on the device: token ids, labels, masks, images."""
-    if subject.example is not None:
-        if isinstance(subject.example, Mapping):
-            return {name: _like(tensor, times, device) for name, tensor in subject.example.items()}
-        return tuple(_like(tensor, times, device) for tensor in subject.example)
-    if subject.model_inputs is not None:
-        return {
-            spec.name: torch.full(
-                (times * job.micro_batch_size, *spec.shape),
-                int(spec.name == "attention_mask"),
-                dtype=torch.int64 if spec.dtype == "int64" else DTYPES[spec.dtype],
-                device=device,
-            )
-            for spec in subject.model_inputs.inputs
-        }
-    shape = (times * job.micro_batch_size, job.sequence_length)
-    names = ["input_ids", "labels"]
-    if job.batches == "packed":
-        names.append("position_ids")
-    elif job.batches == "padded" or job.loop == "trainer":
-        names.append("attention_mask")
-    texts = {name: torch.full(shape, int(name == "attention_mask"), dtype=torch.int64, device=device) for name in names}
-    if subject.images is not None:
-        texts |= image_batch(subject.images, shape, device)
-    return texts
-
-
-def image_batch(images: ImageInputs, shape: tuple[int, int], device: str) -> dict[str, torch.Tensor]:
-    """The images or videos of a batch, and texts with their tokens; models read the values of both."""
-    samples, length = shape
-    processed = images.processed
-    kinds = processed.token_kinds * images.per_sample
-    row = torch.tensor(kinds + [0] * (length - len(kinds)), dtype=torch.int64)
-    texts = {
-        "input_ids": ((row > 0) * images.token_id).repeat(samples, 1),
-        "attention_mask": torch.ones(shape, dtype=torch.int64),
-    }
-    if images.token_types:
-        texts[images.token_types] = row.repeat(samples, 1)
-    batch = {name: text.to(device) for name, text in texts.items()}
-    for tensor in processed.tensors:
-        batch_shape = tensor.batched(samples, images.per_sample, length)
-        dtype = {"fp32": torch.float32, "int64": torch.int64}[tensor.dtype]
-        if tensor.values is None:
-            batch[tensor.name] = torch.zeros(*batch_shape, dtype=dtype, device=device)
-        else:
-            values = torch.tensor(tensor.values, dtype=dtype).view(tensor.shape)
-            times = batch_shape[: len(batch_shape) - len(tensor.shape)] or (batch_shape[0] // tensor.shape[0],)
-            batch[tensor.name] = values.repeat(*times, *[1] * (len(batch_shape) - len(times))).to(device)
-    return batch
-
-
-def _like(example: torch.Tensor, times: int, device: str) -> torch.Tensor:
-    shape = (times * example.shape[0], *example.shape[1:]) if example.dim() else ()
-    return torch.zeros(shape, dtype=example.dtype, device=device)
-
-
-def first_of(inputs: Inputs, times: int) -> Inputs:
-    """The first of `times` micro-batches that are one batch."""
-    if times <= 1:
-        return inputs
-    if isinstance(inputs, Mapping):
-        return {name: tensor[: tensor.shape[0] // times] for name, tensor in inputs.items()}
-    return tuple(tensor[: tensor.shape[0] // times] for tensor in inputs)
-
-
 @contextmanager
 def autocast(job: Job, device_type: str) -> Iterator[None]:
     """Inside, torch.autocast of the job is enabled."""
     dtype = torch.bfloat16 if job.autocast == "none" else DTYPES[job.autocast]
-    with torch.autocast(device_type, dtype=dtype, enabled=job.autocast != "none"):
+    with torch.autocast(device_type, dtype=dtype, enabled=job.casts):
         yield
 
 
@@ -170,13 +102,19 @@ class Steps:
         """Fills a batch with values in a real run; a trace has no values."""
         self.trained = [p for p in subject.module.parameters() if p.requires_grad]
         self.optimizer = optimizers.make(recipe, subject.module, job)
-        self.micro_steps = min(MAX_MICRO_STEPS, job.gradient_accumulation_steps)
+        self.lengths: Sequence[int] = ()
+        """Tokens of each micro-batch of the next optimizer step, if they differ in length; all of them run."""
         self._references: list[Any] = []
         inner = getattr(subject.module, "get_base_model", lambda: subject.module)()
         signature = inspect.signature(inner.forward)
         self.counts_items = getattr(inner, "accepts_loss_kwargs", True) and any(
             p.kind == p.VAR_KEYWORD for p in signature.parameters.values()
         )
+
+    @property
+    def micro_steps(self) -> int:
+        """Micro-batches of the next optimizer step that run."""
+        return len(self.lengths) or min(MAX_MICRO_STEPS, self.job.gradient_accumulation_steps)
 
     def run(self) -> None:
         """One optimizer step."""
@@ -203,7 +141,7 @@ class Steps:
         inputs = None
         for number in range(self.micro_steps):
             self.enter("forward")
-            inputs = self._inputs()
+            inputs = self._inputs(number=number)
             with self._micro_step(number):
                 loss = self._forward(inputs)
                 self._backward(loss)
@@ -211,8 +149,11 @@ class Steps:
         self._optimize()
         del loss, inputs
 
-    def _inputs(self, times: int = 1) -> Inputs:
-        return self.fill(make_inputs(self.subject, self.job, self.device, times))
+    def _inputs(self, times: int = 1, number: int = 0) -> Inputs:
+        job = self.job
+        if self.lengths:
+            job = job.model_copy(update={"sequence_length": self.lengths[number]})
+        return self.fill(make_inputs(self.subject, job, self.device, times))
 
     def _forward(self, inputs: Inputs, **options: Any) -> torch.Tensor:
         model = self.model
@@ -220,7 +161,7 @@ class Steps:
             options |= self.subject.model_inputs.arguments
         with autocast(self.job, self.device.partition(":")[0]):
             outputs = model(**inputs, **options) if isinstance(inputs, Mapping) else model(*inputs)
-        if self.job.loop == "trainer" and self.job.autocast != "none":
+        if self.job.loop == "trainer" and self.job.casts:
             from accelerate.utils.operations import convert_to_fp32
 
             outputs = convert_to_fp32(outputs)
@@ -260,8 +201,9 @@ class Steps:
             self.total = torch.zeros((), device=self.device)
         for number, inputs in enumerate(batches[: self.micro_steps]):
             self.enter("forward")
+            others = 0 if self.lengths else number and self.job.gradient_accumulation_steps - 1
             with self._micro_step(number):
-                loss = self._training_step(first_of(inputs, number and self.job.gradient_accumulation_steps - 1), items)
+                loss = self._training_step(first_of(inputs, others), items)
             torch.isnan(loss)  # logging_nan_inf_filter
             torch.isinf(loss)
             self.total += loss
@@ -272,10 +214,13 @@ class Steps:
         self._optimize()
 
     def _fetch(self) -> tuple[list[Inputs], torch.Tensor | None]:
-        """All micro-batches of a step at once (get_batch_samples); those from the second on are one batch here."""
+        """All micro-batches of a step at once (get_batch_samples).
+
+        Those from the second on are one batch here, unless they differ in length.
+        """
         steps = self.job.gradient_accumulation_steps
-        batches = [self._inputs()]
-        if steps > 1:
+        batches = [self._inputs(number=number) for number in range(len(self.lengths) or 1)]
+        if steps > 1 and not self.lengths:
             with self.observer.called(WAITING):
                 batches.append(self._inputs(steps - 1))
         first = batches[0]

@@ -89,20 +89,26 @@ def _fsdp(module: nn.Module, job: Job, device: torch.device) -> tuple[nn.Module,
     """FSDP2: every layer, embedding and head, then the rest, as accelerate 1.15 shards them (fsdp2_prepare_model).
 
     A model on the meta device gets its shards on the device, with random values: no rank ever holds the whole model.
+    Under mixed precision the weights that train are fp32, and are gathered and reduced in the lower precision
+    (dataclasses.py: FullyShardedDataParallelPlugin.set_mixed_precision).
 
     Raises:
-        ConfigError: if adapters have another dtype than the weights, which FSDP cannot gather together.
+        ConfigError: if the weights that train differ in dtype, which FSDP refuses.
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-    dtypes = {parameter.dtype for parameter in module.parameters()}
+    used = DTYPES[job.autocast] if job.autocast != "none" else None
+    if used is not None:
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.float32)
+    dtypes = {parameter.dtype for parameter in module.parameters() if parameter.requires_grad}
     if len(dtypes) > 1:
         names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
         raise ConfigError(
-            f"{setting('strategy', 'fsdp')} gathers weights of one dtype, this model has {names};"
-            f" give {setting('lora_dtype', job.dtype)}"
+            f"{setting('strategy', 'fsdp')} reduces gradients of one dtype, the weights that train have {names}"
         )
-    policy = MixedPrecisionPolicy(param_dtype=DTYPES[job.autocast] if job.autocast != "none" else None)
+    policy = MixedPrecisionPolicy(param_dtype=used, reduce_dtype=used, output_dtype=used)
     reshard = job.fsdp.reshard_after_forward
     inner: Any = module.get_base_model() if hasattr(module, "get_base_model") else module
     layers = set(getattr(inner, "_no_split_modules", None) or ())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -14,9 +13,9 @@ from typing import Any
 
 import torch
 
-from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError, setting
+from vramplan.errors import ConfigError, SpecError, VramplanError
 from vramplan.inputs import nvml
-from vramplan.inputs.job import Job
+from vramplan.inputs.sample_lengths import step_lengths
 from vramplan.memory.allocator import AllocatorSettings
 from vramplan.memory.measurement import Environment, Measured, Request, peaks_of
 from vramplan.progress import Progress
@@ -25,10 +24,10 @@ from vramplan.torch_backend.first_line import first_line
 from vramplan.torch_backend.model import optimizers
 from vramplan.torch_backend.model.adapters import own_parameters
 from vramplan.torch_backend.model.build import build, settle
-from vramplan.torch_backend.model.subject import Subject
-from vramplan.torch_backend.model.training_loop import MAX_MICRO_STEPS, Inputs, Steps
+from vramplan.torch_backend.model.training_loop import MAX_MICRO_STEPS, Steps
 from vramplan.torch_backend.out_of_memory import is_out_of_memory
 from vramplan.torch_backend.probe import deepspeed, distributed
+from vramplan.torch_backend.probe.random_batches import filler, on_host
 from vramplan.torch_backend.suppress_output import quiet
 from vramplan.torch_backend.trace.cuda_emulation import as_cuda
 
@@ -45,10 +44,6 @@ def run(request: Request, progress: Progress) -> tuple[Measured, History]:
     Raises:
         VramplanError: if the job cannot run: no such device, a model that fails.
     """
-    if request.job.loss == "chunked" and request.device != "cpu":
-        raise UnsupportedError(
-            f"{setting('loss', 'chunked')} runs inside TRL's own trainer, which a probe on a GPU does not start"
-        )
     device = torch.device("cpu") if request.device == "cpu" else torch.device("cuda", request.local_rank)
     before = nvml.usage(os.getpid(), request.local_rank) if device.type == "cuda" else None
     if device.type == "cuda":
@@ -102,12 +97,12 @@ class _RealRun:
     def run(self, progress: Progress) -> tuple[Measured, History]:
         """Build the model, train, evaluate."""
         meter, failed, message = self.meter, None, ""
-        micro_steps = min(MAX_MICRO_STEPS, self.job.gradient_accumulation_steps)
+        accumulated = self.job.gradient_accumulation_steps
         on_host = self.device.type == "cpu"
         try:
             with as_cuda(self.request.card, kernels=False) if on_host else nullcontext():
                 meter.start()
-                self._train(progress, micro_steps)
+                self._train(progress)
         except VramplanError:
             raise
         except Exception as error:  # model code of any origin
@@ -143,11 +138,11 @@ class _RealRun:
             num_parameters=self.counts[0],
             num_trainable_parameters=self.counts[1],
             step_seconds=() if self.request.device == "emulated" else tuple(self.step_seconds),  # kernels did not run
-            micro_steps_run=micro_steps,
+            micro_steps_run=min(MAX_MICRO_STEPS, accumulated) if self.job.lengths is None else accumulated,
         )
         return distributed.agree(self.request, measured), history
 
-    def _train(self, progress: Progress, micro_steps: int) -> None:
+    def _train(self, progress: Progress) -> None:
         request, job, meter = self.request, self.job, self.meter
         progress(f"building {request.spec.name}", 0.1)
         recipe = optimizers.recipe(job)
@@ -159,7 +154,7 @@ class _RealRun:
         subject = build(request.spec, job, build_device, request.trust_remote_code, constructor_context)
         fill = filler(subject, job)
         self.counts = _counts(subject.module)
-        subject = replace(subject, example=_on_host(subject.example))
+        subject = replace(subject, example=on_host(subject.example))
         wrapped, no_sync = distributed.wrap(subject.module, job, self.device)
         if request.device == "emulated" and job.num_gpus > 1:
             sleep(SECONDS_OF_WATCHDOG)
@@ -169,11 +164,12 @@ class _RealRun:
             steps.model, steps.no_sync, steps.fill = wrapped, no_sync, fill
             if job.uses_deepspeed:
                 steps.model = steps.engine = deepspeed.engine_for(steps, job, self.device)
-            for number in range(request.steps):
-                progress(f"step {number + 1} of {request.steps}", 0.3 + 0.6 * number / request.steps)
+            lengths = step_lengths(job) if job.lengths is not None else [[]] * request.steps
+            for number, steps.lengths in enumerate(lengths):
+                progress(f"step {number + 1} of {len(lengths)}", 0.3 + 0.6 * number / len(lengths))
                 steps.run()
                 meter.enter("")
-                seconds = meter.phases.take_seconds()
+                seconds, micro_steps = meter.phases.take_seconds(), steps.micro_steps
                 micro_step = (seconds.get("forward", 0.0) + seconds.get("backward", 0.0)) / micro_steps
                 self.step_seconds.append(
                     round(micro_step * job.gradient_accumulation_steps + seconds.get("optimizer", 0.0), 6)
@@ -181,6 +177,7 @@ class _RealRun:
             self.after = nvml.usage(os.getpid(), request.local_rank) if self.device.type == "cuda" else None
             self.reserved_bytes = meter.reserved_bytes()
             steps.close()
+            steps.lengths = ()
             progress("evaluation", 0.95)
             meter.enter("eval")
             steps.evaluate()
@@ -234,63 +231,3 @@ def _counts(module: torch.nn.Module) -> tuple[int, int]:
     """Parameters of the model without adapters, and those that train."""
     num_parameters = sum(p.numel() for p in own_parameters(module).values())
     return num_parameters, sum(p.numel() for p in module.parameters() if p.requires_grad)
-
-
-def _on_host(example: Any) -> Any:
-    if isinstance(example, Mapping):
-        return {name: tensor.cpu() for name, tensor in example.items()}
-    return None if example is None else tuple(tensor.cpu() for tensor in example)
-
-
-def filler(subject: Subject, job: Job) -> Callable[[Inputs], Inputs]:
-    """A function that fills a batch in place: random ids, a padded end, two documents in a packed row."""
-    if subject.example is not None:
-        example = _on_host(subject.example)
-
-        def repeat(inputs: Inputs) -> Inputs:
-            names = example if isinstance(example, Mapping) else range(len(example))
-            tensors: Any = inputs
-            for name in names:
-                tensors[name].view(-1, *example[name].shape).copy_(example[name])
-            return inputs
-
-        return repeat
-    vocabulary = subject.vocabulary or 1
-    if subject.model_inputs is not None:
-        return lambda inputs: random_values(inputs, job, vocabulary)
-
-    def fill(inputs: Inputs) -> Inputs:
-        assert isinstance(inputs, Mapping)
-        ids = inputs["input_ids"]
-        if subject.images is None:
-            ids.random_(0, vocabulary)
-        else:  # image tokens stay where they are, and no other token becomes one
-            image_tokens, token = ids == subject.images.token_id, subject.images.token_id
-            ids.random_(0, vocabulary)
-            ids[ids == token] = (token + 1) % vocabulary
-            ids[image_tokens] = token
-            inputs[subject.images.processed.tensors[0].name].normal_()
-        inputs["labels"].copy_(inputs["input_ids"])
-        if job.batches == "padded" and job.sequence_length > 1:  # a row of one token stays valid
-            inputs["attention_mask"][-1, -1:] = 0
-            inputs["labels"][-1, -1:] = -100
-        if "position_ids" in inputs:
-            first = (job.sequence_length + 1) // 2
-            inputs["position_ids"][:, :first] = torch.arange(first)
-            inputs["position_ids"][:, first:] = torch.arange(job.sequence_length - first)
-        return inputs
-
-    return fill
-
-
-def random_values(inputs: Inputs, job: Job, vocabulary: int) -> Inputs:
-    """Random inputs of a model other than a causal language model; class 0 if it has no vocabulary."""
-    assert isinstance(inputs, Mapping)
-    for name, tensor in inputs.items():
-        if name == "attention_mask":
-            tensor[-1, -1:] = int(job.batches != "padded")
-        elif tensor.is_floating_point():
-            tensor.normal_()
-        else:
-            tensor.random_(0, vocabulary)
-    return inputs

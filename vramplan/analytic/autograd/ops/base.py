@@ -41,7 +41,7 @@ def fit(grad: Tensor, like: Like) -> Tensor:
     if (count := prod(grad.shape)) != (kept := prod(like.shape)):
         source = grad.shape
         grad = new_like(grad.tape, Like(like.shape, grad.dtype), "sum of a broadcast gradient")
-        if source[-1] == like.shape[-1]:
+        if like.shape and source[-1] == like.shape[-1]:
             grad.tape.buffer("sum", (count // kept, kept), grad.dtype)
     if grad.dtype != like.dtype:
         grad = new_like(grad.tape, like, "cast of a gradient")

@@ -1,0 +1,47 @@
+"""Estimates beside what PyTorch's CUDA build allocated on emulated GPUs (tests/emulated.jsonl, tests/emulated.py)."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from tests import emulated
+from vramplan.measurements.emulated import Emulated, compare_emulated
+
+EVERY = 8
+"""Of the rows, one in so many is estimated by default; all of them with ``-m full``."""
+
+
+def check(found: Emulated) -> None:
+    """The goals: median, worst, verdicts, largest micro-batches."""
+    for metric, median, worst in (("allocated", 0.0001, 0.005), ("reserved", 0.002, 0.02)):
+        errors = [abs(row.error) for run in found.runs for row in run.rows if row.metric == metric]
+        assert statistics.median(errors) <= median, metric
+        assert max(errors) <= worst, metric
+    assert all(run.said == run.ran for run in found.runs)
+    assert sum(search.chosen == search.largest for search in found.searches) >= 0.95 * len(found.searches)
+    assert all(search.chosen <= search.largest for search in found.searches)
+    assert not found.left_out
+
+
+def test_some_rows(tmp_path: Path) -> None:
+    lines = emulated.ROWS.read_text().splitlines()
+    assert len(lines) > 100
+    (tmp_path / "some.jsonl").write_text("\n".join(lines[::EVERY]) + "\n")
+    check(compare_emulated(tmp_path / "some.jsonl"))
+
+
+@pytest.mark.full
+def test_all_rows() -> None:
+    check(compare_emulated(emulated.ROWS))
+
+
+def test_rows_are_jobs_that_were_drawn() -> None:
+    """No row is there that was chosen for its result."""
+    drawn = {name: (model, gpu, settings) for name, model, gpu, settings in (*emulated.jobs(), *emulated.searches())}
+    for line in emulated.ROWS.read_text().splitlines():
+        row = json.loads(line)
+        assert drawn[row["name"]] == (row["model"], row["gpu"], row["job"])

@@ -1,0 +1,80 @@
+"""The tensors of a batch: token ids, labels, masks, images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from vramplan.inputs.job import Job
+from vramplan.torch_backend.dtypes import DTYPES
+from vramplan.torch_backend.model.subject import ImageInputs, Subject
+
+Inputs = Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...]
+
+
+def make_inputs(subject: Subject, job: Job, device: str, times: int = 1) -> Inputs:
+    """Inputs of `times` micro-batches on the device: token ids, labels, masks, images."""
+    if subject.example is not None:
+        if isinstance(subject.example, Mapping):
+            return {name: _like(tensor, times, device) for name, tensor in subject.example.items()}
+        return tuple(_like(tensor, times, device) for tensor in subject.example)
+    if subject.model_inputs is not None:
+        return {
+            spec.name: torch.full(
+                (times * job.micro_batch_size, *spec.shape),
+                int(spec.name == "attention_mask"),
+                dtype=torch.int64 if spec.dtype == "int64" else DTYPES[spec.dtype],
+                device=device,
+            )
+            for spec in subject.model_inputs.inputs
+        }
+    shape = (times * job.micro_batch_size, job.sequence_length)
+    names = ["input_ids", "labels"]
+    if job.batches == "packed":
+        names.append("position_ids")
+    elif job.batches == "padded" or job.loop == "trainer":
+        names.append("attention_mask")
+    texts = {name: torch.full(shape, int(name == "attention_mask"), dtype=torch.int64, device=device) for name in names}
+    if subject.images is not None:
+        texts |= image_batch(subject.images, shape, device)
+    return texts
+
+
+def image_batch(images: ImageInputs, shape: tuple[int, int], device: str) -> dict[str, torch.Tensor]:
+    """The images or videos of a batch, and texts with their tokens; models read the values of both."""
+    samples, length = shape
+    processed = images.processed
+    kinds = processed.token_kinds * images.per_sample
+    row = torch.tensor(kinds + [0] * (length - len(kinds)), dtype=torch.int64)
+    texts = {
+        "input_ids": ((row > 0) * images.token_id).repeat(samples, 1),
+        "attention_mask": torch.ones(shape, dtype=torch.int64),
+    }
+    if images.token_types:
+        texts[images.token_types] = row.repeat(samples, 1)
+    batch = {name: text.to(device) for name, text in texts.items()}
+    for tensor in processed.tensors:
+        batch_shape = tensor.batched(samples, images.per_sample, length)
+        dtype = {"fp32": torch.float32, "int64": torch.int64}[tensor.dtype]
+        if tensor.values is None:
+            batch[tensor.name] = torch.zeros(*batch_shape, dtype=dtype, device=device)
+        else:
+            values = torch.tensor(tensor.values, dtype=dtype).view(tensor.shape)
+            times = batch_shape[: len(batch_shape) - len(tensor.shape)] or (batch_shape[0] // tensor.shape[0],)
+            batch[tensor.name] = values.repeat(*times, *[1] * (len(batch_shape) - len(times))).to(device)
+    return batch
+
+
+def _like(example: torch.Tensor, times: int, device: str) -> torch.Tensor:
+    shape = (times * example.shape[0], *example.shape[1:]) if example.dim() else ()
+    return torch.zeros(shape, dtype=example.dtype, device=device)
+
+
+def first_of(inputs: Inputs, times: int) -> Inputs:
+    """The first of `times` micro-batches that are one batch."""
+    if times <= 1:
+        return inputs
+    if isinstance(inputs, Mapping):
+        return {name: tensor[: tensor.shape[0] // times] for name, tensor in inputs.items()}
+    return tuple(tensor[: tensor.shape[0] // times] for tensor in inputs)
