@@ -141,7 +141,7 @@ def _compile(
     cudnn, nccl = torch.required_version("nvidia-cudnn"), torch.required_version("nvidia-nccl")
     flags = ["-O1", "-fPIC", "-w", f"-I{SOURCES}", f"-DLIBRARY_{stem}", f"-DCUDA_MAJOR={torch.cuda_major}"]
     flags += [f"-DCUDNN_VERSION={_number(cudnn or (9, 10, 2))}", f"-DNCCL_VERSION={_number(nccl or (2, 27, 5))}"]
-    parts = [library.source, *(["memory.c"] if library.name == "cudart" else [])]
+    parts = [library.source, *(["memory.c", "autograd.c"] if library.name == "cudart" else [])]
     objects = []
     for part in parts:
         objects.append(work / f"{stem}.{part}.o")

@@ -33,7 +33,8 @@ def dense(x: Tensor, out: Tensor, adapter: Adapter) -> Tensor:
     else:
         total = ops.add(out, low_rank(cast, adapter), "output with adapter")
     del out
-    return ops.to(total, dtype, "output with adapter")
+    total = ops.to(total, dtype, "output with adapter")  # frees the sum, before the casts
+    return total
 
 
 def quantized(x: Tensor, out: Tensor, adapter: Adapter) -> Tensor:
@@ -80,8 +81,11 @@ def directed(x: Tensor, out: Tensor, adapter: Adapter, magnitude: Parameter) -> 
         base = ops.add(out, adapter.bias, "base output without bias")
     else:
         base = out
-    changed = ops.mul(ops.shift(ratio), base, "base output by its new length")
-    return ops.add(changed, ops.scale(ops.mul(ratio, low, "lora_B output by its length")), "DoRA's output")
+    return ops.add(  # both summands are freed at once, before the weights
+        ops.mul(ops.shift(ratio), base, "base output by its new length"),
+        ops.scale(ops.mul(ratio, low, "lora_B output by its length")),
+        "DoRA's output",
+    )
 
 
 def _product_of_matrices(adapter: Adapter) -> Tensor:
