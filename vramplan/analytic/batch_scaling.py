@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -24,7 +24,6 @@ from vramplan.analytic.unfolded_step import no_cycle_collection
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import with_batch
 from vramplan.memory.allocator import SMALL_SIZE
-from vramplan.memory.kernel_buffers import BUFFERS
 from vramplan.memory.timeline import rounded_bytes
 from vramplan.step_time.kernels import Kernel
 
@@ -50,6 +49,7 @@ class StepAt:
         distinct_kernels: Callable[[], list[Kernel]],
         kernel_of: Sequence[int],
         num_small: int,
+        alike: Sequence[Sequence[int]],
         others: Mapping[int, StorageInfo] | None = None,
     ) -> None:
         """A step at a micro-batch.
@@ -63,11 +63,12 @@ class StepAt:
             kernel_of: the number of each kernel of the record among these.
             num_small: number of storages that the allocator serves from its small pool; waiting batches, outside
                 layers, left out.
+            alike: the buffers of kernels, equal ones together.
             others: storages that are not as the other arguments say, by number.
         """
         self.record, self.kernel_of, self.num_small = record, kernel_of, num_small
         self._sizes, self._size_of, self._others = distinct_sizes, size_of, others or {}
-        self._storage, self._kernels = storage, distinct_kernels
+        self._storage, self._kernels, self._alike = storage, distinct_kernels, alike
 
     def storage(self, number: int) -> StorageInfo:
         """The storage with a number."""
@@ -100,17 +101,18 @@ class StepAt:
         """The step on a GPU, which decides the sizes of the buffers of kernels."""
         if not self.record.buffers:
             return self
-        sized = {number: self.storage(number).on(gpu) for number in self.record.buffers}
+        sized, num_large = {}, 0
+        for numbers in self._alike:
+            info = self.storage(numbers[0]).on(gpu)
+            sized.update(dict.fromkeys(numbers, info))
+            num_large += len(numbers) * (info.num_bytes > SMALL_SIZE)
         step = self.with_storages({**self._others, **sized})
-        step.num_small -= sum(info.num_bytes > SMALL_SIZE for info in sized.values())
+        step.num_small -= num_large
         return step
 
     def buffer_sizes(self, gpu: Gpu) -> tuple[int, ...]:
         """Bytes of the distinct buffers of kernels on a GPU."""
-        distinct = dict.fromkeys(
-            (info.kernel, info.shape, info.dtype) for info in map(self.storage, self.record.buffers)
-        )
-        return tuple(BUFFERS[kernel](shape, dtype, gpu) for kernel, shape, dtype in distinct)
+        return tuple(self.storage(numbers[0]).on(gpu).num_bytes for numbers in self._alike)
 
     def with_storages(self, others: Mapping[int, StorageInfo]) -> StepAt:
         """The step with other storages, by number."""
@@ -122,6 +124,7 @@ class StepAt:
             self._kernels,
             self.kernel_of,
             self.num_small,
+            self._alike,
             others,
         )
 
@@ -161,6 +164,7 @@ class LinearRecord:
         pairs = zip(low.kernels, high.kernels, strict=True)
         self.kernel_of = [numbers.setdefault(pair, len(numbers)) for pair in pairs]
         self.kernels = [_line(*pair, span) for pair in numbers]
+        self.alike = grouped(low.buffers, lambda number: (low.storages[number], high.storages[number]))
 
     def at(self, micro: int) -> StepAt:
         """The step at a micro-batch."""
@@ -184,6 +188,7 @@ class LinearRecord:
             kernels,
             self.kernel_of,
             len(self.last_small) - bisect_left(self.last_small, micro),
+            self.alike,
         )
 
     def storage(self, number: int, micro: int) -> StorageInfo:
@@ -207,6 +212,14 @@ class LinearRecord:
         return all(
             scaled.kernels[number] == kernel for number, kernel in zip(scaled.kernel_of, record.kernels, strict=True)
         )
+
+
+def grouped(numbers: Iterable[int], of: Callable[[int], Hashable]) -> list[list[int]]:
+    """Numbers of the same value, together."""
+    groups: dict[Hashable, list[int]] = {}
+    for number in numbers:
+        groups.setdefault(of(number), []).append(number)
+    return list(groups.values())
 
 
 def _growth(low: StorageInfo, high: StorageInfo, span: int) -> int:
@@ -297,6 +310,7 @@ def simulated(record: StepRecord) -> StepAt:
         lambda: list(kernels),
         kernel_of,
         sum(number not in record.waiting for number in small),
+        grouped(record.buffers, record.storages.__getitem__),
     )
 
 

@@ -145,7 +145,7 @@ class SimulatedRun:
                 record.allocate_after(offsets[0] + self._place(product), workspace)
         in_kernel = [number for number, storage in enumerate(record.kinds) if storage.in_kernel]
         in_kernel += [first + number for number, info in enumerate(simulated) if info.category == "workspace"]
-        workspace_kind = record.kinds.index(workspace) if record.has(workspace) else record.add_kinds([workspace])
+        workspace_kind = record.kind(workspace)
         streams = Kinds(record.kinds).streams
         return Layout(
             record.kinds,

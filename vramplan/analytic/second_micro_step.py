@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from vramplan.analytic.autograd.graph import LayerSection, StorageInfo, TakenGradient
-from vramplan.analytic.step_record import StepRecord, buffers_of
+from vramplan.analytic.step_record import StepRecord
 from vramplan.memory import passes
 from vramplan.step_time.kernels import Kernel
 
@@ -100,7 +100,7 @@ def with_second_micro_step(record: StepRecord, waiting: WaitingBatches) -> StepR
             for weight in record.weights
         ),
         waiting=range(num_inputs, 2 * num_inputs),
-        buffers=buffers_of(storages),
+        buffers=tuple(sorted(in_both(record.buffers))),
         first_products={handle: number + num_inputs for handle, number in record.first_products.items()},
     )
 

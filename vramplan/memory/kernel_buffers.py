@@ -6,9 +6,8 @@ followed line by line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import ceil
-from typing import NamedTuple
 
 from vramplan.inputs.gpu import Gpu
 from vramplan.units import DTYPE_BYTES, ceil_div, round_up
@@ -138,31 +137,19 @@ def _tile(dim: int, dtype: str, capability: tuple[int, int]) -> tuple[int, int, 
     return 64, 64, True
 
 
-def norm_parts(sizes: Sequence[int]) -> int:
+def norm_parts(count: int, largest: int) -> int:
     """Partial sums of the norms of tensors, in fp32, as many for each as the largest has (cuda/ForeachReduceOp.cu).
 
-    `sizes`: their numbers of elements.
+    Args:
+        count: number of tensors.
+        largest: elements of the largest.
     """
-    return 4 * len(sizes) * ceil_div(max(sizes), CHUNK)
+    return 4 * count * ceil_div(largest, CHUNK)
 
 
 def multiprocessors(gpu: Gpu) -> int:
     """Number of multiprocessors, or more if it is not known."""
     return gpu.multiprocessors or MOST_MULTIPROCESSORS
-
-
-class Buffer(NamedTuple):
-    """A buffer that is sized when the GPU is known."""
-
-    kernel: str
-    """A key of :data:`BUFFERS`."""
-    numbers: tuple[int, ...]
-    dtype: str
-    """The dtype that the kernel reads."""
-
-    def num_bytes(self, gpu: Gpu) -> int:
-        """Its size on a GPU."""
-        return BUFFERS[self.kernel](self.numbers, self.dtype, gpu)
 
 
 BUFFERS: dict[str, Callable[[tuple[int, ...], str, Gpu], int]] = {

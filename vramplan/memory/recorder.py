@@ -62,6 +62,11 @@ class Recorder:
         self.events.extend(array("i", numbers))
         return numbers
 
+    def kind(self, storage: Storage) -> int:
+        """Number of this object's kind; appended if it was never allocated."""
+        number = self._numbers.get(id(storage))
+        return self.add_kinds([storage]) if number is None else number
+
     def has(self, storage: Storage) -> bool:
         """Whether this object was allocated before."""
         return id(storage) in self._numbers

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 from vramplan.dataclass import dataclass
 from vramplan.memory import passes
-from vramplan.memory.kernel_buffers import Buffer
 from vramplan.units import round_up
+
+if TYPE_CHECKING:
+    from vramplan.memory.buffer import Buffer
 
 CATEGORIES = (
     "parameter",

@@ -160,7 +160,7 @@ class Tape:
 
     def product(self, flops: int, moved_bytes: int, dtype: str, results: int, launches: int = 1) -> None:
         """Record the work of a matrix product with so many elements of the result, which is allocated next."""
-        handle = self.card, self.phase.startswith("backward")
+        handle = self.card, self.phase[:1] == "b"
         if handle not in self.first_products:
             self.first_products[handle] = len(self.storages)
         self.work(flops, moved_bytes, dtype, launches, MATMUL, results)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
+from math import prod
 from typing import TYPE_CHECKING, cast
 
 from vramplan.analytic.layer_folding import UnfoldedSection
@@ -160,11 +162,12 @@ class Strategy:
         if self.job.loop == "trainer":  # clip_grad_norm_
             norm = Storage(4, "temporary", "gradient norms", "scalar")
             norms: list[int] = []
-            for dtype in dict.fromkeys(weight.dtype for weight in weights):
-                alike = [weight for weight in weights if weight.dtype == dtype]
-                size = norm_parts([weight.num_elements for weight in alike])
+            kinds = Counter([(weight.dtype, weight.shape) for weight in weights])
+            for dtype in dict.fromkeys(dtype for dtype, _ in kinds):
+                count = sum(kinds[kind] for kind in kinds if kind[0] == dtype)
+                size = norm_parts(count, max(prod(shape) for other, shape in kinds if other == dtype))
                 parts = record.allocate(Storage(size, "temporary", "parts of gradient norms", "fp32", in_kernel=True))
-                norms += record.allocate_all([norm] * len(alike))
+                norms += record.allocate_all([norm] * count)
                 record.free(parts)
             norms += record.allocate_all([norm] * self.norms_from_elsewhere())
             record.free_all(reversed(norms))

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from vramplan.dataclass import dataclass
-from vramplan.memory.kernel_buffers import Buffer
+from vramplan.memory.buffer import Buffer
 from vramplan.memory.timeline import Storage
 
 

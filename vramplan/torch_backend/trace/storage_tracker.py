@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vramplan.inputs.gpu import Gpu
-from vramplan.memory.kernel_buffers import Buffer
+from vramplan.memory.buffer import Buffer
 from vramplan.memory.overheads import cublas_workspace
 from vramplan.memory.timeline import Mark, Timeline
 from vramplan.step_time.kernels import Kernel

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vramplan.memory.kernel_buffers import MOST_UNSORTED, Buffer, norm_parts
+from vramplan.memory.buffer import Buffer
+from vramplan.memory.kernel_buffers import MOST_UNSORTED, norm_parts
 from vramplan.torch_backend.trace import flash_attn_stub
 from vramplan.units import round_up
 
@@ -119,7 +120,7 @@ def _softmax_backward(grad: Any, *_: Any) -> list[Workspace]:
 
 def _norms(tensors: Any, *_: Any) -> list[Workspace]:
     """Partial sums of norms (cuda/ForeachReduceOp.cu)."""
-    return [Workspace("parts of norms", norm_parts([tensor.numel() for tensor in tensors]))]
+    return [Workspace("parts of norms", norm_parts(len(tensors), max(tensor.numel() for tensor in tensors)))]
 
 
 def _masked_scatter(x: Any, mask: Any, *_: Any) -> list[Workspace]:
