@@ -352,8 +352,12 @@ class Tape:
         return outputs
 
     def applied(self) -> None:
-        """The formula is done, its outputs are not fitted yet: recomputed tensors were its locals and are freed now."""
+        """The formula is done, its outputs are not fitted yet: recomputed tensors were its locals and are freed now.
+
+        C++ frees locals in the reverse of their order, in which a node without checkpointing frees what it saved.
+        """
         if self.unpacked is not None:
+            self.unpacked.saved.reverse()
             self.unpacked.saved.clear()
 
     def _add(self, buffer: Grads, index: int, grad: Tensor) -> None:

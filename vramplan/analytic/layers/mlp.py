@@ -62,13 +62,15 @@ def gated(
 ) -> Tensor:
     """``down(act(gate(x)) * up(x))`` of the module `name`, `width` wide; `names` of gate, up and down if unusual."""
     first, second, third = names or ("gate_proj", "up_proj", "down_proj")
-    gate = net.linear(f"{name}.{first}", x, width, bias)
     if net.fuses_mlp:
+        gate = net.linear(f"{name}.{first}", x, width, bias)
         product = liger.gated_product(gate, net.linear(f"{name}.{second}", x, width, bias))
-    else:
-        gate = activation(act)(gate)
-        product = ops.mul(gate, net.linear(f"{name}.{second}", x, width, bias))
-    del gate
+        del gate
+    else:  # Python frees the left factor first
+        product = ops.mul(
+            activation(act)(net.linear(f"{name}.{first}", x, width, bias)),
+            net.linear(f"{name}.{second}", x, width, bias),
+        )
     return net.linear(f"{name}.{third}", product, x.shape[-1], bias)
 
 

@@ -54,7 +54,9 @@ def add_in_place(a: Tensor, b: Tensor) -> Tensor:
 def _of_factors(grad: Tensor, likes: list[Like | None]) -> Grads:
     """Gradients of the factors of a product; None for a factor that needs none."""
     tape = grad.tape
-    full = [None if like is None else new_like(tape, grad.like, "gradient of a product") for like in likes]
+    full = [  # MulBackward0 computes the gradients in the order of their names: `other`, then `self`
+        None if like is None else new_like(tape, grad.like, "gradient of a product") for like in reversed(likes)
+    ][::-1]
     tape.applied()
     for index, like in enumerate(likes):
         if like is not None and (gradient := full[index]) is not None:
