@@ -110,7 +110,10 @@ def save(rows: dict[str, list[Any]]) -> None:
 
 @cache
 def errors(name: str) -> dict[str, float]:
-    """Analytic over traced, less one, of everything but the numbers of parameters."""
+    """Analytic over traced, less one, of everything but the numbers of parameters; 0 if the row has no figure.
+
+    Rows that were traced before kernels' buffers were, and not since, have no reserved bytes.
+    """
     pairs = zip(COLUMNS[1:8], analytic(name)[1:8], rows_by_name()[name][1:8], strict=True)
     return {column: value / reference - 1 if reference else 0.0 for column, value, reference in pairs}
 
@@ -136,7 +139,11 @@ def table(label: str, groups: dict[str, list[str]]) -> str:
     for group, names in groups.items():
         cells = [group, f"{len(names):,}"]
         for column in ("allocated", "reserved"):
-            ordered = sorted((errors(name)[column] for name in names), key=abs)
+            known = [name for name in names if rows_by_name()[name][COLUMNS.index(column)] is not None]
+            ordered = sorted((errors(name)[column] for name in known), key=abs)
+            if not ordered:
+                cells += ["", "", ""]
+                continue
             p95 = abs(ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))])
             cells += [percent(median(ordered)), percent(p95, signed=False), percent(ordered[-1])]
         lines.append("| " + " | ".join(cells) + " |")
