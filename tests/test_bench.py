@@ -95,7 +95,7 @@ def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_probe_device_is_the_gpu_or_its_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     local = card_of("h200")
-    monkeypatch.setattr(nvml, "local_gpu", lambda: local)
+    monkeypatch.setattr(nvml, "local_gpu", lambda number=0: local)
     assert probe.probe_device("auto") == probe.probe_device() == probe.ProbeDevice(local, local_gpu=local)
     stand_in = probe.probe_device("rtx4090")
     assert (stand_in.gpu.name, stand_in.capped, stand_in.local_gpu) == ("rtx4090", True, local)
@@ -106,7 +106,7 @@ def test_the_probe_device_is_the_gpu_or_its_stand_in(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"device": "tpu"}, "device=tpu: expected cuda or cpu"),
+        ({"device": "tpu"}, "device=tpu: expected cuda, cpu or emulated"),
         ({"device": "cpu"}, "device=cpu needs gpu"),
         ({"steps": 0}, "steps=0: expected 1 to 1000"),
         ({"timeout": 0}, "timeout=0: expected seconds above 0"),
@@ -125,7 +125,7 @@ def test_utilization_counts_the_model_once(monkeypatch: pytest.MonkeyPatch) -> N
     job, card = job_of(), card_of("h200")
     seen: list[Request] = []
 
-    def fake_run(request: Request, timeout: float, tell: Any) -> Any:
+    def fake_run(request: Request, timeout: float, tell: Any, **_: Any) -> Any:
         seen.append(request)
         from tests.helpers import measured_of
 

@@ -114,7 +114,7 @@ def test_the_command_line() -> None:
         QWEN, "h100", lengths="64-1024", batches="padded", micro_batch_size=4, expandable_segments=True
     )
     assert joined.peak_reserved_bytes < 0.8 * found["peak_reserved_bytes"]
-    assert joined.peak_reserved_bytes < 1.2 * joined.peak_allocated_bytes
+    assert joined.peak_reserved_bytes < 1.25 * joined.peak_allocated_bytes
     apart = joined.job.model_copy(update={"expandable_segments": False})
     (lever,) = (one for one in memory_levers(spec_of(QWEN), apart, card_of(), 0) if "expandable" in one.change)
     assert lever.update == {"expandable_segments": True}

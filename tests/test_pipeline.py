@@ -167,7 +167,7 @@ def test_a_small_card_in_front_takes_what_it_has() -> None:
         ("Qwen/Qwen2.5-VL-3B-Instruct", {}, UnsupportedError, "qwen2_5_vl is not modelled yet"),
         ("Qwen/Qwen2.5-7B", {"loss": "sections"}, UnsupportedError, "loss=sections"),
         ("Qwen/Qwen2.5-1.5B", {"loss": "liger"}, ConfigError, "GPUs 1 and 0"),
-        ("Qwen/Qwen2.5-7B", {"by": "trace"}, UnsupportedError, "not traced"),
+        ("Qwen/Qwen2.5-7B", {"by": "trace"}, UnsupportedError, "a trace divides neither"),
     ],
 )
 def test_what_is_refused(model: str, given: dict[str, Any], error: type[Exception], said: str) -> None:

@@ -377,8 +377,8 @@ def test_under_torchrun(folder: Path) -> None:
     ("arguments", "said"),
     [
         ((), "no GPU to probe: no NVIDIA driver answers here"),
-        (("--device", "cpu"), "--device cpu needs --as-card, the name of the GPU"),
-        (("--device", "tpu"), "--device tpu: expected cuda or cpu"),
+        (("--device", "cpu"), "--device cpu needs --as-card, the GPU whose memory"),
+        (("--device", "tpu"), "--device tpu: expected cuda, cpu or emulated"),
         ((*HOST, "--steps", "0"), "--steps 0: expected 1 to 1000"),
         ((*HOST, "--max-runs", "0"), "--max-runs 0: expected 1 or more"),
         ((*HOST, "--timeout", "0"), "--timeout 0: expected seconds above 0"),

@@ -30,7 +30,7 @@ def test_memory_that_runs_out_while_the_model_is_built_is_a_result(monkeypatch: 
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 260.00 MiB.")
 
     monkeypatch.setattr(build, "_class_for", lambda *_: constructor)
-    monkeypatch.setattr(subprocess_runner, "run", lambda request, timeout, tell: run.run(request, tell))
+    monkeypatch.setattr(subprocess_runner, "run", lambda request, timeout, tell, **_: run.run(request, tell))
     device = probe.probe_device(card_of("rtx4090"), device="cpu")
     result = probe.probe(LLAMA, on=device, sequence_length=32, attention="eager")
     assert not result.fits
@@ -171,7 +171,7 @@ def test_the_loss_of_trl(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lengths_are_run_as_they_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every micro-batch of a job whose samples differ in length, the longest last."""
     monkeypatch.setattr("vramplan.inputs.sample_lengths.MICRO_STEPS", 5)
-    monkeypatch.setattr(subprocess_runner, "run", lambda request, timeout, tell: run.run(request, tell))
+    monkeypatch.setattr(subprocess_runner, "run", lambda request, timeout, tell, **_: run.run(request, tell))
     device = probe.probe_device(card_of("rtx4090"), device="cpu")
     settings = {"sequence_length": 64, "lengths": (16, 32, 64), "attention": "eager", "gradient_accumulation_steps": 2}
     result = probe.probe(LLAMA, on=device, **settings)
