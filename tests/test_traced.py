@@ -16,7 +16,7 @@ from tests import matrix
 from tests.matrix_cases import MIXTURES, OTHERS, SEEING, Case, all_cases
 
 ROWS = matrix.rows_by_name()
-WORST = {"tensors": 0.002, "allocated": 0.016, "reserved": 0.1, "median": 5e-4, "flops": 1e-3}
+WORST = {"tensors": 0.002, "allocated": 0.016, "reserved": 0.12, "median": 5e-4, "flops": 1e-3}
 """Largest errors: of the live tensors at the peak; of any phase's peak as torch counts it (ends of blocks included, up
 to 1 MiB each, which depend on the order); of what the allocator reserves (a large block without a place moves it);
 the median of the second; of the operations counted."""
