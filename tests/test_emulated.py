@@ -14,8 +14,8 @@ from vramplan.measurements.emulated import Emulated, compare_emulated
 EVERY = 8
 """Of the rows, one in so many is estimated by default; all of them with ``-m full``."""
 OPEN = {"211 gemma-2-2b a100-40gb": 0.21, "085 bloom-560m a100-80gb": 0.06}
-"""Rows whose reserved bytes are not met yet, too high by so much: ZeRO-3 gathers the embedding into buffers of other sizes
-from step to step; eager attention under expandable segments."""
+"""Rows whose reserved bytes are not met yet, too high by so much: ZeRO-3 gathers the embedding into buffers of other
+sizes from step to step; eager attention under expandable segments."""
 
 
 def check(found: Emulated) -> None:
