@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from vramplan.bounded_read import decoded, parse_json, read_bytes
 from vramplan.dataclass import dataclass
-from vramplan.errors import ConfigError, VramplanError
+from vramplan.errors import VramplanError
 from vramplan.inputs.catalog import find_gpu
-from vramplan.inputs.job import Job, check_settings
+from vramplan.inputs.job import Job
 from vramplan.inputs.load import load_named_model
 from vramplan.measurements.accuracy import Row
+from vramplan.measurements.json_lines import load_runs
 from vramplan.planner import estimate as planner_estimate
 from vramplan.planner.monotone_search import largest
 from vramplan.progress import Progress, silent
@@ -98,16 +98,7 @@ def load_emulated(path: Path) -> list[EmulatedRun]:
     Raises:
         ConfigError: for an unreadable file or an invalid line, naming the line.
     """
-    runs = []
-    for number, line in enumerate(decoded(read_bytes(path), path).splitlines(), 1):
-        try:
-            run = EmulatedRun.model_validate(parse_json(line, path))
-            check_settings(run.job)
-        except (ValueError, ValidationError, ConfigError) as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigError(f"{path}: line {number} is not a run on an emulated GPU ({reason})") from error
-        runs.append(run)
-    return runs
+    return load_runs(path, EmulatedRun, "a run on an emulated GPU")
 
 
 def compare_emulated(path: Path, progress: Progress = silent) -> Emulated:

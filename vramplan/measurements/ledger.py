@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from vramplan.atomic_write import write
 from vramplan.bounded_read import MOST_BYTES, decoded, parse_json, read_bytes
 from vramplan.errors import ConfigError, setting
+from vramplan.measurements.json_lines import problem
 from vramplan.memory.measurement import Measured
 
 MOST_HISTORY_BYTES = 64 << 20
@@ -90,10 +91,7 @@ def load(path: Path) -> Measured:
     try:
         return Measured.model_validate_json(read_bytes(path))
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        reason = f"{path}: {f'{key}: ' if key else ''}{first['msg'][0].lower()}{first['msg'][1:]}"
-        raise ConfigError(f"{reason}; delete it, and that run is measured again") from error
+        raise ConfigError(f"{path}: {problem(error)}; delete it, and that run is measured again") from error
 
 
 def load_all(folder: Path) -> list[Measured]:

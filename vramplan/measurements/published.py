@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from vramplan.bounded_read import decoded, parse_json, read_bytes
 from vramplan.errors import ConfigError
-from vramplan.inputs.job import check_settings
 from vramplan.inputs.load import load_named_model
+from vramplan.measurements.json_lines import load_runs
 from vramplan.memory.estimate import Estimate
 from vramplan.planner import estimate as planner_estimate
 
@@ -78,23 +77,8 @@ def load_published(path: Path) -> list[Published]:
     Raises:
         ConfigError: for an unreadable file or an invalid line, naming the line.
     """
-    lines = decoded(read_bytes(path), path).splitlines()
-    published = []
-    for number, line in enumerate(lines, 1):
-        try:
-            run = Published.model_validate(parse_json(line, path))
-            check_settings(run.job)
-            published.append(run)
-        except (ValueError, ValidationError, ConfigError) as error:
-            raise ConfigError(f"{path}: line {number} is not a published run ({_first(error)})") from error
+    published = load_runs(path, Published, "a published run")
     if not published:
         raise ConfigError(f"{path}: no published run is in it")
     return published
 
-
-def _first(error: Exception) -> str:
-    """The first validation error, with its key."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg'][0].lower()}{first['msg'][1:]}"

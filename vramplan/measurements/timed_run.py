@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from vramplan.bounded_read import decoded, parse_json, read_bytes
 from vramplan.errors import ConfigError
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import check_settings
 from vramplan.inputs.links import with_links
 from vramplan.inputs.load import load_named_model
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.measurements.json_lines import load_runs
 
 
 class TimedRun(BaseModel):
@@ -56,15 +55,6 @@ class TimedRun(BaseModel):
     """Parts that run as the nearest that vramplan has, with little effect on the time."""
     unknown: list[str] = Field(default_factory=list)
     """Settings that matter and are not published, or that vramplan cannot express."""
-
-    @field_validator("job")
-    @classmethod
-    def _has_known_settings(cls, job: dict[str, Any]) -> dict[str, Any]:
-        try:
-            check_settings(job)
-        except ConfigError as error:
-            raise ValueError(error.text) from error
-        return job
 
     @field_validator("gpu_changes")
     @classmethod
@@ -122,27 +112,13 @@ def load_times(path: Path) -> list[TimedRun]:
     Raises:
         ConfigError: for an unreadable file or an invalid line, naming the line.
     """
-    runs: list[TimedRun] = []
+    runs = load_runs(path, TimedRun, "a timed run")
     names: set[str] = set()
-    for number, line in enumerate(decoded(read_bytes(path), path).splitlines(), 1):
-        try:
-            run = TimedRun.model_validate(parse_json(line, path))
-        except (ValueError, ConfigError) as error:
-            raise ConfigError(f"{path}: line {number} is not a timed run ({_first(error)})") from error
+    for number, run in enumerate(runs, 1):
         if run.id in names:
             raise ConfigError(f"{path}: line {number} repeats the id {run.id}")
         names.add(run.id)
-        runs.append(run)
     if not runs:
         raise ConfigError(f"{path}: no timed run is in it")
     return runs
 
-
-def _first(error: Exception) -> str:
-    """The first validation error, with its key."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors()[0]
-    message = first["msg"].removeprefix("Value error, ")
-    where = ".".join(map(str, first["loc"]))
-    return f"{where}: {message}" if where else message
