@@ -81,4 +81,3 @@ def load_published(path: Path) -> list[Published]:
     if not published:
         raise ConfigError(f"{path}: no published run is in it")
     return published
-

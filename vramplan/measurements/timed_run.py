@@ -121,4 +121,3 @@ def load_times(path: Path) -> list[TimedRun]:
     if not runs:
         raise ConfigError(f"{path}: no timed run is in it")
     return runs
-
