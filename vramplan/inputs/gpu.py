@@ -8,6 +8,8 @@ from vramplan.units import MiB
 
 _THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
 """Of the compute capabilities that differ from 2048."""
+MOST_MULTIPROCESSORS = 304
+"""Of the GPUs that PyTorch runs on (MI300X); stands for an unknown number, since more never need less memory."""
 
 
 class Gpu(Record):

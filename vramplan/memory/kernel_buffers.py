@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil
 
-from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.gpu import MOST_MULTIPROCESSORS, Gpu
 from vramplan.units import DTYPE_BYTES, ceil_div, round_up
 
-MOST_MULTIPROCESSORS = 256
-"""More than any GPU has; stands for an unknown number, since more multiprocessors never need less."""
 CHUNK = 65536
 """Elements of a tensor that a block works on (cuda/ForeachFunctors.cuh: kChunkSize)."""
 ROWS_OF_A_SEGMENT, MOST_UNSORTED = 10, 3072
@@ -74,14 +72,22 @@ def flash_splits(shape: tuple[int, ...], dtype: str, gpu: Gpu) -> int:
     batch, heads, queries, keys, dim = shape
     rows = batch * heads * queries
     splits = _num_splits(batch * heads * ceil_div(queries, 64), 2 * multiprocessors(gpu), ceil_div(keys, _keys_of(dim)))
-    width = round_up(dim, 32 if dim <= 128 else 64)
-    return 4 * splits * rows * width if splits > 1 else 0
+    return 4 * splits * rows * flash_width(dim) if splits > 1 else 0
 
 
 def flash_split_sums(shape: tuple[int, ...], dtype: str, gpu: Gpu) -> int:
     """The log-sum-exp of each of these parts; see :func:`flash_splits`."""
-    dim = shape[-1]
-    return flash_splits(shape, dtype, gpu) // round_up(dim, 32 if dim <= 128 else 64)
+    return flash_splits(shape, dtype, gpu) // flash_width(shape[-1])
+
+
+def flash_width(dim: int, widest_in_32s: int = 128) -> int:
+    """The width to which flash attention rounds a head (flash_api.cpp: head_size_rounded).
+
+    Args:
+        dim: width of a head.
+        widest_in_32s: up to here in steps of 32, above in steps of 64; 192 in the package flash-attn.
+    """
+    return round_up(dim, 32 if dim <= widest_in_32s else 64)
 
 
 def may_split(heads: int, queries: int) -> bool:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Grads, Like, Tensor
 from vramplan.analytic.autograd.tape import Tape
-from vramplan.memory.kernel_buffers import may_split
+from vramplan.memory.kernel_buffers import flash_width, may_split
 from vramplan.step_time.kernels import ATTENTION, BACKWARD, CAUSAL_ATTENTION
 from vramplan.units import round_up
 
@@ -102,7 +102,7 @@ def flash_attention(
     kind = CAUSAL_ATTENTION if causal else ATTENTION
     grouped = k.shape[2] != heads
     flops = 4 * batch * heads * length * k.shape[1] * dim  # two products, not halved for a causal mask
-    rounded, width = round_up(length, 128), round_up(dim, 32 if dim <= (192 if package else 128) else 64)
+    rounded, width = round_up(length, 128), flash_width(dim, 192) if package else flash_width(dim)
     if pieces is not None:
         flops, rounded = 4 * heads * pieces.squares * dim, round_up(pieces.longest, 128)
 

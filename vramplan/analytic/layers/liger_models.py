@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-MOST_MULTIPROCESSORS = 304
-"""Of the GPUs that PyTorch runs on (MI300X), for those whose number is not known."""
+from vramplan.inputs.gpu import MOST_MULTIPROCESSORS
 
 NORMS = ("norm", "input_layernorm", "post_attention_layernorm")
 QK_NORMS = ("q_norm", "k_norm")

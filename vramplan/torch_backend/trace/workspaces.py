@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from vramplan.memory.buffer import Buffer
-from vramplan.memory.kernel_buffers import MOST_UNSORTED, norm_parts
+from vramplan.memory.kernel_buffers import MOST_UNSORTED, flash_width, norm_parts
 from vramplan.torch_backend.trace import flash_attn_stub
 from vramplan.units import round_up
 
@@ -33,7 +33,7 @@ class Workspace(NamedTuple):
 def _flash_backward(grad: Any, q: Any, k: Any, v: Any, out: Any, *_: Any) -> list[Workspace]:
     """SDPA's flash kernel, (batch, heads, length, dim): row sums, and an fp32 dq; positions first (mha_bwd)."""
     batch, heads, length, dim = q.shape
-    rows, width = batch * heads * round_up(length, 128), round_up(dim, 32 if dim <= 128 else 64)
+    rows, width = batch * heads * round_up(length, 128), flash_width(dim)
     copies = [
         Workspace(f"{name} with positions first", x.numel() * x.element_size())
         for name, x in (("gradient", grad), ("output", out))
@@ -66,8 +66,10 @@ def _package_backward(grad: Any, q: Any, k: Any, *rest: Any) -> list[Workspace]:
     lengths = rest[-1]
     tokens = q.numel() // (heads * dim)
     rows = q.shape[0] * round_up(q.shape[1], 128) if lengths is None else tokens + 128 * (lengths.shape[0] - 1)
-    width = round_up(dim, 32) if dim <= 192 else 256
-    return [Workspace("dq in fp32", rows * heads * width * 4), *_expanded(heads, k.shape[-2], tokens, dim, k)]
+    return [
+        Workspace("dq in fp32", rows * heads * flash_width(dim, 192) * 4),
+        *_expanded(heads, k.shape[-2], tokens, dim, k),
+    ]
 
 
 def _expanded(heads: int, heads_k: int, tokens_k: int, dim: int, k: Any) -> list[Workspace]:
