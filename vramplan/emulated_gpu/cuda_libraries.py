@@ -8,7 +8,6 @@ from pathlib import Path
 from vramplan.dataclass import dataclass
 
 SOURCES = Path(__file__).parent / "libraries"
-HEADER = SOURCES / "gpu.h"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +46,6 @@ LIBRARIES = (
     CudaLibrary("nvshmem_host", "nvshmem", is_strict=True),
     CudaLibrary("nvToolsExt", "nvtx"),
 )
-
-ALWAYS = ("libcudart", "libcuda.so.1", "libnvidia-ml.so.1")
-"""cudart has PyTorch's own number; the other two are opened by name at run time."""
 
 RETURNS_SIZE = re.compile("[bB]ufferSize|WorkspaceSize|SpaceSize|StatesSize|GetWorkspace|Algorithm|GetAttribute")
 """Functions that write a size or a choice, which host code allocates or follows: they fail if there is no answer."""

@@ -17,7 +17,8 @@ typedef struct {
   size_t shared, shared_per_block;  // shared memory of a multiprocessor, and of a block that asks for it
   size_t l2_bytes;
   int binary;              // compute capability of the machine code that the GPU would load: cub chooses by it
-  int count;               // GPUs that this process sees
+  int installed;           // GPUs of the machine
+  int count;               // GPUs that this process sees (CUDA_VISIBLE_DEVICES)
   int first;               // number of the first of them in the machine
   size_t total_bytes;      // as cudaMemGetInfo calls it
   size_t driver_bytes;     // as nvidia-smi calls it

@@ -48,15 +48,16 @@ static void read_settings(void) {
   gpu.driver_bytes = number("VRAMPLAN_EMULATED_DRIVER_BYTES", gpu.total_bytes);
   gpu.context_bytes = number("VRAMPLAN_EMULATED_CONTEXT_BYTES", 0);
   gpu.copy_bytes = number("VRAMPLAN_EMULATED_COPY_BYTES", 4 * MIB);
-  gpu.count = number("VRAMPLAN_EMULATED_COUNT", 1);
+  gpu.installed = number("VRAMPLAN_EMULATED_COUNT", 1);
+  if (gpu.installed > MAX_GPUS) gpu.installed = MAX_GPUS;
+  gpu.count = gpu.installed;
   if (visible) {  // a list of numbers: "", "0", "2,3"; the GPUs are all alike, so only the first number counts
-    int all = gpu.count;
+    int all = gpu.installed;
     gpu.count = 0;
     gpu.first = atoi(visible);
     for (const char *at = visible; *at && gpu.count < all; at++) gpu.count += at == visible || *at == ',';
     if (gpu.first < 0 || gpu.first + gpu.count > all) gpu.count = gpu.first < 0 || gpu.first >= all ? 0 : all - gpu.first;
   }
-  if (gpu.count > MAX_GPUS) gpu.count = MAX_GPUS;
 }
 
 const Gpu *emulated_gpu(void) {

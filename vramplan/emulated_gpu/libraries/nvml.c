@@ -2,7 +2,6 @@
 #include "gpu.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 enum { NVML_INVALID_ARGUMENT = 2, NVML_NOT_SUPPORTED = 3, NVML_INSUFFICIENT_SIZE = 7 };
 static char devices[MAX_GPUS];  // the address of an element is a GPU's handle; its number is that in the machine
@@ -20,14 +19,10 @@ int nvmlSystemGetCudaDriverVersion(int *version) { *version = CUDA_MAJOR * 1000;
 int nvmlSystemGetCudaDriverVersion_v2(int *version) { return nvmlSystemGetCudaDriverVersion(version); }
 
 // NVML counts all GPUs of the machine, whatever CUDA_VISIBLE_DEVICES says.
-static unsigned count_all(void) {
-  const char *text = getenv("VRAMPLAN_EMULATED_COUNT");
-  return text && *text ? (unsigned)atoi(text) : 1;
-}
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = count_all(); return SUCCESS; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = (unsigned)emulated_gpu()->installed; return SUCCESS; }
 int nvmlDeviceGetCount(unsigned *count) { return nvmlDeviceGetCount_v2(count); }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
-  if (index >= count_all() || index >= MAX_GPUS) return NVML_INVALID_ARGUMENT;
+  if (index >= (unsigned)emulated_gpu()->installed) return NVML_INVALID_ARGUMENT;
   *handle = devices + index;
   return SUCCESS;
 }

@@ -110,8 +110,8 @@ class _Operation:
         )
         self.writes = schema.is_mutable
         self.is_dynamic = schema.name.startswith(DYNAMIC)
-        self.is_index = schema.name.startswith(("aten::index", "aten::_index_put")) and len(schema.arguments) > 1
-        self.is_index = self.is_index and schema.arguments[1].name == "indices"
+        second = schema.arguments[1].name if len(schema.arguments) > 1 else ""
+        self.is_index = second == "indices" and schema.name.startswith(("aten::index", "aten::_index_put"))
         self.is_ordered = schema.name in ORDERED
         self.is_true_of_zeros = schema.name in TRUE_OF_ZEROS
 
