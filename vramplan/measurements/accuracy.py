@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from vramplan.dataclass import dataclass
 from vramplan.errors import UnknownNameError, UnsupportedError, VramplanError
 from vramplan.inputs.catalog import find_gpu
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec
 from vramplan.measurements import ledger, measure
 from vramplan.measurements.published import Published, load_published
@@ -15,7 +17,7 @@ from vramplan.memory.calibration import CONFIDENCE, plannable_bytes, with_margin
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.measurement import Measured
 from vramplan.planner import estimate as planner_estimate
-from vramplan.planner.suggest import suggest
+from vramplan.planner.monotone_search import largest
 from vramplan.progress import Progress, silent
 
 METRICS = {
@@ -26,6 +28,8 @@ METRICS = {
 }
 """Kind of measurement -> attribute of the estimate that it is compared with."""
 ESTIMATORS = ("analytic", "trace")
+MOST_ESTIMATES = 64
+"""Of one search for the largest micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +186,15 @@ def estimate(run: Measured, by: str, confidence: float = CONFIDENCE) -> Estimate
     Raises:
         VramplanError: if the estimator does not support it.
     """
-    spec = _spec(run)
-    gpu = find_gpu(run.card)
-    gpu = gpu.model_copy(
-        update={"held_bytes": run.environment.held_by_others_bytes if not run.environment.cap_bytes else 0}
-    )
-    return planner_estimate.estimate(spec, gpu, by=by, confidence=confidence, **run.job.settings)
+    environment = run.environment
+    differs: dict[str, Any] = {}
+    if not environment.cap_bytes:
+        differs["held_bytes"] = environment.held_by_others_bytes
+    elif environment.compute_capability is not None:  # a larger GPU stood in, and ran its own kernels
+        names = ("compute_capability", "multiprocessors")
+        differs = {name: value for name in names if (value := getattr(environment, name)) is not None}
+    gpu = find_gpu(run.card).model_copy(update=differs)
+    return planner_estimate.estimate(_spec(run), gpu, by=by, confidence=confidence, **run.job.settings)
 
 
 def _spec(run: Measured) -> ModelSpec:
@@ -216,21 +223,39 @@ def _rows(run: Measured, predicted: Estimate, by: str) -> list[Row]:
 
 def _choices(runs: Sequence[Measured]) -> list[Choice]:
     """The search's largest micro-batch for each set of runs whose largest is known."""
-    largest = measure.frontiers(runs)
+    frontiers = measure.frontiers(runs)
     choices: dict[str, Choice] = {}
     for run in runs:
         key = measure.frontier_key(run.model, run.job, run.card, run.environment.cap_bytes)
-        measured = largest.get(key)
+        measured = frontiers.get(key)
         if measured is None or key in choices:
             continue
-        batch = ("micro_batch_size", "gradient_accumulation_steps")
-        job = {name: value for name, value in run.job.settings.items() if name not in batch}
         try:
-            search = suggest(_spec(run), find_gpu(run.card), run.job.num_gpus, advice=False, **job)
+            chosen = largest_estimated(_spec(run), find_gpu(run.card), run.job.settings, CONFIDENCE)
         except VramplanError:
             continue
-        choices[key] = Choice(run.identity, "analytic", search.max_micro_batch_size, measured)
+        choices[key] = Choice(run.identity, "analytic", chosen, measured)
     return list(choices.values())
+
+
+def largest_estimated(spec: ModelSpec, gpu: Gpu, settings: Mapping[str, Any], confidence: float) -> int:
+    """The largest micro-batch that fits by the estimate; 0 if none fits.
+
+    Args:
+        spec: the model.
+        gpu: the GPU.
+        settings: fields of :class:`vramplan.Job`; the micro-batch is passed over, the accumulation is kept.
+        confidence: of the safety margin; 0 for none.
+
+    Raises:
+        VramplanError: if there is no estimate.
+    """
+    job = {name: value for name, value in settings.items() if name != "micro_batch_size"}
+
+    def fits(size: int) -> bool:
+        return planner_estimate.estimate(spec, gpu, confidence=confidence, micro_batch_size=size, **job).fits
+
+    return largest(1, fits, MOST_ESTIMATES)[0]
 
 
 def published_row(run: Published, by: str = "analytic", predicted: Estimate | None = None) -> Row:

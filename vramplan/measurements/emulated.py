@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,14 +13,11 @@ from vramplan.errors import VramplanError
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.load import load_named_model
-from vramplan.measurements.accuracy import Row
+from vramplan.measurements.accuracy import Row, largest_estimated
 from vramplan.measurements.json_lines import load_runs
 from vramplan.planner import estimate as planner_estimate
-from vramplan.planner.monotone_search import largest
 from vramplan.progress import Progress, silent
 
-MOST_ESTIMATES = 64
-"""Of one search for the largest micro-batch."""
 KINDS = ("model", "method", "dtype", "compute capability", "GPUs")
 """What runs are grouped by."""
 
@@ -50,6 +47,19 @@ class EmulatedRun(BaseModel):
     """The largest micro-batch that runs there, where it was searched for."""
     torch: str
     """Version of PyTorch."""
+
+    @property
+    def title(self) -> str:
+        """What it is called in lists."""
+        return self.name or f"{self.model} on {self.gpu}"
+
+    def largest_estimated(self) -> int:
+        """The largest micro-batch that fits by the estimate, without a margin; 0 if none fits.
+
+        Raises:
+            VramplanError: if there is no estimate.
+        """
+        return largest_estimated(load_named_model(self.model), find_gpu(self.gpu), self.job, confidence=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +125,9 @@ def compare_emulated(path: Path, progress: Progress = silent) -> Emulated:
             if run.outcome is not None:
                 rows.append(_compared(run))
             if run.largest_micro_batch is not None:
-                searches.append(Largest(run, largest_estimated(run.model, run.gpu, run.job)))
+                searches.append(Largest(run, run.largest_estimated()))
         except VramplanError as error:
-            left_out.append(f"{_name(run)}: {error}")
+            left_out.append(f"{run.title}: {error}")
     return Emulated(tuple(rows), tuple(searches), tuple(dict.fromkeys(run.torch for run in runs)), tuple(left_out))
 
 
@@ -129,10 +139,6 @@ def by_kind(runs: Iterable[EmulatedRow], kind: str) -> dict[str, list[EmulatedRo
     return dict(sorted(grouped.items()))
 
 
-def _name(run: EmulatedRun) -> str:
-    return run.name or f"{run.model} on {run.gpu}"
-
-
 def _compared(run: EmulatedRun) -> EmulatedRow:
     spec, gpu = load_named_model(run.model), find_gpu(run.gpu)
     predicted = planner_estimate.estimate(spec, gpu, confidence=0.0, **run.job)
@@ -141,7 +147,7 @@ def _compared(run: EmulatedRun) -> EmulatedRow:
         ("reserved", run.reserved_bytes, predicted.peak_reserved_bytes),
     )
     rows = [
-        Row(_name(run), run.gpu, "analytic", metric, measured, size)
+        Row(run.title, run.gpu, "analytic", metric, measured, size)
         for metric, measured, size in pairs
         if measured is not None
     ]
@@ -156,21 +162,6 @@ def _labels(model_type: str, job: Job, capability: tuple[int, int]) -> dict[str,
     capability_text = ".".join(map(str, capability))
     values = (model_type, f"{job.method}{quantized}", f"{job.dtype}{autocast}", capability_text, strategy)
     return dict(zip(KINDS, values, strict=True))
-
-
-def largest_estimated(model: str, gpu: str, settings: Mapping[str, Any]) -> int:
-    """The largest micro-batch of a job that fits by the estimate, without a margin; 0 if none fits.
-
-    Raises:
-        VramplanError: if there is no estimate.
-    """
-    spec, card = load_named_model(model), find_gpu(gpu)
-    job = {name: value for name, value in settings.items() if name != "micro_batch_size"}
-
-    def fits(size: int) -> bool:
-        return planner_estimate.estimate(spec, card, confidence=0.0, micro_batch_size=size, **job).fits
-
-    return largest(1, fits, MOST_ESTIMATES)[0]
 
 
 def worst(runs: Iterable[EmulatedRow], metric: str, count: int) -> list[tuple[EmulatedRow, float]]:

@@ -77,11 +77,10 @@ def verdicts(accuracy: Accuracy) -> str:
     """Wrong verdicts and chosen micro-batches, as text."""
     texts = []
     if accuracy.verdicts:
-        too_bright = sum(verdict.said and not verdict.ran for verdict in accuracy.verdicts)
-        too_dark = sum(verdict.ran and not verdict.said for verdict in accuracy.verdicts)
+        wrongly_fits = sum(verdict.said and not verdict.ran for verdict in accuracy.verdicts)
+        wrongly_not = sum(verdict.ran and not verdict.said for verdict in accuracy.verdicts)
         texts.append(
-            f"{counted(len(accuracy.verdicts), 'verdict')}: {too_bright} wrongly said to fit,"
-            f" {too_dark} wrongly said not to"
+            f"{counted(len(accuracy.verdicts), 'verdict')}: {wrongly_fits} wrongly fit, {wrongly_not} wrongly do not"
         )
     for choice in accuracy.choices:
         texts.append(f"largest micro-batch {choice.largest}, chosen {choice.chosen}: {choice.run}")

@@ -75,7 +75,7 @@ def _described(run: EmulatedRun) -> str:
     """The run with its settings that differ from the defaults."""
     defaults = Job().model_dump(mode="json")
     settings = " ".join(f"{name}={value}" for name, value in run.job.items() if defaults.get(name) != value)
-    return f"{run.name or f'{run.model} {run.gpu}'} {settings}"
+    return f"{run.title} {settings}"
 
 
 def markdown(emulated: Emulated) -> str:
