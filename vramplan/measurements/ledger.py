@@ -105,11 +105,6 @@ def load_all(folder: Path) -> list[Measured]:
     return [load(path) for path in sorted(folder.glob("*.json"))]
 
 
-def device_type(run: Measured) -> str:
-    """What a run was measured on, as ``--device`` names it: cuda, emulated, or cpu."""
-    return "cuda" if run.is_of_gpu else "emulated" if run.environment.is_emulated else "cpu"
-
-
 def check_device_type(folder: Path, runs: Sequence[Measured], device: str) -> None:
     """Refuse to put runs of different devices into one ledger: only those of GPUs are measurements of GPUs.
 
@@ -117,8 +112,8 @@ def check_device_type(folder: Path, runs: Sequence[Measured], device: str) -> No
         ConfigError: if `runs`, which are in the folder, have another type.
     """
     for run in runs:
-        if device_type(run) != device:
+        if run.device_type != device:
             raise ConfigError(
-                f"{folder}: {run.identity} was measured with {setting('device', device_type(run))}; runs with"
+                f"{folder}: {run.identity} was measured with {setting('device', run.device_type)}; runs with"
                 f" {setting('device', device)} need a folder of their own"
             )

@@ -41,7 +41,7 @@ def merge(folder: Path, sources: Sequence[Path]) -> Merged:
             another kind of device than the folder's, or a folder that cannot be written.
     """
     known = {run.identity: _Entry(run, folder) for run in (ledger.load_all(folder) if folder.is_dir() else [])}
-    types = {ledger.device_type(entry.run) for entry in known.values()}
+    types = {entry.run.device_type for entry in known.values()}
     changed: dict[str, bool] = {}
     """Of the runs to write: whether the folder held them before."""
     unchanged = 0
@@ -53,7 +53,7 @@ def merge(folder: Path, sources: Sequence[Path]) -> Merged:
         if not runs:
             raise ConfigError(f"{source}: holds no measured run")
         for run in runs:
-            types = types or {ledger.device_type(run)}
+            types = types or {run.device_type}
             ledger.check_device_type(source, [run], *types)
             ledger.load_history(source, run)
             name, entry = run.identity, _Entry(run, source)

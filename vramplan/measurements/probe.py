@@ -12,7 +12,7 @@ from dataclasses import field, replace
 from math import inf
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal
+from typing import Any
 
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, ProbeError, UnsupportedError, VramplanError, setting
@@ -28,7 +28,7 @@ from vramplan.measurements.probe_checks import check_host, check_method
 from vramplan.measurements.subprocess_runner import TIMEOUT_SECONDS, Cancellation
 from vramplan.measurements.verify import MAX_RUNS, LargestBatch, ProbeRun, VerifiedPlan
 from vramplan.memory.estimate import Estimate
-from vramplan.memory.measurement import Measured, Request, identity
+from vramplan.memory.measurement import Device, Measured, Request, identity
 from vramplan.memory.overheads import outside_bytes
 from vramplan.planner.estimate import estimate
 from vramplan.planner.job_defaults import complete_job
@@ -47,7 +47,7 @@ class ProbeDevice:
 
     gpu: Gpu
     """The GPU that runs are compared with: the one in this machine, or the one it stands in for."""
-    type: Literal["cuda", "cpu", "emulated"] = "cuda"
+    type: Device = "cuda"
     """cuda: real steps on the GPU; cpu: real steps on the host, their tensors through the simulated allocator;
     emulated: the steps of PyTorch's CUDA build without a GPU, whose kernels do not run."""
     capped: bool = False
@@ -147,8 +147,7 @@ class ProbeDevice:
 
     def identity(self, spec: ModelSpec, job: Job) -> str:
         """The name of a job's run in the ledger, see :attr:`vramplan.memory.measurement.Measured.identity`."""
-        kind = {"cpu": "host", "emulated": "emulated"}.get(self.type, "")
-        return identity(spec.name, spec.config, job, self.gpu.name, self.cap_bytes(job), kind)
+        return identity(spec.name, spec.config, job, self.gpu.name, self.cap_bytes(job), self.type)
 
     @property
     def running_gpu(self) -> Gpu:
@@ -189,7 +188,7 @@ class ProbeDevice:
 def probe_device(
     gpu: str | Gpu | None = None,
     *,
-    device: Literal["cuda", "cpu", "emulated"] = "cuda",
+    device: Device = "cuda",
     number: int = 0,
     steps: int = STEPS,
     history: bool = False,

@@ -20,6 +20,8 @@ UNDER_TORCHRUN = "env://"
 """Rendezvous of ranks started by torchrun, which sets it in each rank's environment."""
 
 Outcome = Literal["ok", "oom"]
+Device = Literal["cuda", "cpu", "emulated"]
+"""A GPU, the host with its tensors tracked, or an emulated GPU."""
 
 
 class Peaks(BaseModel):
@@ -44,6 +46,8 @@ class Environment(BaseModel):
     """torch.cuda.get_device_properties(0).total_memory; 0 on the host."""
     compute_capability: str | None = None
     """CUDA's, such as 9.0."""
+    multiprocessors: int | None = Field(default=None, gt=0)
+    """torch.cuda.get_device_properties(0).multi_processor_count."""
     driver: str | None = None
     """Version of the driver."""
     cuda: str | None = None
@@ -115,9 +119,14 @@ class Measured(BaseModel):
     """File next to this one with every allocation and free, if they were recorded."""
 
     @property
+    def device_type(self) -> Device:
+        """What it was measured on, as ``--device`` names it."""
+        return "cpu" if self.environment.device == "cpu" else "emulated" if self.environment.is_emulated else "cuda"
+
+    @property
     def is_of_gpu(self) -> bool:
         """Whether it was measured on a GPU: neither on the host nor on an emulated GPU."""
-        return self.environment.device != "cpu" and not self.environment.is_emulated
+        return self.device_type == "cuda"
 
     @property
     def failed_where(self) -> str:
@@ -150,9 +159,8 @@ class Measured(BaseModel):
     @property
     def identity(self) -> str:
         """Name of the run and of its file: the same for the same model, job, GPU and limit."""
-        environment = self.environment
-        device = "host" if environment.device == "cpu" else "emulated" if environment.is_emulated else ""
-        return identity(self.model, self.config, self.job, self.card, environment.cap_bytes, device)
+        cap_bytes = self.environment.cap_bytes
+        return identity(self.model, self.config, self.job, self.card, cap_bytes, self.device_type)
 
 
 class Request(BaseModel):
@@ -166,8 +174,8 @@ class Request(BaseModel):
     """The job to run; each rank takes its own micro-batches."""
     card: Gpu
     """The GPU that the run is compared with."""
-    device: Literal["cuda", "cpu", "emulated"] = "cuda"
-    """A GPU, the host with its tensors tracked, or an emulated GPU."""
+    device: Device = "cuda"
+    """What the job runs on."""
     steps: int = Field(default=3, gt=0)
     """Optimizer steps."""
     cap_bytes: int | None = Field(default=None, gt=0)
@@ -190,7 +198,7 @@ class Request(BaseModel):
 
 
 def identity(
-    model: str, config: Mapping[str, Any], job: Job, card: str, cap_bytes: int | None, device: str = ""
+    model: str, config: Mapping[str, Any], job: Job, card: str, cap_bytes: int | None, device: Device = "cuda"
 ) -> str:
     """A run's name for people and files: its main settings, and a digest of all.
 
@@ -198,15 +206,12 @@ def identity(
     'qwen2.5-0.5b.lora.b1x1.s2048.h200-sxm.913f47df'
     """
     settings = [dict(config), job.model_dump(mode="json", exclude_defaults=True), card, cap_bytes]
-    settings += [device] if device else []  # a run on the host, or on an emulated GPU, is no measurement of the GPU
+    kind = {"cuda": "", "emulated": "emulated", "cpu": "host"}[device]
+    settings += [kind] if kind else []  # a run on the host, or on an emulated GPU, is no measurement of the GPU
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
     batch = f"b{job.micro_batch_size}x{job.gradient_accumulation_steps}.s{job.sequence_length}"
-    short = [
-        model.removesuffix("/config.json").rpartition("/")[2],
-        job.method,
-        batch,
-        card + (f"-{device}" if device else ""),
-    ]
+    name = model.removesuffix("/config.json").rpartition("/")[2]
+    short = [name, job.method, batch, f"{card}-{kind}" if kind else card]
     return ".".join([re.sub(r"[^a-z0-9.]+", "-", part.lower()).strip("-.") for part in short] + [digest])
 
 

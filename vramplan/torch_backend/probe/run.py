@@ -217,6 +217,7 @@ class _RealRun:
                 "total_bytes": properties.total_memory,
                 "is_emulated": self.request.device == "emulated",
                 "compute_capability": f"{properties.major}.{properties.minor}",
+                "multiprocessors": properties.multi_processor_count,
                 "driver": before.driver if before else None,
                 "cuda": torch.version.cuda,
                 "allocator_settings": os.environ.get("PYTORCH_ALLOC_CONF")
