@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import emulated
+from tests import emulated, emulated_jobs
 from vramplan.measurements.emulated import Emulated, compare_emulated
 
 EVERY = 8
@@ -46,7 +46,7 @@ def test_all_rows() -> None:
 
 def test_rows_are_jobs_that_were_drawn() -> None:
     """No row is there that was chosen for its result."""
-    drawn = {name: (model, gpu, settings) for name, model, gpu, settings in (*emulated.jobs(), *emulated.searches())}
+    drawn = {case.name: case for case in (*emulated_jobs.jobs(), *emulated_jobs.searches())}
     for line in emulated.ROWS.read_text().splitlines():
         row = json.loads(line)
-        assert drawn[row["name"]] == (row["model"], row["gpu"], row["job"])
+        assert drawn[row["name"]] == (row["name"], row["model"], row["gpu"], row["job"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -112,12 +112,16 @@ def load_emulated(path: Path) -> list[EmulatedRun]:
 
 
 def compare_emulated(path: Path, progress: Progress = silent) -> Emulated:
-    """Estimate every run of a file.
+    """Estimate every run of a file, see :func:`compare_runs`.
 
     Raises:
         ConfigError: for an unreadable file or an invalid line.
     """
-    runs = load_emulated(path)
+    return compare_runs(load_emulated(path), progress)
+
+
+def compare_runs(runs: Sequence[EmulatedRun], progress: Progress = silent) -> Emulated:
+    """Estimate every run without a margin; those without an estimate are left out, with the reason."""
     rows, searches, left_out = [], [], []
     for number, run in enumerate(runs):
         progress(run.model, number / len(runs))
