@@ -37,6 +37,7 @@ def test_jobs_fill_one_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
     monkeypatch.setenv("LOG", str(tmp_path))
     monkeypatch.setattr("vramplan.cli.measure.measure_in_job", on_two_gpus)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(H100, H100))
     runs = tmp_path / "runs"
     done = cli("measure", "--out", "runs", "--on", "local", "--jobs", "2", *SMALL, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -162,7 +163,8 @@ def test_bad_input(tmp_path: Path, arguments: tuple[str, ...], said: str) -> Non
 
 
 def test_without_slurm_or_submitit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ("measure", "--out", str(tmp_path), "--on", "slurm")
+    folder = tmp_path / "runs"
+    arguments = ("measure", "--out", str(folder), "--on", "slurm")
     monkeypatch.setitem(sys.modules, "submitit", None)
     done = cli(*arguments)
     assert done.returncode == 2
@@ -172,6 +174,14 @@ def test_without_slurm_or_submitit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     done = cli(*arguments, PATH=str(tmp_path))
     assert done.returncode == 2
     assert done.stderr == "vramplan: --on slurm: this host has no Slurm (no srun command is found)\n"
+    assert not folder.exists()
+
+
+def test_this_host_needs_a_gpu(tmp_path: Path) -> None:
+    done = cli("measure", "--out", str(tmp_path / "runs"), "--on", "local")
+    assert done.returncode == 2
+    assert done.stderr.startswith("vramplan: no GPU to probe: ")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_settings_name_what_is_known() -> None:

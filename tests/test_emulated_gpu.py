@@ -294,10 +294,14 @@ def test_what_is_not_emulated_is_refused_by_name() -> None:
     [
         (["emulate", "--gpu", "rtx4090"], "give the command to run after --"),
         (["emulate", "--", "ls"], "give --gpu"),
+        (["emulate", "ls", "--gpu", "t4"], "give --gpu"),  # an option of ls
         (["emulate", "--install", "--gpu", "t4"], "--install takes neither"),
         (["emulate", "--gpu", "rtx9999", "--", "ls"], "rtx9999"),
         (["probe", "qwen2.5-0.5b", "--device", "emulated"], "--device emulated needs --as-card"),
-        (["probe", "qwen2.5-0.5b", "--device", "emulated", "--as-card", "mi300x"], "only NVIDIA GPUs are emulated"),
+        (
+            ["probe", "qwen2.5-0.5b", "--device", "emulated", "--as-card", "mi300x"],
+            "--as-card mi300x: only NVIDIA GPUs are emulated",
+        ),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +14,11 @@ torch = pytest.importorskip("torch", reason="probes need the extra vramplan[prob
 import vramplan  # noqa: E402
 from tests.helpers import card_of, measured_of, spec_of  # noqa: E402
 from tests.test_trace import job_of, small  # noqa: E402
-from vramplan.errors import MissingDependencyError, UnsupportedError  # noqa: E402
-from vramplan.measurements import probe, subprocess_runner  # noqa: E402
+from vramplan.errors import ConfigError, MissingDependencyError, UnsupportedError  # noqa: E402
+from vramplan.measurements import probe, probe_checks, subprocess_runner  # noqa: E402
 from vramplan.measurements.measure import summary_line  # noqa: E402
-from vramplan.measurements.probe_checks import check_method  # noqa: E402
+from vramplan.measurements.probe import probe_device  # noqa: E402
+from vramplan.measurements.probe_checks import check_method, check_packages  # noqa: E402
 from vramplan.measurements.verify import ProbeRun  # noqa: E402
 from vramplan.memory.measurement import Request  # noqa: E402
 from vramplan.torch_backend.model import build, mapped, optimizers, trl_loss  # noqa: E402
@@ -126,6 +128,32 @@ def test_what_is_not_probed_is_refused_by_name(device: str, settings: dict[str, 
 def test_quantized_layers_are_probed_on_gpus() -> None:
     check_method(LLAMA, job_of(quantize="nf4"), "cuda")
     check_method(LLAMA, job_of(quantize="nf4", strategy="zero2", num_gpus=2, autocast="none"), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"strategy": "zero2", "num_gpus": 2, "autocast": "none"}, "strategy=zero2 needs deepspeed"),
+        ({"attention": "flash"}, "attention=flash needs flash-attn: pip install flash-attn"),
+        ({"quantize": "nf4"}, "quantize=nf4 needs bitsandbytes"),
+    ],
+)
+def test_missing_packages_are_named_before_a_run(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr(probe_checks, "find_spec", lambda _: None)
+    check_packages(job_of())
+    with pytest.raises(MissingDependencyError, match=message):
+        check_packages(job_of(**settings))
+
+
+def test_runs_are_saved_in_a_folder(tmp_path: Path) -> None:
+    file = tmp_path / "runs.jsonl"
+    file.touch()
+    with pytest.raises(ConfigError, match=r"runs are saved in a folder, and .*runs\.jsonl is a file"):
+        probe_device("rtx4090", device="cpu", record=file)
+    probe_device("rtx4090", device="cpu", record=tmp_path / "new" / "runs")
+    assert not (tmp_path / "new").exists()
 
 
 class Head(torch.nn.Module):

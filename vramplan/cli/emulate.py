@@ -8,14 +8,14 @@ from typing import Annotated
 from vramplan.cli import completion
 from vramplan.cli.options import progress, say
 from vramplan.cli.panels import MODEL, REAL, SEVERAL
-from vramplan.cli.parameters import Argument, Option
+from vramplan.cli.parameters import Option, Rest
 from vramplan.errors import ConfigError
 
 
 def emulate(
     command: Annotated[
         list[str] | None,
-        Argument(metavar="-- COMMAND...", help="A command that trains, such as python train.py.", shows_default=False),
+        Rest(metavar="COMMAND...", help="A command that trains, such as python train.py.", shows_default=False),
     ] = None,
     gpu: Annotated[
         str | None,

@@ -196,7 +196,7 @@ def _merge(out: Path, folders: Sequence[str], is_merge: bool) -> int:
 def _submit(engine: str, out: Path, pairs: Sequence[str], num_jobs: int, options: Mapping[str, Any]) -> int:
     """Submit jobs that measure a share of the runs each; returns the exit code."""
     from vramplan.inputs.catalog import find_gpu
-    from vramplan.measurements import cluster, ledger
+    from vramplan.measurements import campaign, cluster
     from vramplan.measurements.probe import check_device
     from vramplan.units import counted
 
@@ -204,7 +204,9 @@ def _submit(engine: str, out: Path, pairs: Sequence[str], num_jobs: int, options
     if "as_card" in options:
         find_gpu(options["as_card"])
     settings = cluster.settings_of(pairs, options["minutes"], needs_gpu=options.get("device", "cuda") == "cuda")
-    ledger.make(out)
+    if engine == "local":
+        with gpu_is_as_card():  # jobs on this host would fail in their logs
+            campaign.slots(options.get("as_card"), **typed(device=options.get("device")))
     shares = [{**options, "out": out.resolve(), "shard": f"{n + 1}/{num_jobs}"} for n in range(num_jobs)]
     submitted = cluster.submit(engine, out, settings, measure_in_job, shares)
     say(f"Submitted {counted(num_jobs, 'job')}: {', '.join(submitted.names)}. They print into {submitted.logs}.")

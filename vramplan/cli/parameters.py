@@ -44,6 +44,10 @@ class Argument(Described):
     """A positional argument."""
 
 
+class Rest(Argument):
+    """The rest of the line from the first positional argument on, its options too: another command."""
+
+
 class Parameter(NamedTuple):
     """A parameter of a command."""
 

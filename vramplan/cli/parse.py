@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vramplan.cli.parameters import Parameter
+from vramplan.cli.parameters import Parameter, Rest
 
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
@@ -40,12 +40,14 @@ def _texts(parameters: Sequence[Parameter], words: Sequence[str]) -> dict[str, l
     options = {name: parameter for parameter in parameters for name in parameter.names}
     texts: dict[str, list[str]] = {parameter.name: [] for parameter in parameters}
     positional: list[str] = []
+    ends_options = any(isinstance(parameter.described, Rest) for parameter in parameters)
     rest = iter(words)
     for word in rest:
         if word == "--":
             positional += rest
         elif not word.startswith("-") or word == "-":
             positional.append(word)
+            positional += rest if ends_options else ()
         else:
             name, has_value, value = word.partition("=")
             option = options.get(name)

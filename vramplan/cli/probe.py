@@ -26,7 +26,7 @@ from vramplan.cli.options import (
 )
 from vramplan.cli.panels import BATCH, MODEL, REAL
 from vramplan.cli.parameters import Option
-from vramplan.errors import ConfigError, setting
+from vramplan.errors import ConfigError, UnsupportedError, setting
 
 AsCard = Annotated[
     str | None,
@@ -43,9 +43,9 @@ def gpu_is_as_card() -> Iterator[None]:
     """Inside, errors about the parameter `gpu` name the flag --as-card instead of --gpu."""
     try:
         yield
-    except ConfigError as error:
+    except (ConfigError, UnsupportedError) as error:
         message = error.spelled(lambda name, value: setting("as_card" if name == "gpu" else name, value))
-        raise ConfigError(message) from error
+        raise type(error)(message) from error
 
 
 @with_job_flags

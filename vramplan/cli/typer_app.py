@@ -10,7 +10,7 @@ import typer
 
 from vramplan.cli.commands import COMMANDS, call, function_of
 from vramplan.cli.help import Command, Group
-from vramplan.cli.parameters import Argument, declared
+from vramplan.cli.parameters import Argument, Rest, declared
 from vramplan.cli.version import version_line
 
 
@@ -30,8 +30,12 @@ vramplan gpus 4090""",
     )
     app.callback()(_root)
     for name in names:
-        command = COMMANDS[name]
-        app.command(cls=Command, rich_help_panel=command.panel, epilog=command.examples)(_declare(function_of(name)))
+        command, function = COMMANDS[name], function_of(name)
+        ends_options = any(isinstance(get_args(p.annotation)[1], Rest) for p in declared(function).values())
+        settings = {"allow_interspersed_args": not ends_options}
+        app.command(cls=Command, rich_help_panel=command.panel, epilog=command.examples, context_settings=settings)(
+            _declare(function)
+        )
     return app
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vramplan.errors import ConfigError, MissingDependencyError, ProbeError, UnknownNameError, setting
+from vramplan.measurements import ledger
 
 ENGINES = ("slurm", "local")
 """Where jobs are submitted to: a Slurm cluster, or this host, to try it out."""
@@ -86,6 +87,8 @@ def submit(
 ) -> Submitted:
     """Submit a job on one node for each item of `arguments`, which calls `function` with it; returns at once.
 
+    The folder is made if it does not exist.
+
     Raises:
         UnknownNameError: for an unknown engine.
         MissingDependencyError: if submitit is not installed.
@@ -118,6 +121,7 @@ def submit(
         raise ConfigError(f"{logs}: cannot be written ({error.strerror})") from error
     except RuntimeError as error:  # submitit finds no srun
         raise ConfigError(f"{setting('on', engine)}: this host has no Slurm (no srun command is found)") from error
+    ledger.make(folder)
     try:
         with redirect_stderr(StringIO()):  # submitit prints what sbatch says, which the error holds too
             jobs = executor.map_array(function, arguments)

@@ -56,6 +56,19 @@ def make(folder: Path) -> None:
         raise ConfigError(f"{folder}: cannot be written")
 
 
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written, before a run that takes time; nothing is made.
+
+    Raises:
+        ConfigError: naming what is in the way.
+    """
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise ConfigError(f"{folder}: runs are saved in a folder, and {existing} is a file")
+    if not os.access(existing, os.W_OK):
+        raise ConfigError(f"{folder}: cannot be written")
+
+
 def load_history(folder: Path, run: Measured) -> History:
     """Every allocation and free of a run; empty if they were not recorded.
 

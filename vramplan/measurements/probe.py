@@ -24,7 +24,7 @@ from vramplan.inputs.load import load_model
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import check_card
 from vramplan.measurements import ledger, subprocess_runner, verify
-from vramplan.measurements.probe_checks import check_host, check_method
+from vramplan.measurements.probe_checks import check_host, check_method, check_packages
 from vramplan.measurements.subprocess_runner import TIMEOUT_SECONDS, Cancellation
 from vramplan.measurements.verify import MAX_RUNS, LargestBatch, ProbeRun, VerifiedPlan
 from vramplan.memory.estimate import Estimate
@@ -86,6 +86,7 @@ class ProbeDevice:
         """
         check_card(job, self.gpu)
         check_method(spec, job, self.type)
+        check_packages(job)
         if self.type == "cpu":
             check_host(job, lambda: self.predict(spec, job))
         if (known := self.recorded.get(self.identity(spec, job))) is not None:
@@ -220,6 +221,8 @@ def probe_device(
         raise ConfigError(
             f"{setting('record')} needs {setting('steps', 2)} or more: the first step begins without optimizer states"
         )
+    if record is not None:
+        ledger.check_writable(Path(record))
     target, local = _gpus(gpu, device, number)
     return ProbeDevice(
         target,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
-from vramplan.errors import ConfigError, UnsupportedError, VramplanError, setting
+from vramplan.errors import ConfigError, MissingDependencyError, UnsupportedError, VramplanError, setting
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import MODEL_INPUTS
 from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec
@@ -36,6 +37,22 @@ def check_method(spec: ModelSpec, job: Job, device_type: str) -> None:
         raise UnsupportedError(
             f"{setting('attention', 'flash')} {setting('device', 'cpu')}: FlashAttention runs on CUDA GPUs only"
         )
+
+
+def check_packages(job: Job) -> None:
+    """Refuse a job that needs a package which is not installed, before a process is started for it.
+
+    Raises:
+        MissingDependencyError: naming the setting and the package.
+    """
+    needed = {
+        "deepspeed": ("deepspeed", setting("strategy", job.strategy) if job.uses_deepspeed else ""),
+        "flash_attn": ("flash-attn", setting("attention", job.attention) if job.attention == "flash" else ""),
+        "bitsandbytes": ("bitsandbytes", setting("quantize", job.quantize) if job.quantize != "none" else ""),
+    }
+    for module, (package, used) in needed.items():
+        if used and find_spec(module) is None:
+            raise MissingDependencyError(f"{used} needs {package}: pip install {package}")
 
 
 def _check_quantized(spec: ModelSpec, job: Job, device_type: str) -> None:
