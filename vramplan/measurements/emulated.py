@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from vramplan.dataclass import dataclass
-from vramplan.errors import VramplanError
+from vramplan.errors import ConfigError, VramplanError, setting
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.load import load_named_model
@@ -106,8 +106,10 @@ def load_emulated(path: Path) -> list[EmulatedRun]:
     """Runs from a file with one JSON object per line.
 
     Raises:
-        ConfigError: for an unreadable file or an invalid line, naming the line.
+        ConfigError: for an unreadable file or an invalid line, naming the line; for a folder of recorded runs.
     """
+    if path.is_dir():
+        raise ConfigError(f"{path}: a folder of recorded runs; compare them with {setting('ledger', path)}")
     return load_runs(path, EmulatedRun, "a run on an emulated GPU")
 
 
