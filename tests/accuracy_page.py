@@ -136,7 +136,7 @@ def answer_table(held: Accuracy, emulated: Emulated) -> str:
     texts += [
         ["published GPU runs, all settings known: allocated", [row for row in complete if row.metric == "allocated"]],
         ["the same: process memory", [row for row in complete if row.metric == "process"]],
-        ["published GPU runs, settings known in part, equal lengths: all figures", partly],
+        ["published GPU runs, some settings unknown, equal lengths: all figures", partly],
         ["published GPU runs whose lengths vary", [row for row in held.published if not row.fixed_lengths]],
     ]
     table = [[text, *cells(rows)] for text, rows in texts]  # type: ignore[arg-type]

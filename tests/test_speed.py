@@ -148,12 +148,12 @@ def test_the_command_prints_the_table(tmp_path: Path) -> None:
     path = write(tmp_path, LINE, LINE | {"id": "two", "unknown": ["torch.compile"]})
     printed = cli("accuracy", "--times", str(path), "--markdown")
     assert printed.returncode == 0
-    assert printed.stdout.startswith("| group | known |")
-    assert "| paper | all | 1 |" in printed.stdout
-    assert "| paper | in part | 1 |" in printed.stdout
+    assert printed.stdout.startswith("| group | settings |")
+    assert "| paper | all known | 1 |" in printed.stdout
+    assert "| paper | some unknown | 1 |" in printed.stdout
     assert "paper: torch.compile" in cli("accuracy", "--times", str(path)).stdout
     narrow = cli("accuracy", "--times", str(path), COLUMNS="40").stdout
-    assert "paper, settings known: in part" in narrow
+    assert "paper, settings: some unknown" in narrow
     assert max(map(len, narrow.splitlines())) <= 40
 
 

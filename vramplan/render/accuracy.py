@@ -15,7 +15,7 @@ COLUMNS = ("runs", "median", "P95", "worst", "too low")
 NARROW_COLUMNS = ("runs", "median", "worst")
 """Shown on a terminal of less than :data:`WIDE` columns."""
 WIDE = 60
-PUBLISHED_HEADS = ("group", "metric", "grade", "known")
+PUBLISHED_HEADS = ("group", "metric", "grade", "settings")
 
 
 def groups(rows: Iterable[Row], key: Callable[[Row], tuple[str, ...]]) -> dict[tuple[str, ...], list[Row]]:
@@ -33,6 +33,11 @@ def _cells(rows: list[Row]) -> list[str]:
     ]  # fmt: skip
 
 
+def settings_text(complete: bool) -> str:
+    """Whether all settings of a published run are known, as tables say it."""
+    return "all known" if complete else "some unknown"
+
+
 def lines(accuracy: Accuracy) -> tuple[list[list[str]], list[list[str]]]:
     """The cells of the two tables: the ledger, the published runs."""
     ledger = groups(accuracy.rows, lambda row: (row.group, row.by, row.metric))
@@ -43,7 +48,7 @@ def lines(accuracy: Accuracy) -> tuple[list[list[str]], list[list[str]]]:
             f"{row.group}, {row.by}" if several else row.group,
             row.metric,
             row.grade,
-            "all" if row.complete else "in part",
+            settings_text(row.complete),
         ),
     )
     by_table = ledger, published
@@ -99,7 +104,7 @@ def accuracy(accuracy: Accuracy) -> RenderableType:
         )
     ]
     if ledger:
-        parts.append(ErrorTable(("card", "by", "metric"), ledger))
+        parts.append(ErrorTable(("GPU", "by", "metric"), ledger))
     if verdicts(accuracy):
         parts.append(Text(verdicts(accuracy)))
     if accuracy.left_out:
@@ -157,7 +162,7 @@ def markdown(accuracy: Accuracy, part: str = "") -> str:
     tables = []
     if part in ("", "ledger"):
         tables.append(
-            _markdown(("card", "by", "metric"), ledger) if ledger else "No run of our own is in the ledger yet.\n"
+            _markdown(("GPU", "by", "metric"), ledger) if ledger else "No run of our own is in the ledger yet.\n"
         )
     if part in ("", "published") and published:
         tables.append(_markdown(PUBLISHED_HEADS, published))

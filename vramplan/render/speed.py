@@ -6,10 +6,11 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from vramplan.measurements.speed import Order, SpeedRow, Speeds, speed_summary
+from vramplan.render.accuracy import settings_text
 from vramplan.render.terminal import Answer, Screen, simple_table
 from vramplan.units import counted
 
-HEADS = ("group", "known", "runs", "median", "P95", "signed", "pairs", "in order")
+HEADS = ("group", "settings", "runs", "median", "P95", "signed", "pairs", "in order")
 """Median and P95 of the absolute errors, median of the errors with their sign; pairs of plans, and the share whose
 faster plan is named."""
 ALL = "all groups"
@@ -38,7 +39,7 @@ def _line(group: str, complete: bool, rows: list[SpeedRow], order: Order | None)
     errors = speed_summary(rows)
     return [
         group,
-        "all" if complete else "in part",
+        settings_text(complete),
         str(errors.count),
         f"{errors.median:.1%}",
         f"{errors.p95:.1%}",
@@ -56,7 +57,7 @@ def speeds(speeds: Speeds) -> Answer:
         if screen.narrow:
             for group, known, *figures in lines(speeds):
                 named = [f"{name} {figure}" for name, figure in zip(HEADS[2:], figures, strict=True) if figure]
-                parts += [screen.text(f"{group}, settings known: {known}"), Text(f"    {', '.join(named)}", "dim")]
+                parts += [screen.text(f"{group}, settings: {known}"), Text(f"    {', '.join(named)}", "dim")]
         else:
             table = simple_table(*HEADS[:2], *((name, "right") for name in HEADS[2:]))
             for group, *cells in lines(speeds):
