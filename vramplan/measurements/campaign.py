@@ -84,16 +84,18 @@ def slots(
         ConfigError: if there is no GPU, or none that can be used: all are smaller than `as_gpu`.
     """
     if device != "cuda":
-        one = probe.probe_device(as_gpu, device=device, timeout=timeout)  # type: ignore[arg-type]
+        tried = probe.probe_device(as_gpu, device=device, timeout=timeout)  # type: ignore[arg-type]
         count = os.cpu_count() or 1
-        return ([Slot(f"{device} {n}", one) for n in range(count)] if device == "emulated" else [Slot("host", one)]), []
+        if device == "emulated":
+            return [Slot(f"emulated {number}", tried) for number in range(count)], []
+        return [Slot("host", tried)], []
     names = nvml.visible_gpus()
     usable: list[Slot] = []
     errors: list[ConfigError] = []
     for number in range(len(names) or 1):
         try:
-            one = probe.probe_device(as_gpu, number=number, timeout=timeout)
-            usable.append(Slot(f"GPU {number}", replace(one, gpus=tuple(names[number : number + 1]))))
+            tried = probe.probe_device(as_gpu, number=number, timeout=timeout)
+            usable.append(Slot(f"GPU {number}", replace(tried, gpus=tuple(names[number : number + 1]))))
         except ConfigError as error:
             errors.append(error)
     if not usable:

@@ -36,7 +36,7 @@ def assumptions(job: Job, gpu: Gpu, step: SimulatedStep) -> tuple[str, ...]:
         *filter(None, (describe_links(job, gpu),)),
         f"{gpu.title}: {gpu.cuda_total_bytes >> 20} MiB visible to CUDA ({gpu.cuda_total_source})",
         margin_of(job, gpu).source,
-        f"{source}; {'NCCL is a prior' if is_measured(gpu) else 'CUDA context and NCCL are priors'}",
+        f"{source}; {'NCCL is' if is_measured(gpu) else 'CUDA context and NCCL are'} not measured on this GPU",
     )
 
 

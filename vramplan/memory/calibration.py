@@ -149,9 +149,10 @@ def left_out_coverage(published: Published, group: str, confidence: float, outsi
     shares = []
     for name, runs in published[group].items():
         others = {
-            key: {other: values for other, values in found.items() if other != name} for key, found in published.items()
+            key: {other: values for other, values in sources.items() if other != name}
+            for key, sources in published.items()
         }
-        share = _share({key: found for key, found in others.items() if found}, group, confidence, outside_bytes)
+        share = _share({key: sources for key, sources in others.items() if sources}, group, confidence, outside_bytes)
         shares.append(sum(excess <= share for excess in _excess(runs, outside_bytes)) / len(runs))
     return sum(shares) / len(shares)
 
@@ -159,13 +160,13 @@ def left_out_coverage(published: Published, group: str, confidence: float, outsi
 def _share(published: Published, group: str, confidence: float, outside_bytes: int) -> float:
     """The share of a group: no less than that of one GPU; wider than of all groups together if it has no runs."""
     pooled: dict[str, list[Sequence[float]]] = {}
-    for found in published.values():
-        for name, runs in found.items():
+    for sources in published.values():
+        for name, runs in sources.items():
             pooled.setdefault(name, []).extend(runs)
     shares = [
-        grouped_quantile([_excess(runs, outside_bytes) for runs in found.values()], confidence)
-        for found in (published.get(group, pooled), published.get("one", {}))
-        if found
+        grouped_quantile([_excess(runs, outside_bytes) for runs in sources.values()], confidence)
+        for sources in (published.get(group, pooled), published.get("one", {}))
+        if sources
     ]
     return max(0.0, *shares) * (1.0 if group in published else WIDENING)
 
@@ -212,13 +213,13 @@ def context(gpu: Gpu) -> tuple[int, str] | None:
         return measured["bytes"], f"measured in {measured['runs']} runs, driver {measured['driver']}"
     if gpu.vendor != "NVIDIA" or gpu.multiprocessors is None:
         return None
-    found = facts()["context"]
+    values = facts()["context"]
     threads = gpu.multiprocessors * gpu.threads_per_multiprocessor
     source = (
-        f"a prior: {found['bytes'] / MiB:.0f} MiB and {found['bytes_per_thread']:,.0f} B for each of {threads:,}"
-        f" threads, by {found['messages']} published messages"
+        f"not measured on this GPU: {values['bytes'] / MiB:.0f} MiB and {values['bytes_per_thread']:,.0f} B for each of"
+        f" {threads:,} threads, by {values['messages']} published messages"
     )
-    return int(found["bytes"] + found["bytes_per_thread"] * threads), source
+    return int(values["bytes"] + values["bytes_per_thread"] * threads), source
 
 
 def is_measured(gpu: Gpu) -> bool:

@@ -12,7 +12,7 @@ from vramplan.memory.timeline import Storage
 from vramplan.units import MiB
 
 CUDA_CONTEXT_BYTES = 460 * MiB
-"""A prior for context and loaded kernels on a GPU whose threads are not known: 300 to 426 MiB are reported for single
+"""For the context and loaded kernels on a GPU whose threads are not known: 300 to 426 MiB are reported for single
 GPUs (pytorch#107667, #109888, unsloth-zoo#1053), more as kernels load lazily."""
 
 NCCL_NVLINK_BYTES = {2: 544 * MiB}
@@ -60,7 +60,7 @@ def ddp_buckets(gradients: Sequence[int]) -> list[Storage]:
 
 
 def nccl_bytes(job: Job, gpu: Gpu) -> int:
-    """Bytes of a communicator's buffers, which PyTorch does not allocate: a prior by what connects the GPUs."""
+    """Bytes of a communicator's buffers, which PyTorch does not allocate: a constant by what connects the GPUs."""
     if job.data_parallel == 1:
         return 0
     if gpu.vendor == "AMD":
@@ -71,16 +71,16 @@ def nccl_bytes(job: Job, gpu: Gpu) -> int:
 
 
 def context_bytes(gpu: Gpu) -> int:
-    """Bytes of CUDA's context and kernels: as measured on this GPU, else a prior."""
+    """Bytes of CUDA's context and kernels: as measured on this GPU, else by published figures."""
     return (context(gpu) or (CUDA_CONTEXT_BYTES, ""))[0]
 
 
 def outside_terms(job: Job, gpu: Gpu) -> list[Term]:
-    """Memory outside of PyTorch's allocator: as measured on this GPU, else a prior."""
-    size, source = context(gpu) or (CUDA_CONTEXT_BYTES, "a prior")
+    """Memory outside of PyTorch's allocator: as measured on this GPU, else by published figures."""
+    size, source = context(gpu) or (CUDA_CONTEXT_BYTES, "not measured on this GPU")
     terms = [Term("context", "CUDA context and kernels", size, formula=source, source="see calibration.py")]
     if nccl := nccl_bytes(job, gpu):
-        terms.append(Term("context", "NCCL buffers", nccl, formula="a prior", source="see overheads.py"))
+        terms.append(Term("context", "NCCL buffers", nccl, formula="not measured", source="see overheads.py"))
     return terms
 
 
