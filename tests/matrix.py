@@ -110,12 +110,9 @@ def save(rows: dict[str, list[Any]]) -> None:
 
 @cache
 def errors(name: str) -> dict[str, float]:
-    """Analytic over traced, less one, of everything but the numbers of parameters; 0 if the row has no figure.
-
-    Rows that were traced before the buffers of kernels were, and not since, have live tensors and FLOPs alone.
-    """
+    """Analytic over traced, less one, of everything but the numbers of parameters."""
     pairs = zip(COLUMNS[1:8], analytic(name)[1:8], rows_by_name()[name][1:8], strict=True)
-    return {column: value / reference - 1 if reference else 0.0 for column, value, reference in pairs}
+    return {column: value / reference - 1 for column, value, reference in pairs}
 
 
 @cache
@@ -137,13 +134,9 @@ def table(label: str, groups: dict[str, list[str]]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for group, names in groups.items():
-        cells = [group, f"{sum(rows_by_name()[name][2] is not None for name in names):,}"]
+        cells = [group, f"{len(names):,}"]
         for column in ("allocated", "reserved"):
-            known = [name for name in names if rows_by_name()[name][COLUMNS.index(column)] is not None]
-            ordered = sorted((errors(name)[column] for name in known), key=abs)
-            if not ordered:
-                cells += ["", "", ""]
-                continue
+            ordered = sorted((errors(name)[column] for name in names), key=abs)
             p95 = abs(ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))])
             cells += [percent(median(ordered)), percent(p95, signed=False), percent(ordered[-1])]
         lines.append("| " + " | ".join(cells) + " |")
