@@ -11,6 +11,7 @@ import vramplan
 from vramplan.errors import VramplanError
 from vramplan.memory.allocator import UNLIMITED, AllocatorSettings
 from vramplan.memory.replay import Replay, replay_in_python
+from vramplan.memory.timeline import NO_STREAM
 from vramplan.units import KiB, MiB
 
 EDGES = (
@@ -69,6 +70,8 @@ def random_events(choose: random.Random, longest: int = 1500) -> Events:
             again = live.pop()
             events.extend((~again, again, ~again))
     streams = [choose.choice((0, 0, 0, 1, 7)) for _ in sizes] if choose.random() < 0.5 else None
+    if streams and choose.random() < 0.3:  # kinds whose allocation empties the cache
+        streams[choose.randrange(len(sizes))] = NO_STREAM
     return Events(events, kinds, sizes, streams)
 
 
@@ -108,7 +111,7 @@ def malformed_events(choose: random.Random) -> Events:
     if sizes and choose.random() < 0.1:
         sizes[0] = choose.choice(HUGE[:-1])
     streams = [
-        choose.choice((0, 5, 1023)) if choose.random() < 0.99 else choose.choice((-1, 1024))
+        choose.choice((0, 5, 1023, NO_STREAM)) if choose.random() < 0.99 else choose.choice((-2, 1024))
         for _ in range(num_kinds + (choose.random() < 0.05))
     ]
     return Events(events, array("i", kinds), array("q", sizes), streams if choose.random() < 0.5 else None)

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 import vramplan
 from vramplan.memory.allocator import UNLIMITED, AllocatorSettings, Block, CachingAllocator, OutOfMemory
+from vramplan.memory.recorder import Recorder
 from vramplan.memory.replay import replay
+from vramplan.memory.timeline import Storage
 from vramplan.units import MiB
 
 SIZES = st.one_of(
@@ -213,3 +215,22 @@ def test_what_one_stream_freed_does_not_serve_another() -> None:
     sizes, events = [60 * MiB, 60 * MiB], [0, ~0, 1]
     assert replay(events, None, sizes).peak_reserved_bytes == 60 * MiB
     assert replay(events, None, sizes, streams=[0, 1]).peak_reserved_bytes == 120 * MiB
+
+
+def test_emptying_the_cache_gives_back_what_is_free() -> None:
+    record = Recorder()
+    kept, freed = (record.allocate(Storage(size * MiB, "temporary", "tensor")) for size in (30, 60))
+    record.free(freed)
+    record.empty_cache()
+    record.allocate(Storage(40 * MiB, "temporary", "tensor"))
+    timeline = record.timeline()
+    arguments = timeline.events, timeline.kind_of, timeline.kinds.sizes
+    for options in (AllocatorSettings(), AllocatorSettings(expandable_segments=True)):
+        run = replay(*arguments, settings=options, record=True, streams=timeline.kinds.streams)
+        assert run.peak_reserved_bytes == (100 if options.expandable_segments else 90) * MiB
+        assert replace(run, history=()) == replay(*arguments, settings=options, streams=timeline.kinds.streams)
+        released = "segment_unmap" if options.expandable_segments else "segment_free"
+        names = [action.name for action in run.history if action.name in ("alloc", "free", "empty_cache", released)]
+        assert names == ["alloc", "alloc", "free", released, "empty_cache", "empty_cache", "alloc"]
+    assert record.live_bytes() == timeline.live_bytes()[-1] == (30 + 40) * MiB
+    assert kept == 0

@@ -182,6 +182,21 @@ def test_values_are_computed_although_torch_was_looked_for_before(tmp_path: Path
     assert ran.stdout.split() == ["torch", "started"]
 
 
+def test_values_are_known_of_small_tensors_only() -> None:
+    """A view of a larger one has none: DeepSpeed took what its memory held before for gradients that overflow."""
+    torch = pytest.importorskip("torch", reason="values are those of tensors")
+    from vramplan.emulated_gpu.startup import vramplan_values as values
+
+    assert values._is_small(torch.zeros(1024))
+    assert not values._is_small(torch.zeros(1025))
+    assert not values._is_small(torch.zeros(1025)[:4])
+    assert not values._is_small(torch.zeros(4).expand(1000, 4))
+    assert values._is_small(torch.zeros(1025, dtype=torch.int64)[:4])
+    for function in (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default):
+        assert values._Operation(function).is_unwritten
+    assert not values._Operation(torch.ops.aten.zeros.default).is_unwritten
+
+
 def test_a_command_reports_its_exit_code_and_peaks(installed: Path) -> None:
     build.install()
     finished = run.run([str(installed.parent / "program"), "memory"], find_gpu("t4"), 2, 100 * MiB)

@@ -16,10 +16,18 @@ from tests.helpers import cli
 from vramplan.memory.estimate import Estimate
 from vramplan.render import memory_snapshot, plot
 
+EMPTIED = {"strategy": "zero2", "num_gpus": 2, "method": "full"}
+"""DeepSpeed empties the cache."""
 
-@pytest.fixture(scope="module", params=[False, True], ids=["segments", "expandable"])
+
+@pytest.fixture(
+    scope="module",
+    params=[(False, {}), (True, {}), (False, EMPTIED), (True, EMPTIED)],
+    ids=["segments", "expandable", "emptied", "emptied-expandable"],
+)
 def one(request: pytest.FixtureRequest) -> Estimate:
-    return vramplan.estimate("qwen2.5-0.5b", "rtx4090", micro_batch_size=2, expandable_segments=request.param)
+    expands, settings = request.param
+    return vramplan.estimate("qwen2.5-0.5b", "rtx4090", micro_batch_size=2, expandable_segments=expands, **settings)
 
 
 def written(one: Estimate, folder: Path) -> Any:

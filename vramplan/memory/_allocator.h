@@ -24,6 +24,7 @@
 
 #define MAX_SIZE ((int64_t)1 << 60) /* bytes of a storage: UNLIMITED and it, however rounded, are below 2^63 */
 #define MAX_STREAMS 1024            /* each has two pools, used or not */
+#define NO_STREAM (-1)              /* a storage of this stream has no memory: its allocation empties the cache */
 #define MAX_DIVISIONS (MAX_SIZE / MIN_BLOCK) /* from here on, roundup_power2_divisions has no effect */
 
 /* Why a request is not served. */

@@ -166,12 +166,14 @@ static Py_ssize_t serve(Allocator *a, Ints events, Ints kinds, const int64_t *re
             a->problem = UNKNOWN_STORAGE;
             return i;
         }
-        if (events.items[i] >= 0) {
+        int32_t kind = kinds.items[number];
+        if (streams.count && streams.items[kind] == NO_STREAM) {
+            if (events.items[i] >= 0 && !empty_cache(a)) return i;
+        } else if (events.items[i] >= 0) {
             if (blocks[number]) {
                 a->problem = TWICE;
                 return i;
             }
-            int32_t kind = kinds.items[number];
             Pool *pool = &a->pools[2 * (streams.count ? streams.items[kind] : 0) + (requests[kind] > SMALL_SIZE)];
             blocks[number] = allocate(a, pool, requests[kind]);
             if (!blocks[number]) return i;
@@ -191,9 +193,9 @@ static Py_ssize_t serve(Allocator *a, Ints events, Ints kinds, const int64_t *re
 PyDoc_STRVAR(replay_doc,
              "replay(events, kinds, sizes, streams, capacity, expandable_segments, max_split_size,\n"
              "       max_non_split_rounding, roundup_power2_divisions, levels)\n--\n\n"
-             "events, kinds, streams: ints; sizes: longs. streams: of each kind, or b'' if all are 0. Returns (longs:\n"
-             "bytes in use after each event that was served, b'' unless levels; peak allocated bytes, peak reserved\n"
-             "bytes, retries, whether it ran out of memory, refused bytes).");
+             "events, kinds, streams: ints; sizes: longs. streams: of each kind, or b'' if all are 0; to allocate on\n"
+             "stream -1 is to empty the cache. Returns (longs: bytes in use after each event that was served, b'' unless\n"
+             "levels; peak allocated bytes, peak reserved bytes, retries, whether it ran out of memory, refused bytes).");
 
 static PyObject *replay(PyObject *self, PyObject *args) {
     Ints events, kinds, streams;
@@ -210,11 +212,12 @@ static PyObject *replay(PyObject *self, PyObject *args) {
     if (!check_kinds(kinds, sizes)) return NULL;
     uint32_t num_streams = 1;
     for (Py_ssize_t i = 0; i < streams.count; i++) {
-        if (streams.count != sizes.count || streams.items[i] < 0 || streams.items[i] >= MAX_STREAMS) {
-            PyErr_SetString(PyExc_ValueError, "expected the stream of each kind, between 0 and 1023");
+        int32_t stream = streams.items[i];
+        if (streams.count != sizes.count || stream < NO_STREAM || stream >= MAX_STREAMS) {
+            PyErr_SetString(PyExc_ValueError, "expected the stream of each kind, between -1 and 1023");
             return NULL;
         }
-        if ((uint32_t)streams.items[i] >= num_streams) num_streams = (uint32_t)streams.items[i] + 1;
+        if (stream != NO_STREAM && (uint32_t)stream >= num_streams) num_streams = (uint32_t)stream + 1;
     }
     a.expandable = expandable;
     a.capacity = clamped(a.capacity, -UNLIMITED, UNLIMITED);

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from vramplan.memory import passes
-from vramplan.memory.timeline import Kinds, Mark, Storage, Timeline
+from vramplan.memory.timeline import EMPTY_CACHE, Kinds, Mark, Storage, Timeline
 
 
 class Recorder:
@@ -78,6 +78,10 @@ class Recorder:
     def free_all(self, numbers: Iterable[int]) -> None:
         """Free several, in order."""
         self.events.extend([~number for number in numbers])
+
+    def empty_cache(self) -> None:
+        """``torch.cuda.empty_cache``."""
+        self.free(self.allocate(EMPTY_CACHE))
 
     def live_bytes(self) -> int:
         """Bytes allocated now, as requested."""

@@ -10,6 +10,7 @@ from vramplan.dataclass import dataclass
 from vramplan.memory import passes
 from vramplan.memory.allocator import UNLIMITED, Action, AllocatorSettings, Block, CachingAllocator, OutOfMemory
 from vramplan.memory.passes_python import check_kinds
+from vramplan.memory.timeline import NO_STREAM
 
 MAX_STREAMS = 1024
 """As many as an address of 64 bits has room for, with expandable segments of each."""
@@ -52,7 +53,8 @@ def replay(
         capacity: bytes that the device lets the allocator reserve; at most `UNLIMITED`.
         settings: PYTORCH_ALLOC_CONF; None for PyTorch's defaults.
         record: whether to keep the history, which takes the time of plain Python.
-        streams: stream of each kind; None if there is one stream.
+        streams: stream of each kind; None if there is one stream. The cache is emptied where a kind on
+            :data:`~vramplan.memory.timeline.NO_STREAM` is allocated.
         levels: whether to keep the bytes in use after each event.
 
     Raises:
@@ -66,8 +68,8 @@ def replay(
     streams = None if streams is None else passes.ints(streams)
     if streams is not None and len(streams) != len(sizes):
         raise ValueError("expected the stream of each kind")
-    if streams and not 0 <= min(streams) <= max(streams) < MAX_STREAMS:
-        raise ValueError(f"a stream is not between 0 and {MAX_STREAMS - 1}")
+    if streams and not NO_STREAM <= min(streams) <= max(streams) < MAX_STREAMS:
+        raise ValueError(f"a stream is not between {NO_STREAM} and {MAX_STREAMS - 1}")
     capacity, settings = min(capacity, UNLIMITED), settings or AllocatorSettings()
     if record or passes.compiled is None:
         return replay_in_python(events, kinds, sizes, capacity, settings, record, streams, levels)
@@ -112,7 +114,12 @@ def replay_in_python(
             if number >= len(kinds):
                 raise ValueError(f"event {index} names a storage that is not listed")
             block = blocks[number]
-            if event >= 0:
+            if streams and streams[kinds[number]] == NO_STREAM:
+                if event >= 0:
+                    allocator.empty_cache()
+                if history is not None:
+                    history.append(Action("empty_cache", 0, 0))
+            elif event >= 0:
                 if block is not None:
                     raise ValueError(f"event {index} allocates a storage that is allocated")
                 kind = kinds[number]

@@ -34,6 +34,10 @@ BLOCK_BYTES = 512
 """Allocations are rounded up to this (c10/cuda/CUDACachingAllocator.cpp: kMinBlockSize, torch 2.13)."""
 
 
+NO_STREAM = -1
+"""The stream of :data:`EMPTY_CACHE`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Storage:
     """One allocation with its label. Layers share one object, so `label` names the layer as ``*``."""
@@ -55,6 +59,10 @@ class Storage:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounded_bytes", round_up(self.num_bytes, BLOCK_BYTES))
+
+
+EMPTY_CACHE = Storage(0, "reserved_unused", "torch.cuda.empty_cache", stream=NO_STREAM)
+"""No storage: where it is allocated, PyTorch's allocator gives back all segments that are free."""
 
 
 @passes.bounded

@@ -74,6 +74,8 @@ def snapshot(timeline: Timeline, replayed: Replay, settings: AllocatorSettings |
             entry["frames"] = live.pop(address)["frames"]
             trace += [{"action": "free_requested", **entry}, {"action": "free_completed", **entry}]
             number += 1
+        elif action.name == "empty_cache":
+            number += 1
         elif action.name == "oom":
             entry["device_free"] = action.address
             del entry["addr"]
@@ -117,15 +119,32 @@ def _frames(storage: Storage, phase: str) -> list[Entry]:
 
 
 def _change(segments: dict[int, tuple[int, str]], name: str, address: int, size: int) -> None:
-    if name in ("segment_free", "segment_unmap"):  # the simulation gives only whole segments back
+    """Apply an action on a segment; pages that are mapped side by side are one, as PyTorch's snapshot has them."""
+    if name == "segment_free":
         del segments[address]
         return
+    if name == "segment_unmap":
+        first = max(at for at in segments if at <= address)
+        mapped, kind = segments.pop(first)
+        if first < address:
+            segments[first] = (address - first, kind)
+        if address + size < first + mapped:
+            segments[address + size] = (first + mapped - address - size, kind)
+        return
     if name == "segment_map":
-        for first, (mapped, kind) in segments.items():
+        following, kind = segments.pop(address + size, (0, _kind(size)))
+        size += following
+        for first, (mapped, kind_before) in segments.items():
             if first + mapped == address:
-                segments[first] = (mapped + size, kind)
+                segments[first] = (mapped + size, kind_before)
                 return
-    segments[address] = (size, "small" if size == SMALL_BUFFER else "large")
+        segments[address] = (size, kind)
+        return
+    segments[address] = (size, _kind(size))
+
+
+def _kind(size: int) -> str:
+    return "small" if size == SMALL_BUFFER else "large"
 
 
 def _with_blocks(segments: dict[int, tuple[int, str]], live: dict[int, Entry], expandable: bool) -> list[Entry]:

@@ -201,10 +201,12 @@ class ZeroStage12(ZeroStage):
         record = self.record
         self.cast()
         for group, part in enumerate(self.parts):
+            record.empty_cache()
             whole = flat(part * self.cards, self.dtype, "parameter", "flat weights that train")
             loaded = [number for key, one in self.trained.items() if one.group == group for number in self.loaded[key]]
             if whole.num_bytes > self.step.card.usable_bytes - record.live_bytes():  # by way of the host
                 record.free_all(loaded)
+                record.empty_cache()
                 record.allocate(whole)
             else:
                 record.allocate(whole)

@@ -33,6 +33,8 @@ DYNAMIC = (
 """Operations whose result's size depends on values."""
 ORDERED = ("aten::topk", "aten::sort", "aten::argsort")
 """Their indices are those of values that are in order already."""
+UNWRITTEN = ("aten::empty", "aten::new_empty")
+"""Tensors that a kernel would write later: zeros until then, not what their memory held before."""
 TRUE_OF_ZEROS = ("aten::eq", "aten::ge", "aten::le", "aten::isfinite")
 """Comparisons that are true if all values are zero."""
 
@@ -65,7 +67,10 @@ def _is_integer(tensor: torch.Tensor) -> bool:
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
-    return tensor.numel() * tensor.element_size() <= (INTEGER_BYTES if _is_integer(tensor) else FLOAT_BYTES)
+    """Whether its values are known: a view of a larger tensor has none, since larger operations did not write them."""
+    limit = INTEGER_BYTES if _is_integer(tensor) else FLOAT_BYTES
+    size = tensor.numel() * tensor.element_size()
+    return size <= limit and tensor.untyped_storage().nbytes() <= limit
 
 
 def _on_host(value: Any) -> Any:
@@ -113,6 +118,7 @@ class _Operation:
         second = schema.arguments[1].name if len(schema.arguments) > 1 else ""
         self.is_index = second == "indices" and schema.name.startswith(("aten::index", "aten::_index_put"))
         self.is_ordered = schema.name in ORDERED
+        self.is_unwritten = schema.name.startswith(UNWRITTEN)
         self.is_true_of_zeros = schema.name in TRUE_OF_ZEROS
 
 
@@ -149,7 +155,7 @@ class HostValues(TorchDispatchMode):
             tensors = list(_tensors((*args, *kwargs.values())))
         if operation.is_dynamic:
             return _moved(_host_values(function, args, kwargs))
-        if not all(_is_small(tensor) for tensor in tensors) or "generator" in kwargs:
+        if operation.is_unwritten or "generator" in kwargs or not all(_is_small(tensor) for tensor in tensors):
             return self._of_zeros(function, operation, args, kwargs)
         results = function(*args, **kwargs)
         if not all(_is_small(result) for result in _tensors([results])):
@@ -165,7 +171,7 @@ class HostValues(TorchDispatchMode):
         return results
 
     def _of_zeros(self, function: Any, operation: _Operation, args: Any, kwargs: Any) -> Any:
-        """Some input is large: small results are those of zeros."""
+        """The input has no values, or some of it is large: small results are those of zeros."""
         results = function(*args, **kwargs)
         if operation.writes:
             return results
