@@ -10,10 +10,11 @@ from vramplan.analytic.architectures.image_features import image_features
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import losses
-from vramplan.analytic.layers.attention_kernels import causal_mask
 from vramplan.analytic.layers.context import Context, CrossAttentionInput, LayerKind
 from vramplan.analytic.layers.labels import shifted_labels
 from vramplan.analytic.layers.liger_losses import in_place_cross_entropy
+from vramplan.analytic.layers.masks import MaskParts, attention_mask
+from vramplan.analytic.layers.rope import rotary_tables
 from vramplan.inputs.model_spec import Config
 
 
@@ -169,6 +170,8 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
     places = (1 if forward.past is None else batch, length)
     ctx.positions = forward.inputs["position_ids"] if packed else tape.empty(places, "int64", "position ids")
     slides = sorted({kind.sliding for kind in kinds})
+    for sliding in slides:
+        ctx.masks[sliding] = mask(forward, c, x, sliding, dtype)
     rotary = decoder.rotary(c)
     if rotary is not None:
         gpu = forward.placement.rotary
@@ -180,14 +183,10 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
                 ctx.cos[sliding], ctx.sin[sliding] = next(iter(ctx.cos.values())), next(iter(ctx.sin.values()))
                 continue
             with tape.on(gpu):
-                tables = [
-                    tape.empty((rows, length, 1, rotary.dim), "fp32" if rotary.fp32 else x.dtype, f"rotary {name}")
-                    for name in ("cos", "sin")
-                ]
+                tables = rotary_tables(tape, rows, length, rotary.dim, "fp32" if rotary.fp32 else x.dtype, rotary.pairs)
             ctx.cos[sliding], ctx.sin[sliding] = tables
+            del tables
         del taken
-    for sliding in slides:
-        ctx.masks[sliding] = mask(forward, c, x, sliding, dtype)
     return ctx
 
 
@@ -196,14 +195,20 @@ def mask(forward: ForwardPass, c: Config, x: Tensor, sliding: bool, dtype: str) 
     tape, job, decoder, (batch, length, _) = forward.tape, forward.job, decoder_of(forward), x.shape
     if job.attention == "flash":
         return None
+    window, packed, sees = (
+        decoder.window(c) if sliding else None,
+        job.batches == "packed",
+        sees_images_both_ways(forward),
+    )
+    parts = MaskParts(True, window is not None, sees, packed, forward.has_mask and forward.past is None)
     if job.attention == "eager":
-        return causal_mask(tape, batch, length, dtype)
-    window = decoder.window(c) if sliding else None
-    if job.batches != "unpadded" or (forward.has_images and forward.vision and forward.vision.tower.masks_text):
-        return causal_mask(tape, batch, length, "bool")
-    if window is not None and length >= window and job.loop == "trainer":
-        return causal_mask(tape, batch, length, "bool")  # the collator's mask of ones is in it
-    if decoder.always_masked or (window is not None and length >= window):
-        shared = tape.empty((1, 1, length, length), "bool", "causal mask")
-        return Tensor(tape, shared.storage, (batch, 1, length, length), "bool")
+        return attention_mask(tape, batch, length, dtype, parts)
+    long = window is not None and length >= window
+    if job.batches != "unpadded" or sees or long or decoder.always_masked:
+        return attention_mask(tape, batch, length, "bool", parts)
     return None
+
+
+def sees_images_both_ways(forward: ForwardPass) -> bool:
+    """Whether the tokens of an image in the text attend to each other, so that there is always a mask."""
+    return forward.has_images and forward.vision is not None and forward.vision.tower.masks_text

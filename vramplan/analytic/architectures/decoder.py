@@ -21,6 +21,8 @@ class Rotary(NamedTuple):
     per_kind: bool = False
     per_row: bool = False
     """Whether each sample has positions of its own, because of images in the text."""
+    pairs: bool = True
+    """Whether each frequency is there twice."""
 
 
 Layer = Callable[[Modules, Config, Tensor, Context, LayerKind], "Tensor | tuple[Tensor, ...]"]

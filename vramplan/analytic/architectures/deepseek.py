@@ -130,7 +130,7 @@ ARCHITECTURES = {
     "deepseek_v2": Architecture(  # rotation in complex numbers, a softmax over experts
         decoder=Decoder(
             latent(as_complex, v2_router, moe_linear_experts.in_order),
-            rotary=lambda c: Rotary(c.count("qk_rope_head_dim") // 2, fp32=True),
+            rotary=lambda c: Rotary(c.count("qk_rope_head_dim") // 2, fp32=True, pairs=False),
         ),
         stacks=one_stack(first_dense(0)),
         attention=("sdpa", "eager"),

@@ -9,8 +9,8 @@ from vramplan.analytic.architectures.vision_tower import VisionInput
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.layer_folding import STACK
-from vramplan.analytic.layers.attention_kernels import causal_mask
 from vramplan.analytic.layers.context import Context
+from vramplan.analytic.layers.masks import MaskParts, attention_mask
 from vramplan.analytic.layers.modules import Modules
 from vramplan.dataclass import dataclass
 from vramplan.inputs.job import Job
@@ -108,6 +108,11 @@ class ForwardPass:
         self.tape.enter(self.phase, None)
         return x
 
+    @property
+    def has_mask(self) -> bool:
+        """Whether the batch has a 2D attention mask, with padding or of ones only."""
+        return "attention_mask" in self.inputs
+
     def padding(self, x: Tensor, queries: int | None = None) -> Tensor | None:
         """``create_bidirectional_mask``: None if no sample is padded, else (B, 1, queries, keys).
 
@@ -117,7 +122,7 @@ class ForwardPass:
             return None
         self.tape.module = "inputs"
         dtype = x.dtype if self.job.attention == "eager" else "bool"
-        return causal_mask(self.tape, x.shape[0], x.shape[1], dtype, queries)
+        return attention_mask(self.tape, x.shape[0], x.shape[1], dtype, MaskParts(causal=False, padded=True), queries)
 
     def causal(self, x: Tensor, padded: bool = True) -> Tensor | None:
         """``create_causal_mask``: for SDPA only if samples are padded and the model passes the padding (`padded`)."""
@@ -125,4 +130,5 @@ class ForwardPass:
         if attention == "flash" or (attention == "sdpa" and not (padded and self.job.batches == "padded")):
             return None
         self.tape.module = "inputs"
-        return causal_mask(self.tape, x.shape[0], x.shape[1], x.dtype if attention == "eager" else "bool")
+        dtype, parts = x.dtype if attention == "eager" else "bool", MaskParts(padded=padded and self.has_mask)
+        return attention_mask(self.tape, x.shape[0], x.shape[1], dtype, parts)

@@ -128,7 +128,9 @@ def beside(scores: Tensor, sinks: Tensor) -> Tensor:
 
 ARCHITECTURES = {
     "gpt_oss": Architecture(
-        decoder=Decoder(gpt_oss, norm=olmo_norm, rotary=lambda c: Rotary(heads_of(c).dim // 2), window=window_or(128)),
+        decoder=Decoder(
+            gpt_oss, norm=olmo_norm, rotary=lambda c: Rotary(heads_of(c).dim // 2, pairs=False), window=window_or(128)
+        ),
         stacks=one_stack(lambda c: patterned(c, 2)),
         attention=("eager",),
         refuses=ROUTED,

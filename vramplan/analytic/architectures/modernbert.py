@@ -13,9 +13,10 @@ from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import losses
 from vramplan.analytic.layers.attention import attend
 from vramplan.analytic.layers.context import Context, LayerKind, heads_of
+from vramplan.analytic.layers.masks import MaskParts, attention_mask
 from vramplan.analytic.layers.mlp import activation
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.rope import rotate, rotate_half
+from vramplan.analytic.layers.rope import rotary_tables, rotate, rotate_half
 from vramplan.inputs.model_inputs import Input
 from vramplan.inputs.model_spec import Config
 
@@ -85,10 +86,9 @@ def context(forward: ForwardPass, c: Config, x: Tensor) -> Context:
     ctx.masks[True] = sliding_mask(forward, c, x)
     forward.tape.module = "rotary_emb"
     for sliding in (False, True):
-        shape = (1, x.shape[1], 1, heads_of(c).dim)
-        ctx.cos[sliding], ctx.sin[sliding] = (
-            forward.tape.empty(shape, x.dtype, f"rotary {name}") for name in ("cos", "sin")
-        )
+        tables = rotary_tables(forward.tape, 1, x.shape[1], heads_of(c).dim, x.dtype)
+        ctx.cos[sliding], ctx.sin[sliding] = tables
+        del tables
     return ctx
 
 
@@ -98,11 +98,11 @@ def sliding_mask(forward: ForwardPass, c: Config, x: Tensor) -> Tensor | None:
     if length < c.count("local_attention", 128) // 2 or attention == "flash":
         return forward.padding(x)
     tape.module = "inputs"
-    samples = batch if "attention_mask" in forward.inputs else 1
-    mask = tape.empty((samples, 1, length, length), "bool", "sliding mask")
-    if attention == "eager":
-        return tape.empty((batch, 1, length, length), x.dtype, "additive sliding mask")
-    return Tensor(tape, mask.storage, (batch, 1, length, length), "bool")
+    dtype, parts = (
+        x.dtype if attention == "eager" else "bool",
+        MaskParts(causal=False, window=True, padded=forward.has_mask),
+    )
+    return attention_mask(tape, batch, length, dtype, parts)
 
 
 def layer(net: Modules, c: Config, x: Tensor, ctx: Context, kind: Kind) -> Tensor:

@@ -29,19 +29,23 @@ def phi(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Te
     dropout = c.number("resid_pdrop", 0.0)
     residual = x
     x = net.layer_norm("input_layernorm", x)
-    q, k, v = (
-        net.linear(f"self_attn.{name}_proj", x, count * heads.dim, bias=True).view(batch, length, count, heads.dim)
-        for name, count in (("q", heads.query), ("k", heads.key), ("v", heads.key))
-    )
+
+    def projected(name: str, count: int) -> Tensor:
+        out = net.linear(f"self_attn.{name}_proj", x, count * heads.dim, bias=True)
+        out = out.view(batch, length, count, heads.dim)
+        return out if name == "v" or ctx.liger_rope else ops.heads_first(out)
+
+    q, k, v = projected("q", heads.query), projected("k", heads.key), projected("v", heads.key)
+    del projected
     q, k, *pieces = partial_rotary(q, k, ctx, kind, keeps=True)
     k, v = update_cache(k, v, ctx, kind)
     out, *weights = attend(q, k, v, ctx, kind, contiguous=True)
     out = net.linear("self_attn.dense", out, width, bias=True)
     del q, k, v, pieces
     out = ops.dropout(out, dropout)
-    x = plain_mlp(net, x, "mlp.fc1", "mlp.fc2", c.count("intermediate_size"), c.text("hidden_act", "gelu_new"))
-    x = ops.dropout(x, dropout)
-    return ops.add(ops.add(out, x), residual, "residual stream")
+    fed = plain_mlp(net, x, "mlp.fc1", "mlp.fc2", c.count("intermediate_size"), c.text("hidden_act", "gelu_new"))
+    fed = ops.dropout(fed, dropout)
+    return ops.add(ops.add(out, fed), residual, "residual stream")
 
 
 def phi3(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:

@@ -199,8 +199,12 @@ def efficient_attention(
         grads: Grads = [tape.empty(like.shape, like.dtype, "gradient through attention") for like in likes]
         if q_dtype == "fp32":
             product = tape.empty((batch, longest, heads, wide), "fp32", "gradient times output", WORKSPACE)
-            del product
-        row_sums = tape.empty((batch, heads, longest), "fp32", "efficient backward row sums", WORKSPACE)
+            sums = tape.empty((batch, longest, heads), "fp32", "efficient backward row sums", WORKSPACE)
+            row_sums = tape.empty((batch, heads, longest), "fp32", "efficient backward row sums", WORKSPACE)
+            del sums
+            del product  # the temporaries of one expression
+        else:
+            row_sums = tape.empty((batch, heads, longest), "fp32", "efficient backward row sums", WORKSPACE)
         workspace = tape.buffer("efficient backward", (batch, heads, longest, keys, dim, wide), q_dtype)
         del row_sums
         flops = 2 * pairs * (3 * dim + 2 * wide)
@@ -213,11 +217,15 @@ def efficient_attention(
     bias = None if mask is None else aligned_bias(mask, q_dtype)
     tape.work(2 * pairs * (dim + wide), sum(x.num_bytes for x in (q, k, v)) + q.num_bytes, q_dtype, kind=kind)
     out = ops.output(node, tape, (*q.shape[:-1], wide), q_dtype, "attention output")
-    log_sum = tape.empty((batch, heads, round_up(length, 32)), "fp32", "attention log-sum-exp")
+    log_sum = None
+    if node is not None:  # should_compute_logsumexp
+        log_sum = tape.empty((batch, heads, round_up(length, 32)), "fp32", "attention log-sum-exp")
     if q_dtype != "fp32" and max(dim, wide) > 128:
         accumulator = tape.empty((batch, longest, heads, wide), "fp32", "efficient output in fp32", WORKSPACE)
         del accumulator
-    tape.save(node, out, log_sum, v, q, k, *([] if bias is None else [bias]))
+    if log_sum is not None:
+        tape.save(node, out, log_sum, v, q, k, *([] if bias is None else [bias]))
+        del log_sum  # std::get<0> of the kernel's results; the bias is a local of the calling function
     return out
 
 
@@ -234,18 +242,6 @@ def aligned_bias(mask: Tensor, dtype: str) -> Tensor:
         return bias
     padded = round_up(mask.shape[-1], 8)
     return mask.tape.empty((*mask.shape[:-1], padded), dtype, "padded additive attention bias")
-
-
-def causal_mask(tape: Tape, batch: int, length: int, dtype: str, queries: int | None = None) -> Tensor:
-    """Transformers' mask tensor (masking_utils.py): boolean for SDPA, additive in `dtype` for eager.
-
-    `queries`: their number, if it differs from that of keys.
-    """
-    shape, name = (batch, 1, queries or length, length), "mask" if queries else "causal mask"
-    boolean = tape.empty(shape, "bool", name)
-    if dtype == "bool":
-        return boolean
-    return tape.empty(shape, dtype, f"additive {name}")
 
 
 def math_attention(

@@ -7,8 +7,31 @@ from __future__ import annotations
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.layers import liger
 from vramplan.analytic.layers.context import Context, LayerKind
+
+
+def rotary_tables(tape: Tape, rows: int, length: int, width: int, dtype: str, pairs: bool = True) -> list[Tensor]:
+    """Cosines and sines, (rows, S, 1, width), as ``LlamaRotaryEmbedding`` makes them: in fp32, then in `dtype`.
+
+    `pairs`: each frequency is there twice.
+    """
+    shape = rows, length, 1, width
+    frequencies = tape.empty((*shape[:-1], width // 2), "fp32", "rotary angles") if pairs else None
+    angles = tape.empty(shape, "fp32", "rotary angles")
+    tables = []
+    for name in ("cos", "sin"):
+        table = tape.empty(shape, "fp32", f"rotary {name}")
+        tables.append(tape.empty(shape, "fp32", f"rotary {name}"))  # times attention_scaling, also if that is 1
+        del table
+    if dtype == "fp32":
+        return tables
+    cast = [tape.empty(shape, dtype, f"rotary {name}") for name in ("cos", "sin")]
+    del frequencies, angles
+    tables.reverse()  # emptied from its end: cosines first
+    tables.clear()
+    return cast
 
 
 def rotate_half(x: Tensor) -> Tensor:
@@ -60,15 +83,15 @@ def partial_rotary(
 ) -> tuple[Tensor, ...]:
     """Rotary embedding of the first part of each head; q and k are concatenated again, which makes them contiguous.
 
-    `keeps`: part of the attention's forward (phi, gptj), so its locals are held until that returns; they are returned
-    too. `one_by_one`: q is concatenated before k is rotated (phi3).
+    `keeps`: part of the attention's forward (phi), so its locals are held until that returns; they are returned too, to
+    be freed from the last to the first. `one_by_one`: q is concatenated before k is rotated (phi3).
     """
     cos, sin = ctx.cos[kind.sliding], ctx.sin[kind.sliding]
     if ctx.liger_rope:
         return tuple(liger.rotary(q, k, cos, sin, True, heads_first_grads(q, k, ctx, kind)))
     width, rest = cos.shape[-1], q.shape[-1] - cos.shape[-1]
-    q_rot, k_rot = ops.part(q, width), ops.part(k, width)
-    q_pass, k_pass = (None, None) if not rest else (ops.part(q, rest), ops.part(k, rest))
+    q_rot, q_pass = ops.part(q, width), ops.part(q, rest) if rest else None
+    k_rot, k_pass = ops.part(k, width), ops.part(k, rest) if rest else None
     if one_by_one:
         q_rotated = joined(rotate(q_rot, cos, sin), q_pass)
         return q_rotated, joined(rotate(k_rot, cos, sin), k_pass)
@@ -78,7 +101,7 @@ def partial_rotary(
     if not keeps:
         del q_rotated
         return q_joined, joined(k_rotated, k_pass)
-    return q_joined, joined(k_rotated, k_pass), q_rotated, k_rotated, q, k
+    return q_joined, joined(k_rotated, k_pass), k, k_rotated, q, q_rotated
 
 
 def joined(rotated: Tensor, rest: Tensor | None) -> Tensor:
