@@ -72,7 +72,7 @@ def test_zero(name: str) -> None:
 
 def fsdp_events(timeline: Timeline) -> list[int]:
     """What FSDP 2 allocates and frees in the second step, in order; the weights of a group in one."""
-    first, last = [mark.first_event for mark in timeline.marks if mark.phase == "optimizer"]
+    first, last = [mark.first_event for mark in timeline.marks if mark.phase == "optimizer"][:2]
     found: list[tuple[str, int]] = []
     for event in timeline.events[first:last]:
         storage = timeline.storage(event if event >= 0 else ~event)
@@ -101,6 +101,29 @@ def test_fsdp(name: str) -> None:
         assert peak == pytest.approx(case["peak_bytes"], rel=blocks), "short of it by blocks that hold a few bytes each"
     if "events" in case:
         assert fsdp_events(timeline) == case["events"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"loop": "plain", "gradient_accumulation_steps": 2}, {"lengths": (100, 300, 400, 512)}, {"trace": True}],
+    ids=["trainer", "plain", "lengths", "trace"],
+)
+def test_ddp_replaces_its_buckets_once(settings: dict[str, Any]) -> None:
+    """One for all gradients in the first backward, then those of 25 MiB (reducer.cpp: rebuild_buckets)."""
+    job = {"num_gpus": 2, "method": "full", "sequence_length": 512} | settings
+    by = "trace" if job.pop("trace", False) else "analytic"
+    if by == "trace":
+        pytest.importorskip("transformers")
+    timeline = vramplan.estimate("qwen2.5-0.5b", "a100-80gb", by=by, **job).timeline
+    assert timeline is not None
+    buckets = [storage.label.startswith("DDP gradient bucket") for storage in timeline.kinds]
+    firsts = [storage.label.endswith("of the first backward") for storage in timeline.kinds]
+    freed = [timeline.kind_of[~event] for event in timeline.events if event < 0]
+    assert sum(firsts[kind] for kind in freed) == sum(buckets[kind] for kind in freed) == 1
+    (first,) = {storage.num_bytes for storage in timeline.kinds if storage.label.endswith("of the first backward")}
+    end = [timeline.kinds[kind].num_bytes for kind in timeline.live_at(len(timeline.events) - 1) if buckets[kind]]
+    assert sum(end) == first
+    assert len(end) > 20
 
 
 def test_more_cards_need_less_each() -> None:

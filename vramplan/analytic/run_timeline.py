@@ -1,7 +1,4 @@
-"""The memory of a training run in order: loading, two optimizer steps, and, beside them, an evaluation.
-
-The second step is the one that counts: optimizer states exist by then while gradients are built again.
-"""
+"""The memory of a training run in order: loading, optimizer steps, and, beside them, an evaluation."""
 
 from __future__ import annotations
 
@@ -19,6 +16,9 @@ from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Kinds, Mark, Storage, Timeline, rounded_bytes
 from vramplan.step_time.communication import Communication, Sent
 
+STEPS = 3
+"""Optimizer states exist in the second step while gradients are built again, and DDP replaces its buckets; in the third
+one all begins as it ended, so what memory the allocator has no use for has settled."""
 LATER = Storage(0, "temporary", "a storage of the simulated step")
 """Stands for each storage of the simulated step, which is described when it is looked at: most never are."""
 
@@ -108,7 +108,7 @@ class SimulatedRun:
         return {card: self._layout(card) for card in self.step.setting.placement.gpus}
 
     def _layout(self, card: int) -> Layout:
-        """Loading and two optimizer steps, each of at most two micro-steps: without gradients, and on top of them."""
+        """Loading and optimizer steps, each of at most two micro-steps: without gradients, and on top of them."""
         record = Recorder()
         share = strategy_of(self.step, record, card)
         record.enter("loaded")
@@ -123,7 +123,7 @@ class SimulatedRun:
         kind_of = passes.shifted(self.step.unfolded.source, first)
         ends = [piece.first_event for piece in pieces[1:]] + [len(events)]
         offsets = []
-        for step in range(2):
+        for step in range(STEPS):
             offset = record.splice(kind_of)
             offsets.append(offset)
             share.sent = Sent()

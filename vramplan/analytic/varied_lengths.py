@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 
+from vramplan.analytic.run_timeline import STEPS
 from vramplan.analytic.unfolded_step import micro_steps
 from vramplan.inputs.job import Job
 from vramplan.inputs.sample_lengths import step_lengths
@@ -34,7 +35,7 @@ class Pieces:
         return self._kinds[first, end]
 
     def successors(self, piece: int) -> list[tuple[int, int]]:
-        """The storages that the first step left, each with the one that a second step, which begins there, left."""
+        """The storages that a step found, which begins there, each with the one that it, the last, left instead."""
         if piece not in self._successors:
             begins = self.pieces[piece][0][1]
             first, second = passes.live_at(self.events, begins - 1), passes.live_at(self.events, len(self.events) - 1)
@@ -47,18 +48,18 @@ class Pieces:
 def varied(timeline_at: Callable[[int], Timeline], job: Job, known: dict[int, Pieces]) -> Timeline:
     """Loading, optimizer steps of as many micro-batches as the job accumulates, and one that the longest ends.
 
-    `timeline_at` gives loading and two steps at a length; the second, with gradients and states there, stands for all
+    `timeline_at` gives loading and some steps at a length; the last, with gradients and states there, stands for all
     that follow it. `known` are the pieces of timelines by the id of their events, which are added to it.
     """
     steps, run, several = step_lengths(job), _Run(known), micro_steps(job)
     whole = several + 1  # pieces of a step
     run.append(timeline_at(job.sequence_length), 0)
     for step, lengths in enumerate(steps):
-        first = 1 + min(step, 1) * whole
+        first = 1 + min(step, STEPS - 1) * whole
         for micro, length in enumerate(lengths):
             run.append(timeline_at(length), first + min(micro, several - 1))
         run.append(timeline_at(lengths[-1]), first + several)
-        if step:
+        if step >= STEPS - 1:
             run.hand_on(timeline_at(lengths[-1]), first)
     return run.timeline()
 
@@ -87,7 +88,7 @@ class _Run:
             self.record.splice(passes.shifted(parts.kinds(first, end, storages), first_kind))
 
     def hand_on(self, timeline: Timeline, piece: int) -> None:
-        """Let the storages that a second step leaves, which begins with a piece, replace those the first left."""
+        """Let the storages that the last step leaves, which begins with a piece, replace those it found."""
         for old, new in self._pieces(timeline).successors(piece):
             if self.numbers[new] >= 0:
                 self.numbers[old], self.numbers[new] = self.numbers[new], -1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
@@ -39,10 +40,24 @@ def cublas_workspace(gpu: Gpu) -> Storage:
     return Storage(size, "temporary", "cuBLAS workspace", "one per thread: forward, backward", in_kernel=True)
 
 
+def ddp_first_buckets(gradients: Iterable[tuple[str, int]]) -> list[Storage]:
+    """The buckets of DistributedDataParallel's first backward: one for each dtype of all gradients.
+
+    Their order is known only after it (torch 2.13, nn/parallel/distributed.py: _ddp_init_helper). `gradients` are
+    (dtype, bytes) of each.
+    """
+    sizes: Counter[str] = Counter()
+    for dtype, num_bytes in gradients:
+        sizes[dtype] += num_bytes
+    label = "DDP gradient bucket of the first backward"
+    return [Storage(size, "communication", label, f"all gradients in {dtype}") for dtype, size in sizes.items()]
+
+
 def ddp_buckets(gradients: Sequence[int]) -> list[Storage]:
     """DistributedDataParallel's buckets: a second copy of every gradient (gradient_as_bucket_view is off).
 
-    `gradients` are their bytes in the order of the parameters.
+    `gradients` are their bytes in the order of the parameters. They replace the first ones before the forward that
+    follows (_rebuild_buckets).
     """
     buckets: list[Storage] = []
     filled = 0

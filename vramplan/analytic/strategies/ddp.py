@@ -13,7 +13,7 @@ from vramplan.analytic.strategies.device_map import warmup_bytes
 from vramplan.memory.kernel_buffers import norm_parts
 from vramplan.memory.optimizer_steps import Weight
 from vramplan.memory.optimizers import optimizer_of
-from vramplan.memory.overheads import ddp_buckets
+from vramplan.memory.overheads import ddp_buckets, ddp_first_buckets
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Storage
 from vramplan.step_time.communication import Phase, Sent
@@ -38,6 +38,9 @@ class Strategy:
         self.phase = ""
         self.sent = Sent()
         """What this GPU sends and receives."""
+        self.first_buckets: list[int] = []
+        """DDP's buckets, as long as they are those of the first backward."""
+        self.has_reduced = False
 
     @property
     def is_last(self) -> bool:
@@ -130,8 +133,15 @@ class Strategy:
     def prepare(self) -> None:
         """Wrap the model: DDP allocates its buckets."""
         if self.job.data_parallel > 1:
-            for bucket in ddp_buckets([weight.num_bytes for weight in self.step.trained]):
-                self.record.allocate(bucket)
+            for bucket in ddp_first_buckets((weight.dtype, weight.num_bytes) for weight in self.step.trained):
+                self.first_buckets.append(self.record.allocate(bucket))
+
+    def _rebuild_buckets(self) -> None:
+        """Replace DDP's first buckets; all are freed before (torch 2.13, reducer.cpp: initialize_buckets)."""
+        self.record.free_all(self.first_buckets)
+        self.first_buckets = []
+        for bucket in ddp_buckets([weight.num_bytes for weight in self.step.trained]):
+            self.record.allocate(bucket)
 
     def on_this_card(self, events: Sequence[int]) -> Sequence[int]:
         """The simulated step's events that happen on this GPU."""
@@ -140,6 +150,8 @@ class Strategy:
     def run_section(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         """Record one layer's part of a phase, whose storages are numbered from `offset`."""
         self.phase = piece.phase
+        if self.first_buckets and self.has_reduced and piece.phase.startswith("forward"):
+            self._rebuild_buckets()
         self.record.extend(events, offset)
 
     def backward_ends(self) -> None:
@@ -148,6 +160,7 @@ class Strategy:
         accelerate leaves that to the last micro-batch (1.15, accelerator.py: no_sync); a plain loop does not.
         """
         if self.job.data_parallel > 1 and (self.is_last or self.job.loop == "plain"):
+            self.has_reduced = True
             for bucket in ddp_buckets([weight.num_bytes for weight in self.step.trained]):
                 self.send("all_reduce", bucket.num_bytes, hidden=True)
 

@@ -16,7 +16,7 @@ from vramplan.inputs.model_inputs import describe
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import check_job
 from vramplan.memory.estimate import Estimate, SimulatedStep
-from vramplan.memory.overheads import ddp_buckets
+from vramplan.memory.overheads import ddp_buckets, ddp_first_buckets
 from vramplan.memory.summarize import summarize
 from vramplan.memory.timeline import Storage
 from vramplan.progress import Progress, silent
@@ -25,6 +25,7 @@ from vramplan.step_time.kernels import micro_step_seconds
 from vramplan.step_time.rates import rates_of
 from vramplan.step_time.step_time import ComputeTime
 from vramplan.torch_backend import dependencies
+from vramplan.torch_backend.dtypes import NAMES
 from vramplan.torch_backend.model import optimizers
 from vramplan.torch_backend.model.adapters import bare, own_parameters, part_of
 from vramplan.torch_backend.model.build import build, settle
@@ -137,9 +138,15 @@ class Run:
         self.stage = 0
         self.trained: list[torch.nn.Parameter] = []
         self.training_events = 0
+        self.first_buckets: list[int] = []
+        """DDP's buckets, as long as they are those of the first backward."""
+        self.has_reduced = False
 
     def _enter(self, phase: str) -> None:
         self.tracker.enter(phase)
+        if phase == "forward" and self.has_reduced:
+            self._rebuild_buckets()
+        self.has_reduced |= phase == "optimizer" or (phase == "backward" and self.job.loop == "plain")
         self.stage += 1
         self.progress(phase, min(0.95, 0.1 + 0.12 * self.stage))
 
@@ -186,8 +193,8 @@ class Run:
             steps = Steps(self.subject, job, self.recipe, tracker, self._enter)
         self.trained = steps.trained
         if job.num_gpus > 1:
-            for bucket in ddp_buckets([p.numel() * p.element_size() for p in steps.trained]):
-                self._allocate(bucket)
+            gradients = [(NAMES[p.dtype], p.numel() * p.element_size()) for p in steps.trained]
+            self.first_buckets = [self._allocate(bucket) for bucket in ddp_first_buckets(gradients)]
         with tracker:
             tracker.enter("forward")
             for _ in range(2):
@@ -197,11 +204,20 @@ class Run:
             self._enter("eval")
             steps.evaluate()
 
-    def _allocate(self, storage: Storage) -> None:
+    def _rebuild_buckets(self) -> None:
+        """Replace DDP's buckets after the first backward."""
+        if self.first_buckets:
+            for number in self.first_buckets:
+                self.tracker.free(number)
+            self.first_buckets = []
+            for bucket in ddp_buckets([p.numel() * p.element_size() for p in self.trained]):
+                self._allocate(bucket)
+
+    def _allocate(self, storage: Storage) -> int:
         """Record memory that no tensor of the run has: workspaces, DDP buckets."""
         record = Record(storage.num_bytes, storage.label, "", (storage.num_bytes,), "uint8")
         record.category, record.in_kernel = storage.category, storage.in_kernel
-        self.tracker.allocate(record)
+        return self.tracker.allocate(record)
 
     def _communication(self) -> Communication:
         """What DDP sends: each bucket of gradients, after the last micro-step."""
