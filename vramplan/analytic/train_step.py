@@ -126,7 +126,9 @@ def run_forward(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Te
     if job.loop == "trainer" and job.casts:
         outputs = results + net.features
         converted = [ops.to(one, "fp32", "outputs converted to fp32 (accelerate)") for one in outputs]
-        del results, outputs, converted
+        for held in (results, outputs, converted):
+            held.reverse()  # a list is emptied from its end, the outputs from their first
+        del held, results, outputs, converted
     net.features.clear()
     net.cache.clear()
     return loss

@@ -38,12 +38,19 @@ def bloom_embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
 
 def bloom(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, ...]:
     """Eager attention with ALiBi; q, k and v are cut out of the fused projection."""
-    width, dropout = x.shape[-1], c.number("hidden_dropout", 0.0)
-    attended, weights = bloom_attention(net, c, x, net.layer_norm("input_layernorm", x), ctx, dropout)
+    dropout = c.number("hidden_dropout", 0.0)
+    normed = net.layer_norm("input_layernorm", x)
+    attended, weights = bloom_attention(net, c, x, normed, ctx, dropout)
     normed = net.layer_norm("post_attention_layernorm", attended)
-    inner = bloom_gelu(net.linear("mlp.dense_h_to_4h", normed, 4 * width, bias=True))
-    out = net.linear("mlp.dense_4h_to_h", inner, width, bias=True)
-    return ops.add(attended, ops.dropout(out, dropout), "residual stream"), weights
+    return bloom_mlp(net, normed, attended, dropout), weights
+
+
+def bloom_mlp(net: Modules, x: Tensor, residual: Tensor, dropout: float) -> Tensor:
+    """BloomMLP."""
+    width = residual.shape[-1]
+    x = bloom_gelu(net.linear("mlp.dense_h_to_4h", x, 4 * width, bias=True))
+    out = net.linear("mlp.dense_4h_to_h", x, width, bias=True)
+    return ops.add(residual, ops.dropout(out, dropout), "residual stream")
 
 
 def bloom_attention(
@@ -53,11 +60,16 @@ def bloom_attention(
     batch, length, width = x.shape
     heads = c.count("n_head", c.get("num_attention_heads"))
     dim = width // heads
-    qkv = net.linear("self_attention.query_key_value", x, 3 * width, bias=True).view(batch, length, heads, 3 * dim)
+    qkv = net.linear("self_attention.query_key_value", x, 3 * width, bias=True)
+    qkv = qkv.view(batch, length, heads, 3 * dim)
     if ctx.cache is None:
-        q, k, v = (merged(ops.part(qkv, dim), False) for _ in range(3))
+        q, k, v = (
+            merged(ops.part(qkv, dim), False),
+            merged(ops.part(qkv, dim), False),
+            merged(ops.part(qkv, dim), False),
+        )
     else:
-        q, k, v = (ops.part(qkv, dim) for _ in range(3))
+        q, k, v = ops.part(qkv, dim), ops.part(qkv, dim), ops.part(qkv, dim)
         k, v = update_cache(k, v, ctx, LayerKind())
         q = merged(q, False)
     keys = k.shape[1]
@@ -68,9 +80,12 @@ def bloom_attention(
     weights = ops.to(kernels.softmax_fp32(biased), q.dtype, "attention probabilities")
     weights = ops.dropout(weights, c.number("attention_dropout", 0.0))
     out = ops.matmul(weights, v, flops, (batch, length, heads, dim), "attention output")
+    if batch > 1:
+        out = ops.heads_first(out)  # the gradient comes with positions first
     out = ops.copy(out).view(batch, length, width)
     projected = net.linear("self_attention.dense", out, width, bias=True)
-    return ops.add(residual, ops.dropout(projected, dropout), "residual stream"), weights
+    projected = ops.add(residual, ops.dropout(projected, dropout), "residual stream")
+    return projected, weights
 
 
 # -- Falcon ------------------------------------------------------------------------------------------------------------

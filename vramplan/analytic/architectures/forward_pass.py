@@ -84,11 +84,17 @@ class ForwardPass:
         return made
 
     def layers(
-        self, stack: int, x: Tensor, layers: Layer | Sequence[Layer], states: list[Tensor] | None = None
+        self,
+        stack: int,
+        x: Tensor,
+        layers: Layer | Sequence[Layer],
+        states: list[Tensor] | None = None,
+        others: list[Tensor] | None = None,
     ) -> Tensor:
         """The state after all layers of a stack; other outputs of a layer go to the next layer as well.
 
-        `layers`: one function if all layers are alike. `states` collects each layer's, if the model holds them.
+        `layers`: one function if all layers are alike. `states` collects each layer's, if the model holds them,
+        `others` the last layer's other outputs, if the model holds those to its end.
         """
         further: tuple[Tensor, ...] = ()
         for number in range(len(self.stacks[stack])):
@@ -104,6 +110,8 @@ class ForwardPass:
                 x = outputs
             if states is not None:
                 states.append(x)
+        if others is not None:
+            others.extend(further)
         del outputs, layer
         self.tape.enter(self.phase, None)
         return x

@@ -59,7 +59,8 @@ def stack(forward: ForwardPass, c: Config, number: int, ids: Tensor, encoded: Te
     def one(x: Tensor, *biases: Tensor) -> tuple[Tensor, ...]:
         return layer(forward, c, x, ctx, cross, encoded, biases)
 
-    x = forward.layers(number, ops.dropout(embedded, dropout), one)
+    biases: list[Tensor] = []
+    x = forward.layers(number, ops.dropout(embedded, dropout), one, others=biases)
     name = "encoder" if encoded is None else "decoder"
     return ops.dropout(norm(net, f"{name}.final_layer_norm", x), dropout)
 
@@ -95,7 +96,10 @@ def attention(
     """T5LayerSelfAttention, T5LayerCrossAttention: norm, attention, dropout, add; the bias; eager's probabilities."""
     normed = norm(forward.net, f"{name}.layer_norm", x)
     out, made, *weights = attend_with_bias(forward, c, normed, ctx, name, bias, encoded)
-    return ops.add(x, ops.dropout(out, c.number("dropout_rate", 0.1)), "residual stream"), made, *weights
+    total = ops.add(x, ops.dropout(out, c.number("dropout_rate", 0.1)), "residual stream")
+    if encoded is None:
+        out = total  # one variable in T5LayerSelfAttention, two in T5LayerCrossAttention
+    return total, made, *weights
 
 
 def attend_with_bias(
@@ -110,8 +114,10 @@ def attend_with_bias(
     v = net.linear(f"{module}.v", source, heads * dim).view(*source.shape[:2], heads, dim)
     net.tape.module = module
     if ctx.cache is not None:
-        k, v = ops.copy(k, "cached keys"), ops.copy(v, "cached values")
-        ctx.cache += [k, v]
+        cached = [ops.copy(k, "cached keys"), ops.copy(v, "cached values")]
+        ctx.cache += cached
+        k, v = cached
+        del cached
     added, shape = bias.known, (1, heads, x.shape[1], source.shape[1])
     if added is None and encoded is None:
         added = relative_bias(net, c, module, shape, bias.causal)
@@ -165,7 +171,7 @@ def relative_bias(net: Modules, c: Config, module: str, shape: tuple[int, ...], 
     buckets = bucketed(distances, one_way)
     tape.module = name
     weight = net.parameter(f"{name}.weight", c.count("relative_attention_num_buckets", 32), heads)
-    made = ops.embedding(buckets, weight, "bias by distance", sorts=True)
+    made = ops.embedding(buckets, weight, "bias by distance", sorts=True, permuted=True)
     del distances
     return made.view(*shape)
 

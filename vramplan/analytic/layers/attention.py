@@ -14,7 +14,7 @@ from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import attention_kernels as kernels
 from vramplan.analytic.layers.context import Context, LayerKind, heads_of
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.rope import rotary
+from vramplan.analytic.layers.rope import heads_first_grads, rotary
 from vramplan.inputs.model_spec import Config
 from vramplan.memory.fused_attention import WIDEST
 
@@ -199,17 +199,20 @@ def attention(
     """
     heads = heads_of(c)
     batch, length, width = x.shape
+    rotates = kind.rotary and not ctx.liger_rope
     q = net.linear("self_attn.q_proj", x, heads.query * heads.dim, bias).view(batch, length, heads.query, heads.dim)
+    if rotates:
+        q = ops.heads_first(q)
     if norm is not None:
         q = norm(net, "self_attn.q_norm", q)
-    elif kind.rotary and not ctx.liger_rope:
-        q = ops.heads_first(q)
     k = net.linear("self_attn.k_proj", x, heads.key * heads.dim, bias).view(batch, length, heads.key, heads.dim)
+    if rotates:
+        k = ops.heads_first(k)
     if norm is not None:
         k = norm(net, "self_attn.k_norm", k)
-    elif kind.rotary and not ctx.liger_rope:
-        k = ops.heads_first(k)
     v = net.linear("self_attn.v_proj", x, heads.key * heads.dim, bias).view(batch, length, heads.key, heads.dim)
+    if heads_first_grads(q, k, ctx, kind)[1]:
+        v = ops.heads_first(v)
     net.tape.module = "self_attn"
     q, k = rotary(q, k, ctx, kind)
     k, v = update_cache(k, v, ctx, kind)

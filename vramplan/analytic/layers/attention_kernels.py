@@ -95,7 +95,7 @@ def flash_attention(
     Its backward kernel allocates an fp32 accumulator of dq, fp32 row sums, and, with grouped heads, dk and dv of all
     query heads (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp: mha_bwd, torch 2.13).
     """
-    q, k, v = ops.low(q), ops.low(k), ops.low(v)
+    v, k, q = ops.low(v), ops.low(k), ops.low(q)  # autocast casts the last argument first
     tape = q.tape
     likes = [x.like for x in (q, k, v)]
     batch, length, heads, dim = q.shape
@@ -144,7 +144,7 @@ def cudnn_attention(
     Its backward allocates one block, an fp32 dq and row sums; key heads are not expanded. That is what cudnn-frontend
     asks for; what a plan of cuDNN needs beyond that is not known and taken as none.
     """
-    q, k, v = ops.low(q), ops.low(k), ops.low(v)
+    v, k, q = ops.low(v), ops.low(k), ops.low(q)  # autocast casts the last argument first
     tape, q_dtype = q.tape, q.dtype
     likes = [x.like for x in (q, k, v)]
     batch, length, heads, dim = q.shape
@@ -184,7 +184,7 @@ def efficient_attention(
     of the output, unless they are fp32. Backward allocates row sums and accumulators; in fp32 row sums are made of a
     product as large as the output (cuda/attention_backward.cu).
     """
-    q, k, v = ops.low(q), ops.low(k), ops.low(v)
+    v, k, q = ops.low(v), ops.low(k), ops.low(q)  # autocast casts the last argument first
     tape = q.tape
     likes = [x.like for x in (q, k, v)]
     batch, length, heads, dim = q.shape
@@ -197,14 +197,7 @@ def efficient_attention(
 
     def backward(grad: Tensor) -> Grads:
         grads: Grads = [tape.empty(like.shape, like.dtype, "gradient through attention") for like in likes]
-        if q_dtype == "fp32":
-            product = tape.empty((batch, longest, heads, wide), "fp32", "gradient times output", WORKSPACE)
-            sums = tape.empty((batch, longest, heads), "fp32", "efficient backward row sums", WORKSPACE)
-            row_sums = tape.empty((batch, heads, longest), "fp32", "efficient backward row sums", WORKSPACE)
-            del sums
-            del product  # the temporaries of one expression
-        else:
-            row_sums = tape.empty((batch, heads, longest), "fp32", "efficient backward row sums", WORKSPACE)
+        row_sums = efficient_row_sums(tape, (batch, longest, heads, wide), q_dtype)
         workspace = tape.buffer("efficient backward", (batch, heads, longest, keys, dim, wide), q_dtype)
         del row_sums
         flops = 2 * pairs * (3 * dim + 2 * wide)
@@ -227,6 +220,18 @@ def efficient_attention(
         tape.save(node, out, log_sum, v, q, k, *([] if bias is None else [bias]))
         del log_sum  # std::get<0> of the kernel's results; the bias is a local of the calling function
     return out
+
+
+def efficient_row_sums(tape: Tape, shape: tuple[int, ...], dtype: str) -> Tensor:
+    """The row sums of the memory-efficient kernel's backward; in fp32 of a product as large as the output."""
+    product = sums = None
+    if dtype == "fp32":
+        product = tape.empty(shape, "fp32", "gradient times output", WORKSPACE)
+        sums = tape.empty(shape[:-1], "fp32", "efficient backward row sums", WORKSPACE)
+    batch, length, heads, _ = shape
+    row_sums = tape.empty((batch, heads, length), "fp32", "efficient backward row sums", WORKSPACE)
+    del sums, product  # the temporaries of one expression
+    return row_sums
 
 
 def additive_bias(mask: Tensor, dtype: str) -> Tensor:
@@ -260,7 +265,7 @@ def math_attention(
     `broadcasts`: one key head without ``enable_gqa`` (falcon-7b), which the products expand. `contiguous`: q and k have
     heads before positions in memory, so that the products copy neither.
     """
-    q, k, v = ops.low(q), ops.low(k), ops.low(v)
+    v, k, q = ops.low(v), ops.low(k), ops.low(q)  # autocast casts the last argument first
     with q.tape.autocasting(None):  # autocast's SDPA wrapper disables autocast: its products stay in fp32
         return _math_attention(q, k, v, mask, dropout_probability, broadcasts, contiguous)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Grads, Like, Tensor
 from vramplan.analytic.layers.attention import merged
-from vramplan.analytic.layers.attention_kernels import WORKSPACE, softmax
+from vramplan.analytic.layers.attention_kernels import efficient_row_sums, softmax
 from vramplan.analytic.layers.context import Context
 from vramplan.errors import UnsupportedError
 from vramplan.step_time.kernels import ATTENTION, BACKWARD
@@ -81,7 +81,7 @@ def aligned(bias: Tensor) -> Tensor:
 
 def efficient(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """PyTorch's memory-efficient kernel with a bias, whose gradient (B, heads, Q, K) it makes if needed."""
-    q, k, v, bias = ops.low(q), ops.low(k), ops.low(v), ops.low(bias)
+    bias, v, k, q = ops.low(bias), ops.low(v), ops.low(k), ops.low(q)
     tape, dtype, (batch, queries, heads, dim) = q.tape, q.dtype, q.shape
     bias = for_all(aligned(bias), batch)
     keys, full = k.shape[1], Like((batch, heads, queries, bias.shape[-1]), dtype)
@@ -92,10 +92,7 @@ def efficient(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
     def backward(grad: Tensor) -> Grads:
         grads: Grads = [None if like is None else tape.empty(like.shape, dtype, "gradient") for like in likes]
-        if dtype == "fp32":
-            product = tape.empty((batch, queries, heads, dim), "fp32", "gradient times output", WORKSPACE)
-            del product
-        row_sums = tape.empty((batch, heads, queries), "fp32", "efficient backward row sums", WORKSPACE)
+        row_sums = efficient_row_sums(tape, (batch, queries, heads, dim), dtype)
         workspace = tape.buffer("efficient backward", (batch, heads, queries, keys, dim, dim), dtype)
         tape.work(5 * flops // 2, 2 * moved, dtype, 3, ATTENTION + BACKWARD)
         del row_sums, workspace
@@ -104,9 +101,12 @@ def efficient(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     node = tape.node((q, k, v, bias), backward)
     tape.work(flops, moved, dtype, kind=ATTENTION)
     out = ops.output(node, tape, q.shape, dtype, "attention output")
-    log_sum = tape.empty((batch, heads, ceil_div(queries, 32) * 32), "fp32", "attention log-sum-exp")
+    log_sum = []
+    if node is not None:  # should_compute_logsumexp
+        log_sum.append(tape.empty((batch, heads, ceil_div(queries, 32) * 32), "fp32", "attention log-sum-exp"))
     states = [tape.empty((), "int64", "attention random state") for _ in range(2)]
-    tape.save(node, *states, out, log_sum, v, q, k, bias)
+    tape.save(node, *states, out, *log_sum, v, q, k, bias)
+    del log_sum
     return out
 
 

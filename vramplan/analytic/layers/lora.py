@@ -25,15 +25,18 @@ class Adapter(NamedTuple):
 def dense(x: Tensor, out: Tensor, adapter: Adapter) -> Tensor:
     """``out + lora_B(lora_A(dropout(x))) * scaling`` in the adapter's dtype (tuners/lora/layer.py)."""
     dtype = out.dtype
-    # `x` and both casts are held until the function returns; `out` is not
-    peft_input = ops.to(x, adapter.input_dtype or adapter.down.dtype, "input cast to the adapter's dtype")
-    cast = ops.to(peft_input, adapter.down.dtype, "input cast to the adapter's dtype")
+    # `x` and both casts are held until the function returns, `out` is not; a recomputation that ends in here frees the
+    # cast before `out`
+    x = ops.to(x, adapter.input_dtype or adapter.down.dtype, "input cast to the adapter's dtype")
+    gathered = x if x.dtype != adapter.down.dtype else None
+    x = ops.to(x, adapter.down.dtype, "input cast to the adapter's dtype")
     if adapter.magnitude is not None:
-        total = ops.add(out, directed(cast, out, adapter, adapter.magnitude), "output with adapter")
+        total = ops.add(out, directed(x, out, adapter, adapter.magnitude), "output with adapter")
     else:
-        total = ops.add(out, low_rank(cast, adapter), "output with adapter")
+        total = ops.add(out, low_rank(x, adapter), "output with adapter")
     del out
     total = ops.to(total, dtype, "output with adapter")  # frees the sum, before the casts
+    del x, gathered
     return total
 
 
@@ -45,11 +48,11 @@ def quantized(x: Tensor, out: Tensor, adapter: Adapter) -> Tensor:
     if adapter.weight.quantize != "int8":
         out = ops.copy(out, "base output, cloned")
     dtype, casts = out.dtype, x.tape.autocast is None
-    cast = ops.to(x, adapter.down.dtype, "input cast to the adapter's dtype") if casts else x
+    x = ops.to(x, adapter.down.dtype, "input cast to the adapter's dtype") if casts else x
     if adapter.magnitude is not None:
-        total = ops.add(out, directed(cast, out, adapter, adapter.magnitude), "output with adapter")
+        total = ops.add(out, directed(x, out, adapter, adapter.magnitude), "output with adapter")
         return ops.to(total, dtype, "output with adapter") if casts else total
-    delta = low_rank(cast, adapter)
+    delta = low_rank(x, adapter)
     if casts:
         delta = ops.to(delta, dtype, "scaled lora_B output")
     return ops.add(out, delta, "output with adapter")

@@ -45,11 +45,13 @@ class CudaMeter:
     def loaded(self, module: torch.nn.Module, is_mapped: bool = False) -> None:
         """The model is on the GPU: free the memory cached during its construction, reset the peaks.
 
-        What transformers itself caches as it loads a model onto the GPU (`is_mapped`) is part of a real run.
+        What transformers itself caches as it loads a model onto the GPU (`is_mapped`) is part of a real run. Others are
+        made on the host and moved, so the workspace that cuBLAS got here, for DoRA's magnitudes, is freed, too.
         """
         gc.collect()
         if is_mapped:
             return
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
 

@@ -54,10 +54,10 @@ def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, what: str = "output", category: str = "", cached: bool = True
 ) -> Tensor:
     """``F.linear``: (..., I) by (O, I). Saves the input if the weight trains, the weight if the input needs grad."""
-    argument = x  # held until the function returns: the module's argument
-    x, weight = low(argument), low(weight) if cached else to(weight, argument.tape.autocast or weight.dtype)
-    bias = None if bias is None else low(bias)
-    tape = x.tape
+    argument, tape = x, x.tape  # held until the function returns: the module's argument
+    bias = None if bias is None else low(bias)  # autocast casts the last argument first (autocast_mode.h, by GCC)
+    weight = low(weight) if cached else to(weight, tape.autocast or weight.dtype)
+    x = low(argument)
     inputs = (x, weight) if bias is None else (x, weight, bias)
     likes = [tensor.like if tensor.node is not None else None for tensor in inputs]
     rows, (out_features, in_features) = prod(x.shape[:-1]), weight.shape
@@ -86,6 +86,7 @@ def linear(
         return grads
 
     node = tape.node(inputs, backward)
+    del inputs
     if weight.node is not None or tape.keeps_inputs:
         tape.save(node, x)
     if x.node is not None:
@@ -100,7 +101,7 @@ def joint_projection(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     The input is a transposed view: ``at::matmul`` folds it into rows, a copy that is saved, if the weight needs a
     gradient, and multiplies sample by sample otherwise (LinearAlgebra.cpp: should_fold).
     """
-    x, weight, bias = low(x), low(weight), low(bias)
+    bias, weight, x = low(bias), low(weight), low(x)
     tape, dtype = x.tape, x.dtype
     inputs = (x, weight, bias)
     likes = [tensor.like if tensor.node is not None else None for tensor in inputs]
@@ -150,8 +151,9 @@ def patches(
     `transposed`: channels come last, so that backward copies the gradient, and sums it over rows for the bias
     (Convolution.cpp: convolution_backward).
     """
-    pixels, weight = low(pixels), low(weight)
     bias = None if bias is None else low(bias)
+    weight = low(weight)
+    pixels = low(pixels)
     tape, dtype = pixels.tape, pixels.dtype
     inputs = (pixels, weight) if bias is None else (pixels, weight, bias)
     likes = [tensor.like if tensor.node is not None else None for tensor in inputs]
@@ -172,6 +174,7 @@ def patches(
         return grads
 
     node = tape.node(inputs, backward)
+    del inputs
     tape.save(node, pixels, weight)
     tape.work(flops, moved, dtype, kind=MATMUL, results=prod(shape))  # cuDNN's, without cuBLAS
     out = output(node, tape, shape, dtype, "patches")
@@ -180,7 +183,7 @@ def patches(
 
 def matmul(a: Tensor, b: Tensor, flops: int, shape: tuple[int, ...], what: str, scaled: bool = False) -> Tensor:
     """A batched product of two activations with result `shape`; `scaled`: times a number (baddbmm's alpha)."""
-    a, b = low(a), low(b)
+    b, a = low(b), low(a)
     tape, dtype = a.tape, a.dtype
     likes = [x.like if x.node is not None else None for x in (a, b)]
     moved = a.num_bytes + b.num_bytes + prod(shape) * DTYPE_BYTES[dtype]
@@ -228,20 +231,23 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return out
 
 
-def embedding(ids: Tensor, weight: Tensor, what: str = "output", sorts: bool = False) -> Tensor:
+def embedding(ids: Tensor, weight: Tensor, what: str = "output", sorts: bool = False, permuted: bool = False) -> Tensor:
     """``F.embedding``: saves the ids; the weight's gradient is dense.
 
     `sorts`: include the workspace that backward sorts ids in, which matters for millions of ids (Embedding.cu).
+    `permuted`: the gradient comes permuted, so that backward makes it contiguous.
     """
     tape, like, count = weight.tape, weight.like, ids.num_elements
 
     def backward(grad: Tensor) -> Grads:
         tape.work(0, 2 * grad.num_bytes, like.dtype)
+        contiguous = new_like(tape, grad.like, "gradient made contiguous") if permuted else None
         grads: Grads = [new_like(tape, like, "gradient", passes=1)]
         tape.buffer("embedding", (count, *like.shape), like.dtype)
         if sorts and count > MOST_UNSORTED:
             workspace = tape.empty((2, count), "int64", "sorted indices", "workspace")
             del workspace
+        del contiguous
         return grads
 
     node = tape.node((weight,), backward)
