@@ -256,13 +256,23 @@ class ZeroStage12(ZeroStage):
         """At stage 1 the first gradient allocates the bucket, though reduction waits for the last micro-batch's end."""
         self.offset = offset
         if self.job.strategy == "zero1" and piece.phase.startswith("backward") and not self.buckets:
-            head = self.job.method == "full" or any(name.startswith("lm_head") for _, name in self.trained)
-            first = self.step.head_begins(events) if head and piece.layer is None else 0
-            if first or piece.layer is not None:
+            first = self._first_gradient(events)
+            if first is not None:
                 self.record.extend(events[:first], offset)
                 self._open()
                 events = events[first:]
         super().run_section(piece, events, offset)
+
+    def _first_gradient(self, events: Sequence[int]) -> int | None:
+        """Index behind the events of the operation that produces the first gradient; None if none does."""
+        storages, source = self.step.record.storages, self.step.unfolded.source
+        gradients = {number for one in self.trained.values() for number in one.placed.parameter.gradient}
+        after = next((n for n, event in enumerate(events, 1) if event >= 0 and source[event] in gradients), None)
+        if after is None:
+            return None
+        partial = "partial sums of a gradient"
+        rest = (n for n, e in enumerate(events[after:], after) if e >= 0 and storages[source[e]].what != partial)
+        return next(rest, len(events))
 
     def backward_ends(self) -> None:
         """Stage 1 takes all gradients after the last micro-batch; the epilogue frees the bucket."""

@@ -30,10 +30,18 @@ MIXTURE = "mlp"
 Module = tuple[int | None, str]
 Turn = tuple[str, bool, Module]
 """Phase, whether checkpointing runs it again, and the module."""
+AROUND_ACTIVATION = (
+    {"gate_proj", "up_proj"},
+    {"gate_up_proj", "down_proj"},
+    {"fc1", "fc2"},
+    {"c_fc", "c_proj"},
+    {"dense_h_to_4h", "dense_4h_to_h"},
+)
+"""Layers between which transformers' MLPs call the activation, a module without weights."""
 
 
 def _entered(before: Turn | None, turn: Turn) -> int:
-    """Modules around the next one that were not around the one before: the layer, its attention ..."""
+    """Modules around the next one that were not around the one before, the layer, its attention, and an activation."""
     around = [str(turn[2][0]), *turn[2][1].split(".")[:-1]]
     if before is None or before[:2] != turn[:2]:
         return len(around)
@@ -41,7 +49,8 @@ def _entered(before: Turn | None, turn: Turn) -> int:
     shared = next(
         (n for n, (a, b) in enumerate(zip(last, around, strict=False)) if a != b), min(len(last), len(around))
     )
-    return len(around) - shared
+    between = {before[2][1].rpartition(".")[2], turn[2][1].rpartition(".")[2]}
+    return len(around) - shared + (between in AROUND_ACTIVATION)
 
 
 class ZeroStage3(ZeroStage):
@@ -92,7 +101,10 @@ class ZeroStage3(ZeroStage):
         whole = own * self.cards if self.cards > 1 or self.job.offload == "all" else 0  # one GPU's part is the whole
         held = parameter.held_by_graph and not (self.job.reentrant and self.job.checkpointing == "full")
         stays = count <= threshold
-        return PartitionedWeight(number, parameter.name, count, whole, own, count * size, stays, parameter.viewed, held)
+        viewed, trains = parameter.viewed, parameter.trains
+        return PartitionedWeight(
+            number, parameter.name, count, whole, own, count * size, stays, viewed, trains, dtype, held
+        )
 
     # -- whose turn it is ----------------------------------------------------------------------------------------------
 
@@ -129,11 +141,20 @@ class ZeroStage3(ZeroStage):
             for _, turn in self._turns(piece, self.step.unfolded.events[piece.first_event : following.first_event]):
                 if turn != running:
                     *others, last = self._parts(turn)
-                    found += [Visit(None, ())] * _entered(running, turn)
+                    found += [Visit(None, ())] * (_entered(running, turn) + self._others(running, turn))
                     found += [Visit(None, part) for part in others]
                     found.append(Visit(turn[2], last))
                     running = turn
         return found + [Visit(None, (weight,)) for weight in self._hooked()]
+
+    def _others(self, before: Turn | None, turn: Turn) -> int:
+        """Modules without weights at a forward's beginning: PEFT's two, and the rotary embedding before the layers."""
+        if before is None:
+            return 0 if self.job.method == "full" else 2
+        decoder, config = self.step.setting.architecture.decoder, self.step.setting.config
+        begins = before[2][0] is None and turn[2][0] == 0
+        rotates = decoder is not None and decoder.rotary(config) is not None
+        return int(begins and rotates and turn[0].startswith("forward"))
 
     def _hooked(self) -> list[PartitionedWeight]:
         """Frozen weights behind which transformers' hook makes a gradient begin: their modules are fetched once more.
@@ -154,7 +175,10 @@ class ZeroStage3(ZeroStage):
         return found + (self.embedding if self.job.method != "full" else [])
 
     def _parts(self, turn: Turn) -> list[tuple[PartitionedWeight, ...]]:
-        """Modules of their own: PEFT's layer around the layer itself, the dropout, the two matrices."""
+        """Modules of their own: PEFT's layer around the layer itself, the dropout, the two matrices.
+
+        PEFT's layer reads the first matrix's dtype, which makes it the outer layer's as well (an external parameter).
+        """
         weights = self.modules[turn[2]]
         if turn[2][0] in self.leaves and turn[2][1] == MIXTURE:
             return [tuple(weights)]
@@ -162,9 +186,10 @@ class ZeroStage3(ZeroStage):
         own = tuple(weight for weight in weights if ".lora_" not in weight.label)
         if not adapters:
             return [own]
+        outer = tuple(weight for weight in weights if ".lora_A." in weight.label)
         if not turn[0].startswith("backward") or turn[1]:
-            return [(), own, (), *adapters]
-        return [(), *reversed(adapters), *([] if turn[2] in self.step.record.idle else [own])]
+            return [outer, own, (), *adapters]
+        return [outer, *reversed(adapters), *([] if turn[2] in self.step.record.idle else [own])]
 
     # -- loading -------------------------------------------------------------------------------------------------------
 
@@ -270,7 +295,7 @@ class ZeroStage3(ZeroStage):
             self.running = turn
             while self.current is None or self.current.module is None:
                 if self.current is not None:
-                    self.coordinator.leave(self.current)
+                    self.coordinator.leave(self.current, recomputes=turn[1])
                 self.current = self.visits[self.coordinator.step]
                 self.coordinator.enter()
         super().stretch(piece, events[done:], offset, done)
@@ -278,7 +303,7 @@ class ZeroStage3(ZeroStage):
     def _leave(self) -> None:
         if self.current is not None:
             saves = self.running is not None and self.running[0].startswith("forward") and not self.recomputes
-            self.coordinator.leave(self.current, saves)
+            self.coordinator.leave(self.current, saves, self.running is not None and self.running[1])
             self.current = self.running = None
         for one, gradient in self.late:
             self._take(one, gradient)

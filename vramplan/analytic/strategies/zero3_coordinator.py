@@ -34,6 +34,9 @@ class PartitionedWeight(NamedTuple):
     """Whether it stays gathered because it is small (stage3_param_persistence_threshold)."""
     viewed: bool = False
     """Whether backward keeps a view of it: its memory outlives its release until backward ends."""
+    trains: bool = True
+    dtype: str = ""
+    """As it is gathered."""
     held: bool = False
     """Whether the graph holds the gathered weight until the graph is dropped: DeepSpeed only drops its reference."""
 
@@ -47,12 +50,12 @@ class Visit(NamedTuple):
 
 
 class Gathering:
-    """Several weights gathered in one buffer, copied out when the first is waited for."""
+    """Several weights gathered in a buffer for each dtype, copied out when the first is waited for."""
 
-    __slots__ = ("buffer", "copied", "waited", "weights")
+    __slots__ = ("buffers", "copied", "waited", "weights")
 
-    def __init__(self, weights: list[PartitionedWeight], buffer: int) -> None:
-        self.weights, self.buffer = weights, buffer
+    def __init__(self, weights: list[PartitionedWeight], buffers: list[int]) -> None:
+        self.weights, self.buffers = weights, buffers
         self.copied, self.waited = False, 0
 
 
@@ -92,10 +95,14 @@ class Coordinator:
         self.live = 0
         self.held: dict[int, int] = {}
         """Storages of released weights that the graph holds."""
+        self.recomputed: dict[int, PartitionedWeight] = {}
+        """Frozen weights that a recomputed forward used: the module that began it releases them after its backward."""
+        self.passes = 0
         self.restart()
 
     def restart(self) -> None:
         """Begin the next micro-step."""
+        self.passes += 1
         self.queue = deque(self.order)
         self.fetched: dict[int, int] = {}
         self.step = 0
@@ -113,6 +120,17 @@ class Coordinator:
                 weight, at = self.queue.popleft()
                 self.fetched[weight.number] = at
                 waiting.discard(weight.number)
+        self.step += 1
+        if not self.is_recording:
+            self._gather_ahead()
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the order of the modules is not known yet: then nothing is gathered ahead, and nothing stays."""
+        return self.passes <= 2  # one in the constructor
+
+    def _gather_ahead(self) -> None:
+        """Request the weights of later modules."""
         room = min(self.zero.max_live_parameters - self.live, self.zero.prefetch_bucket_size or 0)
         ahead: dict[int, PartitionedWeight] = {}
         count = 0
@@ -124,15 +142,25 @@ class Coordinator:
                 count += weight.num_elements
         if ahead:
             self._gather(list(ahead.values()))
-        self.step += 1
 
-    def leave(self, visit: Visit, saves: bool = False) -> None:
-        """End a module: drop weights that are not needed soon; `saves` if its forward saved them for backward."""
+    def leave(self, visit: Visit, saves: bool = False, recomputes: bool = False) -> None:
+        """End a module: drop weights that are not needed soon.
+
+        `saves`: its forward saved them for backward; `recomputes`: checkpointing ran it again (release_sub_module).
+        """
+        if not recomputes and visit.module is not None:
+            for weight in self.recomputed.values():
+                self.in_use[weight.number] -= 1
+                self.release(weight)
+            self.recomputed = {}
         for weight in visit.weights:
+            if recomputes and not (weight.trains or weight.stays) and weight.number not in self.recomputed:
+                self.recomputed[weight.number] = weight  # stays in use
+                continue
             self.in_use[weight.number] -= 1
             if weight.number in self.outlived and not saves:
                 self.record.free(self.outlived.pop(weight.number))
-            if not self._stays(weight):
+            if self.is_recording or not self._stays(weight):
                 self.release(weight, saves)
 
     def release(self, weight: PartitionedWeight, saves: bool = False) -> None:
@@ -172,11 +200,18 @@ class Coordinator:
         return weight.number in self.whole or weight.number in self.coming
 
     def _gather(self, weights: list[PartitionedWeight]) -> None:
-        """One weight's buffer is the weight itself; several share one (all_gather_coalesced)."""
+        """One weight's buffer is the weight itself; several of a dtype share one (all_gather_coalesced)."""
         if not weights:
             return
         weights.sort(key=lambda weight: weight.number)
         self.live += sum(weight.num_elements for weight in weights)
+        groups = [[one for one in weights if one.dtype == dtype] for dtype in sorted({one.dtype for one in weights})]
+        buffers = [self._buffer(group) for group in groups]
+        several = Gathering([weight for group in groups for weight in group], buffers)
+        for weight in weights:
+            self.coming[weight.number] = several if len(weights) > 1 else buffers[0]
+
+    def _buffer(self, weights: list[PartitionedWeight]) -> int:
         parts = []
         if self.from_host:
             size = sum(weight.own_bytes for weight in weights)
@@ -187,9 +222,7 @@ class Coordinator:
         label = f"{weights[0].label}, gathered" if len(weights) == 1 else "weights gathered together"
         buffer = self.record.allocate(Storage(size, "communication", label, stream=GATHER))
         self.record.free_all(parts)
-        several = Gathering(weights, buffer)
-        for weight in weights:
-            self.coming[weight.number] = several if len(weights) > 1 else buffer
+        return buffer
 
     def _wait(self, weight: PartitionedWeight) -> None:
         found = self.coming.pop(weight.number, None)
@@ -203,7 +236,7 @@ class Coordinator:
                     self.whole[one.number] = self.record.allocate(copy)
             found.waited += 1
             if found.waited == len(found.weights):
-                self.record.free(found.buffer)
+                self.record.free_all(found.buffers)
 
     def _stays(self, weight: PartitionedWeight) -> bool:
         """Whether it is small, was fetched for later, or is used again within `max_reuse_distance` elements."""
