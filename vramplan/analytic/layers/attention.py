@@ -199,19 +199,20 @@ def attention(
     """
     heads = heads_of(c)
     batch, length, width = x.shape
-    rotates = kind.rotary and not ctx.liger_rope
     q = net.linear("self_attn.q_proj", x, heads.query * heads.dim, bias).view(batch, length, heads.query, heads.dim)
-    if rotates:
+    q_first, kv_first = heads_first_grads(q, heads.key, ctx, kind)
+    rotates, fused = kind.rotary and not ctx.liger_rope, kind.rotary and ctx.liger_rope  # Liger's kernel copies itself
+    if rotates or (q_first and not fused):
         q = ops.heads_first(q)
     if norm is not None:
         q = norm(net, "self_attn.q_norm", q)
     k = net.linear("self_attn.k_proj", x, heads.key * heads.dim, bias).view(batch, length, heads.key, heads.dim)
-    if rotates:
+    if rotates or (kv_first and not fused):
         k = ops.heads_first(k)
     if norm is not None:
         k = norm(net, "self_attn.k_norm", k)
     v = net.linear("self_attn.v_proj", x, heads.key * heads.dim, bias).view(batch, length, heads.key, heads.dim)
-    if heads_first_grads(q, k, ctx, kind)[1]:
+    if kv_first:
         v = ops.heads_first(v)
     net.tape.module = "self_attn"
     q, k = rotary(q, k, ctx, kind)

@@ -48,7 +48,19 @@ def with_adapters(
         dtype = job.lora_dtype if "lora_" in path else job.saved_dtype if SAVED in path else None
         if dtype is not None:
             parameter.data = parameter.data.to(DTYPES[dtype])
+    if device.startswith("cuda") and not job.is_mapped:
+        _move_again([parameter for path, parameter in adapted.named_parameters() if "lora_" in path])
     return adapted
+
+
+def _move_again(parameters: list[nn.Parameter]) -> None:
+    """Move adapters to the host and back, so that no casts of PEFT's leave gaps between them, as in a moved model."""
+    values = [(parameter.data.cpu(), parameter.device) for parameter in parameters]
+    for parameter in parameters:
+        parameter.data = parameter.data.new_empty(0)
+    torch.cuda.empty_cache()
+    for parameter, (value, device) in zip(parameters, values, strict=True):
+        parameter.data = value.to(device)
 
 
 def _linear_names(module: nn.Module) -> list[str]:
