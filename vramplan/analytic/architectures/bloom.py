@@ -216,7 +216,14 @@ def bloom_gelu(x: Tensor) -> Tensor:
 
 ARCHITECTURES = {
     "bloom": Architecture(
-        decoder=Decoder(bloom, embed=bloom_embed, norm=layer_norm, norm_name="transformer.ln_f", rotary=lambda c: None),
+        decoder=Decoder(
+            bloom,
+            embed=bloom_embed,
+            norm=layer_norm,
+            norm_name="transformer.ln_f",
+            rotary=lambda c: None,
+            positions_in_mask=False,
+        ),
         tied=True,
         shape=bloom_shape,
         stacks=one_stack(by_layer_count),
@@ -230,6 +237,7 @@ ARCHITECTURES = {
             norm_name="transformer.ln_f",
             rotary=full_rotary,
             always_masked=True,
+            positions_in_mask=False,
         ),
         tied=True,
         attention=("sdpa", "eager"),

@@ -195,16 +195,13 @@ def mask(forward: ForwardPass, c: Config, x: Tensor, sliding: bool, dtype: str) 
     tape, job, decoder, (batch, length, _) = forward.tape, forward.job, decoder_of(forward), x.shape
     if job.attention == "flash":
         return None
-    window, packed, sees = (
-        decoder.window(c) if sliding else None,
-        job.batches == "packed",
-        sees_images_both_ways(forward),
-    )
+    window, sees = decoder.window(c) if sliding else None, sees_images_both_ways(forward)
+    packed = job.batches == "packed" and decoder.positions_in_mask
     parts = MaskParts(True, window is not None, sees, packed, forward.has_mask and forward.past is None)
     if job.attention == "eager":
         return attention_mask(tape, batch, length, dtype, parts)
     long = window is not None and length >= window
-    if job.batches != "unpadded" or sees or long or decoder.always_masked:
+    if job.batches == "padded" or packed or sees or long or decoder.always_masked:
         return attention_mask(tape, batch, length, "bool", parts)
     return None
 

@@ -80,3 +80,5 @@ class Decoder:
     """Key of the dropout on attention probabilities, and transformers' default."""
     always_masked: bool = False
     """Whether SDPA gets a mask even if none is needed (Falcon)."""
+    positions_in_mask: bool = True
+    """Whether its mask is made with position ids, so that samples packed into one row do not attend to each other."""

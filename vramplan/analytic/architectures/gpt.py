@@ -287,6 +287,7 @@ ARCHITECTURES = {
             norm_name="model.decoder.final_layer_norm",
             before_head=opt_before_head,
             rotary=lambda c: None,
+            positions_in_mask=False,
         ),
         tied=True,
         shape=opt_shape,

@@ -283,7 +283,8 @@ def _math_attention(
     batch, length, heads, dim = q.shape
     groups = heads // k.shape[2]
     repeats = groups > 1 and not broadcasts
-    # C++ locals, held until the function returns: the bias, the fp32 copies, the scaled query, the repeated heads
+    # C++ locals, held until the function returns: the bias, the fp32 copies, the scaled query, the repeated heads; the
+    # bias of a given mask is its caller's
     bias = mask
     if mask is not None and mask.dtype == "bool":
         bias = additive_bias(mask, dtype)
@@ -309,7 +310,10 @@ def _math_attention(
     if batch > 1:
         out = ops.heads_first(out)  # the gradient comes with positions first
     out = ops.to(out, dtype, "attention output")
-    del weights, v, k, q, bias, wide, copied
+    del weights, v, k, q
+    if mask is None:
+        bias = None
+    del wide, copied, bias
     return ops.copy(out)
 
 

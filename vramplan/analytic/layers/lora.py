@@ -79,13 +79,11 @@ def directed(x: Tensor, out: Tensor, adapter: Adapter, magnitude: Parameter) -> 
     ratio = ops.mul(magnitude, lengths, "magnitudes over lengths").view(1, magnitude.shape[0])
     low = ops.linear(ops.linear(x, adapter.down, None, "lora_A output"), adapter.up, None, "lora_B output")
     if drops:
-        base = ops.linear(x, weight, None, "base output of the dropped input", cached=False)
+        out = ops.linear(x, weight, None, "base output of the dropped input", cached=False)
     elif adapter.bias is not None:
-        base = ops.add(out, adapter.bias, "base output without bias")
-    else:
-        base = out
+        out = ops.add(out, adapter.bias, "base output without bias")
     return ops.add(  # both summands are freed at once, before the weights
-        ops.mul(ops.shift(ratio), base, "base output by its new length"),
+        ops.mul(ops.shift(ratio), out, "base output by its new length"),
         ops.scale(ops.mul(ratio, low, "lora_B output by its length")),
         "DoRA's output",
     )
