@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from statistics import median
 
+from tests.emulated_jobs import HELD_OUT
 from tests.helpers import ROOT
 from vramplan.measurements import accuracy
 from vramplan.measurements.accuracy import Accuracy, Row, Verdict
@@ -125,21 +126,23 @@ def answer_table(held: Accuracy, emulated: Emulated) -> str:
 
     complete = [row for row in held.published if row.complete]
     partly = [row for row in held.published if not row.complete and row.fixed_lengths]
-    simulated = [row for run in emulated.runs for row in run.rows]
-    texts = [
-        [
-            f"PyTorch's CUDA code on [emulated GPUs](#against-emulated-gpus): {metric}",
-            [row for row in simulated if row.metric == metric],
+    texts: list[tuple[str, list[Row]]] = []
+    for held_out, name in ((True, ", jobs held out"), (False, "")):
+        runs = [run for run in emulated.runs if run.run.name.startswith(HELD_OUT) == held_out]
+        texts += [
+            (
+                f"PyTorch's CUDA code on [emulated GPUs](#against-emulated-gpus){name}: {metric}",
+                [row for run in runs for row in run.rows if row.metric == metric],
+            )
+            for metric in ("allocated", "reserved")
         ]
-        for metric in ("allocated", "reserved")
-    ]
     texts += [
-        ["published GPU runs, all settings known: allocated", [row for row in complete if row.metric == "allocated"]],
-        ["the same: process memory", [row for row in complete if row.metric == "process"]],
-        ["published GPU runs, some settings unknown, equal lengths: all figures", partly],
-        ["published GPU runs whose lengths vary", [row for row in held.published if not row.fixed_lengths]],
+        ("published GPU runs, all settings known: allocated", [row for row in complete if row.metric == "allocated"]),
+        ("the same: process memory", [row for row in complete if row.metric == "process"]),
+        ("published GPU runs, some settings unknown, equal lengths: all figures", partly),
+        ("published GPU runs whose lengths vary", [row for row in held.published if not row.fixed_lengths]),
     ]
-    table = [[text, *cells(rows)] for text, rows in texts]  # type: ignore[arg-type]
+    table = [[text, *cells(rows)] for text, rows in texts]
     counts = confusion(held.published_verdicts, True)
     wrong = counts[True, False]
     oom = wrong + counts[False, False]

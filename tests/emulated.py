@@ -20,7 +20,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from tests.emulated_jobs import Case, jobs, searches
+from tests.emulated_jobs import Case, held_out, jobs, searches
 from tests.emulated_server import Server
 from vramplan.errors import ProbeError, VramplanError
 from vramplan.inputs.catalog import find_gpu
@@ -40,7 +40,7 @@ def run_all(only: str, fresh: bool, processes: int) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     rows = {row["name"]: row for row in read_rows()}
-    chosen = [case for case in (*jobs(), *searches()) if re.search(only, case.name)]
+    chosen = [case for case in (*jobs(), *searches(), *held_out()) if re.search(only, case.name)]
     left = [case for case in chosen if fresh or case.name not in rows]
     random.Random(1).shuffle(left)  # what is there when this is stopped is a sample
     servers: SimpleQueue[Server] = SimpleQueue()
