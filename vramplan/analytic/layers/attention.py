@@ -14,7 +14,7 @@ from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import attention_kernels as kernels
 from vramplan.analytic.layers.context import Context, LayerKind, heads_of
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.rope import rotary
+from vramplan.analytic.layers.rope import heads_first_grads, rotary
 from vramplan.inputs.model_spec import Config
 from vramplan.memory.fused_attention import WIDEST
 
@@ -200,17 +200,20 @@ def attention(
     heads = heads_of(c)
     batch, length, width = x.shape
     q = net.linear("self_attn.q_proj", x, heads.query * heads.dim, bias).view(batch, length, heads.query, heads.dim)
+    first_q, first_k = heads_first_grads(q, heads.key, ctx, kind)
     if norm is not None:
-        q = norm(net, "self_attn.q_norm", q)
+        q = norm(net, "self_attn.q_norm", ops.heads_first(q) if first_q and not ctx.liger_rope else q)
     elif kind.rotary and not ctx.liger_rope:
         q = ops.heads_first(q)
     k = net.linear("self_attn.k_proj", x, heads.key * heads.dim, bias).view(batch, length, heads.key, heads.dim)
     if norm is not None:
-        k = norm(net, "self_attn.k_norm", k)
+        k = norm(net, "self_attn.k_norm", ops.heads_first(k) if first_k and not ctx.liger_rope else k)
     elif kind.rotary and not ctx.liger_rope:
         k = ops.heads_first(k)
     v = net.linear("self_attn.v_proj", x, heads.key * heads.dim, bias).view(batch, length, heads.key, heads.dim)
     net.tape.module = "self_attn"
+    if first_k:
+        v = ops.heads_first(v)
     q, k = rotary(q, k, ctx, kind)
     k, v = update_cache(k, v, ctx, kind)
     softcap = Softcap(caps=c.get("attn_logit_softcapping") is not None)

@@ -29,20 +29,21 @@ def rotary(q: Tensor, k: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor,
         return q, k
     cos, sin = ctx.cos[kind.sliding], ctx.sin[kind.sliding]
     if ctx.liger_rope:
-        rotated_q, rotated_k = liger.rotary(q, k, cos, sin, False, heads_first_grads(q, k, ctx, kind))
+        rotated_q, rotated_k = liger.rotary(q, k, cos, sin, False, heads_first_grads(q, k.shape[2], ctx, kind))
         return rotated_q, rotated_k
     rotated_q = rotate(q, cos, sin)
     return rotated_q, rotate(k, cos, sin)
 
 
-def heads_first_grads(q: Tensor, k: Tensor, ctx: Context, kind: LayerKind) -> tuple[bool, bool]:
-    """Whether attention gives the gradient of q, of k with heads before positions in memory.
+def heads_first_grads(q: Tensor, key_heads: int, ctx: Context, kind: LayerKind) -> tuple[bool, bool]:
+    """Whether attention gives the gradient of q, of k and v with heads before positions in memory.
 
-    Batched products do so for both, and summing over repeated heads for k; flash and memory-efficient kernels do not.
+    Batched products do so for all, and summing over repeated heads for k and v; flash and memory-efficient kernels do
+    not.
     """
     if ctx.attention == "flash" or q.shape[1] == 1:
         return False, False
-    dtype, is_grouped = q.tape.autocast or q.dtype, q.shape[2] > k.shape[2]
+    dtype, is_grouped = q.tape.autocast or q.dtype, q.shape[2] > key_heads
     if ctx.attention == "eager":
         is_product = True
     elif ctx.masks.get(kind.sliding) is not None or q.shape[-1] > 256:
@@ -52,7 +53,7 @@ def heads_first_grads(q: Tensor, k: Tensor, ctx: Context, kind: LayerKind) -> tu
         fits = ctx.fused.runs_cudnn(dim, dim, dropout, q.shape[1]) or ctx.fused.runs_flash(dim, dim, dropout, True)
         is_fused = dtype in ("bf16", "fp16") and fits
         is_product, is_grouped = is_grouped and not is_fused, is_grouped and not is_fused
-    return is_product and q.shape[2] > 1, (is_product or is_grouped) and k.shape[2] > 1
+    return is_product and q.shape[2] > 1, (is_product or is_grouped) and key_heads > 1
 
 
 def partial_rotary(
@@ -65,7 +66,7 @@ def partial_rotary(
     """
     cos, sin = ctx.cos[kind.sliding], ctx.sin[kind.sliding]
     if ctx.liger_rope:
-        return tuple(liger.rotary(q, k, cos, sin, True, heads_first_grads(q, k, ctx, kind)))
+        return tuple(liger.rotary(q, k, cos, sin, True, heads_first_grads(q, k.shape[2], ctx, kind)))
     width, rest = cos.shape[-1], q.shape[-1] - cos.shape[-1]
     q_rot, k_rot = ops.part(q, width), ops.part(k, width)
     q_pass, k_pass = (None, None) if not rest else (ops.part(q, rest), ops.part(k, rest))
