@@ -340,7 +340,9 @@ def _fold(x: Tensor, heads: int) -> Tensor:
 
 
 def _causal_bias(tape: Tape, length: int) -> Tensor:
+    ones = tape.empty((length, length), "bool", "ones, before tril")
     boolean = tape.empty((length, length), "bool", "causal mask")
+    del ones
     return additive_bias(boolean, "fp32")
 
 

@@ -190,6 +190,8 @@ class ZeroStage12(ZeroStage):
         self.partitions: list[int] = []
         """Reduced gradients of weights in the own part; the first micro-batch's stay."""
         self.reduced = False
+        self.kept: list[int] = []
+        """At stage 1, gradients too large for the bucket that other GPUs need: they stay until backward has ended."""
 
     @property
     def offloads(self) -> bool:
@@ -226,6 +228,8 @@ class ZeroStage12(ZeroStage):
         """Allocate the bucket at the first gradient of a backward."""
         self._open()
         super().arrived(one, gradient)
+        if self.job.strategy == "zero1" and self.large[-1:] == [gradient] and one.offset >= self.parts[one.group]:
+            self.kept.append(self.large.pop())
 
     def _open(self) -> None:
         if not self.buckets:
@@ -286,6 +290,8 @@ class ZeroStage12(ZeroStage):
         self._send_gradients()
         self.record.free_all(self.buckets)
         self.record.free_all(self.partitions[1:])
+        self.record.free_all(self.kept)
+        self.kept = []
         self.buckets, self.partitions, self.reduced = [], self.partitions[:1], False
 
     def _send_gradients(self) -> None:
