@@ -13,9 +13,8 @@ from vramplan.measurements.emulated import Emulated, compare_emulated
 
 EVERY = 8
 """Of the rows, one in so many is estimated by default; all of them with ``-m full``."""
-OPEN = {"211 gemma-2-2b a100-40gb": 0.21, "085 bloom-560m a100-80gb": 0.06}
-"""Rows whose reserved bytes are not met yet, too high by so much: ZeRO-3 gathers the embedding into buffers of other
-sizes from step to step; eager attention under expandable segments."""
+OPEN = {"200 qwen3-0.6b t4": 0.14}
+"""Rows whose reserved bytes are not met yet, too low by so much: ZeRO-1 in fp16 on four GPUs."""
 
 
 def check(found: Emulated) -> None:
@@ -29,12 +28,12 @@ def check(found: Emulated) -> None:
     smaller = [search for search in found.searches if search.chosen < search.largest]
     assert len(smaller) <= max(1, 0.05 * len(found.searches))
     assert all(search.chosen <= search.largest for search in found.searches)
-    assert not found.left_out
+    assert all("mixtures of experts are not modelled on GPUs below" in reason for reason in found.left_out)
 
 
 def test_some_rows(tmp_path: Path) -> None:
     lines = emulated.ROWS.read_text().splitlines()
-    assert len(lines) > 40
+    assert len(lines) > 350
     (tmp_path / "some.jsonl").write_text("\n".join(lines[::EVERY]) + "\n")
     check(compare_emulated(tmp_path / "some.jsonl"))
 

@@ -110,8 +110,8 @@ def test_out_of_memory_names_its_phase(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("in_process")
 def test_a_run_that_cannot_be_saved_is_told_after_the_answer(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
     device = on(record=tmp_path / "file")
+    (tmp_path / "file").write_text("")
     assert probe.probe(LLAMA, on=device, **EAGER).fits
     with pytest.raises(ConfigError, match="file: cannot be made"):
         device.check_recorded()

@@ -165,4 +165,4 @@ def test_json_is_refused(tmp_path: Path) -> None:
 
 def test_shares_of_the_table() -> None:
     speeds = speed.Speeds((row("a", 1.0, 1.1), row("b", 1.0, 0.8)), {"paper": speed.Order(4, 3)}, {})
-    assert render.lines(speeds)[0] == ["all groups", "all", "2", "15.0%", "20.0%", "-5.0%", "4", "75.0%"]
+    assert render.lines(speeds)[0] == ["all groups", "all known", "2", "15.0%", "20.0%", "-5.0%", "4", "75.0%"]

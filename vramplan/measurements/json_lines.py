@@ -23,7 +23,7 @@ def load_runs(path: Path, kind: type[Run], name: str) -> list[Run]:
         name: what messages call it, such as "a timed run".
 
     Raises:
-        ConfigError: for an unreadable file or an invalid line, naming the line.
+        ConfigError: for an unreadable or empty file, or an invalid line, naming the line.
     """
     runs = []
     for number, line in enumerate(decoded(read_bytes(path), path).splitlines(), 1):
@@ -33,6 +33,8 @@ def load_runs(path: Path, kind: type[Run], name: str) -> list[Run]:
         except (ValueError, ConfigError) as error:
             raise ConfigError(f"{path}: line {number} is not {name} ({problem(error)})") from error
         runs.append(run)
+    if not runs:
+        raise ConfigError(f"{path}: holds no run")
     return runs
 
 
