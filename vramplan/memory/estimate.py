@@ -24,7 +24,7 @@ class SimulatedStep:
     by: str
     """analytic, trace or probe."""
     timeline: Timeline
-    """Loading and two steps."""
+    """Loading and optimizer steps: three of an analytic estimate, two of a trace."""
     evaluation_bytes: int
     """Highest sum of live tensors in a forward without gradients, without the model and optimizer states."""
     num_parameters: int
@@ -129,7 +129,7 @@ class Estimate:
     step_time: StepTime | None = None
     """Time of an optimizer step; None if a rate of the GPU, or of its links, is not known."""
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
-    """Loading and two steps, event by event."""
+    """Loading and optimizer steps, event by event."""
     cards: tuple[CardShare, ...] = ()
     """All GPUs that the model is placed on; the estimate is that of the one that needs most."""
 
@@ -187,7 +187,7 @@ class PartialEstimate:
     """The least that the job needs on the GPU, in bytes."""
     complete: Callable[[], Estimate]
     timeline: Timeline | None = field(default=None, repr=False)
-    """Loading and two steps, if the bound came from one GPU's timeline."""
+    """Loading and optimizer steps, if the bound came from one GPU's timeline."""
     compute: Callable[[Gpu], ComputeTime] | None = None
     """Times of the computation on a GPU, without the estimate."""
     communication: Communication = Communication()
