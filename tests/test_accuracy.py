@@ -125,6 +125,9 @@ def test_emulated_runs_by_kind(tmp_path: Path) -> None:
     assert first.labels["compute capability"] == "8.9"
     assert [round(row.error, 3) for row in first.rows] == [0.0, -0.010]
     assert all(run.said and run.ran for run in found.runs)
+    (tmp_path / "empty.jsonl").touch()
+    done = cli("accuracy", "--emulated", str(tmp_path / "empty.jsonl"))
+    assert (done.returncode, done.stderr.endswith("empty.jsonl: no run on an emulated GPU is in it\n")) == (2, True)
     done = cli("accuracy", "--emulated", str(tmp_path / "emulated.jsonl"))
     assert done.returncode == 0, done.stderr
     assert "Of 2 runs (PyTorch 2.13.0) 0 wrongly fit and 0 wrongly do not." in done.stdout

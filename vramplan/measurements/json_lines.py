@@ -34,7 +34,7 @@ def load_runs(path: Path, kind: type[Run], name: str) -> list[Run]:
             raise ConfigError(f"{path}: line {number} is not {name} ({problem(error)})") from error
         runs.append(run)
     if not runs:
-        raise ConfigError(f"{path}: holds no run")
+        raise ConfigError(f"{path}: {name.replace('a ', 'no ', 1)} is in it")
     return runs
 
 

@@ -118,6 +118,4 @@ def load_times(path: Path) -> list[TimedRun]:
         if run.id in names:
             raise ConfigError(f"{path}: line {number} repeats the id {run.id}")
         names.add(run.id)
-    if not runs:
-        raise ConfigError(f"{path}: no timed run is in it")
     return runs
