@@ -110,7 +110,7 @@ def load_emulated(path: Path) -> list[EmulatedRun]:
     """
     if path.is_dir():
         raise ConfigError(f"{path}: a folder of recorded runs; compare them with {setting('ledger', path)}")
-    return load_runs(path, EmulatedRun, "a run on an emulated GPU")
+    return load_runs(path, EmulatedRun, "run on an emulated GPU")
 
 
 def compare_emulated(path: Path, progress: Progress = silent) -> Emulated:

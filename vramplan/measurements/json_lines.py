@@ -20,7 +20,7 @@ def load_runs(path: Path, kind: type[Run], name: str) -> list[Run]:
     Args:
         path: a file with one JSON object per line.
         kind: what a line is; its `job` holds settings of :class:`vramplan.Job`.
-        name: what messages call it, such as "a timed run".
+        name: what messages call it, such as "timed run".
 
     Raises:
         ConfigError: for an unreadable or empty file, or an invalid line, naming the line.
@@ -31,10 +31,10 @@ def load_runs(path: Path, kind: type[Run], name: str) -> list[Run]:
             run = kind.model_validate(parse_json(line, path))
             check_settings(run.job)  # type: ignore[attr-defined]
         except (ValueError, ConfigError) as error:
-            raise ConfigError(f"{path}: line {number} is not {name} ({problem(error)})") from error
+            raise ConfigError(f"{path}: line {number} is not a {name} ({problem(error)})") from error
         runs.append(run)
     if not runs:
-        raise ConfigError(f"{path}: {name.replace('a ', 'no ', 1)} is in it")
+        raise ConfigError(f"{path}: no {name} is in it")
     return runs
 
 

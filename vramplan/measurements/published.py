@@ -77,7 +77,7 @@ def load_published(path: Path) -> list[Published]:
     Raises:
         ConfigError: for an unreadable file or an invalid line, naming the line.
     """
-    published = load_runs(path, Published, "a published run")
+    published = load_runs(path, Published, "published run")
     if not published:
         raise ConfigError(f"{path}: no published run is in it")
     return published

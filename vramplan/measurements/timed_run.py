@@ -112,7 +112,7 @@ def load_times(path: Path) -> list[TimedRun]:
     Raises:
         ConfigError: for an unreadable file or an invalid line, naming the line.
     """
-    runs = load_runs(path, TimedRun, "a timed run")
+    runs = load_runs(path, TimedRun, "timed run")
     names: set[str] = set()
     for number, run in enumerate(runs, 1):
         if run.id in names:

@@ -190,7 +190,7 @@ class ZeroStage12(ZeroStage):
         self.partitions: list[int] = []
         """Reduced gradients of weights in the own part; the first micro-batch's stay."""
         self.reduced = False
-        self.kept: list[int] = []
+        self.too_large: list[int] = []
         """At stage 1, gradients too large for the bucket that other GPUs need: they stay until backward has ended."""
 
     @property
@@ -229,7 +229,7 @@ class ZeroStage12(ZeroStage):
         self._open()
         super().arrived(one, gradient)
         if self.job.strategy == "zero1" and self.large[-1:] == [gradient] and one.offset >= self.parts[one.group]:
-            self.kept.append(self.large.pop())
+            self.too_large.append(self.large.pop())
 
     def _open(self) -> None:
         if not self.buckets:
@@ -290,8 +290,8 @@ class ZeroStage12(ZeroStage):
         self._send_gradients()
         self.record.free_all(self.buckets)
         self.record.free_all(self.partitions[1:])
-        self.record.free_all(self.kept)
-        self.kept = []
+        self.record.free_all(self.too_large)
+        self.too_large = []
         self.buckets, self.partitions, self.reduced = [], self.partitions[:1], False
 
     def _send_gradients(self) -> None:
