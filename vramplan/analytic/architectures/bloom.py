@@ -63,13 +63,9 @@ def bloom_attention(
     qkv = net.linear("self_attention.query_key_value", x, 3 * width, bias=True)
     qkv = qkv.view(batch, length, heads, 3 * dim)
     if ctx.cache is None:
-        q, k, v = (
-            merged(ops.part(qkv, dim), False),
-            merged(ops.part(qkv, dim), False),
-            merged(ops.part(qkv, dim), False),
-        )
+        q, k, v = (merged(ops.part(qkv, dim), False) for _ in range(3))
     else:
-        q, k, v = ops.part(qkv, dim), ops.part(qkv, dim), ops.part(qkv, dim)
+        q, k, v = (ops.part(qkv, dim) for _ in range(3))
         k, v = update_cache(k, v, ctx, LayerKind())
         q = merged(q, False)
     keys = k.shape[1]
