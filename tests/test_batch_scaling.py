@@ -128,7 +128,7 @@ def test_a_timeline_is_that_of_a_run_laid_out_alone(case: Any) -> None:
     setting, plan, _ = prepare(spec, job, gpu)
     run = SimulatedRun(Step(setting, plan, gpu))
     steps = JobSteps(spec, job.model_copy(update={"lengths": None}), gpu)
-    assert_same(steps.timeline(5, 3), run.timeline)
+    assert_same(steps.timelines(5, 3)[0], run.timeline)
 
 
 def test_images_that_are_padded_together_are_simulated_one_by_one(simulated: list[int]) -> None:

@@ -22,7 +22,7 @@ from vramplan.inputs.job import Job, with_batch
 from vramplan.inputs.model_inputs import describe as describe_inputs
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import check_job
-from vramplan.memory.estimate import Estimate, PartialEstimate, SimulatedStep
+from vramplan.memory.estimate import Estimate, PartialEstimate, SimulatedStep, fullest
 from vramplan.memory.optimizers import check_weights, optimizer_seconds
 from vramplan.memory.overheads import cublas_workspace, outside_bytes
 from vramplan.memory.summarize import summarize
@@ -47,7 +47,7 @@ class Shape:
     section_of: Sequence[int]
     """Number of the section that allocates each storage of the record."""
     layouts: Mapping[int, Layout]
-    """The timeline of each GPU; only one if all do the same."""
+    """The timelines of the GPUs that need different memory, by number."""
     forward: Sequence[tuple[int, int]]
     """Number of each kernel of the last micro-step's forward in the record, and how often it runs."""
     backward: Sequence[tuple[int, int]]
@@ -143,13 +143,15 @@ class JobSteps:
                 evaluations = self._evaluation_bytes(micro, several)
                 estimates = {}
                 for gpu, timeline in timelines.items():
-                    simulated = self._simulated(at, shape, job, timeline, evaluations[gpu])
+                    evaluation = evaluations[shape.layouts[gpu].device]
+                    simulated = self._simulated(at, shape, job, timeline, evaluation)
                     estimates[gpu] = summarize(simulated, self.spec.name, job, self.card, peaks[gpu])
+            most = fullest(estimates.values())
             if self.setting.device_map is None:
-                return estimates[0]
-            from vramplan.analytic.strategies.device_map_layers import contents, fullest
+                return most
+            from vramplan.analytic.strategies.device_map_layers import contents, with_shares
 
-            return fullest(estimates, contents(self.setting, self.plan))
+            return with_shares(most, estimates, contents(self.setting, self.plan))
 
         return PartialEstimate(
             lower_bound_bytes,
@@ -164,8 +166,8 @@ class JobSteps:
         with no_cycle_collection():
             return self.scaling.step(micro, steps).buffer_sizes(gpu)
 
-    def timeline(self, micro: int, steps: int, gpu: Gpu | None = None) -> Timeline:
-        """The first GPU's timeline at a batch; `gpu`: on another kind of GPU, which runs the same kernels.
+    def timelines(self, micro: int, steps: int, gpu: Gpu | None = None) -> dict[int, Timeline]:
+        """Timelines at a batch by number of the GPU; `gpu`: on another kind of GPU, which runs the same kernels.
 
         Raises:
             VramplanError: for a job that cannot run or is not modelled.
@@ -173,7 +175,7 @@ class JobSteps:
         job = with_batch(self.job, micro, steps)
         with no_cycle_collection():
             at = self.scaling.step(micro, steps).on(gpu or self.card)
-            return self._timelines(at, self.shape(at, job))[0]
+            return self._timelines(at, self.shape(at, job))
 
     def shape(self, at: StepAt, job: Job) -> Shape:
         """What a step has in common with those of other micro-batches.
@@ -254,7 +256,7 @@ class JobSteps:
         )
 
     def _evaluation_bytes(self, micro: int, several: bool) -> dict[int, int]:
-        """Highest bytes of a forward without gradients beside the model and its states, by GPU."""
+        """Highest bytes of a forward without gradients beside the model and its states, by GPU of a process."""
         at = self.scaling.evaluation(micro, several).on(self.card)
         evaluations, key = self._common.evaluations, (id(at.record), at.num_small)
         if key not in evaluations:
@@ -280,6 +282,7 @@ class JobSteps:
             num_vision_parameters=self.weights.num_vision_parameters,
             inputs_text=describe_inputs(self.spec, job),
             communication=_communication(shape),
+            num_gpus_simulated=len(shape.layouts) if 1 < len(shape.layouts) < job.num_gpus else None,
         )
 
     def _compute(self, at: StepAt, shape: Shape, card: Gpu) -> ComputeTime:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from vramplan.analytic.layer_folding import Unfolded
 from vramplan.analytic.strategies import strategy_of
@@ -15,6 +15,9 @@ from vramplan.memory.overheads import cublas_workspace
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Kinds, Mark, Storage, Timeline, rounded_bytes
 from vramplan.step_time.communication import Communication, Sent
+
+if TYPE_CHECKING:
+    from vramplan.analytic.strategies.ddp import Strategy
 
 STEPS = 3
 """Optimizer states exist in the second step while gradients are built again, and DDP replaces its buckets; in the third
@@ -39,6 +42,8 @@ class Layout(NamedTuple):
     kind_of: array[int]
     events: array[int]
     marks: Sequence[Mark]
+    device: int
+    """The number of the GPU in its process."""
     communication: Communication
     """What the GPU sends and receives in an optimizer step."""
 
@@ -78,7 +83,7 @@ class StepKinds(Kinds):
 
 
 class SimulatedRun:
-    """The timelines of a simulated step, one per GPU if GPUs differ."""
+    """The timelines of a simulated step, one per GPU that needs other memory."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
@@ -105,15 +110,16 @@ class SimulatedRun:
     @cached_property
     def layouts(self) -> dict[int, Layout]:
         """The timeline of each GPU but for the sizes of the step's storages; only one if all do the same."""
-        return {card: self._layout(card) for card in self.step.setting.placement.gpus}
+        first = strategy_of(self.step, Recorder())
+        others = {gpu: strategy_of(self.step, Recorder(), gpu) for gpu in first.gpus if gpu != first.gpu}
+        return {first.gpu: self._layout(first)} | {gpu: self._layout(share) for gpu, share in others.items()}
 
-    def _layout(self, card: int) -> Layout:
+    def _layout(self, share: Strategy) -> Layout:
         """Loading and optimizer steps, each of at most two micro-steps: without gradients, and on top of them."""
-        record = Recorder()
-        share = strategy_of(self.step, record, card)
+        record = share.record
         record.enter("loaded")
         share.load()
-        for buffer in buffers_of(self.step.setting) if card == self.step.setting.placement.rotary else ():
+        for buffer in buffers_of(self.step.setting) if share.device == self.step.setting.placement.rotary else ():
             record.allocate(buffer)
         share.prepare()
         record.enter("forward")
@@ -141,7 +147,7 @@ class SimulatedRun:
                 share.run_section(piece, events[piece.first_event : end], offset)
         workspace = cublas_workspace(self.step.card)
         for (on, _), product in self.step.record.first_products.items():
-            if on == card:
+            if on == share.device:
                 record.allocate_after(offsets[0] + self._place(product), workspace)
         in_kernel = [number for number, storage in enumerate(record.kinds) if storage.in_kernel]
         in_kernel += [first + number for number, info in enumerate(simulated) if info.category == "workspace"]
@@ -156,6 +162,7 @@ class SimulatedRun:
             record.kind_of,
             record.events,
             record.marks,
+            share.device,
             share.sent.communication(),
         )
 

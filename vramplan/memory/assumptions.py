@@ -104,6 +104,8 @@ def describe_strategy(job: Job) -> str:
 def _describe_sharding(job: Job, step: SimulatedStep) -> list[str]:
     """The strategy, how a quantized model is sharded, and the host's share of an offloaded one."""
     texts = [text for text in (describe_strategy(job), _describe_quantized_sharding(job)) if text]
+    if step.num_gpus_simulated is not None:
+        texts.append(f"{step.num_gpus_simulated} of the {job.num_gpus} GPUs are simulated; another may reserve more")
     if job.offload != "none":
         each = sum(one.num_bytes for one in offloaded(job, step.num_parameters, step.num_trainable_parameters, 1))
         texts.append(f"the host holds about {format_bytes(each)} for each GPU")

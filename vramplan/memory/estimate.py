@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import field
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,8 @@ class SimulatedStep:
     """Inputs and labels in words, for a model that is not a causal language model."""
     communication: Communication = Communication()
     """What each GPU sends and receives in an optimizer step."""
+    num_gpus_simulated: int | None = None
+    """GPUs that were simulated; None if all need the same, or all were."""
     own_model: bool = False
     """Whether it is a user's own model, which chooses its attention, its loss and the shape of its inputs."""
 
@@ -177,6 +179,11 @@ class Estimate:
         for term in self.terms:
             totals[term.category] = totals.get(term.category, 0) + term.num_bytes
         return totals
+
+
+def fullest(estimates: Iterable[Estimate]) -> Estimate:
+    """The estimate of the GPU that needs most: of one that the job does not fit on, if there is one."""
+    return max(estimates, key=lambda one: (not one.fits_without_margin, not one.fits, one.device_total_bytes))
 
 
 @dataclass(frozen=True, slots=True)

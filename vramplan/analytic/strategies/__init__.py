@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 CLASSES = {
     "ddp": ("ddp", "Strategy"),
+    "device_map": ("device_map_split", "DeviceMap"),
     "zero0": ("zero0", "ZeroStage0"),
     "zero1": ("zero12", "ZeroStage12"),
     "zero2": ("zero12", "ZeroStage12"),
@@ -27,13 +28,9 @@ CLASSES = {
 """Module and class of each strategy; of FSDP by its version."""
 
 
-def strategy_of(step: Step, record: Recorder, card: int = 0) -> Strategy:
+def strategy_of(step: Step, record: Recorder, gpu: int = 0) -> Strategy:
     """The job's strategy for a simulated step, on one of the GPUs."""
     name = step.job.strategy
-    if name == "device_map":
-        from vramplan.analytic.strategies.device_map_split import DeviceMap
-
-        return DeviceMap(step, record, card)
     module, class_name = CLASSES[f"fsdp{step.job.fsdp.version}" if name == "fsdp" else name]
     strategy: type[Strategy] = getattr(import_module(f"{__name__}.{module}"), class_name)
-    return strategy(step, record)
+    return strategy(step, record, gpu)

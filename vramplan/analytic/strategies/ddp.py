@@ -33,14 +33,24 @@ def _natural_key(one: Placed) -> list[tuple[bool, int, str]]:
 class Strategy:
     """A single GPU or DDP; the methods stand in the order of a run, and other strategies override them."""
 
-    def __init__(self, step: Step, record: Recorder) -> None:
-        self.step, self.record, self.job = step, record, step.job
+    def __init__(self, step: Step, record: Recorder, gpu: int = 0) -> None:
+        self.step, self.record, self.job, self.gpu = step, record, step.job, gpu
         self.phase = ""
         self.sent = Sent()
         """What this GPU sends and receives."""
         self.first_buckets: list[int] = []
         """DDP's buckets, as long as they are those of the first backward."""
         self.has_reduced = False
+
+    @property
+    def gpus(self) -> Sequence[int]:
+        """The GPUs that need different memory; only the first if all need the same."""
+        return (0,)
+
+    @property
+    def device(self) -> int:
+        """The number of the GPU in its process, and in the simulated step."""
+        return 0
 
     @property
     def is_last(self) -> bool:

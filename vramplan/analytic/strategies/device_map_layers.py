@@ -113,7 +113,7 @@ def contents(setting: StepSpec, plan: FoldPlan) -> dict[int, str]:
     return {card: ", ".join(parts) for card, parts in found.items()}
 
 
-def fullest(estimates: Mapping[int, Estimate], held: Mapping[int, str]) -> Estimate:
+def with_shares(most: Estimate, estimates: Mapping[int, Estimate], held: Mapping[int, str]) -> Estimate:
     """The estimate of the GPU that needs most, with the shares of all GPUs."""
     cards = tuple(
         CardShare(
@@ -128,5 +128,4 @@ def fullest(estimates: Mapping[int, Estimate], held: Mapping[int, str]) -> Estim
         )
         for number, one in estimates.items()
     )
-    most = max(estimates.values(), key=lambda one: (not one.fits_without_margin, not one.fits, one.device_total_bytes))
     return replace(most, cards=cards)

@@ -39,8 +39,8 @@ def gathered_dtype(parameter: RecordedWeight, weight: Weight) -> str:
 class Sharded(Strategy):
     """One GPU's part of a run."""
 
-    def __init__(self, step: Step, record: Recorder) -> None:
-        super().__init__(step, record)
+    def __init__(self, step: Step, record: Recorder, gpu: int = 0) -> None:
+        super().__init__(step, record, gpu)
         self.gradients: list[int] = []
         """Reduced gradients of the own part."""
         self.offloads = self.job.offload == "all"

@@ -51,8 +51,8 @@ class Unit:
 class Fsdp1(Sharded):
     """One GPU's part of a run."""
 
-    def __init__(self, step: Step, record: Recorder) -> None:
-        super().__init__(step, record)
+    def __init__(self, step: Step, record: Recorder, gpu: int = 0) -> None:
+        super().__init__(step, record, gpu)
         job = self.job
         cards = job.num_gpus // job.fsdp.replicas
         places: dict[tuple[int | None, bool], list[Placed]] = {}

@@ -64,8 +64,8 @@ def _buffer(num_bytes: int, label: str, stream: int) -> Storage:
 class Fsdp2(Sharded):
     """One GPU's part of a run."""
 
-    def __init__(self, step: Step, record: Recorder) -> None:
-        super().__init__(step, record)
+    def __init__(self, step: Step, record: Recorder, gpu: int = 0) -> None:
+        super().__init__(step, record, gpu)
         self.ignored = [one for one in step.placed if is_ignored(one.parameter, self.job)]
         """Weights that stay whole on every GPU."""
         self.divided = [one for one in step.placed if not is_ignored(one.parameter, self.job)]

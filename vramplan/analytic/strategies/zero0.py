@@ -27,8 +27,8 @@ BUCKET = 500_000_000
 class ZeroStage0(Strategy):
     """One GPU's part of a run, which is all of it."""
 
-    def __init__(self, step: Step, record: Recorder) -> None:
-        super().__init__(step, record)
+    def __init__(self, step: Step, record: Recorder, gpu: int = 0) -> None:
+        super().__init__(step, record, gpu)
         self.masters = [[replace(weight, dtype="fp32") for weight in group] for group in self.groups(step.trained)]
         """fp32 copies that the optimizer updates instead of a half-precision model's weights."""
         self.missing: list[int] = []

@@ -56,8 +56,8 @@ def _entered(before: Turn | None, turn: Turn) -> int:
 class ZeroStage3(ZeroStage):
     """One GPU's part of a run."""
 
-    def __init__(self, step: Step, record: Recorder) -> None:
-        super().__init__(step, record)
+    def __init__(self, step: Step, record: Recorder, gpu: int = 0) -> None:
+        super().__init__(step, record, gpu)
         self.weights: list[PartitionedWeight] = []
         self.modules: dict[Module, list[PartitionedWeight]] = {}
         self.module_of: dict[Module, Module] = {}

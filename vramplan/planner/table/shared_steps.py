@@ -10,6 +10,7 @@ Every answer is exact: the same as for the GPU alone.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from vramplan.analytic.job_steps import JobSteps, depends_on_size
@@ -61,22 +62,27 @@ class Shared:
     def __init__(self, spec: ModelSpec, job: Job, gpu: Gpu, similar: Shared | None = None) -> None:
         self.spec, self.job, self.gpu = spec, job, gpu
         self.steps: JobSteps = JobSteps(spec, job, gpu, None if similar is None else similar.steps)
-        self.tensors: dict[int, int] = {}
-        """Peak tensor bytes by micro-batch."""
-        self.replays: dict[tuple[int, tuple[int, ...]], list[Replay]] = {}
-        """Replays by micro-batch and sizes of the buffers of kernels."""
+        self.tensors: dict[int, dict[int, int]] = {}
+        """Peak tensor bytes by micro-batch and number of the GPU."""
+        self.replays: dict[tuple[int, int, tuple[int, ...]], list[Replay]] = {}
+        """Replays by number of the GPU, micro-batch and sizes of the buffers of kernels."""
         self.largest: dict[tuple[int, Kernels], int] = {}
         """The largest micro-batch by limit, and by what the buffers of kernels depend on."""
         self._sizes: dict[tuple[int, Kernels], tuple[int, ...]] = {}
 
     def peak(self, micro: int) -> int:
-        """Highest sum of live tensors at a micro-batch, in bytes."""
+        """Highest sum of live tensors at a micro-batch on any GPU, in bytes."""
+        return max(self.peaks(micro).values())
+
+    def peaks(self, micro: int) -> dict[int, int]:
+        """The same by number of the GPU, for those that need different memory."""
         if micro not in self.tensors:
-            self.tensors[micro] = self._timeline(micro, self.gpu).peak_bytes(with_kernels=False)
+            timelines = self._timelines(micro, self.gpu)
+            self.tensors[micro] = {number: one.peak_bytes(with_kernels=False) for number, one in timelines.items()}
         return self.tensors[micro]
 
-    def _timeline(self, micro: int, gpu: Gpu) -> Timeline:
-        return self.steps.timeline(micro, self.job.gradient_accumulation_steps, gpu)
+    def _timelines(self, micro: int, gpu: Gpu) -> dict[int, Timeline]:
+        return self.steps.timelines(micro, self.job.gradient_accumulation_steps, gpu)
 
     def _buffer_sizes(self, micro: int, gpu: Gpu) -> tuple[int, ...]:
         key = micro, kernels_of(gpu)
@@ -84,17 +90,14 @@ class Shared:
             self._sizes[key] = self.steps.buffer_sizes(micro, self.job.gradient_accumulation_steps, gpu)
         return self._sizes[key]
 
-    def replayed(self, micro: int, limit: int, gpu: Gpu) -> Replay:
-        """The allocator's replay if PyTorch may reserve `limit` bytes of a GPU."""
-        replays = self.replays.setdefault((micro, self._buffer_sizes(micro, gpu)), [])
+    def replayed(self, number: int, micro: int, gpu: Gpu, limit: int) -> Replay:
+        """The allocator's replay on the GPU with a number if PyTorch may reserve `limit` bytes of it."""
+        replays = self.replays.setdefault((number, micro, self._buffer_sizes(micro, gpu)), [])
         for earlier in replays:
             if earlier.peak_reserved_bytes <= limit < earlier.refused_bytes:
                 return earlier
-        timeline, settings = (
-            self._timeline(micro, gpu),
-            AllocatorSettings(expandable_segments=self.job.expandable_segments),
-        )
-        kinds = timeline.kinds
+        timeline = self._timelines(micro, gpu)[number]
+        kinds, settings = timeline.kinds, AllocatorSettings(expandable_segments=self.job.expandable_segments)
         replays.append(
             replay(timeline.events, timeline.kind_of, kinds.sizes, limit, settings, streams=kinds.streams, levels=False)
         )
@@ -102,14 +105,20 @@ class Shared:
 
     def fits(self, micro: int, limit: int, gpu: Gpu) -> bool:
         """Whether a micro-batch fits; if its tensors alone do not, it is not replayed."""
-        return self.tensors.get(micro, 0) <= limit and not self.replayed(micro, limit, gpu).out_of_memory
+        if max(self.tensors.get(micro, {0: 0}).values()) > limit:
+            return False
+        return not any(self.replayed(number, micro, gpu, limit).out_of_memory for number in self.peaks(micro))
 
     def need(self, micro: int, gpu: Gpu) -> tuple[int, bool]:
         """(device total in bytes, whether it fits), the same as `estimate` returns."""
         outside = outside_bytes(self.job, gpu)
         limits = (plannable_bytes(self.job, gpu) - outside, gpu.usable_bytes - outside)
-        run, fits, _ = settle(self.peak(micro), limits, lambda limit: self.replayed(micro, limit, gpu))
-        return run.peak_reserved_bytes + outside, fits
+        needs = []
+        for number, peak in self.peaks(micro).items():
+            run, fits, fits_without_margin = settle(peak, limits, partial(self.replayed, number, micro, gpu))
+            needs.append((not fits_without_margin, not fits, run.peak_reserved_bytes + outside))
+        _, does_not_fit, num_bytes = max(needs)
+        return num_bytes, not does_not_fit
 
     def max_batch(self, gpu: Gpu) -> int:
         """The largest micro-batch that fits, the same as `suggest` returns; 0 if none fits."""
@@ -140,7 +149,7 @@ class Shared:
     def _max_batch(self, limit: int, gpu: Gpu) -> int:
         if self.peak(1) > limit:
             return 0
-        below = max(micro for micro, num_bytes in self.tensors.items() if num_bytes <= limit)
-        above = min((micro for micro, num_bytes in self.tensors.items() if num_bytes > limit), default=None)
+        below = max(micro for micro in self.tensors if self.peak(micro) <= limit)
+        above = min((micro for micro in self.tensors if self.peak(micro) > limit), default=None)
         top = largest_by_tensors(below, above, self.peak, limit)
         return largest_batch(0, top, lambda micro: self.fits(micro, limit, gpu))
