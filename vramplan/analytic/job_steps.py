@@ -156,7 +156,7 @@ class JobSteps:
         return PartialEstimate(
             lower_bound_bytes,
             complete,
-            timelines[0] if len(timelines) == 1 else None,
+            timelines,
             lambda on: self._compute(at, shape, on),
             _communication(shape),
         )
