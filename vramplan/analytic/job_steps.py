@@ -182,6 +182,11 @@ class JobSteps:
             at = self.scaling.step(micro, steps).on(gpu or self.card)
             return self._timelines(at, self.shape(at, job))
 
+    def mixed(self, steps: Sequence[Sequence[BatchShape]]) -> dict[int, Timeline]:
+        """Timelines of optimizer steps of micro-batches that differ in shape, by number of the GPU."""
+        with no_cycle_collection():
+            return self._mixed(steps, self.job, several=True)
+
     def shape(self, at: StepAt, job: Job) -> Shape:
         """What a step has in common with those of other micro-batches.
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from vramplan.analytic.run_timeline import STEPS
 from vramplan.memory import passes
 from vramplan.memory.recorder import Recorder
-from vramplan.memory.timeline import JoinedKinds, Timeline
+from vramplan.memory.timeline import JoinedKinds, Storage, Timeline
 
 
 class BatchShape(NamedTuple):
@@ -52,9 +52,9 @@ class Pieces:
         for several in phases:
             before, alive = alive, passes.live_at(self.events, several[-1][2] - 1)
             self.pieces.append(Piece(several, before, alive))
-        self.names = {
-            number: _name(timeline, number) for piece in self.pieces for number in (*piece.before, *piece.after)
-        }
+        outlive = set[int]().union(*(piece.after for piece in self.pieces))
+        kinds = {kind: timeline.kinds[kind] for kind in {self.kind_of[number] for number in outlive}}
+        self.names = {number: _name(kinds[self.kind_of[number]]) for number in outlive}
         """What each storage that outlives a piece is, in words: the same in timelines of other shapes."""
         self._kinds: dict[tuple[int, int], array[int]] = {}
 
@@ -65,8 +65,7 @@ class Pieces:
         return self._kinds[first, end]
 
 
-def _name(timeline: Timeline, number: int) -> tuple[str, str]:
-    storage = timeline.storage(number)
+def _name(storage: Storage) -> tuple[str, str]:
     return storage.category, storage.label
 
 

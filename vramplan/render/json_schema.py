@@ -25,6 +25,7 @@ from vramplan.render.json_types import (
     TableData,
     written,
 )
+from vramplan.render.token_types import TokenBudgetsData
 
 
 class SummaryData(Exact):
@@ -79,7 +80,7 @@ class AccuracyData(Exact):
 
 
 OUTPUTS: dict[str, Any] = {
-    "suggest": SearchData | HardwareData,
+    "suggest": SearchData | HardwareData | TokenBudgetsData,
     "estimate": EstimateAnswerData,
     "check": CheckData | FixData | list[CheckData],
     "images": list[ImageData] | list[CountData],
