@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -199,3 +200,20 @@ def test_models_of_other_inputs() -> None:
         token_budget("Qwen/Qwen2-VL-2B-Instruct", GPU)
     with pytest.raises(ConfigError, match="micro_batch_size has no meaning"):
         token_budget(QWEN, GPU, micro_batch_size=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "project", "setting"),
+    [
+        ("run.yaml", "data:\n  max_token_len_per_gpu: 8192\n", "verl", "data.max_token_len_per_gpu"),
+        ("run.yaml", "policy:\n  sequence_packing:\n    train_mb_tokens: 8192\n", "NeMo RL", "train_mb_tokens"),
+        ("run.sh", "torchrun -m verl.trainer.sft_trainer data.max_token_len_per_gpu=8192\n", "verl", "data.max_token"),
+    ],
+)
+def test_a_budget_in_a_file_that_is_not_read(tmp_path: Path, name: str, text: str, project: str, setting: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    done = cli("check", str(tmp_path / name), "--gpu", "h100")
+    assert done.returncode == 2
+    assert f"{project} is not read yet; " in done.stderr
+    assert setting in done.stderr
+    assert "8,192 is its token budget" in done.stderr

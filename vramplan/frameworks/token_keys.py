@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from vramplan.dataclass import dataclass
 
@@ -28,6 +29,8 @@ class TokenKeys:
     """Version or commit, and the files that say so."""
     lines: Mapping[str, Sequence[str]]
     """Lines to paste by what is counted; {tokens}, and {steps} for micro-batches of an optimizer step."""
+    settings: tuple[str, ...]
+    """The settings that hold the budget, by their path in a configuration."""
     balanced: bool = False
     """Whether the setting only decides how many micro-batches there are."""
 
@@ -53,6 +56,7 @@ TOKEN_KEYS: Mapping[str, TokenKeys] = MappingProxyType(
             "verl",
             "1dda039b9: verl/trainer/config/sft_trainer_engine.yaml, utils/seqlen_balancing.py",
             {"packed": ("data.use_dynamic_bsz=True", "data.max_token_len_per_gpu={tokens}")},
+            ("data.max_token_len_per_gpu", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"),
             balanced=True,
         ),
         "nemo-rl": TokenKeys(
@@ -70,11 +74,13 @@ TOKEN_KEYS: Mapping[str, TokenKeys] = MappingProxyType(
                     "policy.dynamic_batching.train_mb_tokens={tokens}",
                 ),
             },
+            ("policy.sequence_packing.train_mb_tokens", "policy.dynamic_batching.train_mb_tokens"),
         ),
         "nemo-automodel": TokenKeys(
             "NeMo Automodel",
             "0.5.0: docs/guides/llm/dataset.mdx",
             {"packed": ("packed_sequence.packed_sequence_size={tokens}", "step_scheduler.local_batch_size=1")},
+            ("packed_sequence.packed_sequence_size", "dataloader.dynamic_batching.max_tokens_per_batch"),
         ),
         "veomni": TokenKeys(
             "VeOmni",
@@ -86,21 +92,25 @@ TOKEN_KEYS: Mapping[str, TokenKeys] = MappingProxyType(
                     "data.max_seq_len={tokens}",
                 )
             },
+            (),
         ),
         "skyrl": TokenKeys(
             "SkyRL",
             "a9564572e: skyrl/train/config/sft_config.py",
             {"packed": ("use_sequence_packing=true", "max_tokens_per_microbatch={tokens}")},
+            ("max_tokens_per_microbatch", "trainer.max_tokens_per_microbatch"),
         ),
         "areal": TokenKeys(
             "AReaL",
             "4aef98d8d: areal/api/cli_args.py",
             {"packed": ("actor.mb_spec.max_tokens_per_mb={tokens}",)},
+            ("actor.mb_spec.max_tokens_per_mb",),
         ),
         "slime": TokenKeys(
             "slime",
             "624b824a8: slime/utils/arguments.py",
             {"packed": ("--use-dynamic-batch-size", "--max-tokens-per-gpu {tokens}")},
+            ("max_tokens_per_gpu",),
         ),
         "cosmos-rl": TokenKeys(
             "cosmos-rl",
@@ -113,12 +123,51 @@ TOKEN_KEYS: Mapping[str, TokenKeys] = MappingProxyType(
                     "load_balanced_batches_per_optimizer_step = {steps}",
                 )
             },
+            (
+                "train.train_policy.load_balanced_max_tokens_for_batch",
+                "train.train_policy.max_token_len_per_mini_batch",
+            ),
         ),
         "fairseq": TokenKeys(
             "fairseq",
             "3d262bb2: fairseq/dataclass/configs.py, data/data_utils_fast.pyx",
             {"padded": ("--max-tokens {tokens}", "--update-freq {steps}")},
+            ("dataset.max_tokens",),
         ),
     }
 )
 """By the name that `--for` takes."""
+
+
+def budget_in(settings: Mapping[str, Any]) -> tuple[str, str, int] | None:
+    """(name of the project, setting, tokens) of the first token budget in a configuration; None if there is none."""
+    for name, keys in TOKEN_KEYS.items():
+        for path in keys.settings:
+            value: Any = settings
+            for part in path.split("."):
+                value = value.get(part) if isinstance(value, Mapping) else None
+            if type(value) is int:
+                return name, path, value
+    return None
+
+
+def budget_in_words(words: Sequence[str]) -> tuple[str, str, int] | None:
+    """The same of a command line: ``data.max_token_len_per_gpu=8192``, ``--max-tokens-per-gpu 9216``."""
+    pairs = {}
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, has_value, value = word.lstrip("+-").partition("=")
+        pairs[name.replace("-", "_")] = value if has_value else following
+    for name, keys in TOKEN_KEYS.items():
+        for path in keys.settings:
+            if (text := pairs.get(path, "")).isdecimal():
+                return name, path, int(text[:18])
+    return None
+
+
+def told(budget: tuple[str, str, int]) -> str:
+    """What `check` says of a token budget in a project's file that it does not read."""
+    name, path, tokens = budget
+    return (
+        f"{TOKEN_KEYS[name].project} is not read yet; {path} {tokens:,} is its token budget, and"
+        f" `vramplan suggest MODEL --gpu GPU --tokens --for {name}` says the largest that fits"
+    )
