@@ -5,10 +5,11 @@
     checked.py       its settings and the lengths of the samples, checked
     steps.py         which samples an optimizer step has
     packing.py       how they become micro-batches
-    torch_loader.py  a DataLoader of it, and gradients normalised by tokens     (torch)
-    trainer.py       transformers' Trainer with it                              (transformers)
+    torch_loader.py  a DataLoader of the steps                     (torch)
+    gradients.py     gradients normalised by tokens                (torch)
+    trainer.py       transformers' Trainer with the loader         (transformers)
 
-Only the last two need torch.
+Only the last three need torch.
 
 >>> sampler = TokenBudgetSampler([7, 3, 9, 2, 4, 8], max_tokens=16, global_tokens=20)
 >>> [[sorted(micro_batch) for micro_batch in step] for step in sampler]

@@ -81,6 +81,7 @@ class TokenBudgetSampler:
         self.longest_sample = longest_allowed(longest_sample, max_tokens, self.limits.pad_to_multiple_of)
         self.lengths = limited(token_lengths(lengths), self.longest_sample, longer)
         self.longer = longer
+        self.shortest = min(range(len(self.lengths)), key=self.lengths.__getitem__)
         self.num_replicas, self.rank = whole("num_replicas", num_replicas), whole("rank", rank, 0)
         self.divisible_by = self.num_replicas if divisible_by is None else whole("divisible_by", divisible_by)
         self.seed, self.window = whole("seed", seed, 0), whole("window", window)
