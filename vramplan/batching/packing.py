@@ -1,0 +1,149 @@
+"""Samples of one optimizer step as micro-batches: as few as fit, and then as even as that number allows.
+
+A micro-batch that is padded costs samples x longest, one without padding the sum of its lengths.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+
+from vramplan.dataclass import dataclass
+
+MicroBatch = list[int]
+"""Indices of samples, the longest first."""
+Packer = Callable[[int], list[MicroBatch]]
+"""Tokens that a micro-batch may have -> the micro-batches."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a micro-batch may hold."""
+
+    max_tokens: int
+    padding_free: bool = False
+    pad_to_multiple_of: int = 1
+    max_samples: int | None = None
+
+    def tokens(self, lengths: Sequence[int]) -> int:
+        """Tokens, padding included, of a micro-batch of these lengths.
+
+        >>> Limits(100, pad_to_multiple_of=8).tokens([10, 5])
+        32
+        >>> Limits(100, padding_free=True).tokens([10, 5])
+        15
+        """
+        if not lengths:
+            return 0
+        if self.padding_free:
+            return self.rounded(sum(lengths))
+        return len(lengths) * self.rounded(max(lengths))
+
+    def rounded(self, tokens: int) -> int:
+        """Tokens up to the next multiple that the collator pads to."""
+        return -(-tokens // self.pad_to_multiple_of) * self.pad_to_multiple_of
+
+    def packer(self, samples: Sequence[int], lengths: Sequence[int]) -> Packer:
+        """The way to pack these samples, which are sorted by falling length."""
+        most = self.max_samples or len(samples)
+        if self.padding_free:
+            return lambda tokens: best_fit(
+                samples, lengths, tokens // self.pad_to_multiple_of * self.pad_to_multiple_of, most
+            )
+        return lambda tokens: sorted_chunks(samples, lengths, tokens, most, self.rounded)
+
+
+def sorted_chunks(
+    samples: Sequence[int], lengths: Sequence[int], tokens: int, most: int, rounded: Callable[[int], int]
+) -> list[MicroBatch]:
+    """Chunks of samples that are sorted by falling length: each as large as its longest sample allows.
+
+    No other way needs fewer chunks: the longest sample decides how many fit beside it, and the next longest are the
+    dearest to leave for later.
+
+    >>> sorted_chunks([0, 1, 2, 3], [9, 5, 4, 1], 10, 4, lambda tokens: tokens)
+    [[0], [1, 2], [3]]
+    """
+    chunks, start = [], 0
+    while start < len(samples):
+        size = max(1, min(most, tokens // rounded(lengths[samples[start]])))
+        chunks.append(list(samples[start : start + size]))
+        start += size
+    return chunks
+
+
+def best_fit(samples: Sequence[int], lengths: Sequence[int], tokens: int, most: int) -> list[MicroBatch]:
+    """Best-fit decreasing: each sample goes where the least room is left after it.
+
+    At most 11/9 of the fewest possible, plus 4 (Johnson, "Near-optimal bin packing algorithms", 1973, without a limit
+    of samples), and a search by bisection where first-fit looks at every micro-batch.
+
+    >>> best_fit([0, 1, 2, 3], [9, 5, 4, 1], 10, 4)
+    [[0, 3], [1, 2]]
+    """
+    batches: list[MicroBatch] = []
+    open_batches: list[tuple[int, int]] = []  # room and number of those that take more, by rising room
+    for sample in samples:
+        length = lengths[sample]
+        position = bisect_left(open_batches, (length, -1))
+        if position < len(open_batches):
+            room, number = open_batches.pop(position)
+        else:
+            room, number = tokens, len(batches)
+            batches.append([])
+        batches[number].append(sample)
+        if len(batches[number]) < most and room > length:
+            insort(open_batches, (room - length, number))
+    return batches
+
+
+def micro_batches(
+    samples: Sequence[int], lengths: Sequence[int], limits: Limits, multiple: int = 1, least: int = 1
+) -> list[MicroBatch]:
+    """Micro-batches of these samples, the dearest first; their number is a multiple of ``multiple``.
+
+    As few as fit, at least ``least``; then the smallest limit of tokens that gives this number is searched, which makes
+    them even (MULTIFIT: Coffman, Garey and Johnson, SIAM J. Comput. 7, 1978). Where there are fewer samples than
+    micro-batches the last ones are empty. A sample beyond the limit of tokens is alone.
+    """
+    ordered = sorted(samples, key=lambda sample: -lengths[sample])  # stable: a shuffled order stays shuffled
+    alone = [[sample] for sample in ordered if limits.rounded(lengths[sample]) > limits.max_tokens]
+    ordered = ordered[len(alone) :]
+    pack = limits.packer(ordered, lengths)
+    batches = pack(limits.max_tokens) if ordered else []
+    count = -(-max(len(alone) + len(batches), least) // multiple) * multiple
+    if ordered:
+        batches = _even(pack, count - len(alone), limits.rounded(lengths[ordered[0]]), limits.max_tokens)
+    batches = _split(alone + batches, count, limits, lengths)
+    return batches + [[] for _ in range(count - len(batches))]
+
+
+def _even(pack: Packer, count: int, low: int, high: int) -> list[MicroBatch]:
+    """At most ``count`` micro-batches under the smallest limit between two that bisection finds."""
+    batches = pack(high)
+    while low < high:
+        middle = (low + high) // 2
+        tried = pack(middle)
+        if len(tried) <= count:
+            batches, high = tried, middle
+        else:
+            low = middle + 1
+    return batches
+
+
+def _split(batches: list[MicroBatch], count: int, limits: Limits, lengths: Sequence[int]) -> list[MicroBatch]:
+    """The dearest micro-batches in two, until there are ``count`` or none has two samples; the dearest first."""
+
+    def tokens(batch: MicroBatch) -> int:
+        return limits.tokens([lengths[sample] for sample in batch])
+
+    batches = sorted(batches, key=tokens, reverse=True)
+    while len(batches) < count:
+        number = next((number for number, batch in enumerate(batches) if len(batch) > 1), None)
+        if number is None:
+            break
+        batch = batches.pop(number)
+        half = (len(batch) + 1) // 2
+        for part in (batch[::2], batch[1::2]) if limits.padding_free else (batch[:half], batch[half:]):
+            insort(batches, part, key=lambda batch: -tokens(batch))
+    return batches
