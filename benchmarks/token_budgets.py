@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.length_distributions import KINDS, lengths
-from vramplan.analytic.job_steps import JobSteps
 from vramplan.analytic.mixed_batches import BatchShape
 from vramplan.batching import TokenBudgetSampler
-from vramplan.memory.calibration import CONFIDENCE, plannable_bytes
-from vramplan.memory.overheads import outside_bytes
+from vramplan.memory.calibration import CONFIDENCE
 from vramplan.planner.load import load_both
+from vramplan.planner.mixed_runs import MixedRuns
 from vramplan.planner.token_budget import COUNTED, TokenBudget, token_budget
-from vramplan.planner.token_search import fits_in_turn
 
 KEPT = Path(__file__).with_suffix(".json")
 JOBS: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -77,10 +75,9 @@ def compared(model: str, gpu: str, job: dict[str, Any], counting: str, draws: in
 def out_of_memory(model: str, gpu_name: str, budget: TokenBudget, kind: str, factor: float, draws: int) -> int:
     """How many of so many runs run out of memory."""
     spec, gpu = load_both(model, gpu_name, CONFIDENCE)
-    steps = JobSteps(spec, budget.estimate.job, gpu)
-    limit = plannable_bytes(steps.job, gpu) - outside_bytes(steps.job, gpu)
+    runs = MixedRuns(spec, budget.estimate.job, gpu)
     tokens = int(factor * budget.max_tokens)
-    return sum(not fits_in_turn(steps, batches(kind, budget.counting, tokens, seed), limit) for seed in range(draws))
+    return sum(not runs.survives(batches(kind, budget.counting, tokens, seed)) for seed in range(draws))
 
 
 def batches(kind: str, counting: str, tokens: int, seed: int) -> list[list[BatchShape]]:

@@ -15,12 +15,10 @@ from vramplan.analytic.job_steps import JobSteps
 from vramplan.analytic.mixed_batches import BatchShape
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.token_keys import TOKEN_KEYS
-from vramplan.memory.calibration import plannable_bytes
-from vramplan.memory.overheads import outside_bytes
-from vramplan.memory.summarize import replayer
 from vramplan.planner.job_defaults import complete_job
+from vramplan.planner.mixed_runs import MixedRuns, in_turn
 from vramplan.planner.token_budget import job_of, token_budget
-from vramplan.planner.token_search import fits_in_turn, full_shapes, in_turn
+from vramplan.planner.token_search import full_shapes
 
 QWEN = "Qwen/Qwen2.5-0.5B"
 GPU = "rtx3060"
@@ -113,13 +111,11 @@ def test_mixed_shapes_leave_nothing_behind(settings: dict[str, Any]) -> None:
 def test_random_runs_of_full_micro_batches_survive(found: vramplan.TokenBudgets) -> None:
     gpu = card_of(GPU)
     for budget in found.budgets:
-        steps = JobSteps(spec_of(QWEN), budget.estimate.job, gpu)
-        limit = plannable_bytes(steps.job, gpu) - outside_bytes(steps.job, gpu)
-        shapes = full_shapes(steps.job, budget.max_tokens, 2048)
-        assert all(fits_in_turn(steps, in_turn(shapes, seed), limit) for seed in range(100, 104))
+        runs = MixedRuns(spec_of(QWEN), budget.estimate.job, gpu)
+        shapes = full_shapes(runs.job, budget.max_tokens, 2048)
+        assert all(runs.survives(in_turn(shapes, seed, 24)) for seed in range(100, 104))
         much = [BatchShape(shape.samples, round(1.2 * shape.length)) for shape in shapes]
-        timelines = steps.mixed(in_turn(much, 0))
-        assert all(replayer(timeline, steps.job)(limit).out_of_memory for timeline in timelines.values())
+        assert not runs.survives(in_turn(much, 0, 24))
 
 
 def test_the_command_line(found: vramplan.TokenBudgets) -> None:

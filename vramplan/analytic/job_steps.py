@@ -182,10 +182,15 @@ class JobSteps:
             at = self.scaling.step(micro, steps).on(gpu or self.card)
             return self._timelines(at, self.shape(at, job))
 
-    def mixed(self, steps: Sequence[Sequence[BatchShape]]) -> dict[int, Timeline]:
-        """Timelines of optimizer steps of micro-batches that differ in shape, by number of the GPU."""
+    def mixed(self, steps: Sequence[Sequence[BatchShape]], empties_cache: bool = False) -> dict[int, Timeline]:
+        """Timelines of optimizer steps of micro-batches that differ in shape, by number of the GPU.
+
+        Args:
+            steps: the micro-batches of each optimizer step.
+            empties_cache: whether ``torch.cuda.empty_cache()`` is called before a step of another shape.
+        """
         with no_cycle_collection():
-            return self._mixed(steps, self.job, several=True)
+            return self._mixed(steps, self.job, True, empties_cache)
 
     def shape(self, at: StepAt, job: Job) -> Shape:
         """What a step has in common with those of other micro-batches.
@@ -220,7 +225,9 @@ class JobSteps:
         workspace = cublas_workspace(self.card)
         return {gpu: layout.timeline(at.rounded, described, workspace) for gpu, layout in shape.layouts.items()}
 
-    def _mixed(self, steps: Sequence[Sequence[BatchShape]], job: Job, several: bool) -> dict[int, Timeline]:
+    def _mixed(
+        self, steps: Sequence[Sequence[BatchShape]], job: Job, several: bool, empties_cache: bool = False
+    ) -> dict[int, Timeline]:
         """Timelines of optimizer steps of these micro-batches, by number of the GPU."""
 
         @cache
@@ -237,7 +244,7 @@ class JobSteps:
             return lambda batch: timelines(batch)[gpu]
 
         numbers = timelines(steps[0][0]).keys()
-        return {gpu: mixed(on(gpu), steps, micro_steps(job), self._pieces) for gpu in numbers}
+        return {gpu: mixed(on(gpu), steps, micro_steps(job), self._pieces, empties_cache) for gpu in numbers}
 
     def _checked(self, step: Step) -> Weights:
         """What all steps of the job have in common.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from vramplan.analytic.run_timeline import STEPS
 from vramplan.memory import passes
 from vramplan.memory.recorder import Recorder
-from vramplan.memory.timeline import JoinedKinds, Storage, Timeline
+from vramplan.memory.timeline import EMPTY_CACHE, JoinedKinds, Kinds, Storage, Timeline
 
 
 class BatchShape(NamedTuple):
@@ -74,6 +74,7 @@ def mixed(
     steps: Sequence[Sequence[BatchShape]],
     micro_steps: int,
     known: dict[int, Pieces],
+    empties_cache: bool = False,
 ) -> Timeline:
     """Loading, and optimizer steps of these micro-batches.
 
@@ -83,11 +84,14 @@ def mixed(
         steps: the micro-batches of each optimizer step.
         micro_steps: micro-batches in a step of those timelines; the last stands for all that follow it.
         known: pieces of timelines by the id of their events, which are added to it.
+        empties_cache: whether ``torch.cuda.empty_cache()`` is called before a step of another shape than the last.
     """
     run = _Run(known)
     run.append(timeline_at(steps[0][0]), 0)
     for step, batches in enumerate(steps):
         first = 1 + min(step, STEPS - 1) * (micro_steps + 1)
+        if empties_cache and step and batches[0] != steps[step - 1][-1]:
+            run.empty_cache()
         for micro, batch in enumerate(batches):
             run.append(timeline_at(batch), first + min(micro, micro_steps - 1))
         run.append(timeline_at(batches[-1]), first + micro_steps)
@@ -104,6 +108,13 @@ class _Run:
         """Name, and number in this timeline, of each storage that is alive, in order of allocation."""
         self.parts: dict[int, tuple[Timeline, int]] = {}
         """The other timelines by their id, each with the number of its first kind among those of all."""
+        self.own = Kinds([EMPTY_CACHE])
+        """The kinds that are in none of them, which come first."""
+
+    def empty_cache(self) -> None:
+        """``torch.cuda.empty_cache``."""
+        number = self.record.splice(array("i", [0]))
+        self.record.events.extend((number, ~number))
 
     def append(self, timeline: Timeline, number: int) -> None:
         """Append the piece with a number."""
@@ -136,7 +147,7 @@ class _Run:
 
     def timeline(self) -> Timeline:
         """The timeline of all that was appended."""
-        kinds = JoinedKinds([timeline.kinds for timeline, _ in self.parts.values()])
+        kinds = JoinedKinds([self.own, *(timeline.kinds for timeline, _ in self.parts.values())])
         return Timeline(kinds, self.record.kind_of, self.record.events, self.record.marks)
 
     def _pieces(self, timeline: Timeline) -> Pieces:
@@ -146,5 +157,8 @@ class _Run:
 
     def _first_kind(self, timeline: Timeline) -> int:
         if id(timeline) not in self.parts:
-            self.parts[id(timeline)] = timeline, sum(len(other.kinds) for other, _ in self.parts.values())
+            self.parts[id(timeline)] = (
+                timeline,
+                len(self.own) + sum(len(other.kinds) for other, _ in self.parts.values()),
+            )
         return self.parts[id(timeline)][1]

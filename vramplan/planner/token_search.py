@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import count
-from random import Random
 
 from vramplan.analytic.architectures.lookup import architecture_of, is_described
 from vramplan.analytic.estimator import begin
-from vramplan.analytic.job_steps import JobSteps
 from vramplan.analytic.mixed_batches import BatchShape
 from vramplan.errors import UnsupportedError
 from vramplan.inputs.gpu import Gpu
@@ -17,8 +15,7 @@ from vramplan.inputs.job import Job, with_batch
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import plannable_bytes
 from vramplan.memory.estimate import Estimate
-from vramplan.memory.overheads import outside_bytes
-from vramplan.memory.summarize import replayer
+from vramplan.planner.mixed_runs import MixedRuns, in_turn
 from vramplan.planner.monotone_search import LENGTH_STEP, MAX_MICRO_BATCH, bisect_largest, largest_by_tensors
 from vramplan.units import ceil_div
 
@@ -115,15 +112,14 @@ class TokenSearch:
 
     def _of_mixed_shapes(self, tokens: int, longest: int) -> int:
         """Tokens with which runs of micro-batches of mixed shapes do not run out of memory; 0 if there are none."""
-        limit = self.room - outside_bytes(self.job, self.gpu)
-        steps = JobSteps(self.spec, self.job, self.gpu)
+        runs = MixedRuns(self.spec, self.job, self.gpu)
         num_runs = NUM_RUNS[self.job.expandable_segments]
 
         def survives(share: int) -> bool:
             full = tokens * share // HUNDRED
             self.progress(f"runs of mixed lengths, {full:,} tokens")
             shapes = full_shapes(self.job, full, longest)
-            return all(fits_in_turn(steps, in_turn(shapes, seed), limit) for seed in range(num_runs))
+            return all(runs.survives(in_turn(shapes, seed, MICRO_BATCHES)) for seed in range(num_runs))
 
         if survives(HUNDRED):
             return tokens
@@ -145,19 +141,6 @@ def full_shapes(job: Job, tokens: int, longest: int) -> list[BatchShape]:
     step = LENGTH_STEP << max(0, (tokens // (4 * SHAPES * LENGTH_STEP)).bit_length() - 1)
     rows = [tokens, *range(tokens // step * step, tokens * 3 // 4, -step)]
     return [BatchShape(1, length) for length in dict.fromkeys(rows)]
-
-
-def in_turn(shapes: Sequence[BatchShape], seed: int) -> list[list[BatchShape]]:
-    """Optimizer steps of two micro-batches each, whose shapes are drawn by chance."""
-    draws = Random(seed)
-    order = [draws.choice(shapes) for _ in range(MICRO_BATCHES)]
-    return [order[number : number + 2] for number in range(0, len(order), 2)]
-
-
-def fits_in_turn(steps: JobSteps, batches: Sequence[Sequence[BatchShape]], limit: int) -> bool:
-    """Whether a run of these micro-batches does not run out of memory if PyTorch may reserve `limit` bytes."""
-    timelines = steps.mixed(batches)
-    return not any(replayer(timeline, steps.job)(limit).out_of_memory for timeline in timelines.values())
 
 
 def _counts() -> Iterator[int]:
