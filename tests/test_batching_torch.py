@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from itertools import chain
@@ -84,6 +85,7 @@ def test_two_gloo_ranks_have_the_gradients_and_weights_of_one(tmp_path: Path) ->
     for padding_free in (False, True):
         for name, options in {
             "gradients": {},
+            "accelerate": {},
             "alone": {
                 "max_tokens": 40,
                 "max_samples": 1,
@@ -273,3 +275,20 @@ def test_any_loss_that_is_divided_by_the_tokens_will_do() -> None:
     assert accumulate_gradients(one, step) == pytest.approx(accumulate_gradients(other, step, loss=loss))
     for left, right in zip(one.parameters(), other.parameters(), strict=True):
         assert_same(left.grad, right.grad)
+
+
+# -- the guide ---------------------------------------------------------------------------------------------------------
+
+GUIDE = ROOT / "docs" / "guides" / "token-budget.md"
+SCRIPTS = dict(re.findall(r'^```python title="(\w+\.py)"\n(.*?)^```$', GUIDE.read_text(), re.DOTALL | re.MULTILINE))
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator is found")
+@pytest.mark.parametrize("name", ["train_trainer.py", "train_plain.py"])
+def test_examples_of_the_guide_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    exec(compile(SCRIPTS[name], name, "exec"), {"__name__": "__main__"})
+    assert "optimizer steps" in capsys.readouterr().out
