@@ -13,6 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.length_distributions import lengths
+from benchmarks.token_batches import KEPT, budget
+from benchmarks.token_batches_picture import table
+from tests.helpers import ROOT
 from vramplan.batching import TokenBudgetSampler
 from vramplan.batching.packing import Limits, best_fit, micro_batches, sorted_chunks
 from vramplan.batching.steps import bounds, number_of_steps
@@ -307,3 +311,22 @@ def test_the_sampler_works_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "[[[0, 1]]]\n"), done.stderr
+
+
+# -- the evidence ------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_the_guide_is_the_kept_result() -> None:
+    """``python -m benchmarks.token_batches --write`` keeps it."""
+    results = json.loads(KEPT.read_text())
+    assert table(results) in (ROOT / "docs" / "guides" / "token-budget.md").read_text()
+    for kind in results["kinds"].values():
+        ways = kind["ways"]
+        assert max(way["largest"] for way in ways.values()) <= kind["budget"]
+        assert ways["token budget"]["seconds"] < ways["fixed number"]["seconds"]
+
+
+def test_kept_counts_are_what_the_sampler_makes() -> None:
+    result = json.loads(KEPT.read_text())["kinds"]["long tail"]
+    steps = budget(lengths("long tail", 4000, 0), result["budget"], 0, padding_free=True)
+    assert sum(map(len, steps)) == result["ways"]["token budget, padding-free"]["micro_batches"]

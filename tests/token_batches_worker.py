@@ -71,10 +71,10 @@ def sampler(padding_free: bool = False, **options: Any) -> TokenBudgetSampler:
     return TokenBudgetSampler(lengths, padding_free=padding_free, **options)
 
 
-def gradients(wrapped: Any, step: list[Any]) -> tuple[float, torch.Tensor]:
+def gradients(wrapped: Any, step: list[Any], **options: Any) -> tuple[float, torch.Tensor]:
     """The loss of a step and its gradients in one vector."""
     wrapped.zero_grad()
-    loss = accumulate_gradients(wrapped, step)
+    loss = accumulate_gradients(wrapped, step, **options)
     return loss, torch.cat([parameter.grad.flatten() for parameter in wrapped.parameters()])
 
 
@@ -83,7 +83,7 @@ def epoch(wrapped: Any, padding_free: bool, num_replicas: int, rank: int, **opti
     return [gradients(wrapped, step) for step in StepLoader(data(), steps, collator(padding_free))]
 
 
-def trained(folder: Path, padding_free: bool, **arguments: Any) -> TokenBudgetTrainer:
+def trained(folder: Path, padding_free: bool, sampler_options: Any = None, **arguments: Any) -> TokenBudgetTrainer:
     """Two epochs of plain gradient descent by Trainer."""
     from transformers import TrainingArguments
 
@@ -101,9 +101,21 @@ def trained(folder: Path, padding_free: bool, **arguments: Any) -> TokenBudgetTr
         **arguments,
     )
     options = {"max_tokens": 80, "global_tokens": 150, "padding_free": padding_free, "divisible_by": 2}
+    options |= sampler_options or {}
     return TokenBudgetTrainer(
         model(), args, data_collator=collator(padding_free), train_dataset=data(), sampler_options=options
     )
+
+
+def accelerated(padding_free: bool, num_replicas: int, rank: int) -> list[Any]:
+    """Gradients of each step with what accelerate prepares."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    steps = sampler(padding_free, num_replicas=num_replicas, rank=rank)
+    loader = StepLoader(data(), steps, collator(padding_free), device=accelerator.device)
+    wrapped, loader = accelerator.prepare(model(), loader)
+    return [gradients(wrapped, step, backward=accelerator.backward) for step in loader]
 
 
 def weights(trained_model: Any) -> torch.Tensor:
@@ -120,6 +132,7 @@ def main(rank: int, ranks: int, folder: Path) -> None:
         results[f"alone {padding_free}"] = epoch(
             wrapped, padding_free, ranks, rank, max_tokens=40, max_samples=1, global_tokens=10_000
         )
+        results[f"accelerate {padding_free}"] = accelerated(padding_free, ranks, rank)
         trainer = trained(folder / "out", padding_free)
         trainer.train()
         results[f"weights {padding_free}"] = weights(trainer.model)

@@ -10,7 +10,7 @@ from typing import Any
 
 from vramplan.batching.checked import limited, longest_allowed, same_settings, token_lengths, whole
 from vramplan.batching.epoch_summary import EpochSummary
-from vramplan.batching.packing import Limits, MicroBatch, micro_batches
+from vramplan.batching.packing import MICRO_BATCH_OVERHEAD, Limits, MicroBatch, micro_batches
 from vramplan.batching.steps import bounds, number_of_steps, shuffled
 from vramplan.errors import ConfigError, setting
 
@@ -26,7 +26,7 @@ class TokenBudgetSampler:
 
     Every sample comes exactly once per epoch. Samples are shuffled and cut into steps of about ``global_tokens`` real
     tokens; the number of steps is the same in every epoch. Inside a step, where order has no effect on the gradient,
-    samples are sorted by length and become as few micro-batches as fit: the number of micro-batches, which is the
+    samples are sorted by length and become few micro-batches with little padding: their number, which is the
     accumulation, changes from step to step. It is a multiple of ``divisible_by``, so every GPU has as many. GPUs whose
     number divides ``divisible_by`` share the same micro-batches in the same steps: a run on 4 GPUs and one on 2 with
     ``divisible_by=4`` compute the same gradients.
@@ -47,6 +47,8 @@ class TokenBudgetSampler:
         window: optimizer steps whose samples are sorted together. More than 1 saves padding where a step has few
             samples; the samples of a step are then no longer drawn independently of their lengths.
         divisible_by: the number of micro-batches of a step is a multiple of it; the number of GPUs by default.
+        micro_batch_overhead: what a micro-batch costs besides its tokens, in tokens: padded micro-batches are more
+            than the fewest if that saves more padding than it costs. A huge number keeps the fewest.
 
     If fewer samples are left for the last step than it needs micro-batches, some are empty lists:
     :class:`~vramplan.batching.torch_loader.StepLoader` fills them with a sample whose labels are ignored.
@@ -71,12 +73,14 @@ class TokenBudgetSampler:
         seed: int = 0,
         window: int = 1,
         divisible_by: int | None = None,
+        micro_batch_overhead: int = MICRO_BATCH_OVERHEAD,
     ) -> None:
         self.limits = Limits(
             whole("max_tokens", max_tokens),
             padding_free,
             whole("pad_to_multiple_of", 1 if pad_to_multiple_of is None else pad_to_multiple_of),
             None if max_samples is None else whole("max_samples", max_samples),
+            whole("micro_batch_overhead", micro_batch_overhead, 0),
         )
         self.longest_sample = longest_allowed(longest_sample, max_tokens, self.limits.pad_to_multiple_of)
         self.lengths = limited(token_lengths(lengths), self.longest_sample, longer)
@@ -236,6 +240,7 @@ class TokenBudgetSampler:
             "padding_free": limits.padding_free,
             "pad_to_multiple_of": limits.pad_to_multiple_of,
             "max_samples": limits.max_samples,
+            "micro_batch_overhead": limits.micro_batch_overhead,
             "longest_sample": self.longest_sample,
             "longer": self.longer,
             "seed": self.seed,
