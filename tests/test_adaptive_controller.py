@@ -20,6 +20,7 @@ class Script:
     """Asks for what it is told to."""
 
     name = "script"
+    needs = "loss"
 
     def __init__(self, *batches, is_measured=True, may_shrink=False, needs_norms=False):
         self.batches, self.number = batches, 0
@@ -203,6 +204,7 @@ def test_what_cannot_be_used_is_counted_and_changes_nothing():
         "a squared norm is negative": [{"small_norm_squared": -1.0}],
         "the gradient is zero": [{"small_norm_squared": 0.0}, {"large_norm_squared": 0.0}],
         "learning rate is not finite": [{"learning_rate": nan}],
+        "loss was not given": [{"loss": lambda _: None}],
         "one micro-batch on one GPU: the noise needs gradients of two batch sizes": [{"small_batch": 4}],
         "gradient norms were not measured": [{"small_norm_squared": None}],
     }

@@ -215,6 +215,9 @@ class Controller:
             if self._loss.is_spike(observation.loss):
                 fault = SPIKE
             self._loss.add(observation.loss)
+        needs = self.policy.needs
+        if fault is None and needs is not None and getattr(observation, needs) is None:
+            fault = f"{needs.replace('_', ' ')} was not given"
         if fault is None and self.policy.needs_norms:
             fault = observation.fault_of_norms()
         for reason in (fault, BIASED if observation.biased else None):

@@ -16,6 +16,7 @@ class Constant:
     is_measured = False
     may_shrink = False
     needs_norms = False
+    needs: str | None = None
 
     def wish(self, observation: Observation, batch: int) -> Wish | None:
         """None."""

@@ -27,7 +27,11 @@ class Policy(Protocol):
     is_measured: bool
     """Whether it measures, so that a wish has to last and leads one rung further; else it is followed at once."""
     may_shrink: bool
+    """Whether its batch may become smaller."""
     needs_norms: bool
+    """Whether it needs gradient norms of two batch sizes."""
+    needs: str | None
+    """What else it needs of an observation: loss or learning_rate."""
 
     def wish(self, observation: Observation, batch: int) -> Wish | None:
         """What it asks for at the present global batch; None for no opinion."""
