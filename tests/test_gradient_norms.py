@@ -35,7 +35,9 @@ def squared(model: nn.Module, rows: torch.Tensor) -> float:
     return sum(float(gradient.square().sum()) for gradient in gradients)
 
 
-def measure(model: nn.Module, cuts: list[int], scale: float = 1.0, **settings: object) -> tuple[GradientNorms, NormPair | None]:
+def measure(
+    model: nn.Module, cuts: list[int], scale: float = 1.0, **settings: object
+) -> tuple[GradientNorms, NormPair | None]:
     norms = GradientNorms(model, **settings)  # type: ignore[arg-type]
     for rows in INPUTS[: sum(cuts)].split(cuts):
         weight = len(rows) / sum(cuts)

@@ -22,6 +22,10 @@ def numbers(step: Step) -> list[int]:
     return [int(number) for one in step.micro_batches for number in one.batch["number"]]
 
 
+def flat(steps: list[list[int]]) -> list[int]:
+    return [number for step in steps for number in step]
+
+
 def run(loader: StepLoader, controller: Controller, most: int = 10**9) -> list[list[int]]:
     """The samples of each step, telling the controller of each."""
     steps: list[list[int]] = []
@@ -42,7 +46,7 @@ def test_each_sample_once_in_an_epoch_while_the_batch_grows(workers: int) -> Non
     controller = growing()
     steps = run(StepLoader(samples(41), controller, epochs=2, num_workers=workers), controller)
     assert [len(step) for step in steps] == [4, 4, 4, 8, 8, 13, 16, 16, 9]
-    epochs = [sum(steps[:6], []), sum(steps[6:], [])]
+    epochs = [flat(steps[:6]), flat(steps[6:])]
     assert all(sorted(epoch) == list(range(41)) for epoch in epochs)
     assert epochs[0] != epochs[1]
 
@@ -50,7 +54,7 @@ def test_each_sample_once_in_an_epoch_while_the_batch_grows(workers: int) -> Non
 def test_the_batch_does_not_change_the_order() -> None:
     grown, stays = growing(), constant()
     loaders = [StepLoader(samples(41), controller, seed=7) for controller in (grown, stays)]
-    first, second = (sum(run(loader, loader.controller), []) for loader in loaders)
+    first, second = (flat(run(loader, loader.controller)) for loader in loaders)
     assert first == second
 
 
@@ -130,7 +134,7 @@ def test_max_steps_and_drop_last() -> None:
     loader = StepLoader(samples(41), controller, max_steps=9)
     assert [len(step) for step in run(loader, controller)] == [4, 4, 4, 8, 8, 8]
     controller = growing()
-    assert len(sum(run(StepLoader(samples(43), controller, drop_last=True), controller), [])) == 40
+    assert len(flat(run(StepLoader(samples(43), controller, drop_last=True), controller))) == 40
 
 
 def test_the_last_part_of_a_step_again_in_smaller_micro_batches() -> None:

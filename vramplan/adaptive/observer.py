@@ -8,7 +8,7 @@ from typing import Any
 
 from vramplan.adaptive.controller import Controller, Decision, Observation
 from vramplan.adaptive.gradient_norms import NormPair
-from vramplan.adaptive.out_of_memory import free_memory
+from vramplan.adaptive.out_of_memory import empty_cache
 from vramplan.adaptive.ranks import Ranks
 
 COUNTED = ("steps", "samples", "tokens")
@@ -64,7 +64,7 @@ class Observer:
             )
         )
         if self.controller.rung.micro_batch_size != before.micro_batch_size:
-            free_memory()  # blocks cached for the former size would split the memory
+            empty_cache()
         self._write(decision)
         return decision
 

@@ -171,5 +171,10 @@ def check_parallel(model: nn.Module, ranks: Ranks) -> None:
 def free_memory() -> None:
     """Give what the failed micro-batch held, and the blocks cached for its size, back to the GPU."""
     gc.collect()
+    empty_cache()
+
+
+def empty_cache() -> None:
+    """Give the blocks cached for another size of micro-batch back to the GPU: they would split the memory."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
