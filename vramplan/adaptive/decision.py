@@ -28,7 +28,7 @@ class Decision:
     values: Mapping[str, float]
     """The numbers behind the reason."""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Any:
         """The decision as JSON has it."""
         return {
             "kind": self.kind,

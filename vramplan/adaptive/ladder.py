@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, setting
@@ -15,6 +15,9 @@ from vramplan.planner.load import load_both
 from vramplan.planner.search_result import Plan
 from vramplan.planner.training_run import check_numbers
 from vramplan.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from vramplan.inputs.job import Job
 
 FACTOR = 2
 """From one global batch to the next."""
@@ -52,7 +55,30 @@ class Rung:
         return self.micro_batch_size * self.gradient_accumulation_steps * self.num_gpus
 
 
+@dataclass(frozen=True, slots=True)
+class LadderPlan:
+    """A ladder with the question that it answers."""
+
+    model: str
+    gpu: Gpu
+    job: Job
+    rungs: tuple[Rung, ...]
+    too_large: int | None
+    """The global batch that ends the ladder because it does not fit; None if it ends where it was asked to."""
+
+
 def ladder(
+    model: str | ModelSpec, gpu: str | Gpu, global_batch: int, largest_global_batch: int, **settings: Any
+) -> tuple[Rung, ...]:
+    """The rungs of :func:`plan_ladder`, ascending in global batch; the same arguments.
+
+    Raises:
+        VramplanError: for whatever cannot run or is not modelled.
+    """
+    return plan_ladder(model, gpu, global_batch, largest_global_batch, **settings).rungs
+
+
+def plan_ladder(
     model: str | ModelSpec,
     gpu: str | Gpu,
     global_batch: int,
@@ -63,7 +89,7 @@ def ladder(
     progress: Progress = silent,
     trust_remote_code: bool = False,
     **job: Any,
-) -> tuple[Rung, ...]:
+) -> LadderPlan:
     """The global batches from one to another, each twice the one before, in the way that the planner prefers.
 
     The ladder ends below the first global batch that does not fit: it is empty if that is the smallest. What each rung
@@ -81,21 +107,14 @@ def ladder(
         trust_remote_code: Whether a trace may run code that comes with the model.
         **job: Fields of :class:`vramplan.Job`.
 
-    Returns:
-        The rungs, ascending in global batch.
-
     Raises:
         VramplanError: for whatever cannot run or is not modelled.
     """
-    check_numbers({"global_batch": global_batch, "largest_global_batch": largest_global_batch}, {})
-    if largest_global_batch < global_batch:
-        raise ConfigError(
-            f"{setting('largest_global_batch', largest_global_batch)} is less than"
-            f" {setting('global_batch', global_batch)}"
-        )
+    check_largest(global_batch, largest_global_batch)
     spec, card = load_both(model, gpu, confidence)
     batches = global_batches(global_batch, largest_global_batch)
     rungs: list[Rung] = []
+    too_large = None
     for number, batch in enumerate(batches):
         progress(f"global batch {batch}", number / len(batches))
         search = suggest(
@@ -103,9 +122,24 @@ def ladder(
             trust_remote_code=trust_remote_code, **job,
         )  # fmt: skip
         if search.recommended is None:
+            too_large = batch
             break
         rungs.append(_rung(search.recommended, search.plans))
-    return tuple(rungs)
+    return LadderPlan(spec.name, card, search.job, tuple(rungs), too_large)
+
+
+def check_largest(global_batch: int, largest_global_batch: int) -> None:
+    """Refuse ends of a ladder that are none.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    check_numbers({"global_batch": global_batch, "largest_global_batch": largest_global_batch}, {})
+    if largest_global_batch < global_batch:
+        raise ConfigError(
+            f"{setting('largest_global_batch', largest_global_batch)} is less than"
+            f" {setting('global_batch', global_batch)}"
+        )
 
 
 def global_batches(smallest: int, largest: int) -> list[int]:

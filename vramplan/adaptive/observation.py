@@ -14,14 +14,15 @@ LARGEST = 1e100
 """Of a loss or a norm: its square is still finite. Far beyond what fp32 holds."""
 
 
-def check_unit(unit: str) -> None:
-    """Refuse a unit that is none.
+def check_unit(unit: str) -> Unit:
+    """The unit, if it is one.
 
     Raises:
         ConfigError: naming those that are known.
     """
     if unit not in ("samples", "tokens"):
         raise ConfigError(f"{setting('unit', unit)}: expected samples or tokens")
+    return "samples" if unit == "samples" else "tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

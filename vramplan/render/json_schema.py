@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import TypeAdapter
 
 from vramplan.measurements.accuracy import Choice, Verdict
+from vramplan.render.adapt_types import LadderData, SimulationData
 from vramplan.render.hardware_types import HardwareData
 from vramplan.render.json_types import (
     CheckData,
@@ -83,6 +84,8 @@ OUTPUTS: dict[str, Any] = {
     "estimate": EstimateAnswerData,
     "check": CheckData | FixData | list[CheckData],
     "images": list[ImageData] | list[CountData],
+    "adapt plan": LadderData,
+    "adapt simulate": list[SimulationData],
     "compare": ComparisonData,
     "report": EstimateData,
     "table": TableData | dict[str, TableData],

@@ -41,7 +41,7 @@ class Seesaw:
         halvings = MOST_HALVINGS if rate <= 0 else min(MOST_HALVINGS, floor(log2(self._peak / rate) + ALMOST))
         return Wish(
             float(self._first_batch << halvings),
-            f"the schedule's rate {rate:.4g} has halved {halvings} times since its peak {self._peak:.4g}",
+            f"the schedule's rate {rate:.4g} is down to 1/{1 << halvings} of its peak {self._peak:.4g}",
             {"learning_rate": rate, "peak_learning_rate": self._peak, "halvings": halvings},
         )
 
