@@ -49,11 +49,6 @@ def train_together(folder: Path, scenarios: str) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return train_together(tmp_path_factory.mktemp("ranks"), "loop")
-
-
 def alone(count: int = 40) -> tuple[AdaptiveLoop, list[Any]]:
     """The run of one process, at the same global batches."""
     controller, model = growing(), Network(dropout=0)
@@ -66,12 +61,12 @@ def weights(loop: AdaptiveLoop) -> list[float]:
     return [float(number) for weight in loop.model.parameters() for number in weight.detach().flatten()]
 
 
-def test_without_a_switch_the_run_is_plain_ddp_bit_for_bit(ranks: list[dict[str, Any]]) -> None:
+def check_without_a_switch_the_run_is_plain_ddp_bit_for_bit(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert rank["plain"] == {"constant": True, "measuring": True, "unused": True}
 
 
-def test_switches_are_those_of_one_process(ranks: list[dict[str, Any]]) -> None:
+def check_switches_are_those_of_one_process(ranks: list[dict[str, Any]]) -> None:
     first, second = (rank["switches"] for rank in ranks)
     loop, steps = alone(41)
     assert sorted(first["seen"] + second["seen"]) == sorted([*range(41)] * 2)
@@ -84,7 +79,7 @@ def test_switches_are_those_of_one_process(ranks: list[dict[str, Any]]) -> None:
     assert (first["lines"], second["lines"]) == (2, 0)  # rank 0 writes
 
 
-def test_norms_are_those_of_the_ranks_gradients(ranks: list[dict[str, Any]]) -> None:
+def check_norms_are_those_of_the_ranks_gradients(ranks: list[dict[str, Any]]) -> None:
     model = Network(dropout=0)
     order = torch.randperm(8, generator=torch.Generator().manual_seed(0)).tolist()
 
@@ -103,29 +98,45 @@ def test_norms_are_those_of_the_ranks_gradients(ranks: list[dict[str, Any]]) -> 
         assert (small_batch, large_batch) == pytest.approx((micro, 8))
 
 
-@pytest.mark.parametrize(("name", "failed"), [("forward", ([], [4])), ("backward", ([4], [])), ("both", ([4], [4]))])
-def test_one_rank_out_of_memory(ranks: list[dict[str, Any]], name: str, failed: tuple[list[int], list[int]]) -> None:
+def check_one_rank_out_of_memory(ranks: list[dict[str, Any]]) -> None:
     smooth = ranks[0]["out_of_memory"]["smooth"]
-    found = [rank["out_of_memory"][name] for rank in ranks]
-    assert tuple(one["failed"] for one in found) == failed
-    assert found[0]["weights"] == found[1]["weights"]
-    assert found[0]["weights"] == pytest.approx(smooth["weights"], rel=1e-3, abs=1e-4)
-    assert found[0]["losses"] == pytest.approx(smooth["losses"], rel=1e-3)
-    assert [one["micro"] for one in found] == [2, 2]  # both, though one alone had failed
+    for name, failed in {"forward": ([], [4]), "backward": ([4], []), "both": ([4], [4])}.items():
+        found = [rank["out_of_memory"][name] for rank in ranks]
+        assert tuple(one["failed"] for one in found) == failed
+        assert found[0]["weights"] == found[1]["weights"]
+        assert found[0]["weights"] == pytest.approx(smooth["weights"], rel=1e-3, abs=1e-4)
+        assert found[0]["losses"] == pytest.approx(smooth["losses"], rel=1e-3)
+        assert [one["micro"] for one in found] == [2, 2]  # both, though one alone had failed
 
 
-def test_without_a_smaller_micro_batch_both_end_in_the_same_line(ranks: list[dict[str, Any]]) -> None:
+def check_without_a_smaller_micro_batch_both_end_in_the_same_line(ranks: list[dict[str, Any]]) -> None:
     messages = [rank["none_smaller"]["message"] for rank in ranks]
     assert messages[0] == messages[1]
     assert "out of memory at micro-batch 1" in messages[0]
 
 
-def test_restored_in_the_middle(ranks: list[dict[str, Any]]) -> None:
+def check_restored_in_the_middle(ranks: list[dict[str, Any]]) -> None:
     assert all(rank["restart"] == {"same": True, "states": True} for rank in ranks)
 
 
-def test_accelerate(ranks: list[dict[str, Any]]) -> None:
+def check_accelerate(ranks: list[dict[str, Any]]) -> None:
     assert all(rank["accelerated"] == {"same": True, "kind": "DistributedDataParallel"} for rank in ranks)
+
+
+def check_what_is_refused(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        plain, hooked = rank["refused"]["messages"]
+        assert plain == "ConfigError: 2 processes, and a Network: expected DistributedDataParallel"
+        assert hooked.startswith("UnsupportedError: DistributedDataParallel's communication hooks")
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    """One test, because the processes are started once for all checks."""
+    ranks = train_together(tmp_path, "loop")
+    checks = [check for name, check in globals().items() if name.startswith("check_")]
+    assert len(checks) == 8
+    for check in checks:
+        check(ranks)
 
 
 @pytest.mark.full
@@ -139,10 +150,3 @@ def test_trainers(tmp_path: Path) -> None:
     assert (first["failed"], "failed" in second) == ([4], False)
     assert first["limited"] == second["limited"]
     assert first["limited"] == pytest.approx(first["smooth"], rel=1e-2, abs=1e-3)
-
-
-def test_what_is_refused(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        plain, hooked = rank["refused"]["messages"]
-        assert plain == "ConfigError: 2 processes, and a Network: expected DistributedDataParallel"
-        assert hooked.startswith("UnsupportedError: DistributedDataParallel's communication hooks")

@@ -165,9 +165,13 @@ def test_half_precision_is_summed_in_fp32() -> None:
     assert (pair.small_norm_squared, pair.large_norm_squared) == pytest.approx((40_000, 40_000), rel=1e-3)
 
 
-def test_one_micro_batch_gives_no_pair_unless_steps_are_compared() -> None:
+def test_one_micro_batch_gives_one_norm_unless_steps_are_compared() -> None:
     model = network()
-    assert measure(model, [12])[1] is None
+    _, pair = measure(model, [12])
+    assert pair is not None
+    assert (pair.small_batch, pair.large_batch) == (12, 12)
+    assert pair.small_norm_squared == pytest.approx(pair.large_norm_squared)
+    assert GradientNorms(model).finish() is None  # no micro-batch at all
     model.zero_grad()
     norms = GradientNorms(model, consecutive=True)
     pairs = []
@@ -176,9 +180,10 @@ def test_one_micro_batch_gives_no_pair_unless_steps_are_compared() -> None:
         with norms.micro_batch(4, 1.0):
             loss_of(model, rows).backward()
         pairs.append(norms.finish())
-    assert pairs[0] is None
-    second = pairs[1]
+    first, second = pairs[:2]
+    assert first is not None
     assert second is not None
+    assert (first.biased, first.large_batch) == (False, 4)
     assert second.biased
     assert (second.small_batch, second.large_batch) == (4, 8)
     assert second.small_norm_squared == pytest.approx(sum(squared(model, rows) for rows in INPUTS[:8].split(4)) / 2)

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from tests.adaptive_runs import Network, constant, growing, rungs, same, samples
 from vramplan.adaptive.controller import Controller
 from vramplan.adaptive.coupling import Coupling
+from vramplan.adaptive.ladder import Rung
 from vramplan.adaptive.learning_rates import LearningRates
 from vramplan.adaptive.policies.noise_scale import NoiseScalePolicy
 from vramplan.adaptive.step_loader import StepLoader
@@ -203,6 +204,19 @@ def test_norms_are_measured_in_every_other_step() -> None:
     list(loop.steps(loop.model))
     assert [one.step for one in told] == list(range(2, 21, 2))
     assert all(one.has_norms and (one.small_batch, one.large_batch) == (2, 4) for one in told)
+
+
+@pytest.mark.parametrize("consecutive", [False, True])
+def test_one_micro_batch_on_one_gpu_is_told(consecutive: bool) -> None:
+    """No noise scale without two batch sizes; a biased one if steps are compared."""
+    controller = Controller([Rung(4, 1)], NoiseScalePolicy(half_life=10**9, most_spread=1e-9))
+    loop = loop_of(controller, consecutive=consecutive)
+    list(loop.steps(loop.model))
+    reasons = controller.unused
+    if consecutive:
+        assert reasons["norms of consecutive steps: the noise scale is biased"] == 19
+    else:
+        assert reasons == {"one micro-batch on one GPU: the noise needs gradients of two batch sizes": 20}
 
 
 def test_a_loss_that_is_a_mean_over_tokens() -> None:

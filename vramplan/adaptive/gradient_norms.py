@@ -149,7 +149,8 @@ class GradientNorms:
                 taken to be multiplied still.
 
         Returns:
-            None if the step had one micro-batch on one rank and there is no former gradient to compare with.
+            Twice the same norm and batch if the step had one micro-batch on one rank, and there is no former gradient
+            to compare with: no noise can be told from it. None if no micro-batch had a weight.
 
         Collective: one small all-reduce, on all ranks together.
         """
@@ -173,10 +174,12 @@ class GradientNorms:
         ]
         count, small, inverse, spread, large = self.ranks.sums(numbers)
         large /= self.ranks.size
-        if count == 1 and self.consecutive:
-            return self._against_previous(gradients, large, micro_batches, loss_scale)
-        if count < 2:
+        if not count:
             return None
+        if count == 1 and self.consecutive:
+            previous = self._against_previous(gradients, large, micro_batches, loss_scale)
+            if previous is not None:
+                return previous
         return NormPair(
             small_norm_squared=small / count,
             small_batch=count / inverse,
