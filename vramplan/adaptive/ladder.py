@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from vramplan.adaptive.rung import Rung as Rung
+from vramplan.adaptive.switches import with_safe_switches
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.gpu import Gpu
@@ -24,38 +26,6 @@ FACTOR = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
-    """A way to reach a global batch."""
-
-    micro_batch_size: int
-    """Samples of one forward on one GPU."""
-    gradient_accumulation_steps: int
-    num_gpus: int = 1
-    """GPUs that each take a micro-batch of their own."""
-    need_bytes: int | None = None
-    """Memory that the planner says it needs of each GPU; None if it was not asked."""
-    step_seconds: float | None = None
-    """Time of an optimizer step; None if it is not known."""
-    alternatives: tuple[Rung, ...] = ()
-    """The same global batch in smaller micro-batches, the largest first, for an out-of-memory at run time."""
-
-    def __post_init__(self) -> None:
-        check_numbers(
-            {
-                "micro_batch_size": self.micro_batch_size,
-                "gradient_accumulation_steps": self.gradient_accumulation_steps,
-                "num_gpus": self.num_gpus,
-            },
-            {},
-        )
-
-    @property
-    def global_batch_size(self) -> int:
-        """Samples of an optimizer step."""
-        return self.micro_batch_size * self.gradient_accumulation_steps * self.num_gpus
-
-
-@dataclass(frozen=True, slots=True)
 class LadderPlan:
     """A ladder with the question that it answers."""
 
@@ -65,6 +35,9 @@ class LadderPlan:
     rungs: tuple[Rung, ...]
     too_large: int | None
     """The global batch that ends the ladder because it does not fit; None if it ends where it was asked to."""
+    switches_checked: bool = True
+    """Whether runs that switch between the rungs were simulated; not for models that are traced, and not if lengths
+    vary."""
 
 
 def ladder(
@@ -93,8 +66,9 @@ def plan_ladder(
     """The global batches from one to another, each twice the one before, in the way that the planner prefers.
 
     The ladder ends below the first global batch that does not fit: it is empty if that is the smallest. What each rung
-    needs is what a run needs that stays on it from its beginning: before a larger micro-batch, call
-    ``torch.cuda.empty_cache()``, so that blocks cached for the smaller one do not split the memory.
+    needs is what a run needs that stays on it from its beginning. Runs that switch between the rungs, with an empty
+    cache before each switch (``torch.cuda.empty_cache()``), are simulated as well; micro-batches that run out of memory
+    in them give way to smaller ones. `expandable_segments` is on unless it is set to False, which takes more of them.
 
     Args:
         model: A shipped name, a Hub id, a folder, a config.json, or a loaded model.
@@ -111,6 +85,7 @@ def plan_ladder(
         VramplanError: for whatever cannot run or is not modelled.
     """
     check_largest(global_batch, largest_global_batch)
+    job = {"expandable_segments": True} | job
     spec, card = load_both(model, gpu, confidence)
     batches = global_batches(global_batch, largest_global_batch)
     rungs: list[Rung] = []
@@ -125,7 +100,10 @@ def plan_ladder(
             too_large = batch
             break
         rungs.append(_rung(search.recommended, search.plans))
-    return LadderPlan(spec.name, card, search.job, tuple(rungs), too_large)
+    progress("switches between the rungs", 0.95)
+    safe = with_safe_switches(spec, search.job, card, rungs)
+    kept = tuple(rungs) if safe is None else safe
+    return LadderPlan(spec.name, card, search.job, kept, too_large, safe is not None)
 
 
 def check_largest(global_batch: int, largest_global_batch: int) -> None:
