@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -134,28 +135,45 @@ def test_trainer_takes_the_steps_of_a_plain_loop(tmp_path: Path, padding_free: b
     assert trainer.state.total_flos > 0
 
 
-@pytest.mark.parametrize("stop", [3, None], ids=["in the middle", "after the first epoch"])
-def test_trainer_goes_on_from_a_checkpoint_as_if_never_stopped(tmp_path: Path, stop: int | None) -> None:
-    whole = trained(tmp_path / "whole", False)
-    whole.train()
-    stop = stop or len(sampler())
-    first = trained(tmp_path / "cut", False, save_strategy="steps", save_steps=stop)
+class Stop(Exception):
+    """A run that is killed."""
 
-    class Stop(Exception):
-        pass
 
-    saved = first._save_checkpoint
+def killed_after(step: int, folder: Path) -> str:
+    """The checkpoint of a run that is killed after an optimizer step."""
+    first = trained(folder, False, save_strategy="steps", save_steps=step)
+    save = first._save_checkpoint
 
     def save_and_stop(*arguments: Any, **options: Any) -> None:
-        saved(*arguments, **options)
+        save(*arguments, **options)
         raise Stop
 
     first._save_checkpoint = save_and_stop  # type: ignore[method-assign]
     with pytest.raises(Stop):
         first.train()
-    later = trained(tmp_path / "cut", False)
-    later.train(resume_from_checkpoint=str(tmp_path / "cut" / f"checkpoint-{stop}"))
+    return str(folder / f"checkpoint-{step}")
+
+
+@pytest.mark.parametrize("step", [3, len(sampler())], ids=["in the middle", "after the first epoch"])
+@pytest.mark.parametrize("options", [{}, {"divisible_by": None}], ids=["same", "as on another number of GPUs"])
+def test_trainer_goes_on_from_a_checkpoint_as_if_never_stopped(
+    tmp_path: Path, step: int, options: dict[str, Any]
+) -> None:
+    whole = trained(tmp_path / "whole", False)
+    whole.train()
+    later = trained(tmp_path / "cut", False, options, restore_callback_states_from_checkpoint=bool(options))
+    later.train(resume_from_checkpoint=killed_after(step, tmp_path / "cut"))
     assert_same(weights(later.model), weights(whole.model))
+
+
+def test_trainer_refuses_a_checkpoint_of_other_steps(tmp_path: Path) -> None:
+    checkpoint = killed_after(2, tmp_path)
+    with pytest.raises(ConfigError, match="saved state has max_tokens=80, this sampler max_tokens=100"):
+        trained(tmp_path, False, {"max_tokens": 100}).train(resume_from_checkpoint=checkpoint)
+    state = Path(checkpoint) / "trainer_state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"stateful_callbacks": {}}))
+    with pytest.raises(ConfigError, match="the checkpoint was not saved with a budget of tokens"):
+        trained(tmp_path, False).train(resume_from_checkpoint=checkpoint)
 
 
 def test_trainer_evaluates_and_counts_tokens_as_always(tmp_path: Path) -> None:
@@ -169,6 +187,7 @@ def test_trainer_evaluates_and_counts_tokens_as_always(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps=4: expected 1"),
+        ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy=group_by_length: a budget of tokens"),
         ({"auto_find_batch_size": True}, "auto_find_batch_size=True: has no effect"),
     ],
 )

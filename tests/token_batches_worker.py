@@ -83,7 +83,7 @@ def epoch(wrapped: Any, padding_free: bool, num_replicas: int, rank: int, **opti
     return [gradients(wrapped, step) for step in StepLoader(data(), steps, collator(padding_free))]
 
 
-def trained(folder: Path, padding_free: bool, **arguments: Any) -> TokenBudgetTrainer:
+def trained(folder: Path, padding_free: bool, sampler_options: Any = None, **arguments: Any) -> TokenBudgetTrainer:
     """Two epochs of plain gradient descent by Trainer."""
     from transformers import TrainingArguments
 
@@ -101,6 +101,7 @@ def trained(folder: Path, padding_free: bool, **arguments: Any) -> TokenBudgetTr
         **arguments,
     )
     options = {"max_tokens": 80, "global_tokens": 150, "padding_free": padding_free, "divisible_by": 2}
+    options |= sampler_options or {}
     return TokenBudgetTrainer(
         model(), args, data_collator=collator(padding_free), train_dataset=data(), sampler_options=options
     )

@@ -8,8 +8,9 @@
     torch_loader.py  a DataLoader of the steps                     (torch)
     gradients.py     gradients normalised by tokens                (torch)
     trainer.py       transformers' Trainer with the loader         (transformers)
+    trainer_state.py the sampler's settings in its checkpoints     (transformers)
 
-Only the last three need torch.
+Only the last four need torch.
 
 >>> sampler = TokenBudgetSampler([7, 3, 9, 2, 4, 8], max_tokens=16, global_tokens=20)
 >>> [[sorted(micro_batch) for micro_batch in step] for step in sampler]

@@ -9,6 +9,8 @@ schedule, its checkpoints and its way to go on from one are then right as they a
     training_step              runs one micro-batch after the other; ranks exchange gradients in the last one
     _get_num_items_in_batch    counts the labels of all micro-batches of a step; Trainer sums them over the ranks
     floating_point_ops, _track_num_input_tokens    sum over micro-batches
+
+A callback keeps the sampler's settings in the checkpoints.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from transformers import Trainer
 
 from vramplan.batching.sampler import TokenBudgetSampler
 from vramplan.batching.torch_loader import StepLoader
+from vramplan.batching.trainer_state import TokenBudgetState
 from vramplan.errors import ConfigError, setting
 
 
@@ -47,6 +50,7 @@ class TokenBudgetMixin:
         super().__init__(*args, **kwargs)
         self._sampler_options, self._lengths = sampler_options, lengths
         _check(self)
+        self.add_callback(TokenBudgetState())  # type: ignore[attr-defined]
 
     def get_train_dataloader(self: Any) -> DataLoader:
         """Trainer's data set and collator, without the columns that the model does not take, in a StepLoader."""
@@ -120,6 +124,8 @@ _OF_WORKERS = (
 
 def _lengths(dataset: Any) -> list[int]:
     try:
+        if hasattr(dataset, "column_names"):  # of the datasets library: one column is read much faster than all
+            return [len(ids) for ids in dataset["input_ids"]]
         return [len(dataset[number]["input_ids"]) for number in range(len(dataset))]
     except (TypeError, KeyError) as error:
         raise ConfigError(
@@ -138,6 +144,11 @@ def _check(trainer: Any) -> None:
         )
     if args.auto_find_batch_size:
         raise ConfigError(f"{setting('auto_find_batch_size', True)}: has no effect on a budget of tokens; leave it out")
+    if args.train_sampling_strategy != "random":
+        raise ConfigError(
+            f"{setting('train_sampling_strategy', args.train_sampling_strategy)}: a budget of tokens has its own; "
+            "expected random"
+        )
     if args.n_gpu > 1:
         raise ConfigError(
             "one process drives several GPUs (DataParallel), which would share a micro-batch; use torchrun"
