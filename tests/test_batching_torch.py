@@ -276,6 +276,11 @@ def test_padding_free_samples_that_would_attend_to_each_other_are_refused() -> N
         epoch(net, True, 1, 0)
 
 
+def test_trainer_refuses_them_as_well(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="attend to each other"):
+        trained(tmp_path, True, use_cache=True).train()
+
+
 def test_a_step_without_labels_is_refused() -> None:
     step = [{"labels": torch.full((2, 4), -100)}]
     with pytest.raises(ConfigError, match="no token to predict"):
