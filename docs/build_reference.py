@@ -37,9 +37,20 @@ EXIT_CODES = """
 
 
 def commands() -> dict[str, Any]:
-    """The commands of the command line by name."""
+    """The commands of the command line by name; of two words if they are in a group."""
     group: Any = typer.main.get_command(app_of())
-    return dict(group.commands)
+    return {name: _in_group(group, name.split()) for name in COMMANDS}
+
+
+def _in_group(group: Any, words: list[str]) -> Any:
+    for word in words:
+        group = group.commands[word]
+    return group
+
+
+def page_of(name: str) -> str:
+    """The name of a command's page and schema."""
+    return name.replace(" ", "-")
 
 
 def groups() -> dict[str, list[str]]:
@@ -82,9 +93,8 @@ def json_section(name: str) -> str:
     except KeyError:
         return ""
     root = schema.get("items", schema)
-    text = (
-        f"\n## JSON output\n\n`--json` prints data of [this JSON schema](../schemas/{name}.json). Sizes are in bytes.\n"
-    )
+    where = f"../schemas/{page_of(name)}.json"
+    text = f"\n## JSON output\n\n`--json` prints data of [this JSON schema]({where}). Sizes are in bytes.\n"
     for option in root.get("anyOf", [root]):
         kind = schema["$defs"][option["$ref"].rpartition("/")[2]] if "$ref" in option else option
         if "properties" not in kind:
@@ -126,7 +136,7 @@ def commands_page() -> str:
     lines = ["# Commands\n", "Generated from the command line itself.\n"]
     for title, names in groups().items():
         lines += [f"\n## {title}\n", "| command | description |", "|---|---|"]
-        lines += [f"| [`vramplan {name}`]({name}.md) | {escaped(commands()[name].help)} |" for name in names]
+        lines += [f"| [`vramplan {name}`]({page_of(name)}.md) | {escaped(commands()[name].help)} |" for name in names]
     lines.append("\n`vramplan --version` prints the version, `vramplan --help` the list of commands.\n")
     return "\n".join(lines) + EXIT_CODES
 
@@ -149,7 +159,7 @@ def python_page() -> str:
 
 def pages() -> dict[str, str]:
     """All generated pages by path."""
-    found = {f"reference/commands/{name}.md": command_page(name) for name in commands()}
+    found = {f"reference/commands/{page_of(name)}.md": command_page(name) for name in commands()}
     return {"reference/commands/index.md": commands_page(), **found, "reference/python.md": python_page()}
 
 
@@ -158,14 +168,17 @@ def schemas() -> dict[str, str]:
     texts = {}
     for name in commands():
         with suppress(KeyError):
-            texts[f"reference/schemas/{name}.json"] = json.dumps(schema_of(name), indent=1) + "\n"
+            texts[f"reference/schemas/{page_of(name)}.json"] = json.dumps(schema_of(name), indent=1) + "\n"
     return texts
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put every command below the entry "Commands" of the navigation."""
     names = [name for group in groups().values() for name in group]
-    entries: list[Any] = ["reference/commands/index.md", *({name: f"reference/commands/{name}.md"} for name in names)]
+    entries: list[Any] = [
+        "reference/commands/index.md",
+        *({name: f"reference/commands/{page_of(name)}.md"} for name in names),
+    ]
     for section in config.nav or []:
         for entry in section.get("Reference", []):
             if "Commands" in entry:

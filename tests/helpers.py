@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import typer
+
 from vramplan.analytic.architectures.lookup import architecture_of
 from vramplan.analytic.layer_folding import STACK, Fold, FoldPlan, unfold
 from vramplan.analytic.prepare import lay_out
@@ -21,6 +23,7 @@ from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.train_step import simulate_evaluation
 from vramplan.analytic.unfolded_step import Step
 from vramplan.cli import main
+from vramplan.cli.typer_app import app_of
 from vramplan.inputs.catalog import find_gpu, find_model
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
@@ -107,6 +110,14 @@ def cli_process(*arguments: str, cwd: Path = ROOT, **environment: str) -> subpro
         timeout=120,
         check=False,
     )
+
+
+def typer_command(name: str) -> Any:
+    """A command of the command line as typer has it; a name of two words is one of a group."""
+    found: Any = typer.main.get_command(app_of())
+    for word in name.split():
+        found = found.commands[word]
+    return found
 
 
 def cli_json(*arguments: str) -> Any:

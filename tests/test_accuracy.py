@@ -131,6 +131,13 @@ def test_emulated_runs_by_kind(tmp_path: Path) -> None:
     done = cli("accuracy", "--emulated", str(tmp_path / "emulated.jsonl"))
     assert done.returncode == 0, done.stderr
     assert "Of 2 runs (PyTorch 2.13.0) 0 wrongly fit and 0 wrongly do not." in done.stdout
+    for words, message in (
+        (("--by", "foo"), "expected analytic or trace"),
+        (("--by", "trace"), "--by is for --ledger"),
+    ):
+        refused = cli("accuracy", "--emulated", str(tmp_path / "emulated.jsonl"), *words)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+        assert message in refused.stderr
     text = cli("accuracy", "--emulated", str(tmp_path / "emulated.jsonl"), "--markdown").stdout
     assert "| all runs |  | 2 | 0.00% |" in text
     assert "| compute capability | 8.9 | 1 |" in text

@@ -22,15 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 import vramplan
 from tests import learn, matrix
-from tests.helpers import ROOT, cli, cli_process
+from tests.helpers import ROOT, cli, cli_process, typer_command
 from tests.test_cli import FLAGS
 from vramplan.cli import main
-from vramplan.cli.commands import COMMANDS
-from vramplan.cli.typer_app import app_of
+from vramplan.cli.commands import COMMANDS, command_of
 
 README = ROOT / "README.md"
 ACCURACY = ROOT / "docs" / "accuracy.md"
@@ -179,8 +177,8 @@ def test_commands_run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatc
     """The exit code says whether the job fits; 2 would be invalid input, 70 a defect."""
     if reason_not_to_run(command):
         words = shlex.split(command)
-        group: Any = typer.main.get_command(app_of())
-        group.commands[words[0]].make_context(words[0], words[1:])  # raises where an option is unknown
+        name = command_of(words)
+        typer_command(name).make_context(name, words[len(name.split()) :])  # raises where an option is unknown
         return
     code, _, errors = run(command, monkeypatch)
     assert code in (0, 1), errors
@@ -241,8 +239,9 @@ def generated() -> dict[str, str]:
 @pytest.mark.parametrize("command", FLAGS)
 def test_every_command_and_option_is_in_the_reference(command: str) -> None:
     pages = generated()
-    assert f"[`vramplan {command}`]({command}.md)" in pages["reference/commands/index.md"]
-    page = pages[f"reference/commands/{command}.md"]
+    page_of = command.replace(" ", "-")
+    assert f"[`vramplan {command}`]({page_of}.md)" in pages["reference/commands/index.md"]
+    page = pages[f"reference/commands/{page_of}.md"]
     missing = [flag for flag in FLAGS[command].split() if not re.search(rf"[` ]{flag}[` ]", page)]
     assert not missing
 

@@ -34,10 +34,10 @@ def read_by_typer(command: str, words: list[str], monkeypatch: pytest.MonkeyPatc
     def record(**values: Any) -> None:
         passed.update(values)
 
-    record.__name__ = command
+    record.__name__ = command.rpartition(" ")[2]
     record.__signature__ = inspect.Signature([*declared(function_of(command)).values()])  # type: ignore[attr-defined]
     monkeypatch.setattr(typer_app, "function_of", lambda _: record)
-    typer_app.app_of([command])([command, *words], standalone_mode=False)
+    typer_app.app_of([command])([*command.split(), *words], standalone_mode=False)
     return passed
 
 

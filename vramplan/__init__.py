@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vramplan.planner.search_result import Plan, Search
     from vramplan.planner.suggest import suggest
     from vramplan.planner.table import Table, table
+    from vramplan.planner.token_budget import TokenBudget, TokenBudgets, token_budget
     from vramplan.render.report import report
     from vramplan.trainer_callback import DoesNotFit, Preflight, preflight
     from vramplan.version import __version__
@@ -36,6 +37,9 @@ _HOME = {
     "__version__": "version",
     "estimate": "planner.estimate",
     "suggest": "planner.suggest",
+    "token_budget": "planner.token_budget",
+    "TokenBudget": "planner.token_budget",
+    "TokenBudgets": "planner.token_budget",
     "suggest_hardware": "planner.hardware_search",
     "Hardware": "planner.hardware_plan",
     "HardwarePlan": "planner.hardware_plan",
@@ -87,6 +91,8 @@ __all__ = [
     "Search",
     "Table",
     "Term",
+    "TokenBudget",
+    "TokenBudgets",
     "Verdict",
     "VramplanError",
     "__version__",
@@ -105,6 +111,7 @@ __all__ = [
     "suggest",
     "suggest_hardware",
     "table",
+    "token_budget",
 ]
 
 

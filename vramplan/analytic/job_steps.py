@@ -10,17 +10,18 @@ from vramplan.analytic.batch_scaling import BatchScaling, StepAt
 from vramplan.analytic.layer_folding import Unfolded, unfold
 from vramplan.analytic.layers.lora_targets import check_saved
 from vramplan.analytic.layers.moe_peft import FORMER
+from vramplan.analytic.mixed_batches import BatchShape, Pieces, mixed
 from vramplan.analytic.prepare import fused_kernels, prepare
 from vramplan.analytic.run_timeline import Layout, SimulatedRun, evaluation_bytes, gathered_bytes
 from vramplan.analytic.step_record import StepRecord
 from vramplan.analytic.supported import check_adapters, check_mixture, mixture_notes
-from vramplan.analytic.unfolded_step import Step, describe_in, is_brief, no_cycle_collection
-from vramplan.analytic.varied_lengths import Pieces, varied
+from vramplan.analytic.unfolded_step import Step, describe_in, is_brief, micro_steps, no_cycle_collection
 from vramplan.dataclass import dataclass
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job, with_batch
 from vramplan.inputs.model_inputs import describe as describe_inputs
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.sample_lengths import step_lengths
 from vramplan.inputs.validation import check_job
 from vramplan.memory.estimate import Estimate, PartialEstimate, SimulatedStep, fullest
 from vramplan.memory.optimizers import check_weights, optimizer_seconds
@@ -133,7 +134,11 @@ class JobSteps:
         with no_cycle_collection():
             at = self.scaling.step(micro, steps, several).on(self.card)
             shape = self.shape(at, job)
-            timelines = self._timelines(at, shape) if job.lengths is None else self._varied(at, shape, job, several)
+            if job.lengths is None:
+                timelines = self._timelines(at, shape)
+            else:
+                steps_of = [[BatchShape(micro, length) for length in lengths] for lengths in step_lengths(job)]
+                timelines = self._mixed(steps_of, job, several)
             peaks = {gpu: timeline.peak_bytes(with_kernels=False) for gpu, timeline in timelines.items()}
         lower_bound_bytes = max(peaks.values()) + outside_bytes(job, self.card)
 
@@ -156,7 +161,7 @@ class JobSteps:
         return PartialEstimate(
             lower_bound_bytes,
             complete,
-            timelines[0] if len(timelines) == 1 else None,
+            timelines,
             lambda on: self._compute(at, shape, on),
             _communication(shape),
         )
@@ -176,6 +181,16 @@ class JobSteps:
         with no_cycle_collection():
             at = self.scaling.step(micro, steps).on(gpu or self.card)
             return self._timelines(at, self.shape(at, job))
+
+    def mixed(self, steps: Sequence[Sequence[BatchShape]], empties_cache: bool = False) -> dict[int, Timeline]:
+        """Timelines of optimizer steps of micro-batches that differ in shape, by number of the GPU.
+
+        Args:
+            steps: the micro-batches of each optimizer step.
+            empties_cache: whether ``torch.cuda.empty_cache()`` is called before a step of another shape.
+        """
+        with no_cycle_collection():
+            return self._mixed(steps, self.job, True, empties_cache)
 
     def shape(self, at: StepAt, job: Job) -> Shape:
         """What a step has in common with those of other micro-batches.
@@ -210,26 +225,26 @@ class JobSteps:
         workspace = cublas_workspace(self.card)
         return {gpu: layout.timeline(at.rounded, described, workspace) for gpu, layout in shape.layouts.items()}
 
-    def _varied(self, at: StepAt, shape: Shape, job: Job, several: bool) -> dict[int, Timeline]:
-        """Each GPU's timeline of samples that differ in length."""
-        of_length = {job.sequence_length: self._timelines(at, shape)}
+    def _mixed(
+        self, steps: Sequence[Sequence[BatchShape]], job: Job, several: bool, empties_cache: bool = False
+    ) -> dict[int, Timeline]:
+        """Timelines of optimizer steps of these micro-batches, by number of the GPU."""
 
-        def timelines(length: int) -> dict[int, Timeline]:
-            if length not in of_length:
-                steps = self._of_length.get(length)
-                if steps is None:
-                    shorter = self.job.model_copy(update={"sequence_length": length})
-                    steps = self._of_length[length] = JobSteps(self.spec, shorter, self.card)
-                step = steps.scaling.step(job.micro_batch_size, job.gradient_accumulation_steps, several)
-                step = step.on(self.card)
-                shorter = job.model_copy(update={"sequence_length": length})
-                of_length[length] = steps._timelines(step, steps.shape(step, shorter))
-            return of_length[length]
+        @cache
+        def timelines(batch: BatchShape) -> dict[int, Timeline]:
+            of_length = self._of_length.get(batch.length)
+            if of_length is None:
+                shorter = self.job.model_copy(update={"sequence_length": batch.length})
+                of_length = self._of_length[batch.length] = JobSteps(self.spec, shorter, self.card)
+            step = of_length.scaling.step(batch.samples, job.gradient_accumulation_steps, several).on(self.card)
+            at_batch = with_batch(of_length.job, batch.samples, job.gradient_accumulation_steps)
+            return of_length._timelines(step, of_length.shape(step, at_batch))
 
-        def on(gpu: int) -> Callable[[int], Timeline]:
-            return lambda length: timelines(length)[gpu]
+        def on(gpu: int) -> Callable[[BatchShape], Timeline]:
+            return lambda batch: timelines(batch)[gpu]
 
-        return {gpu: varied(on(gpu), job, self._pieces) for gpu in shape.layouts}
+        numbers = timelines(steps[0][0]).keys()
+        return {gpu: mixed(on(gpu), steps, micro_steps(job), self._pieces, empties_cache) for gpu in numbers}
 
     def _checked(self, step: Step) -> Weights:
         """What all steps of the job have in common.

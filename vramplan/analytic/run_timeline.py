@@ -111,8 +111,8 @@ class SimulatedRun:
     def layouts(self) -> dict[int, Layout]:
         """The timeline of each GPU but for the sizes of the step's storages; only one if all do the same."""
         first = strategy_of(self.step, Recorder())
-        others = {gpu: strategy_of(self.step, Recorder(), gpu) for gpu in first.gpus if gpu != first.gpu}
-        return {first.gpu: self._layout(first)} | {gpu: self._layout(share) for gpu, share in others.items()}
+        shares = (first if gpu == first.gpu else strategy_of(self.step, Recorder(), gpu) for gpu in first.gpus)
+        return {share.gpu: self._layout(share) for share in shares}
 
     def _layout(self, share: Strategy) -> Layout:
         """Loading and optimizer steps, each of at most two micro-steps: without gradients, and on top of them."""

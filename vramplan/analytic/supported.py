@@ -72,9 +72,10 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
         raise SpecError(f"{spec.name}: {str(shape.positions)[:40]!r} positions; expected a whole number")
     if shape.layers > MAX_LAYERS:
         raise SpecError(f"{spec.name}: {shape.layers} layers; expected at most {MAX_LAYERS}")
-    if shape.hard_limit:
+    packed = job.batches == "packed"  # positions begin again with each sample of a row
+    if shape.hard_limit and not packed:
         check_sequence_length(job.sequence_length, shape.positions, spec.name)
-    if shape.positions is not None and job.sequence_length > shape.positions:
+    if shape.positions is not None and job.sequence_length > shape.positions and not packed:
         notes.append(
             f"{job.sequence_length} tokens exceed the {shape.positions} positions the model was made for;"
             " the memory is right, the quality needs RoPE scaling"

@@ -9,6 +9,7 @@ from vramplan.cli.options import AsJson, progress, say
 from vramplan.cli.parameters import Option
 from vramplan.errors import ConfigError
 
+ESTIMATORS = ("analytic", "trace")
 LEDGER = Path("tests/measured")
 """Compared if neither a ledger nor published runs are named, and if it exists."""
 
@@ -25,6 +26,11 @@ def accuracy(
     """Compare estimates with measured runs."""
     from vramplan.measurements.accuracy import compare
 
+    estimators = tuple(by.split(","))
+    if not {*estimators} <= {*ESTIMATORS}:
+        raise ConfigError(f"--by {by}: expected {' or '.join(ESTIMATORS)}, or both with a comma")
+    if estimators != ("analytic",) and ledger is None and published is None and (times or emulated):
+        raise ConfigError("--by is for --ledger and --published; --times and --emulated compare the analytic estimator")
     for name, path, show in (("--times", times, _times), ("--emulated", emulated, _emulated)):
         if path is not None and as_json:
             raise ConfigError(f"{name} with --json is not supported; vramplan.measurements has the rows in Python")
@@ -35,7 +41,7 @@ def accuracy(
     if ledger is None and (published is None or LEDGER.is_dir()):
         ledger = LEDGER
     with progress() as tell:
-        comparison = compare(ledger, published, tuple(by.split(",")), tell)
+        comparison = compare(ledger, published, estimators, tell)
     if as_json:
         from vramplan.render import json_output, probe_json
 

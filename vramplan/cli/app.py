@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from vramplan.cli.commands import COMMANDS, call, function_of
+from vramplan.cli.commands import COMMANDS, call, command_of, function_of
 from vramplan.cli.parameters import declared, parameter_of
 from vramplan.cli.parse import parse
 from vramplan.errors import VramplanError
@@ -42,7 +42,7 @@ def main() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without block characters still gets the figures
-    command = sys.argv[1] if len(sys.argv) > 1 and sys.argv[1] in COMMANDS else ""
+    command = command_of(sys.argv[1:])
     try:
         code = _run(command, sys.argv[1:])
         sys.stdout.flush()
@@ -84,7 +84,7 @@ def _run(command: str, words: Sequence[str]) -> Any:
             return 0
         if command:
             function = function_of(command)
-            values = parse(map(parameter_of, declared(function).values()), words[1:])
+            values = parse(map(parameter_of, declared(function).values()), words[len(command.split()) :])
             if values is not None:
                 return call(function, values)
     from vramplan.cli import typer_app

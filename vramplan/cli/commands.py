@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from vramplan.visible import visible
 
 
 class Command(NamedTuple):
-    """A command by its name, which is its function's too."""
+    """A command by its name, whose last word is its function's too."""
 
     panel: str
     """Its group on the help page."""
@@ -53,6 +53,21 @@ vramplan check --gpu a100-80gb --num-gpus 4 -- swift sft --model Qwen/Qwen2.5-7B
         """\
 vramplan images qwen2.5-vl-7b-instruct --gpu rtx4090
 vramplan images internvl3-8b --gpu a100-40gb --sizes 448x448,1344x896""",
+    ),
+    "adapt plan": Command(
+        PLAN,
+        "adapt",
+        """\
+vramplan adapt plan qwen2.5-7b --gpu rtx4090 --global-batch 8 --largest-global-batch 128
+vramplan adapt plan llama-3.1-8b --gpu a100-80gb --num-gpus 4 --method full --global-batch 32""",
+    ),
+    "adapt simulate": Command(
+        PLAN,
+        "adapt",
+        """\
+vramplan adapt simulate run.jsonl
+vramplan adapt simulate run.jsonl --policy noise-scale,seesaw --global-batch 8 --plot run.svg
+vramplan adapt simulate run.jsonl --policy schedule --schedule 0:8,4000:16,8000:32""",
     ),
     "compare": Command(
         COMPARE,
@@ -105,12 +120,22 @@ vramplan emulate --gpu rtx4090 --num-gpus 2 -- torchrun --nproc-per-node 2 train
     "models": Command(LISTS, "catalog", "vramplan models\nvramplan models qwen3"),
     "gpus": Command(LISTS, "catalog", "vramplan gpus\nvramplan gpus 4090 --json"),
 }
-"""In the order of the help page."""
+"""In the order of the help page. A name of two words is a command of a group."""
+GROUPS = {"adapt": (PLAN, "Plan a batch that grows during the run, and see what policies would make of it.")}
+"""The first words of those: their group on the help page, and what they are for."""
+
+
+def command_of(words: Sequence[str]) -> str:
+    """The command that a line begins with; empty if it names none."""
+    names = (" ".join(words[:count]) for count in (1, 2))
+    return next((name for name in names if name in COMMANDS), "")
 
 
 def function_of(name: str) -> Callable[..., int | None]:
     """A command's function, which returns its exit code or None for 0."""
-    function: Callable[..., int | None] = getattr(import_module(f"vramplan.cli.{COMMANDS[name].module}"), name)
+    function: Callable[..., int | None] = getattr(
+        import_module(f"vramplan.cli.{COMMANDS[name].module}"), name.rpartition(" ")[2]
+    )
     return function
 
 

@@ -100,6 +100,9 @@ def measure(
     if slurm is not None or jobs is not None:
         raise ConfigError(f"{'--jobs' if slurm is None else '--slurm'} is about submitted jobs: add --on slurm")
     if for_launcher is not None:
+        here = {"--device": device, "--as-card": as_card, "--shard": shard, "--timeout": timeout}
+        if unused := [flag for flag, value in here.items() if value is not None]:
+            raise ConfigError(f"--for {for_launcher}: {' and '.join(unused)} have no place in its file")
         return _print_task_file(for_launcher, gpus, num_gpus or 1, minutes, only, out)
     if num_gpus is not None:
         raise ConfigError("--num-gpus is about rented machines: add --for skypilot or --for dstack")

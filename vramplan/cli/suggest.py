@@ -48,7 +48,28 @@ def suggest(
             complete=completion.gpu_names,
         ),
     ],
-    global_batch: Annotated[int, Option(help="Samples behind one optimizer step.", shows_default=False, panel=BATCH)],
+    global_batch: Annotated[
+        int | None, Option(help="Samples behind one optimizer step.", shows_default=False, panel=BATCH)
+    ] = None,
+    tokens: Annotated[
+        bool,
+        Option(
+            "--tokens",
+            help="Instead: the most tokens of a micro-batch, for samples that differ in length (up to --seq-len).",
+            panel=BATCH,
+        ),
+    ] = False,
+    global_tokens: Annotated[
+        int | None, Option(help="Tokens behind one optimizer step, with --tokens: adds the accumulation.", panel=BATCH)
+    ] = None,
+    no_expandable_segments: Annotated[
+        bool,
+        Option(
+            "--no-expandable-segments",
+            help="With --tokens: for PyTorch's default allocator, which holds fewer tokens if lengths vary.",
+            panel=BATCH,
+        ),
+    ] = False,
     num_gpus: Annotated[
         str | None,
         Option(
@@ -130,6 +151,26 @@ def suggest(
 ) -> int:
     """Find the micro-batch and gradient accumulation that reach a global batch on a GPU."""
     keep_results(not no_cache)
+    if tokens:
+        from vramplan.cli.suggest_tokens import suggest_tokens
+
+        others = {
+            "--global-batch": global_batch, "--max-gpus": max_gpus, "--max-price": max_price, "--prices": prices,
+            "--tokens-total": tokens_total, "--samples": samples, "--warmup-ratio": warmup_ratio, "--solve": solve,
+            "--base-lr": base_lr, "--base-batch": base_batch, "--probe": probe or None,
+        }  # fmt: skip
+        return suggest_tokens(
+            model, connected(gpu, link, network), num_gpus, global_tokens, no_expandable_segments, others, given=given,
+            confidence=confidence, for_framework=for_framework, verbose=verbose, as_json=as_json,
+        )  # fmt: skip
+    for flag, is_given in (
+        ("--global-tokens", global_tokens is not None),
+        ("--no-expandable-segments", no_expandable_segments),
+    ):
+        if is_given:
+            raise ConfigError(f"{flag} is about token budgets: add --tokens")
+    if global_batch is None:
+        raise ConfigError("give --global-batch, the samples behind one optimizer step, or --tokens for a token budget")
     for flag, value in (("--device", device), ("--max-runs", max_runs), ("--timeout", timeout), ("--record", record)):
         if value is not None and not probe:
             raise ConfigError(f"{flag} is about real runs: add --probe")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from vramplan.cli.commands import COMMANDS, call, function_of
+from vramplan.cli.commands import COMMANDS, GROUPS, call, function_of
 from vramplan.cli.help import Command, Group
 from vramplan.cli.parameters import Argument, Rest, declared
 from vramplan.cli.version import version_line
@@ -29,14 +29,27 @@ vramplan gpus 4090""",
         rich_markup_mode=None,
     )
     app.callback()(_root)
+    groups: dict[str, typer.Typer] = {}
     for name in names:
+        group, _, own_name = name.rpartition(" ")
+        if group and group not in groups:
+            groups[group] = _group(app, group)
         command, function = COMMANDS[name], function_of(name)
         ends_options = any(isinstance(get_args(p.annotation)[1], Rest) for p in declared(function).values())
         settings = {"allow_interspersed_args": not ends_options}
-        app.command(cls=Command, rich_help_panel=command.panel, epilog=command.examples, context_settings=settings)(
-            _declare(function)
-        )
+        groups.get(group, app).command(
+            own_name, cls=Command, rich_help_panel=command.panel, epilog=command.examples, context_settings=settings
+        )(_declare(function))
     return app
+
+
+def _group(app: typer.Typer, name: str) -> typer.Typer:
+    """A group of commands inside the command line."""
+    panel, text = GROUPS[name]
+    group = typer.Typer(cls=Group, invoke_without_command=True, rich_markup_mode=None)
+    group.callback()(_help)
+    app.add_typer(group, name=name, help=text, rich_help_panel=panel)
+    return group
 
 
 def run(names: Iterable[str]) -> Any:
@@ -65,6 +78,10 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
+    _help(context)
+
+
+def _help(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING
 
@@ -193,8 +193,8 @@ class PartialEstimate:
     lower_bound_bytes: int
     """The least that the job needs on the GPU, in bytes."""
     complete: Callable[[], Estimate]
-    timeline: Timeline | None = field(default=None, repr=False)
-    """Loading and optimizer steps, if the bound came from one GPU's timeline."""
+    timelines: Mapping[int, Timeline] = field(default_factory=dict, repr=False)
+    """Loading and optimizer steps by number of the GPU, for those that need different memory; empty for a trace."""
     compute: Callable[[Gpu], ComputeTime] | None = None
     """Times of the computation on a GPU, without the estimate."""
     communication: Communication = Communication()

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import TypeAdapter
 
 from vramplan.measurements.accuracy import Choice, Verdict
+from vramplan.render.adapt_types import LadderData, SimulationData
 from vramplan.render.hardware_types import HardwareData
 from vramplan.render.json_types import (
     CheckData,
@@ -25,6 +26,7 @@ from vramplan.render.json_types import (
     TableData,
     written,
 )
+from vramplan.render.token_types import TokenBudgetsData
 
 
 class SummaryData(Exact):
@@ -79,10 +81,12 @@ class AccuracyData(Exact):
 
 
 OUTPUTS: dict[str, Any] = {
-    "suggest": SearchData | HardwareData,
+    "suggest": SearchData | HardwareData | TokenBudgetsData,
     "estimate": EstimateAnswerData,
     "check": CheckData | FixData | list[CheckData],
     "images": list[ImageData] | list[CountData],
+    "adapt plan": LadderData,
+    "adapt simulate": list[SimulationData],
     "compare": ComparisonData,
     "report": EstimateData,
     "table": TableData | dict[str, TableData],

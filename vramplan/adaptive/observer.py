@@ -1,0 +1,96 @@
+"""What a training loop counts, tells its controller, and writes of the decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vramplan.adaptive.controller import Controller, Decision, Observation
+from vramplan.adaptive.gradient_norms import NormPair
+from vramplan.adaptive.out_of_memory import empty_cache
+from vramplan.adaptive.ranks import Ranks
+
+COUNTED = ("steps", "samples", "tokens")
+
+
+class Observer:
+    """Counts a run's steps, samples and tokens over all ranks.
+
+    Every number that the controller is told is a sum over the ranks, so that it decides the same on each of them.
+
+    Args:
+        controller: Is told, and decides.
+        ranks: Sum up.
+        decisions: A file to which rank 0 adds each decision as a line of JSON; None: none is written.
+    """
+
+    def __init__(self, controller: Controller, ranks: Ranks, decisions: str | Path | None = None) -> None:
+        self.controller, self.ranks = controller, ranks
+        self.decisions = None if decisions is None else Path(decisions)
+        self.steps = self.samples = self.tokens = 0
+        self.loss = float("nan")
+        """Mean loss of the last step, over the samples of all ranks."""
+
+    def count(self, loss: float, tokens: int, samples: int) -> None:
+        """Add an optimizer step; a collective.
+
+        Args:
+            loss: Sum of this rank's weighted losses, which the gradients of all ranks are averaged like.
+            tokens: Of this rank.
+            samples: Of all ranks.
+        """
+        total, tokens_of_all = self.ranks.sums([loss, float(tokens)])
+        self.loss = total / self.ranks.size
+        self.steps, self.samples, self.tokens = self.steps + 1, self.samples + samples, self.tokens + int(tokens_of_all)
+
+    def decide(self, learning_rate: float, norms: NormPair | None) -> Decision | None:
+        """Tell the controller of the step that was counted last.
+
+        Args:
+            learning_rate: The schedule's own, in that step.
+            norms: None if they were not measured, or could not be.
+        """
+        before = self.controller.rung
+        measured = {} if norms is None else {name: getattr(norms, name) for name in NormPair.__dataclass_fields__}
+        decision = self.controller.observe(
+            Observation(
+                step=self.steps,
+                samples=self.samples,
+                tokens=self.tokens,
+                loss=self.loss,
+                learning_rate=learning_rate,
+                **measured,
+            )
+        )
+        if self.controller.rung.micro_batch_size != before.micro_batch_size:
+            empty_cache()
+        self._write(decision)
+        return decision
+
+    def smaller(self) -> int:
+        """The micro-batch size to go on with after an out-of-memory.
+
+        Raises:
+            ConfigError: if there is no smaller one.
+        """
+        self._write(self.controller.out_of_memory())
+        return self.controller.rung.micro_batch_size
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counts and the controller, as JSON has them."""
+        return {"controller": self.controller.state_dict(), **{name: getattr(self, name) for name in COUNTED}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state.
+
+        Raises:
+            ConfigError: if it is another policy's, or its batch is not on the ladder.
+        """
+        self.controller.load_state_dict(state["controller"])
+        self.steps, self.samples, self.tokens = (int(state[name]) for name in COUNTED)
+
+    def _write(self, decision: Decision | None) -> None:
+        if decision is not None and self.decisions is not None and self.ranks.rank == 0:
+            with self.decisions.open("a", encoding="utf-8") as file:
+                file.write(decision.json_line() + "\n")

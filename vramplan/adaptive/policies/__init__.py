@@ -1,0 +1,1 @@
+"""Policies: what asks for another batch, one a file."""
