@@ -257,6 +257,10 @@ def test_a_longer_sample_is_cut_or_alone_by_choice() -> None:
     alone = TokenBudgetSampler(lengths, 50, global_tokens=1000, longer="alone")
     assert [1] in next(iter(alone))
     assert alone.summary().largest_micro_batch == 80
+    for padding_free in (False, True):
+        options = {"longest_sample": 40, "longer": "alone", "padding_free": padding_free}
+        (step,) = TokenBudgetSampler([5, 45, 5], 100, global_tokens=1000, **options)
+        assert sorted(map(sorted, step)) == [[0, 2], [1]], "a sample above the longest is alone, also within the budget"
 
 
 SAVED = {"lengths": [3, 4, 5, 6, 7, 8, 9, 10], "max_tokens": 20, "global_tokens": 20, "num_replicas": 4}
