@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.length_distributions import lengths
-from benchmarks.token_batches import KEPT, budget
+from benchmarks.token_batches import KEPT, ROUNDED, budget
 from benchmarks.token_batches_picture import table
 from tests.helpers import ROOT
 from vramplan.batching import TokenBudgetSampler
@@ -257,6 +257,10 @@ def test_a_longer_sample_is_cut_or_alone_by_choice() -> None:
     alone = TokenBudgetSampler(lengths, 50, global_tokens=1000, longer="alone")
     assert [1] in next(iter(alone))
     assert alone.summary().largest_micro_batch == 80
+    for padding_free in (False, True):
+        options = {"longest_sample": 40, "longer": "alone", "padding_free": padding_free}
+        (step,) = TokenBudgetSampler([5, 45, 5], 100, global_tokens=1000, **options)
+        assert sorted(map(sorted, step)) == [[0, 2], [1]], "a sample above the longest is alone, also within the budget"
 
 
 SAVED = {"lengths": [3, 4, 5, 6, 7, 8, 9, 10], "max_tokens": 20, "global_tokens": 20, "num_replicas": 4}
@@ -328,5 +332,10 @@ def test_the_table_of_the_guide_is_the_kept_result() -> None:
 
 def test_kept_counts_are_what_the_sampler_makes() -> None:
     result = json.loads(KEPT.read_text())["kinds"]["long tail"]
-    steps = budget(lengths("long tail", 4000, 0), result["budget"], 0, padding_free=True)
-    assert sum(map(len, steps)) == result["ways"]["token budget, padding-free"]["micro_batches"]
+    for name, options in {
+        "token budget": {"pad_to_multiple_of": ROUNDED},
+        "token budget, window 4": {"pad_to_multiple_of": ROUNDED, "window": 4},
+        "token budget, padding-free": {"padding_free": True},
+    }.items():
+        steps = budget(lengths("long tail", 4000, 0), result["budget"], 0, **options)
+        assert sum(map(len, steps)) == result["ways"][name]["micro_batches"]

@@ -237,6 +237,13 @@ def test_state_counts_steps_given_out_and_not_those_read_ahead() -> None:
             assert torch.equal(batch["input_ids"], other["input_ids"])
 
 
+def test_lengths_may_be_of_any_integer_type() -> None:
+    sampler = TokenBudgetSampler(torch.tensor([5, 6]), 20, global_tokens=11)
+    assert sampler.lengths == [5, 6]
+    with pytest.raises(ConfigError, match="sample 0: its length is"):
+        TokenBudgetSampler(torch.tensor([5.0]), 20, global_tokens=11)
+
+
 def test_an_ordinary_dataloader_takes_the_micro_batches() -> None:
     loader = DataLoader(data(), batch_sampler=sampler().micro_batches(), collate_fn=Padded())
     batches = list(loader)
@@ -274,6 +281,11 @@ def test_padding_free_samples_that_would_attend_to_each_other_are_refused() -> N
     net.config.use_cache = True
     with pytest.raises(ConfigError, match=r"attend to each other.*use_cache = False"):
         epoch(net, True, 1, 0)
+
+
+def test_trainer_refuses_them_as_well(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="attend to each other"):
+        trained(tmp_path, True, use_cache=True).train()
 
 
 def test_a_step_without_labels_is_refused() -> None:

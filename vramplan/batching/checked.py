@@ -73,11 +73,21 @@ def longest_allowed(longest_sample: int | None, max_tokens: int, multiple: int) 
     return longest_sample
 
 
-def same_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to go on from a state whose optimizer steps have other samples."""
-    for name, value in now.items():
-        if saved[name] != value:
-            raise ConfigError(
-                f"the saved state has {setting(name, saved[name])}, this sampler {setting(name, value)}: its optimizer "
-                "steps have other samples; begin the epoch anew, or use the saved setting"
-            )
+_POSITION = (("epoch", 0), ("steps_done", 0), ("divisible_by", 1))
+"""Numbers of a saved state, and the least of each."""
+
+
+def position(state: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Epoch, steps done and ``divisible_by`` of a saved state, if its optimizer steps have the same samples."""
+    try:
+        epoch, step, multiple = (whole(name, state[name], least) for name, least in _POSITION)
+        changed = next((name for name, value in settings.items() if state["settings"][name] != value), None)
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"not a saved state of this sampler: {error}") from error
+    if changed is not None:
+        raise ConfigError(
+            f"the saved state has {setting(changed, state['settings'][changed])}, this sampler "
+            f"{setting(changed, settings[changed])}: its optimizer steps have other samples; begin the epoch anew, or "
+            "use the saved setting"
+        )
+    return epoch, step, multiple

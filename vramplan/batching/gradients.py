@@ -75,13 +75,20 @@ def accumulate_gradients(
     return float(total)
 
 
-def _transformers_loss(model: Any, batch: Mapping[str, Any], tokens: int) -> torch.Tensor:
+def check_separated(model: Any, batch: Mapping[str, Any]) -> None:
+    """Refuse padding-free samples that would attend to each other.
+
+    transformers (5.23, masking_utils.py) sees by ``position_ids`` where a sample ends, but not while it makes a cache.
+    """
     config = getattr(getattr(model, "module", model), "config", None)
     if "position_ids" in batch and batch.get("attention_mask") is None and getattr(config, "use_cache", False):
-        # masking_utils (transformers 5.23) sees where one sample ends and the next begins only without a cache
         raise ConfigError(
             "padding-free samples would attend to each other, as transformers separates them by position_ids only "
             "without a cache: set model.config.use_cache = False"
         )
+
+
+def _transformers_loss(model: Any, batch: Mapping[str, Any], tokens: int) -> torch.Tensor:
+    check_separated(model, batch)
     value: torch.Tensor = model(**batch, num_items_in_batch=tokens).loss
     return value

@@ -31,6 +31,8 @@ class Limits:
     pad_to_multiple_of: int = 1
     max_samples: int | None = None
     micro_batch_overhead: int = MICRO_BATCH_OVERHEAD
+    longest_sample: int | None = None
+    """A sample with more tokens shares its micro-batch with none; those that ``max_tokens`` allows, if None."""
 
     def tokens(self, lengths: Sequence[int]) -> int:
         """Tokens, padding included, of a micro-batch of these lengths.
@@ -49,6 +51,10 @@ class Limits:
     def rounded(self, tokens: int) -> int:
         """Tokens up to the next multiple that the collator pads to."""
         return -(-tokens // self.pad_to_multiple_of) * self.pad_to_multiple_of
+
+    def alone(self, length: int) -> bool:
+        """Whether a sample is longer than those that share a micro-batch."""
+        return self.rounded(length) > self.max_tokens or length > (self.longest_sample or length)
 
     def packer(self, samples: Sequence[int], lengths: Sequence[int]) -> Packer:
         """The way to pack these samples, which are sorted by falling length."""
@@ -112,11 +118,10 @@ def micro_batches(
     As few as fit, at least ``least``, without padding; padded ones are two, three, four times as many as long as the
     padding that this saves is more than what the added micro-batches cost. For each number the smallest limit of
     tokens that gives it is searched, which makes them even (MULTIFIT: Coffman, Garey and Johnson, SIAM J. Comput. 7,
-    1978). Where there are fewer samples than micro-batches the last ones are empty. A sample beyond the limit of tokens
-    is alone.
+    1978). Where there are fewer samples than micro-batches the last ones are empty.
     """
     ordered = sorted(samples, key=lambda sample: -lengths[sample])  # stable: a shuffled order stays shuffled
-    alone = [[sample] for sample in ordered if limits.rounded(lengths[sample]) > limits.max_tokens]
+    alone = [[sample] for sample in ordered if limits.alone(lengths[sample])]
     ordered = ordered[len(alone) :]
     pack = limits.packer(ordered, lengths)
     batches = pack(limits.max_tokens) if ordered else []

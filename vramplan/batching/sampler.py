@@ -8,7 +8,7 @@ from hashlib import sha256
 from itertools import chain, pairwise
 from typing import Any
 
-from vramplan.batching.checked import limited, longest_allowed, same_settings, token_lengths, whole
+from vramplan.batching.checked import limited, longest_allowed, position, token_lengths, whole
 from vramplan.batching.epoch_summary import EpochSummary
 from vramplan.batching.packing import MICRO_BATCH_OVERHEAD, Limits, MicroBatch, micro_batches
 from vramplan.batching.steps import bounds, number_of_steps, shuffled
@@ -75,14 +75,16 @@ class TokenBudgetSampler:
         divisible_by: int | None = None,
         micro_batch_overhead: int = MICRO_BATCH_OVERHEAD,
     ) -> None:
+        multiple = whole("pad_to_multiple_of", 1 if pad_to_multiple_of is None else pad_to_multiple_of)
+        self.longest_sample = longest_allowed(longest_sample, whole("max_tokens", max_tokens), multiple)
         self.limits = Limits(
-            whole("max_tokens", max_tokens),
+            max_tokens,
             padding_free,
-            whole("pad_to_multiple_of", 1 if pad_to_multiple_of is None else pad_to_multiple_of),
+            multiple,
             None if max_samples is None else whole("max_samples", max_samples),
             whole("micro_batch_overhead", micro_batch_overhead, 0),
+            self.longest_sample,
         )
-        self.longest_sample = longest_allowed(longest_sample, max_tokens, self.limits.pad_to_multiple_of)
         self.lengths = limited(token_lengths(lengths), self.longest_sample, longer)
         self.longer = longer
         self.shortest = min(range(len(self.lengths)), key=self.lengths.__getitem__)
@@ -211,12 +213,7 @@ class TokenBudgetSampler:
         Raises:
             ConfigError: the steps would have other samples, or it is not such a state.
         """
-        try:
-            epoch, step, multiple = (whole(name, state[name], least) for name, least in _POSITION)
-            saved = state["settings"]
-            same_settings(saved, self._settings())
-        except (KeyError, TypeError) as error:
-            raise ConfigError(f"not a saved state of this sampler: {error}") from error
+        epoch, step, multiple = position(state, self._settings())
         if multiple % self.num_replicas:
             raise ConfigError(
                 f"the saved state has {setting('divisible_by', multiple)}, which "
@@ -246,6 +243,3 @@ class TokenBudgetSampler:
             "seed": self.seed,
             "window": self.window,
         }
-
-
-_POSITION = (("epoch", 0), ("steps_done", 0), ("divisible_by", 1))

@@ -23,6 +23,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 from transformers import Trainer
 
+from vramplan.batching.gradients import check_separated
 from vramplan.batching.sampler import TokenBudgetSampler
 from vramplan.batching.torch_loader import StepLoader
 from vramplan.batching.trainer_state import TokenBudgetState
@@ -76,6 +77,7 @@ class TokenBudgetMixin:
         total = 0.0
         for number, micro_batch in enumerate(inputs):
             last = number == len(inputs) - 1
+            check_separated(model, micro_batch)
             self.accelerator.gradient_state._set_sync_gradients(last)
             with nullcontext() if last else self._without_exchange(model):
                 total = total + super().training_step(model, micro_batch, num_items_in_batch)  # type: ignore[misc]
@@ -146,7 +148,7 @@ def _check(trainer: Any) -> None:
         raise ConfigError(f"{setting('auto_find_batch_size', True)}: has no effect on a budget of tokens; leave it out")
     if args.train_sampling_strategy != "random":
         raise ConfigError(
-            f"{setting('train_sampling_strategy', args.train_sampling_strategy)}: a budget of tokens has its own order; "
+            f"{setting('train_sampling_strategy', args.train_sampling_strategy)}: a budget of tokens has its own; "
             "expected random"
         )
     if args.n_gpu > 1:
