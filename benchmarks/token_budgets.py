@@ -90,6 +90,7 @@ def batches(kind: str, counting: str, tokens: int, seed: int) -> list[list[Batch
         global_tokens=MICRO_BATCHES * tokens,
         padding_free=packed,
         pad_to_multiple_of=ROUNDED,
+        micro_batch_overhead=1 << 40,  # the fewest micro-batches, which are the fullest
         seed=seed,
     )
     shapes: list[list[BatchShape]] = []
