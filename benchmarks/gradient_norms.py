@@ -1,8 +1,8 @@
 """What measuring gradient norms adds to an optimizer step: ``python -m benchmarks.gradient_norms``.
 
 A small Llama, trained with AdamW. Steps without and with the norms are taken in turns in one process, with the same
-model and data; the result is the median of the ratios of neighbours. Times are processor time on the CPU, so that a busy
-machine changes them little. Each variant clips its gradients, as most runs do.
+model and data; the result is the median of the ratios of neighbours. Times are processor time on the CPU, so that a
+busy machine changes them little. Each variant clips its gradients, as most runs do.
 
     plain       forward, backward, clip_grad_norm_, AdamW
     hooks       the norm of each micro-batch by hooks, that of the step is the one that clipping returned

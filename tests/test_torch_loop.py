@@ -248,6 +248,15 @@ def test_a_loss_that_is_a_mean_over_tokens() -> None:
         assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(expected, found, strict=True))
 
 
+def test_a_micro_batch_without_labels_is_left_out() -> None:
+    """The mean over no label is 0 / 0, and would make every weight NaN."""
+    loop = loop_of(measuring(), count=lambda batch: int((batch["number"] >= 20).sum()))
+    steps = list(loop.steps(lambda batch: loop.model(batch) / int((batch["number"] >= 20).any())))
+    assert all(step.loss == step.loss for step in steps)
+    assert all(weight.isfinite().all() for weight in loop.model.parameters())
+    assert not {number for batch in loop.model.seen if max(batch) < 20 for number in batch}
+
+
 def test_schedules_keep_their_own_course() -> None:
     """Recursive ones, closed forms, and one that changes betas: what is set is theirs times the factor."""
     kinds: list[Any] = [

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from vramplan.adaptive.ranks import Ranks
 from vramplan.dataclass import dataclass
@@ -72,8 +73,9 @@ class GradientNorms:
     def __init__(
         self, model: nn.Module, ranks: Ranks | None = None, leave_out: Collection[str] = (), consecutive: bool = False
     ) -> None:
-        named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-        unknown = sorted(set(leave_out) - {name for name, _ in model.named_parameters()})
+        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        named = {name: weight for name, weight in inner.named_parameters() if weight.requires_grad}
+        unknown = sorted(set(leave_out) - {name for name, _ in inner.named_parameters()})
         if unknown:
             raise ConfigError(f"leave_out: the model has no parameter {', '.join(unknown)}")
         for name, weight in named.items():
@@ -163,7 +165,7 @@ class GradientNorms:
             norm = total_norm
         # one transfer from the GPU for all numbers
         squares = torch.stack([entry.norm_squared for entry in micro_batches]).tolist() if micro_batches else []
-        large = float(norm) ** 2
+        large = _square(norm)
         share = 1 / self.ranks.size
         numbers = [
             float(len(micro_batches)),
@@ -200,9 +202,9 @@ class GradientNorms:
         held = [[gradient for gradient in pair if gradient is not None] for pair in pairs]
         means = [torch.stack(pair).sum(0) / 2 for pair in held if pair]
         return NormPair(
-            small_norm_squared=(norm_squared + float(norm_of(before, self.ranks.device)) ** 2) / 2,
+            small_norm_squared=(norm_squared + _square(norm_of(before, self.ranks.device))) / 2,
             small_batch=size,
-            large_norm_squared=float(norm_of(means, self.ranks.device)) ** 2,
+            large_norm_squared=_square(norm_of(means, self.ranks.device)),
             large_batch=2 * size,
             biased=True,
         )
@@ -223,6 +225,10 @@ def _sum_of_squares(norms: list[Tensor], device: torch.device) -> Tensor:
     stacked = torch.stack([norm.to(device) for norm in norms])
     # fp64 where there is some: the square of an fp16 run's scaled norm may be beyond fp32
     return (stacked.double() if device.type != "mps" else stacked).square().sum()
+
+
+def _square(norm: Tensor | float) -> float:
+    return float(norm) * float(norm)  # infinite where it is too large; ** would raise
 
 
 def _is_sharded(weight: nn.Parameter) -> bool:

@@ -11,7 +11,7 @@ steps the program may do what it likes: evaluate, save, stop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,8 +66,8 @@ class AdaptiveLoop:
         accelerator: accelerate's, which has prepared model, optimizer and scheduler, and not the data.
         count: What a mean loss is the mean of: a batch -> how many, such as tokens with a label. None: samples. Losses
             are weighted so that each of them counts the same in the whole step.
-        consecutive: As in :class:`GradientNorms`.
-        decisions: A file to which each decision is added as a line of JSON, by rank 0.
+        leave_out, consecutive: As in :class:`GradientNorms`.
+        decisions: A file to which each decision is added as a line of JSON, by rank 0; a run that goes on adds to it.
 
     Raises:
         ConfigError: for impossible settings.
@@ -87,6 +87,7 @@ class AdaptiveLoop:
         scaler: Any = None,
         accelerator: Any = None,
         count: Callable[[Any], float] | None = None,
+        leave_out: Collection[str] = (),
         consecutive: bool = False,
         decisions: str | Path | None = None,
     ) -> None:
@@ -107,11 +108,10 @@ class AdaptiveLoop:
             )
         self.observer = Observer(controller, self.ranks, decisions)
         needed = controller.policy.needs_norms
-        self.norms = GradientNorms(model, self.ranks, consecutive=consecutive) if needed else None
+        self.norms = GradientNorms(model, self.ranks, leave_out, consecutive) if needed else None
         self.accumulation = Accumulation(model, self.ranks, loader.cut_again, self.observer.smaller, self.norms)
-        self.rates = LearningRates(optimizer, scheduler, lambda: self._base_steps)
+        self.rates = LearningRates(optimizer, scheduler)
         self.rates.apply(controller)
-        self._base_steps = 0
 
     def steps(self, loss_of: Callable[[Any], Tensor]) -> Iterator[StepResult]:
         """The optimizer steps that are left of the run.
@@ -160,7 +160,10 @@ class AdaptiveLoop:
             return total / (self.ranks.size * count) if count else float("inf")
 
         def compute(micro_batch: MicroBatch) -> Tensor:
-            loss = loss_of(to_device(micro_batch.batch, self.device)) / divisor_of(micro_batch)
+            divisor = divisor_of(micro_batch)
+            if divisor == float("inf"):  # nothing to count: its mean would be 0 / 0
+                return torch.zeros((), device=self.device)
+            loss = loss_of(to_device(micro_batch.batch, self.device)) / divisor
             self.accumulation.is_in_backward = True
             if self.accelerator is not None:
                 self.accelerator.backward(loss)
@@ -198,7 +201,7 @@ class AdaptiveLoop:
         else:
             self.scaler.step(self.optimizer)
             self.scaler.update()
-        self._base_steps = step.base_steps
+        self.rates.base_steps = step.base_steps
         self.rates.step()
         self.optimizer.zero_grad()
 
