@@ -1,9 +1,9 @@
 """The gradient noise scale: the batch at which noise and signal of a gradient are equally large.
 
-    B_simple = tr(Sigma) / |G|^2          arXiv 1812.06162, eq. 2.9
+    B_simple = tr(Sigma) / |G|^2          arXiv 1812.06162, section 2.2
 
 with the covariance Sigma of one sample's gradient and the true gradient G. Squared norms of the gradients of b and of
-B samples give unbiased estimates of both (the same, eq. A.2):
+B samples give unbiased estimates of both (the same, appendix A.1):
 
     |G|^2     = (B |G_B|^2 - b |G_b|^2) / (B - b)
     tr(Sigma) = (|G_b|^2 - |G_B|^2) / (1/b - 1/B)

@@ -21,7 +21,7 @@ class NoiseScalePolicy:
         half_life: Samples or tokens after which an observation has half its weight.
         unit: samples or tokens: of the half-life.
         share: Of the noise scale that the batch is to reach. At 1, half of each step's progress is lost to noise
-            (arXiv 1812.06162, eq. 2.6); with less, more steps are done and fewer samples wasted.
+            (arXiv 1812.06162, section 2.2); with less, more steps are done and fewer samples wasted.
         most_spread: Relative standard deviation of the noise scale above which nothing is asked for.
         may_shrink: Whether the batch may become smaller again.
 

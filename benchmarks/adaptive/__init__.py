@@ -1,0 +1,1 @@
+"""Whether policies find good batches: ``python -m benchmarks.adaptive``."""
