@@ -201,9 +201,9 @@ def test_what_is_refused() -> None:
     with pytest.raises(ConfigError, match="the ladder is for 2 GPUs, and 1 processes run"):
         StepLoader(samples(), constant(2))
     saved = StepLoader(samples(8), constant()).state_dict()
-    with pytest.raises(ConfigError, match="for dataset_samples 8, not 9"):
+    with pytest.raises(ConfigError, match="one of 8 samples, and the data set has 9"):
         StepLoader(samples(9), constant()).load_state_dict(saved)
-    with pytest.raises(ConfigError, match="for seed 0, not 1"):
+    with pytest.raises(ConfigError, match="of another order of the samples"):
         StepLoader(samples(8), constant(), seed=1).load_state_dict(saved)
 
 

@@ -84,8 +84,8 @@ class GradientNorms:
         self.parameters = {name: weight for name, weight in named.items() if name not in leave_out}
         if not self.parameters:
             raise ConfigError("gradient norms: the model has no parameter that trains")
-        self.is_whole = len(self.parameters) == len(named)
-        """Whether the norm that clipping returns is the norm measured here: no parameter is left out."""
+        self.takes_clipping_norm = len(self.parameters) == len(named) and not consecutive
+        """Whether :meth:`finish` may come after clipping, with its norm; else it comes before, with none."""
         self.ranks = ranks or Ranks(next(iter(self.parameters.values())).device)
         self.consecutive = consecutive
         self._previous: list[Tensor | None] | None = None
@@ -146,7 +146,7 @@ class GradientNorms:
 
         Args:
             total_norm: The norm of all gradients, unscaled and before clipping, as ``clip_grad_norm_`` returned it;
-                None: it is computed. Not used if parameters are left out.
+                None: it is computed, of gradients that are not clipped. Only where `takes_clipping_norm`.
             loss_scale: What a GradScaler had multiplied the losses by. If no `total_norm` is given, the gradients are
                 taken to be multiplied still.
 
@@ -159,7 +159,7 @@ class GradientNorms:
         micro_batches, self._micro_batches = self._micro_batches, []
         gradients = [weight.grad for weight in self.parameters.values()]
         norm: Tensor | float
-        if total_norm is None or not self.is_whole:
+        if total_norm is None:
             norm = norm_of(gradients, self.ranks.device) / loss_scale
         else:
             norm = total_norm

@@ -101,7 +101,6 @@ class StepLoader:
         if self.base_steps < 1:
             raise ConfigError(f"{setting('epochs', epochs)}: no step to take")
         self.rank, self.world_size = rank, world_size
-        self.seed = seed
         self._order_of = order or (shuffled(len(dataset), seed) if shuffle else lambda epoch: range(len(dataset)))
         self.epoch = self.position = 0
         """Samples of the epoch that are given out."""
@@ -159,7 +158,7 @@ class StepLoader:
             "epoch": self.epoch,
             "position": self.position,
             "dataset_samples": len(self.dataset),
-            "seed": self.seed,
+            "first_samples": self._first_samples(),
             "worker_seed": self._worker_seed,
         }
 
@@ -167,13 +166,17 @@ class StepLoader:
         """Go on at a saved position.
 
         Raises:
-            ConfigError: if the data set has another length, or the order another seed.
+            ConfigError: if the data set has another length, or the epoch another order.
         """
-        for name, value in (("dataset_samples", len(self.dataset)), ("seed", self.seed)):
-            if state[name] != value:
-                raise ConfigError(f"the saved position is for {name} {state[name]}, not {value}: samples would be lost")
+        if state["dataset_samples"] != len(self.dataset):
+            raise ConfigError(
+                f"the saved position is one of {state['dataset_samples']} samples, and the data set has"
+                f" {len(self.dataset)}"
+            )
         self.epoch, self.position, self._worker_seed = state["epoch"], state["position"], state["worker_seed"]
         self._read_ahead = None
+        if state["first_samples"] != self._first_samples():
+            raise ConfigError("the saved position is one of another order of the samples: the seed must be the same")
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -182,6 +185,15 @@ class StepLoader:
         """Samples of the present epoch that belong to the run."""
         left = self.base_steps - self.epoch * self.steps_in_epoch
         return max(0, min(self.samples_in_epoch, left * self.base_batch))
+
+    def _present_order(self) -> Sequence[int]:
+        if self._order is None or self._order[0] != self.epoch:
+            self._order = (self.epoch, self._order_of(self.epoch))
+        return self._order[1]
+
+    def _first_samples(self) -> list[int]:
+        """Enough of the epoch's order to tell it from another."""
+        return list(self._present_order()[:8])
 
     def _begin(self) -> None:
         if self._worker_seed is None:  # once an epoch, one number from torch's generator, as DataLoader takes it
@@ -192,9 +204,7 @@ class StepLoader:
         stop = min(start + rung.global_batch_size, self._limit)
         if stop <= start:
             return None
-        if self._order is None or self._order[0] != self.epoch:
-            self._order = (self.epoch, self._order_of(self.epoch))
-        order = self._order[1]
+        order = self._present_order()
         if self._read_ahead is None or self._read_ahead[0] != rung:
             assert self._worker_seed is not None
             self._generator.manual_seed(self._worker_seed)

@@ -47,8 +47,8 @@ class StepResult:
     """So far, of all ranks."""
     tokens: int
     global_batch_size: int
-    decision: Decision | None
-    """What changes from the next step on."""
+    decisions: tuple[Decision, ...]
+    """What changed in this step after an out-of-memory, and what changes from the next step on."""
 
 
 class AdaptiveLoop:
@@ -174,15 +174,24 @@ class AdaptiveLoop:
         tokens = sum(tokens_of(one.batch) for one in step.micro_batches)
         losses = self.accumulation.run(step.micro_batches, compute, lambda one: 1 / divisor_of(one), measured)
         scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
-        norm = self._clip()
-        pair = self.norms.finish(norm, scale) if self.norms is not None and measured else None
+        pair = None
+        if self.norms is None or not measured:
+            self._clip()
+        elif self.norms.takes_clipping_norm:
+            pair = self.norms.finish(self._clip(), scale)
+        else:
+            pair = self.norms.finish(None, scale)
+            self._clip()
         learning_rate = float(self.rates.own[0]["lr"])
         self._update(step)
         observer = self.observer
         observer.count(float(torch.stack(losses).sum()) if losses else 0.0, tokens, step.samples)
-        decision = observer.decide(learning_rate, pair) if measured or self.norms is None else None
+        if measured or self.norms is None:
+            observer.decide(learning_rate, pair)
         self.rates.apply(self.controller)
-        return StepResult(observer.steps, observer.loss, observer.samples, observer.tokens, batch_size, decision)
+        return StepResult(
+            observer.steps, observer.loss, observer.samples, observer.tokens, batch_size, observer.take_decisions()
+        )
 
     def _clip(self) -> Tensor | None:
         """The norm before clipping, of unscaled gradients; None if nothing is clipped."""

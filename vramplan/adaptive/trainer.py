@@ -182,7 +182,7 @@ class AdaptiveBatches(Base):  # type: ignore[misc]
         losses = self._accumulation.run(step.micro_batches, compute, weight_of, self.is_measured)
         loss = torch.stack(losses).sum() if losses else torch.zeros((), device=ranks.device)
         self.norm_pair: NormPair | None = None
-        if self.norms is not None and self.is_measured and self.consecutive:
+        if self.norms is not None and self.is_measured and not self.norms.takes_clipping_norm:
             self.norm_pair = self.norms.finish(None, self._loss_scale)
         self.last_step, self.last_loss, self.lr_scheduler.base_steps = step, loss, step.base_steps
         self.own_rate = float(self.lr_scheduler.own[0]["lr"])
@@ -200,7 +200,7 @@ class AdaptiveBatches(Base):  # type: ignore[misc]
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        if self.norms is not None and self.is_measured and not self.consecutive:
+        if self.norms is not None and self.is_measured and self.norms.takes_clipping_norm:
             self.norm_pair = self.norms.finish(norm, self._loss_scale)
         return norm
 
