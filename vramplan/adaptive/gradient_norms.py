@@ -199,8 +199,8 @@ class GradientNorms:
         if before is None:
             return None
         pairs = list(zip(now, before, strict=True))
-        held = [[gradient for gradient in pair if gradient is not None] for pair in pairs]
-        means = [torch.stack(pair).sum(0) / 2 for pair in held if pair]
+        present = [[gradient for gradient in pair if gradient is not None] for pair in pairs]
+        means = [torch.stack(pair).sum(0) / 2 for pair in present if pair]
         return NormPair(
             small_norm_squared=(norm_squared + _square(norm_of(before, self.ranks.device))) / 2,
             small_batch=size,
@@ -212,10 +212,10 @@ class GradientNorms:
 
 def norm_of(gradients: Sequence[Tensor | None], device: torch.device) -> Tensor:
     """The norm of all gradients together, as a number on a device; 0 without any."""
-    held = [gradient for gradient in gradients if gradient is not None]
+    present = [gradient for gradient in gradients if gradient is not None]
     norms: list[Tensor] = []
-    for dtype in {gradient.dtype for gradient in held}:
-        norms += torch._foreach_norm([gradient for gradient in held if gradient.dtype == dtype], 2, torch.float32)
+    for dtype in {gradient.dtype for gradient in present}:
+        norms += torch._foreach_norm([gradient for gradient in present if gradient.dtype == dtype], 2, torch.float32)
     return _sum_of_squares(norms, device).sqrt()
 
 

@@ -110,7 +110,7 @@ class Accumulation:
             if failure == IN_BACKWARD:
                 waiting, results = list(micro_batches), []
                 self._forget_gradients()
-            waiting = self.cut_again([index for one in waiting for index in one.indices], size)
+            waiting = self.cut_again([index for part in waiting for index in part.indices], size)
         self.ranks.average_gradients(self.parameters)
         return results
 

@@ -62,11 +62,11 @@ class Ranks:
         """
         if self.size == 1:
             return
-        held = torch.tensor([weight.grad is not None for weight in parameters], dtype=torch.int32, device=self.device)
-        dist.all_reduce(held, dist.ReduceOp.MAX, group=self.group)
+        has_gradient = torch.tensor([weight.grad is not None for weight in parameters], device=self.device).int()
+        dist.all_reduce(has_gradient, dist.ReduceOp.MAX, group=self.group)
         gradients = []
-        for weight, is_held in zip(parameters, held.tolist(), strict=True):
-            if is_held and weight.grad is None:
+        for weight, is_needed in zip(parameters, has_gradient.tolist(), strict=True):
+            if is_needed and weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
             if weight.grad is not None:
                 gradients.append(weight.grad)

@@ -153,7 +153,7 @@ class AdaptiveLoop:
         batch_size = self.controller.rung.global_batch_size
         total = float(step.samples)
         if self.count is not None:
-            (total,) = self.ranks.sums([sum(self.count(one.batch) for one in step.micro_batches)])
+            (total,) = self.ranks.sums([sum(self.count(part.batch) for part in step.micro_batches)])
 
         def divisor_of(micro_batch: MicroBatch) -> float:
             count = len(micro_batch.indices) if self.count is None else self.count(micro_batch.batch)
@@ -171,8 +171,8 @@ class AdaptiveLoop:
                 (loss if self.scaler is None else self.scaler.scale(loss)).backward()
             return loss.detach()
 
-        tokens = sum(tokens_of(one.batch) for one in step.micro_batches)
-        losses = self.accumulation.run(step.micro_batches, compute, lambda one: 1 / divisor_of(one), measured)
+        tokens = sum(tokens_of(part.batch) for part in step.micro_batches)
+        losses = self.accumulation.run(step.micro_batches, compute, lambda part: 1 / divisor_of(part), measured)
         scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
         pair = None
         if self.norms is None or not measured:

@@ -206,13 +206,13 @@ class AdaptiveBatches(Base):  # type: ignore[misc]
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Of all micro-batches of a step."""
-        parts = [one.batch for one in inputs.micro_batches] if isinstance(inputs, Step) else [inputs]
+        parts = [part.batch for part in inputs.micro_batches] if isinstance(inputs, Step) else [inputs]
         return sum(super(AdaptiveBatches, self).floating_point_ops(part) for part in parts)
 
     def _track_num_input_tokens(self, inputs: Step) -> None:
         how = self.args.include_num_input_tokens_seen
         if how != "no":
-            batches = [one.batch for one in inputs.micro_batches]
+            batches = [part.batch for part in inputs.micro_batches]
             count = sum(tokens_of(batch) if how == "non_padding" else batch["input_ids"].numel() for batch in batches)
             self.state.num_input_tokens_seen += int(self.observer.ranks.sums([float(count)])[0])
 
