@@ -1,8 +1,8 @@
 """What measuring gradient norms adds to an optimizer step: ``python -m benchmarks.gradient_norms``.
 
 A small Llama, trained with AdamW. Steps without and with the norms are taken in turns in one process, with the same
-model and data; the result is the median of the ratios of neighbours. Times are processor time on the CPU, so that a busy
-machine changes them little. Each variant clips its gradients, as most runs do.
+model and data; the result is the median of the ratios of neighbours. Times are processor time on the CPU, so that a
+busy machine changes them little. Each variant clips its gradients, as most runs do.
 
     plain       forward, backward, clip_grad_norm_, AdamW
     hooks       the norm of each micro-batch by hooks, that of the step is the one that clipping returned
@@ -77,14 +77,14 @@ def ratios(device: str, job: tuple[int, int, int], rounds: int) -> dict[str, flo
     synchronize: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
     for how in ("plain", "hooks", "separate"):
         step(how)
-    found: dict[str, list[float]] = {"hooks": [], "separate": []}
+    samples: dict[str, list[float]] = {"hooks": [], "separate": []}
     plain = []
     for _ in range(rounds):
-        for how, each in found.items():
+        for how, each in samples.items():
             before, with_norms, after = seconds("plain"), seconds(how), seconds("plain")
             each.append(2 * with_norms / (before + after))
             plain += [before, after]
-    result = {how: median(each) for how, each in found.items()}
+    result = {how: median(each) for how, each in samples.items()}
     return {**result, "every 8th": 1 + (result["hooks"] - 1) / EVERY, "plain_seconds": median(plain)}
 
 

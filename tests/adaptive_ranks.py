@@ -103,7 +103,7 @@ def switches() -> dict[str, Any]:
         "losses": [step.loss for step in steps],
         "weights": weights(loop.model),
         "lines": len(lines),
-        "decisions": [step.decision.json_line() for step in steps if step.decision is not None],
+        "decisions": [decision.json_line() for step in steps for decision in step.decisions],
     }
 
 

@@ -114,7 +114,8 @@ def measuring() -> Controller:
     [
         ("gpt2", constant, {}),
         ("gpt2", measuring, {"num_train_epochs": 1.6, "warmup_steps": 3, "lr_scheduler_type": "cosine"}),
-        ("llama", measuring, {"max_steps": 13, "dataloader_num_workers": 1, "max_grad_norm": 0}),
+        ("llama", measuring, {"max_steps": 13, "max_grad_norm": 0}),
+        ("gpt2", constant, {"num_train_epochs": 1, "dataloader_num_workers": 1}),
         ("llama", constant, {"count": 38, "train_sampling_strategy": "sequential"}),  # a short last step
     ],
 )

@@ -57,7 +57,7 @@ ONLY_PARSED = {
     r"^table --(write|check)|--gpus '\*'": "takes minutes; tests/test_tables.py makes small tables",
     r"--gpu any": "takes half a minute; tests/test_hardware.py searches the catalogue for a small model",
     r"^accuracy": "takes minutes; tests/learn.py makes the same tables",
-    r"train\.py|mine:make|--tokenizer|my-model": "needs the reader's own files",
+    r"train\.py|mine:make|--tokenizer|my-model|run\.jsonl": "needs the reader's own files",
 }
 """Commands that are parsed and not run, by pattern, and why."""
 NEEDS_TORCH = re.compile(r"--by trace|--plot")

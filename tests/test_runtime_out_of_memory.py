@@ -42,7 +42,7 @@ def run(loop: AdaptiveLoop) -> list[Any]:
     return list(loop.steps(loop.model))
 
 
-def test_it_goes_on_in_smaller_micro_batches(tmp_path: Path) -> None:
+def test_it_goes_on_in_smaller_micro_batches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     smooth = loop_of(growing())
     steps = run(smooth)
     loop = loop_of(growing(), decisions=tmp_path / "decisions.jsonl")
@@ -63,6 +63,11 @@ def test_it_goes_on_in_smaller_micro_batches(tmp_path: Path) -> None:
     ]
     assert lines[1]["before"]["global_batch_size"] == lines[1]["after"]["global_batch_size"] == 8
     assert "ran out of memory" in lines[1]["reason"]
+    assert [decision.json_line() for step in found for decision in step.decisions] == [*map(json.dumps, lines)]
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "after step 3: micro-batch 4 ran out of memory; micro-batch x accumulation 2 x 4 instead of 4 x 2"
+    )
 
 
 def test_whole_gradients_are_kept() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import multiprocessing
 from typing import Any
 
 import pytest
@@ -14,7 +16,8 @@ from torch.utils.data import IterableDataset
 
 from tests.adaptive_runs import constant, growing, samples
 from vramplan.adaptive.controller import Controller, Observation
-from vramplan.adaptive.step_loader import Step, StepLoader, shares
+from vramplan.adaptive.step_loader import Step, StepLoader
+from vramplan.adaptive.step_shares import shares
 from vramplan.errors import ConfigError, UnsupportedError
 
 
@@ -41,10 +44,10 @@ def run(loader: StepLoader, controller: Controller, most: int = 10**9) -> list[l
     return steps
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_each_sample_once_in_an_epoch_while_the_batch_grows(workers: int) -> None:
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 1, "persistent_workers": True}])
+def test_each_sample_once_in_an_epoch_while_the_batch_grows(options: dict[str, Any]) -> None:
     controller = growing()
-    steps = run(StepLoader(samples(41), controller, epochs=2, num_workers=workers), controller)
+    steps = run(StepLoader(samples(41), controller, epochs=2, **options), controller)
     assert [len(step) for step in steps] == [4, 4, 4, 8, 8, 13, 16, 16, 9]
     epochs = [flat(steps[:6]), flat(steps[6:])]
     assert all(sorted(epoch) == list(range(41)) for epoch in epochs)
@@ -113,6 +116,21 @@ def test_a_saved_position_goes_on(stop: int) -> None:
     assert before + after == whole
 
 
+def test_another_number_of_processes_goes_on() -> None:
+    """Three steps on one GPU, the rest on two."""
+    alone = growing()
+    loader = StepLoader(samples(41), alone)
+    before = run(loader, alone, 3)
+    after = []
+    for rank in range(2):
+        controller = growing(2)
+        controller.load_state_dict(alone.state_dict())
+        later = StepLoader(samples(41), controller, rank=rank, world_size=2)
+        later.load_state_dict(loader.state_dict())
+        after += flat([numbers(step) for step in later])
+    assert sorted(flat(before) + after) == list(range(41))
+
+
 def test_the_schedule_is_counted_in_steps_of_the_base_batch() -> None:
     """A run that grows ends where one that stays ends: after as many samples, and base steps."""
     for controller in (constant(), growing()):
@@ -144,6 +162,28 @@ def test_the_last_part_of_a_step_again_in_smaller_micro_batches() -> None:
     assert [one.batch["number"].tolist() for one in again] == [[5, 1], [8]]
 
 
+def test_workers_end_with_the_epoch_and_with_an_abandoned_loader() -> None:
+    """Without waiting for the timeout of 5 seconds that torch gives to workers in cyclic garbage."""
+    controller = constant()
+    loader = StepLoader(samples(8), controller, num_workers=1)
+    steps = iter(loader)
+    next(steps)
+    assert len(multiprocessing.active_children()) == 1
+    next(steps)  # the last
+    assert not multiprocessing.active_children()
+    loader = StepLoader(samples(8), controller, num_workers=1)
+    gc.collect()
+    gc.disable()
+    try:
+        steps = iter(loader)
+        next(steps)
+        assert len(multiprocessing.active_children()) == 1
+        del steps, loader  # no cycle refers to it
+        assert not multiprocessing.active_children()
+    finally:
+        gc.enable()
+
+
 class Stream(IterableDataset):  # type: ignore[type-arg]
     def __iter__(self) -> Any:
         return iter(samples())
@@ -161,9 +201,9 @@ def test_what_is_refused() -> None:
     with pytest.raises(ConfigError, match="the ladder is for 2 GPUs, and 1 processes run"):
         StepLoader(samples(), constant(2))
     saved = StepLoader(samples(8), constant()).state_dict()
-    with pytest.raises(ConfigError, match="for dataset_samples 8, not 9"):
+    with pytest.raises(ConfigError, match="one of 8 samples, and the data set has 9"):
         StepLoader(samples(9), constant()).load_state_dict(saved)
-    with pytest.raises(ConfigError, match="for seed 0, not 1"):
+    with pytest.raises(ConfigError, match="of another order of the samples"):
         StepLoader(samples(8), constant(), seed=1).load_state_dict(saved)
 
 

@@ -61,6 +61,7 @@ class Candidate(NamedTuple):
 
 CANDIDATES = (
     Candidate("noise scale", "noise-scale"),
+    Candidate("noise scale, a half", "noise-scale", share=0.5),
     Candidate("noise scale, a quarter", "noise-scale", share=0.25),
     Candidate("noise scale of Adam's update", "noise-scale", preconditioned=True),
     Candidate("noise scale, rate unchanged", "noise-scale", coupling="none"),
@@ -131,10 +132,14 @@ class Runs:
     def _tuned(self, batch: int, rates: tuple[float, ...]) -> Any:
         """A fixed batch at each rate with one seed, and at the best rate with all; the best rate."""
         title, by_rate = f"fixed {batch}", {}
-        for rate in rates:
+        waiting = list(rates)
+        while waiting:
+            rate = waiting.pop(0)
             by_rate[rate] = run = self.fixed(batch, rate, SEEDS[0])
             yield _result(title, "tuning", SEEDS[0], rate, run)
-        best = min(rates, key=lambda rate: by_rate[rate].loss)
+            best = min(by_rate, key=lambda rate: by_rate[rate].loss)
+            if not waiting and best in (min(by_rate), max(by_rate)):  # the best of all may lie beyond
+                waiting.append(2 * best if best == max(by_rate) else best / 2)
         yield _result(title, "fixed", SEEDS[0], best, by_rate[best])
         for seed in SEEDS[1:]:
             yield _result(title, "fixed", seed, best, self.fixed(batch, best, seed))
@@ -145,7 +150,8 @@ def _result(title: str, kind: str, seed: int, rate: float, run: Run) -> dict[str
     result = {"title": title, "kind": kind, "seed": seed, "rate": rate, "loss": run.loss, "steps": run.steps}
     if kind != "policy":
         return result
-    return result | {"trajectory": run.trajectory, "decisions": run.decisions, "unused": run.unused}
+    decisions = [{key: value for key, value in each.items() if key != "values"} for each in run.decisions]
+    return result | {"trajectory": run.trajectory, "decisions": decisions, "unused": run.unused}
 
 
 def run_all(task: Task, results: Path, record: Path) -> None:

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from vramplan.adaptive.ranks import Ranks
 from vramplan.dataclass import dataclass
@@ -72,8 +73,9 @@ class GradientNorms:
     def __init__(
         self, model: nn.Module, ranks: Ranks | None = None, leave_out: Collection[str] = (), consecutive: bool = False
     ) -> None:
-        named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-        unknown = sorted(set(leave_out) - {name for name, _ in model.named_parameters()})
+        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        named = {name: weight for name, weight in inner.named_parameters() if weight.requires_grad}
+        unknown = sorted(set(leave_out) - {name for name, _ in inner.named_parameters()})
         if unknown:
             raise ConfigError(f"leave_out: the model has no parameter {', '.join(unknown)}")
         for name, weight in named.items():
@@ -82,8 +84,8 @@ class GradientNorms:
         self.parameters = {name: weight for name, weight in named.items() if name not in leave_out}
         if not self.parameters:
             raise ConfigError("gradient norms: the model has no parameter that trains")
-        self.is_whole = len(self.parameters) == len(named)
-        """Whether the norm that clipping returns is the norm measured here: no parameter is left out."""
+        self.takes_clipping_norm = len(self.parameters) == len(named) and not consecutive
+        """Whether :meth:`finish` may come after clipping, with its norm; else it comes before, with none."""
         self.ranks = ranks or Ranks(next(iter(self.parameters.values())).device)
         self.consecutive = consecutive
         self._previous: list[Tensor | None] | None = None
@@ -144,7 +146,7 @@ class GradientNorms:
 
         Args:
             total_norm: The norm of all gradients, unscaled and before clipping, as ``clip_grad_norm_`` returned it;
-                None: it is computed. Not used if parameters are left out.
+                None: it is computed, of gradients that are not clipped. Only where `takes_clipping_norm`.
             loss_scale: What a GradScaler had multiplied the losses by. If no `total_norm` is given, the gradients are
                 taken to be multiplied still.
 
@@ -157,13 +159,13 @@ class GradientNorms:
         micro_batches, self._micro_batches = self._micro_batches, []
         gradients = [weight.grad for weight in self.parameters.values()]
         norm: Tensor | float
-        if total_norm is None or not self.is_whole:
+        if total_norm is None:
             norm = norm_of(gradients, self.ranks.device) / loss_scale
         else:
             norm = total_norm
         # one transfer from the GPU for all numbers
         squares = torch.stack([entry.norm_squared for entry in micro_batches]).tolist() if micro_batches else []
-        large = float(norm) ** 2
+        large = _square(norm)
         share = 1 / self.ranks.size
         numbers = [
             float(len(micro_batches)),
@@ -197,12 +199,12 @@ class GradientNorms:
         if before is None:
             return None
         pairs = list(zip(now, before, strict=True))
-        held = [[gradient for gradient in pair if gradient is not None] for pair in pairs]
-        means = [torch.stack(pair).sum(0) / 2 for pair in held if pair]
+        present = [[gradient for gradient in pair if gradient is not None] for pair in pairs]
+        means = [torch.stack(pair).sum(0) / 2 for pair in present if pair]
         return NormPair(
-            small_norm_squared=(norm_squared + float(norm_of(before, self.ranks.device)) ** 2) / 2,
+            small_norm_squared=(norm_squared + _square(norm_of(before, self.ranks.device))) / 2,
             small_batch=size,
-            large_norm_squared=float(norm_of(means, self.ranks.device)) ** 2,
+            large_norm_squared=_square(norm_of(means, self.ranks.device)),
             large_batch=2 * size,
             biased=True,
         )
@@ -210,10 +212,10 @@ class GradientNorms:
 
 def norm_of(gradients: Sequence[Tensor | None], device: torch.device) -> Tensor:
     """The norm of all gradients together, as a number on a device; 0 without any."""
-    held = [gradient for gradient in gradients if gradient is not None]
+    present = [gradient for gradient in gradients if gradient is not None]
     norms: list[Tensor] = []
-    for dtype in {gradient.dtype for gradient in held}:
-        norms += torch._foreach_norm([gradient for gradient in held if gradient.dtype == dtype], 2, torch.float32)
+    for dtype in {gradient.dtype for gradient in present}:
+        norms += torch._foreach_norm([gradient for gradient in present if gradient.dtype == dtype], 2, torch.float32)
     return _sum_of_squares(norms, device).sqrt()
 
 
@@ -223,6 +225,10 @@ def _sum_of_squares(norms: list[Tensor], device: torch.device) -> Tensor:
     stacked = torch.stack([norm.to(device) for norm in norms])
     # fp64 where there is some: the square of an fp16 run's scaled norm may be beyond fp32
     return (stacked.double() if device.type != "mps" else stacked).square().sum()
+
+
+def _square(norm: Tensor | float) -> float:
+    return float(norm) * float(norm)  # infinite where it is too large; ** would raise
 
 
 def _is_sharded(weight: nn.Parameter) -> bool:

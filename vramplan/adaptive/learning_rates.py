@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,16 +23,17 @@ class LearningRates:
     Args:
         optimizer: A torch optimizer, or accelerate's wrapper.
         scheduler: A schedule of torch, transformers or accelerate for the base batch, or None.
-        base_steps: How many steps of the base batch the last optimizer step was worth.
 
     Raises:
         UnsupportedError: for a schedule that is told a metric, such as ReduceLROnPlateau.
     """
 
-    def __init__(self, optimizer: Any, scheduler: Any = None, base_steps: Callable[[], int] = lambda: 1) -> None:
+    def __init__(self, optimizer: Any, scheduler: Any = None) -> None:
         if any(name in ("ReduceLROnPlateau", "GreedyLR") for name in (kind.__name__ for kind in type(scheduler).mro())):
             raise UnsupportedError(f"{type(scheduler).__name__}: a schedule that follows a metric is not scaled")
-        self.optimizer, self.scheduler, self.base_steps = optimizer, scheduler, base_steps
+        self.optimizer, self.scheduler = optimizer, scheduler
+        self.base_steps = 1
+        """How many steps of the base batch the last optimizer step was worth."""
         self.own = self._read()
         """The schedule's own values, of each parameter group."""
 
@@ -42,7 +43,7 @@ class LearningRates:
         The values are the schedule's own afterwards: :meth:`apply` scales them.
         """
         self._write(self.own)
-        for _ in range(self.base_steps() if self.scheduler is not None else 0):
+        for _ in range(self.base_steps if self.scheduler is not None else 0):
             self.scheduler.step()
         self.own = self._read()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from vramplan.adaptive.gradient_norms import NormPair
 from vramplan.adaptive.out_of_memory import empty_cache
 from vramplan.adaptive.ranks import Ranks
 
+LOGGER = logging.getLogger("vramplan.adaptive")
 COUNTED = ("steps", "samples", "tokens")
 
 
@@ -22,13 +24,15 @@ class Observer:
     Args:
         controller: Is told, and decides.
         ranks: Sum up.
-        decisions: A file to which rank 0 adds each decision as a line of JSON; None: none is written.
+        decisions: A file to which rank 0 adds each decision as a line of JSON; None: none is written. Rank 0 logs them
+            as well, an out-of-memory as a warning.
     """
 
     def __init__(self, controller: Controller, ranks: Ranks, decisions: str | Path | None = None) -> None:
         self.controller, self.ranks = controller, ranks
         self.decisions = None if decisions is None else Path(decisions)
         self.steps = self.samples = self.tokens = 0
+        self._decisions: list[Decision] = []
         self.loss = float("nan")
         """Mean loss of the last step, over the samples of all ranks."""
 
@@ -44,7 +48,7 @@ class Observer:
         self.loss = total / self.ranks.size
         self.steps, self.samples, self.tokens = self.steps + 1, self.samples + samples, self.tokens + int(tokens_of_all)
 
-    def decide(self, learning_rate: float, norms: NormPair | None) -> Decision | None:
+    def decide(self, learning_rate: float, norms: NormPair | None) -> None:
         """Tell the controller of the step that was counted last.
 
         Args:
@@ -65,8 +69,12 @@ class Observer:
         )
         if self.controller.rung.micro_batch_size != before.micro_batch_size:
             empty_cache()
-        self._write(decision)
-        return decision
+        self._report(decision)
+
+    def take_decisions(self) -> tuple[Decision, ...]:
+        """The decisions since the last call."""
+        decisions, self._decisions = tuple(self._decisions), []
+        return decisions
 
     def smaller(self) -> int:
         """The micro-batch size to go on with after an out-of-memory.
@@ -74,7 +82,7 @@ class Observer:
         Raises:
             ConfigError: if there is no smaller one.
         """
-        self._write(self.controller.out_of_memory())
+        self._report(self.controller.out_of_memory())
         return self.controller.rung.micro_batch_size
 
     def state_dict(self) -> dict[str, Any]:
@@ -90,7 +98,23 @@ class Observer:
         self.controller.load_state_dict(state["controller"])
         self.steps, self.samples, self.tokens = (int(state[name]) for name in COUNTED)
 
-    def _write(self, decision: Decision | None) -> None:
-        if decision is not None and self.decisions is not None and self.ranks.rank == 0:
-            with self.decisions.open("a", encoding="utf-8") as file:
-                file.write(decision.json_line() + "\n")
+    def _report(self, decision: Decision | None) -> None:
+        if decision is None:
+            return
+        self._decisions.append(decision)
+        if self.ranks.rank == 0:
+            level = logging.WARNING if decision.kind == "out of memory" else logging.INFO
+            before, after = decision.before, decision.after
+            LOGGER.log(
+                level,
+                "after step %d: %s; micro-batch x accumulation %d x %d instead of %d x %d",
+                decision.step,
+                decision.reason,
+                after.micro_batch_size,
+                after.gradient_accumulation_steps,
+                before.micro_batch_size,
+                before.gradient_accumulation_steps,
+            )
+            if self.decisions is not None:
+                with self.decisions.open("a", encoding="utf-8") as file:
+                    file.write(decision.json_line() + "\n")

@@ -11,8 +11,8 @@ averaging (as in ``no_sync``), one all-reduce of a flag tells whether a rank fai
 last. The price is the overlap of communication with the last backward. (transformers' ``auto_find_batch_size`` begins
 the run again instead, with 0.9 times the micro-batch and so with another global batch.)
 
-An out-of-memory in the optimizer's own step is not handled: it may have changed some weights, and smaller
-micro-batches would not help.
+An out-of-memory in the optimizer's own step, or while gradients are averaged, is not handled: it may have changed some
+weights, and smaller micro-batches would not help.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Accumulation:
             if failure == IN_BACKWARD:
                 waiting, results = list(micro_batches), []
                 self._forget_gradients()
-            waiting = self.cut_again([index for one in waiting for index in one.indices], size)
+            waiting = self.cut_again([index for part in waiting for index in part.indices], size)
         self.ranks.average_gradients(self.parameters)
         return results
 

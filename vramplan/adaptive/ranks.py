@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from vramplan.errors import UnsupportedError
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -54,17 +56,22 @@ class Ranks:
         A rank without a gradient that another rank has counts as zero; a gradient that no rank has stays None. Needs
         room for one bucket of 25 MiB, or of the largest gradient. The order of operations is DDP's (each gradient times
         1 / ranks, then summed), so that two ranks get its bits.
+
+        Raises:
+            UnsupportedError: for a sparse gradient.
         """
         if self.size == 1:
             return
-        held = torch.tensor([weight.grad is not None for weight in parameters], dtype=torch.int32, device=self.device)
-        dist.all_reduce(held, dist.ReduceOp.MAX, group=self.group)
+        has_gradient = torch.tensor([weight.grad is not None for weight in parameters], device=self.device).int()
+        dist.all_reduce(has_gradient, dist.ReduceOp.MAX, group=self.group)
         gradients = []
-        for weight, is_held in zip(parameters, held.tolist(), strict=True):
-            if is_held and weight.grad is None:
+        for weight, is_needed in zip(parameters, has_gradient.tolist(), strict=True):
+            if is_needed and weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
             if weight.grad is not None:
                 gradients.append(weight.grad)
+        if any(gradient.layout != torch.strided for gradient in gradients):
+            raise UnsupportedError("a sparse gradient (nn.Embedding with sparse=True) is not averaged over ranks")
         for bucket in _buckets(gradients):
             flat = torch.cat([gradient.reshape(-1) for gradient in bucket]).mul_(1 / self.size)
             dist.all_reduce(flat, group=self.group)

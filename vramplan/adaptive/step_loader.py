@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from vramplan.adaptive.controller import Controller
 from vramplan.adaptive.ladder import Rung
+from vramplan.adaptive.step_shares import rest_of_epoch, shares
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnsupportedError, setting
 
@@ -100,15 +101,18 @@ class StepLoader:
         if self.base_steps < 1:
             raise ConfigError(f"{setting('epochs', epochs)}: no step to take")
         self.rank, self.world_size = rank, world_size
-        self.seed, self.shuffle, self._order_of = seed, shuffle, order or self._shuffled
+        self._order_of = order or (shuffled(len(dataset), seed) if shuffle else lambda epoch: range(len(dataset)))
         self.epoch = self.position = 0
         """Samples of the epoch that are given out."""
         self._worker_seed: int | None = None
         self._order: tuple[int, Sequence[int]] | None = None
         self._read_ahead: tuple[Rung, Iterator[Any]] | None = None
         self._generator = torch.Generator()
+        # nothing that the DataLoader's iterator holds refers to this object: workers of an iterator that is freed in a
+        # cycle end after a timeout of 5 seconds each
+        self._plan = _Plan()
         self._loader: DataLoader[Any] = DataLoader(
-            dataset, batch_sampler=_Plan(self), collate_fn=self.collate, generator=self._generator, **options
+            dataset, batch_sampler=self._plan, collate_fn=self.collate, generator=self._generator, **options
         )
 
     def __len__(self) -> int:
@@ -154,7 +158,7 @@ class StepLoader:
             "epoch": self.epoch,
             "position": self.position,
             "dataset_samples": len(self.dataset),
-            "seed": self.seed,
+            "first_samples": self._first_samples(),
             "worker_seed": self._worker_seed,
         }
 
@@ -162,13 +166,17 @@ class StepLoader:
         """Go on at a saved position.
 
         Raises:
-            ConfigError: if the data set has another length, or the order another seed.
+            ConfigError: if the data set has another length, or the epoch another order.
         """
-        for name, value in (("dataset_samples", len(self.dataset)), ("seed", self.seed)):
-            if state[name] != value:
-                raise ConfigError(f"the saved position is for {name} {state[name]}, not {value}: samples would be lost")
+        if state["dataset_samples"] != len(self.dataset):
+            raise ConfigError(
+                f"the saved position is one of {state['dataset_samples']} samples, and the data set has"
+                f" {len(self.dataset)}"
+            )
         self.epoch, self.position, self._worker_seed = state["epoch"], state["position"], state["worker_seed"]
         self._read_ahead = None
+        if state["first_samples"] != self._first_samples():
+            raise ConfigError("the saved position is one of another order of the samples: the seed must be the same")
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -177,6 +185,15 @@ class StepLoader:
         """Samples of the present epoch that belong to the run."""
         left = self.base_steps - self.epoch * self.steps_in_epoch
         return max(0, min(self.samples_in_epoch, left * self.base_batch))
+
+    def _present_order(self) -> Sequence[int]:
+        if self._order is None or self._order[0] != self.epoch:
+            self._order = (self.epoch, self._order_of(self.epoch))
+        return self._order[1]
+
+    def _first_samples(self) -> list[int]:
+        """Enough of the epoch's order to tell it from another."""
+        return list(self._present_order()[:8])
 
     def _begin(self) -> None:
         if self._worker_seed is None:  # once an epoch, one number from torch's generator, as DataLoader takes it
@@ -187,69 +204,38 @@ class StepLoader:
         stop = min(start + rung.global_batch_size, self._limit)
         if stop <= start:
             return None
+        order = self._present_order()
         if self._read_ahead is None or self._read_ahead[0] != rung:
             assert self._worker_seed is not None
             self._generator.manual_seed(self._worker_seed)
+            self._read_ahead = None  # ends the workers before others begin
+            self._plan.left = rest_of_epoch(order, start, self._limit, rung, self.rank, self.world_size)
             self._read_ahead = (rung, iter(self._loader))
-        indices = self._indices(start, stop, rung)
-        micro_batches = tuple(MicroBatch(part, next(self._read_ahead[1])) for part in indices)
-        self.position = stop
-        return Step(
-            micro_batches,
-            stop - start,
-            ceil(stop / self.base_batch) - ceil(start / self.base_batch),
-            self.is_finished,
-        )
-
-    def plan(self) -> Iterator[list[int]]:
-        """This rank's micro-batches from the present position to the end of the epoch, at the present rung."""
-        rung, limit = self.controller.rung, self._limit
-        for start in range(self.position, limit, rung.global_batch_size):
-            for part in self._indices(start, min(start + rung.global_batch_size, limit), rung):
-                yield list(part)
-
-    def _indices(self, start: int, stop: int, rung: Rung) -> list[tuple[int, ...]]:
-        if self._order is None or self._order[0] != self.epoch:
-            self._order = (self.epoch, self._order_of(self.epoch))
-        order = self._order[1]
         spans = shares(stop - start, rung.micro_batch_size, self.rank, self.world_size)
-        return [tuple(order[start + first : start + last]) for first, last in spans]
-
-    def _shuffled(self, epoch: int) -> Sequence[int]:
-        if not self.shuffle:
-            return range(len(self.dataset))
-        generator = torch.Generator().manual_seed(self.seed + epoch)
-        numbers: list[int] = torch.randperm(len(self.dataset), generator=generator).tolist()
-        return numbers
+        micro_batches = tuple(
+            MicroBatch(tuple(order[start + first : start + last]), next(self._read_ahead[1])) for first, last in spans
+        )
+        self.position = stop
+        if self.is_at_end:
+            self._read_ahead = None  # ends the workers
+        base_steps = ceil(stop / self.base_batch) - ceil(start / self.base_batch)
+        return Step(micro_batches, stop - start, base_steps, self.is_finished)
 
 
 class _Plan:
-    """The batch sampler of torch's DataLoader; read anew whenever the DataLoader is iterated."""
+    """The batch sampler of torch's DataLoader: a rank's micro-batches that are left of an epoch."""
 
-    def __init__(self, steps: StepLoader) -> None:
-        self.steps = steps
+    left: Iterator[list[int]] = iter(())
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self.steps.plan()
+        return self.left
 
 
-def shares(samples: int, micro_batch_size: int, rank: int, world_size: int) -> list[tuple[int, int]]:
-    """First sample and the one after the last, of each of a rank's micro-batches in a step.
+def shuffled(samples: int, seed: int) -> Order:
+    """A new order for each epoch, from a seed."""
 
-    What does not fill a micro-batch on each rank is dealt evenly, the first ranks having one sample more.
+    def order(epoch: int) -> Sequence[int]:
+        numbers: list[int] = torch.randperm(samples, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+        return numbers
 
-    >>> shares(8, 2, 0, 2), shares(8, 2, 1, 2)
-    ([(0, 2), (4, 6)], [(2, 4), (6, 8)])
-    >>> shares(7, 2, 0, 2), shares(7, 2, 1, 2), shares(1, 2, 1, 2)
-    ([(0, 2), (4, 6)], [(2, 4), (6, 7)], [])
-    """
-    whole = samples // (micro_batch_size * world_size)
-    spans = [
-        (number * micro_batch_size, (number + 1) * micro_batch_size)
-        for number in range(rank, whole * world_size, world_size)
-    ]
-    first = whole * micro_batch_size * world_size
-    each, more = divmod(samples - first, world_size)
-    first += rank * each + min(rank, more)
-    last = first + each + (rank < more)
-    return [*spans, (first, last)] if last > first else spans
+    return order

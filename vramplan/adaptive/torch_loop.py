@@ -11,7 +11,7 @@ steps the program may do what it likes: evaluate, save, stop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +47,8 @@ class StepResult:
     """So far, of all ranks."""
     tokens: int
     global_batch_size: int
-    decision: Decision | None
-    """What changes from the next step on."""
+    decisions: tuple[Decision, ...]
+    """What changed in this step after an out-of-memory, and what changes from the next step on."""
 
 
 class AdaptiveLoop:
@@ -66,8 +66,8 @@ class AdaptiveLoop:
         accelerator: accelerate's, which has prepared model, optimizer and scheduler, and not the data.
         count: What a mean loss is the mean of: a batch -> how many, such as tokens with a label. None: samples. Losses
             are weighted so that each of them counts the same in the whole step.
-        consecutive: As in :class:`GradientNorms`.
-        decisions: A file to which each decision is added as a line of JSON, by rank 0.
+        leave_out, consecutive: As in :class:`GradientNorms`.
+        decisions: A file to which each decision is added as a line of JSON, by rank 0; a run that goes on adds to it.
 
     Raises:
         ConfigError: for impossible settings.
@@ -87,6 +87,7 @@ class AdaptiveLoop:
         scaler: Any = None,
         accelerator: Any = None,
         count: Callable[[Any], float] | None = None,
+        leave_out: Collection[str] = (),
         consecutive: bool = False,
         decisions: str | Path | None = None,
     ) -> None:
@@ -107,11 +108,10 @@ class AdaptiveLoop:
             )
         self.observer = Observer(controller, self.ranks, decisions)
         needed = controller.policy.needs_norms
-        self.norms = GradientNorms(model, self.ranks, consecutive=consecutive) if needed else None
+        self.norms = GradientNorms(model, self.ranks, leave_out, consecutive) if needed else None
         self.accumulation = Accumulation(model, self.ranks, loader.cut_again, self.observer.smaller, self.norms)
-        self.rates = LearningRates(optimizer, scheduler, lambda: self._base_steps)
+        self.rates = LearningRates(optimizer, scheduler)
         self.rates.apply(controller)
-        self._base_steps = 0
 
     def steps(self, loss_of: Callable[[Any], Tensor]) -> Iterator[StepResult]:
         """The optimizer steps that are left of the run.
@@ -153,14 +153,17 @@ class AdaptiveLoop:
         batch_size = self.controller.rung.global_batch_size
         total = float(step.samples)
         if self.count is not None:
-            (total,) = self.ranks.sums([sum(self.count(one.batch) for one in step.micro_batches)])
+            (total,) = self.ranks.sums([sum(self.count(part.batch) for part in step.micro_batches)])
 
         def divisor_of(micro_batch: MicroBatch) -> float:
             count = len(micro_batch.indices) if self.count is None else self.count(micro_batch.batch)
             return total / (self.ranks.size * count) if count else float("inf")
 
         def compute(micro_batch: MicroBatch) -> Tensor:
-            loss = loss_of(to_device(micro_batch.batch, self.device)) / divisor_of(micro_batch)
+            divisor = divisor_of(micro_batch)
+            if divisor == float("inf"):  # nothing to count: its mean would be 0 / 0
+                return torch.zeros((), device=self.device)
+            loss = loss_of(to_device(micro_batch.batch, self.device)) / divisor
             self.accumulation.is_in_backward = True
             if self.accelerator is not None:
                 self.accelerator.backward(loss)
@@ -168,18 +171,27 @@ class AdaptiveLoop:
                 (loss if self.scaler is None else self.scaler.scale(loss)).backward()
             return loss.detach()
 
-        tokens = sum(tokens_of(one.batch) for one in step.micro_batches)
-        losses = self.accumulation.run(step.micro_batches, compute, lambda one: 1 / divisor_of(one), measured)
+        tokens = sum(tokens_of(part.batch) for part in step.micro_batches)
+        losses = self.accumulation.run(step.micro_batches, compute, lambda part: 1 / divisor_of(part), measured)
         scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
-        norm = self._clip()
-        pair = self.norms.finish(norm, scale) if self.norms is not None and measured else None
+        pair = None
+        if self.norms is None or not measured:
+            self._clip()
+        elif self.norms.takes_clipping_norm:
+            pair = self.norms.finish(self._clip(), scale)
+        else:
+            pair = self.norms.finish(None, scale)
+            self._clip()
         learning_rate = float(self.rates.own[0]["lr"])
         self._update(step)
         observer = self.observer
         observer.count(float(torch.stack(losses).sum()) if losses else 0.0, tokens, step.samples)
-        decision = observer.decide(learning_rate, pair) if measured or self.norms is None else None
+        if measured or self.norms is None:
+            observer.decide(learning_rate, pair)
         self.rates.apply(self.controller)
-        return StepResult(observer.steps, observer.loss, observer.samples, observer.tokens, batch_size, decision)
+        return StepResult(
+            observer.steps, observer.loss, observer.samples, observer.tokens, batch_size, observer.take_decisions()
+        )
 
     def _clip(self) -> Tensor | None:
         """The norm before clipping, of unscaled gradients; None if nothing is clipped."""
@@ -198,7 +210,7 @@ class AdaptiveLoop:
         else:
             self.scaler.step(self.optimizer)
             self.scaler.update()
-        self._base_steps = step.base_steps
+        self.rates.base_steps = step.base_steps
         self.rates.step()
         self.optimizer.zero_grad()
 

@@ -20,6 +20,7 @@ of steps that it had.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,7 +58,7 @@ class AdaptiveBatches(Base):  # type: ignore[misc]
         controller: Decides; its base batch is that of the training arguments.
         measure_every: Measure the gradients' norms in each k-th step. A policy that needs norms is told those steps
             alone.
-        consecutive: As in :class:`GradientNorms`.
+        leave_out, consecutive: As in :class:`GradientNorms`.
         decisions: A file to which each decision is added as a line of JSON, by the first process.
 
     Raises:
@@ -71,6 +72,7 @@ class AdaptiveBatches(Base):  # type: ignore[misc]
         *args: Any,
         controller: Controller,
         measure_every: int = 1,
+        leave_out: Collection[str] = (),
         consecutive: bool = False,
         decisions: str | Path | None = None,
         **kwargs: Any,
@@ -81,9 +83,9 @@ class AdaptiveBatches(Base):  # type: ignore[misc]
         check_trainer(self)
         check_arguments(self.args, controller)
         self.args.gradient_accumulation_steps = 1
-        self.controller, self.measure_every, self.consecutive = controller, measure_every, consecutive
+        self.controller, self.measure_every = controller, measure_every
+        self.leave_out, self.consecutive = leave_out, consecutive
         self.observer = Observer(controller, Ranks(self.args.device), decisions)
-        self._base_steps = 1
         self._accumulation: Accumulation | None = None
         self.add_callback(AdaptiveCallback(self))
 
@@ -127,7 +129,7 @@ class AdaptiveBatches(Base):  # type: ignore[misc]
         """The Trainer's schedule, scaled, and moved on by samples."""
         super().create_scheduler(*args, **kwargs)
         if not isinstance(self.lr_scheduler, LearningRates):
-            self.lr_scheduler: Any = LearningRates(self.optimizer, self.lr_scheduler, lambda: self._base_steps)
+            self.lr_scheduler: Any = LearningRates(self.optimizer, self.lr_scheduler)
         return self.lr_scheduler
 
     def _init_training_state(
@@ -159,7 +161,7 @@ class AdaptiveBatches(Base):  # type: ignore[misc]
         train, step, ranks = super().training_step, inputs, self.observer.ranks
         if self._accumulation is None or self._accumulation.model is not model:
             needed = self.controller.policy.needs_norms
-            self.norms = GradientNorms(model, ranks, consecutive=self.consecutive) if needed else None
+            self.norms = GradientNorms(model, ranks, self.leave_out, self.consecutive) if needed else None
             self._accumulation = Accumulation(model, ranks, self.loader.cut_again, self.observer.smaller, self.norms)
         self.is_measured = self.norms is not None and (self.observer.steps + 1) % self.measure_every == 0
         divided_by = self._divided_by(num_items_in_batch) if self.is_measured else None
@@ -180,9 +182,9 @@ class AdaptiveBatches(Base):  # type: ignore[misc]
         losses = self._accumulation.run(step.micro_batches, compute, weight_of, self.is_measured)
         loss = torch.stack(losses).sum() if losses else torch.zeros((), device=ranks.device)
         self.norm_pair: NormPair | None = None
-        if self.norms is not None and self.is_measured and self.consecutive:
+        if self.norms is not None and self.is_measured and not self.norms.takes_clipping_norm:
             self.norm_pair = self.norms.finish(None, self._loss_scale)
-        self.last_step, self.last_loss, self._base_steps = step, loss, step.base_steps
+        self.last_step, self.last_loss, self.lr_scheduler.base_steps = step, loss, step.base_steps
         self.own_rate = float(self.lr_scheduler.own[0]["lr"])
         # the Trainer stops, and saves, at the step that state.max_steps names
         number = self.state.global_step + 1
@@ -198,19 +200,19 @@ class AdaptiveBatches(Base):  # type: ignore[misc]
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        if self.norms is not None and self.is_measured and not self.consecutive:
+        if self.norms is not None and self.is_measured and self.norms.takes_clipping_norm:
             self.norm_pair = self.norms.finish(norm, self._loss_scale)
         return norm
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Of all micro-batches of a step."""
-        parts = [one.batch for one in inputs.micro_batches] if isinstance(inputs, Step) else [inputs]
+        parts = [part.batch for part in inputs.micro_batches] if isinstance(inputs, Step) else [inputs]
         return sum(super(AdaptiveBatches, self).floating_point_ops(part) for part in parts)
 
     def _track_num_input_tokens(self, inputs: Step) -> None:
         how = self.args.include_num_input_tokens_seen
         if how != "no":
-            batches = [one.batch for one in inputs.micro_batches]
+            batches = [part.batch for part in inputs.micro_batches]
             count = sum(tokens_of(batch) if how == "non_padding" else batch["input_ids"].numel() for batch in batches)
             self.state.num_input_tokens_seen += int(self.observer.ranks.sums([float(count)])[0])
 

@@ -35,7 +35,9 @@ class AdaptiveCallback(TrainerCallback):  # type: ignore[misc]
         trainer, observer = self.trainer, self.trainer.observer
         state.epoch = trainer.loader.epochs_seen
         step = trainer.last_step
-        observer.count(float(trainer.last_loss), sum(tokens_of(one.batch) for one in step.micro_batches), step.samples)
+        observer.count(
+            float(trainer.last_loss), sum(tokens_of(part.batch) for part in step.micro_batches), step.samples
+        )
         if trainer.is_measured or trainer.norms is None:
             observer.decide(trainer.own_rate, trainer.norm_pair)
         trainer.lr_scheduler.apply(trainer.controller)
