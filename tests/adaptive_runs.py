@@ -11,9 +11,9 @@ from torch import nn
 
 from vramplan.adaptive.controller import Controller
 from vramplan.adaptive.coupling import Coupling
-from vramplan.adaptive.ladder import Rung
 from vramplan.adaptive.policies.constant import Constant
 from vramplan.adaptive.policies.schedule import Schedule
+from vramplan.adaptive.rung import Rung
 
 MESSAGE = "CUDA out of memory. Tried to allocate 2.00 GiB."
 

@@ -55,7 +55,8 @@ def test_every_rung_is_a_plan_of_the_planner():
     rungs = ladder("qwen2.5-7b", "rtx4090", 8, 64, **JOB)
     assert [rung.global_batch_size for rung in rungs] == [8, 16, 32, 64]
     for rung in rungs:
-        search = vramplan.suggest("qwen2.5-7b", "rtx4090", rung.global_batch_size, advice=False, **JOB)
+        batch = rung.global_batch_size
+        search = vramplan.suggest("qwen2.5-7b", "rtx4090", batch, advice=False, expandable_segments=True, **JOB)
         by_micro = {plan.micro_batch_size: plan for plan in search.plans}
         ways = (rung, *rung.alternatives)
         assert [way.micro_batch_size for way in ways] == sorted(by_micro, reverse=True)
@@ -64,6 +65,25 @@ def test_every_rung_is_a_plan_of_the_planner():
             assert estimate.fits
             assert (way.need_bytes, way.step_seconds) == (estimate.device_total_bytes, estimate.step_time.seconds)
             assert way.gradient_accumulation_steps == estimate.gradient_accumulation_steps
+
+
+def test_a_micro_batch_that_does_not_fit_behind_a_smaller_one_gives_way():
+    """Alone it fits, and with expandable segments it fits behind every other."""
+    job = {"method": "full", "sequence_length": 512}
+    joined = plan_ladder("gpt2", "t4", 8, 128, **job)
+    apart = plan_ladder("gpt2", "t4", 8, 128, expandable_segments=False, **job)
+    assert [rung.global_batch_size for rung in joined.rungs] == [rung.global_batch_size for rung in apart.rungs]
+    assert [max(rung.micro_batch_size for rung in found.rungs) for found in (joined, apart)] == [32, 16]
+    alone = vramplan.estimate("gpt2", "t4", micro_batch_size=32, gradient_accumulation_steps=2, **job)
+    assert alone.fits
+    assert joined.switches_checked
+    assert apart.switches_checked
+    varied = plan_ladder("gpt2", "t4", 8, 16, lengths="100-512", **job)
+    assert not varied.switches_checked
+    assert "switches between them are not simulated" in " ".join(
+        cli("adapt", "plan", "gpt2", "--gpu", "t4", "--lengths", "100-512", "--global-batch", "8",
+            "--largest-global-batch", "16").stdout.split()
+    )  # fmt: skip
 
 
 def test_rungs_of_several_gpus():
@@ -131,7 +151,7 @@ def test_what_is_not_known_is_left_out_and_numbers_that_are_not_finite_are_kept(
         ('{"step": 1, "samples": 1, "tokens": 1, "los": 1}', ":1: los: no such key; did you mean loss?"),
         (
             '{"step": 1, "samples": 1, "tokens": 1, "small_batch": 0}',
-            ":1: small_batch: expected a whole number from 1 on",
+            ":1: small_batch: expected a positive number",
         ),
         ('{"step": 1, "samples": 1, "tokens": 1, "biased": 1}', ":1: biased: expected true or false"),
         (

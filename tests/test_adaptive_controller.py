@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from vramplan.adaptive.controller import Controller, Observation
 from vramplan.adaptive.coupling import Coupling, rule_for
-from vramplan.adaptive.ladder import Rung, global_batches
+from vramplan.adaptive.ladder import global_batches
 from vramplan.adaptive.policies.policy import Wish
+from vramplan.adaptive.rung import Rung
 from vramplan.errors import ConfigError, UnknownNameError, VramplanError
 
 

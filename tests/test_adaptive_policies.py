@@ -10,7 +10,6 @@ import pytest
 
 from vramplan.adaptive.controller import Controller, Observation
 from vramplan.adaptive.coupling import Coupling
-from vramplan.adaptive.ladder import Rung
 from vramplan.adaptive.noise_scale import NoiseScale, single_step
 from vramplan.adaptive.policies.constant import Constant
 from vramplan.adaptive.policies.noise_scale import NoiseScalePolicy
@@ -18,6 +17,7 @@ from vramplan.adaptive.policies.norm_test import NormTest
 from vramplan.adaptive.policies.plateau import Plateau
 from vramplan.adaptive.policies.schedule import Schedule
 from vramplan.adaptive.policies.seesaw import Seesaw
+from vramplan.adaptive.rung import Rung
 from vramplan.errors import ConfigError
 
 LADDER = tuple(Rung(1, 4 * 2**number) for number in range(8))

@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader
 from tests.adaptive_runs import Network, constant, growing, rungs, same, samples
 from vramplan.adaptive.controller import Controller
 from vramplan.adaptive.coupling import Coupling
-from vramplan.adaptive.ladder import Rung
 from vramplan.adaptive.learning_rates import LearningRates
 from vramplan.adaptive.policies.noise_scale import NoiseScalePolicy
+from vramplan.adaptive.rung import Rung
 from vramplan.adaptive.step_loader import StepLoader
 from vramplan.adaptive.torch_loop import AdaptiveLoop
 from vramplan.errors import ConfigError, UnsupportedError

@@ -16,9 +16,9 @@ import torch
 
 from vramplan.adaptive.controller import Controller, Observation
 from vramplan.adaptive.coupling import Coupling
-from vramplan.adaptive.ladder import Rung
 from vramplan.adaptive.policies.by_name import STEPS
 from vramplan.adaptive.policies.noise_scale import NoiseScalePolicy
+from vramplan.adaptive.rung import Rung
 
 DIMENSIONS = 2000
 FIRST, LARGEST, SMALL = 4, 2048, 2

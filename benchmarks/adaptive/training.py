@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.adaptive.language_model import LanguageModel, draw
 from vramplan.adaptive.controller import Controller, Observation
-from vramplan.adaptive.ladder import Rung
+from vramplan.adaptive.rung import Rung
 
 WARM_UP, LAST_RATE = 0.05, 0.1
 """Share of the run that warms up, and of the peak rate that is left at the end of the cosine."""

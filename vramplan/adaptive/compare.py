@@ -7,10 +7,11 @@ from pathlib import Path
 
 from vramplan.adaptive.controller import Controller
 from vramplan.adaptive.coupling import Coupling
-from vramplan.adaptive.ladder import Rung, check_largest, global_batches
+from vramplan.adaptive.ladder import check_largest, global_batches
 from vramplan.adaptive.observation import Observation, Unit
 from vramplan.adaptive.policies.by_name import STEPS, Settings, policy_by_name
 from vramplan.adaptive.record import read_record
+from vramplan.adaptive.rung import Rung
 from vramplan.adaptive.simulate import Simulation, first_batch, simulate
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError

@@ -11,10 +11,11 @@ from typing import Any
 
 from vramplan.adaptive.coupling import Coupling
 from vramplan.adaptive.decision import Decision
-from vramplan.adaptive.ladder import Rung, check_ladder
+from vramplan.adaptive.ladder import check_ladder
 from vramplan.adaptive.loss_watch import LossWatch
 from vramplan.adaptive.observation import Observation, Unit, check_unit
 from vramplan.adaptive.policies.policy import Policy, Wish
+from vramplan.adaptive.rung import Rung
 from vramplan.errors import ConfigError, setting
 
 __all__ = ["Controller", "Decision", "Observation"]
@@ -108,7 +109,8 @@ class Controller:
         self._step, self._samples, self._tokens = observation.step, observation.samples, observation.tokens
         self._position = observation.position(self.unit)
         if not self._is_usable(observation):
-            self._asked_since = None
+            if observation.has_norms or not self.policy.needs_norms:  # a step that was not measured says nothing
+                self._asked_since = None
             return None
         wish = self.policy.wish(observation, self.rung.global_batch_size)
         if wish is None:

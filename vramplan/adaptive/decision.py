@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from vramplan.adaptive.ladder import Rung
+from vramplan.adaptive.rung import Rung
 from vramplan.dataclass import dataclass
 
 

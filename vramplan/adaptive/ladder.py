@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vramplan.adaptive.rung import Rung as Rung
+from vramplan.adaptive.rung import Rung
 from vramplan.adaptive.switches import with_safe_switches
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, setting

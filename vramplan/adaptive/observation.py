@@ -44,10 +44,10 @@ class Observation:
     """The schedule's own rate for this step, without the controller's factor."""
     small_norm_squared: float | None = None
     """Mean squared norm of the gradients of `small_batch` samples: of micro-batches, or of ranks."""
-    small_batch: int | None = None
+    small_batch: float | None = None
     large_norm_squared: float | None = None
     """Squared norm of the gradient of `large_batch` samples, of which the small ones are parts."""
-    large_batch: int | None = None
+    large_batch: float | None = None
     biased: bool = False
     """Whether the two norms are not of the same weights: of gradients of consecutive steps, for one micro-batch on one
     GPU."""

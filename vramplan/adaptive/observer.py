@@ -11,6 +11,7 @@ from vramplan.adaptive.controller import Controller, Decision, Observation
 from vramplan.adaptive.gradient_norms import NormPair
 from vramplan.adaptive.out_of_memory import empty_cache
 from vramplan.adaptive.ranks import Ranks
+from vramplan.adaptive.record import record_line
 
 LOGGER = logging.getLogger("vramplan.adaptive")
 COUNTED = ("steps", "samples", "tokens")
@@ -26,11 +27,20 @@ class Observer:
         ranks: Sum up.
         decisions: A file to which rank 0 adds each decision as a line of JSON; None: none is written. Rank 0 logs them
             as well, an out-of-memory as a warning.
+        record: A file to which rank 0 adds what the controller is told, a line of JSON for each step; it is what
+            ``vramplan adapt simulate`` reads.
     """
 
-    def __init__(self, controller: Controller, ranks: Ranks, decisions: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        controller: Controller,
+        ranks: Ranks,
+        decisions: str | Path | None = None,
+        record: str | Path | None = None,
+    ) -> None:
         self.controller, self.ranks = controller, ranks
         self.decisions = None if decisions is None else Path(decisions)
+        self.record = None if record is None else Path(record)
         self.steps = self.samples = self.tokens = 0
         self._decisions: list[Decision] = []
         self.loss = float("nan")
@@ -57,16 +67,17 @@ class Observer:
         """
         before = self.controller.rung
         measured = {} if norms is None else {name: getattr(norms, name) for name in NormPair.__dataclass_fields__}
-        decision = self.controller.observe(
-            Observation(
-                step=self.steps,
-                samples=self.samples,
-                tokens=self.tokens,
-                loss=self.loss,
-                learning_rate=learning_rate,
-                **measured,
-            )
+        observation = Observation(
+            step=self.steps,
+            samples=self.samples,
+            tokens=self.tokens,
+            loss=self.loss,
+            learning_rate=learning_rate,
+            **measured,
         )
+        if self.ranks.rank == 0:
+            _add_line(self.record, record_line(observation))
+        decision = self.controller.observe(observation)
         if self.controller.rung.micro_batch_size != before.micro_batch_size:
             empty_cache()
         self._report(decision)
@@ -115,6 +126,10 @@ class Observer:
                 before.micro_batch_size,
                 before.gradient_accumulation_steps,
             )
-            if self.decisions is not None:
-                with self.decisions.open("a", encoding="utf-8") as file:
-                    file.write(decision.json_line() + "\n")
+            _add_line(self.decisions, decision.json_line())
+
+
+def _add_line(path: Path | None, line: str) -> None:
+    if path is not None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")

@@ -62,15 +62,19 @@ def _observation(values: dict[str, Any], where: str) -> Observation:
     for name in COUNTS:
         _check_count(values.get(name), name, where, least=0 if name != "step" else 1)
     for name in BATCHES:
-        if values.get(name) is not None:
-            _check_count(values[name], name, where, least=1)
+        if values.get(name) is not None and not (_is_number(values[name]) and values[name] > 0):
+            raise ConfigError(f"{where}: {name}: expected a positive number")
     for name in NUMBERS:
         number = values.get(name)
-        if number is not None and (isinstance(number, bool) or not isinstance(number, (int, float))):
+        if number is not None and not _is_number(number):
             raise ConfigError(f"{where}: {name}: expected a number")
     if not isinstance(values.get("biased", False), bool):
         raise ConfigError(f"{where}: biased: expected true or false")
     return Observation(**values)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _check_count(count: object, name: str, where: str, least: int) -> None:

@@ -92,7 +92,7 @@ def first_batch(observations: Sequence[Observation]) -> int:
     """The global batch that a recorded run began with: that of its first norms, or the samples of its steps."""
     sizes = [observation.large_batch for observation in observations if observation.large_batch is not None]
     first = observations[0]
-    return sizes[0] if sizes else max(1, first.samples // first.step)
+    return round(sizes[0]) if sizes else max(1, first.samples // first.step)
 
 
 def _add(average: NoiseScale, observation: Observation, position: int, unit: Unit) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from vramplan.adaptive.controller import Controller
-from vramplan.adaptive.ladder import Rung
+from vramplan.adaptive.rung import Rung
 from vramplan.adaptive.step_shares import rest_of_epoch, shares
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnsupportedError, setting

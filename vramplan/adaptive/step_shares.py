@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from vramplan.adaptive.ladder import Rung
+from vramplan.adaptive.rung import Rung
 
 
 def shares(samples: int, micro_batch_size: int, rank: int, world_size: int) -> list[tuple[int, int]]:

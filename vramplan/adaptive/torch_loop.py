@@ -68,6 +68,7 @@ class AdaptiveLoop:
             are weighted so that each of them counts the same in the whole step.
         leave_out, consecutive: As in :class:`GradientNorms`.
         decisions: A file to which each decision is added as a line of JSON, by rank 0; a run that goes on adds to it.
+        record: A file to which what the controller is told is added, for ``vramplan adapt simulate``.
 
     Raises:
         ConfigError: for impossible settings.
@@ -90,6 +91,7 @@ class AdaptiveLoop:
         leave_out: Collection[str] = (),
         consecutive: bool = False,
         decisions: str | Path | None = None,
+        record: str | Path | None = None,
     ) -> None:
         if measure_every < 1:
             raise ConfigError(f"{setting('measure_every', measure_every)}: expected 1 or more")
@@ -106,7 +108,7 @@ class AdaptiveLoop:
                 f"the loader is rank {loader.rank} of {loader.world_size}, this process {self.ranks.rank} of"
                 f" {self.ranks.size}"
             )
-        self.observer = Observer(controller, self.ranks, decisions)
+        self.observer = Observer(controller, self.ranks, decisions, record)
         needed = controller.policy.needs_norms
         self.norms = GradientNorms(model, self.ranks, leave_out, consecutive) if needed else None
         self.accumulation = Accumulation(model, self.ranks, loader.cut_again, self.observer.smaller, self.norms)

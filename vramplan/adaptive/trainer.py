@@ -60,6 +60,7 @@ class AdaptiveBatches(Base):  # type: ignore[misc]
             alone.
         leave_out, consecutive: As in :class:`GradientNorms`.
         decisions: A file to which each decision is added as a line of JSON, by the first process.
+        record: A file to which what the controller is told is added, for ``vramplan adapt simulate``.
 
     Raises:
         ConfigError: if the arguments' global batch is not the controller's base batch, or for impossible settings.
@@ -75,6 +76,7 @@ class AdaptiveBatches(Base):  # type: ignore[misc]
         leave_out: Collection[str] = (),
         consecutive: bool = False,
         decisions: str | Path | None = None,
+        record: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -85,7 +87,7 @@ class AdaptiveBatches(Base):  # type: ignore[misc]
         self.args.gradient_accumulation_steps = 1
         self.controller, self.measure_every = controller, measure_every
         self.leave_out, self.consecutive = leave_out, consecutive
-        self.observer = Observer(controller, Ranks(self.args.device), decisions)
+        self.observer = Observer(controller, Ranks(self.args.device), decisions, record)
         self._accumulation: Accumulation | None = None
         self.add_callback(AdaptiveCallback(self))
 

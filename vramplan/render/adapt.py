@@ -10,7 +10,8 @@ from rich.text import Text
 
 from vramplan.adaptive.coupling import Coupling, rule_for
 from vramplan.adaptive.decision import Decision
-from vramplan.adaptive.ladder import LadderPlan, Rung
+from vramplan.adaptive.ladder import LadderPlan
+from vramplan.adaptive.rung import Rung
 from vramplan.adaptive.simulate import Point, Simulation
 from vramplan.render.adapt_types import LadderData, RungData, SimulationData
 from vramplan.render.figures import duration, free_gib, gib
@@ -50,6 +51,7 @@ def plan(found: LadderPlan, global_batch: int) -> Answer:
         return [
             screen.text(title, "bold"),
             screen.text(f"{batches}, from global batch {first} to {last}, each checked; {end}"),
+            *notes(screen, [_about_switches(found)]),
             Text(""),
             *_rungs(screen, found, rule),
             Text(""),
@@ -63,6 +65,15 @@ def plan(found: LadderPlan, global_batch: int) -> Answer:
         ]
 
     return Answer(lay_out)
+
+
+def _about_switches(found: LadderPlan) -> str:
+    """Whether the run can move between the rungs, and what that takes."""
+    if not found.switches_checked:
+        return "each rung is checked as a run of its own; switches between them are not simulated for this job"
+    checked = "switches between all rungs were simulated, the cache emptied before each"
+    variable = "set PYTORCH_ALLOC_CONF=expandable_segments:True; " if found.job.expandable_segments else ""
+    return f"{variable}{checked}"
 
 
 def _rungs(screen: Screen, found: LadderPlan, rule: str) -> list[RenderableType]:
@@ -107,6 +118,8 @@ def plan_data(found: LadderPlan) -> LadderData:
         "learning_rate_rule": rule,
         "rungs": [_rung_data(found, rung, rule) for rung in found.rungs],
         "too_large": found.too_large,
+        "expandable_segments": found.job.expandable_segments,
+        "switches_checked": found.switches_checked,
     }
 
 

@@ -44,6 +44,9 @@ class LadderData(Exact):
     rungs: list[RungData]
     too_large: int | None
     """The global batch that ends the ladder because it does not fit; null if it ends where it was asked to."""
+    expandable_segments: bool
+    switches_checked: bool
+    """Whether runs that switch between the rungs were simulated."""
 
 
 class GlobalBatchData(Exact):
