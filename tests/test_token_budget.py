@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 import vramplan
-from tests.helpers import card_of, cli, cli_json, spec_of
+from tests.helpers import ROOT, card_of, cli, cli_json, spec_of
 from vramplan.analytic.job_steps import JobSteps
 from vramplan.analytic.mixed_batches import BatchShape
 from vramplan.errors import ConfigError, UnsupportedError
@@ -213,3 +214,14 @@ def test_a_budget_in_a_file_that_is_not_read(tmp_path: Path, name: str, text: st
     assert f"{project} is not read yet; " in done.stderr
     assert setting in done.stderr
     assert "8,192 is its token budget" in done.stderr
+
+
+def test_the_guide_says_what_the_benchmark_measured() -> None:
+    rows = json.loads((ROOT / "benchmarks/token_budgets.json").read_text())
+    text = " ".join((ROOT / "docs/guides/token-budget.md").read_text().split())
+    assert sum(row["out_of_memory"] for row in rows) == 0
+    assert f"{sum(row['runs'] for row in rows):,} runs with samples drawn" in text
+    for expandable, words in ((True, "3 % more tokens, {} of {} did"), (False, "10 % more, {} of {} did")):
+        some = [row for row in rows if row["expandable_segments"] == expandable]
+        counts = (sum(row[key] for row in some) for key in ("larger_out_of_memory", "larger_runs"))
+        assert words.format(*counts) in text

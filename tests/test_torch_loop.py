@@ -18,10 +18,12 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR,
 from torch.utils.data import DataLoader
 
 from tests.adaptive_runs import Network, constant, growing, rungs, same, samples
+from tests.helpers import cli
 from vramplan.adaptive.controller import Controller
 from vramplan.adaptive.coupling import Coupling
 from vramplan.adaptive.learning_rates import LearningRates
 from vramplan.adaptive.policies.noise_scale import NoiseScalePolicy
+from vramplan.adaptive.record import read_record
 from vramplan.adaptive.rung import Rung
 from vramplan.adaptive.step_loader import StepLoader
 from vramplan.adaptive.torch_loop import AdaptiveLoop
@@ -103,6 +105,22 @@ def test_switches_lose_no_sample_and_move_the_rate_by_samples(tmp_path: Path) ->
         ("grow", 5, 16),
     ]
     assert all(line["reason"] for line in lines)
+
+
+def test_a_record_is_what_the_controller_was_told(tmp_path: Path) -> None:
+    """It can be simulated: the same policy makes the same decisions of it."""
+    file = tmp_path / "run.jsonl"
+    loop = loop_of(measuring(), record=file)
+    steps = list(loop.steps(loop.model))
+    observations = read_record(file)
+    assert [one.step for one in observations] == [step.number for step in steps]
+    assert [one.loss for one in observations] == [step.loss for step in steps]
+    assert observations[-1].samples == 80
+    again = measuring()
+    for observation in observations:
+        again.observe(observation)
+    assert again.state_dict() == loop.controller.state_dict()
+    assert cli("adapt", "simulate", str(file)).returncode == 0
 
 
 @pytest.mark.parametrize(("stop", "workers"), [(2, 0), (4, 0), (6, 0), (4, 2)])
