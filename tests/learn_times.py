@@ -129,7 +129,7 @@ def case_of(run: TimedRun, steps: JobSteps, job: Job, gpu: Gpu) -> Case:
         for kernel, runs in phase:
             counts[kernel, in_backward] += runs
     work = [(*times_of(kernel, gpu), runs, in_backward) for (kernel, in_backward), runs in counts.items()]
-    communication = next(iter(shape.layouts.values())).communication
+    communication = shape.run.layout(shape.run.gpus[0]).communication
     record = optimizer_of(job.optimizer)
     passes = record.state_passes + (CLIPPING_PASSES if job.loop == "trainer" else 0)
     return Case(

@@ -125,7 +125,7 @@ def test_lists() -> None:
         (["suggest", "qwen2.5-7b", "--gpu", "h100", "--global-batch", "0"], "--global-batch 0"),
         (["suggest", "qwen2.5-7b", "--gpu", "h100", "--global-batch", "-3"], "--global-batch -3"),
         (["suggest", "qwen2.5-7b", "--gpu", "h100", "--global-batch", "x"], "--global-batch"),
-        (["suggest", "qwen2.5-7b", "--gpu", "h100"], "Missing option '--global-batch'"),
+        (["suggest", "qwen2.5-7b", "--gpu", "h100"], "give --global-batch"),
         (["suggest", "qwen2.5-7b", "--gpu", "h100", "--global-batch", "9", "--num-gpus", "2"], "8 or 10"),
         (["suggest", "qwen2.5-7b", "--gpu", "h100", "--global-batch", "8", "--seq-len", "0"], "--seq-len 0"),
         (["estimate", "qwen2.5-7b", "--gpu", "h100", "--seq-len", "999999999999"], "--seq-len 999999999999"),
@@ -228,7 +228,7 @@ FLAGS = {
     " --strategy --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles"
     " --vision --projector --solve --prefer --warmup-ratio"
     " --offload --job --samples --epochs --base-lr --base-batch"
-    " --max-gpus --max-price --prices --tokens-total"
+    " --max-gpus --max-price --prices --tokens-total --tokens --global-tokens --no-expandable-segments"
     " --probe --device --max-runs --timeout --record --confidence --trust-remote-code --verbose --no-cache --json"
     " --help",
     "estimate": "--platform --generate-tokens --prompt-tokens --generate-batch --gpu --link --network --micro-batch"

@@ -66,7 +66,7 @@ def sent_by(gpu: Gpu, **settings: Any) -> tuple[Job, Communication]:
     steps = JobSteps(spec, job, gpu)
     steps.begin(job.micro_batch_size, job.gradient_accumulation_steps, several=False)
     [shape] = steps._common.shapes.values()
-    return job, shape.layouts[0].communication
+    return job, shape.run.layout(0).communication
 
 
 def total_bytes(communication: Communication, kind: str, phase: str, is_last: bool = True) -> int:

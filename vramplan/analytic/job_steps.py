@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -12,7 +12,7 @@ from vramplan.analytic.layers.lora_targets import check_saved
 from vramplan.analytic.layers.moe_peft import FORMER
 from vramplan.analytic.mixed_batches import BatchShape, Pieces, mixed
 from vramplan.analytic.prepare import fused_kernels, prepare
-from vramplan.analytic.run_timeline import Layout, SimulatedRun, evaluation_bytes, gathered_bytes
+from vramplan.analytic.run_timeline import SimulatedRun, evaluation_bytes, gathered_bytes
 from vramplan.analytic.step_record import StepRecord
 from vramplan.analytic.supported import check_adapters, check_mixture, mixture_notes
 from vramplan.analytic.unfolded_step import Step, describe_in, is_brief, micro_steps, no_cycle_collection
@@ -47,8 +47,8 @@ class Shape:
     record: StepRecord
     section_of: Sequence[int]
     """Number of the section that allocates each storage of the record."""
-    layouts: Mapping[int, Layout]
-    """The timelines of the GPUs that need different memory, by number."""
+    run: SimulatedRun
+    """The timelines of the GPUs that need different memory."""
     forward: Sequence[tuple[int, int]]
     """Number of each kernel of the last micro-step's forward in the record, and how often it runs."""
     backward: Sequence[tuple[int, int]]
@@ -135,7 +135,8 @@ class JobSteps:
             at = self.scaling.step(micro, steps, several).on(self.card)
             shape = self.shape(at, job)
             if job.lengths is None:
-                timelines = self._timelines(at, shape)
+                first = shape.run.gpus if self.setting.device_map is not None else shape.run.gpus[:1]
+                timelines = self._timelines(at, shape, first)  # that is enough for a lower bound
             else:
                 steps_of = [[BatchShape(micro, length) for length in lengths] for lengths in step_lengths(job)]
                 timelines = self._mixed(steps_of, job, several)
@@ -146,11 +147,12 @@ class JobSteps:
         def complete() -> Estimate:
             with no_cycle_collection():
                 evaluations = self._evaluation_bytes(micro, several)
+                others = [gpu for gpu in shape.run.gpus if gpu not in timelines]
                 estimates = {}
-                for gpu, timeline in timelines.items():
-                    evaluation = evaluations[shape.layouts[gpu].device]
+                for gpu, timeline in (timelines | self._timelines(at, shape, others)).items():
+                    evaluation = evaluations[shape.run.layout(gpu).device]
                     simulated = self._simulated(at, shape, job, timeline, evaluation)
-                    estimates[gpu] = summarize(simulated, self.spec.name, job, self.card, peaks[gpu])
+                    estimates[gpu] = summarize(simulated, self.spec.name, job, self.card, peaks.get(gpu))
             most = fullest(estimates.values())
             if self.setting.device_map is None:
                 return most
@@ -180,7 +182,8 @@ class JobSteps:
         job = with_batch(self.job, micro, steps)
         with no_cycle_collection():
             at = self.scaling.step(micro, steps).on(gpu or self.card)
-            return self._timelines(at, self.shape(at, job))
+            shape = self.shape(at, job)
+            return self._timelines(at, shape, shape.run.gpus)
 
     def mixed(self, steps: Sequence[Sequence[BatchShape]], empties_cache: bool = False) -> dict[int, Timeline]:
         """Timelines of optimizer steps of micro-batches that differ in shape, by number of the GPU.
@@ -207,7 +210,7 @@ class JobSteps:
             if len(common.shapes) == MAX_BATCHES:
                 del common.shapes[next(iter(common.shapes))]
             section_of = step.unfolded.section_of
-            common.shapes[key] = Shape(at.record, section_of, SimulatedRun(step).layouts, *step.kernels())
+            common.shapes[key] = Shape(at.record, section_of, SimulatedRun(step), *step.kernels())
         return common.shapes[key]
 
     @property
@@ -216,14 +219,14 @@ class JobSteps:
         assert self._common.weights is not None
         return self._common.weights
 
-    def _timelines(self, at: StepAt, shape: Shape) -> dict[int, Timeline]:
-        """Timeline by GPU."""
+    def _timelines(self, at: StepAt, shape: Shape, gpus: Iterable[int]) -> dict[int, Timeline]:
+        """The timelines of some GPUs."""
 
         def described(number: int) -> Storage:
             return describe_in(self.setting, shape.record, shape.section_of, number, at.storage(number))
 
         workspace = cublas_workspace(self.card)
-        return {gpu: layout.timeline(at.rounded, described, workspace) for gpu, layout in shape.layouts.items()}
+        return {gpu: shape.run.layout(gpu).timeline(at.rounded, described, workspace) for gpu in gpus}
 
     def _mixed(
         self, steps: Sequence[Sequence[BatchShape]], job: Job, several: bool, empties_cache: bool = False
@@ -238,7 +241,8 @@ class JobSteps:
                 of_length = self._of_length[batch.length] = JobSteps(self.spec, shorter, self.card)
             step = of_length.scaling.step(batch.samples, job.gradient_accumulation_steps, several).on(self.card)
             at_batch = with_batch(of_length.job, batch.samples, job.gradient_accumulation_steps)
-            return of_length._timelines(step, of_length.shape(step, at_batch))
+            shape = of_length.shape(step, at_batch)
+            return of_length._timelines(step, shape, shape.run.gpus)
 
         def on(gpu: int) -> Callable[[BatchShape], Timeline]:
             return lambda batch: timelines(batch)[gpu]
@@ -297,7 +301,7 @@ class JobSteps:
             num_vision_parameters=self.weights.num_vision_parameters,
             inputs_text=describe_inputs(self.spec, job),
             communication=_communication(shape),
-            num_gpus_simulated=len(shape.layouts) if 1 < len(shape.layouts) < job.num_gpus else None,
+            num_gpus_simulated=len(shape.run.gpus) if 1 < len(shape.run.gpus) < job.num_gpus else None,
         )
 
     def _compute(self, at: StepAt, shape: Shape, card: Gpu) -> ComputeTime:
@@ -311,7 +315,7 @@ class JobSteps:
 
 def _communication(shape: Shape) -> Communication:
     """What each GPU sends and receives in a step."""
-    return next(iter(shape.layouts.values())).communication
+    return shape.run.layout(shape.run.gpus[0]).communication
 
 
 def state_shards(job: Job) -> int:

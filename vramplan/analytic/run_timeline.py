@@ -87,6 +87,7 @@ class SimulatedRun:
 
     def __init__(self, step: Step) -> None:
         self.step = step
+        self._layouts: dict[int, Layout] = {}
 
     @property
     def timeline(self) -> Timeline:
@@ -108,11 +109,20 @@ class SimulatedRun:
         return unfolded.place(storage, self.step.plan.of(section.layer).place(section.layer))
 
     @cached_property
+    def gpus(self) -> Sequence[int]:
+        """The numbers of the GPUs that need different memory; only the first if all need the same."""
+        return strategy_of(self.step, Recorder()).gpus
+
+    @property
     def layouts(self) -> dict[int, Layout]:
-        """The timeline of each GPU but for the sizes of the step's storages; only one if all do the same."""
-        first = strategy_of(self.step, Recorder())
-        shares = (first if gpu == first.gpu else strategy_of(self.step, Recorder(), gpu) for gpu in first.gpus)
-        return {share.gpu: self._layout(share) for share in shares}
+        """The timeline of each of them but for the sizes of the step's storages."""
+        return {gpu: self.layout(gpu) for gpu in self.gpus}
+
+    def layout(self, gpu: int) -> Layout:
+        """The same of one of them, laid out when it is first asked for."""
+        if gpu not in self._layouts:
+            self._layouts[gpu] = self._layout(strategy_of(self.step, Recorder(), gpu))
+        return self._layouts[gpu]
 
     def _layout(self, share: Strategy) -> Layout:
         """Loading and optimizer steps, each of at most two micro-steps: without gradients, and on top of them."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from vramplan.cli.options import AsJson, progress, say
 from vramplan.cli.parameters import Option
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, UnknownNameError
 
 ESTIMATORS = ("analytic", "trace")
 LEDGER = Path("tests/measured")
@@ -27,8 +27,9 @@ def accuracy(
     from vramplan.measurements.accuracy import compare
 
     estimators = tuple(by.split(","))
-    if not {*estimators} <= {*ESTIMATORS}:
-        raise ConfigError(f"--by {by}: expected {' or '.join(ESTIMATORS)}, or both with a comma")
+    for name in estimators:
+        if name not in ESTIMATORS:
+            raise UnknownNameError("estimator", name, ESTIMATORS, f"known: {', '.join(ESTIMATORS)}")
     if estimators != ("analytic",) and ledger is None and published is None and (times or emulated):
         raise ConfigError("--by is for --ledger and --published; --times and --emulated compare the analytic estimator")
     for name, path, show in (("--times", times, _times), ("--emulated", emulated, _emulated)):

@@ -194,7 +194,7 @@ class PartialEstimate:
     """The least that the job needs on the GPU, in bytes."""
     complete: Callable[[], Estimate]
     timelines: Mapping[int, Timeline] = field(default_factory=dict, repr=False)
-    """Loading and optimizer steps by number of the GPU, for those that need different memory; empty for a trace."""
+    """Loading and optimizer steps by number of the GPU, of those that the bound comes from; empty for a trace."""
     compute: Callable[[Gpu], ComputeTime] | None = None
     """Times of the computation on a GPU, without the estimate."""
     communication: Communication = Communication()

@@ -8,6 +8,7 @@ different memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -33,9 +34,16 @@ NORM_BYTES = 8
 """Gradient norms are taken in fp64 (runtime/zero/stage_1_and_2.py: get_grad_norm_direct)."""
 
 
+@lru_cache(maxsize=4096)
 def flat(count: int, dtype: str, category: str, label: str) -> Storage:
     """A flat tensor."""
     return Storage(count * DTYPE_BYTES[dtype], category, label, f"{count:,} {dtype}")
+
+
+@lru_cache(maxsize=4096)
+def norm_of(count: int) -> Storage:
+    """The temporary of a norm over so many elements of a gradient."""
+    return Storage(NORM_BYTES * count, "temporary", "gradient in fp64 for its norm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +174,7 @@ class ZeroStage(Strategy):
 
     def norm(self, count: int) -> None:
         """Record the temporary of a norm over so many gradient elements."""
-        self.passing(Storage(NORM_BYTES * count, "temporary", "gradient in fp64 for its norm"))
+        self.passing(norm_of(count))
 
     def to_host(self, count: int) -> None:
         """Record the temporaries of sending gradients to the host."""
@@ -189,6 +197,7 @@ class ZeroStage12(ZeroStage):
         multiple = ALIGNMENT * self.cards
         self.parts = [ceil_div(size, multiple) * ALIGNMENT for size in self.group_sizes]
         """Elements of a GPU's part, by group."""
+        self._elements = {id(one): one.elements_on(gpu, self.parts[one.group]) for one in self.trained.values()}
         self.own = sum(one.count for one in self.trained.values() if self.elements(one))
         """Elements of the weights that the own part has some of."""
         self.buckets: list[int] = []
@@ -218,7 +227,7 @@ class ZeroStage12(ZeroStage):
 
     def elements(self, one: Trained) -> int:
         """Elements of a weight in the own part."""
-        return one.elements_on(self.gpu, self.parts[one.group])
+        return self._elements[id(one)]
 
     @property
     def offloads(self) -> bool:
