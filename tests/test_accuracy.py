@@ -132,7 +132,7 @@ def test_emulated_runs_by_kind(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "Of 2 runs (PyTorch 2.13.0) 0 wrongly fit and 0 wrongly do not." in done.stdout
     for words, message in (
-        (("--by", "foo"), "expected analytic or trace"),
+        (("--by", "foo"), "unknown estimator"),
         (("--by", "trace"), "--by is for --ledger"),
     ):
         refused = cli("accuracy", "--emulated", str(tmp_path / "emulated.jsonl"), *words)
