@@ -143,7 +143,7 @@ def test_what_is_not_known_is_left_out_and_numbers_that_are_not_finite_are_kept(
         ("", ": no observation in it"),
         ('{"kind": "grow"}', ": no observation in it"),
         ("[]", ":1: expected a JSON object with step, samples, tokens and more"),
-        ('{"step": 1', ":1:1: broken JSON"),
+        ('{"step": 1\n', ":1:1: broken JSON"),
         ('{"step": 0, "samples": 1, "tokens": 1}', ":1: step: expected a whole number from 1 on"),
         ('{"step": 1, "samples": 1.5, "tokens": 1}', ":1: samples: expected a whole number from 0 on"),
         ('{"step": 1, "samples": 1}', ":1: tokens: expected a whole number from 0 on"),
@@ -155,8 +155,8 @@ def test_what_is_not_known_is_left_out_and_numbers_that_are_not_finite_are_kept(
         ),
         ('{"step": 1, "samples": 1, "tokens": 1, "biased": 1}', ":1: biased: expected true or false"),
         (
-            '{"step": 2, "samples": 2, "tokens": 2}\n\n{"step": 2, "samples": 3, "tokens": 3}',
-            ":3: step 2 comes after step 2",
+            '{"step": 2, "samples": 2, "tokens": 2}\n\n{"step": 3, "samples": 1, "tokens": 3}',
+            ":3: fewer samples or tokens than at step 2",
         ),
     ],
 )
@@ -166,6 +166,16 @@ def test_a_file_that_is_no_record(tmp_path, text, message):
     done = cli("adapt", "simulate", str(path))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"vramplan: {path}{message}")
+
+
+def test_a_record_goes_on_where_its_run_did(tmp_path):
+    """Behind a checkpoint steps come again; a killed run leaves half a line."""
+    lines = [
+        record_line(Observation(step=step, samples=4 * step, tokens=4 * step, loss=float(step))) for step in range(1, 7)
+    ]
+    path = tmp_path / "run.jsonl"
+    path.write_text("\n".join([*lines[:5], *lines[3:], lines[5][:20]]))
+    assert [one.step for one in read_record(path)] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize(

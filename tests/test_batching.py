@@ -223,7 +223,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "text": ({"lengths": "ab"}, r"^sample 0: its length is 'a'"),
     "too long": (
         {"lengths": [3, 99, 5, 80]},
-        r"^sample 1 has 99 tokens, and 1 other sample more than that; the longest",
+        r"^sample 1 has 99 tokens; 2 samples in all are too long; the longest",
     ),
     "all too long": ({"lengths": [70, 60]}, r"^every sample is longer, the shortest has 60 tokens; the longest that"),
     "longest of all": ({"longest_sample": 2}, r"^every sample is longer|sample 0 has 3 tokens"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -44,6 +45,14 @@ def test_a_full_micro_batch_fits_in_every_shape_and_a_larger_one_does_not(found:
     for samples in (3, 6, 12):
         shape = {"sequence_length": larger // samples, "micro_batch_size": samples}
         assert not vramplan.estimate(QWEN, GPU, batches="padded", **given, **shape).fits, shape
+
+
+def test_shorter_samples_get_no_smaller_budget() -> None:
+    given = {"batches": "padded", "attention": "flash"}
+    budgets = [
+        token_budget(QWEN, GPU, sequence_length=length, **given).budgets[0].max_tokens for length in (128, 700, 2048)
+    ]
+    assert min(budgets) > 0.95 * max(budgets)
 
 
 def test_tokens_of_an_optimizer_step(found: vramplan.TokenBudgets) -> None:
@@ -161,6 +170,13 @@ def test_a_configuration_with_packed_rows(found: vramplan.TokenBudgets) -> None:
     assert f"sequence_len: {budget.max_tokens}\n" in done.stdout
     assert f"gradient_accumulation_steps: {budget.gradient_accumulation_steps}\n" in done.stdout
     assert "sample_packing: true" in done.stdout
+    other = cli(*asked, "--seq-len", "2048", "--for", "trl")  # by another loss, for which there is another budget
+    assert re.search(r"as trl takes it, [\d,]+ tokens fit, not", other.stderr)
+    (length,) = re.findall(r"max_length: (\d+)", other.stdout)
+    assert int(length) > 2 * budget.max_tokens
+    refused = cli(*asked, "--for", "llamafactory")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "not as packed rows" in refused.stderr
     with pytest.raises(ConfigError, match="frameworks count samples"):
         job_of(padded)
 

@@ -12,6 +12,7 @@ from vramplan.adaptive.gradient_norms import NormPair
 from vramplan.adaptive.out_of_memory import empty_cache
 from vramplan.adaptive.ranks import Ranks
 from vramplan.adaptive.record import record_line
+from vramplan.errors import ConfigError
 
 LOGGER = logging.getLogger("vramplan.adaptive")
 COUNTED = ("steps", "samples", "tokens")
@@ -106,6 +107,9 @@ class Observer:
         Raises:
             ConfigError: if it is another policy's, or its batch is not on the ladder.
         """
+        missing = [name for name in ("controller", *COUNTED) if name not in state]
+        if missing:
+            raise ConfigError(f"not a saved state of a training loop: {missing[0]} is missing")
         self.controller.load_state_dict(state["controller"])
         self.steps, self.samples, self.tokens = (int(state[name]) for name in COUNTED)
 

@@ -29,28 +29,40 @@ def record_line(observation: Observation) -> str:
 def read_record(path: Path) -> list[Observation]:
     """The observations of a file; decisions in it are passed over.
 
+    A run that goes on from a checkpoint adds to its record: from a step that comes again on, the later lines count. A
+    last line that was cut, as of a run that was killed, is passed over.
+
     Raises:
-        ConfigError: naming the line that is no observation, or comes before the one above it.
+        ConfigError: naming the line that is no observation, or whose counts are less than in the one above it.
     """
     observations: list[Observation] = []
-    for number, line in enumerate(decoded(read_bytes(path, MOST_BYTES), path).splitlines(), 1):
+    text = decoded(read_bytes(path, MOST_BYTES), path)
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         where = f"{path}:{number}"
-        values = parse_json(line, where)
+        try:
+            values = parse_json(line, where)
+        except ConfigError:
+            if number == len(lines) and not text.endswith("\n"):
+                break
+            raise
         if not isinstance(values, dict):
             raise ConfigError(f"{where}: expected a JSON object with step, samples, tokens and more")
         if DECISION in values:
             continue
         observation = _observation(values, where)
+        while observations and observations[-1].step >= observation.step:
+            observations.pop()
         last = observations[-1] if observations else None
-        if last is not None and (
-            observation.step <= last.step or observation.samples < last.samples or observation.tokens < last.tokens
-        ):
-            raise ConfigError(f"{where}: step {observation.step} comes after step {last.step}")
+        if last is not None and (observation.samples < last.samples or observation.tokens < last.tokens):
+            raise ConfigError(f"{where}: fewer samples or tokens than at step {last.step}")
         observations.append(observation)
     if not observations:
-        raise ConfigError(f"{path}: no observation in it")
+        raise ConfigError(
+            f"{path}: no observation in it; a training loop writes them to the file that its `record` names"
+        )
     return observations
 
 

@@ -25,7 +25,9 @@ def check_trainer(trainer: Any) -> None:
     Raises:
         UnsupportedError: naming it.
     """
-    args = trainer.args
+    args, dataset = trainer.args, trainer.train_dataset
+    if dataset is not None and hasattr(dataset, "__len__") and not len(dataset):
+        raise ConfigError("the data set is empty")
     for name, reason in REFUSED.items():
         if getattr(args, name):
             raise UnsupportedError(f"{name}: {reason}")

@@ -53,7 +53,7 @@ def limited(lengths: list[int], longest: int, longer: str) -> list[int]:
         if len(beyond) == len(lengths):
             which = f"every sample is longer, the shortest has {min(lengths):,} tokens"
         elif len(beyond) > 1:
-            which += f", and {counted(len(beyond) - 1, 'other sample')} more than that"
+            which += f"; {counted(len(beyond), 'sample')} in all are too long"
         raise ConfigError(
             f"{which}; the longest that fits has {longest:,}: choose {setting('longer', 'truncate')} or "
             f"{setting('longer', 'alone')}, or a larger {setting('max_tokens')}"

@@ -55,6 +55,8 @@ class TokenBudgetMixin:
 
     def get_train_dataloader(self: Any) -> DataLoader:
         """Trainer's data set and collator, without the columns that the model does not take, in a StepLoader."""
+        if self.train_dataset is not None and hasattr(self.train_dataset, "__len__") and not len(self.train_dataset):
+            raise ConfigError("the data set is empty: there is no sample to make batches of")
         plain = super().get_train_dataloader()  # type: ignore[misc]
         dataset, args = plain.dataset, self.args
         sampler = TokenBudgetSampler(

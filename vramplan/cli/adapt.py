@@ -93,7 +93,7 @@ def plan(
 
 def simulate(
     record: Annotated[
-        Path, Argument(metavar="RECORD.jsonl", help="A recorded run: an observation a line, as the controller's log.")
+        Path, Argument(metavar="RECORD.jsonl", help="A recorded run: the file that a training loop's `record` names.")
     ],
     policy: Annotated[
         str,

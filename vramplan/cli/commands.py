@@ -59,7 +59,7 @@ vramplan images internvl3-8b --gpu a100-40gb --sizes 448x448,1344x896""",
         "adapt",
         """\
 vramplan adapt plan qwen2.5-7b --gpu rtx4090 --global-batch 8 --largest-global-batch 128
-vramplan adapt plan llama-3.1-8b --gpu a100-80gb --num-gpus 4 --method full --global-batch 32""",
+vramplan adapt plan llama-3.1-8b --gpu a100-80gb --num-gpus 4 --strategy fsdp --method full --global-batch 32""",
     ),
     "adapt simulate": Command(
         PLAN,

@@ -157,7 +157,9 @@ def suggest(
         others = {
             "--global-batch": global_batch, "--max-gpus": max_gpus, "--max-price": max_price, "--prices": prices,
             "--tokens-total": tokens_total, "--samples": samples, "--warmup-ratio": warmup_ratio, "--solve": solve,
-            "--base-lr": base_lr, "--base-batch": base_batch, "--probe": probe or None,
+            "--base-lr": base_lr, "--base-batch": base_batch, "--probe": probe or None, "--device": device,
+            "--max-runs": max_runs, "--timeout": timeout, "--record": record,
+            "--prefer": None if prefer == "largest" else prefer, "--epochs": None if epochs == 1.0 else epochs,
         }  # fmt: skip
         return suggest_tokens(
             model, connected(gpu, link, network), num_gpus, global_tokens, no_expandable_segments, others, given=given,

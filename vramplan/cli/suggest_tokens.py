@@ -84,13 +84,20 @@ def _paste(target: str, model: str, found: TokenBudgets, confidence: float | Non
     from vramplan.frameworks.token_keys import TOKEN_KEYS
 
     (budget,) = found.budgets
-    if target not in TOKEN_KEYS:
-        from vramplan.cli.suggest_hardware import paste
-        from vramplan.planner.token_budget import job_of
+    if target in TOKEN_KEYS:
+        keys = TOKEN_KEYS[target]
+        text = keys.text(budget.counting, budget.max_tokens, budget.gradient_accumulation_steps)
+        notes, fits = keys.notes(budget.counting), True
+    else:
+        from vramplan.memory.calibration import CONFIDENCE
+        from vramplan.planner.token_export import export_tokens
 
-        return paste(target, model, job_of(budget), found.gpu, confidence)
-    keys = TOKEN_KEYS[target]
-    say(keys.text(budget.counting, budget.max_tokens, budget.gradient_accumulation_steps), end="")
-    for note in keys.notes(budget.counting):
+        text, _, notes, fits = export_tokens(
+            target, model, found.gpu, budget, longest=found.longest_asked, global_tokens=found.global_tokens,
+            confidence=CONFIDENCE if confidence is None else confidence,
+        )  # fmt: skip
+    if fits:
+        say(text, end="")
+    for note in notes:
         say(f"vramplan: {note}", file=sys.stderr)
-    return 0
+    return 0 if fits else 1

@@ -23,6 +23,8 @@ from vramplan.progress import Progress, silent
 from vramplan.units import ceil_div
 
 Counting = Literal["padded", "packed"]
+MOST_TOKENS = 10**12
+"""Of an optimizer step."""
 COUNTED = {
     "padded": "samples times the longest of them, padding included",
     "packed": "the sum of the samples' lengths: padding-free or packed batches",
@@ -105,8 +107,8 @@ def token_budget(
         if settings.get(name) is not None:
             raise ConfigError(f"{setting(name)} has no meaning with a token budget, which holds for all samples")
     for name, value in (("sequence_length", sequence_length), ("global_tokens", global_tokens)):
-        if value is not None and (type(value) is not int or value < 1):
-            raise ConfigError(f"{setting(name, value)}: expected a whole number of tokens, 1 or more")
+        if value is not None and (type(value) is not int or not 1 <= value <= MOST_TOKENS):
+            raise ConfigError(f"{setting(name, value)}: expected a whole number of tokens, from 1 to {MOST_TOKENS:,}")
     if batches not in (None, *COUNTED):
         raise ConfigError(f"{setting('batches', batches)}: token budgets are for padded and for packed batches")
     spec, gpu = load_both(model, gpu, confidence)

@@ -73,9 +73,10 @@ class TokenSearch:
 
     def _longest(self, samples: int, limit: int | None) -> int:
         """Tokens, at most `limit`, of the longest that fit in a micro-batch of so many samples; 0 if none do."""
+        step = max(1, LENGTH_STEP // samples)  # as fine in tokens for many short samples as for a long one
 
         def shape(index: int) -> BatchShape:
-            length = index * LENGTH_STEP
+            length = index * step
             return BatchShape(samples, length if limit is None else min(length, limit))
 
         def tensor_bytes(index: int) -> int:
@@ -83,7 +84,7 @@ class TokenSearch:
 
         if tensor_bytes(1) > self.room:
             return 0
-        top = highest = None if limit is None else ceil_div(limit, LENGTH_STEP)
+        top = highest = None if limit is None else ceil_div(limit, step)
         if top is None or tensor_bytes(top) > self.room:
             top = largest_by_tensors(1, highest, tensor_bytes, self.room)
         if not self.estimate(shape(top)).fits:

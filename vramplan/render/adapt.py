@@ -20,8 +20,7 @@ from vramplan.units import counted
 
 BLOCKS, DIGITS = "▁▂▃▄▅▆▇█", "01234567"
 """Levels of a curve in text."""
-WITH_TABLE = 74
-"""Columns from which the ladder is a table."""
+HEADS = ("global batch", "micro × accum. × GPUs", "need", "tokens", "step", "rate", "smaller")
 SMALLER = "smaller: micro-batches to go on with if memory runs out"
 MOST_CHANGES = 8
 """Of one policy that are shown; the output of --json has all."""
@@ -59,7 +58,7 @@ def plan(found: LadderPlan, global_batch: int) -> Answer:
             screen.text(f"rate: factor of the learning rate ({rule} rule, {found.job.optimizer})", "dim"),
             *(
                 []
-                if screen.width < WITH_TABLE
+                if screen.width < _table_width(found, rule)
                 else [screen.text("smaller: micro-batches to go on with if memory runs out", "dim")]
             ),
         ]
@@ -78,21 +77,27 @@ def _about_switches(found: LadderPlan) -> str:
 
 def _rungs(screen: Screen, found: LadderPlan, rule: str) -> list[RenderableType]:
     rows = [_cells(found, rung, rule) for rung in found.rungs]
-    heads = ("global batch", "micro × accum. × GPUs", "need", "tokens", "step", "rate", "smaller")
-    if screen.width < WITH_TABLE:
+    if screen.width < _table_width(found, rule):
         return [
             line
-            for batch, product, need, tokens, step, rate, _ in rows
+            for batch, product, need, tokens, step, rate, smaller in rows
             for line in (
                 screen.text(f"{batch} = {product}", "bold"),
                 screen.text(f"  need {need}, {tokens} tokens"),
                 screen.text(f"  step {step}, rate × {rate}"),
+                screen.text(f"  smaller: {smaller}"),
             )
         ]
-    table = simple_table(*((screen.text(head).plain, "right") for head in heads))
+    table = simple_table(*((screen.text(head).plain, "right") for head in HEADS))
     for row in rows:
         table.add_row(*(screen.text(cell) for cell in row))
     return [table]
+
+
+def _table_width(found: LadderPlan, rule: str) -> int:
+    """Columns that the ladder takes as a table."""
+    columns = zip(HEADS, *(_cells(found, rung, rule) for rung in found.rungs), strict=True)
+    return sum(max(map(len, column)) + 2 for column in columns)
 
 
 def _cells(found: LadderPlan, rung: Rung, rule: str) -> tuple[str, ...]:

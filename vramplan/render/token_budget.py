@@ -56,11 +56,13 @@ def answer(found: TokenBudgets, verbose: bool = False) -> Answer:
 
 def _line(screen: Screen, budget: TokenBudget, longest_asked: int | None) -> list[Text]:
     if not budget.max_tokens:
-        fits = f"samples of {budget.longest_sample:,} tokens fit" if budget.longest_sample else "no sample fits"
+        if not budget.longest_sample:
+            return [screen.text(f"{budget.counting}: no sample fits")]
         asked = "" if longest_asked is None else f", {longest_asked:,} do not"
-        return [screen.text(f"{budget.counting}: {fits}{asked}")]
+        return [screen.text(f"{budget.counting}: samples of {budget.longest_sample:,} tokens fit{asked}")]
     steps = budget.gradient_accumulation_steps
-    times = f", {steps} micro-batches of {budget.micro_batch_tokens:,} in an optimizer step" if steps else ""
+    count = "1 micro-batch" if steps == 1 else f"{steps:,} micro-batches" if steps else ""
+    times = f", {count} of {budget.micro_batch_tokens:,} in an optimizer step" if count else ""
     return [Text.assemble((f"{budget.max_tokens:,}", "bold"), screen.text(f" {budget.counting} tokens{times}"))]
 
 
