@@ -183,7 +183,8 @@ def test_a_record_goes_on_where_its_run_did(tmp_path):
     [
         ("--policy noise", "unknown policy 'noise'"),
         ("--policy ,", "--policy: name at least one"),
-        ("--policy schedule", "the policy schedule needs its points"),
+        ("--policy schedule", "--policy schedule: give its points, --schedule"),
+        ("--schedule 0:8", "--schedule is about the policy schedule"),
         ("--policy schedule --schedule 0:8,x:16", "--schedule 0:8,x:16: expected POSITION:BATCH"),
         ("--policy schedule --schedule 5:8,5:16", "ascend from 0 on"),
         ("--coupling cubic", "unknown coupling 'cubic'"),

@@ -149,9 +149,14 @@ def simulate(
     from vramplan.adaptive.compare import Question, simulations
     from vramplan.adaptive.observation import check_unit
 
+    policies = tuple(dict.fromkeys(between_commas(policy)))
+    if schedule is not None and "schedule" not in policies:
+        raise ConfigError("--schedule is about the policy schedule: add it to --policy")
+    if schedule is None and "schedule" in policies:
+        raise ConfigError("--policy schedule: give its points, --schedule 0:8,4000:16")
     question = Question(
         record=record,
-        policies=tuple(between_commas(policy)),
+        policies=policies,
         global_batch=global_batch,
         largest_global_batch=largest_global_batch,
         times=TIMES,
