@@ -443,7 +443,6 @@ def test_the_fastest_plan_is_rented_if_that_is_preferred() -> None:
 # -- the terminal and JSON ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80, 120])
 @pytest.mark.parametrize(
     "flags",
     [
@@ -453,13 +452,24 @@ def test_the_fastest_plan_is_rented_if_that_is_preferred() -> None:
         "--gpu t4,rtx4090 --dtype bf16 -v",
     ],
 )
-def test_the_answer_keeps_to_the_width(columns: int, flags: str) -> None:
+def test_the_answer_keeps_to_the_width(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One search, printed at several widths."""
+    real, answers = hardware_search.suggest_hardware, []
+
+    def once(*arguments: Any, **options: Any) -> vramplan.Hardware:
+        if not answers:
+            answers.append(real(*arguments, **options))
+        return answers[0]
+
+    monkeypatch.setattr(hardware_search, "suggest_hardware", once)
     asked = ("suggest", "qwen2.5-0.5b", "--global-batch", "2", *flags.split())
-    done = cli(*asked, COLUMNS=str(columns))
-    assert done.returncode in (0, 1), done.stderr
-    assert max(map(len, done.stdout.splitlines())) <= columns
-    plain = cli(*asked, COLUMNS=str(columns), LC_ALL="C")
-    assert plain.stdout.isascii()
+    for columns in (40, 60, 80, 120):
+        done = cli(*asked, COLUMNS=str(columns))
+        assert done.returncode in (0, 1), done.stderr
+        assert max(map(len, done.stdout.splitlines())) <= columns
+        plain = cli(*asked, COLUMNS=str(columns), LC_ALL="C")
+        assert plain.stdout.isascii()
+    assert len(answers) == 1
 
 
 def test_what_is_shown() -> None:
