@@ -262,3 +262,5 @@ def main(output: str, name: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may abort as the interpreter ends

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from copy import deepcopy
@@ -143,3 +144,5 @@ def main(rank: int, ranks: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may abort as the interpreter ends
