@@ -173,8 +173,16 @@ class JobSteps:
         with no_cycle_collection():
             return self.scaling.step(micro, steps).buffer_sizes(gpu)
 
-    def timelines(self, micro: int, steps: int, gpu: Gpu | None = None) -> dict[int, Timeline]:
-        """Timelines at a batch by number of the GPU; `gpu`: on another kind of GPU, which runs the same kernels.
+    def timelines(
+        self, micro: int, steps: int, gpu: Gpu | None = None, numbers: Sequence[int] | None = None
+    ) -> dict[int, Timeline]:
+        """Timelines at a batch by number of the GPU.
+
+        Args:
+            micro: the micro-batch.
+            steps: micro-batches of an optimizer step.
+            gpu: another kind of GPU, which runs the same kernels.
+            numbers: of some GPUs alone.
 
         Raises:
             VramplanError: for a job that cannot run or is not modelled.
@@ -183,7 +191,7 @@ class JobSteps:
         with no_cycle_collection():
             at = self.scaling.step(micro, steps).on(gpu or self.card)
             shape = self.shape(at, job)
-            return self._timelines(at, shape, shape.run.gpus)
+            return self._timelines(at, shape, shape.run.gpus if numbers is None else numbers)
 
     def mixed(self, steps: Sequence[Sequence[BatchShape]], empties_cache: bool = False) -> dict[int, Timeline]:
         """Timelines of optimizer steps of micro-batches that differ in shape, by number of the GPU.

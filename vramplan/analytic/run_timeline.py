@@ -109,9 +109,13 @@ class SimulatedRun:
         return unfolded.place(storage, self.step.plan.of(section.layer).place(section.layer))
 
     @cached_property
+    def _first(self) -> Strategy:
+        return strategy_of(self.step, Recorder())
+
+    @property
     def gpus(self) -> Sequence[int]:
         """The numbers of the GPUs that need different memory; only the first if all need the same."""
-        return strategy_of(self.step, Recorder()).gpus
+        return self._first.gpus
 
     @property
     def layouts(self) -> dict[int, Layout]:
@@ -121,7 +125,8 @@ class SimulatedRun:
     def layout(self, gpu: int) -> Layout:
         """The same of one of them, laid out when it is first asked for."""
         if gpu not in self._layouts:
-            self._layouts[gpu] = self._layout(strategy_of(self.step, Recorder(), gpu))
+            share = self._first if gpu == self._first.gpu else strategy_of(self.step, Recorder(), gpu)
+            self._layouts[gpu] = self._layout(share)
         return self._layouts[gpu]
 
     def _layout(self, share: Strategy) -> Layout:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from itertools import count
 
 from vramplan.analytic.architectures.lookup import architecture_of, is_described
@@ -14,7 +14,7 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job, with_batch
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import plannable_bytes
-from vramplan.memory.estimate import Estimate
+from vramplan.memory.estimate import Estimate, PartialEstimate
 from vramplan.planner.mixed_runs import MixedRuns, in_turn
 from vramplan.planner.monotone_search import LENGTH_STEP, MAX_MICRO_BATCH, bisect_largest, largest_by_tensors
 from vramplan.units import ceil_div
@@ -47,6 +47,7 @@ class TokenSearch:
         self.room = plannable_bytes(job, gpu)
         self.estimate = cache(self._estimate)
         self.tensor_bytes = cache(self._tensor_bytes)
+        self.begun = lru_cache(maxsize=4)(self._begun)  # an estimate follows the bound of the same shape
 
     def longest_sample(self) -> int:
         """Tokens of the longest sample that fits in a micro-batch of its own; 0 if none does."""
@@ -63,13 +64,14 @@ class TokenSearch:
 
     def _estimate(self, shape: BatchShape) -> Estimate:
         self.progress(f"{shape.samples:,} × {shape.length:,} tokens")
-        return begin(self.spec, self._job_of(shape), self.gpu).complete()
+        return self.begun(shape).complete()
 
     def _tensor_bytes(self, shape: BatchShape) -> int:
-        return begin(self.spec, self._job_of(shape), self.gpu).lower_bound_bytes
+        return self.begun(shape).lower_bound_bytes
 
-    def _job_of(self, shape: BatchShape) -> Job:
-        return self.job.model_copy(update={"micro_batch_size": shape.samples, "sequence_length": shape.length})
+    def _begun(self, shape: BatchShape) -> PartialEstimate:
+        job = self.job.model_copy(update={"micro_batch_size": shape.samples, "sequence_length": shape.length})
+        return begin(self.spec, job, self.gpu)
 
     def _longest(self, samples: int, limit: int | None) -> int:
         """Tokens, at most `limit`, of the longest that fit in a micro-batch of so many samples; 0 if none do."""

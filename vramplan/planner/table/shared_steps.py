@@ -10,6 +10,7 @@ Every answer is exact: the same as for the GPU alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -81,8 +82,8 @@ class Shared:
             self.tensors[micro] = {number: one.peak_bytes(with_kernels=False) for number, one in timelines.items()}
         return self.tensors[micro]
 
-    def _timelines(self, micro: int, gpu: Gpu) -> dict[int, Timeline]:
-        return self.steps.timelines(micro, self.job.gradient_accumulation_steps, gpu)
+    def _timelines(self, micro: int, gpu: Gpu, numbers: Sequence[int] | None = None) -> dict[int, Timeline]:
+        return self.steps.timelines(micro, self.job.gradient_accumulation_steps, gpu, numbers)
 
     def _buffer_sizes(self, micro: int, gpu: Gpu) -> tuple[int, ...]:
         key = micro, kernels_of(gpu)
@@ -96,7 +97,7 @@ class Shared:
         for earlier in replays:
             if earlier.peak_reserved_bytes <= limit < earlier.refused_bytes:
                 return earlier
-        timeline = self._timelines(micro, gpu)[number]
+        timeline = self._timelines(micro, gpu, [number])[number]
         kinds, settings = timeline.kinds, AllocatorSettings(expandable_segments=self.job.expandable_segments)
         replays.append(
             replay(timeline.events, timeline.kind_of, kinds.sizes, limit, settings, streams=kinds.streams, levels=False)
