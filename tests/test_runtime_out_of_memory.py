@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,20 +71,25 @@ def test_it_goes_on_in_smaller_micro_batches(tmp_path: Path, caplog: pytest.LogC
     )
 
 
-def test_whole_gradients_are_kept() -> None:
-    """The second forward of a step fails: the first is not computed again."""
-    smooth, loop = (loop_of(constant(), count=4) for _ in range(2))
-    run(smooth)
+def second_call_fails(model: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The model, which runs out of memory when it is called the second time."""
     calls = 0
 
-    def second(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def forward(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise torch.OutOfMemoryError(MESSAGE)
-        return loop.model(batch)
+        return model(batch)
 
-    list(loop.steps(second))
+    return forward
+
+
+def test_whole_gradients_are_kept() -> None:
+    """The second forward of a step fails: the first is not computed again."""
+    smooth, loop = (loop_of(constant(), count=4) for _ in range(2))
+    run(smooth)
+    list(loop.steps(second_call_fails(loop.model)))
     assert sizes(loop.model.seen) == [2, 1, 1, 1, 1, 1, 1]  # the failed call saw nothing
     assert close(loop.model, smooth.model)
 
@@ -109,16 +115,7 @@ def test_norms_of_a_step_that_was_cut_again() -> None:
     loop = loop_of(controller, count=8)
     told: list[Any] = []
     loop.controller.observe = told.append  # type: ignore[method-assign, assignment]
-    calls = 0
-
-    def second(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise torch.OutOfMemoryError(MESSAGE)
-        return loop.model(batch)
-
-    list(loop.steps(second))
+    list(loop.steps(second_call_fails(loop.model)))
     assert (told[0].small_batch, told[0].large_batch) == pytest.approx((2.4, 8))
 
 

@@ -7,6 +7,7 @@ between blocks that were cached for the smaller tensors, and PyTorch cannot give
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 from vramplan.adaptive.rung import Rung
@@ -50,14 +51,7 @@ def _below(rung: Rung, micro_batch_size: int) -> Rung | None:
     if not rung.alternatives:
         return None
     first, *others = rung.alternatives
-    return Rung(
-        first.micro_batch_size,
-        first.gradient_accumulation_steps,
-        first.num_gpus,
-        first.need_bytes,
-        first.step_seconds,
-        tuple(others),
-    )
+    return replace(first, alternatives=tuple(others))
 
 
 def _orders(micros: Sequence[int]) -> list[list[int]]:

@@ -11,7 +11,7 @@ from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.known_keys import known_keys
 from vramplan.frameworks.registry import DEFAULT, FRAMEWORKS
 from vramplan.frameworks.settings import ConfigValue
-from vramplan.frameworks.token_keys import budget_in, budget_in_words, told
+from vramplan.frameworks.token_keys import budget_in, budget_in_words, describe_budget
 
 TRAINER_KEYS = frozenset({"output_dir", "per_device_train_batch_size", "model_name_or_path"})
 """Keys of transformers' Trainer by which a file without any framework's marks is recognised."""
@@ -90,7 +90,7 @@ def recognize(settings: Mapping[str, ConfigValue], where: str) -> str:
     weights = _weights({*marked, DEFAULT.name}, keys)
     if not weights or (not marked and not TRAINER_KEYS & keys):
         if budget := budget_in({key: one.value for key, one in settings.items()}):
-            raise UnsupportedError(f"{where}: {told(budget)}")
+            raise UnsupportedError(f"{where}: {describe_budget(budget)}")
         names = ", ".join(FRAMEWORKS)
         raise ConfigError(f"{where}: no framework's configuration is recognised; give {setting('framework')} ({names})")
     ranked = sorted(weights, key=lambda name: (weights[name], _own_keys(name, keys)), reverse=True)
@@ -139,7 +139,7 @@ def refuse_unread_program(words: Sequence[str], where: str) -> None:
                 or (Path(word).name == f"{start}.py")
             ):
                 if budget := budget_in_words(words):
-                    raise UnsupportedError(f"{where}: {word}: {told(budget)}")
+                    raise UnsupportedError(f"{where}: {word}: {describe_budget(budget)}")
                 raise UnsupportedError(
                     f"{where}: {word}: {title} is not read yet; `vramplan estimate` takes the settings of one job"
                 )

@@ -164,7 +164,7 @@ def budget_in_words(words: Sequence[str]) -> tuple[str, str, int] | None:
     return None
 
 
-def told(budget: tuple[str, str, int]) -> str:
+def describe_budget(budget: tuple[str, str, int]) -> str:
     """What `check` says of a token budget in a project's file that it does not read."""
     name, path, tokens = budget
     return (

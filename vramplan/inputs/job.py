@@ -13,6 +13,8 @@ Quantize = Literal["none", "nf4", "int8"]
 Dtype = Literal["bf16", "fp16", "fp32"]
 QuantStorage = Literal["uint8", "bf16", "fp16", "fp32"]
 Autocast = Literal["none", "bf16", "fp16"]
+EXPANDABLE_SEGMENTS = "PYTORCH_ALLOC_CONF=expandable_segments:True"
+"""The environment variable with which PyTorch's allocator joins blocks of different sizes."""
 Batches = Literal["unpadded", "padded", "packed"]
 Checkpointing = Literal["none", "full"]
 Attention = Literal["sdpa", "flash", "eager"]
@@ -256,7 +258,7 @@ class Job(Record):
     fsdp: Fsdp = Fsdp()
     """Settings of `strategy` fsdp."""
     expandable_segments: bool = False
-    """PYTORCH_ALLOC_CONF=expandable_segments:True."""
+    """Whether :data:`EXPANDABLE_SEGMENTS` is set."""
 
     @property
     def pictures(self) -> int:

@@ -28,6 +28,7 @@ from vramplan.frameworks.settings import Note, is_unknown
 from vramplan.inputs.dataset import Lengths
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
+from vramplan.inputs.job import EXPANDABLE_SEGMENTS
 from vramplan.inputs.load import load_gpu
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import CONFIDENCE, with_margin
@@ -45,7 +46,7 @@ from vramplan.progress import Progress, silent
 BATCH = ("micro_batch_size", "gradient_accumulation_steps")
 CACHED = (
     "the longest sample alone would fit; with what samples of other lengths leave in torch's cache before it does not:"
-    " set PYTORCH_ALLOC_CONF=expandable_segments:True"
+    f" set {EXPANDABLE_SEGMENTS}"
 )
 """Why a data set does not fit although its longest sample would."""
 FUSED_EVALUATION = (

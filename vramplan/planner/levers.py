@@ -11,7 +11,7 @@ from vramplan.dataclass import dataclass
 from vramplan.errors import VramplanError
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import EXPANDABLE_SEGMENTS, Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import plannable_bytes, with_margin
 from vramplan.memory.estimate import Estimate
@@ -117,7 +117,7 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
         lever("--loss liger", "logits never exist as a whole, nor in fp32", FREE, loss="liger")
     if job.lengths is not None and not job.expandable_segments:
         lever(
-            "PYTORCH_ALLOC_CONF=expandable_segments:True",
+            EXPANDABLE_SEGMENTS,
             "what samples of other lengths left is joined, not kept apart",
             FREE,
             expandable_segments=True,

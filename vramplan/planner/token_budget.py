@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from vramplan.analytic.mixed_batches import BatchShape
 from vramplan.analytic.unfolded_step import no_cycle_collection
@@ -136,7 +136,7 @@ def _check_text(spec: ModelSpec, job: dict[str, Any]) -> None:
 
 
 def _budget(search: TokenSearch, longest_asked: int | None, global_tokens: int | None) -> TokenBudget:
-    counting: Counting = "padded" if search.job.batches == "padded" else "packed"
+    counting = cast("Counting", search.job.batches)
     longest = search.longest_sample()
     tokens = search.tokens(longest_asked or longest) if longest >= (longest_asked or 1) else 0
     if tokens < (longest_asked or 1):

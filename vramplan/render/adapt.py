@@ -13,6 +13,7 @@ from vramplan.adaptive.decision import Decision
 from vramplan.adaptive.ladder import LadderPlan
 from vramplan.adaptive.rung import Rung
 from vramplan.adaptive.simulate import Point, Simulation
+from vramplan.inputs.job import EXPANDABLE_SEGMENTS
 from vramplan.render.adapt_types import LadderData, RungData, SimulationData
 from vramplan.render.figures import duration, free_gib, gib
 from vramplan.render.terminal import LOOKS, Answer, Screen, hanging, notes, simple_table, subject
@@ -71,7 +72,7 @@ def _about_switches(found: LadderPlan) -> str:
     if not found.switches_checked:
         return "each rung is checked as a run of its own; switches between them are not simulated for this job"
     checked = "switches between all rungs were simulated, the cache emptied before each"
-    variable = "set PYTORCH_ALLOC_CONF=expandable_segments:True; " if found.job.expandable_segments else ""
+    variable = f"set {EXPANDABLE_SEGMENTS}; " if found.job.expandable_segments else ""
     return f"{variable}{checked}"
 
 

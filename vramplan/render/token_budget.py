@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import RenderableType
 from rich.text import Text
 
+from vramplan.inputs.job import EXPANDABLE_SEGMENTS
 from vramplan.planner.token_budget import COUNTED, TokenBudget, TokenBudgets
 from vramplan.render.figures import gib
 from vramplan.render.terminal import (
@@ -21,8 +22,6 @@ from vramplan.render.terminal import (
     subject,
     where_it_goes,
 )
-
-VARIABLE = "PYTORCH_ALLOC_CONF=expandable_segments:True"
 
 
 def answer(found: TokenBudgets, verbose: bool = False) -> Answer:
@@ -69,12 +68,12 @@ def _line(screen: Screen, budget: TokenBudget, longest_asked: int | None) -> lis
 def _allocator(found: TokenBudgets) -> str:
     if found.job.expandable_segments:
         return (
-            f"set {VARIABLE}. Without it, lengths that vary leave PyTorch's cache in pieces, and fewer tokens fit:"
-            " --no-expandable-segments says how many"
+            f"set {EXPANDABLE_SEGMENTS}. Without it, lengths that vary leave PyTorch's cache in pieces, and fewer"
+            " tokens fit: --no-expandable-segments says how many"
         )
     return (
-        f"this is the most at which simulated runs of mixed lengths did not run out of memory. With {VARIABLE} more"
-        " fit, whatever the order"
+        "this is the most at which simulated runs of mixed lengths did not run out of memory. With"
+        f" {EXPANDABLE_SEGMENTS} more fit, whatever the order"
     )
 
 
