@@ -60,7 +60,7 @@ def test_generated_scripts_read_as_they_run(tmp_path: Path) -> None:
 def test_many_generated_scripts_read_as_they_run(tmp_path: Path) -> None:
     counts, stale = referee([(script(seed), ()) for seed in range(10_000, 10_250)], tmp_path)
     assert not stale
-    assert counts["runs"] > 400
+    assert counts["runs"] > 200
 
 
 def test_the_referee_sees_a_stale_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
