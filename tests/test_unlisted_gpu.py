@@ -44,7 +44,7 @@ def test_its_times_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reported(monkeypatch, replace(ADA, multiprocessors=44), "NVIDIA GeForce RTX 9060").form == "desktop"
     estimate = vramplan.estimate("Qwen/Qwen2.5-0.5B", gpu)
     assert estimate.step_time is None
-    assert any("the catalogue lacks the NVIDIA RTX A1234 Ada" in note for note in estimate.notes)
+    assert any("rates of the NVIDIA RTX A1234 Ada are not listed" in note for note in estimate.notes)
 
 
 def test_what_the_catalogue_cannot_help_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

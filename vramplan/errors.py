@@ -145,9 +145,15 @@ class UnknownNameError(VramplanError):
 
 
 def nearest_names(name: str, known: Iterable[str], count: int = 3) -> tuple[str, ...]:
-    """The up to `count` names of `known` that look most like `name`, ignoring case."""
+    """The up to `count` names of `known` that begin with `name`, the shortest first, or look most like it; in any case.
+
+    >>> nearest_names("bert-base", ["roberta-base", "t5-base", "bert-base-uncased"], 2)
+    ('bert-base-uncased', 'roberta-base')
+    """
     import difflib
 
+    lower = name.lower()
     by_lower = {candidate.lower(): candidate for candidate in known}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=0.5)
-    return tuple(by_lower[key] for key in close)
+    longer = sorted((key for key in by_lower if len(lower) > 2 and key.startswith(lower)), key=len)
+    close = difflib.get_close_matches(lower, by_lower, n=count, cutoff=0.5)
+    return tuple(by_lower[key] for key in [*dict.fromkeys((*longer, *close))][:count])

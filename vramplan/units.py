@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import isqrt
 
 KiB = 1 << 10
@@ -10,6 +11,25 @@ GiB = 1 << 30
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "bool": 1, "uint8": 1, "int8": 1}
 """Bytes of one element by dtype."""
+
+
+_AMOUNT = re.compile(r"\b(\d{1,9}(?:\.\d{1,3})?)([kmb])\b", re.IGNORECASE)
+
+
+def in_digits(text: str, thousand: int) -> str:
+    """A text with amounts such as 4k written out: lengths count 1,024 as a thousand, samples 1,000.
+
+    What is no whole number stays as it is.
+
+    >>> in_digits("128-4k", 1024), in_digits("1.5M", 1000), in_digits("4.0001k", 1000)
+    ('128-4096', '1500000', '4.0001k')
+    """
+
+    def number(match: re.Match[str]) -> str:
+        amount = float(match[1]) * thousand ** (1 + "kmb".index(match[2].lower()))
+        return str(round(amount)) if amount == round(amount) else match[0]
+
+    return _AMOUNT.sub(number, text)
 
 
 def counted(number: int, noun: str) -> str:

@@ -84,12 +84,21 @@ def _run(command: str, words: Sequence[str]) -> Any:
             return 0
         if command:
             function = function_of(command)
-            values = parse(map(parameter_of, declared(function).values()), words[len(command.split()) :])
+            parameters = [*map(parameter_of, declared(function).values())]
+            start = len(command.split())
+            values = parse(parameters, words[start:])
+            if values is None:
+                from vramplan.cli.usual_options import as_declared
+
+                words = [*words[:start], *as_declared(words[start:], parameters)]
+                values = parse(parameters, words[start:])
             if values is not None:
                 return call(function, values)
+        elif words[:1] == ["-h"]:
+            words = ["--help"]
     from vramplan.cli import typer_app
 
-    return typer_app.run([command] if command and COMPLETION not in os.environ else COMMANDS)
+    return typer_app.run([command] if command and COMPLETION not in os.environ else COMMANDS, words)
 
 
 def _close_output() -> None:

@@ -47,7 +47,7 @@ def check(
     gpu: Annotated[
         str,
         Option(
-            help="GPU by name, or auto for the one in this machine; `vramplan gpus` lists them.",
+            help="GPU by name or memory (24GB), or auto for the one in this machine; `vramplan gpus` lists them.",
             panel=MODEL,
             complete=completion.gpu_names,
         ),

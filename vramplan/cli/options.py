@@ -36,7 +36,7 @@ Model = Annotated[
 GpuName = Annotated[
     str,
     Option(
-        help="GPU by name, or auto for the one in this machine; `vramplan gpus` lists them.",
+        help="GPU by name or memory (24GB), or auto for the one in this machine; `vramplan gpus` lists them.",
         shows_default=False,
         panel=MODEL,
         complete=completion.gpu_names,

@@ -26,6 +26,7 @@ from vramplan.cli.options import (
 from vramplan.cli.panels import BATCH, DATA, METHOD, MODEL, OUTPUT
 from vramplan.cli.parameters import Option
 from vramplan.errors import ConfigError
+from vramplan.units import in_digits
 
 
 @with_job_flags
@@ -100,7 +101,7 @@ def _list(given: str | None) -> list[str] | None:
 
 
 def _numbers(flag: str, given: str | None) -> list[int] | None:
-    words = _list(given)
+    words = _list(in_digits(given, 1024) if given else given)
     if words is None:
         return None
     if not all(word.isdecimal() and int(word) for word in words):

@@ -41,8 +41,8 @@ def suggest(
     gpu: Annotated[
         str,
         Option(
-            help="GPU by name, auto for the one in this machine, several with commas, or any for the whole catalogue;"
-            " `vramplan gpus` lists them.",
+            help="GPU by name or memory (24GB), auto for the one in this machine, several with commas, or any for the"
+            " whole catalogue; `vramplan gpus` lists them.",
             shows_default=False,
             panel=MODEL,
             complete=completion.gpu_names,

@@ -28,6 +28,7 @@ from vramplan.cli.options import (
 from vramplan.cli.panels import DATA, METHOD, MODEL, OUTPUT
 from vramplan.cli.parameters import Argument, Option
 from vramplan.errors import ConfigError
+from vramplan.units import in_digits
 
 if TYPE_CHECKING:
     from vramplan.planner.table.config import TableConfig
@@ -267,6 +268,6 @@ def _listed(flag: str, text: str) -> list[str]:
 
 def _number(flag: str, text: str) -> int:
     try:
-        return int(text)
+        return int(in_digits(text, 1024))
     except ValueError:
         raise ConfigError(f"{flag} {text}: expected whole numbers, such as 2048,8192") from None

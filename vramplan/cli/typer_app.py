@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, get_args
 
 import typer
@@ -52,14 +52,14 @@ def _group(app: typer.Typer, name: str) -> typer.Typer:
     return group
 
 
-def run(names: Iterable[str]) -> Any:
-    """Read the command line with typer, and run the command that it names.
+def run(names: Iterable[str], words: Sequence[str]) -> Any:
+    """Read the words of a command line with typer, and run the command that they name.
 
     Returns:
         The exit code, or None for 0.
     """
     try:
-        return app_of(names)(standalone_mode=False, prog_name="vramplan")
+        return app_of(names)([*words], standalone_mode=False, prog_name="vramplan")
     except typer.Abort:
         raise KeyboardInterrupt from None
     except SystemExit:  # typer's own way out when the reader of a pipe goes away; 1 would say "does not fit"

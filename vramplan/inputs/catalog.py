@@ -79,6 +79,35 @@ def _matches(name: str, names: dict[str, str]) -> dict[str, str]:
     return exact or {alias: shipped for alias, shipped in names.items() if alias.lower().rpartition("/")[2] == lower}
 
 
+_TOKENS = re.compile(r"[a-z]+|\d+")
+_UNIMPORTANT = frozenset("meta instruct it chat base hf pt preview".split())  # noqa: SIM905
+_DATE = re.compile(r"(?<=[-_])(?:0[1-9]|1[0-2]|2[3-9])\d\d(?=[-_]|$)")
+"""Of a release in the name of a checkpoint: 2407, 0924."""
+
+
+def find_model_as_typed(name: str) -> ModelSpec | None:
+    """The shipped model that a name typed by hand means: llama-3.3-70b, "llama 3 8b", mistral-nemo.
+
+    Separators, dates of releases and words such as "instruct" may be left out if one model is left.
+
+    Raises:
+        UnknownNameError: if several are, naming them.
+    """
+    names = {shipped: shipped for shipped in model_names()} | aliases()
+    wanted = _bare(name)
+    matches = {alias: shipped for alias, shipped in names.items() if _bare(alias.rpartition("/")[2]) == wanted}
+    shipped = {*matches.values()}
+    if len(shipped) > 1:
+        raise UnknownNameError("model", name, shipped, "several models are called so")
+    return find_model(next((alias for alias in matches if alias in shipped), min(matches))) if matches else None
+
+
+def _bare(name: str) -> str:
+    """The words and numbers of a model's name that tell it from others."""
+    tokens = _TOKENS.findall(_DATE.sub("", name.lower()))
+    return "".join(token for token in tokens if token not in _UNIMPORTANT)
+
+
 def known_model_names() -> list[str]:
     """Names and aliases of all shipped models."""
     return [*model_names(), *aliases()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.gpu_by_size import gpu_of_size, is_size
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.platforms import on_platform
 from vramplan.inputs.resolve import resolve_model
@@ -17,7 +18,7 @@ def load_model(name: str | ModelSpec) -> ModelSpec:
     Raises:
         VramplanError: if the name is unknown.
     """
-    return name if isinstance(name, ModelSpec) else resolve_model(name, import_paths=True)
+    return name if isinstance(name, ModelSpec) else resolve_model(name, typed=True)
 
 
 def load_named_model(name: str) -> ModelSpec:
@@ -30,7 +31,7 @@ def load_named_model(name: str) -> ModelSpec:
 
 
 def load_gpu(name: str | Gpu, platform: str | None = None) -> Gpu:
-    """A GPU by name; "auto" is the one in this machine; a loaded one is returned as it is.
+    """A GPU by name or size (24GB); "auto" is the one in this machine; a loaded one is returned as it is.
 
     `platform` is that of :func:`vramplan.inputs.platforms.on_platform`; the name may have it too: rtx4090@windows.
 
@@ -48,6 +49,8 @@ def load_gpu(name: str | Gpu, platform: str | None = None) -> Gpu:
 
         return apple.find(name)
     if name.lower() != "auto":
+        if name[:1].isdecimal() and is_size(name):
+            return gpu_of_size(name)
         return find_gpu(name)
     from vramplan.inputs import nvml
 

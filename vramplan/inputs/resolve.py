@@ -6,28 +6,28 @@ import re
 
 from vramplan.bounded_read import expand_home, is_file, is_folder
 from vramplan.errors import SpecError, UnknownNameError, UnsupportedError, setting
-from vramplan.inputs.catalog import HUB_ID, find_model, names_with_and_without_organisation
+from vramplan.inputs.catalog import HUB_ID, find_model, find_model_as_typed, names_with_and_without_organisation
 from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec
 
 _IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
-def resolve_model(name: str, import_paths: bool = False) -> ModelSpec:
+def resolve_model(name: str, typed: bool = False) -> ModelSpec:
     """The model called `name`: a shipped name, a folder, a config.json or a Hub id.
 
-    With `import_paths` also ``package.module:function``, whose code a trace runs: only for a name that the user typed
-    as the model, never for one that a file names.
+    A name that the user `typed` as the model, and no file names, may also be ``package.module:function``, whose code a
+    trace runs, or leave out what does not tell a shipped model from others: llama-3.3-70b.
 
     Raises:
         SpecError: if a configuration is broken.
-        UnsupportedError: for an import path without `import_paths`.
+        UnsupportedError: for an import path that was not typed.
         UnknownNameError: if it is neither a shipped model nor a path nor a Hub id; lists the nearest names.
         HubError: if the Hub has no such model, the model is gated, or the Hub does not answer.
     """
     if not name.strip():
         raise UnknownNameError("model", name, (), "give a name, a folder or a config.json")
     if _IMPORT_PATH.fullmatch(name):
-        if not import_paths:
+        if not typed:
             raise UnsupportedError(
                 f"{name}: code of your own is never run because a file names it; if you trust it, give"
                 f" {setting('model', name)} yourself"
@@ -44,6 +44,9 @@ def resolve_model(name: str, import_paths: bool = False) -> ModelSpec:
     if name.endswith(".json") or name.startswith((".", "/", "~")):
         raise SpecError(f"{name}: no such file or folder")
     if not HUB_ID.fullmatch(name):
+        similar = find_model_as_typed(name) if typed else None
+        if similar is not None:
+            return similar
         raise UnknownNameError(
             "model", name, names_with_and_without_organisation(), "give a Hub id (org/name), a folder or a config.json"
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.job import MAX_COUNT, Job
+from vramplan.units import in_digits
 
 NUM_SAMPLES = 64
 """Number of lengths drawn from a range."""
@@ -23,6 +24,7 @@ def lengths_of(value: Any) -> tuple[int, ...]:
         ConfigError: for another value.
     """
     if isinstance(value, str):
+        value = in_digits(value, 1024)
         match = re.fullmatch(r"\s*(\d+)\s*-\s*(\d+)\s*", value)
         if match is not None and 0 < int(match[1]) < int(match[2]) <= MAX_COUNT:
             return even_lengths(int(match[1]), int(match[2]))

@@ -12,6 +12,7 @@ from vramplan.errors import ConfigError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.load import load_gpu
+from vramplan.inputs.usual_names import accepts_usual_names
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.timeline import CATEGORIES
@@ -78,6 +79,7 @@ class Comparison:
         }
 
 
+@accepts_usual_names
 def compare(
     targets: Sequence[str],
     gpus: Sequence[str | Gpu],

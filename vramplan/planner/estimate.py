@@ -11,6 +11,7 @@ from vramplan.errors import UnknownNameError, UnsupportedError
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.usual_names import accepts_usual_names
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.estimate import Estimate
 from vramplan.planner.estimate_cache import Estimator
@@ -21,6 +22,7 @@ from vramplan.progress import Progress, silent
 ESTIMATORS = ("analytic", "trace")
 
 
+@accepts_usual_names
 def estimate(
     model: str | ModelSpec,
     gpu: str | Gpu,

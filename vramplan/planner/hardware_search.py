@@ -15,6 +15,7 @@ from vramplan.inputs.job import with_current_names
 from vramplan.inputs.load import load_model
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.prices import Prices, load_prices
+from vramplan.inputs.usual_names import accepts_usual_names
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.planner.hardware_candidates import (
     PER_NODE,
@@ -34,6 +35,7 @@ from vramplan.planner.training_run import check_length, check_numbers
 from vramplan.progress import Progress, silent
 
 
+@accepts_usual_names
 @no_cycle_collection()
 def suggest_hardware(
     model: str | ModelSpec,

@@ -10,6 +10,7 @@ from vramplan.errors import ConfigError, name_settings
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import with_current_names
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.usual_names import accepts_usual_names
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.optimizers import modelled
 from vramplan.planner import batch_search
@@ -23,6 +24,7 @@ from vramplan.planner.training_run import check_length, check_numbers
 from vramplan.progress import Progress, silent
 
 
+@accepts_usual_names
 @no_cycle_collection()
 def suggest(
     model: str | ModelSpec,

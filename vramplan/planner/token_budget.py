@@ -13,6 +13,7 @@ from vramplan.inputs.images import IMAGE_PROCESSORS
 from vramplan.inputs.job import Job, with_batch, with_current_names
 from vramplan.inputs.model_inputs import MODEL_INPUTS
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.usual_names import accepts_usual_names
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.estimate import Estimate
 from vramplan.planner.job_defaults import complete_job
@@ -70,6 +71,7 @@ class TokenBudgets:
         return any(budget.max_tokens for budget in self.budgets)
 
 
+@accepts_usual_names
 @no_cycle_collection()
 def token_budget(
     model: str | ModelSpec,

@@ -32,8 +32,8 @@ def rate_notes(gpu: Gpu) -> list[str]:
         return [f"times are for {watts}; laptops set other limits"] if gpu.form == "laptop" else []
     if gpu.rates_from:
         return [
-            f"the time of a step is not known: the catalogue lacks the {gpu.title}, and with it its bandwidth and rates"
-            f" of computation; batches are ranked by those of the {gpu.rates_from}"
+            f"the time of a step is not known: bandwidth and rates of the {gpu.title} are not listed;"
+            f" batches are ranked by those of the {gpu.rates_from}"
         ]
     kind = f"{gpu.vendor} GPUs" if gpu.compute_capability is None else "GPUs without tensor cores"
     return [

@@ -1,0 +1,190 @@
+"""Names by which people know settings from training frameworks; and those that may mean two things.
+
+From transformers' TrainingArguments, PEFT's LoraConfig, TRL's SFTConfig and the configurations of LLaMA-Factory,
+axolotl, ms-swift and DeepSpeed. Underscores and dashes are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from types import MappingProxyType
+from typing import Any, ParamSpec, TypeVar
+
+from vramplan.errors import ConfigError, setting
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+SAME: Mapping[str, str] = MappingProxyType(
+    {
+        "per_device_train_batch_size": "micro_batch_size",
+        "per_device_batch_size": "micro_batch_size",
+        "train_micro_batch_size_per_gpu": "micro_batch_size",
+        "micro_batch_size": "micro_batch_size",
+        "mbs": "micro_batch_size",
+        "gradient_accumulation_steps": "gradient_accumulation_steps",
+        "gradient_accumulation": "gradient_accumulation_steps",
+        "accumulation_steps": "gradient_accumulation_steps",
+        "grad_accum": "gradient_accumulation_steps",
+        "grad_accumulation": "gradient_accumulation_steps",
+        "gas": "gradient_accumulation_steps",
+        "global_batch_size": "global_batch",
+        "effective_batch_size": "global_batch",
+        "total_batch_size": "global_batch",
+        "train_batch_size": "global_batch",
+        "sequence_length": "sequence_length",
+        "sequence_len": "sequence_length",
+        "seq_length": "sequence_length",
+        "seq_len": "sequence_length",
+        "seqlen": "sequence_length",
+        "max_length": "sequence_length",
+        "max_len": "sequence_length",
+        "max_seq_length": "sequence_length",
+        "max_seq_len": "sequence_length",
+        "model_max_length": "sequence_length",
+        "cutoff_len": "sequence_length",
+        "context_length": "sequence_length",
+        "context": "sequence_length",
+        "ctx": "sequence_length",
+        "rank": "lora_rank",
+        "lora_r": "lora_rank",
+        "lora_target": "lora_targets",
+        "lora_target_modules": "lora_targets",
+        "target_modules": "lora_targets",
+        "optim": "optimizer",
+        "torch_dtype": "dtype",
+        "quantization": "quantize",
+        "attn": "attention",
+        "attn_implementation": "attention",
+        "attn_impl": "attention",
+        "n_gpus": "num_gpus",
+        "num_gpu": "num_gpus",
+        "gpu_count": "num_gpus",
+        "ngpus": "num_gpus",
+        "nproc_per_node": "num_gpus",
+        "nnodes": "num_nodes",
+        "card": "gpu",
+        "num_images": "images",
+        "resolution": "image_size",
+        "image_resolution": "image_size",
+        "train_type": "method",
+        "finetuning_type": "method",
+        "adapter": "method",
+        "model_name_or_path": "model",
+        "base_model": "model",
+        "model": "model",
+        "output": "out",
+    }
+)
+"""Name -> the setting of vramplan that is the same."""
+VALUES: Mapping[tuple[str, str], str] = MappingProxyType(
+    {
+        ("attention", "flash_attention_2"): "flash",
+        ("attention", "flash_attention_3"): "flash",
+        ("attention", "flash_attn"): "flash",
+        ("dtype", "bfloat16"): "bf16",
+        ("dtype", "float16"): "fp16",
+        ("dtype", "half"): "fp16",
+        ("dtype", "float32"): "fp32",
+        ("quantize", "4bit"): "nf4",
+        ("quantize", "bnb4"): "nf4",
+        ("quantize", "8bit"): "int8",
+        ("strategy", "zero_1"): "zero1",
+        ("strategy", "zero_2"): "zero2",
+        ("strategy", "zero_3"): "zero3",
+        ("lora_targets", "all"): "all-linear",
+    }
+)
+"""(setting, other name of a value) -> the value."""
+_NONE: Mapping[str, str] = MappingProxyType({})
+SWITCHES: Mapping[str, Mapping[str, Mapping[str, str]]] = MappingProxyType(
+    {
+        "full": {"true": {"method": "full"}},
+        "lora": {"true": {"method": "lora"}, "false": {"method": "full"}},
+        "use_lora": {"true": {"method": "lora"}, "false": {"method": "full"}},
+        "use_peft": {"true": {"method": "lora"}, "false": {"method": "full"}},
+        "qlora": {"true": {"method": "qlora"}, "false": _NONE},
+        "dora": {"true": {"method": "dora"}, "false": _NONE},
+        "use_dora": {"true": {"method": "dora"}, "false": _NONE},
+        "load_in_4bit": {"true": {"quantize": "nf4"}, "false": _NONE},
+        "4bit": {"true": {"quantize": "nf4"}},
+        "load_in_8bit": {"true": {"quantize": "int8"}, "false": _NONE},
+        "8bit": {"true": {"quantize": "int8"}},
+        "gradient_checkpointing": {"true": {"checkpointing": "full"}, "false": {"checkpointing": "none"}},
+        "activation_checkpointing": {"true": {"checkpointing": "full"}, "false": {"checkpointing": "none"}},
+        "no_gradient_checkpointing": {"true": {"checkpointing": "none"}},
+        "flash_attn": {"true": {"attention": "flash"}, "false": _NONE},
+        "flash_attention": {"true": {"attention": "flash"}, "false": _NONE},
+        "flash_attention_2": {"true": {"attention": "flash"}, "false": _NONE},
+        "liger": {"true": {"loss": "liger", "fused_kernels": "all"}, "false": _NONE},
+        "use_liger": {"true": {"loss": "liger", "fused_kernels": "all"}, "false": _NONE},
+        "use_liger_kernel": {"true": {"loss": "liger", "fused_kernels": "all"}, "false": _NONE},
+        "packing": {"true": {"batches": "packed"}, "false": _NONE},
+        "sample_packing": {"true": {"batches": "packed"}, "false": _NONE},
+        "fsdp": {"true": {"strategy": "fsdp"}, "false": _NONE},
+        "ddp": {"true": {"strategy": "ddp"}, "false": _NONE},
+        **{name: {stage: {"strategy": f"zero{stage}"} for stage in "123"} for name in ("zero", "zero_stage")},
+        "deepspeed": {
+            f"{prefix}{stage}": {"strategy": f"zero{stage}"} for prefix in ("", "zero", "stage") for stage in "123"
+        },
+    }
+)
+"""Switch -> its value, "true" if it stands alone -> settings of vramplan and their values."""
+_BATCHES = ("micro_batch_size", "samples of one forward on one GPU"), ("global_batch", "of one optimizer step")
+_DTYPES = ("dtype", "how weights are stored"), ("autocast", "what transformers' switch means")
+TWO_MEANINGS: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
+    {
+        **dict.fromkeys(("batch_size", "batchsize", "batch", "bs"), _BATCHES),
+        **dict.fromkeys(("bf16", "fp16", "precision", "mixed_precision"), _DTYPES),
+    }
+)
+"""Name -> the settings that it may mean, and what each is."""
+
+
+def plain(name: str) -> str:
+    """A name as these tables write it."""
+    return name.lstrip("-").replace("-", "_").lower()
+
+
+def with_own_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings given in Python by the names of frameworks, by vramplan's own; others stay as they are.
+
+    >>> with_own_names({"lora_r": 16, "load_in_4bit": True, "seq_len": 4096})
+    {'lora_rank': 16, 'quantize': 'nf4', 'sequence_length': 4096}
+
+    Raises:
+        ConfigError: for a setting that is given by two names, and for a name that may mean two settings.
+    """
+    own: dict[str, Any] = {}
+    for name, value in settings.items():
+        for field, own_value in _own(name, value).items():
+            if field in own and own[field] != own_value:
+                raise ConfigError(f"{setting(field)} is given twice, by {name} and by another name")
+            own[field] = own_value
+    return own
+
+
+def two_meanings(name: str, meanings: Iterable[tuple[str, str]]) -> str:
+    """What to give instead of a name that may mean several settings."""
+    return f"{name} may mean two settings: " + " or ".join(f"{setting(field)} ({text})" for field, text in meanings)
+
+
+def accepts_usual_names(function: Callable[P, Result]) -> Callable[P, Result]:
+    """`function`, whose keyword arguments may have the names of frameworks too."""
+
+    @wraps(function)
+    def with_names(*args: P.args, **settings: P.kwargs) -> Result:
+        return function(*args, **with_own_names(settings))
+
+    return with_names
+
+
+def _own(name: str, value: Any) -> Mapping[str, Any]:
+    if name in SAME:
+        field = SAME[name]
+        return {field: VALUES.get((field, value), value) if isinstance(value, str) else value}
+    if name in TWO_MEANINGS:
+        raise ConfigError(two_meanings(name, TWO_MEANINGS[name]))
+    by_value = SWITCHES.get(name, {}).get(str(value).lower())
+    return {name: value} if by_value is None else by_value
