@@ -13,7 +13,7 @@ DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "bool": 
 """Bytes of one element by dtype."""
 
 
-_AMOUNT = re.compile(r"\b(\d{1,9}(?:\.\d{1,3})?)([kmb])\b", re.IGNORECASE)
+_AMOUNT = re.compile(r"(?<![\w.])(\d{1,9}(?:\.\d{1,3})?)([kmb])\b", re.IGNORECASE)
 
 
 def in_digits(text: str, thousand: int) -> str:
