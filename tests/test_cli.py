@@ -240,7 +240,7 @@ FLAGS = {
     " --seq-len --lengths --target-len"
     " --batches --checkpointing --attention --loss --fused-kernels --loop --strategy --offload --job --verbose --json"
     " --help",
-    "report": "--gpu --out --micro-batch --accumulation --global-batch --cards --seq-lens --lora-ranks --image-sizes"
+    "report": "--gpu --out --micro-batch --accumulation --global-batch --gpus"
     " --confidence --trust-remote-code"
     " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"

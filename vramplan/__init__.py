@@ -127,3 +127,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(f"vramplan.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return __all__

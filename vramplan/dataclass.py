@@ -26,8 +26,9 @@ else:
             methods |= {"__getstate__": _get_state, "__setstate__": _set_state}
 
         def make(cls: type) -> type:
+            bases = [base for base in cls.__mro__[:-1] if "__dataclass_fields__" not in vars(base)]
             for name, method in methods.items():
-                if name not in vars(cls):
+                if not any(name in vars(base) for base in bases):
                     setattr(cls, name, method)
             made = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, kw_only=kw_only)(cls)
             made.__init__ = _init(made, _SETTINGS[frozen, frozen and slots])

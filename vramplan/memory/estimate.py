@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from vramplan.dataclass import dataclass
+from vramplan.result import Result
 from vramplan.step_time.communication import Communication
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class CardShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(Result):
     """The memory that a job needs, per GPU. All sizes are bytes.
 
     `terms` sum to `device_total_bytes`; `__post_init__` is the one place that asserts it.

@@ -42,6 +42,7 @@ from vramplan.planner.search_result import LeverEffect, Plan, Search
 from vramplan.planner.suggest import suggest
 from vramplan.planner.undecided import Case
 from vramplan.progress import Progress, silent
+from vramplan.result import Result
 
 BATCH = ("micro_batch_size", "gradient_accumulation_steps")
 CACHED = (
@@ -57,7 +58,7 @@ FUSED_EVALUATION = (
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Result):
     """Whether a configuration fits a GPU, and what would make it fit."""
 
     reading: ParsedConfig

@@ -19,6 +19,7 @@ from vramplan.memory.timeline import CATEGORIES
 from vramplan.planner import check
 from vramplan.planner.estimate import estimate
 from vramplan.progress import Progress, silent
+from vramplan.result import Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Result):
     """Both, and where they differ."""
 
     sides: tuple[Side, Side]

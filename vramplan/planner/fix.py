@@ -32,6 +32,7 @@ from vramplan.planner.levers import ADAPTERS, Lever, memory_levers
 from vramplan.planner.monotone_search import LENGTH_STEP, bisect_largest
 from vramplan.planner.search_result import FREE
 from vramplan.progress import Progress, silent
+from vramplan.result import Result
 from vramplan.units import divisors
 
 MAX_RESULT_CHANGES = 3
@@ -61,7 +62,7 @@ class Change(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Fix:
+class Fix(Result):
     """A text that fits, or the same text where nothing makes it fit."""
 
     text: str

@@ -14,6 +14,7 @@ from vramplan.memory.host import offloaded
 from vramplan.planner.hardware_candidates import Sharing, is_guess
 from vramplan.planner.preference import SPEED_TOLERANCE
 from vramplan.planner.search_result import Plan
+from vramplan.result import Result
 
 SECONDS_PER_HOUR = 3600
 
@@ -109,7 +110,7 @@ class Shortfall:
 
 
 @dataclass(frozen=True, slots=True)
-class Hardware:
+class Hardware(Result):
     """The answer to "which GPUs, and how many?"."""
 
     model: str

@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from vramplan.dataclass import dataclass
+from vramplan.result import Result
 
 if TYPE_CHECKING:
     from vramplan.inputs.gpu import Gpu
@@ -96,7 +97,7 @@ class CommunicationAdvice:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class Search(Result):
     """The answer to "which batch?"."""
 
     model: str

@@ -21,6 +21,7 @@ from vramplan.planner.load import load_both
 from vramplan.planner.monotone_search import LENGTH_STEP
 from vramplan.planner.token_search import TokenSearch
 from vramplan.progress import Progress, silent
+from vramplan.result import Result
 from vramplan.units import ceil_div
 
 Counting = Literal["padded", "packed"]
@@ -53,7 +54,7 @@ class TokenBudget:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenBudgets:
+class TokenBudgets(Result):
     """The answer to "how many tokens?"."""
 
     model: str

@@ -16,7 +16,8 @@ from vramplan.adaptive.simulate import Point, Simulation
 from vramplan.inputs.job import EXPANDABLE_SEGMENTS
 from vramplan.render.adapt_types import LadderData, RungData, SimulationData
 from vramplan.render.figures import duration, free_gib, gib
-from vramplan.render.terminal import LOOKS, Answer, Screen, hanging, notes, simple_table, subject
+from vramplan.render.terminal import LOOKS, Answer, Screen, hanging, notes, simple_table
+from vramplan.render.verdict import subject
 from vramplan.units import counted
 
 BLOCKS, DIGITS = "▁▂▃▄▅▆▇█", "01234567"

@@ -19,10 +19,8 @@ from vramplan.render.read_as import read_as
 from vramplan.render.terminal import (
     Answer,
     Box,
-    Outcome,
     Screen,
     all_assumptions,
-    doubts,
     each_gpu,
     flow,
     hanging,
@@ -33,9 +31,9 @@ from vramplan.render.terminal import (
     plan_line,
     side_by_side,
     simple_table,
-    subject,
     where_it_goes,
 )
+from vramplan.render.verdict import Outcome, doubts, subject
 from vramplan.units import counted
 
 MORE = "where it goes, what else would help, every assumption"

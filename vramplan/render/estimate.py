@@ -18,17 +18,15 @@ from vramplan.render.terminal import (
     Screen,
     all_assumptions,
     assumption_line,
-    doubts,
     each_gpu,
     hanging,
     held_by_others,
     notes,
-    outcome_of,
     plan_line,
     simple_table,
-    subject,
     where_it_goes,
 )
+from vramplan.render.verdict import doubts, outcome_of, subject
 from vramplan.units import MiB
 
 

@@ -8,7 +8,8 @@ from rich.text import Text
 
 from vramplan.memory.generation import Generation
 from vramplan.render.figures import gib, room_gib
-from vramplan.render.terminal import LOOKS, Screen, hanging, outcome_of
+from vramplan.render.terminal import LOOKS, Screen, hanging
+from vramplan.render.verdict import outcome_of
 from vramplan.units import counted, format_bytes
 
 

@@ -31,8 +31,8 @@ from vramplan.render.terminal import (
     indented,
     notes,
     simple_table,
-    subject,
 )
+from vramplan.render.verdict import subject
 from vramplan.units import GiB
 
 KINDS = (".svg", ".png")

@@ -9,7 +9,6 @@ from rich.text import Text
 
 from vramplan.inputs.gpu import Gpu
 from vramplan.planner.search_result import (
-    FREE,
     WITHOUT_MARGIN,
     CommunicationAdvice,
     LeverEffect,
@@ -21,13 +20,13 @@ from vramplan.planner.search_result import (
 )
 from vramplan.planner.training_run import most_energy_kwh, run_seconds
 from vramplan.render.figures import banded, duration, free_gib, gib, room_gib, sentence, significant, time_of_step
+from vramplan.render.headline import Headline, best_free, headlines
 from vramplan.render.terminal import (
     Answer,
     Box,
     Screen,
     all_assumptions,
     assumption_line,
-    doubts,
     each_gpu,
     flow,
     hanging,
@@ -35,13 +34,12 @@ from vramplan.render.terminal import (
     indented,
     inside,
     notes,
-    outcome_of,
     plan_line,
     side_by_side,
     simple_table,
-    subject,
     where_it_goes,
 )
+from vramplan.render.verdict import doubts, outcome_of, subject
 from vramplan.units import counted
 
 PLANS, CHANGES = 50, 76
@@ -100,42 +98,18 @@ def _box_of_plan(screen: Screen, search: Search, plan: Plan) -> list[Text]:
         lines.append(screen.text(sentence(text)))
     if search.reason:
         lines.append(screen.text(search.reason, "dim"))
-    if search.advice:
-        best = _best_free(search.advice)
-        lines.append(
-            Text.assemble(
-                ("Free: ", "bold"),
-                f"{best.change} makes room for micro-batch {best.micro_batch_size} at"
-                f" {gib(best.device_total_bytes)} GiB",
-            )
-        )
+    lines += [_headline(headline) for headline in headlines(search)]
     return [*lines, *(screen.text(doubt, "yellow") for doubt in doubts(plan.estimate))]
-
-
-def _best_free(advice: Sequence[LeverEffect]) -> LeverEffect:
-    return min(advice, key=lambda change: change.device_total_bytes)
 
 
 def _box_of_nothing(screen: Screen, search: Search) -> list[Text]:
     smallest = search.smallest
-    lines = [plan_line(screen, search.job, smallest.micro_batch_size, smallest.gradient_accumulation_steps, True)]
-    fitting = [change for change in search.advice if change.fits]
-    free = [change for change in fitting if change.cost == FREE]
-    settings = [change for change in fitting if change.cost != FREE and change.update]
-    gpus = [change for change in fitting if not change.update]
-    if free:
-        lines.append(_change("Free", _best_free(free)))
-    elif settings:
-        lines.append(_change("No free change is enough. Least change", settings[0]))
-    elif fitting:
-        lines.append(Text("No change of a setting is enough on this GPU."))
-    else:
-        lines.append(Text("No change that is known here is enough."))
-    return [*lines, *([_change("Larger GPU", gpus[0])] if gpus else [])]
+    plan = plan_line(screen, search.job, smallest.micro_batch_size, smallest.gradient_accumulation_steps, True)
+    return [plan, *(_headline(headline) for headline in headlines(search))]
 
 
-def _change(title: str, change: LeverEffect) -> Text:
-    return Text.assemble((f"{title}: ", "bold"), f"{change.change}, {gib(change.device_total_bytes)} GiB")
+def _headline(headline: Headline) -> Text:
+    return Text.assemble((f"{headline.title}: " if headline.title else "", "bold"), headline.text)
 
 
 def _plans(screen: Screen, search: Search) -> list[RenderableType]:
@@ -238,7 +212,7 @@ def _more_free_changes(screen: Screen, search: Search) -> list[RenderableType]:
     """Free changes beside the one in the box."""
     if len(search.advice) < 2:
         return []
-    best = _best_free(search.advice)
+    best = best_free(search.advice)
     rows = [
         (f"{change.change}: saves {free_gib(change.saved_bytes)}, then {gib(change.device_total_bytes)}", "")
         for change in search.advice

@@ -7,7 +7,7 @@ assumptions follows, then what explains the box. Colours are the terminal's own 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +23,6 @@ from vramplan.dataclass import dataclass
 from vramplan.render.bars import level_bar, size_bar
 from vramplan.render.figures import (
     NEED,
-    free_gib,
     gib,
     in_short,
     part_name,
@@ -31,6 +30,7 @@ from vramplan.render.figures import (
     product,
     room_gib,
 )
+from vramplan.render.verdict import SIGNS, Outcome, need_of_capacity, room
 from vramplan.units import format_bytes, format_count
 from vramplan.visible import visible, visible_lines
 
@@ -43,18 +43,13 @@ NARROW = 60
 GUTTER, LEAST_RIGHT = 4, 40
 """Columns between two parts that stand side by side, and the fewest of the right one."""
 BOX_WIDTH = 80
-TIGHT = 0.05
-"""Share of the GPU: a plan that leaves less than this beside the margin is said to be tight."""
 IN_ASCII = str.maketrans({"×": "x", "✗": "no", "›": ">", "≈": "~", "≥": ">=", "…": "...", "–": "-", "•": "*"})
 
-Outcome = Literal["fits", "depends", "without margin", "does not fit"]
-LOOKS = {
-    "fits": ("✓", "FITS", "green"),
-    "depends": ("!", "DEPENDS", "yellow"),
-    "without margin": ("✗", "FITS ONLY WITHOUT MARGIN", "yellow"),
-    "does not fit": ("✗", "DOES NOT FIT", "red"),
+LOOKS: Mapping[Outcome, tuple[str, str, str]] = {
+    outcome: (sign, words.upper(), colour)
+    for (outcome, (sign, words)), colour in zip(SIGNS.items(), ("green", "yellow", "yellow", "red"), strict=True)
 }
-"""Sign, word and colour of each outcome."""
+"""Sign, words and colour of each outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,16 +187,6 @@ def side_by_side(
 # -- parts of answers --------------------------------------------------------------------------------------------------
 
 
-def outcome_of(fits: bool, fits_without_margin: bool) -> Outcome:
-    """The outcome of a job that is known whole."""
-    return "fits" if fits else "without margin" if fits_without_margin else "does not fit"
-
-
-def subject(model: str, gpu: str, num_gpus: int) -> str:
-    """What is trained on what, the model without its owner."""
-    return f"{model.rpartition('/')[2]} on {f'{num_gpus} × ' if num_gpus > 1 else ''}{gpu}"
-
-
 @dataclass(frozen=True, slots=True)
 class Box:
     """The verdict in a box of at most ten lines; sizes are bytes of the fullest GPU."""
@@ -221,11 +206,10 @@ class Box:
         columns = inside(screen)
         sign, words, colour = LOOKS[self.outcome]
         signed_words = self.verdict or words if screen.ascii_only else f"{sign} {self.verdict or words}"
-        need, capacity = gib(self.need_bytes), free_gib(self.capacity_bytes)
-        if self.need_bytes <= self.capacity_bytes:  # rounded against each other, what fits could seem larger
-            need = min(need, capacity, key=float)
+        need, capacity = need_of_capacity(self.need_bytes, self.capacity_bytes)
         size = Text.assemble((f"{need} GiB", "bold"), f" of {capacity}")
-        pieces = [screen.text(signed_words, f"bold {colour}"), size, screen.text(self._room())]
+        left = room(self.outcome, self.need_bytes, self.capacity_bytes, self.margin_bytes, self.reason)
+        pieces = [screen.text(signed_words, f"bold {colour}"), size, screen.text(left)]
         bar = level_bar(self.need_bytes, self.capacity_bytes, self.margin_bytes, columns, colour, screen.ascii_only)
         title = screen.text(self.title, "bold default")
         above = title.cell_len + 2 <= columns
@@ -237,20 +221,6 @@ class Box:
             title=title if above else None,
             title_align="left",
         )
-
-    def _room(self) -> str:
-        room, margin = room_gib(self.capacity_bytes, self.need_bytes), gib(self.margin_bytes)
-        if self.outcome == "without margin":
-            return (
-                f"headroom {room if self.need_bytes <= self.capacity_bytes else '0.0'}, less than the margin {margin}"
-            )
-        if self.need_bytes > self.capacity_bytes:
-            return f"{room[1:]} too much"
-        if self.reason:
-            return self.reason
-        # the figures are rounded against each other: what fits has its margin
-        share = f", of which margin {min(margin, room, key=float)}" if self.margin_bytes else ""
-        return f"headroom {room}{share}"
 
 
 def plan_line(screen: Screen, job: Job, micro_batch_size: int, accumulation_steps: int, smallest: bool = False) -> Text:
@@ -265,15 +235,6 @@ def plan_line(screen: Screen, job: Job, micro_batch_size: int, accumulation_step
 def inside(screen: Screen) -> int:
     """Columns inside the box."""
     return min(BOX_WIDTH, screen.width) - 4
-
-
-def doubts(estimate: Estimate) -> list[str]:
-    """What could turn a verdict that is close: samples of different lengths."""
-    tight = estimate.fits and estimate.spare_bytes < TIGHT * estimate.capacity_bytes
-    job = estimate.job
-    if not tight or job.lengths is not None or job.expandable_segments or job.batches == "packed":
-        return []
-    return [f"Tight: {free_gib(estimate.spare_bytes)} GiB above the margin; samples of varying length can need more"]
 
 
 def where_it_goes(estimate: Estimate) -> Callable[[Screen], Group]:

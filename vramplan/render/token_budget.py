@@ -17,11 +17,10 @@ from vramplan.render.terminal import (
     hanging,
     indented,
     notes,
-    outcome_of,
     simple_table,
-    subject,
     where_it_goes,
 )
+from vramplan.render.verdict import outcome_of, subject
 
 
 def answer(found: TokenBudgets, verbose: bool = False) -> Answer:

@@ -16,6 +16,7 @@ from vramplan.planner.table.processes import compute_rows
 from vramplan.planner.table.request import SHOWN, TableRequest
 from vramplan.planner.table.row import Place, Row, places_of
 from vramplan.progress import Progress, silent
+from vramplan.result import Result
 from vramplan.version import __version__
 
 MAX_REASONS = 6
@@ -31,7 +32,7 @@ SPEED = "estimated, not measured; reading data and saving are left out"
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Table(Result):
     """A filled table."""
 
     sheet: TableRequest

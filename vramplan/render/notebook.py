@@ -1,0 +1,193 @@
+"""Answers in Python and in notebooks: a line each, and as HTML the picture of the report or what a terminal shows."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from vramplan.render.verdict import SIGNS, need_of_capacity, outcome, subject
+from vramplan.units import counted
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from vramplan.memory.estimate import Estimate
+    from vramplan.planner.check import Verdict
+    from vramplan.planner.compare import Comparison
+    from vramplan.planner.fix import Fix
+    from vramplan.planner.hardware_plan import Hardware
+    from vramplan.planner.search_result import Search
+    from vramplan.planner.table import Table
+    from vramplan.planner.token_budget import TokenBudgets
+
+COLUMNS = 110
+"""Of a text in a notebook."""
+
+
+def line(result: Any) -> str:
+    """An answer in one line, as ``repr`` shows it."""
+    name = type(result).__name__
+    return f"{name}({LINES[name](result)})"
+
+
+def html(result: Any) -> str:
+    """An answer as a fragment of HTML that needs no script."""
+    name = type(result).__name__
+    text = _as_text(TEXTS[name](result)) if name in TEXTS else ""
+    if name not in PICTURES:
+        return text
+    from vramplan.render.web.frame import source
+
+    picture = "".join(PICTURES[name](result))
+    return f'{text}<style>{source("style.css")}</style><div class="vramplan notebook">{picture}</div>'
+
+
+# -- lines -------------------------------------------------------------------------------------------------------------
+
+
+def _estimate(estimate: Estimate) -> str:
+    job = estimate.job
+    factors = (job.micro_batch_size, job.gradient_accumulation_steps, job.data_parallel)
+    need, capacity = need_of_capacity(estimate.device_total_bytes, estimate.capacity_bytes)
+    words = SIGNS[outcome(estimate)][1].lower()
+    plan = f"{' × '.join(map(str, factors))} = {job.global_batch_size}"
+    return f"{subject(estimate.model, estimate.card, job.num_gpus)}: {words}, {need} of {capacity} GiB, {plan}"
+
+
+def _search(search: Search) -> str:
+    chosen = search.recommended
+    return _estimate(chosen.estimate if chosen is not None else search.smallest)
+
+
+def _verdict(verdict: Verdict) -> str:
+    words = "depends" if verdict.depends else "fits" if verdict.fits else "does not fit"
+    need, capacity = need_of_capacity(verdict.need_bytes, verdict.estimate.capacity_bytes)
+    model = subject(verdict.estimate.model, verdict.card.title, verdict.estimate.job.num_gpus)
+    return f"{verdict.reading.framework}, {model}: {words}, {need} of {capacity} GiB"
+
+
+def _comparison(comparison: Comparison) -> str:
+    return "; ".join(f"{side.title}: {'fits' if side.fits else 'does not fit'}" for side in comparison.sides)
+
+
+def _fix(fix: Fix) -> str:
+    return f"{counted(len(fix.changes), 'change')}, {_verdict(fix.after)}"
+
+
+def _hardware(found: Hardware) -> str:
+    return f"{found.model}, global batch {found.global_batch_size}: {counted(len(found.plans), 'plan')}"
+
+
+def _table(table: Table) -> str:
+    return f"{counted(len(table.rows), 'row')} × {counted(len(table.sheet.cards), 'GPU')}"
+
+
+def _token_budgets(found: TokenBudgets) -> str:
+    budgets = ", ".join(f"{budget.counting} {budget.max_tokens:,} tokens" for budget in found.budgets)
+    return f"{subject(found.model, found.gpu.title, found.job.num_gpus)}: {budgets}"
+
+
+LINES: Mapping[str, Callable[[Any], str]] = MappingProxyType(
+    {
+        "Estimate": _estimate,
+        "Search": _search,
+        "Verdict": _verdict,
+        "Comparison": _comparison,
+        "Fix": _fix,
+        "Hardware": _hardware,
+        "Table": _table,
+        "TokenBudgets": _token_budgets,
+    }
+)
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+
+def _picture_of_search(search: Search) -> Iterable[str]:
+    from vramplan.render.web.answer import of_search
+
+    return of_search(search)
+
+
+def _picture_of_estimate(estimate: Estimate) -> Iterable[str]:
+    from vramplan.render.web.answer import of_estimate
+
+    return of_estimate(estimate)
+
+
+def _picture_of_check(verdict: Verdict) -> Iterable[str]:
+    from vramplan.render.web.answer import pictures
+
+    return pictures(verdict.estimate)
+
+
+def _picture_of_table(table: Table) -> Iterable[str]:
+    from vramplan.render.table import html as table_of
+
+    return table_of(table)
+
+
+PICTURES: Mapping[str, Callable[[Any], Iterable[str]]] = MappingProxyType(
+    {
+        "Search": _picture_of_search,
+        "Estimate": _picture_of_estimate,
+        "Verdict": _picture_of_check,
+        "Table": _picture_of_table,
+    }
+)
+
+
+# -- texts -------------------------------------------------------------------------------------------------------------
+
+
+def _text_of_check(verdict: Verdict) -> RenderableType:
+    from vramplan.render import check
+
+    return check.answer(verdict)
+
+
+def _text_of_comparison(comparison: Comparison) -> RenderableType:
+    from vramplan.render import compare
+
+    return compare.answer(comparison)
+
+
+def _text_of_fix(fix: Fix) -> RenderableType:
+    from vramplan.render import check
+
+    return check.answer(fix.after)
+
+
+def _text_of_hardware(found: Hardware) -> RenderableType:
+    from vramplan.render import hardware
+
+    return hardware.answer(found)
+
+
+def _text_of_budgets(found: TokenBudgets) -> RenderableType:
+    from vramplan.render import token_budget
+
+    return token_budget.answer(found)
+
+
+TEXTS: Mapping[str, Callable[[Any], RenderableType]] = MappingProxyType(
+    {
+        "Verdict": _text_of_check,
+        "Comparison": _text_of_comparison,
+        "Fix": _text_of_fix,
+        "Hardware": _text_of_hardware,
+        "TokenBudgets": _text_of_budgets,
+    }
+)
+
+
+def _as_text(shown: RenderableType) -> str:
+    """What a terminal shows, in its colours, as one preformatted text."""
+    from vramplan.render.terminal import SafeConsole
+
+    console = SafeConsole(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    console.print(shown)
+    return console.export_html(inline_styles=True, code_format='<pre style="line-height:1.3">{code}</pre>')

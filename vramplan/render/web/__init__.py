@@ -1,0 +1,1 @@
+"""Answers as HTML: fragments that notebooks, the report and the site show alike."""

@@ -1,0 +1,21 @@
+"""The order and the colours of what takes memory, in all pictures of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+COLOURS: Mapping[str, str] = MappingProxyType(
+    {
+        "parameter": "weights",
+        "optimizer_state": "optimizer",
+        "gradient": "gradients",
+        "activation": "activations",
+        "temporary": "temporaries",
+        "communication": "communication",
+        "logits": "logits",
+        "reserved_unused": "cached",
+        "context": "context",
+    }
+)
+"""Category -> the name of its colour in style.css, in order from the left or from below."""
