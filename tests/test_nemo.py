@@ -107,6 +107,8 @@ def test_neat_packs_carry_a_mask() -> None:
             {"packed_sequence.packed_sequence_size": "8", "packed_sequence.packing_strategy": "x"},
             "expected thd or neat",
         ),
+        ({"distributed.stratgy": "ddp"}, "nemo-automodel does not know this key; did you mean distributed.strategy"),
+        ({"step_scheduler.local_batchsize": "4"}, "did you mean step_scheduler.local_batch_size"),
         ({"recipe": "KnowledgeDistillationRecipeForNextTokenPrediction"}, "is not read yet; read: TrainFinetuneRecipe"),
         ({"model.pretrained_model_name_or_path": "Qwen/Qwen3-30B-A3B"}, "layers of NeMo Automodel's own"),
         ({"model.output_hidden_states": "true"}, "changes the model or its layers"),
@@ -146,6 +148,27 @@ def test_what_it_stops_without(line: str, other: str, text: str, tmp_path: Path)
 def test_adapters_have_the_dtype_of_the_weights() -> None:
     job = verdict_of("full.yaml", **{"peft.dim": "16", "peft.target_modules": "*.q_proj"}).estimate.job
     assert (job.method, job.lora_rank, job.lora_targets, job.lora_dtype) == ("lora", 16, ("q_proj",), "bf16")
+
+
+@pytest.mark.parametrize(
+    ("model", "force_hf", "kernels"),
+    [
+        ("Qwen/Qwen2.5-0.5B", "false", ("rms_norm",)),
+        ("Qwen/Qwen2.5-0.5B", "true", ()),
+        ("Qwen/Qwen3-0.6B", "false", ()),
+        ("mistralai/Mistral-7B-v0.1", "false", ()),
+    ],
+)
+def test_only_its_own_llama_and_qwen2_have_compiled_norms(model: str, force_hf: str, kernels: tuple[str, ...]) -> None:
+    settings = {"model.pretrained_model_name_or_path": model, "model.force_hf": force_hf}
+    assert verdict_of("full.yaml", **settings).estimate.job.fused_kernels == kernels
+
+
+def test_ddps_own_buckets_are_refused() -> None:
+    settings = {"distributed.strategy": "ddp", "distributed.bucket_cap_mb": "100"}
+    path = CONFIGS / "nemo-automodel" / "full.yaml"
+    with pytest.raises(VramplanError, match=r"distributed\.bucket_cap_mb: 100 is not modelled yet"):
+        check(path, "h100", num_gpus=2, settings=settings, sequence_length=512)
 
 
 def test_nothing_is_sharded_on_one_gpu() -> None:

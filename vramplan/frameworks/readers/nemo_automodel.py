@@ -2,8 +2,8 @@
 
 On one GPU, and under DDP, its step is modelled: the model in the dtype of its checkpoint without autocast, fp32
 cross-entropy on all logits, and a loop that keeps the model's outputs until backward is over. Its own Llama, Qwen2 and
-Qwen3, traced with transformers' norms, agree within 0.01 % of the allocated bytes; its compiled norms keep their input
-and one number of each token, as Liger's do (components/models/common/utils.py).
+Qwen3, traced with transformers' norms, agree within 0.01 % of the allocated bytes; the compiled norms of the former two
+keep their input and one number of each token, as Liger's do (components/models/common/utils.py).
 FSDP2 is not: it reduces gradients in fp32 and keeps the last layer gathered (components/distributed/config.py).
 """
 
@@ -16,7 +16,15 @@ from vramplan.frameworks.framework import Framework
 from vramplan.frameworks.known_keys import refuse_unmodelled
 from vramplan.frameworks.nearest import estimate_command
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, resolve_version
-from vramplan.frameworks.readers.nemo_automodel_model import OWN_TYPES, adapters, model_name, model_type, weight_dtype
+from vramplan.frameworks.readers.nemo_automodel_model import (
+    COMPILED_NORMS,
+    OWN_TYPES,
+    adapters,
+    model_name,
+    model_type,
+    optimizer,
+    weight_dtype,
+)
 from vramplan.frameworks.readers.trainer_arguments import num_launched_processes
 from vramplan.frameworks.settings import FALSE, TRUE, ConfigReader
 from vramplan.units import divisors
@@ -25,9 +33,11 @@ PACKAGE, NEWEST = "nemo-automodel", "0.5.0"
 RECIPE = "TrainFinetuneRecipeForNextTokenPrediction"
 OTHER_DATA = (
     "dataset", "validation_dataset", "validation_dataloader", "dataloader", "checkpoint", "wandb", "mlflow", "comet",
-    "dist_env", "rng", "lr_scheduler", "clip_grad_norm", "ci", "logger", "benchmark", "seed", "nvtx", "step_scheduler",
+    "dist_env", "rng", "lr_scheduler", "clip_grad_norm", "ci", "logger", "benchmark", "seed", "nvtx",
 )  # fmt: skip
 """Sections of which no further key changes memory in training."""
+BUCKETS = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph")
+"""Settings of DDP that change its buckets of gradients."""
 DEGREES = ("tp_size", "cp_size", "pp_size", "ep_size")
 BUDGET = "packed_sequence.packed_sequence_size"
 LOSS = "nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy"
@@ -45,7 +55,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         config.note("warning", "compile.enabled", "compiled layers keep less than is counted here")
     processes = num_launched_processes(config, num_gpus)
     batch = config.integer("step_scheduler.local_batch_size", default=1)
-    own = model_type(config) in OWN_TYPES and not config.boolean("model.force_hf", default=False)
+    kind = "" if config.boolean("model.force_hf", default=False) else model_type(config)
+    own = kind in OWN_TYPES
     job: dict[str, Any] = {
         "loop": "plain",
         "keeps_outputs": True,
@@ -54,16 +65,18 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         "gradient_accumulation_steps": _accumulation(config, batch, processes),
         "dtype": weight_dtype(config),
         "autocast": "none",
-        "optimizer": _optimizer(config),
+        "optimizer": optimizer(config),
         "num_gpus": processes,
         "strategy": "ddp",
         **_rows(config, own),
     }
     job["checkpointing"] = _checkpointing(config, own, processes)
     job |= adapters(config, job["dtype"])
-    if own:
+    if kind in COMPILED_NORMS:
         job["fused_kernels"] = ("rms_norm",)
         config.note("default", "", "its own layers are estimated by transformers', its compiled norms by Liger's")
+    elif own:
+        config.note("default", "", "its own layers are estimated by transformers'")
     elif config.boolean("model.use_liger_kernel", default=True):
         config.note("warning", "model.use_liger_kernel", "no Liger is counted: with it installed, less is needed")
     _check_loss(config)
@@ -175,26 +188,6 @@ def _checkpointing(config: ConfigReader, own: bool, processes: int) -> str:
     return "full"
 
 
-def _optimizer(config: ConfigReader) -> str:
-    """AdamW of torch, or its Adam without weight decay, which would copy the gradients."""
-    target = config.string("optimizer._target_")
-    if target is None:
-        raise ConfigError(f"{config.source.where}: optimizer._target_ is not set; NeMo Automodel stops without it")
-    kind = target.rpartition(".")[2].lower()
-    is_torch = target.startswith("torch.optim.")
-    decay = config.number("optimizer.weight_decay", default=0.0 if is_torch else 0.01)
-    if not (is_torch or target.lower() == kind) or kind not in ("adam", "adamw") or (kind == "adam" and decay > 0):
-        beside = f" with weight_decay {decay:g}" if kind == "adam" else ""
-        raise UnsupportedError(
-            f"{config.place('optimizer._target_')}: optimizer._target_ {target}{beside} is not modelled yet; modelled:"
-            " torch.optim.AdamW, and Adam with weight_decay: 0"
-        )
-    config.read_keys |= {f"optimizer.{name}" for name in ("lr", "betas", "eps", "min_lr")}
-    if config.boolean("optimizer.fused", default=False):
-        return "adamw_torch_fused"
-    return "adamw_torch" if config.boolean("optimizer.foreach", default=True) else "adamw_torch_loop"
-
-
 def _check_loss(config: ConfigReader) -> None:
     """Refuse losses other than fp32 cross-entropy on all logits."""
     if not config.has("loss_fn._target_") and not config.has("loss_fn"):
@@ -212,10 +205,13 @@ def _check_loss(config: ConfigReader) -> None:
 def _refuse_sharding(config: ConfigReader, job: dict[str, Any]) -> None:
     """Refuse all but DDP on several GPUs; on one GPU nothing is sharded, whatever the strategy."""
     strategy = config.lowercase("distributed.strategy", default="fsdp2")
-    config.read_keys |= {key for key in config.source.settings if key.startswith("distributed.")}
     if strategy not in ("fsdp2", "ddp"):
         raise config.unsupported("distributed.strategy", "is not modelled yet; modelled: ddp, and fsdp2 on one GPU")
-    if job["num_gpus"] == 1 or strategy == "ddp":
+    if job["num_gpus"] == 1:
+        return
+    if strategy == "ddp":
+        for name in BUCKETS:
+            config.require_off(f"distributed.{name}")
         return
     near = {**job, "strategy": "fsdp", "autocast": "bf16"}
     raise UnsupportedError(

@@ -1,11 +1,11 @@
-"""The model and the adapters of a NeMo Automodel recipe (0.5.0: _transformers/auto_model.py, components/_peft)."""
+"""Model, adapters and optimizer of a NeMo Automodel recipe (0.5.0: _transformers, components/_peft and /optim)."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from vramplan.errors import ConfigError, VramplanError
+from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 from vramplan.frameworks.readers.trainer_arguments import DTYPES, checkpoint_dtype
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.model_names import named_model
@@ -13,6 +13,8 @@ from vramplan.inputs.model_names import named_model
 FACTORY = "NeMoAutoModelForCausalLM.from_pretrained"
 OWN_TYPES = ("llama", "qwen2", "qwen3")
 """Types of models whose classes are its own and keep what transformers' keep (components/models)."""
+COMPILED_NORMS = ("llama", "qwen2")
+"""Those with norms of its own; its Qwen3 has transformers' (components/models/qwen3/model.py)."""
 OTHER_OWN = frozenset(
     """
     baichuan bailing_moe deepseek_v3 deepseek_v4 ernie4_5_moe gemma4 glm4_moe glm4_moe_lite gpt_oss hy_v3 kimi_linear
@@ -62,7 +64,7 @@ def model_type(config: ConfigReader) -> str:
         kind = named_model(name)[0].model_type
     except VramplanError:  # the name is looked up again, and its error shown then
         return ""
-    if kind in OTHER_OWN and not config.boolean("model.force_hf", default=False):
+    if kind in OTHER_OWN:
         raise config.unsupported(
             "model.pretrained_model_name_or_path",
             f"has layers of NeMo Automodel's own ({kind}) that are not modelled yet; modelled: {', '.join(OWN_TYPES)},"
@@ -127,3 +129,23 @@ def _targets(config: ConfigReader) -> tuple[str, ...] | None:
     if not all(layers):
         raise config.unsupported("peft.target_modules", "is not read yet; read: '*_proj', and names such as '*.q_proj'")
     return tuple(match[1] for match in layers if match)
+
+
+def optimizer(config: ConfigReader) -> str:
+    """AdamW of torch, or its Adam without weight decay, which would copy the gradients."""
+    target = config.string("optimizer._target_")
+    if target is None:
+        raise ConfigError(f"{config.source.where}: optimizer._target_ is not set; NeMo Automodel stops without it")
+    kind = target.rpartition(".")[2].lower()
+    is_torch = target.startswith("torch.optim.")
+    decay = config.number("optimizer.weight_decay", default=0.0 if is_torch else 0.01)
+    if not (is_torch or target.lower() == kind) or kind not in ("adam", "adamw") or (kind == "adam" and decay > 0):
+        beside = f" with weight_decay {decay:g}" if kind == "adam" else ""
+        raise UnsupportedError(
+            f"{config.place('optimizer._target_')}: optimizer._target_ {target}{beside} is not modelled yet; modelled:"
+            " torch.optim.AdamW, and Adam with weight_decay: 0"
+        )
+    config.read_keys |= {f"optimizer.{name}" for name in ("lr", "betas", "eps", "min_lr")}
+    if config.boolean("optimizer.fused", default=False):
+        return "adamw_torch_fused"
+    return "adamw_torch" if config.boolean("optimizer.foreach", default=True) else "adamw_torch_loop"
