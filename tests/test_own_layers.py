@@ -1,4 +1,4 @@
-"""torchtune and torchtitan, which define their own layers: traced peaks, and torchtune's loss."""
+"""torchtune, torchtitan and NeMo Automodel, which define their own layers: traced peaks, and torchtune's loss."""
 
 from __future__ import annotations
 
@@ -88,3 +88,25 @@ def test_the_loss_against_the_trace(settings: dict[str, Any]) -> None:
     job = Job(**{**TORCHTUNE, "sequence_length": 256, **settings})
     analytic, traced = estimator.estimate(spec, job, card_of()), trace.estimate(spec, job, card_of())
     assert abs(analytic.peak_tensor_bytes / traced.peak_tensor_bytes - 1) < 0.002
+
+
+@pytest.mark.parametrize(
+    ("model", "mib"),
+    [("meta-llama/Llama-3.2-1B", 14072.96), ("Qwen/Qwen2.5-0.5B", 9832.48), ("Qwen/Qwen3-0.6B", 11578.69)],
+)
+def test_nemo_automodels_own_models(model: str, mib: float) -> None:
+    """NeMo Automodel 0.5.0: its classes with transformers' norms and rotary tables, its MaskedCrossEntropy, the outputs
+    kept until backward is over; two samples of 1024 tokens, torch's AdamW."""
+    job = Job(
+        method="full",
+        dtype="bf16",
+        autocast="none",
+        loop="plain",
+        keeps_outputs=True,
+        optimizer="adamw_torch",
+        checkpointing="none",
+        micro_batch_size=2,
+        sequence_length=1024,
+    )
+    result = estimator.estimate(spec_of(model), job, card_of())
+    assert abs(result.peak_allocated_bytes / (mib * MIB) - 1) < 1e-4

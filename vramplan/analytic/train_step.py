@@ -66,6 +66,7 @@ def simulate_step(setting: StepSpec, micro_steps: int) -> StepRecord:
         tape.module = "inputs"  # a further micro-step's forward begins where the backward before it ended
         loss = run_forward(net, setting, phase, batch)
         tape.backward(f"backward.{number}", loss)
+        net.outputs.clear()
         steps_inside = job.strategy.startswith("zero") and number == micro_steps - 1
         if job.loop == "trainer" and not steps_inside:  # training_step returns loss.detach(): the graph goes at once
             loss = None
@@ -129,6 +130,8 @@ def run_forward(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Te
         for held in (results, outputs, converted):
             held.reverse()  # a list is emptied from its end, the outputs from their first
         del held, results, outputs, converted
+    if job.keeps_outputs and net.tape.training:
+        net.outputs += [*results, *net.cache]
     net.features.clear()
     net.cache.clear()
     return loss

@@ -17,6 +17,7 @@ from vramplan.frameworks.recognize import (
     TRAINER_KEYS,
     refuse_other_tasks,
     refuse_task_named,
+    refuse_unread_budget,
     refuse_unread_program,
 )
 from vramplan.frameworks.registry import DEFAULT, FRAMEWORKS, Framework, environment_variables
@@ -79,6 +80,7 @@ def from_command(
                 name, rest = None, words
     is_script = name is None and framework is None
     if is_script and not launcher and not (words and words[0].endswith(".py")):
+        refuse_unread_budget(words, where)
         return None
     spelling: Spelling = "flags"
     record = DEFAULT if is_script else find_framework(framework or name or "")
@@ -89,6 +91,7 @@ def from_command(
         if script is not None:
             (name, settings), spelling = script, "python"
         elif not _trains(words[0], settings):
+            refuse_unread_budget(words, where)
             return None
         else:
             refuse_other_tasks(settings, where)

@@ -55,8 +55,6 @@ TASK_NAMES: Mapping[str, str] = {
 UNREAD_PROGRAMS: Mapping[str, str] = {
     "openrlhf": "OpenRLHF",
     "verl": "verl",
-    "nemo_rl": "NeMo RL",
-    "nemo_automodel": "NeMo Automodel",
     "areal": "AReaL",
     "slime": "slime",
     "fairseq": "fairseq",
@@ -143,6 +141,16 @@ def refuse_unread_program(words: Sequence[str], where: str) -> None:
                 raise UnsupportedError(
                     f"{where}: {word}: {title} is not read yet; `vramplan estimate` takes the settings of one job"
                 )
+
+
+def refuse_unread_budget(words: Sequence[str], where: str) -> None:
+    """Refuse a program that says nothing by its name, and has the token budget of a project that is not read.
+
+    Raises:
+        UnsupportedError: naming the budget.
+    """
+    if budget := budget_in_words(words):
+        raise UnsupportedError(f"{where}: {describe_budget(budget)}")
 
 
 def refuse_task_named(where: str) -> None:

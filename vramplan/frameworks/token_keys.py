@@ -5,7 +5,7 @@ Each as it is in the sources of the version named; the way of counting is that o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +21,17 @@ BALANCED = (
 
 
 @dataclass(frozen=True, slots=True)
+class Product:
+    """Samples and tokens of each whose product is a token budget, unless a switch is off."""
+
+    samples: str
+    tokens: str
+    switch: str
+    mark: str
+    """A setting that only this project's files have beside them."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenKeys:
     """The settings of one project."""
 
@@ -33,6 +44,8 @@ class TokenKeys:
     """The settings that hold the budget, by their path in a configuration."""
     balanced: bool = False
     """Whether the setting only decides how many micro-batches there are."""
+    product: Product | None = None
+    """Two settings whose product is the budget, if it has none of its own."""
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -93,6 +106,7 @@ TOKEN_KEYS: Mapping[str, TokenKeys] = MappingProxyType(
                 )
             },
             (),
+            product=Product("train.micro_batch_size", "data.max_seq_len", "train.dyn_bsz", "model.model_path"),
         ),
         "skyrl": TokenKeys(
             "SkyRL",
@@ -141,27 +155,39 @@ TOKEN_KEYS: Mapping[str, TokenKeys] = MappingProxyType(
 
 def budget_in(settings: Mapping[str, Any]) -> tuple[str, str, int] | None:
     """(name of the project, setting, tokens) of the first token budget in a configuration; None if there is none."""
+
+    def value_of(path: str) -> Any:
+        value: Any = settings
+        for part in path.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return settings.get(path) if value is None else value
+
     for name, keys in TOKEN_KEYS.items():
         for path in keys.settings:
-            value: Any = settings
-            for part in path.split("."):
-                value = value.get(part) if isinstance(value, Mapping) else None
-            if type(value) is int:
-                return name, path, value
+            if type(value_of(path)) is int:
+                return name, path, value_of(path)
+        if keys.product is not None and (tokens := _product(keys.product, value_of)):
+            return name, f"{keys.product.samples} x {keys.product.tokens}", tokens
     return None
+
+
+def _product(product: Product, value_of: Callable[[str], Any]) -> int:
+    """The tokens of a budget that is a product of settings; 0 if there is none. One sample by default."""
+    if value_of(product.mark) is None or value_of(product.switch) is False:
+        return 0
+    samples, tokens = value_of(product.samples), value_of(product.tokens)
+    samples = 1 if samples is None else samples
+    return samples * tokens if type(samples) is type(tokens) is int else 0
 
 
 def budget_in_words(words: Sequence[str]) -> tuple[str, str, int] | None:
     """The same of a command line: ``data.max_token_len_per_gpu=8192``, ``--max-tokens-per-gpu 9216``."""
-    pairs = {}
+    pairs: dict[str, Any] = {}
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, has_value, value = word.lstrip("+-").partition("=")
-        pairs[name.replace("-", "_")] = value if has_value else following
-    for name, keys in TOKEN_KEYS.items():
-        for path in keys.settings:
-            if (text := pairs.get(path, "")).isdecimal():
-                return name, path, int(text[:18])
-    return None
+        text = value if has_value else following
+        pairs[name.replace("-", "_")] = int(text[:18]) if text.isdecimal() else text
+    return budget_in({name: False if value in ("false", "False") else value for name, value in pairs.items()})
 
 
 def describe_budget(budget: tuple[str, str, int]) -> str:

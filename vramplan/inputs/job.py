@@ -243,6 +243,9 @@ class Job(Record):
     rms_norm, layer_norm (of vision towers), swiglu and geglu (gated feed-forward)."""
     loop: Loop = "trainer"
     """The training loop: transformers' Trainer with accelerate, or a plain loop that keeps only the loss."""
+    keeps_outputs: bool = False
+    """Plain loop: whether the model's outputs live until a micro-batch's backward is over, as in NeMo Automodel: the
+    logits and, without checkpointing and packed rows, every layer's keys and values: `use_cache` stays on."""
     num_gpus: int = field(default=1, gt=0, le=1 << 16)
     """Number of GPUs. Each runs a copy of the training loop, except under `strategy` device_map, where one process uses
     all."""

@@ -57,6 +57,13 @@ METHOD_RULES = (
         "prepare_for_kbit_training needs {quantize=nf4} or int8: it casts what is not quantized",
     ),
 )
+LOOP_RULES = (
+    Rule(
+        lambda job: job.keeps_outputs and (job.loop != "plain" or job.strategy != "ddp" or job.loss != "standard"),
+        UNSUPPORTED,
+        "keeps_outputs is modelled for {loop=plain}, {strategy=ddp} and {loss=standard}",
+    ),
+)
 STRATEGY_RULES = (
     Rule(
         lambda job: job.num_gpus % job.num_nodes != 0,
@@ -236,6 +243,7 @@ def check_sharing(job: Job) -> None:
         UnsupportedError: for a setting that is known but not modelled.
         ConfigError: for one that cannot run.
     """
+    _apply(LOOP_RULES, job)
     _apply(STRATEGY_RULES, job)
     if job.strategy == "zero3":
         _apply(ZERO3_RULES, job)

@@ -64,6 +64,7 @@ def describe_step(job: Job, own_model: bool = False) -> str:
     if job.fused_kernels:
         kernels += f"Liger's kernels for {', '.join(job.fused_kernels)}, "
     loop = "transformers Trainer" if job.loop == "trainer" else "plain loop"
+    loop += " that keeps the model's outputs" if job.keeps_outputs else ""
     return f"{job.optimizer}, {checkpointing}, {kernels}{loop}"
 
 

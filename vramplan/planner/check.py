@@ -260,7 +260,8 @@ def judge(
     job = {**config.job, **{name: value for name, value in given.items() if value is not None}}
     if dataset is not None:
         job.setdefault("sequence_length", longest_sample(spec))
-    if sequence_length is not None:
+    fills_rows = config.rows == "packed" and "sequence_length" in config.job
+    if sequence_length is not None and not fills_rows:  # packed rows are full, however long a sample is
         job["sequence_length"] = min(sequence_length, job.get("sequence_length", sequence_length))
     job, data = complete_with_model(spec, config, job), None
     if dataset is not None:

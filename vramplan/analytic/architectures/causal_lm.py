@@ -160,12 +160,8 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
         window = decoder.window(c)
         if window is not None:  # DynamicSlidingWindowLayer keeps the last ones but one of a window
             ctx.past[True] = min(forward.past, window - 1)
-    elif (
-        forward.vision is not None
-        and forward.vision.tower.fills_cache
-        and not (tape.training and job.checkpointing == "full")
-    ):
-        ctx.cache = net.cache  # the Trainer switches use_cache off in the outer configuration alone
+    elif fills_cache(forward) and not (tape.training and job.checkpointing == "full"):
+        ctx.cache = net.cache
     packed = job.batches == "packed"
     places = (1 if forward.past is None else batch, length)
     ctx.positions = forward.inputs["position_ids"] if packed else tape.empty(places, "int64", "position ids")
@@ -188,6 +184,13 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
             del tables
         del taken
     return ctx
+
+
+def fills_cache(forward: ForwardPass) -> bool:
+    """Whether `use_cache` is on: the Trainer switches it off, but in the outer configuration alone."""
+    if forward.job.keeps_outputs and forward.job.batches != "packed":
+        return True
+    return forward.vision is not None and forward.vision.tower.fills_cache
 
 
 def mask(forward: ForwardPass, c: Config, x: Tensor, sliding: bool, dtype: str) -> Tensor | None:

@@ -86,6 +86,8 @@ class Modules:
     """Whether ``generate`` runs a forward of one token behind the prompt."""
     cache: list[Tensor] = field(default_factory=list)
     """Keys and values, held by the model's outputs until the loss exists."""
+    outputs: list[Tensor] = field(default_factory=list)
+    """The model's outputs, held by the loop until backward is over (`Job.keeps_outputs`)."""
     widths: dict[str, int] = field(default_factory=dict)
     """Smaller side of each adapted layer, to check the LoRA rank."""
     layers_without_input_grad: set[int] = field(default_factory=set)

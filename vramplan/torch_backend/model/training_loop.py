@@ -105,6 +105,8 @@ class Steps:
         self.lengths: Sequence[int] = ()
         """Tokens of each micro-batch of the next optimizer step, if they differ in length; all of them run."""
         self._references: list[Any] = []
+        self._outputs: Any = None
+        """The model's outputs, if the job's loop keeps them."""
         inner = getattr(subject.module, "get_base_model", lambda: subject.module)()
         signature = inspect.signature(inner.forward)
         self.counts_items = getattr(inner, "accepts_loss_kwargs", True) and any(
@@ -145,6 +147,7 @@ class Steps:
             with self._micro_step(number):
                 loss = self._forward(inputs)
                 self._backward(loss)
+            self._outputs = None
         self.enter("optimizer")
         self._optimize()
         del loss, inputs
@@ -165,6 +168,8 @@ class Steps:
             from accelerate.utils.operations import convert_to_fp32
 
             outputs = convert_to_fp32(outputs)
+        if self.job.keeps_outputs and torch.is_grad_enabled():
+            self._outputs = outputs
         return loss_of(outputs)
 
     def _micro_step(self, number: int) -> AbstractContextManager[None]:

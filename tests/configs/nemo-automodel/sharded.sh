@@ -1,0 +1,1 @@
+automodel finetune llm -c full.yaml --nproc-per-node 4

@@ -1,0 +1,44 @@
+"""The `vramplan estimate` command that comes nearest to a job whose training step is not modelled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vramplan.inputs.job import Job
+
+FLAGS = {
+    "method": "--method",
+    "lora_rank": "--lora-rank",
+    "lora_targets": "--lora-targets",
+    "lora_dtype": "--lora-dtype",
+    "dtype": "--dtype",
+    "autocast": "--autocast",
+    "optimizer": "--optimizer",
+    "loop": "--loop",
+    "sequence_length": "--seq-len",
+    "micro_batch_size": "--micro-batch",
+    "gradient_accumulation_steps": "--accumulation",
+    "batches": "--batches",
+    "checkpointing": "--checkpointing",
+    "attention": "--attention",
+    "num_gpus": "--num-gpus",
+    "strategy": "--strategy",
+    "offload": "--offload",
+}
+"""Fields of a job -> flags of `vramplan estimate`, in the order in which they are written."""
+
+
+def estimate_command(model: str, job: Mapping[str, Any]) -> str:
+    """``vramplan estimate MODEL --gpu GPU ...`` with the fields of `job` that are no defaults.
+
+    >>> estimate_command("qwen2.5-7b", {"method": "full", "sequence_length": 8192, "micro_batch_size": 1})
+    'vramplan estimate qwen2.5-7b --gpu GPU --method full --seq-len 8192'
+    """
+    words = ["vramplan estimate", model or "MODEL", "--gpu GPU"]
+    for field, flag in FLAGS.items():
+        value = job.get(field)
+        if value is None or (value == Job.model_fields[field].default and field != "autocast"):
+            continue
+        words.append(f"{flag} {','.join(value) if isinstance(value, tuple) else value}")
+    return " ".join(words)
