@@ -1,0 +1,102 @@
+"""From a message's text to its figures."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from vramplan.training_log.amount import PATTERN, Amount, parse_amount
+from vramplan.training_log.message_forms import FORMS, MARKERS, MessageForm, compile_template
+from vramplan.training_log.record import Figures, ProcessMemory
+
+MOST_CHARACTERS = 20_000
+"""Of one message: with 100 processes it has 6,000."""
+_ANY_MARKER = re.compile("|".join(map(re.escape, MARKERS)))
+_PROCESS = re.compile(rf"(?:this process|Process (\d{{1,10}})) has ({PATTERN})")
+_WARNING = re.compile(
+    r"memory (?:allocation|mapping) failed with OOM on device (\d{1,4}) "
+    r"while trying to (allocate|map) (\d{1,20}) bytes \(free: (\d{1,20}), total: (\d{1,20})\)"
+)
+
+
+def has_message(text: str) -> bool:
+    """Whether a line may hold a message."""
+    return _ANY_MARKER.search(text) is not None
+
+
+def parse_message(text: str) -> tuple[MessageForm, int | None, Figures] | None:
+    """A message's form, the GPU's index and the figures; None if there is no message in the text.
+
+    Args:
+        text: the message, as much of it as there is, on one line or several.
+    """
+    text = " ".join(text[:MOST_CHARACTERS].split())
+    marker = _ANY_MARKER.search(text)
+    if marker is None:
+        return None
+    forms = [form for form in FORMS if form.marker in text[marker.start() :]]
+    matches = [(form, _fit(form, text, marker.start())) for form in forms]
+    form, match = max(matches, key=lambda pair: pair[1].end() if pair[1] else -1)
+    return (form, *_figures(match)) if match else None
+
+
+@cache
+def _pattern(form: MessageForm) -> re.Pattern[str]:
+    return compile_template(form.template)
+
+
+def _fit(form: MessageForm, text: str, start: int) -> re.Match[str] | None:
+    first_words = form.template.split("{")[0].split("[")[0]
+    at = text.find(first_words, start)
+    return None if at < 0 else _pattern(form).match(text, at)
+
+
+def _figures(match: re.Match[str]) -> tuple[int | None, Figures]:
+    texts = match.groupdict()
+    gpu = texts.pop("gpu", None)
+    processes = _processes(texts.pop("processes", None) or "")
+    amounts: dict[str, Any] = {name: parse_amount(text) for name, text in texts.items() if text is not None}
+    allocated, unallocated = amounts.get("allocated"), amounts.get("unallocated")
+    private = amounts.get("free_in_private_pools")
+    if allocated is not None and unallocated is not None:  # newer messages: as printed, with the private pools
+        amounts["reserved"] = allocated + unallocated
+    elif allocated is not None and amounts.get("reserved") is not None:
+        amounts["unallocated"] = amounts["reserved"] - allocated
+    if allocated is not None and private is not None:
+        amounts["allocated"] = allocated - private
+    return (None if gpu is None else int(gpu)), Figures(processes=processes, **amounts)
+
+
+def _processes(text: str) -> tuple[ProcessMemory, ...]:
+    return tuple(
+        ProcessMemory(None if match[1] is None else int(match[1]), parse_amount(match[2]))
+        for match in _PROCESS.finditer(text)
+    )
+
+
+def parse_warning(text: str) -> tuple[int, Figures] | None:
+    """The GPU's index and exact sizes of the warning that PyTorch 2.13 writes before the message; None without one.
+
+    Source: c10/cuda/CUDACachingAllocator.cpp, alloc_block and the mapping of expandable segments. A mapping's size is
+    a page of 20 MiB, not what was requested.
+    """
+    match = _WARNING.search(text)
+    if match is None:
+        return None
+    gpu, verb, requested, free, total = match.groups()
+    size = Amount(int(requested)) if verb == "allocate" else None
+    return int(gpu), Figures(requested=size, free=Amount(int(free)), capacity=Amount(int(total)))
+
+
+def sharpen(figures: Figures, exact: Figures) -> Figures:
+    """The figures, where possible those of a warning that fits them."""
+    fitting: dict[str, Any] = {}
+    for name in ("requested", "free", "capacity"):
+        rounded, precise = getattr(figures, name), getattr(exact, name)
+        if rounded is not None and precise is not None and rounded.allows(precise.num_bytes):
+            fitting[name] = precise
+    if "capacity" not in fitting:  # of another run or GPU
+        return figures
+    return replace(figures, **fitting)
