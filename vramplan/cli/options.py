@@ -193,8 +193,8 @@ JOB_FLAGS = {
 :func:`vramplan.planner.job_defaults.complete_job`."""
 
 SAME_NAME = """
-    gpu gpus link network cards as_card device
-    model models methods seq_lens image_sizes sizes lora_ranks
+    gpu gpus link network as_card device
+    model models methods seq_lens sizes
     global_batch samples epochs base_lr base_batch prefer solve
     framework framework_version dataset tokenizer minutes only on slurm ledger published
     show format by confidence min_headroom trust_remote_code timeout max_runs record steps history find_max
@@ -212,7 +212,6 @@ OTHER_FLAGS = {
     "gradient_accumulation_steps": "--accumulation",
     "micro_batch": "--micro-batch",
     "micro_batch_size": "--micro-batch",
-    "ranks": "--lora-ranks",
     "sequence_lengths": "--seq-lens",
 }
 """Options of single commands by the name of the parameter or field that they set."""
