@@ -13,8 +13,8 @@ def log_probs_loss(logits: Tensor) -> Tensor:
 
     Logits are divided by a temperature for each token into a new tensor (workers/engine/fsdp/transformer_impl.py:
     prepare_model_outputs), whose memory the cross-entropy's backward uses for its gradient (utils/torch_functional.py:
-    logprobs_from_logits; flash-attn 2.8, ops/triton/cross_entropy.py: CrossEntropyLoss). The logits themselves are not
-    saved; the model's output names them until the forward is over.
+    logprobs_from_logits; flash-attn 058ad35, flash_attn/ops/triton/cross_entropy.py: CrossEntropyLoss). The logits
+    themselves are not saved; the model's output names them until the forward is over.
     """
     tape, (batch, length, vocabulary) = logits.tape, logits.shape
     rows, undivided = (batch * length, vocabulary), logits.like
@@ -24,7 +24,7 @@ def log_probs_loss(logits: Tensor) -> Tensor:
         return [ops.new_like(tape, undivided, "gradient of the logits", passes=1)]
 
     def loss_backward(grad: Tensor) -> Grads:
-        tape.work(0, 2 * batch * length * 4, "fp32")
+        tape.work(0, 2 * num_bytes, divided_like.dtype)
         node = own[0]()
         assert node is not None
         return [Tensor(tape, node.saved[-1], *divided_like)]
@@ -34,7 +34,7 @@ def log_probs_loss(logits: Tensor) -> Tensor:
     tape.save(node, temperature)
     tape.work(0, 2 * logits.num_bytes, logits.dtype)
     divided = ops.output(node, tape, rows, logits.dtype, "logits divided by the temperature")
-    divided_like = divided.like
+    divided_like, num_bytes = divided.like, divided.num_bytes
     labels = tape.empty((batch * length,), "int64", "shifted labels")
     loss_node = tape.node((divided,), loss_backward)
     own += [] if loss_node is None else [ref(loss_node)]
