@@ -88,6 +88,7 @@ REAL = [
     ),
     ("llama", {}, {"loss": "liger", "method": "full", "dtype": "fp32"}),
     ("llama", {}, {"loss": "chunked"}),
+    ("llama", {}, {"loss": "log_probs", "method": "full", "dtype": "fp32", "loop": "plain"}),
     ("llama", {"num_key_value_heads": 2}, {"loss": "sections", "autocast": "none", "micro_batch_size": 2}),
     ("llama", {}, {"loss": "sliced", "method": "full", "autocast": "none", "optimizer": "sgd_momentum"}),
 ]

@@ -175,7 +175,7 @@ JOB_FLAGS = {
         "loss",
         SAVERS,
         "standard, sliced (transformers 4.46 to 4.48), sliced_fp32 (before), sections (torchtune), liger,"
-        " liger_cross_entropy, cut or chunked (standard).",
+        " liger_cross_entropy, cut, chunked or log_probs (standard).",
     ),
     "fused_kernels": Flag(
         str,

@@ -63,12 +63,13 @@ def from_command(
         raise (error if not str(error).startswith("--") else type(error)(f"{where}: {error}")) from None
     if not words:
         return None
-    refuse_unread_program(words, where)
     for other in FRAMEWORKS.values():
         start = tuple(words[:2])
         if start in other.unread_commands:
             raise UnsupportedError(f"{where}: {' '.join(start)}: {other.unread_commands[start]} is not modelled yet")
     program, name, rest = _match_command(words, folder)
+    if name is None:
+        refuse_unread_program(words, where)
     if program is not None and program.unread and framework is None:
         raise ConfigError(
             f"{where}: {words[0]}: {program.unread} is not modelled yet; modelled: supervised fine-tuning"
@@ -86,6 +87,8 @@ def from_command(
     record = DEFAULT if is_script else find_framework(framework or name or "")
     framework_words = words[1:] if is_script else rest
     loose, settings = record.split(framework_words)
+    if record.overrides == "hydra":
+        spelling = "pairs"
     if is_script:
         script = _read_program(words[0], folder, settings, gpu, variables, files or {})
         if script is not None:

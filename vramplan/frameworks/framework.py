@@ -92,8 +92,9 @@ class Framework:
     """(words after the command) -> (words that belong to no flag, settings)."""
     file_keys: tuple[str, ...] = ("config",)
     """Flags that name a configuration file."""
-    overrides: Literal["flags", "pairs", "click"] = "flags"
-    """How settings follow a configuration file: ``--key value``; ``key=value``; click's ``--dashed-key``."""
+    overrides: Literal["flags", "pairs", "click", "hydra"] = "flags"
+    """How settings follow a configuration file: ``--key value``; ``key=value``; click's ``--dashed-key``; hydra's
+    ``key=value``, also without a file."""
     valued_flags: tuple[str, ...] = ()
     """Click's flags that take more values than true and false."""
     stops_at_duplicates: bool = False

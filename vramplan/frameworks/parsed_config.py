@@ -32,6 +32,7 @@ def _python(key: str, value: str) -> str:
 SPELLINGS: Mapping[Spelling, Callable[[str, str], str]] = {
     "yaml": lambda key, value: f"{key}: {value}",
     "flags": lambda key, value: f"--{key} {value}",
+    "pairs": lambda key, value: f"{key}={value}",
     "python": _python,
 }
 
@@ -62,7 +63,7 @@ class ParsedConfig:
     liger_types: frozenset[str] | None = None
     """Types of models that the framework uses Liger for; None: all that Liger knows."""
     spelling: Spelling = "yaml"
-    """How its settings are written: ``key: value``, ``--key value``, ``key=value``."""
+    """How its settings are written: ``key: value``, ``--key value``, ``key=value``, ``key="value"``."""
     rows: Literal["samples", "padded", "packed"] = "samples"
     """Rows of a batch: samples of their own lengths; samples padded to the limit; packed samples up to the limit."""
     drops_longer: bool = False

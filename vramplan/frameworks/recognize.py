@@ -55,6 +55,7 @@ TASK_NAMES: Mapping[str, str] = {
 UNREAD_PROGRAMS: Mapping[str, str] = {
     "openrlhf": "OpenRLHF",
     "verl": "verl",
+    "skyrl": "SkyRL",
     "areal": "AReaL",
     "slime": "slime",
     "fairseq": "fairseq",
@@ -88,6 +89,9 @@ def recognize(settings: Mapping[str, ConfigValue], where: str) -> str:
     weights = _weights({*marked, DEFAULT.name}, keys)
     if not weights or (not marked and not TRAINER_KEYS & keys):
         if budget := budget_in({key: one.value for key, one in settings.items()}):
+            project, key, _ = budget
+            if key in known_keys(project):
+                return project
             raise UnsupportedError(f"{where}: {describe_budget(budget)}")
         names = ", ".join(FRAMEWORKS)
         raise ConfigError(f"{where}: no framework's configuration is recognised; give {setting('framework')} ({names})")

@@ -34,6 +34,7 @@ from vramplan.frameworks.readers import (
     trl,
     unsloth,
     unsloth_studio,
+    verl,
     xtuner,
 )
 
@@ -46,6 +47,7 @@ _MODULES = (
     qwen2_vl_finetune,
     unsloth_studio,
     litgpt,
+    verl,
     xtuner,
     ms_swift,
     llamafactory,

@@ -23,7 +23,7 @@ TRUE = ("true", "1", "yes", "y", "on", "t")
 FALSE = ("false", "0", "no", "n", "off", "f")
 OWN_FLAGS = ("fix", "write", "json", "gpu", "seq_len", "min_headroom", "framework_version")
 """Flags of ``vramplan check`` that may have been put after the ``--`` by mistake."""
-Spelling = Literal["yaml", "flags", "python"]
+Spelling = Literal["yaml", "flags", "pairs", "python"]
 Kind = Literal["doubt", "unknown", "warning", "default", "ignored"]
 """In the order in which notes are shown."""
 

@@ -18,7 +18,9 @@ EXPANDABLE_SEGMENTS = "PYTORCH_ALLOC_CONF=expandable_segments:True"
 Batches = Literal["unpadded", "padded", "packed"]
 Checkpointing = Literal["none", "full"]
 Attention = Literal["sdpa", "flash", "eager"]
-Loss = Literal["standard", "sliced", "sliced_fp32", "sections", "liger", "liger_cross_entropy", "cut", "chunked"]
+Loss = Literal[
+    "standard", "sliced", "sliced_fp32", "sections", "liger", "liger_cross_entropy", "cut", "chunked", "log_probs"
+]
 FusedKernel = Literal["rope", "rms_norm", "layer_norm", "swiglu", "geglu"]
 Loop = Literal["trainer", "plain"]
 Experts = Literal["stacked", "linear"]
@@ -98,6 +100,9 @@ class Fsdp(Record):
     """Whether reentrant checkpointing wraps the sharded layer (transformers before 4.52) instead of being inside it.
     Under version 1 no layer is then prefetched, and a frozen layer's hook holds the layer's input and its gradient
     until backward ends."""
+    reduce_dtype: Dtype | None = None
+    """Version 1: dtype in which gradients are reduced (MixedPrecision); null: that of the gathered weights, as
+    accelerate sets it."""
     replicas: int = field(default=1, gt=0)
     """Version 1, HYBRID_SHARD: number of groups of GPUs, usually nodes, that each hold a full set of shards."""
 
@@ -237,7 +242,8 @@ class Job(Record):
     """standard: transformers' fp32 cross-entropy; sliced: that of transformers 4.46 to 4.48, which copies the shifted
     logits; sliced_fp32: of those before, where fp32 logits replace the half-precision ones; sections: torchtune's, fp32
     for an eighth of the tokens at a time; liger: Liger's, fused with the head; liger_cross_entropy: Liger's of fp32
-    logits, which their gradients overwrite; cut: Apple's cut cross-entropy, as in axolotl's plugin; chunked: TRL's."""
+    logits, which their gradients overwrite; cut: Apple's cut cross-entropy, as in axolotl's plugin; chunked: TRL's;
+    log_probs: verl's, by FlashAttention's cross-entropy of half-precision logits, which their gradients overwrite."""
     fused_kernels: tuple[FusedKernel, ...] = ()
     """Layers that Liger's kernels compute, where the model has them and Liger replaces them: rope (rotary embedding),
     rms_norm, layer_norm (of vision towers), swiglu and geglu (gated feed-forward)."""

@@ -126,6 +126,11 @@ STRATEGY_RULES = (
         IMPOSSIBLE,
         "fsdp: replicas: hybrid sharding needs FSDP version 1 and a number of GPUs that the replicas divide",
     ),
+    Rule(
+        lambda job: job.fsdp.reduce_dtype is not None and job.fsdp.version != 1,
+        UNSUPPORTED,
+        "fsdp: reduce_dtype is modelled for FSDP version 1 alone; leave it out",
+    ),
 )
 ZERO3_RULES = (  # DeepSpeed 0.19
     Rule(
@@ -306,7 +311,7 @@ def check_apple(job: Job, gpu: Gpu) -> None:
             f"{setting('fused_kernels', ','.join(job.fused_kernels))}: Liger's kernels are Triton's, which {gpu.title}"
             f" does not run; use {setting('fused_kernels', 'none')}"
         )
-    if job.loss in ("liger", "liger_cross_entropy", "cut"):
+    if job.loss in ("liger", "liger_cross_entropy", "cut", "log_probs"):
         raise ConfigError(
             f"{setting('loss', job.loss)}: its kernels are Triton's, which {gpu.title} does not run;"
             f" use {setting('loss', 'standard')}"

@@ -113,7 +113,7 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
             FREE,
             optimizer="adamw_torch_fused",
         )
-    if job.loss in ("standard", "sliced", "sliced_fp32", "sections", "liger_cross_entropy"):
+    if job.loss in ("standard", "sliced", "sliced_fp32", "sections", "liger_cross_entropy", "log_probs"):
         lever("--loss liger", "logits never exist as a whole, nor in fp32", FREE, loss="liger")
     if job.lengths is not None and not job.expandable_segments:
         lever(

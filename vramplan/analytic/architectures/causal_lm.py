@@ -13,6 +13,7 @@ from vramplan.analytic.layers import losses
 from vramplan.analytic.layers.context import Context, CrossAttentionInput, LayerKind
 from vramplan.analytic.layers.labels import shifted_labels
 from vramplan.analytic.layers.liger_losses import in_place_cross_entropy
+from vramplan.analytic.layers.log_probs import log_probs_loss
 from vramplan.analytic.layers.masks import MaskParts, attention_mask
 from vramplan.analytic.layers.rope import rotary_tables
 from vramplan.inputs.model_spec import Config
@@ -40,6 +41,8 @@ def causal_lm(forward: ForwardPass, c: Config) -> ModelOutput:
             net, c, net.head(ops.move(hidden, placement.head), vocabulary, tied, decoder.head_bias)
         )
         tape.module = "loss"
+        if job.loss == "log_probs":
+            return ModelOutput(log_probs_loss(logits), [logits])
         if job.loss == "sliced_fp32":  # the model's logits from here on
             logits = ops.to(logits, "fp32", "logits in fp32")
         sliced = job.loss in ("sliced", "sliced_fp32")

@@ -28,7 +28,9 @@ ALIGNMENT_BYTES = 16
 class Unit:
     """One flat weight, of trainable or of frozen weights."""
 
-    def __init__(self, name: str, members: list[Placed], weights: list[Weight], cards: int) -> None:
+    def __init__(
+        self, name: str, members: list[Placed], weights: list[Weight], cards: int, reduced: str | None = None
+    ) -> None:
         self.members = members
         first, stored = members[0].parameter, weights[0].dtype
         used, self.trains = gathered_dtype(first, weights[0]), first.trains
@@ -42,7 +44,14 @@ class Unit:
         )
         self.whole = Storage(own * cards * size, "communication", f"{name}: gathered weights", stream=GATHER)
         self.flat = Storage(own * cards * size, "gradient", f"{name}: gradients of the whole unit")
-        self.reduced = Storage(own * size, "communication", f"{name}: reduced gradients", stream=REDUCE)
+        reduced_size = DTYPE_BYTES[reduced or used]
+        self.to_reduce = Storage(
+            own * cards * reduced_size if reduced not in (None, used) else 0,
+            "communication",
+            f"{name}: gradients of the whole unit, cast to be reduced",
+            stream=REDUCE,
+        )
+        self.reduced = Storage(own * reduced_size, "communication", f"{name}: reduced gradients", stream=REDUCE)
         self.gradient = Storage(own * DTYPE_BYTES[stored], "gradient", f"{name} gradients", "own part", stream=REDUCE)
         self.part = Weight(name, (own,), stored)
         self.from_host = Storage(self.part.num_bytes, "communication", f"{name}: own part from the host", stream=CAST)
@@ -61,7 +70,7 @@ class Fsdp1(Sharded):
         self.units: dict[int | None, list[Unit]] = {None: []}
         for (layer, is_adapter), members in places.items():
             name = "root" if layer is None else "layers.* adapters" if is_adapter else "layers.*"
-            unit = Unit(name, members, [stored(one.parameter, job) for one in members], cards)
+            unit = Unit(name, members, [stored(one.parameter, job) for one in members], cards, job.fsdp.reduce_dtype)
             self.units.setdefault(layer, []).append(unit)
         # _runtime_utils.py, _get_handle_to_prefetch: a unit whose forward ran without gradients is not asked for
         around = job.reentrant and job.fsdp.checkpoint_wraps_fsdp
@@ -184,7 +193,9 @@ class Fsdp1(Sharded):
                     self._drop([unit])
                 continue
             self._drop([unit])
-            self.send("reduce_scatter", unit.flat.num_bytes, hidden=True)
+            # a cast in the stream that reduces, which the gradient outlives (_runtime_utils.py: _post_backward_hook)
+            cast = [record.allocate(unit.to_reduce)] if unit.to_reduce.num_bytes else []
+            self.send("reduce_scatter", (unit.to_reduce if cast else unit.flat).num_bytes, hidden=True)
             if self.job.fsdp.replicas > 1:
                 self.send("all_reduce", unit.reduced.num_bytes, hidden=True, between_replicas=True)
             if unit.gradient.num_bytes == unit.reduced.num_bytes:
@@ -193,6 +204,7 @@ class Fsdp1(Sharded):
                 reduced = record.allocate(unit.reduced)
                 self.keep(unit.gradient)
                 record.free(reduced)
+            record.free_all(cast)
             record.free(self.flat.pop(unit))
 
     def optimize(self, first: bool) -> None:

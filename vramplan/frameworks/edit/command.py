@@ -86,7 +86,7 @@ class _CommandText:
         flags = [self.text[slice(*self.spans[piece.first])] for piece in self.visible_flags.values()]
         named = [self.words[piece.first] for piece in self.pieces if not piece.name]
         after_file = any(word.endswith((".yaml", ".yml", ".json")) for word in named)
-        if self.framework.overrides == "pairs" and after_file:
+        if self.framework.overrides == "hydra" or (self.framework.overrides == "pairs" and after_file):
             return f"{key}={value}"
         dashed = self.framework.overrides == "click" or any("-" in flag.lstrip("-").partition("=")[0] for flag in flags)
         name = f"--{key.replace('_', '-') if dashed else key}"

@@ -3,6 +3,7 @@
 Liger's (liger-kernel 0.8.5, ops/fused_linear_cross_entropy.py, transformers/functional.py) and Apple's
 (cut_cross_entropy 25.1.1) run on Triton and TRL's (trl 1.16, fused LM head) selects tokens by value, so none of them
 runs on fake tensors.
+FlashAttention's cross-entropy in verl's loss (0.9.0, utils/torch_functional.py) is Triton's as well.
 `sliced` and `sliced_fp32` are transformers' own before 4.49, `sections` torchtune's.
 """
 
@@ -235,11 +236,60 @@ def loss_of_rows(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tenso
     return -scattered[0].sum() / mask.sum().clamp(min=1)
 
 
+# -- verl --------------------------------------------------------------------------------------------------------------
+
+
+class InPlaceCrossEntropy(torch.autograd.Function):
+    """CrossEntropyLoss of flash_attn/ops/triton/cross_entropy.py with ``inplace_backward``."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Loss of each row; logits (tokens, vocabulary)."""
+        losses, sums, _others = (torch.empty(len(logits), dtype=torch.float32, device=logits.device) for _ in range(3))
+        ctx.save_for_backward(logits, sums, labels)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """The gradient in the memory of the logits."""
+        return ctx.saved_tensors[0], None
+
+
+def log_probs_loss(
+    logits: torch.Tensor, labels: torch.Tensor, cross_entropy: Callable[..., Any] = InPlaceCrossEntropy.apply, **_: Any
+) -> torch.Tensor:
+    """Mean log-probability of the labels, by logits over a temperature for each token (workers/engine/fsdp)."""
+    shifted = torch.roll(labels, -1).flatten()
+    temperature = torch.ones((shifted.numel(), 1), dtype=logits.dtype, device=logits.device)
+    divided = logits.reshape(-1, logits.shape[-1]) / temperature
+    return cross_entropy(divided, shifted).sum() / shifted.numel()
+
+
+def real_log_probs(owner: str) -> Callable[..., torch.Tensor]:
+    """The same with the kernel of the package flash-attn.
+
+    Raises:
+        MissingDependencyError: if it is not installed.
+    """
+    try:
+        from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{owner}: {setting('loss', 'log_probs')} on a GPU needs flash-attn: pip install flash-attn"
+        ) from error
+
+    def kernel(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        losses: torch.Tensor = cross_entropy_loss(logits, labels, inplace_backward=True)[0]
+        return losses
+
+    return functools.partial(log_probs_loss, cross_entropy=kernel)
+
+
 # -- use in a model ----------------------------------------------------------------------------------------------------
 
 
 def use(module: nn.Module, loss: str, owner: str, on_gpu: bool = False) -> None:
-    """Replace the model's loss by sliced, sliced_fp32, sections, liger, cut or chunked; on a GPU `cut` is the real one.
+    """Replace the model's loss by another; on a GPU cut and log_probs are the real ones.
 
     Raises:
         MissingDependencyError: if cut-cross-entropy is needed and not installed.
@@ -248,6 +298,9 @@ def use(module: nn.Module, loss: str, owner: str, on_gpu: bool = False) -> None:
     inner: Any = module.get_base_model() if hasattr(module, "get_base_model") else module
     if not hasattr(inner, "get_output_embeddings") or inner.get_output_embeddings() is None:
         raise UnsupportedError(f"{owner}: {setting('loss', loss)} needs a causal language model of transformers")
+    if loss == "log_probs":
+        inner.loss_function = real_log_probs(owner) if on_gpu else log_probs_loss
+        return
     if loss in ("sliced", "sliced_fp32"):
         inner.loss_function = sliced_loss
         if loss == "sliced_fp32":  # ``logits = logits.float()`` in the model

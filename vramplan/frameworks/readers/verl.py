@@ -1,0 +1,248 @@
+"""verl's supervised fine-tuning: ``verl.trainer.sft_trainer`` with hydra's overrides, and its YAML (0.9.0).
+
+Its engine ``fsdp`` trains transformers' models under torch's FullyShardedDataParallel with packed rows and a loss of
+log-probabilities (verl/trainer: sft_trainer.py, config/sft_trainer_engine.yaml; workers/engine/fsdp). Before 0.9 it
+reduced gradients after every micro-batch and kept parts of earlier micro-batches' graphs.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from vramplan.errors import ConfigError, UnsupportedError, VramplanError, setting
+from vramplan.frameworks.framework import Framework
+from vramplan.frameworks.known_keys import refuse_unmodelled
+from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least, resolve_version
+from vramplan.frameworks.readers.trainer_arguments import DTYPES, lora_targets, num_launched_processes
+from vramplan.frameworks.readers.verl_batches import BUDGET, LONGEST, SAMPLES, read_batches
+from vramplan.frameworks.settings import ConfigReader
+from vramplan.frameworks.syntax import hydra
+from vramplan.inputs.images import IMAGE_PROCESSORS
+from vramplan.inputs.job import FUSED_KERNELS
+from vramplan.inputs.model_names import named_model
+
+PACKAGE, FIRST, NEWEST = "verl", "0.9.0", "0.9.0"
+FLASH = "flash_attention_2"
+HOST = ("engine.param_offload", "engine.optimizer_offload")
+"""What the host keeps between steps; all of it is back on the GPU during a step (workers/engine/base.py)."""
+OLD_PROGRAM = "fsdp_sft_trainer"
+OLD_KEYS = ("model.partial_pretrain", "model.fsdp_config.model_dtype", "ulysses_sequence_parallel_size")
+NAMES: dict[str, KeyNames] = {
+    "checkpointing": {"full": "model.enable_gradient_checkpointing True"},
+    "lora_rank": "model.lora_rank",
+}
+
+
+def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> ParsedConfig:
+    """The job of a configuration of verl.
+
+    Raises:
+        UnsupportedError: for what is not modelled, with the nearest estimate.
+    """
+    try:
+        return _read(config, num_gpus, framework_version)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{error.text}; nearest, with transformers' own step: {_nearest(config)}") from None
+
+
+def _read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> ParsedConfig:
+    version, where = resolve_version(PACKAGE, framework_version, NEWEST)
+    _refuse_other_programs(config, version)
+    refuse_unmodelled(config)
+    _refuse_engine(config)
+    gpus = _num_gpus(config, num_gpus)
+    batches = read_batches(config, gpus)
+    job: dict[str, Any] = {
+        "loop": "plain",
+        "optimizer": _optimizer(config),
+        "attention": _attention(config),
+        "checkpointing": "full" if config.boolean("model.enable_gradient_checkpointing", default=True) else "none",
+        "loss": "log_probs",
+        "num_gpus": gpus,
+        "strategy": "fsdp",
+        "fsdp": _fsdp(config, gpus),
+        **_adapters(config),
+        **_dtypes(config),
+        **batches.job,
+    }
+    if job["method"] == "lora":
+        job["lora_dtype"] = job["dtype"]  # adapters are cast to the base's (transformer_impl.py: _build_lora_module)
+    if config.boolean("model.use_liger", default=False):
+        job["fused_kernels"] = FUSED_KERNELS
+    for name in HOST:
+        if config.boolean(name, default=False):
+            config.note("warning", name, "does not lower a step's peak: all of it is on the GPU during a step")
+    names = {**NAMES, **batches.names}
+    return ParsedConfig(PACKAGE, f"{version} ({where})", _model(config), job, names, config.notes, rows=batches.rows)
+
+
+def _refuse_other_programs(config: ConfigReader, version: str) -> None:
+    """Refuse the trainer before 0.8, versions before 0.9, and reinforcement training."""
+    where = config.source.where
+    if any(key.startswith("actor_rollout_ref.") for key in config.source.settings):
+        raise UnsupportedError(f"{where}: actor_rollout_ref: reinforcement training is not modelled yet")
+    old = next((key for key in OLD_KEYS if key in config.source.settings), "")
+    if old or OLD_PROGRAM in config.source.program:
+        raise UnsupportedError(
+            f"{where}: {old or OLD_PROGRAM}: verl's trainer before 0.8 (fsdp_sft_trainer) is not modelled; read:"
+            " verl.trainer.sft_trainer"
+        )
+    if not at_least(version, FIRST):
+        raise UnsupportedError(f"{where}: verl {version}: its step differs before {FIRST}, and is not modelled")
+
+
+def _refuse_engine(config: ConfigReader) -> None:
+    """Refuse engines other than FSDP version 1."""
+    defaults = config.get("defaults")
+    items = defaults.value if defaults is not None and isinstance(defaults.value, list) else []
+    chosen = {
+        str(key).partition("@")[0]: str(value)
+        for item in items
+        if isinstance(item, dict)
+        for key, value in item.items()
+    }
+    engine = config.lowercase("engine", default=chosen.get("engine", "fsdp"))
+    config.read_keys |= {"model", "optim", "profiler", "checkpoint"}
+    if engine != "fsdp":
+        raise UnsupportedError(f"{config.place('engine')}: engine={engine} is not modelled yet; modelled: fsdp")
+    if config.lowercase("engine.strategy", default="fsdp") != "fsdp":
+        raise config.unsupported("engine.strategy", "is not modelled yet; modelled: fsdp (version 1)")
+    if not config.boolean("model.use_remove_padding", default=True):
+        raise config.unsupported("model.use_remove_padding", "pads rows, which is not modelled yet; modelled: True")
+    if config.lowercase("data.pad_mode", default="no_padding") != "no_padding":
+        raise ConfigError(f"{config.place('data.pad_mode')}: verl {FIRST} trains with no_padding alone")
+
+
+def _num_gpus(config: ConfigReader, num_gpus: int) -> int:
+    """GPUs of the job: the launcher's processes, or under Ray trainer.nnodes x trainer.n_gpus_per_node.
+
+    Raises:
+        UnsupportedError: for one GPU, where torch shards nothing (NO_SHARD).
+    """
+    under_ray = config.integer("trainer.n_gpus_per_node", default=1) * config.integer("trainer.nnodes", default=1)
+    uses_ray = config.source.program.endswith("sft_trainer_ray.py")
+    gpus = under_ray if uses_ray else num_launched_processes(config, num_gpus)
+    if gpus == 1:
+        raise UnsupportedError(
+            f"{config.source.where}: one GPU, on which FSDP keeps whole weights beside their copies (NO_SHARD), is not"
+            f" modelled; if there are more, give {setting('num_gpus')}"
+        )
+    return gpus
+
+
+def _fsdp(config: ConfigReader, gpus: int) -> dict[str, Any]:
+    """FullyShardedDataParallel as it is called; what is not named is torch's default (transformer_impl.py)."""
+    fields: dict[str, Any] = {
+        "version": 1,
+        "reshard_after_forward": config.boolean("engine.reshard_after_forward", default=True),
+        "use_orig_params": config.boolean("engine.use_orig_params", default=False),
+        "backward_prefetch": "pre",
+        "reduce_dtype": "fp32",
+    }
+    size = -1
+    if not config.is_null("engine.fsdp_size") and str(getattr(config.get("engine.fsdp_size"), "value", -1)) != "-1":
+        size = config.integer("engine.fsdp_size", default=1)
+    if 0 < size < gpus:
+        if size == 1:
+            raise config.unsupported("engine.fsdp_size", "shards nothing (NO_SHARD), which is not modelled")
+        if gpus % size:
+            raise ConfigError(f"{config.place('engine.fsdp_size')}: {size} does not divide {gpus} GPUs")
+        fields["replicas"] = gpus // size
+    return fields
+
+
+def _dtypes(config: ConfigReader) -> dict[str, str]:
+    """Weights are stored in `model_dtype` and gathered in bf16, under torch.autocast to bf16.
+
+    Where they are bf16 already nothing is cast.
+    """
+    dtype = config.lowercase("engine.model_dtype", default="fp32")
+    if DTYPES.get(dtype) not in ("fp32", "bf16"):
+        raise config.unsupported("engine.model_dtype", "is not modelled yet; modelled: fp32, bf16")
+    if not config.has("engine.model_dtype"):
+        config.note("default", "engine.model_dtype", "not set: fp32")
+    return {"dtype": DTYPES[dtype], "autocast": "bf16" if DTYPES[dtype] == "fp32" else "none"}
+
+
+def _adapters(config: ConfigReader) -> dict[str, Any]:
+    """LoRA from a rank of 1 on (workers/config/model.py: HFModelConfig)."""
+    rank = config.integer("model.lora_rank", default=0, least=0)
+    if rank == 0:
+        config.read_keys.add("model.target_modules")
+        return {"method": "full"}
+    return {"method": "lora", "lora_rank": rank, "lora_targets": lora_targets(config, "model.target_modules")}
+
+
+def _optimizer(config: ConfigReader) -> str:
+    """AdamW of torch without arguments about its implementation (workers/config/optimizer.py: build_optimizer)."""
+    for name, value in (("optim.optimizer", "AdamW"), ("optim.optimizer_impl", "torch.optim")):
+        if config.lowercase(name, default=value.lower()) != value.lower():
+            raise config.unsupported(name, f"is not modelled yet; modelled: {value}")
+    prefix = "optim.override_optimizer_config."
+    for name in config.source.settings:
+        if name.startswith(prefix):
+            raise config.unsupported(name)
+    return "adamw_torch"
+
+
+def _attention(config: ConfigReader) -> str:
+    """FlashAttention 2 unless the model's configuration is overridden."""
+    prefix = "model.override_config."
+    names = [name for name in config.source.settings if name.startswith(prefix)]
+    for name in names:
+        if name != f"{prefix}attn_implementation" or config.lowercase(name, default=FLASH) != FLASH:
+            raise config.unsupported(name, f"is not modelled yet; modelled: attn_implementation {FLASH}")
+    return "flash"
+
+
+def _model(config: ConfigReader) -> str:
+    """The model's name.
+
+    Raises:
+        UnsupportedError: for a model with images, which a token budget does not count.
+    """
+    name = config.string("model.path") or ""
+    model_type = ""
+    if name:
+        with suppress(VramplanError):  # whoever loads it says why it cannot be
+            model_type = named_model(name).spec.model_type
+    if model_type in IMAGE_PROCESSORS:
+        raise config.unsupported("model.path", "has images, which verl's batches are not modelled with yet")
+    return name
+
+
+def _nearest(config: ConfigReader) -> str:
+    """The estimate of the same job by transformers' own step; of settings that can be read."""
+
+    def number(name: str, default: int) -> int:
+        value = config.source.settings.get(name)
+        return int(str(value.value)) if value is not None and str(value.value).isdecimal() else default
+
+    value = config.source.settings.get("model.path") or config.source.settings.get("model.partial_pretrain")
+    words = ["vramplan estimate", "MODEL" if value is None else str(value.value), "--gpu GPU"]
+    rank = number("model.lora_rank", 0)
+    words += [f"--method lora --lora-rank {rank}" if rank else "--method full", "--dtype fp32 --autocast bf16"]
+    gpus = number("nproc_per_node", 1) * number("nnodes", 1)
+    words += [f"--num-gpus {gpus} --strategy fsdp --accumulation 2"] if gpus > 1 else []
+    if OLD_KEYS[0] in config.source.settings or OLD_PROGRAM in config.source.program:
+        words.append(f"--seq-len {number(LONGEST, 1024)} --micro-batch {number(SAMPLES, 4)}")
+    else:
+        words.append(f"--seq-len {number(BUDGET, 8192)} --batches packed")
+    return " ".join([*words, "--attention flash"])
+
+
+FRAMEWORK = Framework(
+    name=PACKAGE,
+    read=read,
+    commands=tuple(
+        (f"verl{mark}trainer{mark}{name}{end}",)
+        for name in ("sft_trainer", "sft_trainer_ray", OLD_PROGRAM)
+        for mark, end in ((".", ""), ("/", ".py"))
+    ),
+    marks=frozenset({"engine", "use_remove_padding", "ulysses_sequence_parallel_size"}),
+    in_sections=True,
+    split=hydra.split,
+    overrides="hydra",
+    unknown_key="is not in verl's configuration: hydra stops at it, unless + stands before it",
+)
