@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vramplan.planner.fix import Fix, fix
     from vramplan.planner.hardware_plan import Hardware, HardwarePlan
     from vramplan.planner.hardware_search import suggest_hardware
+    from vramplan.planner.out_of_memory import Explanation, explain
     from vramplan.planner.search_result import Plan, Search
     from vramplan.planner.suggest import suggest
     from vramplan.planner.table import Table, table
@@ -46,6 +47,8 @@ _HOME = {
     "check": "planner.check",
     "fix": "planner.fix",
     "Fix": "planner.fix",
+    "Explanation": "planner.out_of_memory",
+    "explain": "planner.out_of_memory",
     "DoesNotFit": "trainer_callback",
     "Preflight": "trainer_callback",
     "preflight": "trainer_callback",
@@ -79,6 +82,7 @@ __all__ = [
     "Comparison",
     "DoesNotFit",
     "Estimate",
+    "Explanation",
     "Fix",
     "Gpu",
     "Hardware",
@@ -99,6 +103,7 @@ __all__ = [
     "check",
     "compare",
     "estimate",
+    "explain",
     "find_max",
     "fix",
     "load_gpu",

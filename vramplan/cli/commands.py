@@ -47,6 +47,13 @@ vramplan check train.yaml --gpu rtx4090
 vramplan check train.yaml --gpu rtx4090 --fix --write
 vramplan check --gpu a100-80gb --num-gpus 4 -- swift sft --model Qwen/Qwen2.5-7B-Instruct""",
     ),
+    "oom": Command(
+        PLAN,
+        "oom",
+        """\
+vramplan oom train.log
+vramplan oom train.log --config train.yaml""",
+    ),
     "images": Command(
         PLAN,
         "images",

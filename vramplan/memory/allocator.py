@@ -31,6 +31,13 @@ UNLIMITED = 1 << 62
 """More bytes than any device has."""
 
 
+def segment_bytes(size: int) -> int:
+    """The segment that PyTorch asks of CUDA for a request of this many bytes (get_allocation_size)."""
+    if size <= SMALL_SIZE:
+        return SMALL_BUFFER
+    return LARGE_BUFFER if size < MIN_LARGE_ALLOC else round_up(size, ROUND_LARGE)
+
+
 class OutOfMemory(Exception):
     """The device cannot serve a request even after all cached segments were released."""
 
@@ -248,12 +255,7 @@ class CachingAllocator:
         return block_size < size + self.settings.max_non_split_rounding
 
     def _new_segment(self, size: int, pool: Pool) -> Block:
-        if pool.small:
-            segment = SMALL_BUFFER
-        elif size < MIN_LARGE_ALLOC:
-            segment = LARGE_BUFFER
-        else:
-            segment = round_up(size, ROUND_LARGE)
+        segment = segment_bytes(size)
         self._retries(segment)
         self._reserve(segment, size)
         if self._next_address > UNLIMITED - segment:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vramplan.planner.compare import Comparison
     from vramplan.planner.fix import Fix
     from vramplan.planner.hardware_plan import Hardware
+    from vramplan.planner.out_of_memory import Explanation
     from vramplan.planner.search_result import Search
     from vramplan.planner.table import Table
     from vramplan.planner.token_budget import TokenBudgets
@@ -89,6 +90,11 @@ def _token_budgets(found: TokenBudgets) -> str:
     return f"{subject(found.model, found.gpu.title, found.job.num_gpus)}: {budgets}"
 
 
+def _explanation(found: Explanation) -> str:
+    reasons = ", ".join(cause.name for cause in found.causes) or "size"
+    return f"{found.failure.phase or 'phase not known'}: {reasons}"
+
+
 LINES: Mapping[str, Callable[[Any], str]] = MappingProxyType(
     {
         "Estimate": _estimate,
@@ -99,6 +105,7 @@ LINES: Mapping[str, Callable[[Any], str]] = MappingProxyType(
         "Hardware": _hardware,
         "Table": _table,
         "TokenBudgets": _token_budgets,
+        "Explanation": _explanation,
     }
 )
 
@@ -173,6 +180,12 @@ def _text_of_budgets(found: TokenBudgets) -> RenderableType:
     return token_budget.answer(found)
 
 
+def _text_of_explanation(found: Explanation) -> RenderableType:
+    from vramplan.render import out_of_memory
+
+    return out_of_memory.answer(found)
+
+
 TEXTS: Mapping[str, Callable[[Any], RenderableType]] = MappingProxyType(
     {
         "Verdict": _text_of_check,
@@ -180,6 +193,7 @@ TEXTS: Mapping[str, Callable[[Any], RenderableType]] = MappingProxyType(
         "Fix": _text_of_fix,
         "Hardware": _text_of_hardware,
         "TokenBudgets": _text_of_budgets,
+        "Explanation": _text_of_explanation,
     }
 )
 

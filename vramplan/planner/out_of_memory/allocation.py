@@ -1,0 +1,128 @@
+"""Which allocation of a simulated step a message is about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from vramplan.dataclass import dataclass
+from vramplan.memory.allocator import segment_bytes
+
+if TYPE_CHECKING:
+    from vramplan.memory.estimate import Estimate
+    from vramplan.memory.timeline import Timeline
+    from vramplan.training_log import Amount, OutOfMemory, Phase
+
+PHASES: dict[Phase, str] = {
+    "loading": "loaded",
+    "moving the model": "loaded",
+    "preparation": "loaded",
+    "forward": "forward",
+    "loss": "forward",
+    "backward": "backward",
+    "gradient clipping": "optimizer",
+    "optimizer states": "optimizer",
+    "optimizer step": "optimizer",
+}
+"""Phase of a log -> phase of a simulated run."""
+ALIKE = 0.05
+"""Share of the memory in use by which a simulated allocation may differ from the message: libraries, other versions."""
+MOST_LENGTHS = 8
+"""Lengths that are simulated to find that of a batch."""
+_WORD = re.compile(r"[a-z_]{3,}")
+"""A name of a module or function: gate_proj."""
+LEAST_BYTES = 20 << 20
+"""Requests below say nothing about the length: many tensors share a segment of 20 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A tensor of the simulated step that the message fits."""
+
+    label: str
+    formula: str
+    num_bytes: int
+    phase: str
+    """loaded, forward, backward or optimizer."""
+    live_bytes: int
+    """In use by tensors just before."""
+    sequence_length: int
+    """Tokens of the longest sample with which it fits."""
+
+
+def find_allocation(failure: OutOfMemory, estimate: Estimate, at: Callable[[int], Estimate]) -> Allocation | None:
+    """The allocation of the simulated run that a message fits best; None if none fits.
+
+    A message tells the size of the segment that was asked for and the memory in use, both rounded. If no tensor of a
+    run with the longest samples fits, lengths are tried with which one would.
+
+    Args:
+        failure: what was read from the log.
+        estimate: the run with samples of the longest length.
+        at: the estimate with samples of another length.
+    """
+    figures = failure.figures
+    if figures.requested is None or figures.allocated is None or estimate.timeline is None:
+        return None
+    found = _in_timeline(failure, estimate, figures.requested, figures.allocated)
+    if found is not None or figures.requested.num_bytes < LEAST_BYTES:
+        return found
+    tried = (at(length) for length in _lengths(estimate, estimate.timeline, figures.requested))
+    fitting = [_in_timeline(failure, other, figures.requested, figures.allocated) for other in tried]
+    used = figures.allocated
+    return min(filter(None, fitting), key=lambda allocation: _distance(allocation, used), default=None)
+
+
+def _in_timeline(failure: OutOfMemory, estimate: Estimate, requested: Amount, used: Amount) -> Allocation | None:
+    """The allocation of one simulated run whose segment is the requested size, nearest in memory in use.
+
+    Those that raise memory above all before come first: where an earlier one needed as much, that would have failed. Of
+    several those whose module stands in the traceback's code come first.
+    """
+    timeline = estimate.timeline
+    assert timeline is not None
+    levels = timeline.live_bytes()
+    phase = PHASES.get(failure.phase) if failure.phase is not None else None
+    ends = [*(mark.first_event for mark in timeline.marks[1:]), len(timeline.events)]
+    highest, rising, falling = 0, list[Allocation](), list[Allocation]()
+    for mark, end in zip(timeline.marks, ends, strict=True):
+        for index in range(mark.first_event, end):
+            event, level = timeline.events[index], levels[index]
+            if event >= 0 and phase in (None, mark.phase):
+                storage = timeline.storage(event)
+                if _fits(requested, storage.rounded_bytes, storage.num_bytes):
+                    before, length = level - storage.rounded_bytes, estimate.job.sequence_length
+                    found = Allocation(storage.label, storage.formula, storage.num_bytes, mark.phase, before, length)
+                    (rising if level > highest else falling).append(found)
+            highest = max(highest, level)
+    code = {word for frame in failure.frames for word in _WORD.findall(f"{frame.code} {frame.function}")}
+    for fitting in (rising, falling):
+        near = [allocation for allocation in fitting if _distance(allocation, used) <= ALIKE * used.num_bytes]
+        if near:
+            return min(near, key=lambda found: (-len(code & {*_WORD.findall(found.label)}), _distance(found, used)))
+    return None
+
+
+def _fits(requested: Amount, rounded_bytes: int, num_bytes: int) -> bool:
+    """Whether a message's size is that of a tensor: of its segment, or with another allocator of itself."""
+    return requested.allows(segment_bytes(rounded_bytes)) or requested.allows(num_bytes)
+
+
+def _distance(allocation: Allocation, used: Amount) -> int:
+    return abs(allocation.live_bytes - used.num_bytes)
+
+
+def _lengths(estimate: Estimate, timeline: Timeline, requested: Amount) -> Iterable[int]:
+    """Lengths with which a tensor that grows with the length would have the requested size, the longest first.
+
+    A segment is rounded up to 2 MiB, so the length is known to within that share.
+    """
+    job = estimate.job
+    lengths = set()
+    for kind in timeline.kinds:
+        if kind.category in ("logits", "activation", "temporary") and kind.num_bytes >= LEAST_BYTES:
+            length = round(job.sequence_length * requested.num_bytes / kind.num_bytes)
+            if length != job.sequence_length and 1 <= length <= 4 * job.sequence_length:
+                lengths.add(length)
+    return sorted(lengths, reverse=True)[:MOST_LENGTHS]

@@ -1,0 +1,139 @@
+"""`vramplan oom` for a terminal: what ran out, which tensor asked, why at that step, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.text import Text
+
+from vramplan.planner.out_of_memory import Explanation
+from vramplan.planner.out_of_memory.allocation import ALIKE
+from vramplan.render import check
+from vramplan.render.figures import free_gib, gib, sentence
+from vramplan.render.terminal import Answer, Screen, hanging, inside
+from vramplan.training_log import Figures, OutOfMemory
+from vramplan.units import format_bytes
+
+FITS_ALONE = (
+    "The configuration fits by itself: samples longer than it says, another process at that moment, or a setting that"
+    " the file does not hold"
+)
+MOST_CHANGES = 3
+"""Changes that are printed of each reason."""
+
+
+def answer(found: Explanation, verbose: bool = False) -> Answer:
+    """Everything that `vramplan oom` prints."""
+
+    def lay_out(screen: Screen) -> list[RenderableType]:
+        shown: list[RenderableType] = [_box(screen, found)]
+        for cause in found.causes[1:]:
+            shown.append(screen.text(f"Also: {cause.text}", "yellow"))
+            shown += _changes(screen, cause.changes)
+        if found.verdict is None:
+            shown.append(
+                screen.text("--config FILE, the run's configuration, finds the tensor and the changes that fit", "dim")
+            )
+        else:
+            shown += [Text(""), check.answer(found.verdict, verbose)]
+        if verbose:
+            shown += _details(screen, found.failure)
+        return shown
+
+    return Answer(lay_out)
+
+
+def _box(screen: Screen, found: Explanation) -> Panel:
+    failure = found.failure
+    lines = [screen.text(text, style) for text, style in _lines(found)]
+    first = found.causes[0] if found.causes else None
+    if first is not None:
+        lines += [screen.text(sentence(first.text), "bold"), *_changes(screen, first.changes)]
+    elif found.verdict is None:
+        lines.append(screen.text("The message shows no other reason than the size of the job", "bold"))
+    elif found.verdict.fits:
+        lines.append(screen.text(FITS_ALONE, "bold"))
+    title = screen.text(_title(failure), "bold default")
+    above = title.cell_len + 2 <= inside(screen)
+    return Panel(
+        Group(*([] if above else [title]), *lines),
+        width=inside(screen) + 4,
+        border_style="red",
+        title=title if above else None,
+        title_align="left",
+    )
+
+
+def _title(failure: OutOfMemory) -> str:
+    """Where and when memory ran out."""
+    if failure.memory == "host":
+        place = "Host out of memory"
+    else:
+        place = f"GPU {failure.gpu} out of memory" if failure.gpu is not None else "GPU out of memory"
+    parts = [place, *([f"rank {failure.rank}"] if failure.rank is not None else []), *when(failure)]
+    return ", ".join(parts)
+
+
+def when(failure: OutOfMemory) -> list[str]:
+    """The phase and the step of a message, if the log tells them."""
+    phase = [f"in {failure.phase}" if failure.phase != "optimizer states" else "making optimizer states"]
+    bar = next(iter(failure.progress), None)
+    step = []
+    if bar is not None:
+        step = [f"after {bar.done:,} steps" if bar.total is None else f"step {bar.done + 1:,} of {bar.total:,}"]
+    return [*(phase if failure.phase is not None else []), *step]
+
+
+def _lines(found: Explanation) -> Iterable[tuple[str, str]]:
+    """What was asked for, and which tensor that was."""
+    figures = found.failure.figures
+    if figures.requested is not None:
+        room = ""
+        if figures.free is not None and figures.capacity is not None:
+            room = f"; {free_gib(figures.free.num_bytes)} GiB of {free_gib(figures.capacity.num_bytes)} were free"
+        yield f"Asked for {format_bytes(figures.requested.num_bytes)}{room}", ""
+    if used := _used(figures):
+        yield used, ""
+    tensor = found.allocation
+    if tensor is not None:
+        yield f"It was {tensor.label}: {tensor.formula}, {format_bytes(tensor.num_bytes)}, in {tensor.phase}", "bold"
+        assert found.verdict is not None
+        longest = found.verdict.estimate.job.sequence_length
+        if tensor.sequence_length != longest:
+            yield (
+                (
+                    f"That fits samples of about {tensor.sequence_length:,} tokens, where the configuration's limit is"
+                    f" {longest:,}"
+                ),
+                "",
+            )
+    elif found.verdict is not None and figures.requested is not None:
+        yield f"No tensor of the simulated step asks for that with memory in use within {ALIKE:.0%} of the log's", "dim"
+
+
+def _used(figures: Figures) -> str:
+    """Where the memory is, as the message tells."""
+    sizes = (
+        ("tensors", figures.allocated),
+        ("cached by PyTorch", figures.unallocated),
+        ("outside PyTorch", figures.outside_allocator),
+    )
+    parts = [f"{name} {gib(size.num_bytes)}" for name, size in sizes if size is not None and size.num_bytes > 0]
+    return f"In use, GiB: {', '.join(parts)}" if parts else ""
+
+
+def _changes(screen: Screen, changes: Iterable[str]) -> list[Text]:
+    return [screen.text(f"  {change}", "cyan") for change in [*changes][:MOST_CHANGES]]
+
+
+def _details(screen: Screen, failure: OutOfMemory) -> list[RenderableType]:
+    """The message, and the calls that led to it."""
+    calls = [
+        (f"{frame.file}:{frame.line}, {frame.function}{f': {frame.code}' if frame.code else ''}", "")
+        for frame in failure.frames
+    ]
+    shown: list[RenderableType] = [Text(""), screen.text(f"The message, line {failure.line:,}", "bold")]
+    shown.append(screen.text(failure.text))
+    return [*shown, Text(""), Text("Last calls", "bold"), hanging(screen, calls)] if calls else shown
