@@ -84,6 +84,7 @@ vramplan compare before.yaml after.yaml --gpu rtx4090""",
 vramplan report qwen2.5-7b --gpu rtx4090 --out report.html
 vramplan report qwen2.5-7b --gpu rtx4090 --seq-lens 1024,4096 --lora-ranks 8,64 --out report.html""",
     ),
+    "site": Command(COMPARE, "site", "vramplan site --out public"),
     "table": Command(
         COMPARE,
         "table",
