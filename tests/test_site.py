@@ -186,18 +186,23 @@ def test_the_same_parts_make_the_same_bytes(downloaded: Path) -> None:
 
 
 def test_the_archive_alone_answers(downloaded: Path, tmp_path: Path) -> None:
-    """No module that is left out is needed."""
+    """Neither a module that is left out is needed, nor a package that the site does not ship."""
     with zipfile.ZipFile(io.BytesIO(build.assembled(parts.contents(downloaded))[build.ARCHIVE])) as archive:
         archive.extractall(tmp_path / "modules", [name for name in archive.namelist() if name.startswith("vramplan/")])
     requests = [json.dumps({"words": line.split()}) for line in SHORT_LINES]
+    fixed = {"words": ["check", "train.yaml", *["--framework", "trl", "--gpu", "rtx4090", "--fix", "--json"]]}
+    requests.append(json.dumps({**fixed, "files": {"train.yaml": CONFIG}}))
     code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path / 'modules')!r}); from vramplan.cli import answers\n"
+        "import sys; sys.modules.update(dict.fromkeys(('rich', 'typer', 'huggingface_hub')))\n"
+        f"sys.path.insert(0, {str(tmp_path / 'modules')!r}); from vramplan.cli import answers\n"
         f"print(answers.__file__)\nfor request in {requests!r}: print(answers.answer(request))"
     )
     done = run([executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
     file, *texts = done.stdout.splitlines()
     assert Path(file).is_relative_to(tmp_path)
-    assert [json.loads(text) for text in texts] == [ask(line) for line in SHORT_LINES]
+    expected = [json.loads(answers.answer(request)) for request in requests]
+    assert [json.loads(text) for text in texts] == expected
+    assert expected[-1]["code"] == 0
 
 
 def test_a_part_that_is_missing_or_another_one_is_named(downloaded: Path, tmp_path: Path) -> None:

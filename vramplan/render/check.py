@@ -14,7 +14,7 @@ from vramplan.inputs.platforms import platform_notes
 from vramplan.planner.check import Verdict
 from vramplan.planner.search_result import FREE, LeverEffect
 from vramplan.planner.undecided import Case
-from vramplan.render.figures import gib, sentence, time_of_step
+from vramplan.render.figures import doubts, gib, sentence, time_of_step
 from vramplan.render.read_as import read_as
 from vramplan.render.terminal import (
     Answer,
@@ -22,7 +22,6 @@ from vramplan.render.terminal import (
     Outcome,
     Screen,
     all_assumptions,
-    doubts,
     each_gpu,
     flow,
     hanging,

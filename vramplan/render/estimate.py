@@ -11,14 +11,13 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.memory.estimate import Estimate, Term
 from vramplan.memory.generation import Generation
 from vramplan.memory.host import HostMemory
-from vramplan.render.figures import CATEGORIES, sentence, time_of_step
+from vramplan.render.figures import CATEGORIES, doubts, sentence, time_of_step
 from vramplan.render.terminal import (
     Answer,
     Box,
     Screen,
     all_assumptions,
     assumption_line,
-    doubts,
     each_gpu,
     hanging,
     held_by_others,

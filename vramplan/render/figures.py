@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from vramplan.inputs.job import Job
     from vramplan.memory.estimate import Estimate
 
+TIGHT = 0.05
+"""Share of the GPU: a plan that leaves less than this beside the margin is said to be tight."""
 CATEGORIES = {
     "parameter": ("weights", "blue"),
     "gradient": ("gradients", "cyan"),
@@ -213,3 +215,12 @@ def sentence(text: str) -> str:
     'About 4.2 s a step'
     """
     return text[:1].upper() + text[1:]
+
+
+def doubts(estimate: Estimate) -> list[str]:
+    """What could turn a verdict that is close: samples of different lengths."""
+    tight = estimate.fits and estimate.spare_bytes < TIGHT * estimate.capacity_bytes
+    job = estimate.job
+    if not tight or job.lengths is not None or job.expandable_segments or job.batches == "packed":
+        return []
+    return [f"Tight: {free_gib(estimate.spare_bytes)} GiB above the margin; samples of varying length can need more"]

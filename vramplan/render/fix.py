@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from vramplan.planner.fix import Fix
-from vramplan.render.figures import free_gib, gib
-from vramplan.render.terminal import doubts
+from vramplan.render.figures import doubts, free_gib, gib
 from vramplan.units import counted
 
 

@@ -20,14 +20,23 @@ from vramplan.planner.search_result import (
     Search,
 )
 from vramplan.planner.training_run import most_energy_kwh, run_seconds
-from vramplan.render.figures import banded, duration, free_gib, gib, room_gib, sentence, significant, time_of_step
+from vramplan.render.figures import (
+    banded,
+    doubts,
+    duration,
+    free_gib,
+    gib,
+    room_gib,
+    sentence,
+    significant,
+    time_of_step,
+)
 from vramplan.render.terminal import (
     Answer,
     Box,
     Screen,
     all_assumptions,
     assumption_line,
-    doubts,
     each_gpu,
     flow,
     hanging,

@@ -43,8 +43,6 @@ NARROW = 60
 GUTTER, LEAST_RIGHT = 4, 40
 """Columns between two parts that stand side by side, and the fewest of the right one."""
 BOX_WIDTH = 80
-TIGHT = 0.05
-"""Share of the GPU: a plan that leaves less than this beside the margin is said to be tight."""
 IN_ASCII = str.maketrans({"×": "x", "✗": "no", "›": ">", "≈": "~", "≥": ">=", "…": "...", "–": "-", "•": "*"})
 
 Outcome = Literal["fits", "depends", "without margin", "does not fit"]
@@ -265,15 +263,6 @@ def plan_line(screen: Screen, job: Job, micro_batch_size: int, accumulation_step
 def inside(screen: Screen) -> int:
     """Columns inside the box."""
     return min(BOX_WIDTH, screen.width) - 4
-
-
-def doubts(estimate: Estimate) -> list[str]:
-    """What could turn a verdict that is close: samples of different lengths."""
-    tight = estimate.fits and estimate.spare_bytes < TIGHT * estimate.capacity_bytes
-    job = estimate.job
-    if not tight or job.lengths is not None or job.expandable_segments or job.batches == "packed":
-        return []
-    return [f"Tight: {free_gib(estimate.spare_bytes)} GiB above the margin; samples of varying length can need more"]
 
 
 def where_it_goes(estimate: Estimate) -> Callable[[Screen], Group]:
