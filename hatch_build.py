@@ -1,8 +1,9 @@
 """Build hook: compiles vramplan/memory/_passes.c if there is a C compiler, and lists the shipped models' names.
 
-Without a compiler, the same runs in Python.
+Without a compiler, the same runs in Python. With clang and wasm-ld, the passes are compiled for browsers as well, for
+the site that ``vramplan site`` writes (on Debian: ``apt install clang lld wasi-libc``).
 
-``python hatch_build.py`` compiles it in place, for a checkout that is on PYTHONPATH and not installed.
+``python hatch_build.py`` compiles both in place, for a checkout that is on PYTHONPATH and not installed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
+import subprocess
 import sys
 import sysconfig
 from hashlib import sha256
@@ -22,9 +25,16 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOT = Path(__file__).parent
 SOURCE = "vramplan/memory/_passes.c"
 HEADER = "vramplan/memory/_allocator.h"
+WASM_CONFIG = "vramplan/memory/_wasm32_pyconfig.h"
 OLDEST = "cp310"
 """The library serves this Python and all later ones: Py_LIMITED_API in the source."""
 LIBRARIES = (".so", ".pyd")
+FOR_BROWSERS = "vramplan/site/passes.wasm"
+"""The passes as a side module of Emscripten, which Pyodide loads as an extension module of any Python from 3.10 on."""
+LLVM_VERSIONS = ("", *(f"-{version}" for version in range(25, 14, -1)))
+"""Ends of the names of LLVM's programs, as Debian has them."""
+C_HEADERS = Path(os.environ.get("WASI_HEADERS", "/usr/include/wasm32-wasi"))
+"""wasi-libc's, of which a few types and declarations are used; the functions are Pyodide's."""
 
 
 class NotCompiled(Exception):
@@ -39,6 +49,7 @@ class PassesBuildHook(BuildHookInterface):
         self.folder = TemporaryDirectory()
         if version != "editable":
             self._add_index(build_data)
+        self._add_for_browsers(version, build_data)
         try:
             library = build(Path(self.folder.name))
         except NotCompiled as reason:
@@ -52,6 +63,19 @@ class PassesBuildHook(BuildHookInterface):
         build_data["force_include"][str(library)] = str(Path(SOURCE).with_name(library.name))
         build_data["pure_python"] = False
         build_data["tag"] = f"{OLDEST}-abi3-{platform_tag()}"
+
+    def _add_for_browsers(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile for browsers, if the programs are there."""
+        try:
+            module = build_for_browsers(Path(self.folder.name) / "browsers")
+        except NotCompiled:  # `vramplan site` says so
+            if version == "editable":
+                (ROOT / FOR_BROWSERS).unlink(missing_ok=True)
+            return
+        if version == "editable":
+            put_in_place(module, ROOT / FOR_BROWSERS)
+        else:
+            build_data["force_include"][str(module)] = FOR_BROWSERS
 
     def _add_index(self, build_data: dict[str, Any]) -> None:
         """Add the list of the shipped models' names, which spares a command from reading all of them."""
@@ -102,9 +126,40 @@ def build(folder: Path) -> Path:
     return library
 
 
-def put_in_place(library: Path) -> Path:
-    """Copy the library to where an editable installation imports it from."""
-    target = (ROOT / SOURCE).with_name(library.name)
+def build_for_browsers(folder: Path) -> Path:
+    """Compile the passes for wasm32 into a folder, which is made.
+
+    The headers are those of this Python; the limited API is the same on all platforms, but for the sizes in pyconfig.h.
+
+    Raises:
+        NotCompiled: if there is no clang with wasm-ld, or one of them fails.
+    """
+    for version in LLVM_VERSIONS:
+        clang, linker = shutil.which(f"clang{version}"), shutil.which(f"wasm-ld{version}")
+        if clang and linker and C_HEADERS.is_dir():
+            break
+    else:
+        raise NotCompiled("there is no clang with wasm-ld of the same version, or no wasi-libc")
+    headers, compiled, module = folder / "include", folder / "passes.o", folder / Path(FOR_BROWSERS).name
+    shutil.copytree(sysconfig.get_path("include"), headers)
+    shutil.copy(ROOT / WASM_CONFIG, headers / "pyconfig.h")
+    macros = [f'-DVRAMPLAN_VERSION="{package_version()}"', f'-DVRAMPLAN_SOURCE="{source_digest()}"', "-D__wasi__"]
+    includes = ["-isystem", str(headers), "-isystem", str(C_HEADERS), "-D_WASI_EMULATED_SIGNAL"]
+    target = ["--target=wasm32-unknown-emscripten", "-fPIC", "-fvisibility=hidden", "-O2"]
+    for command in (
+        [clang, *target, *includes, *macros, "-c", str(ROOT / SOURCE), "-o", str(compiled)],
+        [linker, "--experimental-pic", "-shared", "--strip-all", "--unresolved-symbols=import-dynamic",
+         "--export=PyInit__passes", str(compiled), "-o", str(module)],
+    ):  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        if done.returncode:
+            raise NotCompiled(f"{Path(command[0]).name} fails: {' '.join(done.stderr.split())[:400]}")
+    return module
+
+
+def put_in_place(library: Path, target: Path | None = None) -> Path:
+    """Copy a library to where an editable installation has it."""
+    target = target or (ROOT / SOURCE).with_name(library.name)
     replacement = target.with_name(target.name + ".new")
     replacement.write_bytes(library.read_bytes())
     replacement.replace(target)  # a process that has loaded the old one keeps it
@@ -142,3 +197,7 @@ if __name__ == "__main__":
             print(put_in_place(build(Path(folder))).relative_to(ROOT))
         except NotCompiled as reason:
             sys.exit(f"not compiled: {reason}")
+        try:
+            print(put_in_place(build_for_browsers(Path(folder) / "browsers"), ROOT / FOR_BROWSERS).relative_to(ROOT))
+        except NotCompiled as reason:
+            print(f"not compiled for browsers: {reason}")

@@ -293,6 +293,7 @@ FLAGS = {
     "emulate": "--gpu --num-gpus --install --help",
     "accuracy": "--ledger --published --emulated --times --by --markdown --json --help",
     "models": "--json --help",
+    "site": "--out --parts --help",
     "gpus": "--json --help",
 }
 

@@ -19,6 +19,7 @@ from vramplan.cli.parse import parse
 from vramplan.errors import VramplanError
 from vramplan.visible import visible, visible_lines
 
+BAD_INPUT = 2
 DEFECT = 70
 """sysexits.h: EX_SOFTWARE."""
 
@@ -42,32 +43,42 @@ def main() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without block characters still gets the figures
-    command = command_of(sys.argv[1:])
     try:
-        code = _run(command, sys.argv[1:])
+        sys.exit(run(sys.argv[1:]))
+    except KeyboardInterrupt:
+        print("vramplan: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def run(words: Sequence[str]) -> int:
+    """Print the answer to a command line; a mistake is one line on standard error.
+
+    Returns:
+        The exit code.
+    """
+    command = command_of(words)
+    try:
+        code = _run(command, words)
         sys.stdout.flush()
     except VramplanError as error:
         from vramplan.cli.options import spell_flag
 
-        _fail(error.spelled(spell_flag))
+        return _fail(error.spelled(spell_flag))
     except BrokenPipeError:  # the reader went away: nothing is left to say, not even at exit
         _close_output()
-        sys.exit(0)
+        return 0
     except OSError as error:  # a full disk behind the redirection
         _close_output()
-        _fail(f"the output cannot be written ({error.strerror})")
-    except KeyboardInterrupt:
-        print("vramplan: interrupted", file=sys.stderr)
-        sys.exit(130)
+        return _fail(f"the output cannot be written ({error.strerror})")
     except Exception as error:
         message = getattr(error, "format_message", None)  # typer's own usage errors
         if message is None:  # a defect of ours, which must not look like the answer "does not fit"
             import traceback
 
             print(visible_lines(traceback.format_exc()), end="", file=sys.stderr)
-            sys.exit(DEFECT)
-        _fail(f"{message().rstrip('.')}; see `{' '.join(filter(None, ('vramplan', command)))} --help`")
-    sys.exit(code if isinstance(code, int) else 0)
+            return DEFECT
+        return _fail(f"{message().rstrip('.')}; see `{' '.join(filter(None, ('vramplan', command)))} --help`")
+    return code if isinstance(code, int) else 0
 
 
 def _run(command: str, words: Sequence[str]) -> Any:
@@ -106,11 +117,11 @@ def _close_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fail(line: str) -> None:
+def _fail(line: str) -> int:
     line = visible(" ".join(line.split()))
     line = line if len(line) <= LONGEST_ERROR else f"{line[:LONGEST_ERROR]} ..."
     print(f"vramplan: {line}", file=sys.stderr)
-    sys.exit(2)
+    return BAD_INPUT
 
 
 if __name__ == "__main__":

@@ -91,6 +91,7 @@ vramplan compare before.yaml after.yaml --gpu rtx4090""",
 vramplan report qwen2.5-7b --gpu rtx4090 --out report.html
 vramplan report qwen2.5-7b --gpu rtx4090 --gpus l40s,h100 --out report.html""",
     ),
+    "site": Command(COMPARE, "site", "vramplan site --out public"),
     "table": Command(
         COMPARE,
         "table",

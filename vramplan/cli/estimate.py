@@ -52,7 +52,7 @@ def estimate(
     ] = False,
     plot: Annotated[
         Path | None,
-        Option(help="Draw memory over the step: FILE.svg, .png or .html.", panel=OUTPUT),
+        Option(help="Draw memory over the step: FILE.svg, .png or .html, or .json with its figures.", panel=OUTPUT),
     ] = None,
     snapshot: Annotated[
         Path | None,
@@ -87,7 +87,7 @@ def estimate(
     from vramplan.planner import after_training
     from vramplan.planner.estimate import estimate as run_estimate
 
-    check_file("--plot", plot, (".svg", ".png", ".html"))
+    check_file("--plot", plot, (".svg", ".png", ".html", ".json"))
     check_file("--snapshot", snapshot, (".pickle", ".pkl"))
     if generate_tokens is None and (prompt_tokens, generate_batch) != (None, None):
         raise ConfigError("--prompt-tokens and --generate-batch need --generate-tokens")

@@ -198,7 +198,7 @@ SAME_NAME = """
     global_batch samples epochs base_lr base_batch prefer solve
     framework framework_version dataset tokenizer minutes only on slurm ledger published
     show format by confidence min_headroom trust_remote_code timeout max_runs record steps history find_max
-    plot snapshot out jobs fix max_gpus max_price prices tokens_total warmup_ratio
+    plot snapshot out parts jobs fix max_gpus max_price prices tokens_total warmup_ratio
     generate_tokens prompt_tokens generate_batch platform
     largest_global_batch policy coupling dwell half_life unit share eta schedule"""
 OTHER_FLAGS = {

@@ -76,8 +76,11 @@ def from_hub(repo: str) -> ModelSpec:
         SpecError: if its config.json is broken.
     """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    import huggingface_hub as hub
-    from huggingface_hub.utils import logging as hub_logging
+    try:
+        import huggingface_hub as hub
+        from huggingface_hub.utils import logging as hub_logging
+    except ModuleNotFoundError:  # in a browser (vramplan.site)
+        raise HubError(f"{repo}: is not a shipped model, and the Hub is not asked here; give its config.json") from None
 
     verbosity = hub_logging.get_verbosity()
     hub_logging.set_verbosity(logging.ERROR)  # no warnings about retries; a failure is raised below
