@@ -77,7 +77,7 @@ def _answered(words: Sequence[str], files: Mapping[str, str]) -> dict[str, Any]:
         values = parse(map(parameter_of, declared(function_of(command)).values()), words[len(command.split()) :])
         if values is None:  # typer, which would say why, is not loaded
             return _refused(f"not a complete command line: vramplan {shlex.join(words)}")
-        if not values["as_json"] and values.get("for_framework") is None:  # tables for a terminal
+        if not any(values.get(form) for form in ("as_json", "html", "for_framework")):  # tables for a terminal
             return _refused(f"vramplan {shlex.join(words)}: add --json")
         code = run(words)
         written = {path.name: path.read_text(encoding="utf-8") for path in Path().iterdir()}

@@ -77,6 +77,7 @@ def estimate(
     link: LinkName = None,
     network: Network = None,
     trust_remote_code: Trust = False,
+    html: Annotated[bool, Option("--html", help="Print HTML as notebooks show it.", panel=OUTPUT)] = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
     *,
@@ -89,6 +90,8 @@ def estimate(
 
     check_file("--plot", plot, (".svg", ".png", ".html", ".json"))
     check_file("--snapshot", snapshot, (".pickle", ".pkl"))
+    if html and as_json:
+        raise ConfigError("--html and --json are two forms of the same answer: give one")
     if generate_tokens is None and (prompt_tokens, generate_batch) != (None, None):
         raise ConfigError("--prompt-tokens and --generate-batch need --generate-tokens")
     card = load_gpu(connected(load_gpu(gpu, platform), link, network))
@@ -113,7 +116,11 @@ def estimate(
         import vramplan.render.memory_snapshot as as_snapshot
 
         as_snapshot.write(found, snapshot)
-    if as_json:
+    if html:
+        from vramplan.render.web.answer import fragment, of_estimate
+
+        say(fragment(of_estimate(found, card.title)))
+    elif as_json:
         from vramplan.render import json_output as as_text
 
         say(as_text.dumps(as_text.estimate_answer(found, host, generated)))

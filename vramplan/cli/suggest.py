@@ -6,7 +6,7 @@ import sys
 from contextlib import nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from vramplan.cli import completion
 from vramplan.cli.options import (
@@ -33,6 +33,12 @@ from vramplan.cli.options import (
 from vramplan.cli.panels import BATCH, MODEL, OUTPUT, REAL, RUN, SEVERAL
 from vramplan.cli.parameters import Option
 from vramplan.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vramplan.planner.search_result import Search
+
+HTML = ("answer", "plan", "row")
+"""What `--html` prints: the whole answer, without changes that would help, the row of a table of GPUs."""
 
 
 @partial(with_job_flags, without=("num_gpus",))
@@ -144,6 +150,15 @@ def suggest(
     ] = None,
     trust_remote_code: Trust = False,
     no_cache: NoCache = False,
+    html: Annotated[
+        str | None,
+        Option(
+            "--html",
+            help="Print HTML as notebooks show it: answer; plan, without changes; row, of a table of GPUs.",
+            panel=OUTPUT,
+            complete=completion.one_of(*HTML),
+        ),
+    ] = None,
     verbose: Verbose = False,
     as_json: AsJson = False,
     *,
@@ -151,6 +166,10 @@ def suggest(
 ) -> int:
     """Find the micro-batch and gradient accumulation that reach a global batch on a GPU."""
     keep_results(not no_cache)
+    if html is not None and (html not in HTML or tokens or probe or as_json or for_framework is not None):
+        raise ConfigError(
+            f"--html {html}: expected {', '.join(HTML)}, and no --tokens, --probe, --json or --for beside"
+        )
     if tokens:
         from vramplan.cli.suggest_tokens import suggest_tokens
 
@@ -200,10 +219,13 @@ def suggest(
     if count is not None:
         given = {**given, "num_gpus": count}
     from vramplan.inputs.load import load_gpu
-    from vramplan.planner.kept_search import suggest as search_batches
+    from vramplan.planner.kept_search import suggest as kept_search
     from vramplan.planner.search_result import Run
 
     chosen_gpu = connected(gpu, link, network)
+    search_batches = kept_search
+    if html is not None:  # kept results have no timeline to draw
+        from vramplan.planner.suggest import suggest as search_batches
     with progress() as tell:
         on = None
         if probe:
@@ -225,6 +247,7 @@ def suggest(
             prefer=prefer,
             progress=tell,
             trust_remote_code=trust_remote_code,
+            **({} if html in (None, "answer") else {"advice": False}),
             **sure(confidence),
             **given,
         )
@@ -236,6 +259,9 @@ def suggest(
             if can_be_proved(found):
                 verified = prove(model, found, on=on)
     run = Run(samples, epochs, tokens_total)
+    if html is not None:
+        say(_html(found, html))
+        return 0 if found.recommended else 1
     if for_framework is not None and found.recommended is not None:
         chosen = (verified.plan if verified is not None else None) or found.recommended
         from vramplan.cli.suggest_hardware import paste
@@ -271,6 +297,17 @@ def suggest(
     if on is not None:
         on.check_recorded()
     return 0 if (verified.plan if verified is not None else found.recommended) else 1
+
+
+def _html(found: Search, part: str) -> str:
+    """What `--html` prints."""
+    if part == "row":
+        from vramplan.render.web.matrix import micro_batches, row
+
+        return row(found.card, found, micro_batches(found))
+    from vramplan.render.web.answer import fragment, of_search
+
+    return fragment(of_search(found))
 
 
 def _number(num_gpus: str) -> int:

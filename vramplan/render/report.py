@@ -17,7 +17,7 @@ from vramplan.render.web.answer import Answer, of_search
 from vramplan.render.web.frame import as_json, frame, source
 from vramplan.render.web.matrix import matrix, micro_batches
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 FRAMEWORKS = ("swift", "llamafactory", "axolotl", "trl")
 """Frameworks whose lines a page shows."""
 

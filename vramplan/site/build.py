@@ -14,6 +14,12 @@ from tempfile import TemporaryDirectory
 
 from vramplan import atomic_write
 from vramplan.errors import ConfigError
+from vramplan.inputs.catalog import all_gpus, model_names
+from vramplan.planner.report import GPUS
+from vramplan.render.figures import free_gib
+from vramplan.render.report import FRAMEWORKS
+from vramplan.render.web.frame import as_json, frame, source
+from vramplan.render.web.matrix import table
 from vramplan.site import parts as site_parts
 from vramplan.version import __version__
 
@@ -21,7 +27,12 @@ PACKAGE = Path(__file__).parent.parent
 SPECS = "model_specs"
 PYODIDE_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 """What a browser loads of Pyodide's archive (its README: "the core files")."""
-PAGE_FILES = ("index.html", "worker.js")
+WORKER = "worker.js"
+POLICY = (
+    "default-src 'self'; img-src data:; script-src 'self' 'wasm-unsafe-eval' 'unsafe-inline'; style-src 'self' 'unsafe-inline';"
+    " worker-src 'self'"
+)
+"""Nothing comes from another host; Pyodide compiles WebAssembly."""
 ARCHIVE = "packages.zip"
 CORE = "passes.wasm"
 """The compiled passes as an Emscripten side module, if they were built (hatch_build.py)."""
@@ -70,11 +81,33 @@ def assembled(contents: Mapping[str, bytes]) -> dict[str, bytes]:
     pyodide, wheels = site_parts.parts()
     here = Path(__file__).parent
     return {
-        **{name: (here / name).read_bytes() for name in PAGE_FILES},
+        "index.html": _page().encode(),
+        WORKER: (here / WORKER).read_bytes(),
         **{f"pyodide/{name}": content for name, content in _pyodide(contents[pyodide.file]).items()},
         ARCHIVE: _archive([contents[wheel.file] for wheel in wheels]),
         "licences.txt": _licences().encode(),
     }
+
+
+def _page() -> str:
+    """The page: the report's frame with controls, and lists of what can be chosen."""
+    here = Path(__file__).parent
+    gpus = sorted(all_gpus(), key=lambda gpu: (gpu.vendor != "NVIDIA", gpu.usable_bytes))
+    lists = {
+        "models": model_names(),
+        "gpus": [[gpu.name, gpu.title, free_gib(gpu.usable_bytes)] for gpu in gpus],
+        "rows": GPUS,
+        "frameworks": FRAMEWORKS,
+        "matrix": table(),
+    }
+    controls = (here / "controls.html").read_text(encoding="utf-8")
+    style = (here / "site.css").read_text(encoding="utf-8")
+    scripts = [
+        f'<script type="application/json" id="lists">{as_json(lists)}</script>',
+        f"<script>\n{source('page.js')}</script>",
+        f"<script>\n{(here / 'app.js').read_text(encoding='utf-8')}</script>",
+    ]
+    return frame("vramplan: what a training run needs of a GPU", POLICY, scripts, f"<style>{style}</style>{controls}")
 
 
 def _pyodide(archive: bytes) -> dict[str, bytes]:

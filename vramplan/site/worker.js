@@ -17,6 +17,7 @@ self.onmessage = ({ data }) => {
   const topic = data.topic ?? `request ${data.id}`;
   const older = waiting.get(topic);
   if (older) self.postMessage({ id: older.id, dropped: true });
+  waiting.delete(topic); // or it would keep its place before requests that came since
   waiting.set(topic, data);
   schedule();
 };

@@ -43,6 +43,11 @@ class Answer(NamedTuple):
     """All plans, all changes, assumptions."""
 
 
+def fragment(answer: Answer) -> str:
+    """An answer as one piece of HTML whose parts a page can take apart by their names."""
+    return "".join(f'<div data-part="{name}">{html}</div>' for name, html in answer._asdict().items())
+
+
 def of_search(search: Search, micro_batch_size: int | None = None) -> Answer:
     """The recommended plan, or that with another micro-batch, and the changes that would help."""
     plans = {plan.micro_batch_size: plan.estimate for plan in search.plans}
@@ -209,4 +214,4 @@ def _table(head: Iterable[str], rows: Iterable[str], kind: str = "") -> str:
     return f'<div class="scroll"><table class="{kind}">{body}</table></div>'
 
 
-__all__ = ["CLASSES", "Answer", "assumptions", "of_estimate", "of_search", "pictures", "verdict"]
+__all__ = ["CLASSES", "Answer", "assumptions", "fragment", "of_estimate", "of_search", "pictures", "verdict"]

@@ -26,8 +26,13 @@ def matrix(rows: Iterable[tuple[Gpu, Search | str]], columns: Sequence[int], sho
         columns: micro-batches.
         shown: name of the GPU and micro-batch that the page shows.
     """
+    body = "".join(row(gpu, found, columns, shown) for gpu, found in rows)
+    return table(columns, body)
+
+
+def table(columns: Sequence[int] = (), body: str = "") -> str:
+    """The table with these rows."""
     head = "".join(f'<th scope="col">{size}</th>' for size in columns)
-    body = "".join(_row(gpu, found, columns, shown) for gpu, found in rows)
     return (
         '<h2>Which GPU, which micro-batch <span class="cap">GiB needed</span></h2><table class="matrix"><thead><tr>'
         f'<th scope="col">GPU</th>{head}</tr></thead><tbody>{body}</tbody></table>'
@@ -36,7 +41,8 @@ def matrix(rows: Iterable[tuple[Gpu, Search | str]], columns: Sequence[int], sho
     )
 
 
-def _row(gpu: Gpu, found: Search | str, columns: Sequence[int], shown: tuple[str, int]) -> str:
+def row(gpu: Gpu, found: Search | str, columns: Sequence[int], shown: tuple[str, int] = ("", 0)) -> str:
+    """A GPU's row of the table."""
     title = f'<th scope="row">{escape(gpu.title)} <small>{free_gib(gpu.usable_bytes)}</small></th>'
     if isinstance(found, str):
         return f'<tr>{title}<td class="none" colspan="{len(columns)}" title="{escape(found)}">cannot run it</td></tr>'
@@ -47,11 +53,12 @@ def _cell(gpu: Gpu, found: Search, size: int, is_shown: bool) -> str:
     plan = next((plan for plan in found.plans if plan.micro_batch_size == size), None)
     pressed = f' aria-pressed="{str(is_shown).lower()}" data-gpu="{escape(gpu.name)}" data-micro="{size}"'
     if plan is not None:
-        return f'<td class="fit"><button type="button"{pressed}>{gib(plan.estimate.device_total_bytes)}</button></td>'
+        button = f'<button type="button"{pressed}>{gib(plan.estimate.device_total_bytes)}</button>'
+        return f'<td class="fit" data-size="{size}">{button}</td>'
     pair = next((pair for pair in found.rejected if pair.micro_batch_size == size), None)
     if pair is None:
-        return "<td></td>"
+        return f'<td data-size="{size}"></td>'
     need = "no" if pair.device_total_bytes is None else gib(pair.device_total_bytes)
     if pair.reason == WITHOUT_MARGIN:
-        return f'<td class="near" title="fits only without margin">≈{need}</td>'
-    return f'<td title="does not fit">{need}</td>'
+        return f'<td class="near" data-size="{size}" title="fits only without margin">≈{need}</td>'
+    return f'<td data-size="{size}" title="does not fit">{need}</td>'

@@ -1,0 +1,265 @@
+"use strict";
+// The page: reads the controls as a command line, asks the worker, and places what it answers. No number is computed here.
+const lists = JSON.parse(byId("lists").textContent);
+const form = byId("controls");
+const worker = new Worker("worker.js", { type: "module" });
+const asked = new Map();
+let lastId = 0;
+let files = {};
+let columns = [];
+let texts = {};
+let isReady = false;
+
+for (const name of lists.models) byId("models").append(new Option(name, name));
+for (const [name, title, size] of lists.gpus) form.gpu.append(new Option(`${title}, ${size} GiB`, name));
+form.gpu.value = "rtx4090";
+
+// -- the controls as a command line
+function value(control) {
+  return control.dataset.scale === "power" ? String(Math.round(2 ** Number(control.value))) : control.value.trim();
+}
+
+function isOff(control) {
+  return control.dataset.needs && form[control.dataset.needs].value === "1";
+}
+
+function flags() {
+  const words = [];
+  for (const control of form.elements) {
+    const { flag } = control.dataset;
+    if (!flag || isOff(control) || !value(control)) continue;
+    if (control.name === "rank" && form.method.value === "full") continue;
+    if (control.dataset.default !== value(control)) words.push(flag, value(control));
+  }
+  return words;
+}
+
+function commandLine() {
+  return ["suggest", form.model.value.trim(), ...flags()];
+}
+
+function lineOfPlan(micro) {
+  const steps = Number(form.batch.value) / (micro * Number(form.gpus.value));
+  const words = commandLine();
+  words.splice(words.indexOf("--global-batch"), 2);
+  return ["estimate", ...words.slice(1), "--micro-batch", String(micro), "--accumulation", String(steps)];
+}
+
+// -- questions and answers
+function ask(topic, words, answered) {
+  asked.set(++lastId, answered);
+  worker.postMessage({ id: lastId, topic, request: { words, files } });
+}
+
+worker.onmessage = ({ data }) => {
+  if (data.stage) return say(isReady ? "" : STAGES[data.stage]);
+  if (!("id" in data)) return say(data.failure, true);
+  const answered = asked.get(data.id);
+  asked.delete(data.id);
+  if (data.dropped || !answered) return;
+  if (data.failure) return say(data.failure, true);
+  isReady = true;
+  answered(data.answer, data.seconds);
+};
+const STAGES = { python: "Loading Python …", packages: "Loading vramplan …", ready: "Estimating …" };
+
+function say(text, isError = false) {
+  byId("status").textContent = text;
+  byId("status").classList.toggle("bad", isError);
+  document.querySelector(".top").classList.toggle("stale", isError || text !== "");
+}
+
+function parts(html) {
+  const parsed = new DOMParser().parseFromString(html, "text/html");
+  return Object.fromEntries([...parsed.querySelectorAll("[data-part]")].map((part) => [part.dataset.part, part.innerHTML]));
+}
+
+function place(answer, names) {
+  if (answer.code === 2 || answer.code === 70) return say(answer.error.trim().split("\n").at(-1).replace("vramplan: ", ""), true);
+  const found = parts(answer.text);
+  show(Object.fromEntries(names.map((name) => [name, found[name]])));
+  addButtons();
+  say("");
+}
+
+function update() {
+  say("Estimating …");
+  for (const control of form.elements) control.disabled = Boolean(isOff(control));
+  form.rank.disabled = form.method.value === "full";
+  const line = commandLine();
+  const micro = Number(form.micro.dataset.chosen);
+  texts = { vramplan: pasted(micro ? lineOfPlan(micro) : line) };
+  for (const framework of lists.frameworks) texts[framework] = undefined;
+  showCommands(texts);
+  if (micro) ask("plan", [...lineOfPlan(micro), "--html"], (answer) => place(answer, ["head", "pictures"]));
+  else ask("plan", [...line, "--html", "plan"], (answer) => place(answer, ["head", "pictures"]));
+  ask("row", [...line, "--html", "row"], (answer) => placeRow(answer, form.gpu.value, line));
+  ask("answer", [...line, "--html", "answer"], (answer) => place(answer, micro ? ["details"] : ["head", "details"]));
+  const others = lists.rows.filter((name) => name !== form.gpu.value);
+  others.forEach((name) => ask(`row ${name}`, [...withGpu(line, name), "--html", "row"], (answer) => placeRow(answer, name, line)));
+  size(form.tokens, `${Number(value(form.tokens)).toLocaleString("en")}`);
+}
+
+function withGpu(line, name) {
+  const words = [...line];
+  words[words.indexOf("--gpu") + 1] = name;
+  return words;
+}
+
+function pasted(words) {
+  const line = ["vramplan", ...words].map((word) => (/^[\w./:@%+=,-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`));
+  return line.join(" ").replaceAll(" --", " \\\n  --");
+}
+
+function size(control, text) {
+  control.closest("label").querySelector("output").textContent = text;
+}
+
+// -- the table of GPUs: a row for each answer
+const order = new Map(lists.gpus.map(([name], number) => [name, number]));
+
+function placeRow(answer, name, line) {
+  if (line.join(" ") !== commandLine().join(" ")) return;
+  const place_ = byId("matrix");
+  if (!place_.querySelector("tbody")) place_.innerHTML = lists.matrix;
+  const body = place_.querySelector("tbody");
+  body.querySelector(`[data-row="${name}"]`)?.remove();
+  const holder = document.createElement("tbody");
+  holder.innerHTML = answer.text;
+  const row = holder.rows[0];
+  if (!row) return;
+  row.dataset.row = name;
+  const after = [...body.rows].find((other) => order.get(other.dataset.row) > order.get(name));
+  body.insertBefore(row, after ?? null);
+  [...body.rows].forEach((other) => { if (!lists.rows.includes(other.dataset.row) && other.dataset.row !== form.gpu.value) other.remove(); });
+  if (name === form.gpu.value) setColumns(row);
+  press();
+}
+
+function setColumns(row) {
+  columns = [...row.cells].slice(1).map((cell) => Number(cell.dataset.size));
+  const head = byId("matrix").querySelector("thead tr");
+  head.replaceChildren(head.cells[0], ...columns.map((column) => element("th", String(column))));
+  const fitting = [...row.querySelectorAll("button")].map((button) => Number(button.dataset.micro));
+  form.micro.max = String(columns.length);
+  const chosen = Number(form.micro.dataset.chosen);
+  if (chosen && !columns.includes(chosen)) { form.micro.dataset.chosen = ""; update(); return; }
+  form.micro.value = String(chosen ? columns.indexOf(chosen) + 1 : 0);
+  form.micro.dataset.best = String(fitting.at(-1) ?? "");
+  size(form.micro, chosen ? `${chosen}` : "recommended");
+}
+
+function press() {
+  const chosen = form.micro.dataset.chosen || form.micro.dataset.best;
+  document.querySelectorAll(".matrix button").forEach((button) => {
+    const isShown = button.dataset.gpu === form.gpu.value && button.dataset.micro === chosen;
+    button.setAttribute("aria-pressed", String(isShown));
+  });
+}
+
+byId("matrix").onclick = (event) => {
+  const button = event.target.closest("button");
+  if (!button) return;
+  form.gpu.value = button.dataset.gpu;
+  form.micro.dataset.chosen = button.dataset.micro;
+  changed();
+};
+
+// -- changes that would help
+const fieldOf = (name) => form.querySelector(`[data-field="${name}"]`);
+
+function addButtons() {
+  for (const row of document.querySelectorAll("[data-apply]")) {
+    const fields = Object.entries(JSON.parse(row.dataset.apply));
+    if (row.querySelector(".primary") || !fields.every(([name]) => fieldOf(name))) continue;
+    const button = element("button", "Apply", "primary");
+    button.type = "button";
+    button.onclick = () => { fields.forEach(([name, text]) => set(fieldOf(name), text)); changed(); };
+    (row.tagName === "TR" ? row.insertCell() : row).append(button);
+  }
+}
+
+function set(control, text) {
+  const wanted = String(Array.isArray(text) ? text.join("x") : text);
+  if (control.dataset.scale === "power") control.value = String(Math.log2(Number(wanted)));
+  else if (control.tagName === "SELECT" && ![...control.options].some((option) => option.value === wanted)) control.value = "";
+  else control.value = wanted;
+}
+
+// -- what to paste
+byId("commands").addEventListener("chosen", ({ detail: name }) => {
+  if (name === "vramplan" || texts[name] !== undefined) return;
+  ask("for", [...commandLine(), "--for", name], (answer) => {
+    texts[name] = answer.text || `# ${answer.error.trim().replace("vramplan: ", "") || "nothing fits"}`;
+    showCommands(texts);
+  });
+});
+
+// -- the address holds the state
+function state() {
+  const named = new URLSearchParams();
+  for (const control of form.elements) {
+    if (control.name && control.name !== "micro" && control.value !== control.dataset.start) named.set(control.name, control.value);
+  }
+  if (form.micro.dataset.chosen) named.set("micro", form.micro.dataset.chosen);
+  return named.toString();
+}
+
+function restore() {
+  const named = new URLSearchParams(location.hash.slice(1));
+  for (const control of form.elements) {
+    if (control.name && control.name !== "micro") control.value = named.get(control.name) ?? control.dataset.start;
+  }
+  form.micro.dataset.chosen = /^\d+$/.test(named.get("micro") ?? "") ? named.get("micro") : "";
+  update();
+}
+
+function changed() {
+  const next = state();
+  if (next !== location.hash.slice(1)) history.pushState(null, "", next ? `#${next}` : location.pathname);
+  update();
+}
+
+let timer;
+form.addEventListener("input", ({ target }) => {
+  if (target === form.micro) {
+    target.dataset.chosen = Number(target.value) ? String(columns[Number(target.value) - 1]) : "";
+    size(target, target.dataset.chosen || "recommended");
+  } else form.micro.dataset.chosen = "";
+  clearTimeout(timer);
+  timer = setTimeout(changed, target.type === "range" ? 0 : 250);
+});
+form.addEventListener("submit", (event) => event.preventDefault());
+addEventListener("popstate", restore);
+addEventListener("hashchange", restore);
+
+// -- a model's own file
+addEventListener("dragover", (event) => event.preventDefault());
+addEventListener("drop", async (event) => {
+  event.preventDefault();
+  const file = event.dataTransfer.files[0];
+  if (!file) return;
+  if (!file.name.endsWith(".json") || file.size > 4 << 20) return say(`${file.name}: expected a config.json of at most 4 MiB`, true);
+  files = { "config.json": await file.text() };
+  form.model.value = "config.json";
+  changed();
+});
+
+byId("link").onclick = () => copyText(byId("link"), location.href);
+byId("keep").onclick = () => {
+  const kept = byId("kept");
+  const copy = byId("head").cloneNode(true);
+  copy.removeAttribute("id");
+  copy.querySelectorAll(".lever,.note,.keys").forEach((part) => part.remove());
+  const bar = byId("pictures").querySelector("section")?.cloneNode(true);
+  const remove = element("button", "Remove", "ghost");
+  remove.type = "button";
+  remove.onclick = () => { kept.hidden = true; };
+  const title = element("h2", "Kept to compare ");
+  title.append(remove);
+  kept.replaceChildren(title, copy, ...(bar ? [bar] : []));
+  kept.hidden = false;
+};
+
+for (const control of form.elements) control.dataset.start = control.value;
+restore();
