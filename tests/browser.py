@@ -33,6 +33,40 @@ worker.onerror = (event) => send({ failure: String(event.message) });
 ask();
 </script>"""
 
+VISITOR = """<!doctype html><iframe width="{width}" height="900" src="/index.html{address}"></iframe>
+<script type="module">
+const send = (data) => fetch("/told", {{ method: "POST", body: JSON.stringify(data) }});
+const frame = document.querySelector("iframe");
+await new Promise((loaded) => {{ frame.onload = loaded; }});
+const page = () => frame.contentDocument;
+const controls = () => page().forms[0];
+const status = () => page().getElementById("status");
+const until = async (isTrue, what) => {{
+  for (let tries = 0; !isTrue(); tries++) {{
+    if (tries > 3000) throw new Error(`waited in vain for ${{what}}: ${{status().textContent}}`);
+    await new Promise((go) => setTimeout(go, 20));
+  }}
+}};
+const answered = () => until(() => !status().textContent || status().classList.contains("bad"), "an answer");
+const head = () => page().getElementById("head").textContent;
+const set = async (name, value) => {{
+  const control = controls()[name];
+  let hasChanged = false;
+  const observer = new MutationObserver(() => {{ hasChanged ||= status().textContent !== ""; }});
+  observer.observe(status(), {{ childList: true, characterData: true, subtree: true }});
+  control.value = value;
+  control.dispatchEvent(new Event("input", {{ bubbles: true }}));
+  await until(() => hasChanged, `the change of ${{name}}`);
+  observer.disconnect();
+  await answered();
+}};
+try {{
+{script}
+}} catch (error) {{ await send({{ failure: String(error.stack ?? error) }}); }}
+await send({{ end: true }});
+</script>"""
+"""A visitor of the page: a script with the names above."""
+
 
 class Told(NamedTuple):
     """What the page sent."""
@@ -44,10 +78,11 @@ class Told(NamedTuple):
 
 class _Handler(SimpleHTTPRequestHandler):
     requests: Sequence[Any] = ()
+    driver = DRIVER
     told: Queue[dict[str, Any]] = Queue()
 
     def do_GET(self) -> None:
-        inserted = {"/driver.html": ("text/html", DRIVER), "/requests": ("text/json", json.dumps(self.requests))}
+        inserted = {"/driver.html": ("text/html", self.driver), "/requests": ("text/json", json.dumps(self.requests))}
         if self.path not in inserted:
             return super().do_GET()
         kind, text = inserted[self.path]
@@ -65,11 +100,17 @@ class _Handler(SimpleHTTPRequestHandler):
         pass
 
 
-def ask(site: Path, requests: Sequence[Any], timeout: float = 300) -> Iterator[Told]:
+def visit(site: Path, script: str, address: str = "", width: int = 1280) -> list[dict[str, Any]]:
+    """What a visitor's script sends while it uses the page of the site in this folder."""
+    driver = VISITOR.format(script=script, address=address, width=width)
+    return [told.data for told in ask(site, (), driver=driver)]
+
+
+def ask(site: Path, requests: Sequence[Any], timeout: float = 300, driver: str = DRIVER) -> Iterator[Told]:
     """What the worker of the site in this folder tells, one request after the other."""
     assert CHROMIUM is not None
     told: Queue[dict[str, Any]] = Queue()
-    handler = type("Handler", (_Handler,), {"requests": requests, "told": told})
+    handler = type("Handler", (_Handler,), {"requests": requests, "told": told, "driver": driver})
     with (
         ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(site))) as server,
         TemporaryDirectory() as profile,

@@ -73,7 +73,7 @@ def test_a_file_of_the_request_is_checked_and_what_is_written_comes_back(tmp_pat
     checked = ask(line.format("train.yaml"), **{"train.yaml": CONFIG})
     printed = cli(*line.format("train.yaml").split(), cwd=tmp_path)
     assert checked == {"code": printed.returncode, "text": printed.stdout, "error": printed.stderr, "files": {}}
-    written = ask("report qwen2.5-0.5b --gpu rtx3060 --seq-lens 512 --cards rtx4090 --out r.html --json")
+    written = ask("report qwen2.5-0.5b --gpu rtx3060 --seq-len 512 --gpus rtx4090 --out r.html --json")
     assert written["code"] == 0, written["error"]
     assert written["files"]["r.html"].startswith("<!doctype html>")
     assert not Path("r.html").exists()
@@ -164,7 +164,7 @@ def test_the_folder_has_all_that_the_page_loads(downloaded: Path, tmp_path: Path
     files = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert f"{len(files)} files" in done.stdout
     assert files == {
-        *build.PAGE_FILES, build.ARCHIVE, "licences.txt", *(f"pyodide/{name}" for name in build.PYODIDE_FILES)
+        "index.html", build.WORKER, build.ARCHIVE, "licences.txt", *(f"pyodide/{name}" for name in build.PYODIDE_FILES)
     }  # fmt: skip
     with zipfile.ZipFile(tmp_path / "out" / build.ARCHIVE) as archive:
         names = archive.namelist()
@@ -236,7 +236,7 @@ def test_a_failing_download_is_one_line(tmp_path: Path, monkeypatch: pytest.Monk
         parts.download(tmp_path)
 
 
-@pytest.mark.parametrize("name", build.PAGE_FILES)
+@pytest.mark.parametrize("name", ["app.js", "controls.html", "site.css", build.WORKER])
 def test_no_other_host_is_named(name: str) -> None:
     text = (ROOT / "vramplan" / "site" / name).read_text(encoding="utf-8")
     assert not re.search(r"https?:|//[a-z0-9.-]+\.[a-z]{2,}", text)

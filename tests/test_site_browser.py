@@ -17,6 +17,7 @@ import pytest
 from tests import browser
 from tests.helpers import cli
 from vramplan.inputs.catalog import all_gpus, model_names
+from vramplan.render.verdict import need_of_capacity
 from vramplan.site import build
 
 PARTS = os.environ.get("VRAMPLAN_SITE_PARTS", "")
@@ -96,3 +97,127 @@ def test_a_broken_configuration_is_one_line(site: Path) -> None:
         assert (answer["code"], answer["text"]) == (2, "")
         assert str(answer["error"]).startswith("vramplan: config.json")
         assert str(answer["error"]).count("\n") == 1
+
+
+def figures(*words: str) -> tuple[str, str]:
+    """(need, capacity) as the command line gives them for a search: those that the page shows."""
+    found = json.loads(cli("suggest", *words, "--json").stdout)
+    return need_of_capacity(found["estimate"]["device_total_bytes"], found["capacity_bytes"])
+
+
+def test_a_visitor_changes_every_control(site: Path) -> None:
+    """Each control changes the command line and is answered; back and forward give the states between."""
+    sent = browser.visit(
+        site,
+        """
+await answered();
+await send({ step: "start", head: head() });
+const changes = [["tokens", "12"], ["method", "qlora"], ["rank", "32"], ["gpu", "l40s"], ["batch", "8"], ["gpus", "2"],
+  ["strategy", "zero3"], ["offload", "optimizer"], ["loss", "liger"], ["optimizer", "adamw_8bit"],
+  ["checkpointing", "none"], ["attention", "eager"], ["quantize", "nf4"], ["dtype", "fp16"], ["batches", "padded"],
+  ["images", "1"], ["image", "448x448"], ["images", ""], ["image", ""], ["model", "Qwen/Qwen2.5-0.5B"]];
+for (const [name, value] of changes) {
+  await set(name, value);
+  const line = page().querySelector("#commands pre").textContent.replaceAll("\\\\\\n", "");
+  await send({ step: name, line, head: head(), error: status().classList.contains("bad") ? status().textContent : "" });
+}
+frame.contentWindow.history.back();
+await until(() => controls().model.value !== "Qwen/Qwen2.5-0.5B", "the state before");
+await answered();
+await send({ step: "back", model: controls().model.value, address: frame.contentWindow.location.hash });
+frame.contentWindow.history.forward();
+await until(() => controls().model.value === "Qwen/Qwen2.5-0.5B", "the state after");
+await answered();
+await send({ step: "forward", head: head() });
+""",
+    )
+    assert not [data["failure"] for data in sent if "failure" in data]
+    steps = {data["step"]: data for data in sent if "step" in data}
+    need, capacity = figures("Qwen/Qwen2.5-7B-Instruct", "--gpu", "rtx4090", "--global-batch", "16")
+    assert f"{need} GiB of {capacity} on RTX 4090" in steps["start"]["head"]
+    flags = {
+        "tokens": "--seq-len 4096", "method": "--method qlora", "rank": "--lora-rank 32", "gpu": "--gpu l40s",
+        "batch": "--global-batch 8", "gpus": "--num-gpus 2", "strategy": "--strategy zero3", "loss": "--loss liger",
+        "offload": "--offload optimizer", "optimizer": "--optimizer adamw_8bit", "quantize": "--quantize nf4",
+        "checkpointing": "--checkpointing none", "attention": "--attention eager", "batches": "--batches padded",
+        "dtype": "--dtype fp16", "model": "suggest Qwen/Qwen2.5-0.5B",
+    }  # fmt: skip
+    for step, flag in flags.items():
+        line = " ".join(steps[step]["line"].split())
+        assert flag in line
+        printed = cli(*line.split()[1:], "--json")
+        assert bool(steps[step]["error"]) == (printed.returncode == 2), (line, printed.stderr)
+        if printed.returncode != 2:
+            assert " GiB of ".join(figures(*line.split()[2:])) in steps[step]["head"]
+    assert steps["back"]["model"] == "Qwen/Qwen2.5-7B-Instruct"
+    assert "batches=padded" in steps["back"]["address"]
+    assert steps["forward"]["head"] == steps["model"]["head"]
+
+
+def test_an_address_a_cell_a_change_and_a_framework(site: Path) -> None:
+    sent = browser.visit(
+        site,
+        """
+await answered();
+await until(() => page().querySelectorAll(".matrix tbody tr").length >= 8, "the table");
+await send({ step: "address", head: head(), tokens: controls().tokens.value });
+page().querySelector('.matrix [data-gpu="h100-sxm"][data-micro="2"]').click();
+await until(() => head().includes("on H100 SXM"), "the cell");
+await answered();
+await send({ step: "cell", head: head(), line: page().querySelector("#commands pre").textContent });
+frame.contentWindow.history.back();
+await until(() => head().includes("RTX 4090") && page().querySelector(".lever .primary"), "the change");
+page().querySelector(".lever .primary").click();
+await until(() => controls().loss.value === "liger", "the control");
+await answered();
+await send({ step: "apply", loss: controls().loss.value });
+[...page().querySelectorAll("[role=tab]")].find((tab) => tab.textContent === "llamafactory").click();
+await until(() => page().querySelector("#commands pre").textContent.includes("per_device"), "the framework's lines");
+await send({ step: "framework", text: page().querySelector("#commands pre").textContent });
+""",
+        address="#tokens=10&batch=8&micro=none",
+    )
+    assert not [data["failure"] for data in sent if "failure" in data]
+    steps = {data["step"]: data for data in sent if "step" in data}
+    assert steps["address"]["tokens"] == "10"
+    assert "2×4×1=8" in steps["cell"]["head"]
+    assert "--micro-batch 2" in steps["cell"]["line"]
+    words = ("Qwen/Qwen2.5-7B-Instruct", "--gpu", "rtx4090", "--seq-len", "1024", "--global-batch", "8")
+    assert steps["framework"]["text"] == cli("suggest", *words, "--loss", "liger", "--for", "llamafactory").stdout
+
+
+def test_a_model_s_own_file_and_no_other_host(site: Path) -> None:
+    sent = browser.visit(
+        site,
+        """
+await answered();
+const drop = async (name, text) => {
+  const transfer = new frame.contentWindow.DataTransfer();
+  transfer.items.add(new frame.contentWindow.File([text], name));
+  page().dispatchEvent(new frame.contentWindow.DragEvent("drop", { dataTransfer: transfer, bubbles: true }));
+  await new Promise((go) => setTimeout(go, 300));
+  await answered();
+};
+await drop("config.json", "{");
+await send({ step: "broken", error: status().textContent });
+await drop("notes.txt", "x");
+await send({ step: "other", error: status().textContent });
+await drop("config.json", CONFIG);
+await send({ step: "own", head: head(), error: status().textContent });
+const hosts = frame.contentWindow.performance.getEntriesByType("resource").map((entry) => new URL(entry.name).origin);
+await send({ step: "hosts", hosts: [...new Set(hosts)], own: location.origin });
+""".replace("CONFIG", json.dumps(json.dumps(OWN))),
+    )
+    assert not [data["failure"] for data in sent if "failure" in data]
+    steps = {data["step"]: data for data in sent if "step" in data}
+    assert steps["broken"]["error"].startswith("config.json")
+    assert steps["other"]["error"].startswith("notes.txt: expected a config.json")
+    assert "GiB of 23.5 on RTX 4090" in steps["own"]["head"]
+    assert steps["hosts"]["hosts"] == [steps["hosts"]["own"]]
+
+
+OWN = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 512, "intermediate_size": 2048,
+    "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 32000,
+    "max_position_embeddings": 4096, "tie_word_embeddings": False, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+}  # fmt: skip

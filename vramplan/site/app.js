@@ -5,10 +5,12 @@ const form = byId("controls");
 const worker = new Worker("worker.js", { type: "module" });
 const asked = new Map();
 let lastId = 0;
+let rounds = 0;
 let files = {};
 let columns = [];
 let texts = {};
 let isReady = false;
+const STAGES = { python: "Loading Python …", packages: "Loading vramplan …", ready: "Estimating …" };
 
 for (const name of lists.models) byId("models").append(new Option(name, name));
 for (const [name, title, size] of lists.gpus) form.gpu.append(new Option(`${title}, ${size} GiB`, name));
@@ -47,21 +49,21 @@ function lineOfPlan(micro) {
 
 // -- questions and answers
 function ask(topic, words, answered) {
-  asked.set(++lastId, answered);
+  const round = rounds;
+  asked.set(++lastId, (answer) => { if (round === rounds) answered(answer); }); // else the controls have changed since
   worker.postMessage({ id: lastId, topic, request: { words, files } });
 }
 
 worker.onmessage = ({ data }) => {
-  if (data.stage) return say(isReady ? "" : STAGES[data.stage]);
+  if (data.stage) return say(STAGES[data.stage]);
   if (!("id" in data)) return say(data.failure, true);
   const answered = asked.get(data.id);
   asked.delete(data.id);
   if (data.dropped || !answered) return;
   if (data.failure) return say(data.failure, true);
   isReady = true;
-  answered(data.answer, data.seconds);
+  answered(data.answer);
 };
-const STAGES = { python: "Loading Python …", packages: "Loading vramplan …", ready: "Estimating …" };
 
 function say(text, isError = false) {
   byId("status").textContent = text;
@@ -83,7 +85,8 @@ function place(answer, names) {
 }
 
 function update() {
-  say("Estimating …");
+  rounds++;
+  say(isReady ? "Estimating …" : STAGES.python);
   for (const control of form.elements) control.disabled = Boolean(isOff(control));
   form.rank.disabled = form.method.value === "full";
   const line = commandLine();
@@ -93,11 +96,14 @@ function update() {
   showCommands(texts);
   if (micro) ask("plan", [...lineOfPlan(micro), "--html"], (answer) => place(answer, ["head", "pictures"]));
   else ask("plan", [...line, "--html", "plan"], (answer) => place(answer, ["head", "pictures"]));
-  ask("row", [...line, "--html", "row"], (answer) => placeRow(answer, form.gpu.value, line));
+  ask("row", [...line, "--html", "row"], (answer) => placeRow(answer, form.gpu.value));
   ask("answer", [...line, "--html", "answer"], (answer) => place(answer, micro ? ["details"] : ["head", "details"]));
   const others = lists.rows.filter((name) => name !== form.gpu.value);
-  others.forEach((name) => ask(`row ${name}`, [...withGpu(line, name), "--html", "row"], (answer) => placeRow(answer, name, line)));
-  size(form.tokens, `${Number(value(form.tokens)).toLocaleString("en")}`);
+  others.forEach((name) => ask(`row ${name}`, [...withGpu(line, name), "--html", "row"], (answer) => placeRow(answer, name)));
+  size(form.tokens, Number(value(form.tokens)).toLocaleString("en"));
+  const chosen = (control) => control.selectedOptions[0].textContent;
+  const short = [form.model.value.split("/").at(-1), chosen(form.gpu), chosen(form.method), `${value(form.tokens)} tokens`];
+  byId("shown").textContent = short.join(", ");
 }
 
 function withGpu(line, name) {
@@ -118,8 +124,7 @@ function size(control, text) {
 // -- the table of GPUs: a row for each answer
 const order = new Map(lists.gpus.map(([name], number) => [name, number]));
 
-function placeRow(answer, name, line) {
-  if (line.join(" ") !== commandLine().join(" ")) return;
+function placeRow(answer, name) {
   const place_ = byId("matrix");
   if (!place_.querySelector("tbody")) place_.innerHTML = lists.matrix;
   const body = place_.querySelector("tbody");
@@ -261,5 +266,6 @@ byId("keep").onclick = () => {
   kept.hidden = false;
 };
 
+if (matchMedia("(max-width:640px)").matches) byId("settings").open = false;
 for (const control of form.elements) control.dataset.start = control.value;
 restore();

@@ -29,8 +29,8 @@ PYODIDE_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_s
 """What a browser loads of Pyodide's archive (its README: "the core files")."""
 WORKER = "worker.js"
 POLICY = (
-    "default-src 'self'; img-src data:; script-src 'self' 'wasm-unsafe-eval' 'unsafe-inline'; style-src 'self' 'unsafe-inline';"
-    " worker-src 'self'"
+    "default-src 'self'; img-src data:; worker-src 'self'; style-src 'self' 'unsafe-inline';"
+    " script-src 'self' 'wasm-unsafe-eval' 'unsafe-inline'"
 )
 """Nothing comes from another host; Pyodide compiles WebAssembly."""
 ARCHIVE = "packages.zip"
