@@ -15,9 +15,10 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import plannable_bytes
 from vramplan.memory.estimate import Estimate
 from vramplan.planner.batch_warnings import batch_guidance, batch_warnings
+from vramplan.planner.combined_levers import combined_effect
 from vramplan.planner.communication_advice import advise, changes, is_worth_advice
 from vramplan.planner.estimate_cache import EstimateCache, Estimator
-from vramplan.planner.levers import Lever, helpful_effects
+from vramplan.planner.levers import Lever, cheapest_first, helpful_effects
 from vramplan.planner.monotone_search import bisect_largest, largest_batch, largest_by_tensors
 from vramplan.planner.preference import in_order, reason
 from vramplan.planner.search_result import (
@@ -82,7 +83,11 @@ def search(
     effects: list[LeverEffect] = []
     if levers is not None and (too_large or not plans):
         changes = levers(spec, job, gpu, smallest.device_total_bytes)
-        effects = helpful_effects(estimates, smallest, changes, too_large[0] if plans else None)
+        effects = helpful_effects(estimates, smallest, changes, too_large[0] if plans else None, every_pair)
+        if not plans:
+            pair = (smallest.micro_batch_size, smallest.gradient_accumulation_steps)
+            together = combined_effect(estimates, *pair, changes, effects)
+            effects = cheapest_first([*effects, *([together] if together is not None else [])])
     return Search(
         model=spec.name,
         card=gpu,

@@ -28,7 +28,7 @@ from vramplan.inputs.load import load_gpu, load_named_model
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.planner import check, undecided
 from vramplan.planner.check import Verdict
-from vramplan.planner.levers import ADAPTERS, Lever, memory_levers
+from vramplan.planner.levers import ADAPTERS, NEVER, Lever, memory_levers
 from vramplan.planner.monotone_search import LENGTH_STEP, bisect_largest
 from vramplan.planner.search_result import FREE
 from vramplan.progress import Progress, silent
@@ -47,8 +47,6 @@ SLOW = ("offload", "strategy")
 """Fields whose change costs the most time, the slowest first: taken only if others are not enough."""
 LEARNING_RATE = "their learning rate is usually about ten times as high: set it yourself"
 """Thinking Machines, LoRA Without Regret (2025): the best rate of an adapter is some ten times that of all weights."""
-NEVER: tuple[Mapping[str, Any], ...] = ({"optimizer": "sgd"},)
-"""Changes that need another recipe: SGD's learning rates are orders of magnitude away from Adam's."""
 
 
 class Change(NamedTuple):

@@ -20,6 +20,8 @@ from vramplan.planner.estimate_cache import EstimateCache, Estimator
 from vramplan.planner.search_result import FREE, LeverEffect
 from vramplan.units import GiB
 
+NEVER: tuple[Mapping[str, Any], ...] = ({"optimizer": "sgd"},)
+"""Changes that need another recipe: SGD's learning rates are orders of magnitude away from Adam's."""
 ADAPTERS = "adapters instead of all weights"
 
 
@@ -70,31 +72,49 @@ def helpful_effects(
     smallest: Estimate,
     levers: Sequence[Lever],
     next_pair: tuple[int, int] | None = None,
+    every_pair: Sequence[tuple[int, int]] = (),
 ) -> list[LeverEffect]:
     """The effects of the changes that help.
 
-    Without `next_pair` nothing fits: all that save memory at the smallest micro-batch. With it, the free changes that
-    make that next larger (micro-batch, accumulation) pair fit.
+    Without `next_pair` nothing fits: all that save memory at the smallest micro-batch; another strategy at the pair of
+    `every_pair` that suits it, as accumulation costs each strategy another amount. With it, the free changes that make
+    that next larger (micro-batch, accumulation) pair fit.
     """
-    micro, steps = next_pair or (smallest.micro_batch_size, smallest.gradient_accumulation_steps)
+    first = next_pair or (smallest.micro_batch_size, smallest.gradient_accumulation_steps)
     effects = []
     for lever in levers:
         if next_pair and lever.cost != FREE:
             continue
         changed = estimates.changed(lever.update, lever.card)
+        others = (*every_pair[:1], *every_pair[-1:]) if "strategy" in lever.update else ()
         try:
+            micro, steps = next((pair for pair in (first, *others) if changed.fits(*pair)), first)
             fits = changed.fits(micro, steps)
         except VramplanError:  # a change that this model or GPU does not have
             continue
         if next_pair and not fits:
             continue
         need_bytes = changed(micro, steps).device_total_bytes
-        saved_bytes = max(0, estimates(micro, steps).device_total_bytes - need_bytes)
+        saved_bytes = max(0, estimates(*first).device_total_bytes - need_bytes)
         if lever.card is None and saved_bytes < (1 if fits else LEAST_SAVED_BYTES):
             continue
         update = lever.update if lever.card is None else {}
         effects.append(LeverEffect(lever.change, lever.why, lever.cost, saved_bytes, fits, micro, need_bytes, update))
     return effects
+
+
+COSTS = (FREE, "communication", "about a third more time", "time, host RAM", "accuracy", "accuracy, time")
+"""Costs that leave the training as it is, the least first; those of another recipe come behind them."""
+
+
+def cheapest_first(effects: Sequence[LeverEffect]) -> list[LeverEffect]:
+    """Changes in the order of their costs, larger GPUs last; those of the same cost as they were."""
+    return sorted(effects, key=lambda effect: (not effect.update, cost_rank(effect.cost)))
+
+
+def cost_rank(cost: str) -> int:
+    """The place of a cost among all, 0 for none."""
+    return COSTS.index(cost) if cost in COSTS else len(COSTS)
 
 
 def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[Lever]:

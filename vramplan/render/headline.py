@@ -26,19 +26,20 @@ def headlines(search: Search) -> list[Headline]:
         best = best_free(search.advice)
         room = f"makes room for micro-batch {best.micro_batch_size} at {gib(best.device_total_bytes)} GiB"
         return [Headline("Free", f"{best.change} {room}", best)]
+    micro = search.smallest.micro_batch_size
     fitting = [change for change in search.advice if change.fits]
     free = [change for change in fitting if change.cost == FREE]
     settings = [change for change in fitting if change.cost != FREE and change.update]
     gpus = [change for change in fitting if not change.update]
     if free:
-        shown = [_headline("Free", best_free(free))]
+        shown = [_headline("Free", best_free(free), micro)]
     elif settings:
-        shown = [_headline("No free change is enough. Least change", settings[0])]
+        shown = [_headline("No free change is enough. Least change", settings[0], micro)]
     elif fitting:
         shown = [Headline("", "No change of a setting is enough on this GPU.")]
     else:
         shown = [Headline("", "No change that is known here is enough.")]
-    return [*shown, *([_headline("Larger GPU", gpus[0])] if gpus else [])]
+    return [*shown, *([_headline("Larger GPU", gpus[0], micro)] if gpus else [])]
 
 
 def best_free(advice: Sequence[LeverEffect]) -> LeverEffect:
@@ -46,5 +47,6 @@ def best_free(advice: Sequence[LeverEffect]) -> LeverEffect:
     return min(advice, key=lambda change: change.device_total_bytes)
 
 
-def _headline(title: str, change: LeverEffect) -> Headline:
-    return Headline(title, f"{change.change}, {gib(change.device_total_bytes)} GiB", change)
+def _headline(title: str, change: LeverEffect, micro_batch_size: int) -> Headline:
+    micro = f" at micro-batch {change.micro_batch_size}" if change.micro_batch_size != micro_batch_size else ""
+    return Headline(title, f"{change.change}, {gib(change.device_total_bytes)} GiB{micro}", change)

@@ -226,12 +226,13 @@ def _what_would_help(screen: Screen, advice: Sequence[LeverEffect], micro_batch_
     """Each change, cheapest first: what it saves, what is needed then, what it costs."""
     if not advice:
         return []
-    title = Text.assemble(("What would help", "bold"), (f", GiB at micro-batch {micro_batch_size}", "dim"))
+    other = " or the one in brackets" if any(change.micro_batch_size != micro_batch_size for change in advice) else ""
+    title = Text.assemble(("What would help", "bold"), (f", GiB at micro-batch {micro_batch_size}{other}", "dim"))
     if screen.narrow:
         rows = []
         for change in advice:
             saves = f"saves {free_gib(change.saved_bytes)}, " if change.saved_bytes > 0 else ""
-            then = f"{saves}then {gib(change.device_total_bytes)}"
+            then = f"{saves}then {_then(change, micro_batch_size)}"
             rows.append((f"{change.change}: {then}, {_fits(change)}; costs: {change.cost}", ""))
         return [title, hanging(screen, rows)]
     from textwrap import fill
@@ -241,11 +242,17 @@ def _what_would_help(screen: Screen, advice: Sequence[LeverEffect], micro_batch_
         table.add_row(
             change.change,
             free_gib(change.saved_bytes) if change.saved_bytes > 0 else "",
-            gib(change.device_total_bytes),
+            _then(change, micro_batch_size),
             Text("yes", "green") if change.fits else Text("no", "red"),
             Text(fill(change.cost, MOST_COST), "dim"),
         )
     return [title, indented(table)]
+
+
+def _then(change: LeverEffect, micro_batch_size: int) -> str:
+    """The need with a change, and its micro-batch if that is another."""
+    other = f" ({change.micro_batch_size})" if change.micro_batch_size != micro_batch_size else ""
+    return f"{gib(change.device_total_bytes)}{other}"
 
 
 def _fits(change: LeverEffect) -> str:
