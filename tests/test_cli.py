@@ -229,10 +229,10 @@ FLAGS = {
     " --vision --projector --solve --prefer --warmup-ratio"
     " --offload --job --samples --epochs --base-lr --base-batch"
     " --max-gpus --max-price --prices --tokens-total --tokens --global-tokens --no-expandable-segments"
-    " --probe --device --max-runs --timeout --record --confidence --trust-remote-code --verbose --no-cache --json"
-    " --help",
+    " --probe --device --max-runs --timeout --record --confidence --trust-remote-code --verbose --no-cache --html"
+    " --json --help",
     "estimate": "--platform --generate-tokens --prompt-tokens --generate-batch --gpu --link --network --micro-batch"
-    " --accumulation --by --explain --plot --snapshot"
+    " --accumulation --by --explain --plot --snapshot --html"
     " --confidence --trust-remote-code"
     " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"
@@ -240,6 +240,7 @@ FLAGS = {
     " --seq-len --lengths --target-len"
     " --batches --checkpointing --attention --loss --fused-kernels --loop --strategy --offload --job --verbose --json"
     " --help",
+    "oom": "--config --gpu --model --num-gpus --seq-len --confidence --verbose --json --help",
     "report": "--gpu --out --micro-batch --accumulation --global-batch --gpus"
     " --confidence --trust-remote-code"
     " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"

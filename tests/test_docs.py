@@ -39,6 +39,7 @@ PROJECT_TEXTS = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "mkdocs.yml",
     ROOT / "model_specs" / "README.md",
+    ROOT / "skills" / "vramplan" / "SKILL.md",
     ROOT / ".ci" / "run",
     *sorted((ROOT / ".github").rglob("*.yml")),
 ]
@@ -53,6 +54,8 @@ ONLY_PARSED = {
     r"^(probe|measure) ": "runs on a GPU",
     r"^emulate ": "needs PyTorch's CUDA build",
     r"--probe|--gpu auto": "needs the GPU of this machine",
+    r"^oom ": "needs the reader's own log; tests/test_out_of_memory.py has logs",
+    r"^site ": "downloads Pyodide; tests/test_site.py makes one of other parts",
     r"^report ": "takes up to a minute; tests/test_report.py makes one",
     r"^table --(write|check)|--gpus '\*'": "takes minutes; tests/test_tables.py makes small tables",
     r"--gpu any": "takes half a minute; tests/test_hardware.py searches the catalogue for a small model",

@@ -26,6 +26,7 @@ from vramplan.render.json_types import (
     TableData,
     written,
 )
+from vramplan.render.oom_types import OutOfMemoryData
 from vramplan.render.token_types import TokenBudgetsData
 
 
@@ -81,6 +82,7 @@ class AccuracyData(Exact):
 
 
 OUTPUTS: dict[str, Any] = {
+    "oom": OutOfMemoryData,
     "suggest": SearchData | HardwareData | TokenBudgetsData,
     "estimate": EstimateAnswerData,
     "check": CheckData | FixData | list[CheckData],
