@@ -14,7 +14,7 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import plannable_bytes
 from vramplan.memory.estimate import Estimate
-from vramplan.planner.batch_warnings import batch_guidance, batch_warnings
+from vramplan.planner.batch_warnings import accumulation_guidance, batch_guidance, batch_warnings
 from vramplan.planner.combined_levers import combined_effect
 from vramplan.planner.communication_advice import advise, changes, is_worth_advice
 from vramplan.planner.estimate_cache import EstimateCache, Estimator
@@ -101,7 +101,7 @@ def search(
         rejected=tuple(rejected),
         advice=tuple(effects),
         warnings=tuple(batch_warnings(recommended)),
-        guidance=tuple(batch_guidance(recommended)),
+        guidance=(*accumulation_guidance(smallest, global_batch_size), *batch_guidance(recommended)),
         smallest=smallest,
         learning_rate=learning_rate(run, global_batch_size),
         adaptive=run.adaptive,

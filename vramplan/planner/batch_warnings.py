@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vramplan.inputs.job import Job
+from vramplan.memory.estimate import Estimate
 from vramplan.planner.search_result import Plan
 
 MANY_STEPS = 64
@@ -29,6 +30,17 @@ def batch_warnings(plan: Plan | None) -> list[str]:
 def batch_guidance(plan: Plan | None) -> list[str]:
     """What is known of global batches that are too large; nothing without a plan."""
     return [] if plan is None else [*_global_batch(plan), *_updates(plan)]
+
+
+def accumulation_guidance(smallest: Estimate, global_batch_size: int) -> list[str]:
+    """Why accumulation needs more memory than none, if it does: the pair that needs least has none."""
+    job = smallest.job
+    if job.strategy != "fsdp" or smallest.gradient_accumulation_steps > 1 or global_batch_size == job.data_parallel:
+        return []
+    return [
+        "FSDP keeps whole gradients on each GPU until the last micro-batch of a step (no_sync in accelerate and torch):"
+        " accumulation needs more memory than a larger micro-batch without it"
+    ]
 
 
 def critical_batch_tokens(run_tokens: float) -> float:

@@ -72,11 +72,13 @@ def answer(verdict: Verdict, verbose: bool = False) -> Answer:
         said = notes(screen, guesses)
         room = MOST_LINES - BOX_FRAME - _height([read, *said], screen.width) - _height(lines, inside(screen))
         brief = remarks if verbose or verdict.data is not None else _fitting(remarks, screen.width, room)
+        rests_on = notes(screen, _rests_on(verdict))
         shown: list[RenderableType] = [
             read,
             box.panel(screen, lines),
             *said,
             *brief,
+            *(rests_on if verbose or _height([*brief, *rests_on], screen.width) <= room else []),
             *([Text(""), *_data_set(screen, verdict)] if verdict.data is not None else []),
         ]
         if verbose:
@@ -164,6 +166,17 @@ def _box_lines(screen: Screen, verdict: Verdict) -> list[Text]:
         texts += doubts(estimate) if len({case.sequence_length for case in verdict.cases}) < 2 else []
         return [*lines, *(screen.text(text, "yellow") for text in texts)]
     return [*lines, *(screen.text(text, "yellow") for text in texts), *_way_out(screen, verdict)]
+
+
+def _rests_on(verdict: Verdict) -> list[str]:
+    """What has to come together for training not to fit, if samples may be shorter than the limit."""
+    job = verdict.estimate.job
+    if verdict.trains or verdict.data is not None or verdict.reading.rows != "samples" or job.sequence_length < 2:
+        return []
+    lengths = {case.sequence_length for case in verdict.cases}
+    if len(lengths) > 1 or job.batches == "packed":
+        return []
+    return [f"counts samples of {job.sequence_length:,} tokens, the limit; --dataset FILE counts yours"]
 
 
 def _way_out(screen: Screen, verdict: Verdict) -> list[Text]:

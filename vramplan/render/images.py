@@ -18,7 +18,7 @@ from vramplan.inputs.images import ProcessedImage, Size
 from vramplan.memory.estimate import Estimate
 from vramplan.planner.images import ImageSizeRow, Solved
 from vramplan.render.bars import level_bar
-from vramplan.render.figures import free_gib, gib
+from vramplan.render.figures import free_gib
 from vramplan.render.plot import INSTALL, as_label
 from vramplan.render.terminal import (
     Answer,
@@ -32,7 +32,7 @@ from vramplan.render.terminal import (
     notes,
     simple_table,
 )
-from vramplan.render.verdict import subject
+from vramplan.render.verdict import need_of_capacity, subject
 from vramplan.units import GiB
 
 KINDS = (".svg", ".png")
@@ -123,7 +123,7 @@ def _table(screen: Screen, rows: Sequence[ImageSizeRow]) -> RenderableType:
             Text("\n").join(screen.text(line) for line in becomes),
             *([] if screen.narrow else [screen.text(row.image.description)]),
             f"{row.image.all_tokens:,}",
-            gib(need),
+            need_of_capacity(need, capacity)[0],
             *([level_bar(min(need, capacity), capacity, 0, BAR, style, screen.ascii_only)] if bars else []),
             screen.text(str(row.max_micro_batch_size or ("≈1" if estimate.fits_without_margin else "none")), style),
         )
