@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 import hatch_build
+import vramplan
 from tests.helpers import ROOT, cli
 from vramplan.cli import answers
 from vramplan.errors import ConfigError
-from vramplan.render.plot import COLUMNS
+from vramplan.render.web.answer import fragment, of_estimate, of_search
 from vramplan.site import build, parts
 
 LINES = (
@@ -79,18 +80,16 @@ def test_a_file_of_the_request_is_checked_and_what_is_written_comes_back(tmp_pat
     assert not Path("r.html").exists()
 
 
-def test_the_figures_of_the_picture_are_the_estimate() -> None:
-    answer = ask("estimate qwen2.5-0.5b --gpu rtx3060 --micro-batch 2 --plot step.json --json")
-    shown, figures = json.loads(answer["text"]), json.loads(answer["files"]["step.json"])
-    tensors = [sum(sizes) for sizes in zip(*figures["categories"].values(), strict=True)]
-    assert shown["peak_tensor_bytes"] <= max(tensors) <= shown["peak_allocated_bytes"]  # whole blocks, not yet placed
-    assert figures["outside_bytes"] == shown["device_total_bytes"] - shown["peak_reserved_bytes"]
-    assert len(tensors) == len(figures["events"]) <= 2 * COLUMNS
-    assert figures["events"] == sorted(figures["events"])
-    assert figures["events"][-1] < figures["num_events"]
-    assert [phase["first_event"] for phase in figures["phases"]] == sorted(
-        phase["first_event"] for phase in figures["phases"]
-    )
+def test_fragments_are_those_of_python() -> None:
+    search = vramplan.suggest("qwen2.5-0.5b", "rtx3060", 8)
+    asked = ask("suggest qwen2.5-0.5b --gpu rtx3060 --global-batch 8 --html answer")
+    assert asked["text"] == fragment(of_search(search)) + "\n"
+    row = ask("suggest qwen2.5-0.5b --gpu rtx3060 --global-batch 8 --html row")["text"]
+    assert [int(size) for size in re.findall(r'data-size="(\d+)"', row)] == [1, 2, 4, 8]
+    estimate = vramplan.estimate("qwen2.5-0.5b", "rtx3060", micro_batch_size=2)
+    asked = ask("estimate qwen2.5-0.5b --gpu rtx3060 --micro-batch 2 --html")
+    assert asked["text"] == fragment(of_estimate(estimate, "RTX 3060 12GB")) + "\n"
+    assert ask("suggest qwen2.5-0.5b --gpu rtx3060 --global-batch 8 --html all")["code"] == 2
 
 
 REFUSED = {

@@ -52,7 +52,7 @@ def estimate(
     ] = False,
     plot: Annotated[
         Path | None,
-        Option(help="Draw memory over the step: FILE.svg, .png or .html, or .json with its figures.", panel=OUTPUT),
+        Option(help="Draw memory over the step: FILE.svg, .png or .html.", panel=OUTPUT),
     ] = None,
     snapshot: Annotated[
         Path | None,
@@ -88,7 +88,7 @@ def estimate(
     from vramplan.planner import after_training
     from vramplan.planner.estimate import estimate as run_estimate
 
-    check_file("--plot", plot, (".svg", ".png", ".html", ".json"))
+    check_file("--plot", plot, (".svg", ".png", ".html"))
     check_file("--snapshot", snapshot, (".pickle", ".pkl"))
     if html and as_json:
         raise ConfigError("--html and --json are two forms of the same answer: give one")

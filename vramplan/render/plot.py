@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from vramplan.units import GiB, format_bytes
 from vramplan.visible import visible
 
 INSTALL = 'pip install "vramplan[plot]"'
-KINDS = (".svg", ".png", ".html", ".json")
+KINDS = (".svg", ".png", ".html")
 COLOURS = {
     "context": "#8c564b",
     "parameter": "#4c78a8",
@@ -35,7 +34,7 @@ COLUMNS = 800
 
 
 def write(estimate: Estimate, path: Path) -> None:
-    """Draw the estimate into an SVG, PNG or HTML file, or write the picture's figures as JSON.
+    """Draw the estimate into an SVG, PNG or HTML file.
 
     Raises:
         ConfigError: for another kind of file, or one that cannot be written.
@@ -44,10 +43,7 @@ def write(estimate: Estimate, path: Path) -> None:
     kind = path.suffix.lower()
     if kind not in KINDS:
         raise ConfigError(f"--plot {path}: the name must end in {', '.join(KINDS)}")
-    if kind == ".json":
-        write_file(path, json.dumps(figures(estimate), separators=(",", ":")).encode())
-    else:
-        write_file(path, page(estimate) if kind == ".html" else picture(estimate, kind[1:]))
+    write_file(path, page(estimate) if kind == ".html" else picture(estimate, kind[1:]))
 
 
 def levels(timeline: Timeline, columns: int = COLUMNS) -> tuple[list[int], dict[str, Sequence[int]]]:
@@ -58,20 +54,6 @@ def levels(timeline: Timeline, columns: int = COLUMNS) -> tuple[list[int], dict[
     events = [max(range(i, min(i + step, count)), key=totals.__getitem__) for i in range(0, count, step)]
     categories = timeline.by_category(events)
     return events, {name: categories[name] for name in COLOURS if name != "context"}
-
-
-def figures(estimate: Estimate) -> dict[str, Any]:
-    """The picture's figures in bytes: what is alive of each category after each of the numbered events."""
-    assert estimate.timeline is not None
-    events, categories = levels(estimate.timeline)
-    return {
-        "capacity_bytes": estimate.capacity_bytes,
-        "outside_bytes": estimate.device_total_bytes - estimate.peak_reserved_bytes,
-        "num_events": len(estimate.timeline.events),
-        "phases": [{"name": mark.phase, "first_event": mark.first_event} for mark in estimate.timeline.marks],
-        "events": events,
-        "categories": {name: list(sizes) for name, sizes in categories.items() if any(sizes)},
-    }
 
 
 def picture(estimate: Estimate, kind: str) -> bytes:
