@@ -65,17 +65,20 @@ class PassesBuildHook(BuildHookInterface):
         build_data["tag"] = f"{OLDEST}-abi3-{platform_tag()}"
 
     def _add_for_browsers(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile for browsers, if the programs are there."""
+        """Compile for browsers if the programs are there, else take what was compiled from these sources before."""
+        compiled_before = ROOT / FOR_BROWSERS
         try:
             module = build_for_browsers(Path(self.folder.name) / "browsers")
         except NotCompiled:  # `vramplan site` says so
-            if version == "editable":
-                (ROOT / FOR_BROWSERS).unlink(missing_ok=True)
-            return
-        if version == "editable":
-            put_in_place(module, ROOT / FOR_BROWSERS)
-        else:
+            if not is_of_these_sources(compiled_before):
+                if version == "editable":
+                    compiled_before.unlink(missing_ok=True)
+                return
+            module = compiled_before
+        if version != "editable":
             build_data["force_include"][str(module)] = FOR_BROWSERS
+        elif module != compiled_before:
+            put_in_place(module, compiled_before)
 
     def _add_index(self, build_data: dict[str, Any]) -> None:
         """Add the list of the shipped models' names, which spares a command from reading all of them."""
@@ -183,6 +186,11 @@ def package_version() -> str:
 def source_digest() -> str:
     """Of the sources, by which a test sees that the library was built from them."""
     return sha256((ROOT / SOURCE).read_bytes() + (ROOT / HEADER).read_bytes()).hexdigest()
+
+
+def is_of_these_sources(library: Path) -> bool:
+    """Whether a library is there and was compiled from the sources as they are."""
+    return library.is_file() and source_digest().encode() in library.read_bytes()
 
 
 def platform_tag() -> str:
