@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from vramplan.cli.options import spell_flag
 from vramplan.cli.parameters import Parameter, Rest
 from vramplan.errors import ConfigError, setting
-from vramplan.inputs.usual_names import SAME, SWITCHES, TWO_MEANINGS, VALUES, plain, two_meanings
+from vramplan.inputs.usual_names import NO_EFFECT, SAME, SWITCHES, TWO_MEANINGS, VALUES, plain, two_meanings
 from vramplan.units import in_digits
 
 _PAIR = re.compile(r"([A-Za-z]\w*)=(.+)", re.DOTALL)
@@ -47,8 +47,22 @@ def as_declared(words: Sequence[str], parameters: Sequence[Parameter]) -> list[s
         if plain(word.partition("=")[0]) == "gpus" and "--gpu" in options and "--gpus" not in options:
             has_name = any(other.partition("=")[0] in ("--gpu", "gpu") for other in words)
             word = word.replace("gpus", "num-gpus" if has_name else "gpu", 1)
-        own += _declared(word, rest, options)
+        declared = _declared(word, rest, options)
+        _refuse_second(word, declared, own, options)
+        own += declared
     return own
+
+
+def _refuse_second(word: str, declared: Sequence[str], before: Sequence[str], options: Mapping[str, Parameter]) -> None:
+    """Refuse a word that sets what another word has set to another value.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    for name, value in zip(declared, [*declared[1:], ""], strict=True):
+        earlier = [before[place : place + 2] for place, other in enumerate(before) if other == name]
+        if name in options and not options[name].is_list and any(pair[1:] != [value] for pair in earlier):
+            raise ConfigError(f"{word} sets {name} to {value}, and so does another option, to {earlier[0][1]}")
 
 
 def _declared(word: str, rest: deque[str], options: Mapping[str, Parameter]) -> list[str]:
@@ -97,6 +111,8 @@ def _field(name: str, options: Mapping[str, Parameter]) -> str | None:
         if len(meanings) > 1:
             raise ConfigError(two_meanings(f"--{name.replace('_', '-')}", meanings))
         return meanings[0][0] if meanings else None
+    if name in NO_EFFECT:
+        raise ConfigError(f"--{name.replace('_', '-')} does not change memory: leave it out")
     field = SAME.get(name)
     if field is None or field == "model" or spell_flag(field, "") in options:
         return field
@@ -104,6 +120,8 @@ def _field(name: str, options: Mapping[str, Parameter]) -> str | None:
         raise ConfigError(
             f"--{name.replace('_', '-')} is what suggest looks for; `vramplan estimate` takes {setting(field)}"
         )
+    if field == "global_batch" and "--micro-batch" in options:
+        raise ConfigError(f"--{name.replace('_', '-')}: `vramplan suggest` finds the micro-batch for it")
     return None
 
 

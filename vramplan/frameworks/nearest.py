@@ -28,6 +28,9 @@ FLAGS = {
 }
 """Fields of a job -> flags of `vramplan estimate`, in the order in which they are written."""
 
+ALWAYS = ("autocast", "sequence_length")
+"""Fields whose default the command line completes otherwise."""
+
 
 def estimate_command(model: str, job: Mapping[str, Any]) -> str:
     """``vramplan estimate MODEL --gpu GPU ...`` with the fields of `job` that are no defaults.
@@ -38,7 +41,7 @@ def estimate_command(model: str, job: Mapping[str, Any]) -> str:
     words = ["vramplan estimate", model or "MODEL", "--gpu GPU"]
     for field, flag in FLAGS.items():
         value = job.get(field)
-        if value is None or (value == Job.model_fields[field].default and field != "autocast"):
+        if value is None or (value == Job.model_fields[field].default and field not in ALWAYS):
             continue
         words.append(f"{flag} {','.join(value) if isinstance(value, tuple) else value}")
     return " ".join(words)

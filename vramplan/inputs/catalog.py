@@ -158,7 +158,8 @@ def find_gpu(name: str) -> Gpu:
     row = _gpus_by_short_name().get(name) or _gpus_by_plain_name().get(_plain(name))
     if row is not None:
         return _gpu(row)
-    raise UnknownNameError("GPU", name, gpu_names(), "`vramplan gpus` lists all")
+    hint = f"a size is {name.strip()}GB; " if name.strip().isdecimal() else ""
+    raise UnknownNameError("GPU", name, gpu_names(), f"{hint}`vramplan gpus` lists all")
 
 
 def _gpu(row: dict[str, Any]) -> Gpu:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from vramplan.errors import ConfigError, nearest_names
 from vramplan.inputs.record import Record, Replaced, field
+from vramplan.inputs.usual_names import VALUES
 
 Method = Literal["full", "lora", "dora"]
 Quantize = Literal["none", "nf4", "int8"]
@@ -47,9 +48,10 @@ FORMER_VALUES = {("strategy", "pipeline"): "device_map"}
 
 
 def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a job with former names replaced by the current ones."""
+    """The settings of a job with former names and other names of values replaced by the current ones."""
+    values = FORMER_VALUES | VALUES
     return {
-        FORMER_FIELDS.get(name, name): FORMER_VALUES.get((name, value), value) if isinstance(value, str) else value
+        FORMER_FIELDS.get(name, name): values.get((name, value), value) if isinstance(value, str) else value
         for name, value in settings.items()
     }
 

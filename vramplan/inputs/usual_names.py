@@ -22,6 +22,8 @@ SAME: Mapping[str, str] = MappingProxyType(
         "per_device_batch_size": "micro_batch_size",
         "train_micro_batch_size_per_gpu": "micro_batch_size",
         "micro_batch_size": "micro_batch_size",
+        "micro_batch": "micro_batch_size",
+        "accumulation": "gradient_accumulation_steps",
         "mbs": "micro_batch_size",
         "gradient_accumulation_steps": "gradient_accumulation_steps",
         "gradient_accumulation": "gradient_accumulation_steps",
@@ -29,6 +31,7 @@ SAME: Mapping[str, str] = MappingProxyType(
         "grad_accum": "gradient_accumulation_steps",
         "grad_accumulation": "gradient_accumulation_steps",
         "gas": "gradient_accumulation_steps",
+        "global_batch": "global_batch",
         "global_batch_size": "global_batch",
         "effective_batch_size": "global_batch",
         "total_batch_size": "global_batch",
@@ -78,24 +81,22 @@ SAME: Mapping[str, str] = MappingProxyType(
     }
 )
 """Name -> the setting of vramplan that is the same."""
-VALUES: Mapping[tuple[str, str], str] = MappingProxyType(
-    {
-        ("attention", "flash_attention_2"): "flash",
-        ("attention", "flash_attention_3"): "flash",
-        ("attention", "flash_attn"): "flash",
-        ("dtype", "bfloat16"): "bf16",
-        ("dtype", "float16"): "fp16",
-        ("dtype", "half"): "fp16",
-        ("dtype", "float32"): "fp32",
-        ("quantize", "4bit"): "nf4",
-        ("quantize", "bnb4"): "nf4",
-        ("quantize", "8bit"): "int8",
-        ("strategy", "zero_1"): "zero1",
-        ("strategy", "zero_2"): "zero2",
-        ("strategy", "zero_3"): "zero3",
-        ("lora_targets", "all"): "all-linear",
-    }
-)
+VALUES: dict[tuple[str, str], str] = {
+    ("attention", "flash_attention_2"): "flash",
+    ("attention", "flash_attention_3"): "flash",
+    ("attention", "flash_attn"): "flash",
+    ("dtype", "bfloat16"): "bf16",
+    ("dtype", "float16"): "fp16",
+    ("dtype", "half"): "fp16",
+    ("dtype", "float32"): "fp32",
+    ("quantize", "4bit"): "nf4",
+    ("quantize", "bnb4"): "nf4",
+    ("quantize", "8bit"): "int8",
+    ("strategy", "zero_1"): "zero1",
+    ("strategy", "zero_2"): "zero2",
+    ("strategy", "zero_3"): "zero3",
+    ("lora_targets", "all"): "all-linear",
+}
 """(setting, other name of a value) -> the value."""
 _NONE: Mapping[str, str] = MappingProxyType({})
 SWITCHES: Mapping[str, Mapping[str, Mapping[str, str]]] = MappingProxyType(
@@ -122,7 +123,10 @@ SWITCHES: Mapping[str, Mapping[str, Mapping[str, str]]] = MappingProxyType(
         "use_liger_kernel": {"true": {"loss": "liger", "fused_kernels": "all"}, "false": _NONE},
         "packing": {"true": {"batches": "packed"}, "false": _NONE},
         "sample_packing": {"true": {"batches": "packed"}, "false": _NONE},
-        "fsdp": {"true": {"strategy": "fsdp"}, "false": _NONE},
+        "fsdp": {
+            **{value: {"strategy": "fsdp"} for value in ("true", "full_shard", "full_shard auto_wrap")},
+            "false": _NONE,
+        },
         "ddp": {"true": {"strategy": "ddp"}, "false": _NONE},
         **{name: {stage: {"strategy": f"zero{stage}"} for stage in "123"} for name in ("zero", "zero_stage")},
         "deepspeed": {
@@ -140,6 +144,15 @@ TWO_MEANINGS: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
     }
 )
 """Name -> the settings that it may mean, and what each is."""
+
+
+NO_EFFECT = frozenset(
+    """
+    learning_rate lr lora_alpha weight_decay warmup_steps max_steps num_train_epochs seed output_dir logging_steps
+    save_steps lr_scheduler_type adam_beta1 adam_beta2 report_to
+    """.split()  # noqa: SIM905
+)
+"""Settings that people know and that do not change memory."""
 
 
 def plain(name: str) -> str:

@@ -82,11 +82,16 @@ def search(
     smallest = _smallest(every_pair, estimates)
     effects: list[LeverEffect] = []
     if levers is not None and (too_large or not plans):
-        changes = levers(spec, job, gpu, smallest.device_total_bytes)
+        need_bytes = smallest.device_total_bytes if job.lengths is None else smallest.lower_bound_bytes
+        changes = levers(spec, job, gpu, need_bytes)
         effects = helpful_effects(estimates, smallest, changes, too_large[0] if plans else None, every_pair)
         if not plans:
             pair = (smallest.micro_batch_size, smallest.gradient_accumulation_steps)
-            together = combined_effect(estimates, *pair, changes, effects)
+
+            def further(lever: Lever) -> list[Lever]:
+                return levers(spec, job.model_copy(update=dict(lever.update)), gpu, smallest.device_total_bytes)
+
+            together = combined_effect(estimates, *pair, changes, effects, further)
             effects = cheapest_first([*effects, *([together] if together is not None else [])])
     return Search(
         model=spec.name,

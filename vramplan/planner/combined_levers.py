@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -16,7 +16,12 @@ MOST_TRIED = 3
 
 
 def combined_effect(
-    estimates: EstimateCache, micro: int, steps: int, levers: Sequence[Lever], effects: Sequence[LeverEffect]
+    estimates: EstimateCache,
+    micro: int,
+    steps: int,
+    levers: Sequence[Lever],
+    effects: Sequence[LeverEffect],
+    further: Callable[[Lever], Sequence[Lever]] = lambda _: (),
 ) -> LeverEffect | None:
     """The cheapest combination of changes that fits at a micro-batch; None if a single one costs no more, or none fits.
 
@@ -29,6 +34,7 @@ def combined_effect(
         steps: micro-batches of an optimizer step.
         levers: the changes that apply.
         effects: what each of them does alone.
+        further: changes that apply once another is made, such as offloading behind a strategy.
     """
     alone = {effect.change: effect for effect in effects}
     enough = min(
@@ -41,17 +47,28 @@ def combined_effect(
     ]
     free = [lever for lever in helpful if lever.cost == FREE]
     costly = [lever for lever in helpful if lever.cost != FREE]
-    for others in _choices(costly, alone):
+    for others in _choices(costly, alone, further, enough):
         chosen = (*free, *others)
         if len(chosen) > 1 and _fits(estimates, chosen, micro, steps):
             return _effect(estimates, _without_needless(estimates, chosen, micro, steps), micro, steps)
     return None
 
 
-def _choices(costly: Sequence[Lever], alone: Mapping[str, LeverEffect]) -> Iterator[tuple[Lever, ...]]:
-    """None of them, each, then pairs of those that save most."""
+def _choices(
+    costly: Sequence[Lever],
+    alone: Mapping[str, LeverEffect],
+    further: Callable[[Lever], Sequence[Lever]],
+    enough: int,
+) -> Iterator[tuple[Lever, ...]]:
+    """None of them, each, each with what it makes possible, then pairs of those that save most."""
     yield ()
     yield from ((lever,) for lever in costly)
+    known = {lever.change for lever in costly}
+    for lever in costly:
+        if "strategy" in lever.update:
+            for other in further(lever):
+                if other.change not in known and other.card is None and 0 < cost_rank(other.cost) < enough:
+                    yield lever, other
     most = sorted(costly, key=lambda lever: -alone[lever.change].saved_bytes)[:MOST_TRIED]
     for pair in combinations([lever for lever in costly if lever in most], 2):
         if not pair[0].update.keys() & pair[1].update.keys():

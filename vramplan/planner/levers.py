@@ -63,6 +63,8 @@ def apply_levers(
     return helpful_effects(estimates, smallest, levers)
 
 
+MOST_GPUS = 2
+"""Larger GPUs that are named."""
 LEAST_SAVED_BYTES = GiB // 20
 """What a change that is not enough has to save to be named: less is 0.0 GiB in an answer."""
 
@@ -81,9 +83,11 @@ def helpful_effects(
     that next larger (micro-batch, accumulation) pair fit.
     """
     first = next_pair or (smallest.micro_batch_size, smallest.gradient_accumulation_steps)
-    effects = []
+    effects: list[LeverEffect] = []
     for lever in levers:
         if next_pair and lever.cost != FREE:
+            continue
+        if lever.card is not None and sum(not effect.update for effect in effects) >= MOST_GPUS:
             continue
         changed = estimates.changed(lever.update, lever.card)
         others = (*every_pair[:1], *every_pair[-1:]) if "strategy" in lever.update else ()
@@ -92,7 +96,7 @@ def helpful_effects(
             fits = changed.fits(micro, steps)
         except VramplanError:  # a change that this model or GPU does not have
             continue
-        if next_pair and not fits:
+        if (next_pair or (lever.card is not None and estimates.job.lengths is not None)) and not fits:
             continue
         need_bytes = changed(micro, steps).device_total_bytes
         saved_bytes = max(0, estimates(*first).device_total_bytes - need_bytes)
@@ -113,8 +117,11 @@ def cheapest_first(effects: Sequence[LeverEffect]) -> list[LeverEffect]:
 
 
 def cost_rank(cost: str) -> int:
-    """The place of a cost among all, 0 for none."""
-    return COSTS.index(cost) if cost in COSTS else len(COSTS)
+    """The place of a cost among all, 0 for none; of several together, that of the highest."""
+    if cost in COSTS:
+        return COSTS.index(cost)
+    known = {part: rank for rank, text in reversed([*enumerate(COSTS)]) for part in text.split(", ")}
+    return max(known.get(part, len(COSTS)) for part in cost.split(", "))
 
 
 def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[Lever]:
@@ -233,4 +240,5 @@ def _larger(gpu: Gpu, job: Job, need_bytes: int) -> list[Gpu]:
         and plannable_bytes(job, other) > need_bytes
         and (job.dtype == "fp32" or other.supports(job.dtype))
     ]
-    return sorted(fitting, key=lambda other: other.cuda_total_bytes)[:2]
+    # where lengths vary, PyTorch caches less on a fuller GPU: more are tried, and those that fit are named
+    return sorted(fitting, key=lambda other: other.cuda_total_bytes)[: 2 if job.lengths is None else 6]

@@ -36,9 +36,9 @@ def headlines(search: Search) -> list[Headline]:
     elif settings:
         shown = [_headline("No free change is enough. Least change", settings[0], micro)]
     elif fitting:
-        shown = [Headline("", "No change of a setting is enough on this GPU.")]
+        shown = [Headline("", "No change of one or two settings is enough on this GPU.")]
     else:
-        shown = [Headline("", "No change that is known here is enough.")]
+        shown = [Headline("", "No change of one or two settings that is known here is enough.")]
     return [*shown, *([_headline("Larger GPU", gpus[0], micro)] if gpus else [])]
 
 

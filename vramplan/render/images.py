@@ -32,7 +32,7 @@ from vramplan.render.terminal import (
     notes,
     simple_table,
 )
-from vramplan.render.verdict import need_of_capacity, subject
+from vramplan.render.verdict import SIGNS, Outcome, need_of_capacity, outcome_of, subject
 from vramplan.units import GiB
 
 KINDS = (".svg", ".png")
@@ -52,12 +52,14 @@ def answer(rows: Sequence[ImageSizeRow], gpu: Gpu, verbose: bool = False) -> Ans
         shown_row = row or min(rows, key=lambda other: other.estimate.device_total_bytes)
         estimate = shown_row.estimate
         size = _size(shown_row.size)
-        verdict = f"FITS UP TO {size}" if row is not None else f"DOES NOT FIT, EVEN AT {size}"
+        outcome: Outcome = "fits" if row is not None else outcome_of(False, estimate.fits_without_margin)
+        words = SIGNS[outcome][1].upper()
+        verdict = f"FITS UP TO {size}" if row is not None else f"{words}, EVEN AT {size}"
         if row is rows[-1] and all(other.max_micro_batch_size for other in rows):
             verdict = f"FITS AT EVERY SIZE, UP TO {size}"
         box = Box(
             subject(first.model, gpu.title, job.num_gpus),
-            "fits" if row is not None else "does not fit",
+            outcome,
             estimate.device_total_bytes,
             estimate.capacity_bytes,
             estimate.margin_bytes,

@@ -9,12 +9,11 @@ from rich.panel import Panel
 from rich.text import Text
 
 from vramplan.planner.out_of_memory import Explanation
-from vramplan.planner.out_of_memory.allocation import ALIKE
 from vramplan.render import check
-from vramplan.render.figures import free_gib, gib, sentence
+from vramplan.render.figures import sentence
 from vramplan.render.terminal import Answer, Screen, hanging, inside
 from vramplan.training_log import Figures, OutOfMemory
-from vramplan.units import format_bytes
+from vramplan.units import GiB, counted, format_bytes
 
 FITS_ALONE = (
     "The configuration fits by itself: samples longer than it says, another process at that moment, or a setting that"
@@ -81,8 +80,9 @@ def when(failure: OutOfMemory) -> list[str]:
     phase = [f"in {failure.phase}" if failure.phase != "optimizer states" else "making optimizer states"]
     bar = next(iter(failure.progress), None)
     step = []
-    if bar is not None:
-        step = [f"after {bar.done:,} steps" if bar.total is None else f"step {bar.done + 1:,} of {bar.total:,}"]
+    if bar is not None and failure.phase != "evaluation":  # its own bar counts batches
+        is_within = bar.total is not None and bar.done < bar.total
+        step = [f"step {bar.done + 1:,} of {bar.total:,}" if is_within else f"after {bar.done:,} steps"]
     return [*(phase if failure.phase is not None else []), *step]
 
 
@@ -92,13 +92,14 @@ def _lines(found: Explanation) -> Iterable[tuple[str, str]]:
     if figures.requested is not None:
         room = ""
         if figures.free is not None and figures.capacity is not None:
-            room = f"; {free_gib(figures.free.num_bytes)} GiB of {free_gib(figures.capacity.num_bytes)} were free"
+            room = f"; {figures.free.num_bytes / GiB:.2f} GiB of {figures.capacity.num_bytes / GiB:.2f} were free"
         yield f"Asked for {format_bytes(figures.requested.num_bytes)}{room}", ""
     if used := _used(figures):
         yield used, ""
     tensor = found.allocation
     if tensor is not None:
-        yield f"It was {tensor.label}: {tensor.formula}, {format_bytes(tensor.num_bytes)}, in {tensor.phase}", "bold"
+        was = "It was" if tensor.is_sure else "Most likely"
+        yield f"{was} {tensor.label}: {tensor.formula}, {format_bytes(tensor.num_bytes)}, in {tensor.phase}", "bold"
         assert found.verdict is not None
         longest = found.verdict.estimate.job.sequence_length
         if tensor.sequence_length != longest:
@@ -109,8 +110,10 @@ def _lines(found: Explanation) -> Iterable[tuple[str, str]]:
                 ),
                 "",
             )
-    elif found.verdict is not None and figures.requested is not None:
-        yield f"No tensor of the simulated step asks for that with memory in use within {ALIKE:.0%} of the log's", "dim"
+    elif found.verdict is not None and figures.requested is not None and found.failure.phase != "evaluation":
+        yield "No tensor of the simulated step has this size with so much memory in use", "dim"
+    if found.others:
+        yield f"{counted(found.others, 'other message')} in the log, of other ranks or kinds", "dim"
 
 
 def _used(figures: Figures) -> str:
@@ -120,7 +123,7 @@ def _used(figures: Figures) -> str:
         ("cached by PyTorch", figures.unallocated),
         ("outside PyTorch", figures.outside_allocator),
     )
-    parts = [f"{name} {gib(size.num_bytes)}" for name, size in sizes if size is not None and size.num_bytes > 0]
+    parts = [f"{name} {size.num_bytes / GiB:.2f}" for name, size in sizes if size is not None and size.num_bytes > 0]
     return f"In use, GiB: {', '.join(parts)}" if parts else ""
 
 

@@ -155,7 +155,7 @@ FORMS: tuple[MessageForm, ...] = (
 """The first form whose template fits counts."""
 
 MARKERS = tuple(dict.fromkeys(form.marker for form in FORMS))
-_HOLES = {"gpu": r"(?P<gpu>\d{1,4})", "processes": rf"(?P<processes>{_PROCESSES}{{0,256}})"}
+_HOLES = {"gpu": r"(?:(?P<gpu>\d{1,4})|[\x00\ufffd]?)", "processes": rf"(?P<processes>{_PROCESSES}{{0,256}})"}
 _PART = re.compile(r"\[([^\]]*)\]|\{(\w+)\}|([^\[{]+)")
 
 

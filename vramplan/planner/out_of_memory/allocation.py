@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vramplan.dataclass import dataclass
@@ -26,12 +27,13 @@ PHASES: dict[Phase, str] = {
     "optimizer step": "optimizer",
 }
 """Phase of a log -> phase of a simulated run."""
-ALIKE = 0.05
-"""Share of the memory in use by which a simulated allocation may differ from the message: libraries, other versions."""
+ALIKE, FAR = 0.05, 0.2
+"""Shares of the memory in use by which a simulated allocation may differ from the message: other versions of libraries,
+masks, and padding make some difference; more only where a large request is exactly a tensor's."""
 MOST_LENGTHS = 8
 """Lengths that are simulated to find that of a batch."""
-_WORD = re.compile(r"[a-z_]{3,}")
-"""A name of a module or function: gate_proj."""
+_WORD = re.compile(r"[a-z]+_[a-z_]+|silu|gelu|logits|loss")
+"""Names of modules and functions that tell one tensor from another: gate_proj."""
 LEAST_BYTES = 20 << 20
 """Requests below say nothing about the length: many tensors share a segment of 20 MiB."""
 
@@ -49,13 +51,15 @@ class Allocation:
     """In use by tensors just before."""
     sequence_length: int
     """Tokens of the longest sample with which it fits."""
+    is_sure: bool = True
+    """Whether memory in use agrees as well, with samples of the longest length."""
 
 
 def find_allocation(failure: OutOfMemory, estimate: Estimate, at: Callable[[int], Estimate]) -> Allocation | None:
     """The allocation of the simulated run that a message fits best; None if none fits.
 
     A message tells the size of the segment that was asked for and the memory in use, both rounded. If no tensor of a
-    run with the longest samples fits, lengths are tried with which one would.
+    run with the longest samples fits, shorter ones are tried with which one would, then memory in use may differ more.
 
     Args:
         failure: what was read from the log.
@@ -65,16 +69,22 @@ def find_allocation(failure: OutOfMemory, estimate: Estimate, at: Callable[[int]
     figures = failure.figures
     if figures.requested is None or figures.allocated is None or estimate.timeline is None:
         return None
-    found = _in_timeline(failure, estimate, figures.requested, figures.allocated)
+    if failure.phase is not None and failure.phase not in PHASES:  # a phase that is not simulated event by event
+        return None
+    found = _in_timeline(failure, estimate, figures.requested, figures.allocated, ALIKE)
     if found is not None or figures.requested.num_bytes < LEAST_BYTES:
         return found
     tried = (at(length) for length in _lengths(estimate, estimate.timeline, figures.requested))
-    fitting = [_in_timeline(failure, other, figures.requested, figures.allocated) for other in tried]
+    fitting = [_in_timeline(failure, other, figures.requested, figures.allocated, ALIKE) for other in tried]
     used = figures.allocated
-    return min(filter(None, fitting), key=lambda allocation: _distance(allocation, used), default=None)
+    shorter = min(filter(None, fitting), key=lambda allocation: _distance(allocation, used), default=None)
+    guess = shorter or _in_timeline(failure, estimate, figures.requested, used, FAR)
+    return None if guess is None else replace(guess, is_sure=False)
 
 
-def _in_timeline(failure: OutOfMemory, estimate: Estimate, requested: Amount, used: Amount) -> Allocation | None:
+def _in_timeline(
+    failure: OutOfMemory, estimate: Estimate, requested: Amount, used: Amount, alike: float
+) -> Allocation | None:
     """The allocation of one simulated run whose segment is the requested size, nearest in memory in use.
 
     Those that raise memory above all before come first: where an earlier one needed as much, that would have failed. Of
@@ -98,9 +108,12 @@ def _in_timeline(failure: OutOfMemory, estimate: Estimate, requested: Amount, us
             highest = max(highest, level)
     code = {word for frame in failure.frames for word in _WORD.findall(f"{frame.code} {frame.function}")}
     for fitting in (rising, falling):
-        near = [allocation for allocation in fitting if _distance(allocation, used) <= ALIKE * used.num_bytes]
-        if near:
-            return min(near, key=lambda found: (-len(code & {*_WORD.findall(found.label)}), _distance(found, used)))
+        named = [found for found in fitting if code & {*_WORD.findall(found.label)}]
+        for choices, limit in ((named, FAR), (fitting, alike)):
+            near = [found for found in choices if _distance(found, used) <= limit * used.num_bytes]
+            if near:
+                best = min(near, key=lambda found: (-len(code & {*_WORD.findall(found.label)}), _distance(found, used)))
+                return replace(best, is_sure=_distance(best, used) <= ALIKE * used.num_bytes)
     return None
 
 
@@ -123,6 +136,6 @@ def _lengths(estimate: Estimate, timeline: Timeline, requested: Amount) -> Itera
     for kind in timeline.kinds:
         if kind.category in ("logits", "activation", "temporary") and kind.num_bytes >= LEAST_BYTES:
             length = round(job.sequence_length * requested.num_bytes / kind.num_bytes)
-            if length != job.sequence_length and 1 <= length <= 4 * job.sequence_length:
+            if 1 <= length < job.sequence_length:
                 lengths.add(length)
     return sorted(lengths, reverse=True)[:MOST_LENGTHS]

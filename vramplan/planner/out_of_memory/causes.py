@@ -13,6 +13,7 @@ OUTSIDE = 2 * GiB
 """Memory outside PyTorch's allocator from which another process is likely: context, NCCL and libraries take less."""
 SPLIT = 0.05
 """Share of the GPU from which what PyTorch caches is called fragmentation: some is always left between tensors."""
+OLDER_EXPANDABLE_SEGMENTS = EXPANDABLE_SEGMENTS.replace("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 OTHERS = 256 * MiB
 """Memory of other processes that is worth a word: a desktop takes more."""
 
@@ -32,6 +33,11 @@ def causes(failure: OutOfMemory) -> tuple[Cause, ...]:
     return tuple(cause for rule in RULES if (cause := rule(failure)) is not None)
 
 
+def _expandable(failure: OutOfMemory) -> str:
+    """The variable for expandable segments by the name that this PyTorch reads: before 2.9 the longer one alone."""
+    return EXPANDABLE_SEGMENTS if "PYTORCH_ALLOC_CONF" in failure.text else OLDER_EXPANDABLE_SEGMENTS
+
+
 def _size(amount: Amount) -> str:
     return format_bytes(max(0, amount.num_bytes))
 
@@ -39,9 +45,15 @@ def _size(amount: Amount) -> str:
 def _host(failure: OutOfMemory) -> Cause | None:
     if failure.memory != "host":
         return None
+    is_killed = failure.form == "host, killed"
+    text = (
+        "the process was killed (signal 9), most often because the host's memory ran out"
+        if is_killed
+        else ("the host's memory ran out, not a GPU's")
+    )
     return Cause(
         "host memory",
-        "the host's memory ran out, not a GPU's: data loaders, an optimizer on the host, or loading the checkpoint",
+        f"{text}: data loaders, an optimizer on the host, or loading the checkpoint",
         ("dataloader_num_workers: 0", "low_cpu_mem_usage: true"),
     )
 
@@ -68,7 +80,7 @@ def _other_processes(failure: OutOfMemory) -> Cause | None:
 
 def _memory_fraction(failure: OutOfMemory) -> Cause | None:
     figures = failure.figures
-    if figures.allowed is None or figures.reserved is None or figures.requested is None:
+    if failure.form == "MPS" or figures.allowed is None or figures.reserved is None or figures.requested is None:
         return None
     if figures.reserved.num_bytes + figures.requested.num_bytes <= figures.allowed.high:
         return None
@@ -99,13 +111,15 @@ def _fragmentation(failure: OutOfMemory) -> Cause | None:
         "fragmentation",
         f"PyTorch holds {_size(figures.unallocated)} in pieces too small for the {_size(figures.requested)} that were"
         " asked for: sizes that vary, such as samples of different lengths, split its cache",
-        (EXPANDABLE_SEGMENTS,),
+        (_expandable(failure),),
     )
 
 
 PHASE_CAUSES: dict[str | None, Cause] = {
-    "loading": Cause("loading", "the weights alone do not fit", ("load_in_4bit: true", "a larger GPU")),
-    "moving the model": Cause("loading", "the weights alone do not fit", ("load_in_4bit: true", "a larger GPU")),
+    **dict.fromkeys(
+        ("loading", "moving the model"),
+        Cause("loading", "the weights do not fit into what is free", ("load_in_4bit: true", "a larger GPU")),
+    ),
     "optimizer states": Cause(
         "optimizer states",
         "the optimizer's states are made at the first optimizer step: what a full run needs shows only there",
@@ -136,18 +150,24 @@ PHASE_CAUSES: dict[str | None, Cause] = {
 
 
 def _phase(failure: OutOfMemory) -> Cause | None:
-    return PHASE_CAUSES.get(failure.phase)
+    is_of_logits = any("logits" in frame.code and "float" in frame.code for frame in failure.frames[-FEW:])
+    return PHASE_CAUSES.get("loss" if is_of_logits and failure.phase == "forward" else failure.phase)
+
+
+FEW = 3
+"""Of the innermost calls, those whose code is looked at."""
 
 
 def _later_step(failure: OutOfMemory) -> Cause | None:
     """Steps went well before: something about this batch was larger."""
     done = next((bar.done for bar in failure.progress), 0)
-    if done < 2 or failure.phase not in ("forward", "loss", "backward", None):
+    is_training = failure.memory == "gpu" and failure.phase in ("forward", "loss", "backward", None)
+    if done < 2 or failure.figures.requested is None or not is_training:
         return None
     return Cause(
         "longest batch",
         f"{done:,} steps fitted before: this batch had longer samples, or other lengths had split PyTorch's cache",
-        (EXPANDABLE_SEGMENTS, "group_by_length: true puts the longest samples first"),
+        (_expandable(failure), "group_by_length: true puts the longest samples first"),
     )
 
 
