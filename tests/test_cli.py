@@ -232,7 +232,7 @@ FLAGS = {
     " --probe --device --max-runs --timeout --record --confidence --trust-remote-code --verbose --no-cache --html"
     " --json --help",
     "estimate": "--platform --generate-tokens --prompt-tokens --generate-batch --gpu --link --network --micro-batch"
-    " --accumulation --by --explain --plot --snapshot --html"
+    " --accumulation --by --explain --plot --snapshot --for --html"
     " --confidence --trust-remote-code"
     " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"

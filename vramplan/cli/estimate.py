@@ -77,6 +77,15 @@ def estimate(
     link: LinkName = None,
     network: Network = None,
     trust_remote_code: Trust = False,
+    for_framework: Annotated[
+        str | None,
+        Option(
+            "--for",
+            help="Print the job to paste, for swift, llamafactory, axolotl, trl ...",
+            panel=OUTPUT,
+            complete=completion.frameworks_and_launchers,
+        ),
+    ] = None,
     html: Annotated[bool, Option("--html", help="Print HTML as notebooks show it.", panel=OUTPUT)] = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
@@ -90,8 +99,8 @@ def estimate(
 
     check_file("--plot", plot, (".svg", ".png", ".html"))
     check_file("--snapshot", snapshot, (".pickle", ".pkl"))
-    if html and as_json:
-        raise ConfigError("--html and --json are two forms of the same answer: give one")
+    if sum((html, as_json, for_framework is not None)) > 1:
+        raise ConfigError("--html, --json and --for are forms of the same answer: give one")
     if generate_tokens is None and (prompt_tokens, generate_batch) != (None, None):
         raise ConfigError("--prompt-tokens and --generate-batch need --generate-tokens")
     card = load_gpu(connected(load_gpu(gpu, platform), link, network))
@@ -116,6 +125,10 @@ def estimate(
         import vramplan.render.memory_snapshot as as_snapshot
 
         as_snapshot.write(found, snapshot)
+    if for_framework is not None:
+        from vramplan.cli.suggest_hardware import paste
+
+        return paste(for_framework, model, found.job, card, confidence)
     if html:
         from vramplan.render.web.answer import fragment, of_estimate
 

@@ -19,7 +19,7 @@ SIGNS: Mapping[Outcome, tuple[str, str]] = MappingProxyType(
     {
         "fits": ("✓", "Fits"),
         "depends": ("!", "Depends"),
-        "without margin": ("✗", "Fits only without margin"),
+        "without margin": ("≈", "Fits only without margin"),
         "does not fit": ("✗", "Does not fit"),
     }
 )

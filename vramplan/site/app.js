@@ -68,7 +68,8 @@ worker.onmessage = ({ data }) => {
 function say(text, isError = false) {
   byId("status").textContent = text;
   byId("status").classList.toggle("bad", isError);
-  document.querySelector(".top").classList.toggle("stale", isError || text !== "");
+  document.querySelector("main").classList.toggle("stale", text !== "" && !isError);
+  document.querySelector("main").classList.toggle("failed", isError); // hides what was answered to other settings
 }
 
 function parts(html) {
@@ -79,6 +80,8 @@ function parts(html) {
 function place(answer, names) {
   if (answer.code === 2 || answer.code === 70) return say(answer.error.trim().split("\n").at(-1).replace("vramplan: ", ""), true);
   const found = parts(answer.text);
+  const { length } = new DOMParser().parseFromString(answer.text, "text/html").querySelector("[data-length]")?.dataset ?? {};
+  if (length) sayTokens(length);
   show(Object.fromEntries(names.map((name) => [name, found[name]])));
   addButtons();
   say("");
@@ -86,13 +89,14 @@ function place(answer, names) {
 
 function update() {
   rounds++;
+  document.querySelector("main").classList.remove("failed");
   say(isReady ? "Estimating …" : STAGES.python);
   for (const control of form.elements) control.disabled = Boolean(isOff(control));
   form.rank.disabled = form.method.value === "full";
   const line = commandLine();
   const micro = Number(form.micro.dataset.chosen);
-  texts = { vramplan: pasted(micro ? lineOfPlan(micro) : line) };
-  for (const framework of lists.frameworks) texts[framework] = undefined;
+  texts = { vramplan: pasted(shownLine()) };
+  for (const [, title] of lists.frameworks) texts[title] = undefined;
   showCommands(texts);
   if (micro) ask("plan", [...lineOfPlan(micro), "--html"], (answer) => place(answer, ["head", "pictures"]));
   else ask("plan", [...line, "--html", "plan"], (answer) => place(answer, ["head", "pictures"]));
@@ -100,10 +104,8 @@ function update() {
   ask("answer", [...line, "--html", "answer"], (answer) => place(answer, micro ? ["details"] : ["head", "details"]));
   const others = lists.rows.filter((name) => name !== form.gpu.value);
   others.forEach((name) => ask(`row ${name}`, [...withGpu(line, name), "--html", "row"], (answer) => placeRow(answer, name)));
-  size(form.tokens, Number(value(form.tokens)).toLocaleString("en"));
-  const chosen = (control) => control.selectedOptions[0].textContent;
-  const short = [form.model.value.split("/").at(-1), chosen(form.gpu), chosen(form.method), `${value(form.tokens)} tokens`];
-  byId("shown").textContent = short.join(", ");
+  askForLines();
+  sayTokens(value(form.tokens));
 }
 
 function withGpu(line, name) {
@@ -118,7 +120,17 @@ function pasted(words) {
 }
 
 function size(control, text) {
-  control.closest("label").querySelector("output").textContent = text;
+  control.closest("label").querySelector("b").textContent = text;
+}
+
+// The length that counts: a model with images takes a longer one than the slider's if it has not been moved.
+function sayTokens(length) {
+  const text = Number(length).toLocaleString("en");
+  size(form.tokens, text);
+  form.tokens.setAttribute("aria-valuetext", `${text} tokens`);
+  const chosen = (control) => control.selectedOptions[0].textContent;
+  const short = [form.model.value.split("/").at(-1), chosen(form.gpu), chosen(form.method), `${text} tokens`];
+  byId("shown").textContent = short.join(", ");
 }
 
 // -- the table of GPUs: a row for each answer
@@ -128,17 +140,19 @@ function placeRow(answer, name) {
   const place_ = byId("matrix");
   if (!place_.querySelector("tbody")) place_.innerHTML = lists.matrix;
   const body = place_.querySelector("tbody");
-  body.querySelector(`[data-row="${name}"]`)?.remove();
   const holder = document.createElement("tbody");
   holder.innerHTML = answer.text;
   const row = holder.rows[0];
-  if (!row) return;
+  if (!row) return; // it cannot run there: the row of the settings before stays until all fail
+  const focused = document.activeElement?.dataset ?? {};
   row.dataset.row = name;
+  body.querySelector(`[data-row="${name}"]`)?.remove();
   const after = [...body.rows].find((other) => order.get(other.dataset.row) > order.get(name));
   body.insertBefore(row, after ?? null);
   [...body.rows].forEach((other) => { if (!lists.rows.includes(other.dataset.row) && other.dataset.row !== form.gpu.value) other.remove(); });
   if (name === form.gpu.value) setColumns(row);
   press();
+  if (focused.gpu === name) row.querySelector(`[data-micro="${focused.micro}"]`)?.focus();
 }
 
 function setColumns(row) {
@@ -150,6 +164,7 @@ function setColumns(row) {
   const chosen = Number(form.micro.dataset.chosen);
   if (chosen && !columns.includes(chosen)) { form.micro.dataset.chosen = ""; update(); return; }
   form.micro.value = String(chosen ? columns.indexOf(chosen) + 1 : 0);
+  form.micro.setAttribute("aria-valuetext", chosen ? String(chosen) : "recommended");
   form.micro.dataset.best = String(fitting.at(-1) ?? "");
   size(form.micro, chosen ? `${chosen}` : "recommended");
 }
@@ -163,10 +178,10 @@ function press() {
 }
 
 byId("matrix").onclick = (event) => {
-  const button = event.target.closest("button");
-  if (!button) return;
-  form.gpu.value = button.dataset.gpu;
-  form.micro.dataset.chosen = button.dataset.micro;
+  const cell = event.target.closest("td.fit,td.near");
+  if (!cell) return;
+  form.gpu.value = cell.closest("tr").dataset.row;
+  form.micro.dataset.chosen = cell.dataset.size;
   changed();
 };
 
@@ -192,19 +207,29 @@ function set(control, text) {
 }
 
 // -- what to paste
-byId("commands").addEventListener("chosen", ({ detail: name }) => {
-  if (name === "vramplan" || texts[name] !== undefined) return;
-  ask("for", [...commandLine(), "--for", name], (answer) => {
+byId("commands").addEventListener("chosen", askForLines);
+
+function askForLines() {
+  const name = byId("commands").dataset.chosen;
+  const framework = lists.frameworks.find(([, title]) => title === name);
+  if (!framework || texts[name] !== undefined) return;
+  ask("for", [...shownLine(), "--for", framework[0]], (answer) => {
     texts[name] = answer.text || `# ${answer.error.trim().replace("vramplan: ", "") || "nothing fits"}`;
     showCommands(texts);
   });
-});
+}
+
+function shownLine() {
+  const micro = Number(form.micro.dataset.chosen);
+  return micro ? lineOfPlan(micro) : commandLine();
+}
 
 // -- the address holds the state
 function state() {
   const named = new URLSearchParams();
   for (const control of form.elements) {
-    if (control.name && control.name !== "micro" && control.value !== control.dataset.start) named.set(control.name, control.value);
+    const counts = control.name && control.type !== "file" && control.name !== "micro" && !isOff(control);
+    if (counts && control.value !== control.dataset.start) named.set(control.name, control.value);
   }
   if (form.micro.dataset.chosen) named.set("micro", form.micro.dataset.chosen);
   return named.toString();
@@ -213,42 +238,54 @@ function state() {
 function restore() {
   const named = new URLSearchParams(location.hash.slice(1));
   for (const control of form.elements) {
-    if (control.name && control.name !== "micro") control.value = named.get(control.name) ?? control.dataset.start;
+    if (control.name && control.name !== "micro" && control.type !== "file") control.value = named.get(control.name) ?? control.dataset.start;
   }
   form.micro.dataset.chosen = /^\d+$/.test(named.get("micro") ?? "") ? named.get("micro") : "";
   update();
 }
 
-function changed() {
+function changed(isMoving = false) {
+  const wrong = [...form.elements].find((control) => !isOff(control) && control.willValidate && !control.validity.valid);
+  if (wrong) return say(`${wrong.closest("label").firstChild.textContent.trim()}: ${wrong.validationMessage}`, true);
   const next = state();
-  if (next !== location.hash.slice(1)) history.pushState(null, "", next ? `#${next}` : location.pathname);
+  const address = next ? `#${next}` : location.pathname;
+  if (next !== location.hash.slice(1)) history[isMoving ? "replaceState" : "pushState"](null, "", address);
   update();
 }
 
 let timer;
+let dragged = null; // the slider that is being moved: its steps are one entry of the history
 form.addEventListener("input", ({ target }) => {
   if (target === form.micro) {
     target.dataset.chosen = Number(target.value) ? String(columns[Number(target.value) - 1]) : "";
     size(target, target.dataset.chosen || "recommended");
   } else form.micro.dataset.chosen = "";
   clearTimeout(timer);
-  timer = setTimeout(changed, target.type === "range" ? 0 : 250);
+  const isMoving = target.type === "range" && dragged === target;
+  dragged = target.type === "range" ? target : null;
+  timer = setTimeout(() => changed(isMoving), target.type === "range" ? 0 : 250);
 });
+form.addEventListener("change", () => { dragged = null; });
 form.addEventListener("submit", (event) => event.preventDefault());
 addEventListener("popstate", restore);
 addEventListener("hashchange", restore);
 
 // -- a model's own file
 addEventListener("dragover", (event) => event.preventDefault());
-addEventListener("drop", async (event) => {
+addEventListener("drop", (event) => {
   event.preventDefault();
-  const file = event.dataTransfer.files[0];
+  take(event.dataTransfer.files[0]);
+});
+byId("file").onchange = () => take(byId("file").files[0]);
+
+async function take(file) {
   if (!file) return;
   if (!file.name.endsWith(".json") || file.size > 4 << 20) return say(`${file.name}: expected a config.json of at most 4 MiB`, true);
   files = { "config.json": await file.text() };
+  try { sessionStorage.setItem("config.json", files["config.json"]); } catch { /* too large to be kept for a reload */ }
   form.model.value = "config.json";
   changed();
-});
+}
 
 byId("link").onclick = () => copyText(byId("link"), location.href);
 byId("keep").onclick = () => {
@@ -267,5 +304,6 @@ byId("keep").onclick = () => {
 };
 
 if (matchMedia("(max-width:640px)").matches) byId("settings").open = false;
-for (const control of form.elements) control.dataset.start = control.value;
+for (const control of form.elements) control.dataset.start = control.type === "file" ? "" : control.value;
+try { if (sessionStorage.getItem("config.json")) files = { "config.json": sessionStorage.getItem("config.json") }; } catch { /* none */ }
 restore();

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 from vramplan import atomic_write
 from vramplan.errors import ConfigError
+from vramplan.frameworks.registry import writers
 from vramplan.inputs.catalog import all_gpus, model_names
 from vramplan.planner.report import GPUS
 from vramplan.render.figures import free_gib
@@ -97,7 +98,7 @@ def _page() -> str:
         "models": model_names(),
         "gpus": [[gpu.name, gpu.title, free_gib(gpu.usable_bytes)] for gpu in gpus],
         "rows": GPUS,
-        "frameworks": FRAMEWORKS,
+        "frameworks": [[name, writers()[name][0].name] for name in FRAMEWORKS],
         "matrix": table(),
     }
     controls = (here / "controls.html").read_text(encoding="utf-8")

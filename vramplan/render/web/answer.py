@@ -84,7 +84,8 @@ def verdict(estimate: Estimate, gpu: str, notes: Iterable[str]) -> str:
     settings = "\n".join(f"{key} {size}" for key, size in zip(KEYS, factors, strict=False))
     said = "".join(f'<p class="note">{escape(sentence(text))}</p>' for text in notes)
     return (
-        f'<div class="verdict {CLASSES[result]}"><h1><span class="sign" aria-hidden="true">{sign}</span>{words}</h1>'
+        f'<div class="verdict {CLASSES[result]}" data-length="{job.sequence_length}">'
+        f'<h1><span class="sign" aria-hidden="true">{sign}</span>{words}</h1>'
         f'<p class="need"><b title="{_totals(estimate)}">{need} GiB</b> of {capacity} on {escape(gpus)}</p></div>'
         f'<p class="what">{escape(estimate.model)}: {escape(", ".join(in_short(estimate)))}</p>'
         f'<dl class="facts">{listed}</dl><pre class="keys">{settings}</pre>{said}'

@@ -53,7 +53,9 @@ def _cell(gpu: Gpu, found: Search, size: int, is_shown: bool) -> str:
     plan = next((plan for plan in found.plans if plan.micro_batch_size == size), None)
     pressed = f' aria-pressed="{str(is_shown).lower()}" data-gpu="{escape(gpu.name)}" data-micro="{size}"'
     if plan is not None:
-        button = f'<button type="button"{pressed}>{gib(plan.estimate.device_total_bytes)}</button>'
+        need = gib(plan.estimate.device_total_bytes)
+        name = escape(f"{gpu.title}, micro-batch {size}: fits, {need} GiB")
+        button = f'<button type="button"{pressed} aria-label="{name}">{need}</button>'
         return f'<td class="fit" data-size="{size}">{button}</td>'
     pair = next((pair for pair in found.rejected if pair.micro_batch_size == size), None)
     if pair is None:
