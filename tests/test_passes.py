@@ -357,5 +357,6 @@ def test_without_a_compiler_there_is_no_library(monkeypatch: pytest.MonkeyPatch,
     hook.initialize("standard", data)
     hook.finalize("standard", data, "")
     assert list(data) == ["force_include"], "the wheel is for all platforms"
-    assert list(data["force_include"].values()) == ["vramplan/model_specs/index.json"]
+    included = {*data["force_include"].values()} - {hatch_build.FOR_BROWSERS}  # that needs another compiler
+    assert included == {"vramplan/model_specs/index.json"}
     assert lines == ["vramplan's core is not compiled, it runs in Python: the C compiler is missing or fails"]

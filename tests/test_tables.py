@@ -339,7 +339,7 @@ def test_a_configuration_that_is_wrong(keep: Path, old: str, new: str, said: str
         (["--models", "phi-4", "--gpus", "rtx99*"], "unknown GPUs 'rtx99*'"),
         (["--models", "phi-4"], "--models and --gpus go together"),
         (["--models", "phi-4", "--gpus", "t4", "--methods", "lorra"], "did you mean lora"),
-        (["--models", "phi-4", "--gpus", "t4", "--seq-lens", "2k"], "--seq-lens 2k: expected whole numbers"),
+        (["--models", "phi-4", "--gpus", "t4", "--seq-lens", "2x"], "--seq-lens 2x: expected whole numbers"),
         (["--models", "phi-4", "--gpus", "t4", "--seq-lens", "0"], "--seq-lens 0: expected whole numbers"),
         (["--models", "phi-4", "--gpus", "t4", "--show", "batch"], "known: max-batch"),
         (["--models", "phi-4", "--gpus", "t4", "--micro-batch", "2"], "it goes with memory and card"),
