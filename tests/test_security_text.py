@@ -109,7 +109,7 @@ class Elements(HTMLParser):
 
 @pytest.mark.full
 def test_pages_have_no_elements_of_a_name(tmp_path: Path) -> None:
-    """The same elements as with a plain name; the data hold the name as it is."""
+    """The same elements as with a plain name, in the page and in every answer that its script places."""
     pages = {}
     for name in ("plain", HTML):
         model(tmp_path, name)
@@ -118,10 +118,19 @@ def test_pages_have_no_elements_of_a_name(tmp_path: Path) -> None:
     plain, hostile = (Elements(page) for page in pages.values())
     assert hostile.names == plain.names
     assert not hostile.handlers
-    data = re.search(r'id="data">(.*?)</script>', pages[HTML], re.DOTALL)
-    assert data is not None
-    assert json.loads(data[1])["model"] == f"{HTML}/config.json"
-    assert not set("<>&") & set(data[1])
+    answers = []
+    for page in pages.values():
+        data = re.search(r'id="answers">(.*?)</script>', page, re.DOTALL)
+        assert data is not None
+        assert not set("<>&") & set(data[1])
+        answers.append(json.loads(data[1])["answers"])
+    assert answers[0].keys() == answers[1].keys()
+    for key, answer in answers[1].items():
+        for part, html in answer["parts"].items():
+            elements = Elements(html)
+            assert elements.names == Elements(answers[0][key]["parts"][part]).names
+            assert not elements.handlers
+    assert HTML in answers[1][key]["commands"]["vramplan"], "a text, which the script places as one"
 
 
 def test_plots_have_no_elements_of_a_name(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from vramplan.render.web.bar import bar
 from vramplan.render.web.step_chart import step_chart
 from vramplan.render.web.step_profile import step_profile
 from vramplan.units import format_count
+from vramplan.visible import visible
 
 if TYPE_CHECKING:
     from vramplan.memory.estimate import Estimate
@@ -87,7 +88,7 @@ def verdict(estimate: Estimate, gpu: str, notes: Iterable[str]) -> str:
         f'<div class="verdict {CLASSES[result]}" data-length="{job.sequence_length}">'
         f'<h1><span class="sign" aria-hidden="true">{sign}</span>{words}</h1>'
         f'<p class="need"><b title="{_totals(estimate)}">{need} GiB</b> of {capacity} on {escape(gpus)}</p></div>'
-        f'<p class="what">{escape(estimate.model)}: {escape(", ".join(in_short(estimate)))}</p>'
+        f'<p class="what">{escape(visible(estimate.model))}: {escape(", ".join(in_short(estimate)))}</p>'
         f'<dl class="facts">{listed}</dl><pre class="keys">{settings}</pre>{said}'
     )
 
