@@ -216,11 +216,15 @@ class Timeline:
         totals = passes.live_by_group(self.events, self.kind_of, sizes, categories, len(CATEGORIES), events)
         return dict(zip(CATEGORIES, totals, strict=True))
 
+    def phases(self) -> list[tuple[Mark, int]]:
+        """Each mark with the index behind the last event of its phase."""
+        ends = [*(mark.first_event for mark in self.marks[1:]), len(self.events)]
+        return list(zip(self.marks, ends, strict=True))
+
     def phase_peaks(self, levels: array[int]) -> dict[str, int]:
         """The highest of `levels` (one per event) in each phase, over all its occurrences."""
         peaks: dict[str, int] = {}
-        ends = [mark.first_event for mark in self.marks[1:]] + [len(self.events)]
-        for mark, end in zip(self.marks, ends, strict=True):
+        for mark, end in self.phases():
             first = max(0, mark.first_event - 1)  # the level at which the phase starts counts too
             if first < end:
                 peaks[mark.phase] = max(peaks.get(mark.phase, 0), passes.highest(levels, first, end))

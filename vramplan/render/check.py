@@ -33,7 +33,7 @@ from vramplan.render.terminal import (
     simple_table,
     where_it_goes,
 )
-from vramplan.render.verdict import Outcome, doubts, subject
+from vramplan.render.verdict import FRAGMENTED, Outcome, doubts, subject
 from vramplan.units import counted
 
 MORE = "where it goes, what else would help, every assumption"
@@ -147,7 +147,7 @@ def _reason(verdict: Verdict) -> str:
     if verdict.case_fits or verdict.free_bytes < 0 or _outcome(verdict) == "without margin":
         return ""
     if not estimate.fits:
-        return "no free block is large enough"
+        return FRAGMENTED
     evaluates = (verdict.evaluation_bytes or 0) > estimate.device_total_bytes
     return f"{'evaluation' if evaluates else 'the free space asked for'} has too little room"
 

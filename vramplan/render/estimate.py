@@ -26,7 +26,7 @@ from vramplan.render.terminal import (
     simple_table,
     where_it_goes,
 )
-from vramplan.render.verdict import doubts, outcome_of, subject
+from vramplan.render.verdict import doubts, outcome, reason_of, subject
 from vramplan.units import MiB
 
 
@@ -44,11 +44,11 @@ def answer(
         job = estimate.job
         box = Box(
             subject(estimate.model, gpu.title, job.num_gpus),
-            outcome_of(estimate.fits, estimate.fits_without_margin),
+            outcome(estimate),
             estimate.device_total_bytes,
             estimate.capacity_bytes,
             estimate.margin_bytes,
-            reason="" if estimate.fits_without_margin else "no free block is large enough",
+            reason=reason_of(estimate),
         )
         plan = plan_line(screen, job, job.micro_batch_size, job.gradient_accumulation_steps)
         tight = [screen.text(doubt, "yellow") for doubt in doubts(estimate)]

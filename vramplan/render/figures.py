@@ -39,6 +39,8 @@ STRATEGIES = {
 }
 """How GPUs share the work, as papers write it."""
 NEED = "need of the GPU"
+KEYS = ("per_device_train_batch_size", "gradient_accumulation_steps")
+"""The two settings to paste, as transformers' Trainer and most frameworks call them."""
 
 
 def tenths_up(num_bytes: int) -> int:

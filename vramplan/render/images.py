@@ -32,7 +32,7 @@ from vramplan.render.terminal import (
     notes,
     simple_table,
 )
-from vramplan.render.verdict import SIGNS, Outcome, need_of_capacity, outcome_of, subject
+from vramplan.render.verdict import SIGNS, Outcome, need_of_capacity, outcome_of, reason_of, subject
 from vramplan.units import GiB
 
 KINDS = (".svg", ".png")
@@ -64,7 +64,7 @@ def answer(rows: Sequence[ImageSizeRow], gpu: Gpu, verbose: bool = False) -> Ans
             estimate.capacity_bytes,
             estimate.margin_bytes,
             verdict=verdict,
-            reason="" if estimate.fits_without_margin else "no free block is large enough",
+            reason=reason_of(estimate),
         )
         roomy = _largest_fitting(rows, 2)
         more = f"; micro-batch {roomy.max_micro_batch_size} fits up to {_size(roomy.size)}" if roomy is not None else ""

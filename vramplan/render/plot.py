@@ -116,8 +116,7 @@ def title(estimate: Estimate) -> str:
 def _phases(axes: Any, timeline: Timeline) -> None:
     """A line at the beginning of each phase, its name above if there is room."""
     count = len(timeline.events)
-    ends = [mark.first_event for mark in timeline.marks[1:]] + [count]
-    for mark, end in zip(timeline.marks, ends, strict=True):
+    for mark, end in timeline.phases():
         axes.axvline(mark.first_event, color="black", linewidth=0.5, alpha=0.35)
         if end - mark.first_event > count / 25:
             middle = (mark.first_event + end) / 2

@@ -19,7 +19,7 @@ from vramplan.planner.search_result import (
     Search,
 )
 from vramplan.planner.training_run import most_energy_kwh, run_seconds
-from vramplan.render.figures import banded, duration, free_gib, gib, room_gib, sentence, significant, time_of_step
+from vramplan.render.figures import KEYS, banded, duration, free_gib, gib, room_gib, sentence, significant, time_of_step
 from vramplan.render.headline import Headline, best_free, headlines
 from vramplan.render.terminal import (
     Answer,
@@ -39,7 +39,7 @@ from vramplan.render.terminal import (
     simple_table,
     where_it_goes,
 )
-from vramplan.render.verdict import doubts, outcome_of, subject
+from vramplan.render.verdict import doubts, outcome, reason_of, subject
 from vramplan.units import counted
 
 PLANS, CHANGES = 50, 76
@@ -48,8 +48,6 @@ MOST_COST = 20
 """Columns of what a change costs."""
 MOST_NAMED = 6
 """Micro-batches that do not fit and are named one by one."""
-KEYS = ("per_device_train_batch_size", "gradient_accumulation_steps")
-"""The two settings to paste, as transformers' Trainer and most frameworks call them."""
 
 
 def answer(search: Search, run: Run, verbose: bool = False) -> Answer:
@@ -59,15 +57,13 @@ def answer(search: Search, run: Run, verbose: bool = False) -> Answer:
         chosen = search.recommended
         estimate = chosen.estimate if chosen is not None else search.smallest
         gpu = subject(search.model, search.card.title, search.job.num_gpus)
-        outcome = outcome_of(estimate.fits, estimate.fits_without_margin)
-        too_fragmented = "" if estimate.fits_without_margin else "no free block is large enough"
         box = Box(
             gpu,
-            outcome,
+            outcome(estimate),
             estimate.device_total_bytes,
             estimate.capacity_bytes,
             estimate.margin_bytes,
-            reason=too_fragmented,
+            reason=reason_of(estimate),
         )
         lines = _box_of_plan(screen, search, chosen) if chosen is not None else _box_of_nothing(screen, search)
         shown: list[RenderableType] = [box.panel(screen, lines), assumption_line(screen, estimate, verbose=verbose)]

@@ -70,6 +70,9 @@ def doubts(estimate: Estimate) -> list[str]:
     return [f"Tight: {free_gib(estimate.spare_bytes)} GiB above the margin; samples of varying length can need more"]
 
 
+FRAGMENTED = "no free block is large enough"
+
+
 def reason_of(estimate: Estimate) -> str:
     """Why an estimate does not fit although it needs no more than there is; empty if it needs more, or fits."""
-    return "" if estimate.fits_without_margin else "no free block is large enough"
+    return "" if estimate.fits_without_margin else FRAGMENTED

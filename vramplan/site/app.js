@@ -80,9 +80,8 @@ function parts(html) {
 function place(answer, names) {
   if (answer.code === 2 || answer.code === 70) return say(answer.error.trim().split("\n").at(-1).replace("vramplan: ", ""), true);
   const found = parts(answer.text);
-  const { length } = new DOMParser().parseFromString(answer.text, "text/html").querySelector("[data-length]")?.dataset ?? {};
-  if (length) sayTokens(length);
   show(Object.fromEntries(names.map((name) => [name, found[name]])));
+  sayTokens(byId("head").querySelector("[data-length]").dataset.length);
   addButtons();
   say("");
 }

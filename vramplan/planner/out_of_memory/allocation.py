@@ -94,9 +94,8 @@ def _in_timeline(
     assert timeline is not None
     levels = timeline.live_bytes()
     phase = PHASES.get(failure.phase) if failure.phase is not None else None
-    ends = [*(mark.first_event for mark in timeline.marks[1:]), len(timeline.events)]
     highest, rising, falling = 0, list[Allocation](), list[Allocation]()
-    for mark, end in zip(timeline.marks, ends, strict=True):
+    for mark, end in timeline.phases():
         for index in range(mark.first_event, end):
             event, level = timeline.events[index], levels[index]
             if event >= 0 and phase in (None, mark.phase):

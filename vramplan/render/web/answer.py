@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vramplan.planner.search_result import WITHOUT_MARGIN, LeverEffect, Plan, Search
 from vramplan.render.figures import (
+    KEYS,
     banded,
     duration,
     free_gib,
@@ -20,7 +21,7 @@ from vramplan.render.figures import (
     time_of_step,
 )
 from vramplan.render.headline import Headline, headlines
-from vramplan.render.verdict import SIGNS, Outcome, doubts, need_of_capacity, outcome
+from vramplan.render.verdict import FRAGMENTED, SIGNS, Outcome, doubts, need_of_capacity, outcome
 from vramplan.render.web.bar import bar
 from vramplan.render.web.step_chart import step_chart
 from vramplan.render.web.step_profile import step_profile
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from vramplan.memory.estimate import Estimate
 
 CLASSES: dict[Outcome, str] = {"fits": "good", "without margin": "warn", "depends": "warn", "does not fit": "bad"}
-KEYS = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 class Answer(NamedTuple):
@@ -103,7 +103,7 @@ def _room(estimate: Estimate) -> tuple[str, str]:
         return f"{left} GiB", f"of which margin {margin}" if estimate.margin_bytes else "no margin asked for"
     if estimate.fits_without_margin:
         return f"{left} GiB", f"less than the margin {gib(estimate.margin_bytes)}"
-    return f"{left} GiB", "no free block is large enough"
+    return f"{left} GiB", FRAGMENTED
 
 
 def _time(estimate: Estimate) -> tuple[str, str]:

@@ -49,13 +49,12 @@ def step_profile(estimate: Estimate, columns: int = COLUMNS) -> StepProfile | No
         return None
     optimizers = [number for number, mark in enumerate(timeline.marks) if mark.phase == "optimizer"]
     first = optimizers[-2] + 1 if len(optimizers) > 1 else 1
-    marks = timeline.marks[first : optimizers[-1] + 1] if optimizers else timeline.marks
-    ends = [*(mark.first_event for mark in marks[1:]), len(timeline.events)]
-    count = ends[-1] - marks[0].first_event
+    shown = timeline.phases()[first : optimizers[-1] + 1] if optimizers else timeline.phases()
+    count = shown[-1][1] - shown[0][0].first_event
     totals = timeline.live_bytes()
     phases: list[tuple[str, int]] = []
     events: list[int] = []
-    for mark, end in zip(marks, ends, strict=True):
+    for mark, end in shown:
         phases.append((mark.phase, len(events)))
         share = max(1, round((end - mark.first_event) * columns / max(1, count)))
         edges = [mark.first_event + (end - mark.first_event) * i // share for i in range(share + 1)]
