@@ -55,7 +55,7 @@ def wrapped(dropout: float = 0.0, buffers: bool = False, **settings: Any) -> Dis
 def loop_of(controller: Controller, model: nn.Module, count: int = 40, **settings: Any) -> AdaptiveLoop:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     loader = StepLoader(samples(count), controller, epochs=2, rank=RANK, world_size=2)
-    return AdaptiveLoop(controller, model, optimizer, loader, **settings)
+    return AdaptiveLoop(controller, model, optimizer, loader, **{"measure_every": 1, **settings})
 
 
 def weights(model: nn.Module) -> list[float]:
@@ -224,7 +224,7 @@ def accelerated() -> dict[str, Any]:
     loader = StepLoader(
         samples(), controller, epochs=2, rank=accelerator.process_index, world_size=accelerator.num_processes
     )
-    loop = AdaptiveLoop(controller, model, optimizer, loader, accelerator=accelerator, max_norm=0.5)
+    loop = AdaptiveLoop(controller, model, optimizer, loader, accelerator=accelerator, max_norm=0.5, measure_every=1)
     list(loop.steps(model))
     other = loop_of(measuring(), wrapped(), max_norm=0.5)
     list(other.steps(other.model))

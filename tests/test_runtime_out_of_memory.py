@@ -36,7 +36,8 @@ from vramplan.errors import ConfigError
 def loop_of(controller: Controller, count: int = 40, **settings: Any) -> AdaptiveLoop:
     model = Network(dropout=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    return AdaptiveLoop(controller, model, optimizer, StepLoader(samples(count), controller, epochs=2), **settings)
+    loader = StepLoader(samples(count), controller, epochs=2)
+    return AdaptiveLoop(controller, model, optimizer, loader, **{"measure_every": 1, **settings})
 
 
 def run(loop: AdaptiveLoop) -> list[Any]:

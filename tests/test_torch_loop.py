@@ -65,6 +65,7 @@ def plain(clips: bool = True, epochs: int = 2) -> tuple[Network, list[float]]:
 
 
 def loop_of(controller: Controller, **settings: Any) -> AdaptiveLoop:
+    settings = {"measure_every": 1, **settings}
     model = Network()
     optimizer = optimizer_of(model)
     scheduler = LambdaLR(optimizer, lambda step: 1 / (1 + step))

@@ -56,8 +56,8 @@ class AdaptiveBatches(Base):  # type: ignore[misc]
     Args:
         args, kwargs: The Trainer's.
         controller: Decides; its base batch is that of the training arguments.
-        measure_every: Measure the gradients' norms in each k-th step. A policy that needs norms is told those steps
-            alone.
+        measure_every: Measure the gradients' norms in each k-th step: each second one costs at most 2 % of a step where
+            it was measured (benchmarks/gradient_norms.json). A policy that needs norms is told those steps alone.
         leave_out, consecutive: As in :class:`GradientNorms`.
         decisions: A file to which each decision is added as a line of JSON, by the first process.
         record: A file to which what the controller is told is added, for ``vramplan adapt simulate``.
@@ -72,7 +72,7 @@ class AdaptiveBatches(Base):  # type: ignore[misc]
         self,
         *args: Any,
         controller: Controller,
-        measure_every: int = 1,
+        measure_every: int = 2,
         leave_out: Collection[str] = (),
         consecutive: bool = False,
         decisions: str | Path | None = None,
