@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from vramplan.analytic.cached_forward import CachedForward, simulate_forward
-from vramplan.analytic.layer_folding import FoldPlan, Unfolded, unfold
+from vramplan.analytic.decoding import MAX_STEPS, decode, decode_job, record_forward, unfolded_of
+from vramplan.analytic.layer_folding import FoldPlan
 from vramplan.analytic.prepare import prepare
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import record_of
@@ -36,9 +37,6 @@ from vramplan.memory.replay import Replay, replay
 from vramplan.memory.summarize import settle
 from vramplan.memory.timeline import rounded_bytes
 from vramplan.units import ceil_div
-
-MAX_STEPS = 2048
-"""Forwards of one token that are simulated; of more, each stands for several, and the cache grows by as many tokens."""
 
 
 def generation_job(job: Job, prompt_tokens: int, batch: int) -> Job:
@@ -142,12 +140,12 @@ def simulate(spec: ModelSpec, job: Job, gpu: Gpu, new_tokens: int) -> Simulated:
     weight_bytes = _load(run, Step(setting, plan, gpu, record=prefill.record), gpu)
     run.ends["loaded"] = len(run.events)
     sizes = rounded_bytes([one.on(gpu).num_bytes for one in prefill.record.storages])
-    _record(run, unfolded_of(prefill, plan), prefill.cached, sizes)
+    record_forward(run, unfolded_of(prefill, plan), prefill.cached, sizes)
     run.ends["prefill"] = len(run.events)
     stride = max(1, ceil_div(new_tokens - 1, MAX_STEPS))
     last = prefill
     if new_tokens > 1:
-        last = _decode(run, replace(setting, job=decode_job(job)), plan, gpu, prompt, new_tokens - 1, stride)
+        last = decode(run, replace(setting, job=decode_job(job)), plan, gpu, prompt, new_tokens - 1, stride)
     run.ends["decode"] = len(run.events)
     return Simulated(run, weight_bytes, last, plan, stride)
 
@@ -187,11 +185,6 @@ def _generation(spec: ModelSpec, job: Job, gpu: Gpu, new_tokens: int) -> Generat
     )
 
 
-def decode_job(job: Job) -> Job:
-    """The forward of one further token; images were in the prompt."""
-    return job.model_copy(update={"sequence_length": 1, "images": 0, "videos": 0})
-
-
 def _load(run: GenerationRun, step: Step, gpu: Gpu) -> int:
     """Load weights, buffers and cuBLAS' workspace of the one thread that runs; returns the bytes of the weights."""
     record = Recorder()
@@ -204,52 +197,6 @@ def _load(run: GenerationRun, step: Step, gpu: Gpu) -> int:
     run.sizes.extend(sizes)
     run.events.extend(record.events)
     return weight_bytes
-
-
-def unfolded_of(forward: CachedForward, plan: FoldPlan) -> Unfolded:
-    """The forward of all layers, without small tensors inside of them."""
-    return unfold(forward.record, plan, [one.num_bytes for one in forward.record.storages], brief=True)
-
-
-def _record(run: GenerationRun, unfolded: Unfolded, cached: frozenset[int], sizes: array[int]) -> None:
-    source = unfolded.source
-    run.forward(unfolded.events, lambda number: sizes[source[number]], lambda number: source[number] in cached)
-
-
-def _decode(
-    run: GenerationRun, setting: StepSpec, plan: FoldPlan, gpu: Gpu, prompt: int, steps: int, stride: int
-) -> CachedForward:
-    """Record the forwards of one token each, simulated at a few lengths of the cache and scaled between them.
-
-    Returns the last.
-    """
-    longest = prompt + steps - 1
-    assert setting.architecture.decoder is not None
-    window = setting.architecture.decoder.window(setting.config) or 0
-    lengths = sorted({prompt, longest, *(range(window - 1, window) if prompt < window - 1 < longest else ())})
-    forwards = [simulate_forward(setting, length) for length in lengths]
-    unfolded = unfolded_of(forwards[-1], plan)
-    sizes = [[one.on(gpu).num_bytes for one in forward.record.storages] for forward in forwards]
-    alike = all(forward.record.events == forwards[-1].record.events for forward in forwards)
-    for step in sorted({*range(0, steps, stride), steps - 1}):
-        past = prompt + step
-        at = between(lengths, sizes, past) if alike else sizes[-1]
-        _record(run, unfolded, forwards[-1].cached, rounded_bytes(at))
-    return forwards[-1]
-
-
-def between(lengths: Sequence[int], sizes: Sequence[Sequence[int]], length: int) -> Sequence[int]:
-    """Sizes at a length, on the lines between those at `lengths`, rounded up.
-
-    >>> between([10, 20], [[100, 7], [200, 7]], 13)
-    [130, 7]
-    """
-    end = bisect_left(lengths, length)
-    if lengths[end] == length:
-        return sizes[end]
-    low, high = lengths[end - 1], lengths[end]
-    share, span = length - low, high - low
-    return [a if a == b else a - (a - b) * share // span for a, b in zip(sizes[end - 1], sizes[end], strict=True)]
 
 
 def cache_text(last: CachedForward, plan: FoldPlan) -> str:

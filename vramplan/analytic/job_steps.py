@@ -12,8 +12,10 @@ from vramplan.analytic.layers.lora_targets import check_saved
 from vramplan.analytic.layers.moe_peft import FORMER
 from vramplan.analytic.mixed_batches import BatchShape, Pieces, mixed
 from vramplan.analytic.prepare import fused_kernels, prepare
-from vramplan.analytic.run_timeline import SimulatedRun, evaluation_bytes, gathered_bytes
+from vramplan.analytic.rollout_phases import rollout_size
+from vramplan.analytic.run_timeline import SimulatedRun, evaluation_bytes
 from vramplan.analytic.step_record import StepRecord
+from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.supported import check_adapters, check_mixture, mixture_notes
 from vramplan.analytic.unfolded_step import Step, describe_in, is_brief, micro_steps, no_cycle_collection
 from vramplan.dataclass import dataclass
@@ -28,6 +30,7 @@ from vramplan.memory.optimizers import check_weights, optimizer_seconds
 from vramplan.memory.overheads import cublas_workspace, outside_bytes
 from vramplan.memory.summarize import summarize
 from vramplan.memory.timeline import Storage, Timeline
+from vramplan.memory.vllm import is_colocated
 from vramplan.step_time.communication import Communication
 from vramplan.step_time.kernels import Kernels, Runs, flops, micro_step_seconds
 from vramplan.step_time.rates import rates_of
@@ -78,7 +81,7 @@ class _Common:
     """What the steps of one job have in common on GPUs that they do not depend on."""
 
     def __init__(self) -> None:
-        self.shapes: dict[tuple[int, int], Shape] = {}
+        self.shapes: dict[tuple[int, int, int], Shape] = {}
         self.evaluations: dict[tuple[int, int], Unfolded] = {}
         self.weights: Weights | None = None
 
@@ -209,7 +212,7 @@ class JobSteps:
         Small tensors are left out of some layers (:func:`vramplan.analytic.layer_folding.unfold`), so steps are alike
         if they have as many of them.
         """
-        common, key = self._common, (id(at.record), at.num_small if is_brief(job) else 0)
+        common, key = self._common, (id(at.record), at.num_small if is_brief(job) else 0, rollout_size(job))
         if key not in common.shapes:
             setting = replace(self.setting, job=job)
             step = Step(setting, self.plan, self.card, record=at.record, sizes=at.sizes)
@@ -355,10 +358,10 @@ def phases(at: StepAt, shape: Shape) -> tuple[Kernels, Kernels]:
 def depends_on_size(job: Job) -> bool:
     """Whether a step depends on the GPU's size.
 
-    ZeRO-1 and 2 flatten weights on the host if the GPU lacks memory, and transformers 4 requests no more than is free
-    before it loads.
+    ZeRO-1 and 2 flatten weights on the host if the GPU lacks memory, transformers 4 requests no more than is free
+    before it loads, and vLLM takes a share of the GPU.
     """
-    return job.strategy in ("zero1", "zero2") or (job.is_mapped and job.experts == "linear")
+    return job.strategy in ("zero1", "zero2") or (job.is_mapped and job.experts == "linear") or is_colocated(job)
 
 
 def count_notes(spec: ModelSpec, counted: int) -> list[str]:

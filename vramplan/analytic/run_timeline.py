@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from vramplan.analytic.layer_folding import Unfolded
+from vramplan.analytic.rollout_phases import generates_each_micro_step, rollout_phases
 from vramplan.analytic.strategies import strategy_of
 from vramplan.analytic.unfolded_step import Step, buffers_of
-from vramplan.memory import passes
+from vramplan.memory import passes, vllm
 from vramplan.memory.overheads import cublas_workspace
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Kinds, Mark, Storage, Timeline, rounded_bytes
@@ -137,6 +138,8 @@ class SimulatedRun:
         for buffer in buffers_of(self.step.setting) if share.device == self.step.setting.placement.rotary else ():
             record.allocate(buffer)
         share.prepare()
+        if vllm.is_colocated(self.step.job):
+            record.allocate(vllm.held(self.step.job, self.step.card))
         record.enter("forward")
         simulated = self.step.record.storages
         first = record.add_kinds([LATER] * len(simulated))
@@ -144,7 +147,11 @@ class SimulatedRun:
         kind_of = passes.shifted(self.step.unfolded.source, first)
         ends = [piece.first_event for piece in pieces[1:]] + [len(events)]
         offsets = []
+        rollouts, known = rollout_phases(self.step), dict[int, int]()
+        again = bool(rollouts) and generates_each_micro_step(self.step.job)
         for step in range(STEPS):
+            for one in rollouts:
+                one.record(record, known)
             offset = record.splice(kind_of)
             offsets.append(offset)
             share.sent = Sent()
@@ -158,6 +165,9 @@ class SimulatedRun:
                     share.drop_gradients(offset)
                     record.extend(share.on_this_card(events[piece.first_event : end]), offset)
                     break
+                if again and piece.phase == "forward.1" and (before is None or before.phase != piece.phase):
+                    for one in rollouts:
+                        one.record(record, known)
                 record.enter(piece.phase.partition(".")[0])
                 share.run_section(piece, events[piece.first_event : end], offset)
         workspace = cublas_workspace(self.step.card)
@@ -191,8 +201,3 @@ def evaluation_bytes(unfolded: Unfolded, sizes: array[int], gpus: Iterable[int])
         gpus: numbers of the GPUs.
     """
     return {card: passes.peak_bytes(unfolded.on_card(card, unfolded.events), unfolded.source, sizes) for card in gpus}
-
-
-def gathered_bytes(step: Step) -> int:
-    """Highest bytes of sharded weights that are gathered at a time in a forward without gradients."""
-    return strategy_of(step, Recorder()).gathered_bytes()

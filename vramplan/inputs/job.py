@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from vramplan.errors import ConfigError, nearest_names
 from vramplan.inputs.record import Record, Replaced, field
+from vramplan.inputs.rollout import Rollout
 from vramplan.inputs.usual_names import VALUES
 
 Method = Literal["full", "lora", "dora"]
@@ -22,6 +23,9 @@ Attention = Literal["sdpa", "flash", "eager"]
 Loss = Literal[
     "standard", "sliced", "sliced_fp32", "sections", "liger", "liger_cross_entropy", "cut", "chunked", "log_probs"
 ]
+Task = Literal["grpo"]
+"""What is trained for, if that is not the next token."""
+Reference = Literal["adapters_off", "model", "precomputed", "none"]
 FusedKernel = Literal["rope", "rms_norm", "layer_norm", "swiglu", "geglu"]
 Loop = Literal["trainer", "plain"]
 Experts = Literal["stacked", "linear"]
@@ -159,6 +163,16 @@ def with_batch(job: Job, micro_batch_size: int, gradient_accumulation_steps: int
 class Job(Record):
     """One training set-up; docs/reference/options.md says what frameworks call each field."""
 
+    task: Task | None = None
+    """What TRL's trainer of that name trains the model for: grpo (GRPO, and DAPO and Dr. GRPO, which are losses of it);
+    null: the next token."""
+    reference: Reference | None = None
+    """Where a task takes the log-probabilities of its reference from: adapters_off (the model without its adapters),
+    model (a second model, whose weights do not train), precomputed (before the training), none; null: none for grpo."""
+    prompt_length: int | None = field(default=None, ge=0, le=MAX_COUNT)
+    """Tokens of the prompt within `sequence_length`, which are not scored."""
+    rollout: Rollout = Rollout()
+    """How completions are generated, for grpo."""
     method: Method = "lora"
     """full: every weight trains; lora: adapters on frozen weights."""
     lora_rank: int = field(default=8, gt=0, le=MAX_COUNT)

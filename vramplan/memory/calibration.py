@@ -17,6 +17,7 @@ from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
+from vramplan.memory.vllm import fixed_bytes
 from vramplan.units import GiB, MiB
 
 CONFIDENCE = 0.9
@@ -192,9 +193,12 @@ def margin_of(job: Job, gpu: Gpu) -> Margin:
 
 
 def plannable_bytes(job: Job, gpu: Gpu) -> int:
-    """Bytes that the job may take by its estimate: the usable bytes less the safety margin."""
-    needed = margin_of(job, gpu)
-    return max(0, int((gpu.usable_bytes - needed.outside_bytes) / (1 + needed.share)))
+    """Bytes that the job may take by its estimate: the usable bytes less the safety margin.
+
+    The share of the margin is not taken of what vLLM holds, which is set and not estimated.
+    """
+    needed, fixed = margin_of(job, gpu), fixed_bytes(job, gpu)
+    return max(0, fixed + int((gpu.usable_bytes - needed.outside_bytes - fixed) / (1 + needed.share)))
 
 
 def margin_bytes(job: Job, gpu: Gpu) -> int:

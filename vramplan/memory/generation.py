@@ -62,6 +62,8 @@ class GenerationRun:
         self.events = array("i")
         self.cache: list[int] = []
         """Numbers of the storages of keys and values, by layer."""
+        self.cached: set[int] = set()
+        """Numbers of all storages that were keys or values."""
         self.ends: dict[str, int] = {}
         """Number of events up to the end of each phase."""
 
@@ -98,6 +100,13 @@ class GenerationRun:
                     self.events.append(~before[len(cache)])
                 cache.append(numbers[event])
         self.cache = cache
+        self.cached.update(cache)
+
+    def drop(self) -> None:
+        """Free everything that is still there."""
+        freed = {~event for event in self.events if event < 0}
+        self.events.extend([~number for number in range(len(self.sizes)) if number not in freed])
+        self.cache = []
 
     def cache_bytes(self) -> int:
         """Bytes of all keys and values now."""

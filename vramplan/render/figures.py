@@ -23,6 +23,7 @@ CATEGORIES = {
     "logits": ("logits", "yellow"),
     "temporary": ("temporaries", "bright_black"),
     "communication": ("communication", "bright_blue"),
+    "vllm": ("vLLM", "bright_magenta"),
     "context": ("CUDA context, NCCL", "red"),
     "reserved_unused": ("cached by PyTorch", "white"),
 }

@@ -34,3 +34,8 @@ def strategy_of(step: Step, record: Recorder, gpu: int = 0) -> Strategy:
     module, class_name = CLASSES[f"fsdp{step.job.fsdp.version}" if name == "fsdp" else name]
     strategy: type[Strategy] = getattr(import_module(f"{__name__}.{module}"), class_name)
     return strategy(step, record, gpu)
+
+
+def gathered_bytes(step: Step) -> int:
+    """Highest bytes of sharded weights that are gathered at a time in a forward without gradients."""
+    return strategy_of(step, Recorder()).gathered_bytes()

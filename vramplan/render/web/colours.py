@@ -15,6 +15,7 @@ COLOURS: Mapping[str, str] = MappingProxyType(
         "communication": "communication",
         "logits": "logits",
         "reserved_unused": "cached",
+        "vllm": "vllm",
         "context": "context",
     }
 )

@@ -1,0 +1,164 @@
+"""What GRPO does before it trains on completions: it generates them, and scores them without gradients.
+
+Mirrors trl 1.16 (trainer/grpo_trainer.py: _generate_and_score_completions): all prompts of a generation are generated
+for at once, by transformers or by vLLM; a micro-batch at a time is scored.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from vramplan.analytic.cached_forward import simulate_forward
+from vramplan.analytic.decoding import decode, decode_job, record_forward, unfolded_of
+from vramplan.analytic.layer_folding import unfold
+from vramplan.analytic.step_inputs import StepSpec
+from vramplan.analytic.strategies import gathered_bytes
+from vramplan.analytic.train_step import simulate_scoring
+from vramplan.analytic.unfolded_step import Step
+from vramplan.inputs.job import MAX_COUNT, Job
+from vramplan.memory import vllm
+from vramplan.memory.generation import GenerationRun
+from vramplan.memory.recorder import Recorder
+from vramplan.memory.timeline import EMPTY_CACHE, Storage, rounded_bytes
+from vramplan.units import ceil_div
+
+DECODED = 128
+"""Forwards of one token that are simulated; of more, each stands for several."""
+
+
+class RolloutPhase(NamedTuple):
+    """Events in front of an optimizer step, none of whose storages outlives it."""
+
+    name: str
+    kinds: list[Storage]
+    kind_of: array[int]
+    """The number of each storage's kind."""
+    events: array[int]
+    """Numbers of the phase's own storages."""
+
+    def record(self, record: Recorder, known: dict[int, int]) -> None:
+        """Add the events to a run; `known` has the first kind of each phase that was added before."""
+        record.enter(self.name)
+        first = known.setdefault(id(self), len(record.kinds))
+        if first == len(record.kinds):
+            record.add_kinds(self.kinds)
+        record.extend(self.events, record.splice(array("i", [first + kind for kind in self.kind_of])))
+
+
+def rollout_phases(step: Step) -> list[RolloutPhase]:
+    """Generation and scoring, in order; empty for a job that generates nothing."""
+    if step.job.task != "grpo":
+        return []
+    return [*_generation(step), *_scoring(step)]
+
+
+def generates_each_micro_step(job: Job) -> bool:
+    """Whether completions are generated more than once in an optimizer step, beside the gradients."""
+    return (steps_per_generation(job) * job.rollout.num_iterations) < job.gradient_accumulation_steps
+
+
+def steps_per_generation(job: Job) -> int:
+    """Micro-batches whose completions are generated at a time."""
+    return job.rollout.steps_per_generation or job.gradient_accumulation_steps
+
+
+def rollout_size(job: Job) -> int:
+    """A number that tells jobs apart whose rollouts differ, of those that differ in the batch alone; 0 without any."""
+    return 0 if job.task != "grpo" else job.micro_batch_size * MAX_COUNT + job.gradient_accumulation_steps
+
+
+def is_scored(job: Job) -> bool:
+    """Whether completions are scored before the model trains on them: by the reference, or by the model itself.
+
+    By the model itself after vLLM generated them, or if it was updated since they were generated.
+    """
+    aligned = job.gradient_accumulation_steps % (steps_per_generation(job) * job.rollout.num_iterations) == 0
+    corrected = job.rollout.engine != "transformers" and job.rollout.importance_sampling
+    return job.reference not in (None, "none") or corrected or not aligned
+
+
+def _generation(step: Step) -> Iterator[RolloutPhase]:
+    job = step.job
+    if job.rollout.engine == "transformers":
+        yield _by_transformers(step)
+    elif vllm.sleeps(job):
+        kinds = [EMPTY_CACHE, vllm.woken(job, step.card)]
+        # sync_weights empties the cache, then vLLM wakes; what it took goes back to the driver when it sleeps
+        yield RolloutPhase("generation", kinds, array("i", [0, 1, 0]), array("i", [0, ~0, 1, ~1, 2, ~2]))
+
+
+def _by_transformers(step: Step) -> RolloutPhase:
+    """``generate`` for all prompts of a generation, beside the training's tensors."""
+    setting = _generating(step.setting)
+    job, plan, gpu = setting.job, step.plan, step.card
+    run = GenerationRun()
+    prefill = simulate_forward(setting, 0)
+    sizes = rounded_bytes([one.on(gpu).num_bytes for one in prefill.record.storages])
+    record_forward(run, unfolded_of(prefill, plan), prefill.cached, sizes)
+    new = step.job.sequence_length - job.sequence_length
+    if new > 1:
+        stride = max(1, ceil_div(new - 1, DECODED))
+        decode(run, replace(setting, job=decode_job(job)), plan, gpu, job.sequence_length, new - 1, stride)
+    run.drop()
+    cached = run.cached
+    numbers: dict[tuple[int, bool], int] = {}
+    kind_of = array(
+        "i",
+        [numbers.setdefault((size, number in cached), len(numbers)) for number, size in enumerate(run.sizes)],
+    )
+    kinds = [
+        Storage(size, "activation", "KV cache of the completions" if is_cache else "tensors of generate")
+        for size, is_cache in numbers
+    ]
+    return _gathered(step, RolloutPhase("generation", kinds, kind_of, run.events), whole=True)
+
+
+def _generating(setting: StepSpec) -> StepSpec:
+    """The forward of a generation within training: no checkpointing, all prompts of a generation at once."""
+    job = setting.job
+    changes = {
+        "task": None,
+        "micro_batch_size": job.micro_batch_size * steps_per_generation(job),
+        "gradient_accumulation_steps": 1,
+        "sequence_length": min(job.prompt_length or 1, job.sequence_length - 1),
+        "checkpointing": "none",
+        "reentrant": False,
+        "loss": "standard",
+        "lora_dropout": 0.0,
+    }
+    return replace(setting, job=job.model_copy(update=changes))
+
+
+def _scoring(step: Step) -> Iterator[RolloutPhase]:
+    """The forward of one micro-batch without gradients: each gives its memory back before the next."""
+    if not is_scored(step.job):
+        return
+    record = simulate_scoring(step.setting)
+    sizes = [info.on(step.card).num_bytes for info in record.storages]
+    unfolded = unfold(record, step.plan, sizes, brief=True)
+    kinds = [
+        Storage(size, info.category, f"{info.what}, scoring")
+        for info, size in zip(record.storages, sizes, strict=True)
+    ]
+    yield _gathered(step, RolloutPhase("scoring", kinds, unfolded.source, unfolded.events), whole=False)
+
+
+def _gathered(step: Step, phase: RolloutPhase, whole: bool) -> RolloutPhase:
+    """A phase during which sharded weights are gathered: all for ``generate`` under ZeRO-3, else a layer's at a time."""
+    job = step.job
+    if not job.shards_weights:
+        return phase
+    if whole and job.strategy == "zero3":  # ds3_gather_for_generation
+        size = sum(storage.num_bytes for one in step.placed for storage in one.storages())
+    else:
+        size = gathered_bytes(step)
+    number, kind = len(phase.kind_of), len(phase.kinds)
+    gathered = Storage(size, "communication", f"weights gathered for {phase.name}")
+    return phase._replace(
+        kinds=[*phase.kinds, gathered],
+        kind_of=phase.kind_of + array("i", [kind]),
+        events=array("i", [number, *phase.events, ~number]),
+    )

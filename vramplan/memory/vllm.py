@@ -1,0 +1,58 @@
+"""What vLLM takes of a GPU that it shares with a training run.
+
+Mirrors vLLM 0.33 as TRL 1.16 starts it in its own processes (trl/generation/vllm_generation.py: _init_vllm).
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.job import Job
+from vramplan.memory.timeline import Storage
+from vramplan.units import MiB
+
+ASLEEP_BYTES = 768 * MiB
+"""What stays while vLLM sleeps: CUDA graphs, workspaces, loaded kernels. Weights and KV cache are in pools of their own
+that sleep gives back; the rest is not (vllm/v1/worker/gpu_worker.py: sleep). Reported: 0.27 GiB of 19.8 for a 72B with
+tensor parallel 16 (vllm#17117), 774 MiB with the CUDA context of a process of its own for a 1B (NeMo-RL#223), and 0.36
+GiB of CUDA graphs (gpustack/runner#251). Not measured here."""
+
+
+def is_colocated(job: Job) -> bool:
+    """Whether vLLM shares the GPUs of the training run."""
+    return job.task == "grpo" and job.rollout.engine == "vllm"
+
+
+def sleeps(job: Job) -> bool:
+    """Whether vLLM shares the GPUs and gives memory back while the model trains."""
+    return is_colocated(job) and job.rollout.vllm_sleep
+
+
+def requested_bytes(job: Job, gpu: Gpu) -> int:
+    """Bytes that vLLM takes while it is awake: its share of the whole GPU, whatever the model needs.
+
+    Weights, activations and CUDA graphs are measured first; the KV cache gets all the rest (vllm/v1/worker/utils.py:
+    request_memory; gpu_worker.py: determine_available_memory).
+    """
+    return ceil(gpu.cuda_total_bytes * job.rollout.vllm_share)
+
+
+def held(job: Job, gpu: Gpu) -> Storage:
+    """What vLLM holds all the time: everything, or what stays while it sleeps."""
+    if sleeps(job):
+        return Storage(ASLEEP_BYTES, "vllm", "vLLM asleep: CUDA graphs, workspaces", "not measured", in_kernel=True)
+    text = f"{job.rollout.vllm_share:g} of the GPU's {gpu.cuda_total_bytes >> 20:,} MiB"
+    size = requested_bytes(job, gpu)
+    return Storage(size, "vllm", "vLLM: weights, activations, KV cache", text, in_kernel=True)
+
+
+def woken(job: Job, gpu: Gpu) -> Storage:
+    """What vLLM takes beside that to generate, if it sleeps in between."""
+    size = max(0, requested_bytes(job, gpu) - ASLEEP_BYTES)
+    return Storage(size, "vllm", "vLLM awake: weights, activations, KV cache", in_kernel=True)
+
+
+def fixed_bytes(job: Job, gpu: Gpu) -> int:
+    """Bytes that are known without an estimate, and so need no safety margin."""
+    return held(job, gpu).num_bytes if is_colocated(job) else 0
