@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vramplan.analytic.layer_folding import Unfolded
 from vramplan.analytic.strategies import strategy_of
-from vramplan.analytic.unfolded_step import Step, buffers_of
+from vramplan.analytic.unfolded_step import Step, buffers_of, reference_storages
 from vramplan.memory import passes
 from vramplan.memory.overheads import cublas_workspace
 from vramplan.memory.recorder import Recorder
@@ -136,6 +136,8 @@ class SimulatedRun:
         share.load()
         for buffer in buffers_of(self.step.setting) if share.device == self.step.setting.placement.rotary else ():
             record.allocate(buffer)
+        if self.step.job.loads_reference:
+            record.allocate_all(reference_storages(self.step.placed, self.step.setting))
         share.prepare()
         record.enter("forward")
         simulated = self.step.record.storages

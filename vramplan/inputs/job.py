@@ -22,6 +22,9 @@ Attention = Literal["sdpa", "flash", "eager"]
 Loss = Literal[
     "standard", "sliced", "sliced_fp32", "sections", "liger", "liger_cross_entropy", "cut", "chunked", "log_probs"
 ]
+Task = Literal["dpo"]
+"""What is trained for, if that is not the next token."""
+Reference = Literal["adapters_off", "model", "precomputed", "none"]
 FusedKernel = Literal["rope", "rms_norm", "layer_norm", "swiglu", "geglu"]
 Loop = Literal["trainer", "plain"]
 Experts = Literal["stacked", "linear"]
@@ -159,6 +162,15 @@ def with_batch(job: Job, micro_batch_size: int, gradient_accumulation_steps: int
 class Job(Record):
     """One training set-up; docs/reference/options.md says what frameworks call each field."""
 
+    task: Task | None = None
+    """What TRL's trainer of that name trains the model for: dpo (DPO and its kin); null: the next token. A sample of
+    dpo is a pair of a chosen and a rejected answer, and `sequence_length` that of a prompt with one of them."""
+    reference: Reference | None = None
+    """Where dpo takes the log-probabilities of the reference from: adapters_off (the model without its
+    adapters), model (a second model, whose weights do not train), precomputed (before the training), none; null:
+    adapters_off with adapters, else model."""
+    prompt_length: int | None = field(default=None, ge=0, le=MAX_COUNT)
+    """Tokens of the prompt within `sequence_length`, which dpo and its kin do not score; null: one."""
     method: Method = "lora"
     """full: every weight trains; lora: adapters on frozen weights."""
     lora_rank: int = field(default=8, gt=0, le=MAX_COUNT)
@@ -285,6 +297,13 @@ class Job(Record):
             for name in sorted(self.model_fields_set)
             if not (unused and name.startswith("lora_"))
         }
+
+    @property
+    def loads_reference(self) -> bool:
+        """Whether a second model is on the GPU, which gives the log-probabilities of the reference."""
+        if self.task is None:
+            return False
+        return self.reference == "model" or (self.reference is None and self.method == "full")
 
     @property
     def computed_dtype(self) -> str | None:

@@ -22,7 +22,8 @@ from vramplan.step_time.notes import time_notes
 from vramplan.step_time.rates import generation_of, is_timed
 from vramplan.step_time.step_time import ComputeTime, StepTime
 
-PHASES = ("loaded", "forward", "backward", "optimizer", "eval")
+PHASES = ("loaded", "forward", "reference", "backward", "optimizer", "eval")
+"""All phases in order; `reference`, the forward of a preference loss's reference, is not part of every job."""
 
 
 def summarize(step: SimulatedStep, model: str, job: Job, gpu: Gpu, peak_tensor_bytes: int | None = None) -> Estimate:
@@ -54,7 +55,7 @@ def summarize(step: SimulatedStep, model: str, job: Job, gpu: Gpu, peak_tensor_b
         margin_bytes=margin_bytes(job, gpu),
         fits=fits,
         fits_without_margin=fits_without_margin,
-        phases={name: phases[name] for name in PHASES},
+        phases={name: phases[name] for name in PHASES if name in phases},
         peak_phase=phase_at(timeline, peak_index),
         terms=(*peak_terms(timeline, peak_index, allocated, run.peak_reserved_bytes), *outside),
         num_parameters=step.num_parameters,

@@ -271,7 +271,7 @@ def mean(x: Tensor) -> Tensor:
 def dropout(x: Tensor, probability: float) -> Tensor:
     """``F.dropout`` in training: CUDA's fused op saves a mask of one byte per element."""
     tape, like = x.tape, x.like
-    if probability == 0.0 or not tape.training:
+    if probability == 0.0 or not (tape.training and tape.drops):
         return x
 
     def backward(grad: Tensor) -> Grads:
