@@ -1,12 +1,14 @@
-"""The batch of a step: the tensors that lie on the device before a forward."""
+"""The batch of a step: the tensors that lie on the device before a forward, and the forward on it."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from vramplan.analytic.architectures.forward_pass import ForwardPass
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.autograd.tape import Tape
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.inputs.job import Job
 
@@ -56,3 +58,18 @@ def as_handed(tape: Tape, job: Job, batch: Batch) -> Batch:
         return ops.to(tensor, dtype, "inputs in the model's dtype") if tensor.dtype == "fp32" else tensor
 
     return batch._replace(inputs={name: cast(tensor) for name, tensor in batch.inputs.items()})
+
+
+def forward_pass(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> ForwardPass:
+    """The forward of a step on a batch."""
+    return ForwardPass(
+        net,
+        setting.architecture,
+        setting.job,
+        setting.fused,
+        phase,
+        setting.stacks,
+        batch.inputs,
+        setting.vision,
+        setting.placement,
+    )

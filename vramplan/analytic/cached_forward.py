@@ -11,11 +11,11 @@ from typing import NamedTuple
 from vramplan.analytic.architectures.causal_lm import decoder_of, language_model
 from vramplan.analytic.architectures.forward_pass import ForwardPass
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.batch import make_batch
+from vramplan.analytic.batch import forward_pass, make_batch
 from vramplan.analytic.layers.attention_kernels import WORKSPACE
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord, record_of
-from vramplan.analytic.train_step import declare, forward_pass, new_modules
+from vramplan.analytic.train_step import declare, new_modules
 
 SORT_BYTES = (8, 8, 24)
 """Bytes for each logit that torch.sort takes while it runs: indices with row numbers, twice, and cub's own (as torch

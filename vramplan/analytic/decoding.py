@@ -8,7 +8,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
 
 from vramplan.analytic.cached_forward import CachedForward, simulate_forward
 from vramplan.analytic.layer_folding import FoldPlan, Unfolded, unfold

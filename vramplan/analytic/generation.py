@@ -7,10 +7,7 @@ forward of one token, in which every layer's keys and values are copied to tenso
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 

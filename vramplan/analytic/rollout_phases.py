@@ -57,12 +57,12 @@ def rollout_phases(step: Step) -> list[RolloutPhase]:
 
 def generates_each_micro_step(job: Job) -> bool:
     """Whether completions are generated more than once in an optimizer step, beside the gradients."""
-    return (steps_per_generation(job) * job.rollout.num_iterations) < job.gradient_accumulation_steps
+    return (steps_per_generation(job) * job.num_iterations) < job.gradient_accumulation_steps
 
 
 def steps_per_generation(job: Job) -> int:
     """Micro-batches whose completions are generated at a time."""
-    return job.rollout.steps_per_generation or job.gradient_accumulation_steps
+    return job.steps_per_generation or job.gradient_accumulation_steps
 
 
 def rollout_size(job: Job) -> int:
@@ -75,14 +75,14 @@ def is_scored(job: Job) -> bool:
 
     By the model itself after vLLM generated them, or if it was updated since they were generated.
     """
-    aligned = job.gradient_accumulation_steps % (steps_per_generation(job) * job.rollout.num_iterations) == 0
-    corrected = job.rollout.engine != "transformers" and job.rollout.importance_sampling
+    aligned = job.gradient_accumulation_steps % (steps_per_generation(job) * job.num_iterations) == 0
+    corrected = job.generate_with != "transformers" and job.importance_sampling
     return job.reference not in (None, "none") or corrected or not aligned
 
 
 def _generation(step: Step) -> Iterator[RolloutPhase]:
     job = step.job
-    if job.rollout.engine == "transformers":
+    if job.generate_with == "transformers":
         yield _by_transformers(step)
     elif vllm.sleeps(job):
         kinds = [EMPTY_CACHE, vllm.woken(job, step.card)]
@@ -140,18 +140,17 @@ def _scoring(step: Step) -> Iterator[RolloutPhase]:
     sizes = [info.on(step.card).num_bytes for info in record.storages]
     unfolded = unfold(record, step.plan, sizes, brief=True)
     kinds = [
-        Storage(size, info.category, f"{info.what}, scoring")
-        for info, size in zip(record.storages, sizes, strict=True)
+        Storage(size, info.category, f"{info.what}, scoring") for info, size in zip(record.storages, sizes, strict=True)
     ]
     yield _gathered(step, RolloutPhase("scoring", kinds, unfolded.source, unfolded.events), whole=False)
 
 
 def _gathered(step: Step, phase: RolloutPhase, whole: bool) -> RolloutPhase:
-    """A phase during which sharded weights are gathered: all for ``generate`` under ZeRO-3, else a layer's at a time."""
+    """A phase with sharded weights gathered: `whole` under ZeRO-3 (ds3_gather_for_generation), else a layer's."""
     job = step.job
     if not job.shards_weights:
         return phase
-    if whole and job.strategy == "zero3":  # ds3_gather_for_generation
+    if whole and job.strategy == "zero3":
         size = sum(storage.num_bytes for one in step.placed for storage in one.storages())
     else:
         size = gathered_bytes(step)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from vramplan.analytic.layer_folding import Unfolded
 from vramplan.analytic.rollout_phases import generates_each_micro_step, rollout_phases
 from vramplan.analytic.strategies import strategy_of
-from vramplan.analytic.unfolded_step import Step, buffers_of
+from vramplan.analytic.unfolded_step import Step, buffers_of, reference_storages
 from vramplan.memory import passes, vllm
 from vramplan.memory.overheads import cublas_workspace
 from vramplan.memory.recorder import Recorder
@@ -137,6 +137,8 @@ class SimulatedRun:
         share.load()
         for buffer in buffers_of(self.step.setting) if share.device == self.step.setting.placement.rotary else ():
             record.allocate(buffer)
+        if self.step.job.loads_reference:
+            record.allocate_all(reference_storages(self.step.placed, self.step.setting))
         share.prepare()
         if vllm.is_colocated(self.step.job):
             record.allocate(vllm.held(self.step.job, self.step.card))

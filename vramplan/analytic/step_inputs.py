@@ -13,6 +13,8 @@ from vramplan.dataclass import dataclass
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import Input, ModelInputs, text_inputs
 from vramplan.inputs.model_spec import Config
+from vramplan.inputs.task_inputs import task_inputs
+from vramplan.inputs.task_rules import PREFERENCE
 from vramplan.memory.fused_attention import FusedAttention
 
 
@@ -51,6 +53,8 @@ class StepSpec:
     @property
     def inputs(self) -> list[Input]:
         """The tensors of one sample, in the order that they come to the device."""
+        if self.job.task is not None:
+            return task_inputs(self.job)
         if self.model_inputs is not None:
             return self.model_inputs.inputs(self.config, self.job)
         if self.vision is None:
@@ -74,7 +78,7 @@ class StepSpec:
             full=not lora,
             lora_rank=job.lora_rank if lora else 0,
             lora_targets=job.lora_targets,
-            lora_dropout=job.lora_dropout,
+            lora_dropout=0.0 if job.task in PREFERENCE else job.lora_dropout,  # TRL's disable_dropout
             adapter_dtype=used or job.lora_dtype,
             adapter_input=job.lora_dtype if job.computed_dtype and job.fsdp.version == 1 else None,
             dora=job.method == "dora",

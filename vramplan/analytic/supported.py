@@ -14,6 +14,7 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import check_inputs
 from vramplan.inputs.model_spec import MAX_LAYERS, ModelSpec
 from vramplan.inputs.sequence_length import check_sequence_length
+from vramplan.inputs.task_rules import is_preference
 from vramplan.inputs.validation import are_linear, check_spec
 from vramplan.memory.optimizers import check_optimizer, optimizer_of
 
@@ -57,6 +58,11 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             f"{setting('dtype', 'fp16')}: {spec.model_type} clamps fp16 values, which is not modelled; {traced}"
         )
     check_shared(spec, model, job)
+    if is_preference(job) and (architecture.decoder is None or model.tower is not None):
+        raise UnsupportedError(
+            f"{setting('task', job.task)}: {spec.model_type} is no causal language model of text alone, which TRL's"
+            " trainer is modelled for"
+        )
     notes = check_liger(spec, job)
     if architecture.decoder is None and job.reentrant and job.checkpointing == "full":
         raise UnsupportedError(f"{setting('reentrant', True)}: not modelled yet for {spec.model_type}")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vramplan.analytic.architectures.forward_pass import ForwardPass
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import LayerSection, Tensor
 from vramplan.analytic.autograd.tape import Tape
-from vramplan.analytic.batch import Batch, as_handed, make_batch
+from vramplan.analytic.batch import Batch, as_handed, forward_pass, make_batch
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.second_micro_step import WaitingBatches
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord, record_of
+from vramplan.analytic.tasks import grpo, task_of
 from vramplan.inputs.job import Job
+from vramplan.inputs.task_rules import PREFERENCE
 
 
 def new_modules(setting: StepSpec) -> Modules:
@@ -21,6 +22,7 @@ def new_modules(setting: StepSpec) -> Modules:
     net = Modules(Tape(), setting.training(), setting.liger)
     job = setting.job
     net.tape.reentrant = job.reentrant
+    net.tape.drops = job.task not in PREFERENCE  # TRL's disable_dropout
     net.tape.holds_leaves = job.strategy == "fsdp" and job.fsdp.checkpoint_wraps_fsdp and job.method != "full"
     return net
 
@@ -113,6 +115,18 @@ def simulate_evaluation(setting: StepSpec) -> StepRecord:
     return record_of(tape)
 
 
+def simulate_scoring(setting: StepSpec) -> StepRecord:
+    """The record of what GRPO scores without gradients: the log-probabilities of a micro-batch of completions."""
+    net = new_modules(replace(setting, job=setting.job.model_copy(update={"checkpointing": "none"})))
+    tape, job = net.tape, setting.job
+    with tape.no_grad():
+        batch = make_batch(tape, setting, "scoring", job.micro_batch_size)
+        scores = grpo.score(net, setting, "scoring", batch)
+    tape.enter("end", None)
+    del scores, batch
+    return record_of(tape)
+
+
 def run_forward(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``model(input_ids, labels=labels).loss`` under the job's autocast; accelerate converts the outputs to fp32.
 
@@ -120,6 +134,8 @@ def run_forward(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Te
     """
     job = setting.job
     batch = as_handed(net.tape, job, batch)
+    if job.task is not None:
+        return task_of(job.task)(net, setting, phase, batch)
     with net.tape.autocasting(job.autocast if job.casts else None):
         forward = forward_pass(net, setting, phase, batch)
         loss, results = setting.architecture.forward(forward, setting.config)
@@ -135,18 +151,3 @@ def run_forward(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Te
     net.features.clear()
     net.cache.clear()
     return loss
-
-
-def forward_pass(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> ForwardPass:
-    """The forward of a step on a batch."""
-    return ForwardPass(
-        net,
-        setting.architecture,
-        setting.job,
-        setting.fused,
-        phase,
-        setting.stacks,
-        batch.inputs,
-        setting.vision,
-        setting.placement,
-    )

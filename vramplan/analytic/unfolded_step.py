@@ -6,6 +6,7 @@ import gc
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import groupby
 from math import prod
@@ -89,6 +90,12 @@ def buffers_of(setting: StepSpec) -> list[Storage]:
         formula = f"{' x '.join(map(str, table.shape))} {table.dtype}"
         found.append(Storage(table.num_elements * DTYPE_BYTES[table.dtype], "parameter", table.name, formula))
     return found
+
+
+def reference_storages(placed: Iterable[Placed], setting: StepSpec) -> list[Storage]:
+    """The weights and buffers of a second model that does not train."""
+    own = [storage for one in placed if not one.parameter.is_adapter for storage in one.storages()]
+    return [replace(one, label=f"reference {one.label}") for one in (*own, *buffers_of(setting))]
 
 
 def _by_layer(record: StepRecord) -> dict[int | None, list[RecordedWeight]]:
@@ -261,7 +268,8 @@ class Step:
             times = self.plan.copies_of(section.layer)
             phases.setdefault(section.phase, []).extend((kernel, times) for kernel in range(section.first_kernel, end))
         last = "1" if "forward.1" in phases else "0"
-        return phases[f"forward.{last}"], phases.get(f"backward.{last}", [])
+        forward = phases[f"forward.{last}"] + phases.get(f"reference.{last}", [])
+        return forward, phases.get(f"backward.{last}", [])
 
 
 def count_parameters(setting: StepSpec, plan: FoldPlan) -> int:

@@ -123,6 +123,8 @@ JOB_FLAGS = {
     "num_gpus": Flag(int, SEVERAL, "GPUs (1); see --strategy."),
     "nodes": Flag(int, SEVERAL, "Machines that the GPUs are in, as many in each (1); see --network.", "num_nodes"),
     "method": _choice("method", METHOD, "full, lora, dora, or qlora: lora with --quantize nf4 (lora).", "qlora"),
+    "task": _choice("task", METHOD, "What TRL's trainer of that name trains for: dpo, grpo (the next token)."),
+    "reference": _choice("reference", METHOD, "Reference of dpo: adapters_off, model, precomputed, none (by method)."),
     "lora_rank": Flag(int, METHOD, "Rank of the adapters (8)."),
     "lora_targets": Flag(str, METHOD, "all-linear, or names of layers: q_proj,v_proj (all-linear)."),
     "lora_dropout": Flag(float, METHOD, "Dropout before each adapter (0)."),
@@ -134,6 +136,15 @@ JOB_FLAGS = {
     ),
     "optimizer": Flag(str, PRECISION, "transformers' optim name (adamw_torch_fused).", complete=completion.optimizers),
     "seq_len": Flag(int, DATA, "Tokens in each sample (2048).", "sequence_length"),
+    "prompt_len": Flag(int, DATA, "dpo, grpo: tokens of --seq-len that are the prompt's (1).", "prompt_length"),
+    "generate_with": _choice(
+        "generate_with",
+        METHOD,
+        "What generates for grpo: transformers, vllm on the same GPUs, vllm_sleep (it gives memory back while the model"
+        " trains), vllm_server (transformers).",
+    ),
+    "num_generations": Flag(int, DATA, "grpo: completions of each prompt (8)."),
+    "vllm_share": Flag(float, METHOD, "grpo: share of the GPU that vLLM takes, vllm_gpu_memory_utilization (0.3)."),
     "lengths": Flag(
         str,
         DATA,

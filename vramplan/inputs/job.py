@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, get_args
 
 from vramplan.errors import ConfigError, nearest_names
 from vramplan.inputs.record import Record, Replaced, field
-from vramplan.inputs.rollout import Rollout
 from vramplan.inputs.usual_names import VALUES
 
 Method = Literal["full", "lora", "dora"]
@@ -23,9 +22,10 @@ Attention = Literal["sdpa", "flash", "eager"]
 Loss = Literal[
     "standard", "sliced", "sliced_fp32", "sections", "liger", "liger_cross_entropy", "cut", "chunked", "log_probs"
 ]
-Task = Literal["grpo"]
+Task = Literal["dpo", "grpo"]
 """What is trained for, if that is not the next token."""
 Reference = Literal["adapters_off", "model", "precomputed", "none"]
+Engine = Literal["transformers", "vllm", "vllm_sleep", "vllm_server"]
 FusedKernel = Literal["rope", "rms_norm", "layer_norm", "swiglu", "geglu"]
 Loop = Literal["trainer", "plain"]
 Experts = Literal["stacked", "linear"]
@@ -164,15 +164,31 @@ class Job(Record):
     """One training set-up; docs/reference/options.md says what frameworks call each field."""
 
     task: Task | None = None
-    """What TRL's trainer of that name trains the model for: grpo (GRPO, and DAPO and Dr. GRPO, which are losses of it);
-    null: the next token."""
+    """What TRL's trainer of that name trains the model for: dpo (DPO and its kin), grpo (GRPO, DAPO, Dr. GRPO); null:
+    the next token. A sample of dpo is a pair of a chosen and a rejected answer, and `sequence_length` that of a prompt
+    with one of them; a sample of grpo is a prompt with one completion."""
     reference: Reference | None = None
-    """Where a task takes the log-probabilities of its reference from: adapters_off (the model without its adapters),
-    model (a second model, whose weights do not train), precomputed (before the training), none; null: none for grpo."""
+    """Where a task takes the log-probabilities of the reference from: adapters_off (the model without its adapters),
+    model (a second model, whose weights do not train), precomputed (before the training), none; null: for dpo
+    adapters_off with adapters, else model; for grpo none (beta 0)."""
     prompt_length: int | None = field(default=None, ge=0, le=MAX_COUNT)
-    """Tokens of the prompt within `sequence_length`, which are not scored."""
-    rollout: Rollout = Rollout()
-    """How completions are generated, for grpo."""
+    """Tokens of the prompt within `sequence_length`, which a task does not score; null: one."""
+    generate_with: Engine = "transformers"
+    """What generates grpo's completions: transformers (the model's own ``generate``); vllm (vLLM in the training
+    processes, TRL's ``vllm_mode="colocate"``); vllm_sleep (the same, which gives weights and KV cache back while the
+    model trains, ``vllm_enable_sleep_mode``); vllm_server (vLLM on other GPUs)."""
+    num_generations: int = field(default=8, gt=0, le=MAX_COUNT)
+    """Completions of each prompt (grpo), which have to divide the samples of a generation."""
+    steps_per_generation: int | None = field(default=None, gt=0, le=MAX_COUNT)
+    """Micro-batches whose completions are generated at a time (grpo); null: those of an optimizer step."""
+    num_iterations: int = field(default=1, gt=0, le=MAX_COUNT)
+    """Passes over the same completions (grpo)."""
+    vllm_share: float = field(default=0.3, gt=0.0, le=1.0)
+    """Share of the GPU's memory that vLLM takes in the training processes (``vllm_gpu_memory_utilization``)."""
+    vllm_tensor_parallel: int = field(default=1, gt=0, le=1 << 16)
+    """GPUs that share one copy of the model in vLLM (``vllm_tensor_parallel_size``)."""
+    importance_sampling: bool = True
+    """Whether the model scores what vLLM generated (``vllm_importance_sampling_correction``)."""
     method: Method = "lora"
     """full: every weight trains; lora: adapters on frozen weights."""
     lora_rank: int = field(default=8, gt=0, le=MAX_COUNT)
@@ -299,6 +315,14 @@ class Job(Record):
             for name in sorted(self.model_fields_set)
             if not (unused and name.startswith("lora_"))
         }
+
+    @property
+    def loads_reference(self) -> bool:
+        """Whether a second model is on the GPU, which gives the log-probabilities of the reference."""
+        if self.task is None:
+            return False
+        default = self.task != "grpo" and self.method == "full"
+        return self.reference == "model" or (self.reference is None and default)
 
     @property
     def computed_dtype(self) -> str | None:

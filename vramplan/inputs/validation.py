@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 from vramplan.errors import CannotRunError, ConfigError, UnsupportedError, name_settings, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.rollout_rules import ROLLOUT_RULES
+from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
+from vramplan.inputs.task_rules import TASK_RULES
 
 LINEAR_EXPERTS = frozenset(
     {
@@ -23,17 +23,6 @@ def are_linear(spec: ModelSpec, job: Job) -> bool:
     """Whether the job asks for experts as separate linear layers, and the architecture had such."""
     return job.experts == "linear" and spec.model_type in LINEAR_EXPERTS
 
-
-class Rule(NamedTuple):
-    """A combination of settings that is refused."""
-
-    applies: Callable[[Job], bool]
-    error: type[ConfigError] | type[UnsupportedError]
-    message: str
-    """Settings stand in braces, see :func:`vramplan.errors.name_settings`."""
-
-
-IMPOSSIBLE, UNSUPPORTED = ConfigError, UnsupportedError
 
 METHOD_RULES = (
     Rule(
@@ -237,6 +226,8 @@ def check_job(job: Job, gpu: Gpu) -> None:
         ConfigError: for one that cannot run.
     """
     _apply(METHOD_RULES, job)
+    _apply(TASK_RULES, job)
+    _apply(ROLLOUT_RULES, job)
     check_sharing(job)
     check_card(job, gpu)
 

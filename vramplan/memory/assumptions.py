@@ -82,14 +82,47 @@ def describe_weights(job: Job) -> str:
 def describe_method(job: Job) -> str:
     """Full fine-tuning, or the adapters with their rank, layers and dtype."""
     if job.method == "full":
-        return "full fine-tuning"
+        return f"{_describe_task(job)}full fine-tuning"
     targets = "all linear layers" if job.lora_targets is None else ", ".join(job.lora_targets)
     adapters = f"rank {job.lora_rank} on {targets}, dropout {job.lora_dropout:g}, {job.lora_dtype} adapters"
-    method = f"{'DoRA' if job.method == 'dora' else 'LoRA'} {adapters}"
+    method = f"{_describe_task(job)}{'DoRA' if job.method == 'dora' else 'LoRA'} {adapters}"
     if job.modules_to_save:
         copies = f"{job.saved_dtype} copies" if job.saved_dtype else "copies"
         method += f"; {', '.join(job.modules_to_save)} fully trained, in {copies}"
     return method
+
+
+REFERENCES = {
+    "adapters_off": "the model without adapters as reference",
+    "model": "a second model as reference",
+    "precomputed": "precomputed log-probabilities of the reference",
+    "none": "no reference",
+}
+
+
+def _describe_task(job: Job) -> str:
+    """The task and its reference, to stand before the method; empty for the next token."""
+    if job.task is None:
+        return ""
+    prompt = f", prompts of {job.prompt_length} tokens" if job.prompt_length else ""
+    if job.task == "grpo":
+        return f"{_describe_grpo(job)}{prompt}, {REFERENCES[job.reference or 'none']}; "
+    reference = job.reference or ("model" if job.method == "full" else "adapters_off")
+    return f"{job.task.upper()} as TRL 1.16 runs it on pairs{prompt}, {REFERENCES[reference]}; "
+
+
+ENGINES = {
+    "transformers": "completions by transformers' generate",
+    "vllm": "completions by vLLM on the same GPUs, which keeps its share of {share:g}",
+    "vllm_sleep": "completions by vLLM on the same GPUs, which gives its share of {share:g} back while training runs",
+    "vllm_server": "completions by vLLM on other GPUs",
+}
+
+
+def _describe_grpo(job: Job) -> str:
+    """GRPO, what generates for it, and the version of TRL by what becomes of the logits."""
+    version = "1.16" if job.loss == "chunked" else "up to 1.12"
+    return f"GRPO as TRL {version} runs it, {ENGINES[job.generate_with].format(share=job.vllm_share)}"
 
 
 def describe_strategy(job: Job) -> str:

@@ -22,7 +22,9 @@ from vramplan.step_time.notes import time_notes
 from vramplan.step_time.rates import generation_of, is_timed
 from vramplan.step_time.step_time import ComputeTime, StepTime
 
-PHASES = ("loaded", "forward", "backward", "optimizer", "eval")
+PHASES = ("loaded", "generation", "scoring", "forward", "reference", "backward", "optimizer", "eval")
+"""All phases in order. `reference` (the forward of a preference loss's reference), `generation` and `scoring` (of
+completions, in reinforcement learning) are not part of every job."""
 
 
 def summarize(step: SimulatedStep, model: str, job: Job, gpu: Gpu, peak_tensor_bytes: int | None = None) -> Estimate:
@@ -54,7 +56,7 @@ def summarize(step: SimulatedStep, model: str, job: Job, gpu: Gpu, peak_tensor_b
         margin_bytes=margin_bytes(job, gpu),
         fits=fits,
         fits_without_margin=fits_without_margin,
-        phases={name: phases[name] for name in PHASES},
+        phases={name: phases[name] for name in PHASES if name in phases},
         peak_phase=phase_at(timeline, peak_index),
         terms=(*peak_terms(timeline, peak_index, allocated, run.peak_reserved_bytes), *outside),
         num_parameters=step.num_parameters,
@@ -72,8 +74,11 @@ def summarize(step: SimulatedStep, model: str, job: Job, gpu: Gpu, peak_tensor_b
 
 
 def step_time(compute: ComputeTime, communication: Communication, job: Job, gpu: Gpu) -> StepTime | None:
-    """The time of an optimizer step; None if a rate of the GPU, or of a link between GPUs, is not known."""
-    if not is_timed(gpu) or not fit_in_nodes(job, gpu):
+    """The time of an optimizer step; None if a rate of the GPU, or of a link between GPUs, is not known.
+
+    It is not known either for reinforcement learning, which generates before it trains.
+    """
+    if job.task == "grpo" or not is_timed(gpu) or not fit_in_nodes(job, gpu):
         return None
     added = communication_seconds(communication, job, gpu, compute.forward_seconds, compute.backward_seconds)
     if added is None:

@@ -29,7 +29,8 @@ CATEGORIES = (
     "context",
     "reserved_unused",
 )
-"""Uses of memory. `vllm` is what vLLM holds on the same GPU. `context` (CUDA, NCCL) lies outside of PyTorch; `reserved_unused` is cached by its allocator."""
+"""Uses of memory. `context` (CUDA, NCCL) lies outside of PyTorch; `vllm` is what vLLM holds on the same GPU;
+`reserved_unused` is cached by PyTorch's allocator."""
 
 BLOCK_BYTES = 512
 """Allocations are rounded up to this (c10/cuda/CUDACachingAllocator.cpp: kMinBlockSize, torch 2.13)."""

@@ -21,12 +21,12 @@ GiB of CUDA graphs (gpustack/runner#251). Not measured here."""
 
 def is_colocated(job: Job) -> bool:
     """Whether vLLM shares the GPUs of the training run."""
-    return job.task == "grpo" and job.rollout.engine == "vllm"
+    return job.task == "grpo" and job.generate_with in ("vllm", "vllm_sleep")
 
 
 def sleeps(job: Job) -> bool:
     """Whether vLLM shares the GPUs and gives memory back while the model trains."""
-    return is_colocated(job) and job.rollout.vllm_sleep
+    return job.task == "grpo" and job.generate_with == "vllm_sleep"
 
 
 def requested_bytes(job: Job, gpu: Gpu) -> int:
@@ -35,14 +35,14 @@ def requested_bytes(job: Job, gpu: Gpu) -> int:
     Weights, activations and CUDA graphs are measured first; the KV cache gets all the rest (vllm/v1/worker/utils.py:
     request_memory; gpu_worker.py: determine_available_memory).
     """
-    return ceil(gpu.cuda_total_bytes * job.rollout.vllm_share)
+    return ceil(gpu.cuda_total_bytes * job.vllm_share)
 
 
 def held(job: Job, gpu: Gpu) -> Storage:
     """What vLLM holds all the time: everything, or what stays while it sleeps."""
     if sleeps(job):
         return Storage(ASLEEP_BYTES, "vllm", "vLLM asleep: CUDA graphs, workspaces", "not measured", in_kernel=True)
-    text = f"{job.rollout.vllm_share:g} of the GPU's {gpu.cuda_total_bytes >> 20:,} MiB"
+    text = f"{job.vllm_share:g} of the GPU's {gpu.cuda_total_bytes >> 20:,} MiB"
     size = requested_bytes(job, gpu)
     return Storage(size, "vllm", "vLLM: weights, activations, KV cache", text, in_kernel=True)
 

@@ -1,79 +1,96 @@
-"""GRPO as TRL trains it: the log-probabilities of completions, and a loss of clipped ratios.
+"""GRPO as TRL's GRPOTrainer trains on completions: their log-probabilities, and a loss of clipped ratios.
 
 Mirrors trl 1.12 (trainer/grpo_trainer.py: _get_per_token_logps_and_entropies, _compute_loss), whose logits exist as a
-whole, and trl 1.16, whose head is fused with the log-probabilities (``loss`` chunked). The other losses of its
-``loss_type`` differ in tensors of one number for each token of a completion.
+whole (``loss`` standard), and trl 1.16, whose head is fused with the log-probabilities (``loss`` chunked). Its other
+values of ``loss_type`` differ in tensors of one number for each token of a completion.
 """
 
 from __future__ import annotations
 
 from vramplan.analytic.architectures.causal_lm import decoder_of, language_model
-from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.layers import losses
+from vramplan.analytic.batch import Batch, forward_pass
+from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.step_inputs import StepSpec
+from vramplan.analytic.tasks.fused_head import fused_forward, scored_tokens
 from vramplan.analytic.tasks.token_log_probs import entropy, selected_log_softmax
-from vramplan.inputs.model_spec import Config
 
 
-def policy_loss(forward: ForwardPass, c: Config) -> ModelOutput:
-    """The loss of a micro-batch of prompts with their completions."""
-    log_probs, entropies = token_log_probs(forward, c, with_entropy=True)
-    tape = forward.tape
+def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+    """``GRPOTrainer.compute_loss`` on a micro-batch of prompts with their completions."""
+    tape = net.tape
+    kept: dict[str, Tensor] = {}
+    log_probs = token_log_probs(net, setting, phase, batch, kept)
     tape.module = "loss"
-    shape, rows = log_probs.shape, (log_probs.shape[0], 1)
-    mask, advantages = tape.empty(shape, "int64", "mask of the completions"), tape.empty(rows, "fp32", "advantages")
+    shape = log_probs.shape
+    mask = tape.empty(shape, "int64", "mask of the completions")
+    advantages = tape.empty((shape[0], 1), "fp32", "advantages")
     ratio = ops.exp(ops.subtract(log_probs, tape.empty(shape, "fp32", "log-probabilities of the step before")))
     clipped = ops.clamp(ratio)
     first, second = ops.mul(ratio, advantages), ops.mul(clipped, advantages)
-    least = ops.neg(ops.minimum(first, second))
-    if references(forward):
+    per_token = ops.neg(ops.least(first, second))
+    del ratio, clipped, first, second
+    if setting.job.reference not in (None, "none"):  # beta is not 0
         difference = ops.subtract(tape.empty(shape, "fp32", "log-probabilities of the reference"), log_probs)
         divergence = ops.shift(ops.subtract(ops.exp(difference), difference))
-        least = ops.add(least, ops.scale(divergence))
-    loss = ops.scale(ops.total(ops.mul(least, mask)))
-    del entropies
-    return ModelOutput(loss, [])
+        per_token = ops.add(per_token, ops.scale(divergence))
+        del difference, divergence
+    loss = ops.scale(ops.total(ops.mul(per_token, mask).view(shape[0] * shape[1])))
+    kept.clear()
+    return loss
 
 
-def references(forward: ForwardPass) -> bool:
-    """Whether a reference model is part of the loss (beta is not 0)."""
-    return forward.job.reference not in (None, "none")
-
-
-def scores(forward: ForwardPass, c: Config) -> ModelOutput:
+def score(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """The log-probabilities of the completions alone, as they are taken without gradients."""
-    return ModelOutput(token_log_probs(forward, c, with_entropy=False)[0], [])
+    return token_log_probs(net, setting, phase, batch)
 
 
-def token_log_probs(forward: ForwardPass, c: Config, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
-    """(log-probabilities, entropies) of the completions' tokens, (B, C) in fp32."""
-    net, tape, job = forward.net, forward.tape, forward.job
-    architecture, decoder, placement = forward.architecture, decoder_of(forward), forward.placement
-    with tape.on(placement.norm):
-        hidden = decoder.before_head(net, c, language_model(forward, c))
-    batch, length, width = hidden.shape
-    tokens = completion_length(forward)
-    vocabulary, tied = architecture.shape(c).vocabulary, architecture.is_tied(c)
-    with tape.on(placement.head):
-        hidden = ops.move(hidden, placement.head)
-        if job.loss == "chunked":
-            weight = net.head_weight(vocabulary, width, tied)
-            return losses.chunked_log_probs(hidden, weight, forward.inputs["input_ids"], tokens, with_entropy)
-        kept = ops.sliced(hidden, (batch, min(length, tokens + 1), width))
-        del hidden
-        kept = ops.copy(kept, "hidden states of the completions") if batch > 1 else kept
-        logits = decoder.after_head(net, c, net.head(kept, vocabulary, tied, decoder.head_bias))
-        del kept
-    logits = ops.move(logits, 0)
-    if job.loop == "trainer" and job.casts:
-        logits = ops.to(logits, "fp32", "outputs converted to fp32 (accelerate)")
+def token_log_probs(
+    net: Modules, setting: StepSpec, phase: str, batch: Batch, kept: dict[str, Tensor] | None = None
+) -> Tensor:
+    """Log-probabilities (B, C) of the completions' tokens in fp32.
+
+    Their entropies are computed too, and kept, if `kept` is given.
+    """
+    tape, job = net.tape, setting.job
+    ids = batch.inputs["input_ids"]
+    rows, length = ids.shape
+    tokens = scored_tokens(job)
+    tape.module = "inputs"
+    names = {"input_ids": "prompts and completions", "attention_mask": "mask of both"}
+    joined = batch._replace(inputs={name: tape.empty((rows, length), "int64", what) for name, what in names.items()})
+    if job.loss == "chunked":
+        labels = tape.empty((rows, length), "int64", "labels")
+        found = fused_forward(net, setting, phase, joined, labels, ("entropy",))
+        del labels
+        if kept is not None:
+            kept["entropy"] = found[1]
+        return ops.join_rows([ops.sliced(found[0], (rows, tokens))], (rows, tokens))
+    logits = _logits(net, setting, phase, joined, tokens)
     tape.module = "loss"
-    logits = ops.scale(ops.sliced(logits, (batch, tokens, vocabulary)), "logits divided by the temperature")
-    log_probs = selected_log_softmax(logits, tape.empty((batch, tokens, 1), "int64", "tokens of the completions"))
-    return log_probs, entropy(logits) if with_entropy else None
+    divided = ops.scale(ops.sliced(logits, (rows, tokens, logits.shape[-1])), "logits divided by the temperature")
+    del logits
+    log_probs = selected_log_softmax(divided, tape.empty((rows, tokens, 1), "int64", "tokens of the completions"))
+    if kept is not None:
+        kept["entropy"] = entropy(divided)
+    return log_probs
 
 
-def completion_length(forward: ForwardPass) -> int:
-    """Tokens of a completion."""
-    return max(1, forward.job.sequence_length - (forward.job.prompt_length or 0))
+def _logits(net: Modules, setting: StepSpec, phase: str, batch: Batch, tokens: int) -> Tensor:
+    """``model(..., logits_to_keep=tokens + 1).logits``, which accelerate converts to fp32."""
+    job, config, architecture = setting.job, setting.config, setting.architecture
+    with net.tape.autocasting(job.autocast if job.casts else None):
+        forward = forward_pass(net, setting, phase, batch)
+        decoder, shape = decoder_of(forward), architecture.shape(config)
+        hidden = decoder.before_head(net, config, language_model(forward, config))
+        rows, length, width = hidden.shape
+        last = ops.sliced(hidden, (rows, min(length, tokens + 1), width))
+        del hidden
+        last = ops.copy(last, "hidden states of the completions") if rows > 1 else last
+        head = net.head(last, shape.vocabulary, architecture.is_tied(config), decoder.head_bias)
+        logits = decoder.after_head(net, config, head)
+        del last, head
+    if job.loop == "trainer" and job.casts:
+        return ops.to(logits, "fp32", "outputs converted to fp32 (accelerate)")
+    return logits

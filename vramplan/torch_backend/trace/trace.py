@@ -88,6 +88,8 @@ def run(
             f"{setting('quantize', job.quantize)}: quantized layers are not traced;"
             f" {setting('by', 'analytic')} supports them"
         )
+    if job.task is not None:
+        raise UnsupportedError(f"{setting('task', job.task)} is not traced; {setting('by', 'analytic')} supports it")
     if job.lengths is not None:
         raise UnsupportedError(f"{setting('lengths')} is not traced; {setting('by', 'analytic')} supports it")
     if job.strategy != "ddp":

@@ -243,6 +243,21 @@ def clamp(x: Tensor, bounds: int = 2) -> Tensor:
     return output(node, tape, x.shape, x.dtype, "clamped")
 
 
+def least(a: Tensor, b: Tensor) -> Tensor:
+    """``torch.min(a, b)``: saves both; backward makes masks, halves the gradient where both are equal."""
+    tape, likes = a.tape, [x.like if x.node is not None else None for x in (a, b)]
+
+    def backward(grad: Tensor) -> Grads:
+        return [
+            None if like is None else fit(new_like(tape, grad.like, "gradient of the least"), like) for like in likes
+        ]
+
+    node = tape.node((a, b), backward)
+    tape.save(node, a, b)
+    tape.work(0, 3 * a.num_bytes, a.dtype)
+    return output(node, tape, _broadcast(a.shape, b.shape), a.dtype, "least")
+
+
 def masked(x: Tensor, mask: Tensor) -> Tensor:
     """``x.masked_fill(mask, number)``: saves the mask."""
     tape, like = x.tape, x.like
@@ -271,7 +286,7 @@ def mean(x: Tensor) -> Tensor:
 def dropout(x: Tensor, probability: float) -> Tensor:
     """``F.dropout`` in training: CUDA's fused op saves a mask of one byte per element."""
     tape, like = x.tape, x.like
-    if probability == 0.0 or not tape.training:
+    if probability == 0.0 or not (tape.training and tape.drops):
         return x
 
     def backward(grad: Tensor) -> Grads:

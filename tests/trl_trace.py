@@ -1,0 +1,364 @@
+"""TRL's own trainers on fake tensors: the referee of tasks (needs trl; see `tests.trl_runs`)."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from math import prod
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
+
+from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
+from vramplan.torch_backend.dtypes import DTYPES
+from vramplan.torch_backend.model import optimizers
+from vramplan.torch_backend.model.build import from_config
+from vramplan.torch_backend.model.materialize import place
+from vramplan.torch_backend.suppress_output import quiet
+from vramplan.torch_backend.trace.cuda_emulation import as_cuda
+from vramplan.torch_backend.trace.fake_tensors import Fakes, tensors_in_lists
+from vramplan.torch_backend.trace.host_reads import HostReads
+from vramplan.torch_backend.trace.records import Record
+from vramplan.torch_backend.trace.storage_tracker import StorageTracker
+
+aten = torch.ops.aten
+Batch = Mapping[str, torch.Tensor]
+EAGER_STEPS = 2
+"""Optimizer steps: states exist in the second."""
+
+
+def num_scored(shape: Sequence[int], answer_tokens: int) -> int:
+    """Elements that a mask of this shape selects: the tokens of each row's answer."""
+    return prod(shape[:-1]) * min(answer_tokens, shape[-1]) if len(shape) > 1 else shape[0]
+
+
+class MaskFakes(Fakes):
+    """Fake tensors of which masks select the tokens of the answers."""
+
+    def __init__(self, answer_tokens: int) -> None:
+        super().__init__()
+        self.answer_tokens = answer_tokens
+        self.tracker: StorageTracker | None = None
+
+    def __call__(self, func: Any, types: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """The result of an operation on fake tensors."""
+        if func is aten.index.Tensor and (mask := _mask(args[1])) is not None:
+            return self._selected(mask, args[0], (-1, *args[0].shape[mask.dim() :]))
+        if func in (aten.index_put_.default, aten._index_put_impl_.default) and (mask := _mask(args[1])) is not None:
+            self._positions(mask)
+            return args[0]
+        if func is aten.masked_select.default:
+            return self._selected(args[1], args[0], (-1,))
+        return super().__call__(func, types, args, kwargs)
+
+    def _selected(self, mask: torch.Tensor, source: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        number = self._positions(mask, keep=True)
+        rows = num_scored(mask.shape, self.answer_tokens)
+        with in_kernel_invocation_manager(self.mode):
+            empty = torch.empty((rows, *shape[1:]), dtype=source.dtype, device="meta")
+        self._free(number)
+        return FakeTensor(self.mode, empty, torch.device("cpu"))
+
+    def _positions(self, mask: torch.Tensor, keep: bool = False) -> int | None:
+        """Memory of the positions that are selected, which torch finds first (native/IndexingUtils.h)."""
+        if self.tracker is None:
+            return None
+        num_bytes = 8 * mask.dim() * num_scored(mask.shape, self.answer_tokens)
+        number = self.tracker.allocate(Record(num_bytes, "positions of a mask", "", (num_bytes,), "uint8"))
+        if not keep:
+            self.tracker.free(number)
+        return number
+
+    def _free(self, number: int | None) -> None:
+        if number is not None and self.tracker is not None:
+            self.tracker.free(number)
+
+
+def _mask(indices: Any) -> torch.Tensor | None:
+    """The only index, if it is a mask."""
+    if len(indices) == 1 and indices[0] is not None and indices[0].dtype is torch.bool:
+        found: torch.Tensor = indices[0]
+        return found
+    return None
+
+
+class Answers(HostReads):
+    """What TRL reads back for its metrics: any number does, masks select every completion token."""
+
+    def __init__(self, job: Job, owner: str, answer_tokens: int) -> None:
+        super().__init__(job, owner)
+        self.answer_tokens = answer_tokens
+
+    def answer(self, func: Any, args: Any, module: Callable[[], str]) -> Any:
+        """The result of an operation that needs data."""
+        if func is aten.nonzero.default and _called_by_trl():
+            rows = num_scored(args[0].shape, self.answer_tokens)
+            return torch.empty((rows, args[0].dim()), dtype=torch.int64, device=args[0].device)
+        if func is aten._local_scalar_dense.default and _called_by_trl():
+            return True if args[0].dtype is torch.bool else 1
+        return super().answer(func, args, module)
+
+
+def _called_by_trl() -> bool:
+    """Whether TRL's code runs, and none of transformers' that reads masks."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.endswith(("masking_utils.py", "modeling_flash_attention_utils.py")):
+            return False
+        if "/trl/" in name or name.endswith("/transformers/trainer.py"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+class _Kernel:
+    """A Triton kernel that writes into tensors it is given: nothing to do without data."""
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+@contextmanager
+def triton_kernels() -> Iterator[None]:
+    """Inside, TRL takes the branches of a GPU with Triton, whose kernels write in place."""
+    import trl.kernels.chunked_logprob as kernels
+    import trl.trainer.utils as utils
+
+    stub = _Kernel()
+    with ExitStack() as stack:
+        for owner in (kernels, utils):
+            stack.enter_context(patch.object(owner, "_use_triton", lambda device: True))
+        stack.enter_context(patch.object(kernels, "_addmm_fp32", lambda acc, a, b: None))
+        stack.enter_context(patch.object(kernels, "triton", SimpleNamespace(cdiv=lambda a, b: -(-a // b)), create=True))
+        for name in ("_forward_kernel", "_backward_kernel"):
+            stack.enter_context(patch.object(kernels, name, stub))
+        yield
+
+
+def tokenizer(vocabulary: int) -> Any:
+    """A tokenizer of so many words."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<eos>": 1, "<unk>": 2, **{f"w{n}": n for n in range(3, min(vocabulary, 64))}}
+    inner = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Inside, trainers are made of models on the meta device: nothing is moved or computed."""
+    from accelerate import Accelerator
+    from trl import DPOTrainer
+
+    prepare = Accelerator.prepare_model
+
+    def prepared(self: Any, model: nn.Module, device_placement: Any = None, evaluation_mode: bool = False) -> Any:
+        return prepare(self, model, device_placement=False, evaluation_mode=evaluation_mode)
+
+    with (
+        patch("transformers.Trainer._move_model_to_device", lambda *_: None),
+        patch.object(Accelerator, "prepare_model", prepared),
+        patch.object(DPOTrainer, "_prepare_dataset", lambda self, dataset, *_, **__: dataset),
+        patch.object(DPOTrainer, "_precompute_ref_logps", lambda self, dataset, *_: dataset),
+        patch("trl.trainer.dpo_trainer.hash_module", lambda _: "", create=True),
+        torch.device("meta"),
+    ):
+        yield
+
+
+class Setup:
+    """What a kind of trainer needs: its class and arguments, a row of its data, a batch."""
+
+    def __init__(self, job: Job, prompt: int, options: Mapping[str, Any]) -> None:
+        self.job, self.prompt, self.options = job, prompt, options
+
+    def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any) -> Any:
+        """The trainer."""
+        raise NotImplementedError
+
+    def batch(self) -> dict[str, torch.Tensor]:
+        """A micro-batch, as TRL's collator makes it."""
+        raise NotImplementedError
+
+    def arguments(self, folder: str) -> dict[str, Any]:
+        """The training arguments that all trainers have."""
+        job = self.job
+        return {
+            "output_dir": folder,
+            "per_device_train_batch_size": job.micro_batch_size,
+            "gradient_accumulation_steps": job.gradient_accumulation_steps,
+            "gradient_checkpointing": job.checkpointing == "full",
+            "gradient_checkpointing_kwargs": {"use_reentrant": job.reentrant, "preserve_rng_state": False},
+            "bf16": job.autocast == "bf16",
+            "fp16": False,
+            "use_cpu": True,
+            "optim": job.optimizer,
+            "report_to": "none",
+            **self.options,
+        }
+
+
+def ones(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.int64)
+
+
+class Dpo(Setup):
+    def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any, reference: Any = None) -> Any:
+        from datasets import Dataset
+        from trl import DPOConfig, DPOTrainer
+
+        row = {"prompt_ids": [3], "chosen_ids": [4, 1], "rejected_ids": [5, 1]}
+        arguments = DPOConfig(**self.arguments(folder))
+        return DPOTrainer(
+            model,
+            reference,
+            args=arguments,
+            train_dataset=Dataset.from_list([row]),
+            processing_class=words,
+            peft_config=peft,
+        )
+
+    def batch(self) -> dict[str, torch.Tensor]:
+        pairs, length = self.job.micro_batch_size, self.job.sequence_length
+        names = ("input_ids", "attention_mask", "completion_mask")
+        made = {name: ones(2 * pairs, length) for name in names}
+        if self.options.get("precompute_ref_log_probs"):
+            made |= {f"ref_{name}_logps": torch.zeros(pairs) for name in ("chosen", "rejected")}
+        return made
+
+
+SETUPS: dict[str, type[Setup]] = {"dpo": Dpo}
+
+
+class TrlRun:
+    """One tracked run of a trainer: loading, then optimizer steps of one or two micro-steps."""
+
+    def __init__(self, spec: ModelSpec, job: Job, gpu: Gpu, task: str, prompt: int = 0, **options: Any) -> None:
+        self.spec, self.job, self.gpu = spec, job, gpu
+        self.setup = SETUPS[task](job, prompt, options)
+        answer_tokens = job.sequence_length - max(prompt, 1)
+        self.fakes = MaskFakes(answer_tokens)
+        self.tracker = StorageTracker(self.fakes, Answers(job, spec.name, answer_tokens).answer, gpu)
+        self.fakes.tracker = self.tracker
+
+    def go(self) -> dict[str, int]:
+        """Peak of live tensors in each phase, in bytes."""
+        with quiet(), as_cuda(self.gpu), triton_kernels(), tensors_in_lists(), tempfile.TemporaryDirectory() as folder:
+            model = self._model()
+            reference = self._model() if self.job.method == "full" and self._needs_reference() else None
+            self._run(model, reference, folder)
+        return self.peaks()
+
+    def _needs_reference(self) -> bool:
+        return self.job.task in ("dpo", "kto") and not self.setup.options.get("precompute_ref_log_probs")
+
+    def _model(self) -> nn.Module:
+        subject = from_config(self.spec, self.job, "meta", False, nullcontext)
+        return subject.module
+
+    def _adapters(self) -> Any:
+        from peft import LoraConfig
+
+        job = self.job
+        if job.method == "full":
+            return None
+        targets: Any = "all-linear" if job.lora_targets is None else list(job.lora_targets)
+        return LoraConfig(
+            r=job.lora_rank,
+            lora_alpha=2 * job.lora_rank,
+            target_modules=targets,
+            lora_dropout=job.lora_dropout,
+            modules_to_save=list(job.modules_to_save or ()) or None,
+            use_dora=job.method == "dora",
+            task_type="CAUSAL_LM",
+        )
+
+    def _run(self, model: nn.Module, reference: nn.Module | None, folder: str) -> None:
+        tracker, job = self.tracker, self.job
+        words, recipe = tokenizer(64), optimizers.recipe(job)  # makes training arguments, which reset accelerate
+        peft = self._adapters()
+        extra = {"reference": reference} if reference is not None else {}
+        with on_meta():
+            trainer = self.setup.trainer(model, peft, folder, words, **extra)
+        for name, parameter in trainer.model.named_parameters():  # on meta PEFT does not cast adapters
+            if "lora_" in name:
+                parameter.data = parameter.data.to(DTYPES[job.lora_dtype])
+        with self.fakes.mode:
+            tracker.sums.calibrate(tracker)
+            tracker.enter("loaded")
+            place(trainer.model, tracker)
+            if reference is not None:
+                place(reference, tracker)
+            self.trained = [p for p in trainer.model.parameters() if p.requires_grad]
+            optimizer = optimizers.make(recipe, trainer.model, job)
+            wrapped = trainer.accelerator.prepare_model(trainer.model, device_placement=False)
+            if job.checkpointing == "full":
+                trainer.model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
+        self._observe(trainer, reference)
+        trainer.current_gradient_accumulation_steps = job.gradient_accumulation_steps
+        with tracker.modules(trainer.model), self.fakes.mode, tracker:
+            for _ in range(EAGER_STEPS):
+                self._step(trainer, wrapped, optimizer)
+        self.trainer = trainer
+
+    def _observe(self, trainer: Any, reference: nn.Module | None) -> None:
+        """Enter the phases: a forward without gradients inside of a training step is the reference's."""
+        tracker, accelerator = self.tracker, trainer.accelerator
+
+        def before(module: nn.Module, inputs: Any, kwargs: Any) -> None:
+            if not torch.is_grad_enabled():
+                tracker.enter("reference")
+
+        def after(module: nn.Module, inputs: Any, output: Any) -> None:
+            if tracker.phase == "reference":
+                tracker.enter("forward")
+
+        for module in (trainer.model, reference):
+            if module is not None:
+                module.register_forward_pre_hook(before, with_kwargs=True)
+                module.register_forward_hook(after)
+        backward = accelerator.backward
+
+        def entered(*args: Any, **kwargs: Any) -> Any:
+            tracker.enter("backward")
+            return backward(*args, **kwargs)
+
+        accelerator.backward = entered
+
+    def _step(self, trainer: Any, model: nn.Module, optimizer: Any) -> None:
+        tracker, job = self.tracker, self.job
+        tracker.enter("forward")
+        waiting = job.gradient_accumulation_steps - 1
+        batch = {name: self._on_device(x) for name, x in self.setup.batch().items()}
+        others = [torch.empty((waiting * x.shape[0], *x.shape[1:]), dtype=x.dtype) for x in batch.values() if waiting and x.dim()]
+        self.references = [batch, others]
+        if not hasattr(self, "total"):
+            self.total = torch.zeros(())
+        for _ in range(min(2, job.gradient_accumulation_steps)):
+            tracker.enter("forward")
+            loss = trainer.training_step(model, dict(batch), None)
+            torch.isnan(loss)
+            torch.isinf(loss)
+            self.total += loss
+        tracker.enter("optimizer")
+        self.references.append(nn.utils.clip_grad_norm_(self.trained, 1.0))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+    def peaks(self) -> dict[str, int]:
+        """Peak of live tensors in each phase."""
+        timeline = self.tracker.timeline(None)
+        return timeline.phase_peaks(timeline.live_bytes())

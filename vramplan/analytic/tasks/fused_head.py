@@ -1,0 +1,43 @@
+"""TRL's fused head as its preference trainers call it: ``model(..., labels=labels, fused_lm_head=True)`` (trl 1.16)."""
+
+from __future__ import annotations
+
+from vramplan.analytic.architectures.causal_lm import decoder_of, language_model
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.batch import Batch, forward_pass
+from vramplan.analytic.layers.chunked_head import chunked_log_probs, rows_that_count
+from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.step_inputs import StepSpec
+from vramplan.inputs.job import Job
+
+
+def scored_tokens(job: Job) -> int:
+    """Tokens of a row that have a log-probability: the first has none, nor have those of the prompt."""
+    return job.sequence_length - max(job.prompt_length or 0, 1)
+
+
+def fused_forward(
+    net: Modules, setting: StepSpec, phase: str, batch: Batch, labels: Tensor, extras: tuple[str, ...] = ()
+) -> list[Tensor]:
+    """Log-probabilities (B, S - 1) of the labels, then `extras`, then the mask of the labels that count."""
+    job, config, tape = setting.job, setting.config, net.tape
+    with tape.autocasting(job.autocast if job.casts else None):
+        forward = forward_pass(net, setting, phase, batch)
+        decoder, shape = decoder_of(forward), setting.architecture.shape(config)
+        hidden = decoder.before_head(net, config, language_model(forward, config))
+        tape.module = "lm_head"
+        valid, mask, *row_locals = rows_that_count(hidden, labels, scored_tokens(job))
+        weight = net.head_weight(shape.vocabulary, hidden.shape[-1], setting.architecture.is_tied(config))
+        per_token = chunked_log_probs(valid, weight, extras)
+        del valid, weight
+        found = [_spread(one, mask) for one in per_token]
+        loss = ops.output(None, tape, (), "fp32", "mean log-probability")
+        del per_token, row_locals, hidden
+    return [*found, mask, loss]
+
+
+def _spread(per_token: Tensor, mask: Tensor) -> Tensor:
+    """``x.new_zeros(mask.shape).masked_scatter(mask, x)``."""
+    zeros = per_token.tape.empty(mask.shape, per_token.dtype, "zeros")
+    return ops.scatter_rows(zeros, mask, per_token)

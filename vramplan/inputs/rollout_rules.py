@@ -1,0 +1,117 @@
+"""What reinforcement learning (GRPO) cannot do, or what is not modelled of it."""
+
+from __future__ import annotations
+
+from vramplan.inputs.job import Job
+from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
+
+ALONE = ("num_generations", "steps_per_generation", "num_iterations", "generate_with", "vllm_share")
+"""Settings that only GRPO has."""
+LOSSES = ("standard", "chunked")
+
+
+def is_grpo(job: Job) -> bool:
+    """Whether TRL's GRPOTrainer runs the job."""
+    return job.task == "grpo"
+
+
+def uses_vllm_here(job: Job) -> bool:
+    """Whether vLLM is on the GPUs that train."""
+    return is_grpo(job) and job.generate_with in ("vllm", "vllm_sleep")
+
+
+def completions(job: Job) -> int:
+    """Completions of one generation on all GPUs (TRL's generation_batch_size)."""
+    steps = job.steps_per_generation or job.gradient_accumulation_steps
+    return job.micro_batch_size * steps * job.data_parallel
+
+
+def _alone(name: str) -> Rule:
+    return Rule(
+        lambda job: name in job.model_fields_set and not is_grpo(job) and getattr(job, name) != _default(name),
+        IMPOSSIBLE,
+        f"{{{name}}} has no meaning without {{task=grpo}}",
+    )
+
+
+def _default(name: str) -> object:
+    return Job.model_fields[name].default
+
+
+ROLLOUT_RULES = (
+    *map(_alone, ALONE),
+    Rule(
+        lambda job: is_grpo(job) and completions(job) % job.num_generations > 0,
+        IMPOSSIBLE,
+        "{num_generations} does not divide the completions of a generation, micro-batch x accumulation x GPUs, as TRL"
+        " requires",
+    ),
+    Rule(
+        lambda job: is_grpo(job) and job.num_generations < 2,
+        IMPOSSIBLE,
+        "{num_generations} with {task}: GRPO compares completions of a prompt and needs at least 2",
+    ),
+    Rule(
+        lambda job: is_grpo(job) and (job.prompt_length is None or job.prompt_length >= job.sequence_length),
+        IMPOSSIBLE,
+        "{task} needs {prompt_length}, less than {sequence_length}, which is that of a prompt with its completion",
+    ),
+    Rule(
+        lambda job: is_grpo(job) and job.prompt_length == 0,
+        IMPOSSIBLE,
+        "{prompt_length}: a prompt has at least one token",
+    ),
+    Rule(
+        lambda job: is_grpo(job) and job.reference == "precomputed",
+        IMPOSSIBLE,
+        "{reference} with {task}: completions are generated while the model trains; use {reference=model}",
+    ),
+    Rule(
+        lambda job: uses_vllm_here(job) and job.data_parallel % job.vllm_tensor_parallel > 0,
+        IMPOSSIBLE,
+        "{vllm_tensor_parallel} does not divide the number of GPUs, which TRL requires",
+    ),
+    Rule(
+        lambda job: uses_vllm_here(job) and job.generate_with == "vllm_sleep" and job.expandable_segments,
+        IMPOSSIBLE,
+        "{generate_with} with {expandable_segments}: vLLM's sleep mode does not run with expandable segments; use"
+        " {expandable_segments=false}",
+    ),
+    Rule(
+        lambda job: uses_vllm_here(job) and job.quantize == "int8",
+        IMPOSSIBLE,
+        "{quantize} with {generate_with}: vLLM does not quantize to 8 bits while it loads (TRL refuses it); use"
+        " {quantize=nf4}",
+    ),
+    Rule(
+        lambda job: is_grpo(job) and job.loss not in LOSSES,
+        UNSUPPORTED,
+        "{loss} with {task} is not modelled; use {loss=chunked}, the fused head of TRL 1.15 and later, or"
+        " {loss=standard}, whole logits as in TRL up to 1.12",
+    ),
+    Rule(
+        lambda job: is_grpo(job) and (job.batches == "packed" or job.lengths is not None),
+        UNSUPPORTED,
+        "{batches} or {lengths} with {task}: TRL pads; give {sequence_length} of the longest prompt and completion",
+    ),
+    Rule(
+        lambda job: is_grpo(job) and job.loop == "plain",
+        UNSUPPORTED,
+        "{loop} with {task}: TRL's trainer is modelled; use {loop=trainer}",
+    ),
+    Rule(
+        lambda job: is_grpo(job) and job.pictures > 0,
+        UNSUPPORTED,
+        "{task} with images is not modelled yet; use {images=0}",
+    ),
+    Rule(
+        lambda job: is_grpo(job) and job.strategy == "device_map",
+        UNSUPPORTED,
+        "{strategy} with {task} is not modelled; use {strategy=ddp}",
+    ),
+    Rule(
+        lambda job: is_grpo(job) and job.offload == "all",
+        UNSUPPORTED,
+        "{offload} with {task} is not modelled; use {offload=optimizer}",
+    ),
+)

@@ -1,0 +1,72 @@
+"""What a preference task cannot do, or what is not modelled of it."""
+
+from __future__ import annotations
+
+from vramplan.inputs.job import Job
+from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
+
+REFERRING = ("dpo", "grpo")
+"""Tasks with a reference."""
+PREFERENCE = ("dpo",)
+"""Tasks of TRL's preference trainers."""
+PREFERENCE_LOSSES = ("chunked",)
+"""Ways to compute log-probabilities in them."""
+
+
+def is_preference(job: Job) -> bool:
+    """Whether one of TRL's preference trainers runs the job."""
+    return job.task in PREFERENCE
+
+
+TASK_RULES = (
+    Rule(
+        lambda job: job.reference is not None and job.task not in REFERRING,
+        IMPOSSIBLE,
+        "{reference} has no meaning without {task=dpo} or {task=grpo}",
+    ),
+    Rule(
+        lambda job: job.reference == "adapters_off" and job.method == "full",
+        IMPOSSIBLE,
+        "{reference} with {method}: there are no adapters; give {reference=model} or precomputed",
+    ),
+    Rule(
+        lambda job: job.prompt_length is not None and job.task is None,
+        IMPOSSIBLE,
+        "{prompt_length} has no meaning without {task}",
+    ),
+    Rule(
+        lambda job: is_preference(job) and (job.prompt_length or 0) >= job.sequence_length,
+        IMPOSSIBLE,
+        "{prompt_length} leaves no token of {sequence_length} to the answer",
+    ),
+    Rule(
+        lambda job: is_preference(job) and job.batches == "packed",
+        UNSUPPORTED,
+        "{batches} with {task}: TRL packs no pairs (padding_free is switched off since 0.29); use {batches=padded}",
+    ),
+    Rule(
+        lambda job: is_preference(job) and job.loop == "plain",
+        UNSUPPORTED,
+        "{loop} with {task}: TRL's trainers are modelled; use {loop=trainer}",
+    ),
+    Rule(
+        lambda job: is_preference(job) and job.loss not in PREFERENCE_LOSSES,
+        UNSUPPORTED,
+        "{loss} with {task} is not modelled yet; use {loss=chunked}, the fused head of TRL 1.16",
+    ),
+    Rule(
+        lambda job: is_preference(job) and job.pictures > 0,
+        UNSUPPORTED,
+        "{task} with images is not modelled yet; use {images=0}",
+    ),
+    Rule(
+        lambda job: is_preference(job) and job.lengths is not None,
+        UNSUPPORTED,
+        "{lengths} with {task} is not modelled yet; give {sequence_length} of the longest pair",
+    ),
+    Rule(
+        lambda job: is_preference(job) and job.strategy != "ddp",
+        UNSUPPORTED,
+        "{strategy} with {task} is not modelled yet; use {strategy=ddp}",
+    ),
+)
