@@ -17,7 +17,7 @@ from vramplan.analytic.layer_folding import unfold
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.train_step import simulate_scoring
-from vramplan.analytic.unfolded_step import Step
+from vramplan.analytic.unfolded_step import Step, describe_in
 from vramplan.inputs.job import MAX_COUNT, Job
 from vramplan.memory import vllm
 from vramplan.memory.generation import GenerationRun
@@ -139,8 +139,10 @@ def _scoring(step: Step) -> Iterator[RolloutPhase]:
     record = simulate_scoring(step.setting)
     sizes = [info.on(step.card).num_bytes for info in record.storages]
     unfolded = unfold(record, step.plan, sizes, brief=True)
+    section_of = unfolded.section_of
     kinds = [
-        Storage(size, info.category, f"{info.what}, scoring") for info, size in zip(record.storages, sizes, strict=True)
+        describe_in(step.setting, record, section_of, number, info.on(step.card))
+        for number, info in enumerate(record.storages)
     ]
     yield _gathered(step, RolloutPhase("scoring", kinds, unfolded.source, unfolded.events), whole=False)
 

@@ -70,10 +70,10 @@ def token_log_probs(
     logits = _logits(net, setting, phase, joined, tokens)
     tape.module = "loss"
     divided = ops.scale(ops.sliced(logits, (rows, tokens, logits.shape[-1])), "logits divided by the temperature")
-    del logits
     log_probs = selected_log_softmax(divided, tape.empty((rows, tokens, 1), "int64", "tokens of the completions"))
     if kept is not None:
         kept["entropy"] = entropy(divided)
+    del logits, divided  # the model's outputs live until the function returns
     return log_probs
 
 

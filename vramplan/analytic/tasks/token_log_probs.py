@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Grads, Tensor
+from vramplan.analytic.layers.attention_kernels import WORKSPACE
 
 ENTROPY_TOKENS = 128
 """Tokens of a chunk of entropy_from_logits (trl 1.12, trainer/utils.py)."""
@@ -31,7 +32,10 @@ def selected_log_softmax(logits: Tensor, index: Tensor) -> Tensor:
 
 
 def log_sum_exp(x: Tensor) -> Tensor:
-    """``torch.logsumexp(x, dim=-1)``: saves `x` and the result (aten/src/ATen/native/ReduceOps.cpp, torch 2.13)."""
+    """``torch.logsumexp(x, dim=-1)``: saves `x` and the result, and allocates ``(x - max).exp_()`` while it runs.
+
+    (aten/src/ATen/native/ReduceOps.cpp: logsumexp_out_impl, torch 2.13.)
+    """
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:  # grad * (self - result).exp() (FunctionsManual.cpp: logsumexp_backward)
@@ -45,7 +49,8 @@ def log_sum_exp(x: Tensor) -> Tensor:
     node = tape.node((x,), backward)
     most = tape.empty((*x.shape[:-1], 1), x.dtype, "largest logit of each token")
     out = ops.output(node, tape, x.shape[:-1], x.dtype, "log-sum-exp")
-    powers = ops.new_like(tape, like, "exponentials of the logits of a sample")
+    powers = tape.empty(like.shape, like.dtype, "exponentials of the logits of a sample", WORKSPACE)
+    tape.work(0, 3 * x.num_bytes, x.dtype)
     tape.save(node, x, out)
     del powers, most
     return out
