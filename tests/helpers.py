@@ -18,8 +18,9 @@ import typer
 from vramplan.analytic.architectures.lookup import architecture_of
 from vramplan.analytic.layer_folding import STACK, Fold, FoldPlan, unfold
 from vramplan.analytic.prepare import lay_out
-from vramplan.analytic.run_timeline import evaluation_bytes, gathered_bytes
+from vramplan.analytic.run_timeline import evaluation_bytes
 from vramplan.analytic.step_inputs import StepSpec
+from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.train_step import simulate_evaluation
 from vramplan.analytic.unfolded_step import Step
 from vramplan.cli import main

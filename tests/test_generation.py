@@ -114,9 +114,10 @@ def test_every_tensor_of_real_generation(case: str) -> None:
     spec, job = spec_of(name, **config), generation_job(job_of(name), PROMPT, BATCH)
     run = simulate(spec, job, card_of(), NEW).run
     assert run.cache_bytes() == cache_bytes
-    begin, live, peak = run.ends["loaded"], 0, 0
+    begin, live, peak, sizes = run.ends["loaded"], 0, 0, run.sizes
     for event in run.events[begin:]:
-        live += run.sizes[event] if event >= 0 else -run.sizes[~event]
+        size = sizes[run.kind_of[event if event >= 0 else ~event]]
+        live += size if event >= 0 else -size
         peak = max(peak, live)
     assert peak == pytest.approx(max(levels), rel=0.005)
 

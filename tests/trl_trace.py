@@ -340,7 +340,11 @@ class TrlRun:
         tracker.enter("forward")
         waiting = job.gradient_accumulation_steps - 1
         batch = {name: self._on_device(x) for name, x in self.setup.batch().items()}
-        others = [torch.empty((waiting * x.shape[0], *x.shape[1:]), dtype=x.dtype) for x in batch.values() if waiting and x.dim()]
+        others = [
+            torch.empty((waiting * x.shape[0], *x.shape[1:]), dtype=x.dtype)
+            for x in batch.values()
+            if waiting and x.dim()
+        ]
         self.references = [batch, others]
         if not hasattr(self, "total"):
             self.total = torch.zeros(())

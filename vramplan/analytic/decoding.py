@@ -5,7 +5,6 @@ Mirrors transformers 5.23: generation/utils.py (_prefill, _sample), cache_utils.
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 
@@ -31,12 +30,6 @@ def unfolded_of(forward: CachedForward, plan: FoldPlan) -> Unfolded:
     return unfold(forward.record, plan, [one.num_bytes for one in forward.record.storages], brief=True)
 
 
-def record_forward(run: GenerationRun, unfolded: Unfolded, cached: frozenset[int], sizes: array[int]) -> None:
-    """Record one forward, whose storages have these rounded sizes in bytes."""
-    source = unfolded.source
-    run.forward(unfolded.events, lambda number: sizes[source[number]], lambda number: source[number] in cached)
-
-
 def decode(
     run: GenerationRun, setting: StepSpec, plan: FoldPlan, gpu: Gpu, prompt: int, steps: int, stride: int
 ) -> CachedForward:
@@ -55,7 +48,7 @@ def decode(
     for step in sorted({*range(0, steps, stride), steps - 1}):
         past = prompt + step
         at = between(lengths, sizes, past) if alike else sizes[-1]
-        record_forward(run, unfolded, forwards[-1].cached, rounded_bytes(at))
+        run.forward(unfolded.events, unfolded.source, rounded_bytes(at), forwards[-1].cached)
     return forwards[-1]
 
 

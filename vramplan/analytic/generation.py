@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from vramplan.analytic.cached_forward import CachedForward, simulate_forward
-from vramplan.analytic.decoding import MAX_STEPS, decode, decode_job, record_forward, unfolded_of
+from vramplan.analytic.decoding import MAX_STEPS, decode, decode_job, unfolded_of
 from vramplan.analytic.layer_folding import FoldPlan
 from vramplan.analytic.prepare import prepare
 from vramplan.analytic.step_inputs import StepSpec
@@ -23,7 +23,7 @@ from vramplan.analytic.unfolded_step import Step, buffers_of, no_cycle_collectio
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.errors import setting as option
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import MAX_COUNT, Job
+from vramplan.inputs.job import LANGUAGE_MODEL, MAX_COUNT, Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.allocator import AllocatorSettings
 from vramplan.memory.calibration import margin_bytes, plannable_bytes
@@ -42,6 +42,7 @@ def generation_job(job: Job, prompt_tokens: int, batch: int) -> Job:
     PEFT loads adapters in fp32 if they are stored in half precision (0.21, utils: autocast_adapter_dtype).
     """
     changes: dict[str, object] = {
+        **LANGUAGE_MODEL,
         "micro_batch_size": batch,
         "gradient_accumulation_steps": 1,
         "sequence_length": prompt_tokens,
@@ -137,7 +138,8 @@ def simulate(spec: ModelSpec, job: Job, gpu: Gpu, new_tokens: int) -> Simulated:
     weight_bytes = _load(run, Step(setting, plan, gpu, record=prefill.record), gpu)
     run.ends["loaded"] = len(run.events)
     sizes = rounded_bytes([one.on(gpu).num_bytes for one in prefill.record.storages])
-    record_forward(run, unfolded_of(prefill, plan), prefill.cached, sizes)
+    unfolded = unfolded_of(prefill, plan)
+    run.forward(unfolded.events, unfolded.source, sizes, prefill.cached)
     run.ends["prefill"] = len(run.events)
     stride = max(1, ceil_div(new_tokens - 1, MAX_STEPS))
     last = prefill
@@ -152,12 +154,12 @@ def _generation(spec: ModelSpec, job: Job, gpu: Gpu, new_tokens: int) -> Generat
     run, settings = simulated.run, AllocatorSettings(expandable_segments=job.expandable_segments)
 
     def replayed(limit: int) -> Replay:
-        return replay(run.events, None, run.sizes, limit, settings)
+        return replay(run.events, run.kind_of, run.sizes, limit, settings)
 
     limits = (plannable_bytes(job, gpu) - outside, gpu.usable_bytes - outside)
     found, fits, fits_without_margin = settle(0, limits, replayed)
     peaks = run.peaks(found)
-    loaded = replay(run.events[: run.ends["loaded"]], None, run.sizes, settings=settings)
+    loaded = replay(run.events[: run.ends["loaded"]], run.kind_of, run.sizes, settings=settings)
     loaded_bytes = loaded.peak_reserved_bytes + outside
     return Generation(
         prompt_tokens=job.sequence_length,
@@ -190,8 +192,7 @@ def _load(run: GenerationRun, step: Step, gpu: Gpu) -> int:
         record.allocate(buffer)
     weight_bytes = record.live_bytes()
     record.allocate(cublas_workspace(gpu))
-    sizes = [record.kinds[kind].num_bytes for kind in record.kind_of]
-    run.sizes.extend(sizes)
+    run.kind_of.extend(run.add([record.kinds[kind].num_bytes for kind in record.kind_of]))
     run.events.extend(record.events)
     return weight_bytes
 

@@ -12,12 +12,13 @@ from vramplan.analytic.layers.lora_targets import check_saved
 from vramplan.analytic.layers.moe_peft import FORMER
 from vramplan.analytic.mixed_batches import BatchShape, Pieces, mixed
 from vramplan.analytic.prepare import fused_kernels, prepare
-from vramplan.analytic.rollout_phases import rollout_size
+from vramplan.analytic.rollout_phases import Generated, rollout_size
 from vramplan.analytic.run_timeline import SimulatedRun, evaluation_bytes
 from vramplan.analytic.step_record import StepRecord
 from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.supported import check_adapters, check_mixture, mixture_notes
 from vramplan.analytic.unfolded_step import Step, describe_in, is_brief, micro_steps, no_cycle_collection
+from vramplan.analytic.vllm_share import check_share
 from vramplan.dataclass import dataclass
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job, with_batch
@@ -84,6 +85,7 @@ class _Common:
         self.shapes: dict[tuple[int, int, int], Shape] = {}
         self.evaluations: dict[tuple[int, int], Unfolded] = {}
         self.weights: Weights | None = None
+        self.generated: Generated = {}
 
 
 class JobSteps:
@@ -103,6 +105,8 @@ class JobSteps:
         """
         self.spec, self.job, self.card = spec, job, card
         self.setting, self.plan, self.notes = prepare(spec, job, card)
+        if is_colocated(job):
+            check_share(spec, job, card)
         self.scaling: BatchScaling = BatchScaling(self.setting, self.plan) if similar is None else similar.scaling
         self._common: _Common = _Common() if similar is None or depends_on_size(job) else similar._common
         self._begun: dict[tuple[int, int], PartialEstimate] = {}
@@ -221,7 +225,7 @@ class JobSteps:
             if len(common.shapes) == MAX_BATCHES:
                 del common.shapes[next(iter(common.shapes))]
             section_of = step.unfolded.section_of
-            common.shapes[key] = Shape(at.record, section_of, SimulatedRun(step), *step.kernels())
+            common.shapes[key] = Shape(at.record, section_of, SimulatedRun(step, common.generated), *step.kernels())
         return common.shapes[key]
 
     @property

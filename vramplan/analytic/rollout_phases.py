@@ -12,20 +12,20 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from vramplan.analytic.cached_forward import simulate_forward
-from vramplan.analytic.decoding import decode, decode_job, record_forward, unfolded_of
+from vramplan.analytic.decoding import decode, decode_job, unfolded_of
 from vramplan.analytic.layer_folding import unfold
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.train_step import simulate_scoring
 from vramplan.analytic.unfolded_step import Step, describe_in
-from vramplan.inputs.job import MAX_COUNT, Job
-from vramplan.memory import vllm
+from vramplan.inputs.job import LANGUAGE_MODEL, MAX_COUNT, Job
+from vramplan.memory import passes, vllm
 from vramplan.memory.generation import GenerationRun
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import EMPTY_CACHE, Storage, rounded_bytes
 from vramplan.units import ceil_div
 
-DECODED = 128
+DECODED = 512
 """Forwards of one token that are simulated; of more, each stands for several."""
 
 
@@ -45,14 +45,18 @@ class RolloutPhase(NamedTuple):
         first = known.setdefault(id(self), len(record.kinds))
         if first == len(record.kinds):
             record.add_kinds(self.kinds)
-        record.extend(self.events, record.splice(array("i", [first + kind for kind in self.kind_of])))
+        record.extend(self.events, record.splice(passes.shifted(self.kind_of, first)))
 
 
-def rollout_phases(step: Step) -> list[RolloutPhase]:
+Generated = dict[tuple[int, str], RolloutPhase]
+"""Generations that were simulated, by the number of prompts and the GPU: batches of the same size share them."""
+
+
+def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase]:
     """Generation and scoring, in order; empty for a job that generates nothing."""
     if step.job.task != "grpo":
         return []
-    return [*_generation(step), *_scoring(step)]
+    return [*_generation(step, generated), *_scoring(step)]
 
 
 def generates_each_micro_step(job: Job) -> bool:
@@ -80,10 +84,13 @@ def is_scored(job: Job) -> bool:
     return job.reference not in (None, "none") or corrected or not aligned
 
 
-def _generation(step: Step) -> Iterator[RolloutPhase]:
+def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase]:
     job = step.job
     if job.generate_with == "transformers":
-        yield _by_transformers(step)
+        key = job.micro_batch_size * steps_per_generation(job), step.card.name
+        if key not in generated:
+            generated[key] = _by_transformers(step)
+        yield generated[key]
     elif vllm.sleeps(job):
         kinds = [EMPTY_CACHE, vllm.woken(job, step.card)]
         # sync_weights empties the cache, then vLLM wakes; what it took goes back to the driver when it sleeps
@@ -97,30 +104,25 @@ def _by_transformers(step: Step) -> RolloutPhase:
     run = GenerationRun()
     prefill = simulate_forward(setting, 0)
     sizes = rounded_bytes([one.on(gpu).num_bytes for one in prefill.record.storages])
-    record_forward(run, unfolded_of(prefill, plan), prefill.cached, sizes)
+    unfolded = unfolded_of(prefill, plan)
+    run.forward(unfolded.events, unfolded.source, sizes, prefill.cached)
     new = step.job.sequence_length - job.sequence_length
     if new > 1:
         stride = max(1, ceil_div(new - 1, DECODED))
         decode(run, replace(setting, job=decode_job(job)), plan, gpu, job.sequence_length, new - 1, stride)
     run.drop()
-    cached = run.cached
-    numbers: dict[tuple[int, bool], int] = {}
-    kind_of = array(
-        "i",
-        [numbers.setdefault((size, number in cached), len(numbers)) for number, size in enumerate(run.sizes)],
-    )
     kinds = [
         Storage(size, "activation", "KV cache of the completions" if is_cache else "tensors of generate")
-        for size, is_cache in numbers
+        for size, is_cache in run.kinds
     ]
-    return _gathered(step, RolloutPhase("generation", kinds, kind_of, run.events), whole=True)
+    return _gathered(step, RolloutPhase("generation", kinds, run.kind_of, run.events), whole=True)
 
 
 def _generating(setting: StepSpec) -> StepSpec:
     """The forward of a generation within training: no checkpointing, all prompts of a generation at once."""
     job = setting.job
     changes = {
-        "task": None,
+        **LANGUAGE_MODEL,
         "micro_batch_size": job.micro_batch_size * steps_per_generation(job),
         "gradient_accumulation_steps": 1,
         "sequence_length": min(job.prompt_length or 1, job.sequence_length - 1),

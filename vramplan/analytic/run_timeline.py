@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from vramplan.analytic.layer_folding import Unfolded
-from vramplan.analytic.rollout_phases import generates_each_micro_step, rollout_phases
+from vramplan.analytic.rollout_phases import Generated, generates_each_micro_step, rollout_phases
 from vramplan.analytic.strategies import strategy_of
 from vramplan.analytic.unfolded_step import Step, buffers_of, reference_storages
 from vramplan.memory import passes, vllm
@@ -86,8 +86,9 @@ class StepKinds(Kinds):
 class SimulatedRun:
     """The timelines of a simulated step, one per GPU that needs other memory."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Step, generated: Generated | None = None) -> None:
         self.step = step
+        self.generated: Generated = {} if generated is None else generated
         self._layouts: dict[int, Layout] = {}
 
     @property
@@ -149,7 +150,7 @@ class SimulatedRun:
         kind_of = passes.shifted(self.step.unfolded.source, first)
         ends = [piece.first_event for piece in pieces[1:]] + [len(events)]
         offsets = []
-        rollouts, known = rollout_phases(self.step), dict[int, int]()
+        rollouts, known = rollout_phases(self.step, self.generated), dict[int, int]()
         again = bool(rollouts) and generates_each_micro_step(self.step.job)
         for step in range(STEPS):
             for one in rollouts:

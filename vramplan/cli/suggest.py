@@ -143,9 +143,9 @@ def suggest(
     solve: Annotated[
         str | None,
         Option(
-            help="First find the largest that fits: image-size, max-pixels, max-tiles or seq-len.",
+            help="First find the largest that fits: image-size, max-pixels, max-tiles, seq-len or vllm-share.",
             panel=BATCH,
-            complete=completion.one_of("image-size", "max-pixels", "max-tiles", "seq-len"),
+            complete=completion.one_of("image-size", "max-pixels", "max-tiles", "seq-len", "vllm-share"),
         ),
     ] = None,
     trust_remote_code: Trust = False,

@@ -38,6 +38,11 @@ MAX_COUNT = 1 << 24
 
 FUSED_KERNELS: tuple[FusedKernel, ...] = get_args(FusedKernel)
 """All of Liger's kernels that replace layers."""
+LANGUAGE_MODEL: Mapping[str, Any] = {
+    "task": None, "reference": None, "prompt_length": None, "generate_with": "transformers", "num_generations": 8,
+    "steps_per_generation": None, "num_iterations": 1, "vllm_share": 0.3, "vllm_tensor_parallel": 1,
+}  # fmt: skip
+"""The settings of a job that trains the next token, in place of those of a task."""
 DEFAULT_SEQUENCE_LENGTH = 2048
 """Tokens of a sample if none are given."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vramplan.errors import ConfigError, setting
 from vramplan.inputs.job import Job
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
@@ -26,6 +27,26 @@ def completions(job: Job) -> int:
     return job.micro_batch_size * steps * job.data_parallel
 
 
+def has_whole_groups(job: Job) -> bool:
+    """Whether the completions of a generation are all completions of some prompts."""
+    return not is_grpo(job) or completions(job) % job.num_generations == 0
+
+
+def check_groups(job: Job) -> None:
+    """Check that a generation has whole groups of completions (trl 1.16, grpo_config.py: __post_init__).
+
+    Raises:
+        ConfigError: naming the number of completions.
+    """
+    if not has_whole_groups(job):
+        raise ConfigError(
+            f"{setting('num_generations', job.num_generations)} does not divide the {completions(job)} completions of a"
+            f" generation (micro-batch {job.micro_batch_size} x"
+            f" {job.steps_per_generation or job.gradient_accumulation_steps} steps x {job.data_parallel} GPUs), as TRL"
+            " requires"
+        )
+
+
 def _alone(name: str) -> Rule:
     return Rule(
         lambda job: name in job.model_fields_set and not is_grpo(job) and getattr(job, name) != _default(name),
@@ -40,12 +61,6 @@ def _default(name: str) -> object:
 
 ROLLOUT_RULES = (
     *map(_alone, ALONE),
-    Rule(
-        lambda job: is_grpo(job) and completions(job) % job.num_generations > 0,
-        IMPOSSIBLE,
-        "{num_generations} does not divide the completions of a generation, micro-batch x accumulation x GPUs, as TRL"
-        " requires",
-    ),
     Rule(
         lambda job: is_grpo(job) and job.num_generations < 2,
         IMPOSSIBLE,

@@ -32,7 +32,7 @@ TASK_RULES = (
     Rule(
         lambda job: job.prompt_length is not None and job.task is None,
         IMPOSSIBLE,
-        "{prompt_length} has no meaning without {task}",
+        "{prompt_length} has no meaning without {task=dpo} or {task=grpo}",
     ),
     Rule(
         lambda job: is_preference(job) and (job.prompt_length or 0) >= job.sequence_length,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from vramplan.dataclass import dataclass
+from vramplan.memory import passes
 from vramplan.memory.replay import Replay
 
 
@@ -54,63 +56,72 @@ class Generation:
         return max(self.prefill_bytes, self.decode_bytes)
 
 
+class Template(NamedTuple):
+    """The events of a forward, whose storages are numbered within it (slot 0) or within the forward before (slot 1)."""
+
+    events: list[int]
+    slots: list[int]
+    cache: list[int]
+    """The storages of keys and values, by layer."""
+    held: list[int]
+    """Other storages that outlive the forward."""
+
+
 class GenerationRun:
-    """Allocations and frees of a run of ``generate``; every storage has a size of its own."""
+    """Allocations and frees of a run of ``generate``."""
 
     def __init__(self) -> None:
-        self.sizes = array("q")
+        self.kind_of = array("i")
+        """The number of each storage's kind."""
+        self.kinds: dict[tuple[int, bool], int] = {}
+        """Rounded bytes, and whether it is keys or values -> number of the kind."""
         self.events = array("i")
-        self.cache: list[int] = []
-        """Numbers of the storages of keys and values, by layer."""
-        self.cached: set[int] = set()
-        """Numbers of all storages that were keys or values."""
         self.ends: dict[str, int] = {}
         """Number of events up to the end of each phase."""
+        self._first, self._before = 0, 0
+        self._cache: list[int] = []
+        self._held: list[int] = []
+        self._templates: dict[tuple[int, int], Template] = {}
 
-    def allocate(self, num_bytes: int) -> int:
-        """Allocate a storage; returns its number."""
-        number = len(self.sizes)
-        self.sizes.append(num_bytes)
-        self.events.append(number)
-        return number
+    @property
+    def sizes(self) -> array[int]:
+        """Rounded bytes of each kind."""
+        return array("q", [size for size, _ in self.kinds])
 
-    def forward(
-        self,
-        events: array[int],
-        size_of: Callable[[int], int],
-        is_cached: Callable[[int], bool],
-    ) -> None:
+    def add(self, sizes: Iterable[int], is_cache: Callable[[int], bool] = lambda number: False) -> array[int]:
+        """The numbers of the kinds of storages of these sizes."""
+        kinds = self.kinds
+        return array("i", [kinds.setdefault((size, is_cache(number)), len(kinds)) for number, size in enumerate(sizes)])
+
+    def forward(self, events: array[int], source: Sequence[int], sizes: array[int], cached: frozenset[int]) -> None:
         """Record a forward.
 
         Args:
             events: number of each storage that is allocated, or ``~number`` of one that is freed.
-            size_of: gives the bytes of a storage.
-            is_cached: whether a storage is the keys or values of a layer. It replaces those of the tokens before,
-                which are freed when it is there (transformers 5.23, cache_utils.py: DynamicLayer.update).
+            source: the simulated storage that each repeats.
+            sizes: rounded bytes of each simulated storage.
+            cached: those that are the keys or values of a layer. They replace those of the tokens before, which are
+                freed when they are there (transformers 5.23, cache_utils.py: DynamicLayer.update).
         """
-        numbers: dict[int, int] = {}
-        before, cache = self.cache, list[int]()
-        for event in events:
-            if event < 0:
-                self.events.append(~numbers[~event])
-                continue
-            numbers[event] = self.allocate(size_of(event))
-            if is_cached(event):
-                if before:
-                    self.events.append(~before[len(cache)])
-                cache.append(numbers[event])
-        self.cache = cache
-        self.cached.update(cache)
+        key = (self._before, id(events))
+        if key not in self._templates:
+            self._templates[key] = _template(events, source, cached, self._cache)
+        template, first = self._templates[key], len(self.kind_of)
+        kinds = self.add(sizes, cached.__contains__)
+        self.kind_of.extend(array("i", map(kinds.__getitem__, source)))
+        self.events.extend(passes.relocated(template.events, template.slots, [first, self._first]))
+        self._first, self._before, self._cache = first, id(events), template.cache
+        self._held += [first + number for number in template.held]
 
     def drop(self) -> None:
-        """Free everything that is still there."""
-        freed = {~event for event in self.events if event < 0}
-        self.events.extend([~number for number in range(len(self.sizes)) if number not in freed])
-        self.cache = []
+        """Free the cache and whatever else is still there."""
+        cache = [self._first + number for number in self._cache]
+        self.events.extend([~number for number in (*cache, *self._held)])
 
     def cache_bytes(self) -> int:
         """Bytes of all keys and values now."""
-        return sum(self.sizes[number] for number in self.cache)
+        sizes = self.sizes
+        return sum(sizes[self.kind_of[self._first + number]] for number in self._cache)
 
     def peaks(self, run: Replay) -> dict[str, int]:
         """Allocated peak of each phase."""
@@ -119,3 +130,19 @@ class GenerationRun:
             peaks[phase] = max(run.allocated[first:end], default=0)
             first = end
         return peaks
+
+
+def _template(events: Sequence[int], source: Sequence[int], cached: frozenset[int], before: list[int]) -> Template:
+    """The template of a forward behind one with the keys and values `before`."""
+    template = Template([], [], [], [])
+    for event in events:
+        template.events.append(event)
+        template.slots.append(0)
+        if event >= 0 and source[event] in cached:
+            if before:
+                template.events.append(~before[len(template.cache)])
+                template.slots.append(1)
+            template.cache.append(event)
+    freed = {*template.cache, *(~event for event in events if event < 0)}
+    template.held.extend(event for event in events if event >= 0 and event not in freed)
+    return template

@@ -10,8 +10,9 @@ from contextlib import suppress
 
 from vramplan.errors import ConfigError, VramplanError, setting
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import Job, with_batch
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.rollout_rules import check_groups, has_whole_groups
 from vramplan.memory.calibration import plannable_bytes
 from vramplan.memory.estimate import Estimate
 from vramplan.planner.batch_warnings import accumulation_guidance, batch_guidance, batch_warnings
@@ -72,7 +73,7 @@ def search(
         ConfigError: if these GPUs cannot meet the global batch.
         VramplanError: whatever the estimator raises.
     """
-    every_pair = pairs(global_batch_size, job.data_parallel)
+    every_pair = _with_whole_groups(pairs(global_batch_size, job.data_parallel), job)
     estimates = EstimateCache(spec, job, gpu, estimator)
     fitting, too_large = _split_by_fit(every_pair, estimates)
     plans = in_order(_timed([(pair, estimates(*pair)) for pair in fitting], job.data_parallel, run), prefer)
@@ -128,6 +129,15 @@ def _communication(estimates: EstimateCache, plan: Plan | None) -> Communication
 
 Pair = tuple[int, int]
 """(micro-batch, accumulation)."""
+
+
+def _with_whole_groups(every_pair: list[Pair], job: Job) -> list[Pair]:
+    """The pairs whose generations have whole groups of completions (GRPO); all for other jobs."""
+    jobs = [with_batch(job, *pair) for pair in every_pair]
+    kept = [pair for pair, one in zip(every_pair, jobs, strict=True) if has_whole_groups(one)]
+    if not kept:
+        check_groups(jobs[0])
+    return kept
 
 
 def _smallest(every_pair: list[Pair], estimates: EstimateCache) -> Estimate:

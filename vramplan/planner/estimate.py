@@ -11,6 +11,7 @@ from vramplan.errors import UnknownNameError, UnsupportedError
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.rollout_rules import check_groups
 from vramplan.inputs.usual_names import accepts_usual_names
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.estimate import Estimate
@@ -51,6 +52,7 @@ def estimate(
         raise UnknownNameError("estimator", str(by), ESTIMATORS, f"known: {', '.join(ESTIMATORS)}")
     spec, gpu = load_both(model, gpu, confidence)
     full_job = complete_job(spec, gpu, job)
+    check_groups(full_job)
     if by == "trace" or (by is None and _needs_trace(spec)):
         from vramplan.torch_backend import tracing
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from vramplan.analytic.vllm_share import check_share
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnknownNameError, setting
 from vramplan.inputs.gpu import Gpu
@@ -24,6 +25,7 @@ from vramplan.inputs.model_inputs import MODEL_INPUTS
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.estimate import Estimate
+from vramplan.memory.vllm import is_colocated
 from vramplan.planner.estimate import estimate
 from vramplan.planner.job_defaults import complete_job
 from vramplan.planner.monotone_search import LENGTH_STEP, largest
@@ -41,8 +43,9 @@ SIZES = tuple(
 """Sizes if none are given: those that vision towers were trained with, common ones, a camera's."""
 SAMPLE_TEXT_TOKENS = 256
 """Tokens of text beside the images if no length is given."""
-QUANTITIES = ("image-size", "max-pixels", "max-tiles", "seq-len")
-"""Quantities that :func:`solve` maximizes."""
+QUANTITIES = ("image-size", "max-pixels", "max-tiles", "seq-len", "vllm-share")
+WITHOUT_IMAGES = ("seq-len", "vllm-share")
+"""Quantities that :func:`solve` maximizes, and those of them that need no images."""
 STEP = 28
 """A solved side is a multiple of this many pixels."""
 MAX_TRIES = 64
@@ -141,7 +144,7 @@ def solve(
     confidence: float = CONFIDENCE,
     **job: Any,
 ) -> Solved:
-    """The largest `quantity` (image-size, max-pixels, max-tiles, seq-len) that fits at the job's micro-batch.
+    """The largest `quantity` (one of :data:`QUANTITIES`) that fits at the job's micro-batch.
 
     image-size keeps the aspect ratio of the job's image size; without one, images are square.
 
@@ -151,7 +154,7 @@ def solve(
     """
     if quantity not in QUANTITIES:
         raise UnknownNameError("quantity to solve for", quantity, QUANTITIES, f"known: {', '.join(QUANTITIES)}")
-    spec, resolved_gpu = _load(model, gpu, needs_images=quantity != "seq-len")
+    spec, resolved_gpu = _load(model, gpu, needs_images=quantity not in WITHOUT_IMAGES)
     if "image_size" in job:
         job["image_size"] = image_size(job["image_size"])
     value_at = _values(spec, resolved_gpu, quantity, job)
@@ -168,7 +171,7 @@ def solve(
     if estimate_of_largest is None:
         raise ConfigError(f"{setting('solve', quantity)}: not even {_format(value_at(1))} fits {resolved_gpu.title}")
     settings = {**job, **_as_settings(quantity, value_at(index))}
-    settings = settings if quantity == "seq-len" else with_sequence_length(spec, resolved_gpu, settings)
+    settings = settings if quantity in WITHOUT_IMAGES else with_sequence_length(spec, resolved_gpu, settings)
     bounded = estimates.get(index + 1) is not None
     return Solved(quantity, value_at(index), settings, estimate_of_largest, bounded)
 
@@ -188,15 +191,34 @@ def _values(spec: ModelSpec, gpu: Gpu, quantity: str, job: dict[str, Any]) -> Ca
         full_job = complete_job(spec, gpu, {**job, "sequence_length": MAX_COUNT})
         image = processed_image(spec, full_job)
         shortest = full_job.pictures * image.all_tokens if image is not None else 0
+    shares = [least_share(spec, gpu, job)] if quantity == "vllm-share" else []
     values: dict[str, Callable[[int], Any]] = {
         "image-size": size_at,
         "max-pixels": lambda index: (ceil_div(_min_pixels(spec, job), STEP * STEP) + index) * STEP * STEP,
         "max-tiles": lambda index: index,
         "seq-len": lambda index: (shortest // LENGTH_STEP + index) * LENGTH_STEP,
+        "vllm-share": lambda index: (shares[0] + index - 1) / 100,
     }
     if quantity in ("max-pixels", "max-tiles") and "image_size" not in job:
         job["image_size"] = Size(1 << 13, 1 << 13)  # larger than any limit
     return values[quantity]
+
+
+def least_share(spec: ModelSpec, gpu: Gpu, job: dict[str, Any]) -> int:
+    """The smallest share of the GPU, in hundredths, that vLLM can start with: the smallest for which the job can run.
+
+    Raises:
+        ConfigError: for a job in which vLLM is not on the GPUs that train.
+    """
+    if not is_colocated(complete_job(spec, gpu, job)):
+        raise ConfigError(f"{setting('solve', 'vllm-share')} needs {setting('generate_with', 'vllm')} or vllm_sleep")
+    for hundredths in range(1, 100):
+        try:
+            check_share(spec, complete_job(spec, gpu, {**job, "vllm_share": hundredths / 100}), gpu)
+        except ConfigError:
+            continue
+        return hundredths
+    return 100
 
 
 def _min_pixels(spec: ModelSpec, job: dict[str, Any]) -> int:

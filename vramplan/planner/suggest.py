@@ -51,8 +51,8 @@ def suggest(
         model: A shipped name, a Hub id, a folder, a config.json, or a loaded model.
         gpu: A name from the catalogue, "auto" for the GPU in this machine, or a loaded one.
         global_batch: Samples of one optimizer step.
-        solve: The setting to find the largest fitting value of first: "image-size", "max-pixels", "max-tiles" or
-            "seq-len"; see :func:`vramplan.planner.images.solve`.
+        solve: The setting to find the largest fitting value of first: "image-size", "max-pixels", "max-tiles",
+            "seq-len" or "vllm-share"; see :func:`vramplan.planner.images.solve`.
         samples: Samples of the data set, for the number of steps of the run.
         epochs: Passes over the data set.
         tokens_total: Tokens of the whole run, instead of samples.

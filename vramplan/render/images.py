@@ -151,7 +151,9 @@ def solved(solution: Solved) -> Answer:
     """The largest value that `suggest --solve` found."""
 
     def lay_out(screen: Screen) -> list[RenderableType]:
-        value = solution.value if isinstance(solution.value, int) else f"{solution.value.width}x{solution.value.height}"
+        value = (
+            f"{solution.value.width}x{solution.value.height}" if isinstance(solution.value, Size) else solution.value
+        )
         end = "the next larger one does not fit" if solution.bounded else "the model or its processor allows no more"
         tokens = solution.estimate.image_tokens_per_sample
         of_images = f"{tokens:,} image tokens of " if tokens else ""
