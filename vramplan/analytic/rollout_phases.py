@@ -25,7 +25,7 @@ from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import EMPTY_CACHE, Storage, rounded_bytes
 from vramplan.units import ceil_div
 
-DECODED = 512
+DECODED = 256
 """Forwards of one token that are simulated; of more, each stands for several."""
 
 
