@@ -158,7 +158,7 @@ def tokenizer(vocabulary: int) -> Any:
 def on_meta() -> Iterator[None]:
     """Inside, trainers are made of models on the meta device: nothing is moved or computed."""
     from accelerate import Accelerator
-    from trl import DPOTrainer
+    from trl import DPOTrainer, KTOTrainer
 
     prepare = Accelerator.prepare_model
 
@@ -168,11 +168,13 @@ def on_meta() -> Iterator[None]:
     with (
         patch("transformers.Trainer._move_model_to_device", lambda *_: None),
         patch.object(Accelerator, "prepare_model", prepared),
-        patch.object(DPOTrainer, "_prepare_dataset", lambda self, dataset, *_, **__: dataset),
-        patch.object(DPOTrainer, "_precompute_ref_logps", lambda self, dataset, *_: dataset),
-        patch("trl.trainer.dpo_trainer.hash_module", lambda _: "", create=True),
         torch.device("meta"),
+        ExitStack() as stack,
     ):
+        for trainer in (DPOTrainer, KTOTrainer):
+            for name in ("_prepare_dataset", "_precompute_ref_logps"):
+                stack.enter_context(patch.object(trainer, name, lambda self, dataset, *_, **__: dataset, create=True))
+            stack.enter_context(patch(f"{trainer.__module__}.hash_module", lambda _: "", create=True))
         yield
 
 
@@ -237,7 +239,31 @@ class Dpo(Setup):
         return made
 
 
-SETUPS: dict[str, type[Setup]] = {"dpo": Dpo}
+class Kto(Setup):
+    def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any, reference: Any = None) -> Any:
+        from datasets import Dataset
+        from trl import KTOConfig, KTOTrainer
+
+        row = {"prompt_ids": [3], "completion_ids": [4, 1], "KL_completion_ids": [5, 1], "label": True}
+        return KTOTrainer(
+            model,
+            reference,
+            args=KTOConfig(**self.arguments(folder)),
+            train_dataset=Dataset.from_list([row, {**row, "label": False}]),
+            processing_class=words,
+            peft_config=peft,
+        )
+
+    def batch(self) -> dict[str, torch.Tensor]:
+        samples, length = self.job.micro_batch_size, self.job.sequence_length
+        names = ("input_ids", "attention_mask", "completion_mask")
+        made = {f"{kl}{name}": ones(samples, length) for kl in ("", "KL_") for name in names}
+        if self.options.get("precompute_ref_log_probs"):
+            made |= {name: torch.zeros(samples) for name in ("ref_logps", "ref_KL_logps")}
+        return {**made, "label": torch.zeros(samples, dtype=torch.bool)}
+
+
+SETUPS: dict[str, type[Setup]] = {"dpo": Dpo, "kto": Kto}
 
 
 class TrlRun:

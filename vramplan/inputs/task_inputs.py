@@ -7,9 +7,23 @@ from vramplan.inputs.model_inputs import Input
 
 
 def task_inputs(job: Job) -> list[Input]:
-    """The tensors of one sample; those of a pair are two rows, all chosen answers before all rejected ones."""
+    """The tensors of one sample."""
+    return (_kto if job.task == "kto" else _pair)(job)
+
+
+def _pair(job: Job) -> list[Input]:
+    """Two rows: all chosen answers come before all rejected ones."""
     rows = (2, job.sequence_length)
     inputs = [Input(name, rows, stacked=False) for name in ("input_ids", "attention_mask", "completion_mask")]
     if job.reference == "precomputed":
         inputs += [Input(f"ref_{answer}_logps", (), "fp32") for answer in ("chosen", "rejected")]
     return inputs
+
+
+def _kto(job: Job) -> list[Input]:
+    """An answer, and one of another prompt for the KL term."""
+    names = ("input_ids", "attention_mask", "completion_mask")
+    inputs = [Input(f"{kl}{name}", (job.sequence_length,)) for kl in ("", "KL_") for name in names]
+    if job.reference == "precomputed":
+        inputs += [Input(name, (), "fp32") for name in ("ref_logps", "ref_KL_logps")]
+    return [*inputs, Input("label", (), "bool")]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from vramplan.inputs.job import Job
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
-REFERRING = ("dpo",)
+REFERRING = ("dpo", "kto")
 """Tasks with a reference."""
-PREFERENCE = ("dpo",)
+PREFERENCE = ("dpo", "kto")
 """Tasks of TRL's preference trainers."""
 PREFERENCE_LOSSES = ("chunked",)
 """Ways to compute log-probabilities in them."""
@@ -22,7 +22,7 @@ TASK_RULES = (
     Rule(
         lambda job: job.reference is not None and job.task not in REFERRING,
         IMPOSSIBLE,
-        "{reference} has no meaning without {task=dpo}",
+        "{reference} has no meaning without {task=dpo} or kto",
     ),
     Rule(
         lambda job: job.reference == "adapters_off" and job.method == "full",
@@ -32,7 +32,7 @@ TASK_RULES = (
     Rule(
         lambda job: job.prompt_length is not None and not is_preference(job),
         IMPOSSIBLE,
-        "{prompt_length} has no meaning without {task=dpo}",
+        "{prompt_length} has no meaning without {task=dpo} or kto",
     ),
     Rule(
         lambda job: is_preference(job) and (job.prompt_length or 0) >= job.sequence_length,

@@ -105,8 +105,9 @@ def _describe_task(job: Job) -> str:
     if job.task is None:
         return ""
     reference = job.reference or ("model" if job.method == "full" else "adapters_off")
+    pairs = "" if job.task == "kto" else " on pairs"
     prompt = f", prompts of {job.prompt_length} tokens" if job.prompt_length else ""
-    return f"{job.task.upper()} as TRL 1.16 runs it on pairs{prompt}, {REFERENCES[reference]}; "
+    return f"{job.task.upper()} as TRL 1.16 runs it{pairs}{prompt}, {REFERENCES[reference]}; "
 
 
 def describe_strategy(job: Job) -> str:

@@ -6,11 +6,11 @@ Chosen and rejected answers are one batch. Whatever the loss type, the rest of t
 from __future__ import annotations
 
 from vramplan.analytic.autograd import ops
-from vramplan.analytic.autograd.graph import Grads, Tensor
+from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.analytic.tasks.fused_head import fused_forward
+from vramplan.analytic.tasks.fused_head import answer_labels, fused_forward, of_samples
 from vramplan.analytic.tasks.reference import as_reference, reference_of
 
 METRICS = ("entropy", "mean_logits", "is_top1")
@@ -20,11 +20,7 @@ METRICS = ("entropy", "mean_logits", "is_top1")
 def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``DPOTrainer.compute_loss``."""
     tape, job = net.tape, setting.job
-    ids = batch.inputs["input_ids"]
-    tape.module = "inputs"
-    prompt = tape.empty(ids.shape, "bool", "tokens of the prompt")
-    labels = tape.empty(ids.shape, "int64", "labels")
-    del prompt
+    labels = answer_labels(net, batch)
     outputs = fused_forward(net, setting, phase, batch, labels, METRICS)
     tape.module = "loss"
     per_token = outputs[0]
@@ -34,17 +30,7 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
         with as_reference(net, phase) as own:
             reference = fused_forward(net, setting, own, batch, labels, METRICS if kind == "adapters_off" else ())
     tape.module = "loss"
-    loss = _of_pairs(sums)
+    loss = of_samples(sums)
     counted = tape.empty(per_token.shape, "fp32", "entropy of the answers")
     del counted
     return loss
-
-
-def _of_pairs(sums: Tensor) -> Tensor:
-    """The loss from the log-probabilities of all answers."""
-    tape, like = sums.tape, sums.like
-
-    def backward(grad: Tensor) -> Grads:
-        return [ops.new_like(tape, like, "gradient of the log-probabilities of answers")]
-
-    return ops.output(tape.node((sums,), backward), tape, (), "fp32", "loss")
