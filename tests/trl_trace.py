@@ -158,7 +158,7 @@ def tokenizer(vocabulary: int) -> Any:
 def on_meta() -> Iterator[None]:
     """Inside, trainers are made of models on the meta device: nothing is moved or computed."""
     from accelerate import Accelerator
-    from trl import DPOTrainer, KTOTrainer
+    from trl import DPOTrainer, KTOTrainer, RewardTrainer
 
     prepare = Accelerator.prepare_model
 
@@ -171,7 +171,7 @@ def on_meta() -> Iterator[None]:
         torch.device("meta"),
         ExitStack() as stack,
     ):
-        for trainer in (DPOTrainer, KTOTrainer):
+        for trainer in (DPOTrainer, KTOTrainer, RewardTrainer):
             for name in ("_prepare_dataset", "_precompute_ref_logps"):
                 stack.enter_context(patch.object(trainer, name, lambda self, dataset, *_, **__: dataset, create=True))
             stack.enter_context(patch(f"{trainer.__module__}.hash_module", lambda _: "", create=True))
@@ -263,7 +263,25 @@ class Kto(Setup):
         return {**made, "label": torch.zeros(samples, dtype=torch.bool)}
 
 
-SETUPS: dict[str, type[Setup]] = {"dpo": Dpo, "kto": Kto}
+class Reward(Setup):
+    def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any) -> Any:
+        from datasets import Dataset
+        from trl import RewardConfig, RewardTrainer
+
+        return RewardTrainer(
+            model,
+            args=RewardConfig(**self.arguments(folder)),
+            train_dataset=Dataset.from_list([{"chosen_ids": [4, 1], "rejected_ids": [5, 1]}]),
+            processing_class=words,
+            peft_config=peft,
+        )
+
+    def batch(self) -> dict[str, torch.Tensor]:
+        rows = 2 * self.job.micro_batch_size, self.job.sequence_length
+        return {name: ones(*rows) for name in ("input_ids", "attention_mask")}
+
+
+SETUPS: dict[str, type[Setup]] = {"dpo": Dpo, "kto": Kto, "reward": Reward}
 
 
 class TrlRun:
@@ -289,8 +307,17 @@ class TrlRun:
         return self.job.task in ("dpo", "kto") and not self.setup.options.get("precompute_ref_log_probs")
 
     def _model(self) -> nn.Module:
-        subject = from_config(self.spec, self.job, "meta", False, nullcontext)
-        return subject.module
+        model = from_config(self.spec, self.job, "meta", False, nullcontext).module
+        if self.job.task != "reward":
+            return model
+        from transformers import AutoModelForSequenceClassification
+
+        model.config.num_labels = 1
+        attention, dtype = model.config._attn_implementation, DTYPES[self.job.dtype]
+        with torch.device("meta"):
+            return AutoModelForSequenceClassification.from_config(
+                model.config, attn_implementation=attention, dtype=dtype
+            )
 
     def _adapters(self) -> Any:
         from peft import LoraConfig
@@ -306,7 +333,7 @@ class TrlRun:
             lora_dropout=job.lora_dropout,
             modules_to_save=list(job.modules_to_save or ()) or None,
             use_dora=job.method == "dora",
-            task_type="CAUSAL_LM",
+            task_type="SEQ_CLS" if job.task == "reward" else "CAUSAL_LM",
         )
 
     def _run(self, model: nn.Module, reference: nn.Module | None, folder: str) -> None:

@@ -8,7 +8,7 @@ from vramplan.inputs.model_inputs import Input
 
 def task_inputs(job: Job) -> list[Input]:
     """The tensors of one sample."""
-    return (_kto if job.task == "kto" else _pair)(job)
+    return {"kto": _kto, "reward": _texts}.get(job.task or "", _pair)(job)
 
 
 def _pair(job: Job) -> list[Input]:
@@ -18,6 +18,11 @@ def _pair(job: Job) -> list[Input]:
     if job.reference == "precomputed":
         inputs += [Input(f"ref_{answer}_logps", (), "fp32") for answer in ("chosen", "rejected")]
     return inputs
+
+
+def _texts(job: Job) -> list[Input]:
+    """A pair whose tokens count alike."""
+    return _pair(job)[:2]
 
 
 def _kto(job: Job) -> list[Input]:

@@ -7,8 +7,10 @@ from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
 REFERRING = ("dpo", "kto")
 """Tasks with a reference."""
-PREFERENCE = ("dpo", "kto")
+PREFERENCE = ("dpo", "kto", "reward")
 """Tasks of TRL's preference trainers."""
+SCORING = ("dpo", "kto")
+"""Those that compute log-probabilities of answers."""
 PREFERENCE_LOSSES = ("chunked",)
 """Ways to compute log-probabilities in them."""
 
@@ -30,7 +32,7 @@ TASK_RULES = (
         "{reference} with {method}: there are no adapters; give {reference=model} or precomputed",
     ),
     Rule(
-        lambda job: job.prompt_length is not None and not is_preference(job),
+        lambda job: job.prompt_length is not None and job.task not in SCORING,
         IMPOSSIBLE,
         "{prompt_length} has no meaning without {task=dpo} or kto",
     ),
@@ -50,7 +52,7 @@ TASK_RULES = (
         "{loop} with {task}: TRL's trainers are modelled; use {loop=trainer}",
     ),
     Rule(
-        lambda job: is_preference(job) and job.loss not in PREFERENCE_LOSSES,
+        lambda job: job.task in SCORING and job.loss not in PREFERENCE_LOSSES,
         UNSUPPORTED,
         "{loss} with {task} is not modelled yet; use {loss=chunked}, the fused head of TRL 1.16",
     ),

@@ -104,6 +104,8 @@ def _describe_task(job: Job) -> str:
     """The task and its reference, to stand before the method; empty for the next token."""
     if job.task is None:
         return ""
+    if job.task == "reward":
+        return "reward model (one label) as TRL 1.16 trains it on pairs; "
     reference = job.reference or ("model" if job.method == "full" else "adapters_off")
     pairs = "" if job.task == "kto" else " on pairs"
     prompt = f", prompts of {job.prompt_length} tokens" if job.prompt_length else ""

@@ -14,7 +14,7 @@ from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 
 ComputeLoss = Callable[[Modules, StepSpec, str, Batch], Tensor]
-FILES = {"dpo": "dpo", "kto": "kto"}
+FILES = {"dpo": "dpo", "kto": "kto", "reward": "reward"}
 
 
 def task_of(name: str) -> ComputeLoss:
