@@ -130,9 +130,12 @@ class _Kernel:
 @contextmanager
 def triton_kernels() -> Iterator[None]:
     """Inside, TRL takes the branches of a GPU with Triton, whose kernels write in place."""
-    import trl.kernels.chunked_logprob as kernels
-    import trl.trainer.utils as utils
-
+    try:
+        import trl.kernels.chunked_logprob as kernels
+        import trl.trainer.utils as utils
+    except ImportError:  # before 1.15
+        yield
+        return
     stub = _Kernel()
     with ExitStack() as stack:
         for owner in (kernels, utils):

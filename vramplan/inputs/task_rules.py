@@ -11,7 +11,7 @@ PREFERENCE = ("dpo", "kto", "reward")
 """Tasks of TRL's preference trainers."""
 SCORING = ("dpo", "kto")
 """Those that compute log-probabilities of answers."""
-PREFERENCE_LOSSES = ("chunked",)
+PREFERENCE_LOSSES = {"dpo": ("chunked", "standard", "sliced"), "kto": ("chunked",)}
 """Ways to compute log-probabilities in them."""
 
 
@@ -52,7 +52,7 @@ TASK_RULES = (
         "{loop} with {task}: TRL's trainers are modelled; use {loop=trainer}",
     ),
     Rule(
-        lambda job: job.task in SCORING and job.loss not in PREFERENCE_LOSSES,
+        lambda job: job.task in SCORING and job.loss not in PREFERENCE_LOSSES[job.task or ""],
         UNSUPPORTED,
         "{loss} with {task} is not modelled yet; use {loss=chunked}, the fused head of TRL 1.16",
     ),

@@ -1,6 +1,8 @@
-"""DPO and its kin, as TRL's DPOTrainer computes them (trl 1.16, trainer/dpo_trainer.py: _compute_loss).
+"""DPO and its kin, as TRL's DPOTrainer computes them (trainer/dpo_trainer.py: _compute_loss).
 
 Chosen and rejected answers are one batch. Whatever the loss type, the rest of the loss works on numbers per sample.
+Since trl 1.15 a fused head makes the log-probabilities; from 1.6 to 1.12 they come from all logits, which before, from
+0.29 on, are copied without the last of each sample.
 """
 
 from __future__ import annotations
@@ -8,17 +10,23 @@ from __future__ import annotations
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch
+from vramplan.analytic.layers.label_log_probs import entropies, label_log_probs
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.analytic.tasks.fused_head import answer_labels, fused_forward, of_samples
+from vramplan.analytic.tasks.fused_head import answer_labels, fused_forward, of_samples, scored_tokens
 from vramplan.analytic.tasks.reference import as_reference, reference_of
+from vramplan.analytic.tasks.whole_logits import logits_of
 
 METRICS = ("entropy", "mean_logits", "is_top1")
 """What the fused head computes for the metrics."""
+WITH_MODEL = ("adapters_off", "model")
+"""References that take a forward."""
 
 
 def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``DPOTrainer.compute_loss``."""
+    if setting.job.loss != "chunked":
+        return _by_logits(net, setting, phase, batch)
     tape, job = net.tape, setting.job
     labels = answer_labels(net, batch)
     outputs = fused_forward(net, setting, phase, batch, labels, METRICS)
@@ -26,7 +34,7 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     per_token = outputs[0]
     sums = ops.total(ops.sliced(per_token, per_token.shape))
     kind = reference_of(job)
-    if kind in ("adapters_off", "model"):
+    if kind in WITH_MODEL:
         with as_reference(net, phase) as own:
             reference = fused_forward(net, setting, own, batch, labels, METRICS if kind == "adapters_off" else ())
     tape.module = "loss"
@@ -34,3 +42,36 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     counted = tape.empty(per_token.shape, "fp32", "entropy of the answers")
     del counted
     return loss
+
+
+def _by_logits(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+    """The same by all logits (trl 0.29 to 1.12)."""
+    tape, copies = net.tape, setting.job.loss == "sliced"
+    logits = logits_of(net, setting, phase, batch)
+    tape.module = "loss"
+    shifted = _shifted(logits, copies)
+    rows, length, vocabulary = shifted.shape
+    labels = [tape.empty((rows, length), "int64", "shifted labels") for _ in range(2 if copies else 0)]
+    index = labels[0] if copies else batch.inputs["input_ids"]
+    sums = ops.total(label_log_probs(shifted, index).view(rows, length))
+    if reference_of(setting.job) in WITH_MODEL:
+        with as_reference(net, phase) as own:
+            reference = logits_of(net, setting, own, batch)
+        tape.module = "loss"
+        reference_shifted = _shifted(reference, copies)
+        log_probs = label_log_probs(reference_shifted, index)
+    loss = of_samples(sums)
+    entropy = entropies(shifted, copies)
+    for _ in range(2):  # chosen_logits[chosen_mask.bool()].mean(-1), then those of rejected answers
+        chosen = (rows // 2 * scored_tokens(setting.job), vocabulary)
+        places = tape.empty((chosen[0], 2), "int64", "places of the tokens of answers")
+        picked = tape.empty(chosen, shifted.dtype, "logits of answers")
+        del places, picked
+    return loss
+
+
+def _shifted(logits: Tensor, copies: bool) -> Tensor:
+    """``logits[..., :-1, :]``, which trl before 1.6 makes contiguous."""
+    rows, length, vocabulary = logits.shape
+    view = ops.sliced(logits, (rows, length - 1, vocabulary))
+    return ops.copy(view, "shifted logits copied") if copies else view
