@@ -284,7 +284,38 @@ class Reward(Setup):
         return {name: ones(*rows) for name in ("input_ids", "attention_mask")}
 
 
-SETUPS: dict[str, type[Setup]] = {"dpo": Dpo, "kto": Kto, "reward": Reward}
+class Odds(Setup):
+    """ORPO, CPO, SimPO."""
+
+    def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any) -> Any:
+        from datasets import Dataset
+        from trl.experimental.cpo import CPOConfig, CPOTrainer
+        from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+        config, made = (ORPOConfig, ORPOTrainer) if self.job.task == "orpo" else (CPOConfig, CPOTrainer)
+        simpo = {"loss_type": "simpo", "cpo_alpha": 0.0} if self.job.task == "simpo" else {}
+        arguments = config(**self.arguments(folder), **simpo, remove_unused_columns=False)
+        row = {"prompt": "w3", "chosen": "w4", "rejected": "w5"}
+        data = Dataset.from_list([row])
+        return made(model, args=arguments, train_dataset=data, processing_class=words, peft_config=peft)
+
+    def batch(self) -> dict[str, torch.Tensor]:
+        samples, length, kinds = self.job.micro_batch_size, self.job.sequence_length, ("input_ids", "attention_mask")
+        prompt = max(self.prompt, 1)
+        made = {f"prompt_{kind}": ones(samples, prompt) for kind in kinds}
+        return made | {
+            f"{name}_{kind}": ones(samples, length) for name in ("chosen", "rejected") for kind in (*kinds, "labels")
+        }
+
+
+SETUPS: dict[str, type[Setup]] = {
+    "dpo": Dpo,
+    "kto": Kto,
+    "orpo": Odds,
+    "cpo": Odds,
+    "simpo": Odds,
+    "reward": Reward,
+}
 
 
 class TrlRun:

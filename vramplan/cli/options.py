@@ -123,7 +123,7 @@ JOB_FLAGS = {
     "num_gpus": Flag(int, SEVERAL, "GPUs (1); see --strategy."),
     "nodes": Flag(int, SEVERAL, "Machines that the GPUs are in, as many in each (1); see --network.", "num_nodes"),
     "method": _choice("method", METHOD, "full, lora, dora, or qlora: lora with --quantize nf4 (lora).", "qlora"),
-    "task": _choice("task", METHOD, "What TRL's trainer of that name trains for: dpo, kto, reward (the next token)."),
+    "task": _choice("task", METHOD, "What TRL's trainer of that name trains for: dpo, kto, orpo, cpo, simpo, reward (the next token)."),
     "reference": _choice("reference", METHOD, "Reference of dpo, kto: adapters_off, model, precomputed, none (by method)."),
     "lora_rank": Flag(int, METHOD, "Rank of the adapters (8)."),
     "lora_targets": Flag(str, METHOD, "all-linear, or names of layers: q_proj,v_proj (all-linear)."),

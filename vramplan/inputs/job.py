@@ -22,7 +22,7 @@ Attention = Literal["sdpa", "flash", "eager"]
 Loss = Literal[
     "standard", "sliced", "sliced_fp32", "sections", "liger", "liger_cross_entropy", "cut", "chunked", "log_probs"
 ]
-Task = Literal["dpo", "kto", "reward"]
+Task = Literal["dpo", "kto", "orpo", "cpo", "simpo", "reward"]
 """What is trained for, if that is not the next token."""
 Reference = Literal["adapters_off", "model", "precomputed", "none"]
 FusedKernel = Literal["rope", "rms_norm", "layer_norm", "swiglu", "geglu"]
@@ -163,9 +163,9 @@ class Job(Record):
     """One training set-up; docs/reference/options.md says what frameworks call each field."""
 
     task: Task | None = None
-    """What TRL's trainer of that name trains the model for: dpo (DPO and its kin), kto, reward (a number for a
-    text); null: the next token. A sample of dpo and reward is a pair of a chosen and a rejected answer, and
-    `sequence_length` that of a prompt with one of them."""
+    """What TRL's trainer of that name trains the model for: dpo (DPO and its kin), kto, orpo, cpo, simpo (cpo
+    without the cross-entropy of chosen answers), reward (a number for a text); null: the next token. A sample, but of
+    kto, is a pair of a chosen and a rejected answer, and `sequence_length` that of a prompt with one of them."""
     reference: Reference | None = None
     """Where dpo and kto take the log-probabilities of the reference from: adapters_off (the model without its
     adapters), model (a second model, whose weights do not train), precomputed (before the training), none; null:

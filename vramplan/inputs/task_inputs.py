@@ -8,6 +8,8 @@ from vramplan.inputs.model_inputs import Input
 
 def task_inputs(job: Job) -> list[Input]:
     """The tensors of one sample."""
+    if job.task in ("orpo", "cpo", "simpo"):
+        return _both_answers(job)
     return {"kto": _kto, "reward": _texts}.get(job.task or "", _pair)(job)
 
 
@@ -32,3 +34,10 @@ def _kto(job: Job) -> list[Input]:
     if job.reference == "precomputed":
         inputs += [Input(name, (), "fp32") for name in ("ref_logps", "ref_KL_logps")]
     return [*inputs, Input("label", (), "bool")]
+
+
+def _both_answers(job: Job) -> list[Input]:
+    """The prompt, and each answer behind it, on its own (experimental/utils.py: DPODataCollatorWithPadding)."""
+    names, kinds = ("chosen", "rejected"), ("input_ids", "attention_mask", "labels")
+    prompt = [Input(f"prompt_{kind}", (max(job.prompt_length or 0, 1),)) for kind in kinds[:2]]
+    return [*prompt, *(Input(f"{name}_{kind}", (job.sequence_length,)) for name in names for kind in kinds)]

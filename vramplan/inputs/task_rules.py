@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import Job, Loss
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
 REFERRING = ("dpo", "kto")
 """Tasks with a reference."""
-PREFERENCE = ("dpo", "kto", "reward")
+PREFERENCE = ("dpo", "kto", "orpo", "cpo", "simpo", "reward")
 """Tasks of TRL's preference trainers."""
-SCORING = ("dpo", "kto")
+SCORING = ("dpo", "kto", "orpo", "cpo", "simpo")
 """Those that compute log-probabilities of answers."""
-PREFERENCE_LOSSES = {"dpo": ("chunked", "standard", "sliced"), "kto": ("chunked",)}
-"""Ways to compute log-probabilities in them."""
+PREFERENCE_LOSSES: dict[str, tuple[Loss, ...]] = {
+    "dpo": ("chunked", "standard", "sliced"),
+    "kto": ("chunked",),
+    "orpo": ("standard",),
+    "cpo": ("standard",),
+    "simpo": ("standard",),
+}
+"""Ways to compute log-probabilities in them; the first is that of TRL 1.16."""
 
 
 def is_preference(job: Job) -> bool:
@@ -24,7 +30,7 @@ TASK_RULES = (
     Rule(
         lambda job: job.reference is not None and job.task not in REFERRING,
         IMPOSSIBLE,
-        "{reference} has no meaning without {task=dpo} or kto",
+        "{reference} has no meaning without {task=dpo} or its kin",
     ),
     Rule(
         lambda job: job.reference == "adapters_off" and job.method == "full",
@@ -34,7 +40,7 @@ TASK_RULES = (
     Rule(
         lambda job: job.prompt_length is not None and job.task not in SCORING,
         IMPOSSIBLE,
-        "{prompt_length} has no meaning without {task=dpo} or kto",
+        "{prompt_length} has no meaning without {task=dpo} or its kin",
     ),
     Rule(
         lambda job: is_preference(job) and (job.prompt_length or 0) >= job.sequence_length,
@@ -51,10 +57,13 @@ TASK_RULES = (
         UNSUPPORTED,
         "{loop} with {task}: TRL's trainers are modelled; use {loop=trainer}",
     ),
-    Rule(
-        lambda job: job.task in SCORING and job.loss not in PREFERENCE_LOSSES[job.task or ""],
-        UNSUPPORTED,
-        "{loss} with {task} is not modelled yet; use {loss=chunked}, the fused head of TRL 1.16",
+    *(
+        Rule(
+            lambda job, task=task, losses=losses: job.task == task and job.loss not in losses,  # type: ignore[misc]
+            UNSUPPORTED,
+            f"{{loss}} with {{task}} is not modelled yet; use {{loss={losses[0]}}}, which TRL 1.16 computes",
+        )
+        for task, losses in PREFERENCE_LOSSES.items()
     ),
     Rule(
         lambda job: is_preference(job) and job.pictures > 0,

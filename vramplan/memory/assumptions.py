@@ -106,6 +106,8 @@ def _describe_task(job: Job) -> str:
         return ""
     if job.task == "reward":
         return "reward model (one label) as TRL 1.16 trains it on pairs; "
+    if job.task in ("orpo", "cpo", "simpo"):
+        return f"{job.task.upper()} as TRL 1.16 runs it on pairs; "
     reference = job.reference or ("model" if job.method == "full" else "adapters_off")
     pairs = "" if job.task == "kto" else " on pairs"
     prompt = f", prompts of {job.prompt_length} tokens" if job.prompt_length else ""
