@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manag
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.task_rules import CONCATENATED
 from vramplan.torch_backend.dtypes import DTYPES
 from vramplan.torch_backend.model import optimizers
 from vramplan.torch_backend.model.build import from_config
@@ -103,19 +104,21 @@ class Answers(HostReads):
             rows = num_scored(args[0].shape, self.answer_tokens)
             return torch.empty((rows, args[0].dim()), dtype=torch.int64, device=args[0].device)
         if func is aten._local_scalar_dense.default and _called_by_trl():
-            return True if args[0].dtype is torch.bool else 1
+            if args[0].dtype is torch.bool:
+                return not _called_by_trl("flush_left")  # no column is empty
+            return 1.0 if args[0].is_floating_point() else 1
         return super().answer(func, args, module)
 
 
-def _called_by_trl() -> bool:
-    """Whether TRL's code runs, and none of transformers' that reads masks."""
+def _called_by_trl(function: str = "") -> bool:
+    """Whether TRL's code runs, or this function of it, and none of transformers' that reads masks."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
         if name.endswith(("masking_utils.py", "modeling_flash_attention_utils.py")):
             return False
         if "/trl/" in name or name.endswith("/transformers/trainer.py"):
-            return True
+            return function in ("", frame.f_code.co_name)
         frame = frame.f_back
     return False
 
@@ -235,6 +238,11 @@ class Dpo(Setup):
 
     def batch(self) -> dict[str, torch.Tensor]:
         pairs, length = self.job.micro_batch_size, self.job.sequence_length
+        if self.job.loss in CONCATENATED:
+            prompt = max(self.prompt, 1)
+            sizes = {"prompt": prompt, "chosen": length - prompt, "rejected": length - prompt}
+            kinds = ("input_ids", "attention_mask")
+            return {f"{name}_{kind}": ones(pairs, size) for name, size in sizes.items() for kind in kinds}
         names = ("input_ids", "attention_mask", "completion_mask")
         made = {name: ones(2 * pairs, length) for name in names}
         if self.options.get("precompute_ref_log_probs"):
@@ -380,6 +388,10 @@ class TrlRun:
         for name, parameter in trainer.model.named_parameters():  # on meta PEFT does not cast adapters
             if "lora_" in name:
                 parameter.data = parameter.data.to(DTYPES[job.lora_dtype])
+        for module in (*trainer.model.modules(), *(reference.modules() if reference is not None else ())):
+            for name, buffer in module._buffers.items():  # some are made of numbers, on the host
+                if buffer is not None and not buffer.is_meta:
+                    module._buffers[name] = torch.empty_like(buffer, device="meta")
         with self.fakes.mode:
             tracker.sums.calibrate(tracker)
             tracker.enter("loaded")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import Input
+from vramplan.inputs.task_rules import CONCATENATED
 
 
 def task_inputs(job: Job) -> list[Input]:
     """The tensors of one sample."""
     if job.task in ("orpo", "cpo", "simpo"):
         return _both_answers(job)
+    if job.loss in CONCATENATED:
+        return _prompt_and_answers(job)
     return {"kto": _kto, "reward": _texts}.get(job.task or "", _pair)(job)
 
 
@@ -17,6 +20,18 @@ def _pair(job: Job) -> list[Input]:
     """Two rows: all chosen answers come before all rejected ones."""
     rows = (2, job.sequence_length)
     inputs = [Input(name, rows, stacked=False) for name in ("input_ids", "attention_mask", "completion_mask")]
+    if job.reference == "precomputed":
+        inputs += [Input(f"ref_{answer}_logps", (), "fp32") for answer in ("chosen", "rejected")]
+    return inputs
+
+
+def _prompt_and_answers(job: Job) -> list[Input]:
+    """Prompt and answers apart (trl 0.28, trainer/dpo_trainer.py: DataCollatorForPreference)."""
+    prompt = max(job.prompt_length or 0, 1)
+    lengths = {"prompt": prompt, "chosen": job.sequence_length - prompt, "rejected": job.sequence_length - prompt}
+    inputs = [
+        Input(f"{name}_{kind}", (length,)) for name, length in lengths.items() for kind in ("input_ids", "attention_mask")
+    ]
     if job.reference == "precomputed":
         inputs += [Input(f"ref_{answer}_logps", (), "fp32") for answer in ("chosen", "rejected")]
     return inputs

@@ -11,8 +11,10 @@ PREFERENCE = ("dpo", "kto", "orpo", "cpo", "simpo", "reward")
 """Tasks of TRL's preference trainers."""
 SCORING = ("dpo", "kto", "orpo", "cpo", "simpo")
 """Those that compute log-probabilities of answers."""
+CONCATENATED: tuple[Loss, ...] = ("concatenated_states", "concatenated")
+"""Those of TRL before 0.29."""
 PREFERENCE_LOSSES: dict[str, tuple[Loss, ...]] = {
-    "dpo": ("chunked", "standard", "sliced"),
+    "dpo": ("chunked", "standard", "sliced", *CONCATENATED),
     "kto": ("chunked",),
     "orpo": ("standard",),
     "cpo": ("standard",),
@@ -64,6 +66,11 @@ TASK_RULES = (
             f"{{loss}} with {{task}} is not modelled yet; use {{loss={losses[0]}}}, which TRL 1.16 computes",
         )
         for task, losses in PREFERENCE_LOSSES.items()
+    ),
+    Rule(
+        lambda job: job.task != "dpo" and job.loss in CONCATENATED,
+        IMPOSSIBLE,
+        "{loss} has no meaning without {task=dpo}",
     ),
     Rule(
         lambda job: is_preference(job) and job.pictures > 0,

@@ -1,4 +1,4 @@
-"""Log-probabilities of labels by whole logits (trl 0.13 to 1.14, trainer/utils.py: selective_log_softmax)."""
+"""Log-probabilities of labels by whole logits (trl 0.15 to 1.13, trainer/utils.py: selective_log_softmax)."""
 
 from __future__ import annotations
 

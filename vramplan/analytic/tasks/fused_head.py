@@ -49,8 +49,9 @@ def fused_forward(
         tape.module = "lm_head"
         valid, mask, *row_locals = rows_that_count(hidden, labels, scored_tokens(job))
         weight = net.head_weight(shape.vocabulary, hidden.shape[-1], setting.architecture.is_tied(config))
-        per_token = chunked_log_probs(valid, weight, extras)
-        del valid, weight
+        bias = net.parameter("lm_head.bias", shape.vocabulary) if decoder.head_bias else None
+        per_token = chunked_log_probs(valid, weight, extras, bias)
+        del valid, weight, bias
         found = [_spread(one, mask) for one in per_token]
         loss = ops.output(None, tape, (), "fp32", "mean log-probability")
         del per_token, row_locals, hidden
