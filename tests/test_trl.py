@@ -14,7 +14,7 @@ from vramplan.analytic.job_steps import JobSteps
 from vramplan.errors import VramplanError
 
 RECORDED = recorded()
-WORST, MEDIAN = 0.001, 0.00005
+WORST, MEDIAN = 0.005, 0.00001
 """Largest relative error of a phase's peak, and the median over all phases of all runs."""
 
 
@@ -68,9 +68,12 @@ def test_one_line_says_what_is_wrong(settings: dict[str, Any], said: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("model", ["bert-base-uncased", "qwen2-vl-2b-instruct"])
-def test_a_model_that_the_task_is_not_modelled_for(model: str) -> None:
-    with pytest.raises(VramplanError, match="no causal language model of text alone|image"):
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [("bert-base-uncased", "text alone"), ("qwen2-vl-2b-instruct", "images"), ("granite-3.1-2b-instruct", "has no")],
+)
+def test_a_model_that_the_task_is_not_modelled_for(model: str, said: str) -> None:
+    with pytest.raises(VramplanError, match=said):
         estimate(model, "h100", task="reward")
 
 

@@ -20,8 +20,17 @@ Batches = Literal["unpadded", "padded", "packed"]
 Checkpointing = Literal["none", "full"]
 Attention = Literal["sdpa", "flash", "eager"]
 Loss = Literal[
-    "standard", "sliced", "sliced_fp32", "sections", "liger", "liger_cross_entropy", "cut", "chunked", "log_probs",
-    "concatenated", "concatenated_states"
+    "standard",
+    "sliced",
+    "sliced_fp32",
+    "sections",
+    "liger",
+    "liger_cross_entropy",
+    "cut",
+    "chunked",
+    "log_probs",
+    "concatenated",
+    "concatenated_states",
 ]
 Task = Literal["dpo", "kto", "orpo", "cpo", "simpo", "reward"]
 """What is trained for, if that is not the next token."""

@@ -30,7 +30,9 @@ def _prompt_and_answers(job: Job) -> list[Input]:
     prompt = max(job.prompt_length or 0, 1)
     lengths = {"prompt": prompt, "chosen": job.sequence_length - prompt, "rejected": job.sequence_length - prompt}
     inputs = [
-        Input(f"{name}_{kind}", (length,)) for name, length in lengths.items() for kind in ("input_ids", "attention_mask")
+        Input(f"{name}_{kind}", (length,))
+        for name, length in lengths.items()
+        for kind in ("input_ids", "attention_mask")
     ]
     if job.reference == "precomputed":
         inputs += [Input(f"ref_{answer}_logps", (), "fp32") for answer in ("chosen", "rejected")]

@@ -28,6 +28,9 @@ def is_preference(job: Job) -> bool:
     return job.task in PREFERENCE
 
 
+NO_REWARD = frozenset({"cohere", "cohere2", "glm4_moe", "granite", "olmoe"})
+"""Causal language models for which transformers 5.23 has no ForSequenceClassification (modeling_auto.py)."""
+
 TASK_RULES = (
     Rule(
         lambda job: job.reference is not None and job.task not in REFERRING,

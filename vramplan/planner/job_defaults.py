@@ -14,7 +14,7 @@ from vramplan.inputs.job import FUSED_KERNELS, MAX_COUNT, Job, engine_casts, wit
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.sample_lengths import lengths_of
 from vramplan.inputs.sequence_length import default_sequence_length, max_positions
-from vramplan.inputs.task_rules import PREFERENCE_LOSSES
+from vramplan.inputs.task_rules import PREFERENCE, PREFERENCE_LOSSES
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -49,6 +49,8 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
     if "fused_kernels" in job:
         job["fused_kernels"] = _kernel_names(job["fused_kernels"])
     _complete_dtypes(job, half)
+    if job.get("task") in PREFERENCE and job.get("quantize", "none") != "none":
+        job.setdefault("lora_dtype", "bf16")  # TRL 1.16 casts the adapters of a quantized model
     if job.get("task") in PREFERENCE_LOSSES:
         job.setdefault("loss", PREFERENCE_LOSSES[job["task"]][0])
     if job.get("strategy") == "zero3" and isinstance(job.get("zero", {}), dict):
