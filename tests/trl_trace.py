@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manag
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.task_rules import CONCATENATED
 from vramplan.torch_backend.dtypes import DTYPES
 from vramplan.torch_backend.model import optimizers
 from vramplan.torch_backend.model.build import from_config
@@ -103,19 +104,21 @@ class Answers(HostReads):
             rows = num_scored(args[0].shape, self.answer_tokens)
             return torch.empty((rows, args[0].dim()), dtype=torch.int64, device=args[0].device)
         if func is aten._local_scalar_dense.default and _called_by_trl():
-            return True if args[0].dtype is torch.bool else 1
+            if args[0].dtype is torch.bool:
+                return not _called_by_trl("flush_left")  # no column is empty
+            return 1.0 if args[0].is_floating_point() else 1
         return super().answer(func, args, module)
 
 
-def _called_by_trl() -> bool:
-    """Whether TRL's code runs, and none of transformers' that reads masks."""
+def _called_by_trl(function: str = "") -> bool:
+    """Whether TRL's code runs, or this function of it, and none of transformers' that reads masks."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
         if name.endswith(("masking_utils.py", "modeling_flash_attention_utils.py")):
             return False
         if "/trl/" in name or name.endswith("/transformers/trainer.py"):
-            return True
+            return function in ("", frame.f_code.co_name)
         frame = frame.f_back
     return False
 
@@ -130,9 +133,12 @@ class _Kernel:
 @contextmanager
 def triton_kernels() -> Iterator[None]:
     """Inside, TRL takes the branches of a GPU with Triton, whose kernels write in place."""
-    import trl.kernels.chunked_logprob as kernels
-    import trl.trainer.utils as utils
-
+    try:
+        import trl.kernels.chunked_logprob as kernels
+        import trl.trainer.utils as utils
+    except ImportError:  # before 1.15
+        yield
+        return
     stub = _Kernel()
     with ExitStack() as stack:
         for owner in (kernels, utils):
@@ -158,7 +164,7 @@ def tokenizer(vocabulary: int) -> Any:
 def on_meta() -> Iterator[None]:
     """Inside, trainers are made of models on the meta device: nothing is moved or computed."""
     from accelerate import Accelerator
-    from trl import DPOTrainer
+    from trl import DPOTrainer, KTOTrainer, RewardTrainer
 
     prepare = Accelerator.prepare_model
 
@@ -168,11 +174,13 @@ def on_meta() -> Iterator[None]:
     with (
         patch("transformers.Trainer._move_model_to_device", lambda *_: None),
         patch.object(Accelerator, "prepare_model", prepared),
-        patch.object(DPOTrainer, "_prepare_dataset", lambda self, dataset, *_, **__: dataset),
-        patch.object(DPOTrainer, "_precompute_ref_logps", lambda self, dataset, *_: dataset),
-        patch("trl.trainer.dpo_trainer.hash_module", lambda _: "", create=True),
         torch.device("meta"),
+        ExitStack() as stack,
     ):
+        for trainer in (DPOTrainer, KTOTrainer, RewardTrainer):
+            for name in ("_prepare_dataset", "_precompute_ref_logps"):
+                stack.enter_context(patch.object(trainer, name, lambda self, dataset, *_, **__: dataset, create=True))
+            stack.enter_context(patch(f"{trainer.__module__}.hash_module", lambda _: "", create=True))
         yield
 
 
@@ -230,6 +238,11 @@ class Dpo(Setup):
 
     def batch(self) -> dict[str, torch.Tensor]:
         pairs, length = self.job.micro_batch_size, self.job.sequence_length
+        if self.job.loss in CONCATENATED:
+            prompt = max(self.prompt, 1)
+            sizes = {"prompt": prompt, "chosen": length - prompt, "rejected": length - prompt}
+            kinds = ("input_ids", "attention_mask")
+            return {f"{name}_{kind}": ones(pairs, size) for name, size in sizes.items() for kind in kinds}
         names = ("input_ids", "attention_mask", "completion_mask")
         made = {name: ones(2 * pairs, length) for name in names}
         if self.options.get("precompute_ref_log_probs"):
@@ -237,7 +250,80 @@ class Dpo(Setup):
         return made
 
 
-SETUPS: dict[str, type[Setup]] = {"dpo": Dpo}
+class Kto(Setup):
+    def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any, reference: Any = None) -> Any:
+        from datasets import Dataset
+        from trl import KTOConfig, KTOTrainer
+
+        row = {"prompt_ids": [3], "completion_ids": [4, 1], "KL_completion_ids": [5, 1], "label": True}
+        return KTOTrainer(
+            model,
+            reference,
+            args=KTOConfig(**self.arguments(folder)),
+            train_dataset=Dataset.from_list([row, {**row, "label": False}]),
+            processing_class=words,
+            peft_config=peft,
+        )
+
+    def batch(self) -> dict[str, torch.Tensor]:
+        samples, length = self.job.micro_batch_size, self.job.sequence_length
+        names = ("input_ids", "attention_mask", "completion_mask")
+        made = {f"{kl}{name}": ones(samples, length) for kl in ("", "KL_") for name in names}
+        if self.options.get("precompute_ref_log_probs"):
+            made |= {name: torch.zeros(samples) for name in ("ref_logps", "ref_KL_logps")}
+        return {**made, "label": torch.zeros(samples, dtype=torch.bool)}
+
+
+class Reward(Setup):
+    def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any) -> Any:
+        from datasets import Dataset
+        from trl import RewardConfig, RewardTrainer
+
+        return RewardTrainer(
+            model,
+            args=RewardConfig(**self.arguments(folder)),
+            train_dataset=Dataset.from_list([{"chosen_ids": [4, 1], "rejected_ids": [5, 1]}]),
+            processing_class=words,
+            peft_config=peft,
+        )
+
+    def batch(self) -> dict[str, torch.Tensor]:
+        rows = 2 * self.job.micro_batch_size, self.job.sequence_length
+        return {name: ones(*rows) for name in ("input_ids", "attention_mask")}
+
+
+class Odds(Setup):
+    """ORPO, CPO, SimPO."""
+
+    def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any) -> Any:
+        from datasets import Dataset
+        from trl.experimental.cpo import CPOConfig, CPOTrainer
+        from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+        config, made = (ORPOConfig, ORPOTrainer) if self.job.task == "orpo" else (CPOConfig, CPOTrainer)
+        simpo = {"loss_type": "simpo", "cpo_alpha": 0.0} if self.job.task == "simpo" else {}
+        arguments = config(**self.arguments(folder), **simpo, remove_unused_columns=False)
+        row = {"prompt": "w3", "chosen": "w4", "rejected": "w5"}
+        data = Dataset.from_list([row])
+        return made(model, args=arguments, train_dataset=data, processing_class=words, peft_config=peft)
+
+    def batch(self) -> dict[str, torch.Tensor]:
+        samples, length, kinds = self.job.micro_batch_size, self.job.sequence_length, ("input_ids", "attention_mask")
+        prompt = max(self.prompt, 1)
+        made = {f"prompt_{kind}": ones(samples, prompt) for kind in kinds}
+        return made | {
+            f"{name}_{kind}": ones(samples, length) for name in ("chosen", "rejected") for kind in (*kinds, "labels")
+        }
+
+
+SETUPS: dict[str, type[Setup]] = {
+    "dpo": Dpo,
+    "kto": Kto,
+    "orpo": Odds,
+    "cpo": Odds,
+    "simpo": Odds,
+    "reward": Reward,
+}
 
 
 class TrlRun:
@@ -263,8 +349,17 @@ class TrlRun:
         return self.job.task in ("dpo", "kto") and not self.setup.options.get("precompute_ref_log_probs")
 
     def _model(self) -> nn.Module:
-        subject = from_config(self.spec, self.job, "meta", False, nullcontext)
-        return subject.module
+        model = from_config(self.spec, self.job, "meta", False, nullcontext).module
+        if self.job.task != "reward":
+            return model
+        from transformers import AutoModelForSequenceClassification
+
+        model.config.num_labels = 1
+        attention, dtype = model.config._attn_implementation, DTYPES[self.job.dtype]
+        with torch.device("meta"):
+            return AutoModelForSequenceClassification.from_config(
+                model.config, attn_implementation=attention, dtype=dtype
+            )
 
     def _adapters(self) -> Any:
         from peft import LoraConfig
@@ -280,7 +375,7 @@ class TrlRun:
             lora_dropout=job.lora_dropout,
             modules_to_save=list(job.modules_to_save or ()) or None,
             use_dora=job.method == "dora",
-            task_type="CAUSAL_LM",
+            task_type="SEQ_CLS" if job.task == "reward" else "CAUSAL_LM",
         )
 
     def _run(self, model: nn.Module, reference: nn.Module | None, folder: str) -> None:
@@ -293,6 +388,10 @@ class TrlRun:
         for name, parameter in trainer.model.named_parameters():  # on meta PEFT does not cast adapters
             if "lora_" in name:
                 parameter.data = parameter.data.to(DTYPES[job.lora_dtype])
+        for module in (*trainer.model.modules(), *(reference.modules() if reference is not None else ())):
+            for name, buffer in module._buffers.items():  # some are made of numbers, on the host
+                if buffer is not None and not buffer.is_meta:
+                    module._buffers[name] = torch.empty_like(buffer, device="meta")
         with self.fakes.mode:
             tracker.sums.calibrate(tracker)
             tracker.enter("loaded")

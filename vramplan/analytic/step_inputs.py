@@ -82,7 +82,7 @@ class StepSpec:
             adapter_dtype=used or job.lora_dtype,
             adapter_input=job.lora_dtype if job.computed_dtype and job.fsdp.version == 1 else None,
             dora=job.method == "dora",
-            modules_to_save=job.modules_to_save or (),
+            modules_to_save=(*(job.modules_to_save or ()), *(("score",) if lora and job.task == "reward" else ())),
             saved_dtype=used or job.saved_dtype,
             quantize="nf4-double" if job.quantize == "nf4" and job.double_quant else job.quantize,
             peft_expert_pattern=self.peft_experts,

@@ -14,7 +14,7 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import check_inputs
 from vramplan.inputs.model_spec import MAX_LAYERS, ModelSpec
 from vramplan.inputs.sequence_length import check_sequence_length
-from vramplan.inputs.task_rules import is_preference
+from vramplan.inputs.task_rules import NO_REWARD, is_preference
 from vramplan.inputs.validation import are_linear, check_spec
 from vramplan.memory.optimizers import check_optimizer, optimizer_of
 
@@ -62,6 +62,11 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
         raise UnsupportedError(
             f"{setting('task', job.task)}: {spec.model_type} is no causal language model of text alone, which TRL's"
             " trainer is modelled for"
+        )
+    if job.task == "reward" and spec.model_type in NO_REWARD:
+        raise ConfigError(
+            f"{setting('task', job.task)}: transformers 5.23 has no {spec.model_type} model with one number for a text"
+            " (ForSequenceClassification)"
         )
     notes = check_liger(spec, job)
     if architecture.decoder is None and job.reentrant and job.checkpointing == "full":

@@ -268,7 +268,10 @@ class Step:
             times = self.plan.copies_of(section.layer)
             phases.setdefault(section.phase, []).extend((kernel, times) for kernel in range(section.first_kernel, end))
         last = "1" if "forward.1" in phases else "0"
-        forward = phases[f"forward.{last}"] + phases.get(f"reference.{last}", [])
+        forward = list(phases[f"forward.{last}"])
+        for phase, kernels in phases.items():
+            if phase.startswith("reference.") and phase.endswith(f".{last}"):
+                forward += kernels
         return forward, phases.get(f"backward.{last}", [])
 
 

@@ -123,8 +123,14 @@ JOB_FLAGS = {
     "num_gpus": Flag(int, SEVERAL, "GPUs (1); see --strategy."),
     "nodes": Flag(int, SEVERAL, "Machines that the GPUs are in, as many in each (1); see --network.", "num_nodes"),
     "method": _choice("method", METHOD, "full, lora, dora, or qlora: lora with --quantize nf4 (lora).", "qlora"),
-    "task": _choice("task", METHOD, "What TRL's trainer of that name trains for: dpo, grpo (the next token)."),
-    "reference": _choice("reference", METHOD, "Reference of dpo: adapters_off, model, precomputed, none (by method)."),
+    "task": _choice(
+        "task",
+        METHOD,
+        "What TRL's trainer of that name trains for: dpo, kto, orpo, cpo, simpo, reward, grpo (the next token).",
+    ),
+    "reference": _choice(
+        "reference", METHOD, "Reference of dpo, kto, grpo: adapters_off, model, precomputed, none (by method)."
+    ),
     "lora_rank": Flag(int, METHOD, "Rank of the adapters (8)."),
     "lora_targets": Flag(str, METHOD, "all-linear, or names of layers: q_proj,v_proj (all-linear)."),
     "lora_dropout": Flag(float, METHOD, "Dropout before each adapter (0)."),
@@ -136,7 +142,7 @@ JOB_FLAGS = {
     ),
     "optimizer": Flag(str, PRECISION, "transformers' optim name (adamw_torch_fused).", complete=completion.optimizers),
     "seq_len": Flag(int, DATA, "Tokens in each sample (2048).", "sequence_length"),
-    "prompt_len": Flag(int, DATA, "dpo, grpo: tokens of --seq-len that are the prompt's (1).", "prompt_length"),
+    "prompt_len": Flag(int, DATA, "dpo, kto, grpo: tokens of --seq-len that are the prompt's (1).", "prompt_length"),
     "generate_with": _choice(
         "generate_with",
         METHOD,
@@ -186,7 +192,8 @@ JOB_FLAGS = {
         "loss",
         SAVERS,
         "standard, sliced (transformers 4.46 to 4.48), sliced_fp32 (before), sections (torchtune), liger,"
-        " liger_cross_entropy, cut, chunked or log_probs (standard).",
+        " liger_cross_entropy, cut, chunked, log_probs; with --task dpo by TRL's version: chunked, standard, sliced,"
+        " concatenated_states, concatenated (standard).",
     ),
     "fused_kernels": Flag(
         str,

@@ -20,9 +20,19 @@ Batches = Literal["unpadded", "padded", "packed"]
 Checkpointing = Literal["none", "full"]
 Attention = Literal["sdpa", "flash", "eager"]
 Loss = Literal[
-    "standard", "sliced", "sliced_fp32", "sections", "liger", "liger_cross_entropy", "cut", "chunked", "log_probs"
+    "standard",
+    "sliced",
+    "sliced_fp32",
+    "sections",
+    "liger",
+    "liger_cross_entropy",
+    "cut",
+    "chunked",
+    "log_probs",
+    "concatenated",
+    "concatenated_states",
 ]
-Task = Literal["dpo", "grpo"]
+Task = Literal["dpo", "kto", "orpo", "cpo", "simpo", "reward", "grpo"]
 """What is trained for, if that is not the next token."""
 Reference = Literal["adapters_off", "model", "precomputed", "none"]
 Engine = Literal["transformers", "vllm", "vllm_sleep", "vllm_server"]
@@ -169,13 +179,14 @@ class Job(Record):
     """One training set-up; docs/reference/options.md says what frameworks call each field."""
 
     task: Task | None = None
-    """What TRL's trainer of that name trains the model for: dpo (DPO and its kin), grpo (GRPO, DAPO, Dr. GRPO); null:
-    the next token. A sample of dpo is a pair of a chosen and a rejected answer, and `sequence_length` that of a prompt
-    with one of them; a sample of grpo is a prompt with one completion."""
+    """What TRL's trainer of that name trains the model for: dpo (DPO and its kin), kto, orpo, cpo, simpo (cpo without
+    the cross-entropy of chosen answers), reward (a number for a text), grpo (GRPO, DAPO, Dr. GRPO); null: the next
+    token. A sample of kto is a prompt with an answer, of grpo a prompt with a completion, of others a pair of a chosen
+    and a rejected answer; `sequence_length` is that of a prompt with one of them."""
     reference: Reference | None = None
-    """Where a task takes the log-probabilities of the reference from: adapters_off (the model without its adapters),
-    model (a second model, whose weights do not train), precomputed (before the training), none; null: for dpo
-    adapters_off with adapters, else model; for grpo none (beta 0)."""
+    """Where dpo, kto and grpo take the log-probabilities of the reference from: adapters_off (the model without its
+    adapters), model (a second model, whose weights do not train), precomputed (before the training), none; null: for
+    grpo none (beta 0), else adapters_off with adapters and model without."""
     prompt_length: int | None = field(default=None, ge=0, le=MAX_COUNT)
     """Tokens of the prompt within `sequence_length`, which a task does not score; null: one."""
     generate_with: Engine = "transformers"
@@ -280,7 +291,9 @@ class Job(Record):
     logits; sliced_fp32: of those before, where fp32 logits replace the half-precision ones; sections: torchtune's, fp32
     for an eighth of the tokens at a time; liger: Liger's, fused with the head; liger_cross_entropy: Liger's of fp32
     logits, which their gradients overwrite; cut: Apple's cut cross-entropy, as in axolotl's plugin; chunked: TRL's;
-    log_probs: verl's, by FlashAttention's cross-entropy of half-precision logits, which their gradients overwrite."""
+    log_probs: verl's, by FlashAttention's cross-entropy of half-precision logits, which their gradients overwrite.
+    With `task` dpo: chunked is that of TRL from 1.15 on, standard of 1.6 to 1.13, sliced of 0.29 to 1.5,
+    concatenated_states of 0.19 to 0.28, whose forward returns all hidden states too, concatenated of 0.15 to 0.18."""
     fused_kernels: tuple[FusedKernel, ...] = ()
     """Layers that Liger's kernels compute, where the model has them and Liger replaces them: rope (rotary embedding),
     rms_norm, layer_norm (of vision towers), swiglu and geglu (gated feed-forward)."""
@@ -324,7 +337,7 @@ class Job(Record):
     @property
     def loads_reference(self) -> bool:
         """Whether a second model is on the GPU, which gives the log-probabilities of the reference."""
-        if self.task is None:
+        if self.task not in ("dpo", "kto", "grpo"):
             return False
         default = self.task != "grpo" and self.method == "full"
         return self.reference == "model" or (self.reference is None and default)

@@ -4,14 +4,59 @@ from __future__ import annotations
 
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import Input
+from vramplan.inputs.task_rules import CONCATENATED
 
 
 def task_inputs(job: Job) -> list[Input]:
-    """The tensors of one sample; those of a pair are two rows, all chosen answers before all rejected ones."""
+    """The tensors of one sample."""
     if job.task == "grpo":  # prompts and completions as generated, and which of their tokens count
         return [Input(name, (job.sequence_length,)) for name in ("input_ids", "attention_mask")]
+    if job.task in ("orpo", "cpo", "simpo"):
+        return _both_answers(job)
+    if job.loss in CONCATENATED:
+        return _prompt_and_answers(job)
+    return {"kto": _kto, "reward": _texts}.get(job.task or "", _pair)(job)
+
+
+def _pair(job: Job) -> list[Input]:
+    """Two rows: all chosen answers come before all rejected ones."""
     rows = (2, job.sequence_length)
     inputs = [Input(name, rows, stacked=False) for name in ("input_ids", "attention_mask", "completion_mask")]
     if job.reference == "precomputed":
         inputs += [Input(f"ref_{answer}_logps", (), "fp32") for answer in ("chosen", "rejected")]
     return inputs
+
+
+def _prompt_and_answers(job: Job) -> list[Input]:
+    """Prompt and answers apart (trl 0.28, trainer/dpo_trainer.py: DataCollatorForPreference)."""
+    prompt = max(job.prompt_length or 0, 1)
+    lengths = {"prompt": prompt, "chosen": job.sequence_length - prompt, "rejected": job.sequence_length - prompt}
+    inputs = [
+        Input(f"{name}_{kind}", (length,))
+        for name, length in lengths.items()
+        for kind in ("input_ids", "attention_mask")
+    ]
+    if job.reference == "precomputed":
+        inputs += [Input(f"ref_{answer}_logps", (), "fp32") for answer in ("chosen", "rejected")]
+    return inputs
+
+
+def _texts(job: Job) -> list[Input]:
+    """A pair whose tokens count alike."""
+    return _pair(job)[:2]
+
+
+def _kto(job: Job) -> list[Input]:
+    """An answer, and one of another prompt for the KL term."""
+    names = ("input_ids", "attention_mask", "completion_mask")
+    inputs = [Input(f"{kl}{name}", (job.sequence_length,)) for kl in ("", "KL_") for name in names]
+    if job.reference == "precomputed":
+        inputs += [Input(name, (), "fp32") for name in ("ref_logps", "ref_KL_logps")]
+    return [*inputs, Input("label", (), "bool")]
+
+
+def _both_answers(job: Job) -> list[Input]:
+    """The prompt, and each answer behind it, on its own (experimental/utils.py: DPODataCollatorWithPadding)."""
+    names, kinds = ("chosen", "rejected"), ("input_ids", "attention_mask", "labels")
+    prompt = [Input(f"prompt_{kind}", (max(job.prompt_length or 0, 1),)) for kind in kinds[:2]]
+    return [*prompt, *(Input(f"{name}_{kind}", (job.sequence_length,)) for name in names for kind in kinds)]

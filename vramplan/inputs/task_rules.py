@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import Job, Loss
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
-REFERRING = ("dpo", "grpo")
+REFERRING = ("dpo", "kto", "grpo")
 """Tasks with a reference."""
-PREFERENCE = ("dpo",)
+PREFERENCE = ("dpo", "kto", "orpo", "cpo", "simpo", "reward")
 """Tasks of TRL's preference trainers."""
-PREFERENCE_LOSSES = ("chunked",)
-"""Ways to compute log-probabilities in them."""
+SCORING = ("dpo", "kto", "orpo", "cpo", "simpo")
+"""Those that compute log-probabilities of answers."""
+CONCATENATED: tuple[Loss, ...] = ("concatenated_states", "concatenated")
+"""Those of TRL before 0.29."""
+PREFERENCE_LOSSES: dict[str, tuple[Loss, ...]] = {
+    "dpo": ("chunked", "standard", "sliced", *CONCATENATED),
+    "kto": ("chunked",),
+    "orpo": ("standard",),
+    "cpo": ("standard",),
+    "simpo": ("standard",),
+}
+"""Ways to compute log-probabilities in them; the first is that of TRL 1.16."""
 
 
 def is_preference(job: Job) -> bool:
@@ -18,11 +28,14 @@ def is_preference(job: Job) -> bool:
     return job.task in PREFERENCE
 
 
+NO_REWARD = frozenset({"cohere", "cohere2", "glm4_moe", "granite", "olmoe"})
+"""Causal language models for which transformers 5.23 has no ForSequenceClassification (modeling_auto.py)."""
+
 TASK_RULES = (
     Rule(
         lambda job: job.reference is not None and job.task not in REFERRING,
         IMPOSSIBLE,
-        "{reference} has no meaning without {task=dpo} or {task=grpo}",
+        "{reference} has no meaning without {task=dpo} or its kin",
     ),
     Rule(
         lambda job: job.reference == "adapters_off" and job.method == "full",
@@ -30,9 +43,9 @@ TASK_RULES = (
         "{reference} with {method}: there are no adapters; give {reference=model} or precomputed",
     ),
     Rule(
-        lambda job: job.prompt_length is not None and job.task is None,
+        lambda job: job.prompt_length is not None and job.task not in (*SCORING, "grpo"),
         IMPOSSIBLE,
-        "{prompt_length} has no meaning without {task=dpo} or {task=grpo}",
+        "{prompt_length} has no meaning without {task=dpo} or its kin",
     ),
     Rule(
         lambda job: is_preference(job) and (job.prompt_length or 0) >= job.sequence_length,
@@ -49,10 +62,18 @@ TASK_RULES = (
         UNSUPPORTED,
         "{loop} with {task}: TRL's trainers are modelled; use {loop=trainer}",
     ),
+    *(
+        Rule(
+            lambda job, task=task, losses=losses: job.task == task and job.loss not in losses,  # type: ignore[misc]
+            UNSUPPORTED,
+            f"{{loss}} with {{task}} is not modelled yet; use {{loss={losses[0]}}}, which TRL 1.16 computes",
+        )
+        for task, losses in PREFERENCE_LOSSES.items()
+    ),
     Rule(
-        lambda job: is_preference(job) and job.loss not in PREFERENCE_LOSSES,
-        UNSUPPORTED,
-        "{loss} with {task} is not modelled yet; use {loss=chunked}, the fused head of TRL 1.16",
+        lambda job: job.task != "dpo" and job.loss in CONCATENATED,
+        IMPOSSIBLE,
+        "{loss} has no meaning without {task=dpo}",
     ),
     Rule(
         lambda job: is_preference(job) and job.pictures > 0,

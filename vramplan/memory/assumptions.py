@@ -107,8 +107,13 @@ def _describe_task(job: Job) -> str:
     prompt = f", prompts of {job.prompt_length} tokens" if job.prompt_length else ""
     if job.task == "grpo":
         return f"{_describe_grpo(job)}{prompt}, {REFERENCES[job.reference or 'none']}; "
+    if job.task == "reward":
+        return "reward model (one label) as TRL 1.16 trains it on pairs; "
+    if job.task in ("orpo", "cpo", "simpo"):
+        return f"{job.task.upper()} as TRL 1.16 runs it on pairs; "
     reference = job.reference or ("model" if job.method == "full" else "adapters_off")
-    return f"{job.task.upper()} as TRL 1.16 runs it on pairs{prompt}, {REFERENCES[reference]}; "
+    pairs = "" if job.task == "kto" else " on pairs"
+    return f"{job.task.upper()} as TRL 1.16 runs it{pairs}{prompt}, {REFERENCES[reference]}; "
 
 
 ENGINES = {

@@ -30,7 +30,7 @@ class FusedAttention(NamedTuple):
     def runs_cudnn(self, dim: int, dim_values: int, dropout: float, keys: int) -> bool:
         """Whether cuDNN's kernel runs, in half precision; masks and grouped heads fit (can_use_cudnn_attention)."""
         widths = max(dim, dim_values) <= self.cudnn_dim or (self.cudnn_dim > 0 and (dim, dim_values) == (192, 128))
-        return widths and dim % 8 == dim_values % 8 == 0 and (16 * dropout).is_integer() and keys > 1
+        return widths and dim % 8 == dim_values % 8 == 0 and float(16 * dropout).is_integer() and keys > 1
 
     def runs_flash(self, dim: int, dim_values: int, dropout: float, trains: bool) -> bool:
         """Whether the flash kernel runs, in half precision and without a mask (can_use_flash_attention)."""

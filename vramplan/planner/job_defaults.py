@@ -14,7 +14,7 @@ from vramplan.inputs.job import FUSED_KERNELS, MAX_COUNT, Job, engine_casts, wit
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.sample_lengths import lengths_of
 from vramplan.inputs.sequence_length import default_sequence_length, max_positions
-from vramplan.inputs.task_rules import PREFERENCE
+from vramplan.inputs.task_rules import PREFERENCE, PREFERENCE_LOSSES
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -49,10 +49,13 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
     if "fused_kernels" in job:
         job["fused_kernels"] = _kernel_names(job["fused_kernels"])
     _complete_dtypes(job, half)
-    if job.get("task") in PREFERENCE or job.get("task") == "grpo":
-        job.setdefault("loss", "chunked")  # TRL 1.16
     if job.get("task") == "grpo":
+        job.setdefault("loss", "chunked")  # TRL 1.16
         job.setdefault("batches", "padded")  # completions differ in length
+    if job.get("task") in (*PREFERENCE, "grpo") and job.get("quantize", "none") != "none":
+        job.setdefault("lora_dtype", "bf16")  # TRL 1.16 casts the adapters of a quantized model
+    if job.get("task") in PREFERENCE_LOSSES:
+        job.setdefault("loss", PREFERENCE_LOSSES[job["task"]][0])
     if job.get("strategy") == "zero3" and isinstance(job.get("zero", {}), dict):
         job["zero"] = {"overlap_comm": True, **job.get("zero", {})}  # DeepSpeed's default at stage 3 (zero/config.py)
     if "lengths" in job:

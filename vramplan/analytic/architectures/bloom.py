@@ -74,7 +74,7 @@ def bloom_attention(
     mask = ctx.masks.get(False)
     biased = scores if mask is None else ops.add(scores, mask, "masked attention scores")
     weights = ops.to(kernels.softmax_fp32(biased), q.dtype, "attention probabilities")
-    weights = ops.dropout(weights, c.number("attention_dropout", 0.0))
+    weights = ops.dropout_layer(weights, c.number("attention_dropout", 0.0))
     out = ops.matmul(weights, v, flops, (batch, length, heads, dim), "attention output")
     if batch > 1:
         out = ops.heads_first(out)  # the gradient comes with positions first

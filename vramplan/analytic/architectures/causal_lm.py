@@ -90,6 +90,8 @@ def language_model(forward: ForwardPass, c: Config) -> Tensor:
     for (number, gpu), kind in zip(placement.layers, kinds, strict=True):
         if kind.crosses and crossing is None:
             continue
+        if net.states is not None:
+            net.states.append(x)
         net.enter_layer(forward.phase, number, x)
         own, given = ctx.of(kind).on(gpu), ops.move(x, gpu, "hidden state on the next card")
 
@@ -106,6 +108,8 @@ def language_model(forward: ForwardPass, c: Config) -> Tensor:
     if decoder.norm is not None and not skips_final_norm(c):
         with tape.on(placement.norm):
             x = decoder.norm(net, decoder.norm_name, ops.move(x, placement.norm))
+    if net.states is not None:
+        net.states.append(x)
     del held
     net.multimodal_locals.clear()
     net.deep.clear()
@@ -157,7 +161,8 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
     dtype = net.embedded_dtype
     ctx = Context(job.attention, forward.fused, padded=job.batches == "padded", causal=True)
     ctx.liger_rope = net.liger.rope
-    ctx.attention_dropout = c.number(*decoder.attention_dropout) if forward.tape.training else 0.0
+    drops = tape.training and (tape.drops or not decoder.attention_dropout_is_layer)
+    ctx.attention_dropout = c.number(*decoder.attention_dropout) if drops else 0.0
     if forward.past is not None:
         ctx.cache, ctx.past = net.cache, {False: forward.past, True: forward.past}
         window = decoder.window(c)

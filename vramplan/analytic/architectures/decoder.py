@@ -78,6 +78,8 @@ class Decoder:
     """Tokens that a sliding layer attends to."""
     attention_dropout: tuple[str, float] = ("attention_dropout", 0.0)
     """Key of the dropout on attention probabilities, and transformers' default."""
+    attention_dropout_is_layer: bool = False
+    """Whether that is the probability of an nn.Dropout, which TRL's trainers set to 0."""
     always_masked: bool = False
     """Whether SDPA gets a mask even if none is needed (Falcon)."""
     positions_in_mask: bool = True

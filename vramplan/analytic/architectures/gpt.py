@@ -32,7 +32,7 @@ def gpt2_embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
     where = net.tape.empty((ids.shape[0] if net.generates else 1, ids.shape[1]), "int64", "position ids")
     positions = net.embedding("transformer.wpe", where, c.count("n_positions", 1024), width)
     net.embedding_locals = [tokens, positions]
-    return ops.dropout(ops.add(tokens, positions, "embedding"), c.number("embd_pdrop", 0.1))
+    return ops.dropout_layer(ops.add(tokens, positions, "embedding"), c.number("embd_pdrop", 0.1))
 
 
 def gpt2(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
@@ -46,7 +46,7 @@ def gpt2(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> T
     x = net.layer_norm("ln_2", x)
     inner = c.count("n_inner", 4 * width)
     act = c.text("activation_function", "gelu_new")
-    added = ops.dropout(plain_mlp(net, x, "mlp.c_fc", "mlp.c_proj", inner, act), c.number("resid_pdrop", 0.1))
+    added = ops.dropout_layer(plain_mlp(net, x, "mlp.c_fc", "mlp.c_proj", inner, act), c.number("resid_pdrop", 0.1))
     return ops.add(residual, added, "residual stream")
 
 
@@ -58,7 +58,7 @@ def gpt2_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: Layer
     q, k, v = (part.view(batch, length, heads, width // heads) for part in parts)
     k, v = update_cache(k, v, ctx, kind)
     out, *weights = attend(q, k, v, ctx, kind, scores=Softcap(in_fp32=False))
-    return ops.dropout(net.linear("attn.c_proj", out, width, bias=True), c.number("resid_pdrop", 0.1)), *weights
+    return ops.dropout_layer(net.linear("attn.c_proj", out, width, bias=True), c.number("resid_pdrop", 0.1)), *weights
 
 
 # -- GPT-J -------------------------------------------------------------------------------------------------------------
@@ -122,12 +122,12 @@ def gpt_neox(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) 
     act, bias, dropout = c.text("hidden_act", "gelu"), c.flag("attention_bias", True), c.number("hidden_dropout", 0.0)
     names = ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h", width, act)
     attended, *weights = neox_attention(net, c, net.layer_norm("input_layernorm", x), ctx, kind, bias)
-    attended = ops.dropout(attended, dropout)
+    attended = ops.dropout_layer(attended, dropout)
     if c.flag("use_parallel_residual", True):
-        mlp = ops.dropout(plain_mlp(net, net.layer_norm("post_attention_layernorm", x), *names), dropout)
+        mlp = ops.dropout_layer(plain_mlp(net, net.layer_norm("post_attention_layernorm", x), *names), dropout)
         return ops.add(ops.add(mlp, attended), x, "residual stream")
     attended = ops.add(attended, x, "residual stream")
-    mlp = ops.dropout(plain_mlp(net, net.layer_norm("post_attention_layernorm", attended), *names), dropout)
+    mlp = ops.dropout_layer(plain_mlp(net, net.layer_norm("post_attention_layernorm", attended), *names), dropout)
     return ops.add(mlp, attended, "residual stream")
 
 
@@ -260,6 +260,7 @@ ARCHITECTURES = {
             norm_name="transformer.ln_f",
             rotary=lambda c: None,
             attention_dropout=("attn_pdrop", 0.1),
+            attention_dropout_is_layer=True,
         ),
         tied=True,
         shape=gpt_shape,

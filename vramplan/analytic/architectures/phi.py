@@ -42,9 +42,9 @@ def phi(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Te
     out, *weights = attend(q, k, v, ctx, kind, contiguous=True)
     out = net.linear("self_attn.dense", out, width, bias=True)
     del q, k, v, pieces
-    out = ops.dropout(out, dropout)
+    out = ops.dropout_layer(out, dropout)
     fed = plain_mlp(net, x, "mlp.fc1", "mlp.fc2", c.count("intermediate_size"), c.text("hidden_act", "gelu_new"))
-    fed = ops.dropout(fed, dropout)
+    fed = ops.dropout_layer(fed, dropout)
     return ops.add(ops.add(out, fed), residual, "residual stream")
 
 
@@ -54,11 +54,11 @@ def phi3(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> T
     residual = x
     x = net.rms_norm("input_layernorm", x)
     x, *weights = phi3_attention(net, c, x, ctx, kind)
-    x = ops.add(residual, ops.dropout(x, dropout), "residual stream")
+    x = ops.add(residual, ops.dropout_layer(x, dropout), "residual stream")
     residual = x
     x = net.rms_norm("post_attention_layernorm", x)
     x = fused_gated_mlp(net, c, x)
-    return ops.add(residual, ops.dropout(x, dropout), "residual stream")
+    return ops.add(residual, ops.dropout_layer(x, dropout), "residual stream")
 
 
 def phi3_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, ...]:

@@ -91,7 +91,7 @@ class Tape:
         self.grad_enabled = True
         self.training = True
         self.drops = True
-        """Whether dropout layers drop anything in training."""
+        """Whether dropout modules drop anything in training."""
         self.reentrant = False
         self.holds_leaves = False
         """Whether the inputs of a reentrant recomputation, and their gradients, are held until backward ends."""

@@ -34,7 +34,9 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Ten
     return out
 
 
-def chunked_log_probs(valid: Tensor, weight: Tensor, extras: tuple[str, ...] = ()) -> list[Tensor]:
+def chunked_log_probs(
+    valid: Tensor, weight: Tensor, extras: tuple[str, ...] = (), bias: Tensor | None = None
+) -> list[Tensor]:
     """Log-probabilities of the labels of (T, H) hidden states, then `extras`.
 
     No logits are saved: backward recomputes them by tiles, in fp32 accumulators. Autocast does not cast the inputs of
@@ -43,8 +45,9 @@ def chunked_log_probs(valid: Tensor, weight: Tensor, extras: tuple[str, ...] = (
     tape = valid.tape
     tokens, (vocabulary, width) = valid.shape[0], weight.shape
     dtype, low = valid.dtype, tape.autocast or valid.dtype
-    likes, weight_dtype = [valid.like, weight.like], weight.dtype
-    needs = [x.node is not None for x in (valid, weight)]
+    trained = (valid, weight) if bias is None else (valid, weight, bias)
+    likes, weight_dtype = [x.like for x in trained], weight.dtype
+    needs = [x.node is not None for x in trained]
     tile_shape = (min(tokens, TILE[0]), TILE[1])
     flops = 2 * tokens * vocabulary * width
     moved = vocabulary * width * DTYPE_BYTES[low] * ceil_div(tokens, TILE[0])
@@ -72,7 +75,7 @@ def chunked_log_probs(valid: Tensor, weight: Tensor, extras: tuple[str, ...] = (
         ]
         tile = tape.empty(tile_shape, low, "tile of logits", "logits")
         casts = tiles(True)
-        products = 1 + sum(needs)
+        products = 1 + sum(needs[:2])
         tape.product(products * flops, 3 * moved, low, products * tokens * vocabulary, launches=8)
         grads: Grads = []
         for gradient, like in zip(wide, likes, strict=True):
@@ -80,7 +83,7 @@ def chunked_log_probs(valid: Tensor, weight: Tensor, extras: tuple[str, ...] = (
         del tile, casts, wide  # locals, held until the function returns, in this order
         return grads
 
-    node = tape.node((valid, weight), backward)
+    node = tape.node(trained, backward)
     places = tape.empty((tokens, 2), "int64", "places of the labels that count")
     targets = tape.empty((tokens,), "int64", "labels that count")
     del places
@@ -93,8 +96,8 @@ def chunked_log_probs(valid: Tensor, weight: Tensor, extras: tuple[str, ...] = (
     for name, kind in EXTRAS.items():
         if name in extras:
             found.append(tape.empty((tokens,), kind, name.replace("_", " ")))
-    tape.save(node, valid, weight, targets, log_z, found[1] if "entropy" in extras else log_z)
-    del forward_casts, tile, vectors, valid
+    tape.save(node, *trained, targets, log_z, found[1] if "entropy" in extras else log_z)
+    del forward_casts, tile, vectors, valid, trained
     return found
 
 

@@ -88,6 +88,8 @@ class Modules:
     """Keys and values, held by the model's outputs until the loss exists."""
     outputs: list[Tensor] = field(default_factory=list)
     """The model's outputs, held by the loop until backward is over (`Job.keeps_outputs`)."""
+    states: list[Tensor] | None = None
+    """The input of each layer and the last hidden state, if the outputs hold them (`output_hidden_states`)."""
     widths: dict[str, int] = field(default_factory=dict)
     """Smaller side of each adapted layer, to check the LoRA rank."""
     layers_without_input_grad: set[int] = field(default_factory=set)

@@ -14,7 +14,9 @@ from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 
 ComputeLoss = Callable[[Modules, StepSpec, str, Batch], Tensor]
-FILES = {"dpo": "dpo", "grpo": "grpo"}
+FILES = {
+    "dpo": "dpo", "kto": "kto", "reward": "reward", "orpo": "odds", "cpo": "odds", "simpo": "odds", "grpo": "grpo",
+}  # fmt: skip
 
 
 def task_of(name: str) -> ComputeLoss:

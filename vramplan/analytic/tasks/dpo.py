@@ -1,50 +1,119 @@
-"""DPO and its kin, as TRL's DPOTrainer computes them (trl 1.16, trainer/dpo_trainer.py: _compute_loss).
+"""DPO and its kin, as TRL's DPOTrainer computes them (trainer/dpo_trainer.py: _compute_loss).
 
 Chosen and rejected answers are one batch. Whatever the loss type, the rest of the loss works on numbers per sample.
+Since trl 1.15 a fused head makes the log-probabilities; from 1.6 to 1.13 they come from all logits, which before, from
+0.29 on, are copied without the last of each sample. From 0.15 to 0.28 labels are rolled instead, and all outputs of a
+forward are dropped before the next.
 """
 
 from __future__ import annotations
 
 from vramplan.analytic.autograd import ops
-from vramplan.analytic.autograd.graph import Grads, Tensor
+from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch
+from vramplan.analytic.layers.label_log_probs import entropies, label_log_probs
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.analytic.tasks.fused_head import fused_forward
+from vramplan.analytic.tasks.fused_head import answer_labels, fused_forward, of_samples, scored_tokens
 from vramplan.analytic.tasks.reference import as_reference, reference_of
+from vramplan.analytic.tasks.whole_logits import logits_and_states, logits_of
+from vramplan.inputs.task_rules import CONCATENATED
 
 METRICS = ("entropy", "mean_logits", "is_top1")
 """What the fused head computes for the metrics."""
+WITH_MODEL = ("adapters_off", "model")
+"""References that take a forward."""
 
 
 def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``DPOTrainer.compute_loss``."""
+    if setting.job.loss in CONCATENATED:
+        return _concatenated(net, setting, phase, batch)
+    if setting.job.loss != "chunked":
+        return _by_logits(net, setting, phase, batch)
     tape, job = net.tape, setting.job
-    ids = batch.inputs["input_ids"]
-    tape.module = "inputs"
-    prompt = tape.empty(ids.shape, "bool", "tokens of the prompt")
-    labels = tape.empty(ids.shape, "int64", "labels")
-    del prompt
+    labels = answer_labels(net, batch)
     outputs = fused_forward(net, setting, phase, batch, labels, METRICS)
     tape.module = "loss"
     per_token = outputs[0]
     sums = ops.total(ops.sliced(per_token, per_token.shape))
     kind = reference_of(job)
-    if kind in ("adapters_off", "model"):
+    if kind in WITH_MODEL:
         with as_reference(net, phase) as own:
             reference = fused_forward(net, setting, own, batch, labels, METRICS if kind == "adapters_off" else ())
     tape.module = "loss"
-    loss = _of_pairs(sums)
+    loss = of_samples(sums)
     counted = tape.empty(per_token.shape, "fp32", "entropy of the answers")
     del counted
     return loss
 
 
-def _of_pairs(sums: Tensor) -> Tensor:
-    """The loss from the log-probabilities of all answers."""
-    tape, like = sums.tape, sums.like
+def _by_logits(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+    """The same by all logits (trl 0.29 to 1.13)."""
+    tape, copies = net.tape, setting.job.loss == "sliced"
+    logits = logits_of(net, setting, phase, batch)
+    tape.module = "loss"
+    shifted = _shifted(logits, copies)
+    rows, length, vocabulary = shifted.shape
+    labels = [tape.empty((rows, length), "int64", "shifted labels") for _ in range(2 if copies else 0)]
+    index = labels[0] if copies else batch.inputs["input_ids"]
+    sums = ops.total(label_log_probs(shifted, index).view(rows, length))
+    if reference_of(setting.job) in WITH_MODEL:
+        with as_reference(net, phase) as own:
+            reference = logits_of(net, setting, own, batch)
+        tape.module = "loss"
+        reference_shifted = _shifted(reference, copies)
+        log_probs = label_log_probs(reference_shifted, index)
+    loss = of_samples(sums)
+    entropy = entropies(shifted, copies)
+    for _ in range(2):  # chosen_logits[chosen_mask.bool()].mean(-1), then those of rejected answers
+        chosen = (rows // 2 * scored_tokens(setting.job), vocabulary)
+        places = tape.empty((chosen[0], 2), "int64", "places of the tokens of answers")
+        picked = tape.empty(chosen, shifted.dtype, "logits of answers")
+        del places, picked
+    return loss
 
-    def backward(grad: Tensor) -> Grads:
-        return [ops.new_like(tape, like, "gradient of the log-probabilities of answers")]
 
-    return ops.output(tape.node((sums,), backward), tape, (), "fp32", "loss")
+def _concatenated(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+    """``get_batch_loss_metrics`` of trl 0.15 to 0.28: the policy's concatenated_forward, then the reference's."""
+    sums = _concatenated_forward(net, setting, phase, batch, phase)
+    if reference_of(setting.job) in WITH_MODEL:
+        with as_reference(net, phase) as own:
+            reference = _concatenated_forward(net, setting, own, batch, phase)
+    return of_samples(sums)
+
+
+def _concatenated_forward(net: Modules, setting: StepSpec, phase: str, batch: Batch, after: str) -> Tensor:
+    """Log-probabilities of all answers; `after` is the phase of what follows the model's own forward."""
+    tape, job = net.tape, setting.job
+    tape.module = "inputs"
+    rows, length = 2 * job.micro_batch_size, job.sequence_length
+    prompt, answer = batch.inputs["prompt_input_ids"].shape[1], batch.inputs["chosen_input_ids"].shape[1]
+    parts = [tape.empty((rows, size), "int64", "prompts and answers of both") for size in (prompt, answer) * 2]
+    names = ("input_ids", "attention_mask", "loss_mask")
+    joined = {name: tape.empty((rows, length), "int64", f"{name} flushed left") for name in names}
+    given = batch._replace(inputs=joined)
+    if job.loss == "concatenated_states":
+        logits, states = logits_and_states(net, setting, phase, given)
+    else:
+        logits, states = logits_of(net, setting, phase, given), []
+    tape.enter(after, None)
+    tape.module = "loss"
+    labels = tape.empty((rows, length), "int64", "labels rolled by one")
+    scored = tape.empty((rows, length), "bool", "tokens of answers")
+    per_token = label_log_probs(logits, labels).view(rows, length)
+    sums = ops.total(ops.copy(per_token, "log-probabilities rolled by one"))
+    for _ in range(2):  # logits[:num_examples][loss_mask[:num_examples]].mean(), then those of rejected answers
+        chosen = (rows // 2 * scored_tokens(job), logits.shape[-1])
+        places = tape.empty((chosen[0], 2), "int64", "places of the tokens of answers")
+        picked = tape.empty(chosen, logits.dtype, "logits of answers")
+        del places, picked
+    del parts, joined, given, states, logits, labels, scored, per_token
+    return sums
+
+
+def _shifted(logits: Tensor, copies: bool) -> Tensor:
+    """``logits[..., :-1, :]``, which trl before 1.6 makes contiguous."""
+    rows, length, vocabulary = logits.shape
+    view = ops.sliced(logits, (rows, length - 1, vocabulary))
+    return ops.copy(view, "shifted logits copied") if copies else view

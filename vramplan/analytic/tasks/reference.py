@@ -10,9 +10,9 @@ from vramplan.analytic.layers.modules import Modules
 from vramplan.inputs.job import Job
 
 
-def reference_phase(phase: str) -> str:
-    """The phase of the reference's forward within `phase`: that of the same micro-step."""
-    return f"reference.{phase.rpartition('.')[2]}"
+def reference_phase(phase: str, of: str = "") -> str:
+    """The phase of a forward without gradients within `phase`; `of` tells several of one micro-step apart."""
+    return f"reference.{of}{phase.rpartition('.')[2]}"
 
 
 def reference_of(job: Job) -> str:
@@ -23,19 +23,29 @@ def reference_of(job: Job) -> str:
 
 
 @contextmanager
-def as_reference(net: Modules, phase: str) -> Iterator[str]:
-    """Inside, the model runs without adapters and without gradients; gives the phase.
-
-    A second model has the same weights, whose memory
-    :func:`vramplan.analytic.unfolded_step.reference_storages` adds.
-    """
-    tape, training, outer = net.tape, net.training, net.tape.phase
-    own = reference_phase(phase)
+def without_gradients(net: Modules, phase: str, of: str = "") -> Iterator[str]:
+    """Inside, the model runs without gradients; gives the phase."""
+    tape, outer = net.tape, net.tape.phase
+    own = reference_phase(phase, of)
     tape.enter(own, None)
-    net.training = replace(training, lora_rank=0, dora=False, modules_to_save=())
     try:
         with tape.no_grad():
             yield own
     finally:
-        net.training = training
         tape.enter(outer, None)
+
+
+@contextmanager
+def as_reference(net: Modules, phase: str, of: str = "") -> Iterator[str]:
+    """The same of the model without adapters.
+
+    A second model has the same weights, whose memory
+    :func:`vramplan.analytic.unfolded_step.reference_storages` adds.
+    """
+    training = net.training
+    net.training = replace(training, lora_rank=0, dora=False, modules_to_save=())
+    try:
+        with without_gradients(net, phase, of) as own:
+            yield own
+    finally:
+        net.training = training

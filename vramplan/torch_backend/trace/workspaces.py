@@ -130,6 +130,12 @@ def _masked_scatter(x: Any, mask: Any, *_: Any) -> list[Workspace]:
     return [Workspace("prefix sums", x.numel() * 8), Workspace("mask in full", x.numel())]
 
 
+def _log_sum_exp(x: Any, *_: Any) -> list[Workspace]:
+    """The highest elements, then the exponentials of all (native/ReduceOps.cpp: logsumexp_out_impl)."""
+    size = x.element_size()
+    return [Workspace("highest", x.numel() // x.shape[-1] * size), Workspace("exponentials", x.numel() * size)]
+
+
 RULES: dict[Any, Callable[..., list[Workspace]]] = {
     aten._scaled_dot_product_flash_attention.default: _flash_forward,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
@@ -141,6 +147,7 @@ RULES: dict[Any, Callable[..., list[Workspace]]] = {
     aten._softmax_backward_data.default: _softmax_backward,
     aten._foreach_norm.Scalar: _norms,
     aten.masked_scatter.default: _masked_scatter,
+    aten.logsumexp.default: _log_sum_exp,
 }
 
 

@@ -286,7 +286,7 @@ def mean(x: Tensor) -> Tensor:
 def dropout(x: Tensor, probability: float) -> Tensor:
     """``F.dropout`` in training: CUDA's fused op saves a mask of one byte per element."""
     tape, like = x.tape, x.like
-    if probability == 0.0 or not (tape.training and tape.drops):
+    if probability == 0.0 or not tape.training:
         return x
 
     def backward(grad: Tensor) -> Grads:
@@ -297,3 +297,8 @@ def dropout(x: Tensor, probability: float) -> Tensor:
     mask = tape.empty(x.shape, "bool", "dropout mask")
     tape.save(node, mask)
     return output(node, tape, x.shape, x.dtype, "dropout output")
+
+
+def dropout_layer(x: Tensor, probability: float) -> Tensor:
+    """``nn.Dropout``, which TRL's disable_dropout switches off; ``F.dropout`` it leaves as it is."""
+    return dropout(x, probability) if x.tape.drops else x

@@ -1,0 +1,90 @@
+"""Preference training on the tape, compared with TRL's own trainers (tests/trl_runs.jsonl)."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import pytest
+
+from tests.helpers import card_of, spec_of
+from tests.trl_runs import GPU, job_of, model_of, recorded
+from vramplan import estimate
+from vramplan.analytic.job_steps import JobSteps
+from vramplan.errors import VramplanError
+
+RECORDED = recorded()
+WORST, MEDIAN = 0.005, 0.00001
+"""Largest relative error of a phase's peak, and the median over all phases of all runs."""
+
+
+def errors_of(row: dict[str, Any]) -> dict[str, float]:
+    """The relative error of each phase's peak."""
+    job = job_of(row)
+    steps = JobSteps(model_of(row), job, card_of(GPU))
+    timeline = steps.timelines(job.micro_batch_size, job.gradient_accumulation_steps)[0]
+    peaks = timeline.phase_peaks(timeline.live_bytes())
+    assert peaks.keys() == row["peaks"].keys()
+    return {phase: abs(peaks[phase] / size - 1) for phase, size in row["peaks"].items()}
+
+
+def name_of(row: dict[str, Any]) -> str:
+    job = " ".join(f"{name}={value}" for name, value in row["job"].items() if name not in ("sequence_length",))
+    options = " ".join(f"{name}={value}" for name, value in row["options"].items())
+    return f"{row['trl']} {row['model']} {job} {options}".strip()
+
+
+@pytest.mark.one_of(12)
+@pytest.mark.parametrize("row", RECORDED, ids=name_of)
+def test_peaks_agree_with_trl(row: dict[str, Any]) -> None:
+    assert max(errors_of(row).values()) <= WORST
+
+
+@pytest.mark.full
+def test_the_median_agrees_with_trl() -> None:
+    assert len(RECORDED) >= 150
+    assert median(error for row in RECORDED for error in errors_of(row).values()) <= MEDIAN
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"task": "dpo", "loss": "liger"}, "loss=liger with task=dpo is not modelled yet"),
+        ({"task": "dpo", "sequence_length": 512, "prompt_length": 512}, "leaves no token"),
+        ({"task": "orpo", "reference": "model"}, "no meaning"),
+        ({"task": "dpo", "method": "full", "reference": "adapters_off"}, "there are no adapters"),
+        ({"task": "kto", "batches": "packed"}, "packs no"),
+        ({"task": "dpo", "loop": "plain"}, "use loop=trainer"),
+        ({"task": "dpo", "strategy": "fsdp", "num_gpus": 2}, "strategy=fsdp with task=dpo is not modelled yet"),
+        ({"task": "dpo", "lengths": (128, 256)}, "longest"),
+        ({"prompt_length": 100}, "no meaning"),
+        ({"task": "dbo"}, "task"),
+    ],
+)
+def test_one_line_says_what_is_wrong(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(VramplanError) as caught:
+        estimate("llama-3.2-1b", "h100", **settings)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [("bert-base-uncased", "text alone"), ("qwen2-vl-2b-instruct", "images"), ("granite-3.1-2b-instruct", "has no")],
+)
+def test_a_model_that_the_task_is_not_modelled_for(model: str, said: str) -> None:
+    with pytest.raises(VramplanError, match=said):
+        estimate(model, "h100", task="reward")
+
+
+def test_where_the_reference_comes_from_decides_memory() -> None:
+    def peak(**settings: Any) -> Any:
+        return estimate("llama-3.2-1b", "h100", task="dpo", sequence_length=512, **settings)
+
+    second, before = peak(method="full"), peak(method="full", reference="precomputed")
+    weights = 2 * spec_of("llama-3.2-1b").num_parameters  # type: ignore[operator]
+    assert second.peak_allocated_bytes - before.peak_allocated_bytes == pytest.approx(weights, rel=0.001)
+    assert "reference" in second.phases
+    assert "reference" not in before.phases
+    assert peak().peak_allocated_bytes < before.peak_allocated_bytes
+    assert any("without adapters as reference" in text for text in peak().assumptions)

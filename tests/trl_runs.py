@@ -1,0 +1,186 @@
+"""The runs of TRL's trainers on fake tensors that the tape is compared with, in tests/trl_runs.jsonl.
+
+`python -m tests.trl_runs` runs those that the file lacks (needs trl 1.16) and adds the peak of live tensors in each
+phase, in bytes; `python -m tests.trl_runs FOLDER/trl-1.8.0` takes the package of an older version from a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.helpers import card_of, spec_of
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.task_rules import NO_REWARD
+
+RUNS = Path(__file__).parent / "trl_runs.jsonl"
+GPU = "h100"
+LAYERS = "num_hidden_layers"
+TRL = "1.16.0"
+SMALL: dict[str, Any] = {"sequence_length": 256, "micro_batch_size": 2}
+FAMILIES: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+    ("llama-3.2-1b", {LAYERS: 6}, {}),
+    ("qwen2.5-0.5b", {LAYERS: 6}, {}),
+    ("qwen3-0.6b", {LAYERS: 6}, {}),
+    ("gemma-2-2b", {LAYERS: 6}, {"attention": "eager"}),
+    ("gemma-3-1b-pt", {LAYERS: 8}, {}),
+    ("mistral-7b-v0.3", {LAYERS: 6}, {}),
+    ("phi-2", {LAYERS: 6}, {}),
+    ("phi-3-mini-4k-instruct", {LAYERS: 6}, {}),
+    ("gpt2", {"n_layer": 6}, {}),
+    ("pythia-160m", {LAYERS: 6}, {}),
+    ("falcon-7b", {LAYERS: 6}, {}),
+    ("olmo-2-0425-1b", {LAYERS: 6}, {}),
+    ("smollm2-135m", {LAYERS: 6}, {}),
+    ("mixtral-8x7b-v0.1", {LAYERS: 5}, {}),
+    ("qwen3-30b-a3b", {LAYERS: 5}, {}),
+    ("opt-1.3b", {LAYERS: 6}, {}),
+    ("bloom-560m", {"n_layer": 6}, {"attention": "eager"}),
+    ("starcoder2-3b", {LAYERS: 6}, {}),
+    ("glm-4-9b-chat-hf", {LAYERS: 6}, {}),
+    ("granite-3.1-2b-instruct", {LAYERS: 6}, {}),
+    ("c4ai-command-r7b-12-2024", {LAYERS: 8}, {}),
+)
+BY_FAMILY: tuple[dict[str, Any], ...] = (
+    {"task": "dpo"},
+    {"task": "dpo", "method": "full"},
+    {"task": "kto"},
+    {"task": "reward", "method": "full"},
+    {"task": "orpo", "loss": "standard"},
+)
+"""Jobs that every family runs."""
+FULL: dict[str, Any] = {"method": "full"}
+OF_LLAMA: tuple[dict[str, Any], ...] = (
+    {"checkpointing": "none"},
+    {**FULL, "checkpointing": "none"},
+    {**FULL, "dtype": "fp32"},
+    {**FULL, "dtype": "fp32", "autocast": "none"},
+    {"autocast": "none"},
+    {"gradient_accumulation_steps": 4},
+    {"micro_batch_size": 1},
+    {"micro_batch_size": 5, "gradient_accumulation_steps": 2},
+    {"prompt_length": 100},
+    {"attention": "eager"},
+    {"attention": "flash"},
+    {"batches": "padded"},
+    {"method": "dora"},
+    {"lora_dropout": 0.1},
+    {"lora_rank": 64, "lora_targets": ("q_proj", "v_proj")},
+    {"modules_to_save": ("lm_head",)},
+    {"reentrant": True},
+    {"optimizer": "adafactor", **FULL},
+)
+"""Jobs of each task on Llama."""
+DPO_OPTIONS: tuple[dict[str, Any], ...] = (
+    *({"loss_type": name} for name in ("hinge", "ipo", "robust", "bco_pair", "sppo_hard", "nca_pair", "aot")),
+    *({"loss_type": name} for name in ("apo_zero", "apo_down", "discopop", "aot_unpaired", "sigmoid_norm")),
+    {"loss_type": ["sigmoid", "bco_pair", "sft"], "loss_weights": [0.8, 0.2, 1.0]},
+    {"loss_type": "exo_pair", "label_smoothing": 0.001},
+    {"label_smoothing": 0.1},
+    {"use_weighting": True},
+    {"ld_alpha": 0.5},
+    {"f_divergence_type": "js_divergence"},
+    {"f_divergence_type": "alpha_divergence"},
+)
+"""TRL's options of DPO, which keep nothing but numbers per sample."""
+PRECOMPUTED = {"precompute_ref_log_probs": True}
+
+
+def cases() -> Iterator[dict[str, Any]]:
+    """All runs: the model, keys of its configuration, the job, TRL's options."""
+
+    def case(model: str, config: dict[str, Any], job: dict[str, Any], **options: Any) -> dict[str, Any]:
+        return {"model": model, "config": config, "job": job, "options": options}
+
+    for model, config, own in FAMILIES:
+        for job in BY_FAMILY:
+            if job["task"] == "reward" and spec_of(model).model_type in NO_REWARD:
+                continue
+            yield case(model, config, {**SMALL, "loss": "chunked", **own, **job})
+    llama = ("llama-3.2-1b", {LAYERS: 6})
+    for task, loss in (("dpo", "chunked"), ("kto", "chunked"), ("orpo", "standard"), ("reward", "standard")):
+        for job in OF_LLAMA:
+            if "prompt_length" in job and task == "reward":
+                continue
+            if task == "reward" and "modules_to_save" in job:
+                continue
+            yield case(*llama, {**SMALL, "task": task, "loss": loss, **job})
+    for method in ("lora", "full"):
+        for task in ("cpo", "simpo"):
+            yield case(*llama, {**SMALL, "task": task, "loss": "standard", "method": method})
+        for task in ("dpo", "kto"):
+            job = {**SMALL, "task": task, "loss": "chunked", "method": method, "reference": "precomputed"}
+            yield case(*llama, job, **PRECOMPUTED)
+    for options in DPO_OPTIONS:
+        yield case(*llama, {**SMALL, "task": "dpo", "loss": "chunked"}, **options)
+    for model, job in (
+        ("llama-3.1-8b", {"task": "dpo", "sequence_length": 2048}),
+        ("llama-3.1-8b", {"task": "orpo", "loss": "standard", "sequence_length": 1024}),
+        ("qwen2.5-7b", {"task": "dpo", "method": "full", "sequence_length": 1024, "prompt_length": 512}),
+        ("qwen2.5-7b", {"task": "reward", "sequence_length": 4096, "batches": "padded"}),
+        ("llama-3.2-1b", {"task": "kto", "sequence_length": 8192, "micro_batch_size": 4}),
+    ):
+        yield case(model, {}, {"loss": "chunked", "micro_batch_size": 2, **job})
+
+
+def older_cases(loss: str) -> Iterator[dict[str, Any]]:
+    """Runs of DPO by whole logits, which trl had until 1.14."""
+    for model, config, own in FAMILIES[:9]:
+        for job in ({}, FULL):
+            settings = {**SMALL, "task": "dpo", **own, **job, "loss": loss}
+            yield {"model": model, "config": config, "job": settings, "options": {}}
+    for job in ({"autocast": "none"}, {"micro_batch_size": 5}, {"prompt_length": 100, "checkpointing": "none"}):
+        yield {
+            "model": "llama-3.2-1b",
+            "config": {LAYERS: 6},
+            "job": {**SMALL, "task": "dpo", **job, "loss": loss},
+            "options": {},
+        }
+
+
+OLDER = {"1.8.0": "standard", "1.0.0": "sliced", "0.28.0": "concatenated_states", "0.15.2": "concatenated"}
+"""The loss of each older version."""
+
+
+def job_of(row: dict[str, Any]) -> Job:
+    """The job of a row."""
+    return Job(**{name: tuple(value) if isinstance(value, list) else value for name, value in row["job"].items()})
+
+
+def model_of(row: dict[str, Any]) -> ModelSpec:
+    """The model of a row."""
+    return spec_of(row["model"], **row["config"])
+
+
+def recorded() -> list[dict[str, Any]]:
+    """The rows of the file."""
+    return [json.loads(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
+
+
+def main() -> int:
+    """Run what the file lacks of this version."""
+    version = Path(sys.argv[1]).name.removeprefix("trl-") if len(sys.argv) > 1 else TRL
+    sys.path[:0] = sys.argv[1:]
+    from transformers.models.auto import modeling_auto
+
+    vars(modeling_auto).setdefault("MODEL_FOR_VISION_2_SEQ_MAPPING_NAMES", {})  # trl before 0.20 imports it
+    from tests.trl_trace import TrlRun
+
+    known = [{**row, "peaks": None} for row in recorded()]
+    for case in older_cases(OLDER[version]) if version in OLDER else cases():
+        row = json.loads(json.dumps({"trl": version, **case}))
+        if {**row, "peaks": None} in known:
+            continue
+        job = job_of(row)
+        run = TrlRun(model_of(row), job, card_of(GPU), str(job.task), prompt=job.prompt_length or 0, **row["options"])
+        with RUNS.open("a") as file:
+            file.write(json.dumps({**row, "peaks": run.go()}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

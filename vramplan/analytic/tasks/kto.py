@@ -1,0 +1,49 @@
+"""KTO, as TRL's KTOTrainer computes it (trl 1.16, trainer/kto_trainer.py: _compute_loss).
+
+The KL term takes two more forwards, on answers of other prompts: by the model, without gradients, and by the reference.
+"""
+
+from __future__ import annotations
+
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.batch import Batch
+from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.step_inputs import StepSpec
+from vramplan.analytic.tasks.fused_head import answer_labels, fused_forward, of_samples
+from vramplan.analytic.tasks.reference import as_reference, reference_of, without_gradients
+
+METRICS = ("entropy", "mean_logits")
+"""What the fused head computes for the metrics."""
+
+
+def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+    """``KTOTrainer.compute_loss``."""
+    tape, kind = net.tape, reference_of(setting.job)
+    kl_batch = batch._replace(
+        inputs={name.removeprefix("KL_"): one for name, one in batch.inputs.items() if name.startswith("KL_")}
+    )
+    with without_gradients(net, phase, "policy.") as own:
+        _summed(net, setting, own, kl_batch, METRICS)
+    labels = answer_labels(net, batch)
+    outputs = fused_forward(net, setting, phase, batch, labels, METRICS)
+    tape.module = "loss"
+    per_token = outputs[0]
+    sums = ops.total(ops.sliced(per_token, per_token.shape))
+    if kind in ("adapters_off", "model"):
+        extras = METRICS if kind == "adapters_off" else ()
+        with as_reference(net, phase, "kl.") as own:
+            _summed(net, setting, own, kl_batch, extras)
+        with as_reference(net, phase) as own:
+            reference = fused_forward(net, setting, own, batch, labels, extras)
+    tape.module = "loss"
+    loss = of_samples(sums)
+    counted = tape.empty(per_token.shape, "fp32", "entropy of the answers")
+    del counted
+    return loss
+
+
+def _summed(net: Modules, setting: StepSpec, phase: str, batch: Batch, extras: tuple[str, ...]) -> None:
+    """``_compute_kl_logps``: of whose tensors only a number per sample stays."""
+    labels = answer_labels(net, batch)
+    fused_forward(net, setting, phase, batch, labels, extras)

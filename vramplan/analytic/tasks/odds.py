@@ -1,0 +1,61 @@
+"""ORPO, CPO and SimPO: preference losses without a reference (trl 1.16, experimental/orpo and experimental/cpo).
+
+All logits are held; the cross-entropy of the chosen answers is added, but not in SimPO (cpo_alpha 0).
+"""
+
+from __future__ import annotations
+
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.batch import Batch
+from vramplan.analytic.layers.label_log_probs import label_log_probs
+from vramplan.analytic.layers.losses import cross_entropy
+from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.step_inputs import StepSpec
+from vramplan.analytic.tasks.fused_head import of_samples
+from vramplan.analytic.tasks.whole_logits import logits_of
+
+
+def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+    """``ORPOTrainer.compute_loss`` and ``CPOTrainer.compute_loss``: concatenated_forward, then numbers per sample."""
+    tape, job = net.tape, setting.job
+    tape.module = "inputs"
+    chosen = batch.inputs["chosen_input_ids"].shape
+    both = (2 * chosen[0], chosen[1])
+    joined = {
+        name: tape.empty(both, "int64", f"{name.replace('_', ' ')} of both answers")
+        for name in ("input_ids", "attention_mask", "labels")
+    }
+    logits = logits_of(net, setting, phase, batch._replace(inputs=joined))
+    tape.module = "loss"
+    labels = tape.empty(both, "int64", "labels of both answers")
+    if job.task == "orpo":  # the cross-entropy is that of prompt and answer
+        padding = tape.empty(both, "bool", "tokens that are no padding")
+        labels = tape.empty(both, "int64", "labels without padding")
+        del padding
+    nll = None if job.task == "simpo" else _of_chosen(logits)
+    length, vocabulary = both[1] - 1, logits.shape[-1]
+    index = tape.empty((both[0], length), "int64", "shifted labels")
+    scored = tape.empty((both[0], length), "bool", "tokens of answers")
+    index = tape.empty((both[0], length), "int64", "shifted labels")
+    shifted = ops.sliced(logits, (both[0], length, vocabulary))
+    log_probs = label_log_probs(shifted, index).view(both[0], length)
+    masked = ops.mul(log_probs, scored, "log-probabilities of answers")
+    del index, scored, log_probs, shifted
+    loss = of_samples(ops.total(masked))
+    del masked
+    if nll is not None:
+        loss = ops.add(nll, loss)
+    del joined, labels, logits
+    return loss
+
+
+def _of_chosen(logits: Tensor) -> Tensor:
+    """The mean cross-entropy of the first half of the samples, whose shifted logits are copied."""
+    tape, (rows, length, vocabulary) = logits.tape, logits.shape
+    half = ops.sliced(logits, (rows // 2, length, vocabulary))
+    shifted = ops.sliced(half, (rows // 2, length - 1, vocabulary))
+    labels = tape.empty((rows // 2, length - 1), "int64", "shifted labels of chosen answers")
+    if rows > 2:
+        shifted = ops.copy(shifted, "shifted logits of chosen answers copied")
+    return cross_entropy(shifted.view(rows // 2 * (length - 1), vocabulary), labels)

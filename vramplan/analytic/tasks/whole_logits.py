@@ -1,0 +1,47 @@
+"""Forwards of preference trainers that hold all logits: their model's outputs are its logits, without a loss."""
+
+from __future__ import annotations
+
+from vramplan.analytic.architectures.causal_lm import decoder_of, language_model
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.batch import Batch, forward_pass
+from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.step_inputs import StepSpec
+
+
+def logits_of(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+    """``model(input_ids, attention_mask).logits``, which accelerate converts to fp32 under autocast."""
+    return _converted(_own_logits(net, setting, phase, batch), setting)
+
+
+def _converted(logits: Tensor, setting: StepSpec) -> Tensor:
+    return ops.to(logits, "fp32", "logits converted to fp32 (accelerate)") if setting.job.casts else logits
+
+
+def _own_logits(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+    """The logits in the dtype of the head."""
+    job, config = setting.job, setting.config
+    with net.tape.autocasting(job.autocast if job.casts else None):
+        forward = forward_pass(net, setting, phase, batch)
+        decoder, architecture = decoder_of(forward), setting.architecture
+        hidden = decoder.before_head(net, config, language_model(forward, config))
+        vocabulary, tied = architecture.shape(config).vocabulary, architecture.is_tied(config)
+        logits = decoder.after_head(net, config, net.head(hidden, vocabulary, tied, decoder.head_bias))
+        del hidden
+    return logits
+
+
+def logits_and_states(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+    """The same with ``output_hidden_states=True``; the states that accelerate converts are one tensor here."""
+    net.states = []
+    own = _own_logits(net, setting, phase, batch)
+    states, net.states = net.states, None
+    logits = _converted(own, setting)
+    if setting.job.casts and states[0].dtype != "fp32":
+        shape = (setting.architecture.shape(setting.config).layers + 1, *states[0].shape)
+        converted = net.tape.empty(shape, "fp32", "hidden states converted to fp32 (accelerate)")
+        states.clear()
+        states.append(converted)
+    del own  # all outputs are dropped together
+    return logits, states
