@@ -11,10 +11,10 @@ from vramplan.analytic.architectures.causal_lm import decoder_of, language_model
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch, forward_pass
+from vramplan.analytic.layers.label_log_probs import entropies, label_log_probs
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks.fused_head import fused_forward, scored_tokens
-from vramplan.analytic.tasks.token_log_probs import entropy, selected_log_softmax
 
 
 def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
@@ -70,11 +70,11 @@ def token_log_probs(
     logits = _logits(net, setting, phase, joined, tokens)
     tape.module = "loss"
     divided = ops.scale(ops.sliced(logits, (rows, tokens, logits.shape[-1])), "logits divided by the temperature")
-    log_probs = selected_log_softmax(divided, tape.empty((rows, tokens, 1), "int64", "tokens of the completions"))
+    log_probs = label_log_probs(divided, tape.empty((rows, tokens, 1), "int64", "tokens of the completions"))
     if kept is not None:
-        kept["entropy"] = entropy(divided)
+        kept["entropy"] = entropies(divided, is_contiguous=True)
     del logits, divided  # the model's outputs live until the function returns
-    return log_probs
+    return log_probs.view(rows, tokens)
 
 
 def _logits(net: Modules, setting: StepSpec, phase: str, batch: Batch, tokens: int) -> Tensor:

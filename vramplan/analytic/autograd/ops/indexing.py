@@ -81,31 +81,6 @@ def unbind(x: Tensor) -> list[Tensor]:
     return [Tensor(tape, x.storage, shape, x.dtype, node, index) for index in range(count)]
 
 
-def rows_of(x: Tensor) -> list[Tensor]:
-    """``x.unbind(0)``, or a loop over `x`: views; their gradients are stacked."""
-    tape, like = x.tape, x.like
-
-    def backward(*grads: Tensor) -> Grads:
-        return [new_like(tape, like, "stacked gradient", passes=2)]
-
-    count, shape = x.shape[0], x.shape[1:]
-    node = tape.node((x,), backward, num_grads=count)
-    return [Tensor(tape, x.storage, shape, x.dtype, node, index) for index in range(count)]
-
-
-def stack(parts: list[Tensor], what: str) -> Tensor:
-    """``torch.stack(parts)``; the gradients are views of the incoming one."""
-    tape, likes = parts[0].tape, [part.like for part in parts]
-
-    def backward(grad: Tensor) -> Grads:
-        return [Tensor(tape, grad.storage, like.shape, like.dtype, base=grad) for like in likes]
-
-    node = tape.node(tuple(parts), backward)
-    out = output(node, tape, (len(parts), *likes[0].shape), likes[0].dtype, what)
-    tape.work(0, 2 * out.num_bytes, out.dtype)
-    return out
-
-
 def pieces(x: Tensor) -> Tensor:
     """``torch.split(x, sizes)`` as one tensor that stands for all pieces."""
     return views(x, [x.shape])[0]

@@ -1,0 +1,134 @@
+"""GRPO: the tape against TRL's own trainer, generation and vLLM in the timeline, what is refused."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import pytest
+
+from tests.helpers import card_of, spec_of
+from tests.trl_grpo import recorded
+from tests.trl_runs import GPU, job_of, model_of
+from vramplan import estimate, suggest
+from vramplan.analytic.generation import generation
+from vramplan.analytic.job_steps import JobSteps
+from vramplan.errors import VramplanError
+from vramplan.inputs.catalog import find_gpu
+from vramplan.inputs.job import Job
+from vramplan.memory.vllm import ASLEEP_BYTES, requested_bytes
+
+RECORDED = recorded()
+WORST, MEDIAN = 0.005, 0.0001
+MODEL = "qwen2.5-0.5b"
+SETTINGS: dict[str, Any] = {"task": "grpo", "sequence_length": 512, "prompt_length": 128, "micro_batch_size": 8}
+
+
+def errors_of(row: dict[str, Any]) -> dict[str, float]:
+    """The relative error of each phase's peak."""
+    job = job_of(row)
+    steps = JobSteps(model_of(row), job, card_of(GPU))
+    timeline = steps.timelines(job.micro_batch_size, job.gradient_accumulation_steps)[0]
+    peaks = timeline.phase_peaks(timeline.live_bytes())
+    return {phase: abs(peaks[phase] / size - 1) for phase, size in row["peaks"].items()}
+
+
+def searched() -> dict[str, Any]:
+    return {name: value for name, value in SETTINGS.items() if name != "micro_batch_size"}
+
+
+def name_of(row: dict[str, Any]) -> str:
+    return f"{row['trl']} {row['model']} " + " ".join(f"{name}={value}" for name, value in row["job"].items())
+
+
+@pytest.mark.one_of(8)
+@pytest.mark.parametrize("row", RECORDED, ids=name_of)
+def test_peaks_agree_with_trl(row: dict[str, Any]) -> None:
+    assert max(errors_of(row).values()) <= WORST
+
+
+@pytest.mark.full
+def test_the_median_agrees_with_trl() -> None:
+    assert len(RECORDED) >= 60
+    assert any("scoring" in row["peaks"] for row in RECORDED)
+    assert median(error for row in RECORDED for error in errors_of(row).values()) <= MEDIAN
+
+
+def test_vllm_takes_its_share_all_the_time() -> None:
+    alone = estimate(MODEL, "rtx4090", generate_with="vllm_server", **SETTINGS)
+    beside = estimate(MODEL, "rtx4090", generate_with="vllm", vllm_share=0.4, **SETTINGS)
+    asked = requested_bytes(beside.job, find_gpu("rtx4090"))
+    assert beside.device_total_bytes - alone.device_total_bytes == pytest.approx(asked, rel=0.001)
+    assert beside.by_category()["vllm"] == pytest.approx(asked, rel=0.001)
+
+
+def test_vllm_asleep_leaves_its_share_to_training() -> None:
+    small = {**SETTINGS, "micro_batch_size": 8, "prompt_length": 256, "sequence_length": 4096}
+    awake, asleep = (
+        estimate(MODEL, "rtx4090", generate_with=engine, vllm_share=0.4, **small) for engine in ("vllm", "vllm_sleep")
+    )
+    saved = awake.device_total_bytes - asleep.device_total_bytes
+    asked = requested_bytes(awake.job, find_gpu("rtx4090"))
+    assert 0 < saved <= asked - ASLEEP_BYTES
+    large = estimate(MODEL, "rtx4090", generate_with="vllm_sleep", vllm_share=0.9, **SETTINGS)
+    assert large.peak_phase == "generation"
+
+
+def test_generation_is_that_of_generate() -> None:
+    """Beside weights and states, transformers' generate needs what it needs in a process of its own."""
+    job = {**SETTINGS, "method": "full", "optimizer": "sgd", "autocast": "none", "sequence_length": 640}
+    trained = estimate(MODEL, "a100-80gb", **job)
+    alone = generation(
+        spec_of(MODEL), Job(method="full", autocast="none", batches="padded"), find_gpu("a100-80gb"), 512, 128, batch=8
+    )
+    new = trained.phases["generation"] - trained.phases["loaded"]
+    assert new == pytest.approx(alone.peak_allocated_bytes - alone.weight_bytes, rel=0.02)
+
+
+def test_whole_logits_need_more_than_the_fused_head() -> None:
+    fused, whole = (estimate(MODEL, "a100-80gb", loss=loss, **SETTINGS) for loss in ("chunked", "standard"))
+    logits = 8 * 384 * 151_936 * 4
+    assert whole.peak_allocated_bytes - fused.peak_allocated_bytes > 1.5 * logits
+
+
+def test_the_largest_share_that_leaves_training_room() -> None:
+    found = suggest(MODEL, "rtx4090", 16, solve="vllm-share", generate_with="vllm", **searched())
+    assert found.solved is not None
+    share = float(found.solved.value)  # type: ignore[arg-type]
+    assert 0.5 < share < 1
+    job = {**SETTINGS, "micro_batch_size": 1, "gradient_accumulation_steps": 16, "generate_with": "vllm"}
+    assert estimate(MODEL, "rtx4090", vllm_share=share, **job).fits
+    assert not estimate(MODEL, "rtx4090", vllm_share=share + 0.01, **job).fits
+
+
+def test_pairs_have_whole_groups() -> None:
+    found = suggest(MODEL, "rtx4090", 16, generate_with="vllm_server", steps_per_generation=1, **searched())
+    assert {plan.micro_batch_size for plan in found.plans} == {8, 16}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"num_generations": 3}, "does not divide the 8 completions of a generation"),
+        ({"num_generations": 1}, "needs at least 2"),
+        ({"prompt_length": 512}, "less than"),
+        ({"prompt_length": 0}, "at least one token"),
+        ({"loss": "liger"}, "loss=liger with task=grpo is not modelled"),
+        ({"reference": "precomputed"}, "generated while the model trains"),
+        ({"generate_with": "vllm", "vllm_share": 0.03}, "and needs"),
+        ({"generate_with": "vllm", "vllm_tensor_parallel": 3, "num_gpus": 2}, "does not divide the number of GPUs"),
+        ({"generate_with": "vllm_sleep", "expandable_segments": True}, "sleep mode"),
+        ({"generate_with": "vllm", "method": "lora", "quantize": "int8"}, "TRL refuses"),
+        ({"batches": "packed"}, "TRL pads"),
+        ({"task": None, "prompt_length": None, "num_generations": 4}, "no meaning without task=grpo"),
+    ],
+)
+def test_one_line_says_what_is_wrong(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(VramplanError) as caught:
+        estimate(MODEL, "rtx4090", **{**SETTINGS, **settings})
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_time_is_given_for_what_generates() -> None:
+    assert estimate(MODEL, "rtx4090", **SETTINGS).step_time is None

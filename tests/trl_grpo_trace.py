@@ -1,0 +1,91 @@
+"""TRL's GRPOTrainer on fake tensors: what it scores, and what it trains on, of completions that it is given."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import trl
+from torch import nn
+
+from tests import trl_trace
+from tests.trl_trace import Setup, TrlRun, ones
+
+
+class Grpo(Setup):
+    """GRPOTrainer with completions from elsewhere."""
+
+    def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any, reference: Any = None) -> Any:
+        """The trainer."""
+        from datasets import Dataset
+
+        job = self.job
+        arguments = trl.GRPOConfig(
+            **self.arguments(folder),
+            num_generations=job.num_generations,
+            max_completion_length=job.sequence_length - (job.prompt_length or 0),
+            beta=0.04 if job.reference else 0.0,
+        )
+        return trl.GRPOTrainer(
+            model,
+            lambda **_: [0.0],
+            args=arguments,
+            train_dataset=Dataset.from_list([{"prompt": "w3"}]),
+            processing_class=words,
+            peft_config=peft,
+        )
+
+    def batch(self) -> dict[str, torch.Tensor]:
+        """A micro-batch of a generation."""
+        rows, prompt = self.job.micro_batch_size, self.job.prompt_length or 0
+        new = self.job.sequence_length - prompt
+        made = {
+            "prompt_ids": ones(rows, prompt),
+            "prompt_mask": ones(rows, prompt),
+            "completion_ids": ones(rows, new),
+            "completion_mask": ones(rows, new),
+            "advantages": torch.zeros(rows),
+            "num_items_in_batch": torch.ones(()),
+        }
+        return made | ({"ref_per_token_logps": torch.zeros(rows, new)} if self.job.reference else {})
+
+
+trl_trace.SETUPS["grpo"] = Grpo
+if not hasattr(trl.trainer.utils, "_use_triton"):  # before 1.15 no head is fused
+    trl_trace.triton_kernels = nullcontext
+
+
+class GrpoRun(TrlRun):
+    """A run in which completions are scored in front of each optimizer step, if there is a reference."""
+
+    scores = False
+
+    def go(self) -> dict[str, int]:
+        """Peak of live tensors in each phase, in bytes."""
+        with patch.object(trl.GRPOTrainer, "_prepare_inputs", lambda self, batch: batch):
+            return super().go()
+
+    def _observe(self, trainer: Any, reference: nn.Module | None) -> None:
+        enter = self.tracker.enter
+        self.tracker.enter = lambda phase: enter("scoring" if self.scores else phase)  # type: ignore[method-assign]
+        super()._observe(trainer, reference)
+
+    def _step(self, trainer: Any, model: nn.Module, optimizer: Any) -> None:
+        from trl.models.utils import disable_gradient_checkpointing
+
+        if self.job.reference:
+            self.scores = True
+            self.tracker.enter("scoring")
+            batch = {name: self._on_device(tensor) for name, tensor in self.setup.batch().items()}
+            ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+            mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+            settings = trainer.args.gradient_checkpointing_kwargs
+            with torch.no_grad(), disable_gradient_checkpointing(trainer.model, settings):
+                found = trainer._get_per_token_logps_and_entropies(
+                    trainer.model, ids, mask, batch["completion_ids"].size(1), batch_size=ids.size(0)
+                )
+            del found, batch, ids, mask
+            self.scores = False
+        super()._step(trainer, model, optimizer)
