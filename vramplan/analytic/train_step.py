@@ -13,6 +13,7 @@ from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.second_micro_step import WaitingBatches
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord, record_of
+from vramplan.analytic.tasks import forward_of
 from vramplan.inputs.job import Job
 
 
@@ -122,7 +123,7 @@ def run_forward(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Te
     batch = as_handed(net.tape, job, batch)
     with net.tape.autocasting(job.autocast if job.casts else None):
         forward = forward_pass(net, setting, phase, batch)
-        loss, results = setting.architecture.forward(forward, setting.config)
+        loss, results = forward_of(setting)(forward, setting.config)
         loss, results = ops.move(loss, 0), [ops.move(one, 0, "logits on the first card") for one in results]
     if job.loop == "trainer" and job.casts:
         outputs = results + net.features

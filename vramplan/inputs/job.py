@@ -24,6 +24,7 @@ Loss = Literal[
 ]
 FusedKernel = Literal["rope", "rms_norm", "layer_norm", "swiglu", "geglu"]
 Loop = Literal["trainer", "plain"]
+Task = Literal["sequence_classification", "token_classification", "reward", "embedding", "reranker"]
 Experts = Literal["stacked", "linear"]
 Part = Literal["frozen", "train", "lora"]
 Offload = Literal["none", "optimizer", "all"]
@@ -159,6 +160,13 @@ def with_batch(job: Job, micro_batch_size: int, gradient_accumulation_steps: int
 class Job(Record):
     """One training set-up; docs/reference/options.md says what frameworks call each field."""
 
+    task: Task | None = None
+    """What the model is trained for, which decides its class and its loss: sequence_classification (a label for each
+    sample), token_classification (a label for each token), reward (one number for each sample), embedding
+    (sentence-transformers' bi-encoders), reranker (sentence-transformers' CrossEncoder); null: what transformers trains
+    such a model for: the next token, words to fill in, an image's class."""
+    num_labels: int | None = field(default=None, gt=0, le=MAX_COUNT)
+    """Labels of a classification; null: as many as the model's configuration names."""
     method: Method = "lora"
     """full: every weight trains; lora: adapters on frozen weights."""
     lora_rank: int = field(default=8, gt=0, le=MAX_COUNT)
