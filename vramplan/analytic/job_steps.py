@@ -279,7 +279,7 @@ class JobSteps:
             sum(weight.num_bytes for weight in step.trained),
             len(step.placed),
             gathered_bytes(step),
-            (*self.notes, *notes, *count_notes(self.spec, step.num_parameters)),
+            (*self.notes, *notes, *count_notes(self.spec, job, step.num_parameters)),
         )
 
     def _evaluation_bytes(self, micro: int, several: bool) -> dict[int, int]:
@@ -361,9 +361,9 @@ def depends_on_size(job: Job) -> bool:
     return job.strategy in ("zero1", "zero2") or (job.is_mapped and job.experts == "linear")
 
 
-def count_notes(spec: ModelSpec, counted: int) -> list[str]:
-    """A note if the published files hold another number of elements than the estimate counts."""
-    if spec.num_parameters == counted or spec.stored_parameters in (None, counted):
+def count_notes(spec: ModelSpec, job: Job, counted: int) -> list[str]:
+    """A note if the published files hold another number of elements than the estimate counts; a task has its own."""
+    if job.task is not None or spec.num_parameters == counted or spec.stored_parameters in (None, counted):
         return []
     return [
         f"the published files hold {spec.stored_parameters:,} elements, the estimate counts {counted:,} parameters:"
@@ -383,6 +383,7 @@ def linear_names(record: StepRecord, pattern: str) -> list[str]:
 
 def saved_names(record: StepRecord) -> set[str]:
     """Names of the modules that may train in a copy: those whose own weights are not quantized."""
-    kept = (weight.name for weight in record.weights if not weight.is_adapter and not weight.stored)
+    kept = [weight for weight in record.weights if not weight.is_adapter and not weight.stored]
     tied = {"lm_head"}  # an output head always is one, tied or not
-    return {name.rpartition(".")[0] for name in kept} | tied
+    heads = {weight.name.partition(".")[0] for weight in kept if weight.layer is None}  # of several layers, perhaps
+    return {weight.name.rpartition(".")[0] for weight in kept} | heads | tied

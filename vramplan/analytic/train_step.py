@@ -13,7 +13,7 @@ from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.second_micro_step import WaitingBatches
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord, record_of
-from vramplan.analytic.tasks import forward_of
+from vramplan.analytic.tasks import RUNS, forward_of
 from vramplan.inputs.job import Job
 
 
@@ -121,6 +121,17 @@ def run_forward(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Te
     """
     job = setting.job
     batch = as_handed(net.tape, job, batch)
+    run = RUNS.get(job.task) if job.task is not None else None
+    if run is not None:
+        loss = run(
+            lambda inputs: forward_pass(net, setting, phase, batch._replace(inputs=inputs)),
+            setting.config,
+            job,
+            batch.inputs,
+        )
+        net.tape.run = 0
+        net.cache.clear()
+        return loss
     with net.tape.autocasting(job.autocast if job.casts else None):
         forward = forward_pass(net, setting, phase, batch)
         loss, results = forward_of(setting)(forward, setting.config)

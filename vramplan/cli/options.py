@@ -120,6 +120,13 @@ def _choice(field: str, panel: str, help: str, *more: str) -> Flag:
 
 
 JOB_FLAGS = {
+    "task": _choice(
+        "task",
+        METHOD,
+        "What is trained: sequence_classification, token_classification, embedding, reranker, reward (words, as the"
+        " model's class).",
+    ),
+    "num_labels": Flag(int, DATA, "Labels of a classification (as many as the model names)."),
     "num_gpus": Flag(int, SEVERAL, "GPUs (1); see --strategy."),
     "nodes": Flag(int, SEVERAL, "Machines that the GPUs are in, as many in each (1); see --network.", "num_nodes"),
     "method": _choice("method", METHOD, "full, lora, dora, or qlora: lora with --quantize nf4 (lora).", "qlora"),

@@ -27,6 +27,8 @@ Loop = Literal["trainer", "plain"]
 Task = Literal["sequence_classification", "token_classification", "reward", "embedding", "reranker"]
 Experts = Literal["stacked", "linear"]
 Part = Literal["frozen", "train", "lora"]
+Pooling = Literal["mean", "cls", "lasttoken"]
+EmbeddingLoss = Literal["multiple_negatives", "cached_multiple_negatives", "cosent"]
 Offload = Literal["none", "optimizer", "all"]
 
 MAX_COUNT = 1 << 24
@@ -48,11 +50,18 @@ FORMER_FIELDS = {
 FORMER_VALUES = {("strategy", "pipeline"): "device_map"}
 
 
+def spelled(name: str, value: str) -> str:
+    """A value as the tables of names write it: seq-cls as seq_cls."""
+    return value.replace("-", "_") if name == "task" else value
+
+
 def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a job with former names and other names of values replaced by the current ones."""
     values = FORMER_VALUES | VALUES
     return {
-        FORMER_FIELDS.get(name, name): values.get((name, value), value) if isinstance(value, str) else value
+        FORMER_FIELDS.get(name, name): values.get((name, spelled(name, value)), value)
+        if isinstance(value, str)
+        else value
         for name, value in settings.items()
     }
 
@@ -167,6 +176,17 @@ class Job(Record):
     such a model for: the next token, words to fill in, an image's class."""
     num_labels: int | None = field(default=None, gt=0, le=MAX_COUNT)
     """Labels of a classification; null: as many as the model's configuration names."""
+    embedding_loss: EmbeddingLoss = "multiple_negatives"
+    """`task` embedding: sentence-transformers' MultipleNegativesRankingLoss, the same with cached gradients (GradCache),
+    or CoSENTLoss of pairs with a score."""
+    negatives: int = field(default=0, ge=0, le=1 << 10)
+    """`task` embedding: texts in each sample that do not match, beside the anchor and the positive one."""
+    mini_batch_size: int = field(default=32, gt=0, le=MAX_COUNT)
+    """`embedding_loss` cached_multiple_negatives: texts that run through the model at a time."""
+    matryoshka_dims: tuple[int, ...] | None = None
+    """`task` embedding: widths of MatryoshkaLoss, which computes the loss for each; null: the whole width alone."""
+    pooling: Pooling | None = None
+    """`task` embedding: how a text's states become one vector; null: lasttoken for a decoder, else mean."""
     method: Method = "lora"
     """full: every weight trains; lora: adapters on frozen weights."""
     lora_rank: int = field(default=8, gt=0, le=MAX_COUNT)

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.inputs.images.types import Tensor as ImageTensor
-from vramplan.inputs.job import Job, Task
+from vramplan.inputs.embedding import check_embedding, columns
+from vramplan.inputs.job import MAX_COUNT, Job, Task
 from vramplan.inputs.model_spec import Config, ModelSpec
 from vramplan.inputs.sequence_length import check_sequence_length
 from vramplan.inputs.tasks import CLASS_NAMES, CLASSES, check_task, class_of, num_labels
@@ -249,15 +250,22 @@ def masked(inputs: Callable[[Config, Job], list[Input]]) -> Callable[[Config, Jo
     return with_it
 
 
+def texts_to_compare(c: Config, job: Job) -> list[Input]:
+    """Texts of one length, each with its mask; pairs have a score under CoSENTLoss."""
+    length = job.sequence_length
+    inputs = [Input(f"{one}_{name}", (length,)) for one in columns(job) for name in ("input_ids", "attention_mask")]
+    return [*inputs, Input("labels", (), "fp32")] if job.embedding_loss == "cosent" else inputs
+
+
 TASK_INPUTS: dict[Task, Callable[[Config, Job], list[Input]]] = {
     "sequence_classification": labelled_text,
     "token_classification": masked_text,
     "reranker": labelled_text,
+    "embedding": texts_to_compare,
 }
 """By task."""
-TASK_KEYS: dict[str, object] = {"pad_token_id": 0, "problem_type": "single_label_classification"}
-"""Keys of a classification: a decoder finds each sample's last token by its padding, and DeBERTa searches for labels
-that are given unless the problem is named."""
+TASK_KEYS: dict[str, object] = {"pad_token_id": 0}
+"""Keys that a task needs: a decoder finds each sample's last token by its padding."""
 
 
 def inputs_of(model_type: str, task: Task | None, owner: str) -> ModelInputs | None:
@@ -272,7 +280,7 @@ def inputs_of(model_type: str, task: Task | None, owner: str) -> ModelInputs | N
     name, inputs = class_of(model_type, task, owner), TASK_INPUTS.get(task)
     if inputs is None:
         raise UnsupportedError(f"{setting('task', task)} is not modelled yet")
-    if model_type == "deberta-v2":
+    if model_type == "deberta-v2" and task != "embedding":
         inputs = masked(inputs)
     if usual is None:
         return ModelInputs(name, inputs, tokens=TASK_KEYS)
@@ -375,9 +383,10 @@ def check_inputs(spec: ModelSpec, job: Job) -> None:
     """
     samples = inputs_of(spec.model_type, job.task, spec.name)
     check_task(job)
+    c = Config(spec.config, spec.name)
+    check_embedding(job, c.get("hidden_size", MAX_COUNT) if job.task == "embedding" else 0)
     if samples is None:
         return
-    c = Config(spec.config, spec.name)
     for name in spec.config.get("architectures") or ():
         if name_differs(name, samples.model_class) and job.task is None:
             raise UnsupportedError(

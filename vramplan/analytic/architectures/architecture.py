@@ -71,6 +71,8 @@ class Architecture:
     forward: Callable[[ForwardPass, Config], ModelOutput] = causal_lm
     encode: Callable[[ForwardPass, Config], Tensor] | None = None
     """The last hidden states, without a head, where `forward` is the architecture's own."""
+    pooler: Callable[[ForwardPass, Tensor], Tensor] | None = None
+    """What the model without a head makes of the last states beside them, which embeddings leave unused."""
     heads: Heads = SCORE
     """Heads that classify, of the classes that transformers has for the architecture."""
     decoder: Decoder | None = None

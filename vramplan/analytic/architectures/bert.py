@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from vramplan.analytic.architectures.architecture import Architecture, Shape, alike
 from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
-from vramplan.analytic.architectures.heads import BERT_HEADS, ROBERTA_HEADS
+from vramplan.analytic.architectures.heads import BERT_HEADS, ROBERTA_HEADS, pooled
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import losses
@@ -133,6 +133,7 @@ ARCHITECTURES = {
     "bert": Architecture(
         masked_lm,
         encode=partial(encode, variant=BERT),
+        pooler=pooled,
         heads=BERT_HEADS,
         stacks=lambda c: alike(c.count("num_hidden_layers")),
         shape=shape,
@@ -144,6 +145,7 @@ ARCHITECTURES = {
         Architecture(
             partial(masked_lm, variant=ROBERTA),
             encode=partial(encode, variant=ROBERTA),
+            pooler=pooled,
             heads=ROBERTA_HEADS,
             stacks=lambda c: alike(c.count("num_hidden_layers")),
             shape=shape,

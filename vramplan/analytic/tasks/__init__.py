@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
+from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.analytic.tasks import sequence_classification, token_classification
+from vramplan.analytic.tasks import embedding, sequence_classification, token_classification
 from vramplan.errors import UnsupportedError, setting
 from vramplan.inputs.job import Task
 from vramplan.inputs.model_spec import Config
@@ -19,6 +20,9 @@ FORWARDS: dict[Task, Forward] = {
     "reranker": sequence_classification.forward,
 }
 """By task."""
+
+RUNS: dict[Task, Callable[..., Tensor]] = {"embedding": embedding.run}
+"""Tasks whose loss needs several forwards of the model: each is a function of the same form."""
 
 
 def forward_of(setting_of_step: StepSpec) -> Forward:
@@ -35,4 +39,4 @@ def forward_of(setting_of_step: StepSpec) -> Forward:
     return FORWARDS[task]
 
 
-__all__ = ["FORWARDS", "Forward", "forward_of"]
+__all__ = ["FORWARDS", "RUNS", "Forward", "forward_of"]

@@ -80,6 +80,11 @@ def build(
         trl_loss.use(module, spec.name)
     elif job.loss != "standard":
         losses.use(module, job.loss, spec.name, device.startswith("cuda"))
+    if job.task == "embedding":
+        from vramplan.torch_backend.model.sentence_loss import SentenceLoss
+
+        module = SentenceLoss(module, job, spec.model_type in MODEL_INPUTS, "cuda" if device.startswith("cuda") else "cpu")
+        subject = replace(subject, casts_itself=True)
     return replace(subject, module=module.train())
 
 
@@ -185,7 +190,8 @@ def _transformers_config(spec: ModelSpec, job: Job, trust_remote_code: bool) -> 
         settings |= {key: value for key, value in samples.tokens.items() if settings.get(key) is None}
     if head_of(spec.model_type, job.task):
         settings = {key: value for key, value in settings.items() if key not in ("id2label", "label2id")}
-        settings["num_labels"] = num_labels(Config(spec.config, spec.name), job)
+        settings["num_labels"] = labels = num_labels(Config(spec.config, spec.name), job)
+        settings["problem_type"] = "regression" if labels == 1 else "single_label_classification"  # what labels tell
     remote = settings.get("auto_map")
     if remote and spec.model_type not in CONFIG_MAPPING:
         if not trust_remote_code:
