@@ -20,6 +20,7 @@ from vramplan.dataclass import dataclass
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job, with_batch
 from vramplan.inputs.model_inputs import describe as describe_inputs
+from vramplan.inputs.model_inputs import trained_as
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.sample_lengths import step_lengths
 from vramplan.inputs.validation import check_job
@@ -307,6 +308,7 @@ class JobSteps:
             notes=self.weights.notes,
             picture=None if setting.vision is None else setting.vision.image,
             num_vision_parameters=self.weights.num_vision_parameters,
+            model_class=trained_as(self.spec, job),
             inputs_text=describe_inputs(self.spec, job),
             communication=_communication(shape),
             num_gpus_simulated=len(shape.run.gpus) if 1 < len(shape.run.gpus) < job.num_gpus else None,

@@ -46,3 +46,21 @@ def check_embedding(job: Job, width: int) -> None:
             f"{setting('strategy', job.strategy)} with {setting('task', 'embedding')} is not modelled yet; use"
             f" {setting('strategy', 'ddp')}"
         )
+
+
+LOSSES = {
+    "multiple_negatives": "MultipleNegativesRankingLoss",
+    "cached_multiple_negatives": "CachedMultipleNegativesRankingLoss",
+    "cosent": "CoSENTLoss",
+}
+"""sentence-transformers' names."""
+
+
+def describe_embedding(job: Job, reads_both_ways: bool) -> str:
+    """Loss, texts and pooling in words."""
+    loss, others = LOSSES[job.embedding_loss], f" and {job.negatives} negatives" if job.negatives else ""
+    if job.embedding_loss == "cached_multiple_negatives":
+        loss += f" by {job.mini_batch_size} texts"
+    if job.matryoshka_dims is not None:
+        loss = f"MatryoshkaLoss of {', '.join(map(str, job.matryoshka_dims))} over {loss}"
+    return f"{loss} of pairs{others}, each text as long, {pooling_of(job, reads_both_ways)} pooling"

@@ -177,8 +177,8 @@ class Job(Record):
     num_labels: int | None = field(default=None, gt=0, le=MAX_COUNT)
     """Labels of a classification; null: as many as the model's configuration names."""
     embedding_loss: EmbeddingLoss = "multiple_negatives"
-    """`task` embedding: sentence-transformers' MultipleNegativesRankingLoss, the same with cached gradients (GradCache),
-    or CoSENTLoss of pairs with a score."""
+    """`task` embedding: sentence-transformers' MultipleNegativesRankingLoss, the same with cached gradients, or
+    CoSENTLoss of pairs with a score."""
     negatives: int = field(default=0, ge=0, le=1 << 10)
     """`task` embedding: texts in each sample that do not match, beside the anchor and the positive one."""
     mini_batch_size: int = field(default=32, gt=0, le=MAX_COUNT)

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnsupportedError, setting
+from vramplan.inputs.embedding import check_embedding, columns, describe_embedding
 from vramplan.inputs.images.types import Tensor as ImageTensor
-from vramplan.inputs.embedding import check_embedding, columns
 from vramplan.inputs.job import MAX_COUNT, Job, Task
 from vramplan.inputs.model_spec import Config, ModelSpec
 from vramplan.inputs.sequence_length import check_sequence_length
-from vramplan.inputs.tasks import CLASS_NAMES, CLASSES, check_task, class_of, num_labels
+from vramplan.inputs.tasks import CLASS_NAMES, CLASSES, OTHER_TASKS, check_task, class_of, head_of, num_labels
 
 
 class Input(NamedTuple):
@@ -236,7 +236,11 @@ MODEL_INPUTS: dict[str, ModelInputs] = {
 def labelled_text(c: Config, job: Job) -> list[Input]:
     """Text with a label: a class, or a number if there is one label alone."""
     dtype = "fp32" if num_labels(c, job) == 1 else "int64"
-    return [Input("input_ids", (job.sequence_length,)), Input("labels", (), dtype), *with_mask(job, job.sequence_length)]
+    return [
+        Input("input_ids", (job.sequence_length,)),
+        Input("labels", (), dtype),
+        *with_mask(job, job.sequence_length),
+    ]
 
 
 def masked(inputs: Callable[[Config, Job], list[Input]]) -> Callable[[Config, Job], list[Input]]:
@@ -287,13 +291,19 @@ def inputs_of(model_type: str, task: Task | None, owner: str) -> ModelInputs | N
     return replace(usual, model_class=name, inputs=inputs, tokens=TASK_KEYS)
 
 
-def trained_class(model_type: str, task: Task | None, owner: str) -> str:
-    """The class of transformers that is trained, in words if its name is not known."""
-    found = inputs_of(model_type, task, owner)
-    if found is not None:
+def trained_as(spec: ModelSpec, job: Job) -> str:
+    """The class of transformers that a job trains, and that there are others if it trains a language model."""
+    found, names = inputs_of(spec.model_type, job.task, spec.name), CLASS_NAMES.get(spec.model_type)
+    if found is None:
+        return "a causal language model" if names is None else names.causal or f"{names.prefix}ForCausalLM"
+    if job.task is None and names is not None:
+        return f"{found.model_class} (every token is a word to fill in; otherwise give {OTHER_TASKS})"
+    if job.task == "embedding":
+        return f"{found.model_class} for embeddings, {describe_embedding(job, spec.model_type in MODEL_INPUTS)}"
+    if head_of(spec.model_type, job.task) is None:
         return found.model_class
-    names = CLASS_NAMES.get(model_type)
-    return "a causal language model" if names is None else names.causal or f"{names.prefix}ForCausalLM"
+    labels = num_labels(Config(spec.config, spec.name), job)
+    return f"{found.model_class} with {labels} label{'s' * (labels > 1)}"
 
 
 # -- what is given -----------------------------------------------------------------------------------------------------
@@ -302,6 +312,7 @@ def trained_class(model_type: str, task: Task | None, owner: str) -> str:
 PUBLISHED: dict[str, Task] = {
     "ForSequenceClassification": "sequence_classification",
     "ForTokenClassification": "token_classification",
+    "Model": "embedding",
 }
 """The task of a checkpoint by the end of its class's name."""
 
@@ -310,11 +321,8 @@ def published_task(spec: ModelSpec) -> Task | None:
     """The task of the class that a checkpoint was saved from; None if that is what its type is trained for anyway."""
     if spec.model_type not in CLASS_NAMES:
         return None
-    for name in spec.config.get("architectures") or ():
-        for end, task in PUBLISHED.items():
-            if str(name).endswith(end):
-                return task
-    return None
+    names = [str(name) for name in spec.config.get("architectures") or ()]
+    return next((task for name in names for end, task in PUBLISHED.items() if name.endswith(end)), None)
 
 
 def complete(spec: ModelSpec, given: dict[str, object]) -> dict[str, object]:
@@ -435,6 +443,6 @@ def describe(spec: ModelSpec, job: Job) -> str | None:
         width, height = samples.image(c, job)
         rows, columns = samples.patches(c, job)
         parts.append(f"an image of {width} x {height} pixels as {rows} x {columns} patches")
-    if "return_loss" in samples.arguments:
+    if "return_loss" in samples.arguments or (job.task == "embedding" and job.embedding_loss != "cosent"):
         parts.append("told apart within each micro-batch")
-    return f"{samples.model_class}; {', '.join(parts)}"
+    return ", ".join(parts)

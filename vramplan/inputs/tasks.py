@@ -63,7 +63,7 @@ CLASSES: dict[Task, str] = {
 """What a task's class is called behind the architecture's prefix."""
 SCORES: tuple[Task, ...] = ("reward", "reranker")
 """Tasks with one label, a number."""
-TASKS_IN_WORDS = f"{setting('task', 'embedding')} or classification"
+OTHER_TASKS = "task embedding, reranker, or sequence or token classification"
 
 
 def class_of(model_type: str, task: Task, owner: str) -> str:

@@ -13,11 +13,13 @@ from vramplan.inputs.images.types import image_size
 from vramplan.inputs.job import FUSED_KERNELS, MAX_COUNT, Job, engine_casts, with_current_names
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.sample_lengths import lengths_of
-from vramplan.inputs.tasks import head_of
 from vramplan.inputs.sequence_length import default_sequence_length, max_positions
+from vramplan.inputs.tasks import head_of
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+
+    from vramplan.inputs.job import Task
 
 MIN_TEXT_TOKENS = 128
 """Least tokens of text beside the images if no length is given."""
@@ -59,7 +61,7 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
     if "image_size" in job:
         job["image_size"] = image_size(job["image_size"])
     job = model_inputs.complete(spec, job)
-    head = head_of(spec.model_type, job.get("task"))
+    head = head_of(spec.model_type, cast("Task | None", job.get("task")))
     if head is not None and job.get("method") != "full":
         job.setdefault("modules_to_save", (head,))  # PEFT's task types SEQ_CLS and TOKEN_CLS
     _check_videos(job)

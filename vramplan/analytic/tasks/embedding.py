@@ -69,4 +69,6 @@ def vectors(make: MakePass, c: Config, job: Job, texts: dict[str, Tensor], numbe
     if job.loop == "trainer" and job.casts:
         converted = ops.to(states, "fp32", "outputs converted to fp32 (accelerate)")
         pooled = ops.to(pooled, "fp32", "outputs converted to fp32 (accelerate)")
+        if job.matryoshka_dims is not None:  # ForwardDecorator keeps the outputs for the other widths
+            held.append(converted)
     return pooled

@@ -83,7 +83,8 @@ def build(
     if job.task == "embedding":
         from vramplan.torch_backend.model.sentence_loss import SentenceLoss
 
-        module = SentenceLoss(module, job, spec.model_type in MODEL_INPUTS, "cuda" if device.startswith("cuda") else "cpu")
+        device_type = "cuda" if device.startswith("cuda") else "cpu"
+        module = SentenceLoss(module, job, spec.model_type in MODEL_INPUTS, device_type)
         subject = replace(subject, casts_itself=True)
     return replace(subject, module=module.train())
 

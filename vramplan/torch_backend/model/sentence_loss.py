@@ -45,6 +45,9 @@ class Embedder(nn.Module):
 class SentenceLoss(nn.Module):
     """The loss of texts in columns."""
 
+    accepts_loss_kwargs = False
+    """SentenceTransformerTrainer counts no items."""
+
     def __init__(self, model: nn.Module, job: Job, reads_both_ways: bool, device_type: str) -> None:
         """Wrap a model.
 
@@ -60,7 +63,7 @@ class SentenceLoss(nn.Module):
                 f"{setting('task', 'embedding')}: a trace runs sentence-transformers' own losses:"
                 ' pip install "sentence-transformers>=6.2"'
             ) from error
-        inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+        inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         pooling = Pooling(inner.config.hidden_size, pooling_mode=pooling_of(job, reads_both_ways))
         embedder: Any = Embedder(model, pooling, job, device_type)
         self.job = job
