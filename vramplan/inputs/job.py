@@ -58,11 +58,10 @@ def spelled(name: str, value: str) -> str:
 def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a job with former names and other names of values replaced by the current ones."""
     values = FORMER_VALUES | VALUES
+    texts = {name: spelled(name, value) if isinstance(value, str) else value for name, value in settings.items()}
     return {
-        FORMER_FIELDS.get(name, name): values.get((name, spelled(name, value)), value)
-        if isinstance(value, str)
-        else value
-        for name, value in settings.items()
+        FORMER_FIELDS.get(name, name): values.get((name, value), value) if isinstance(value, str) else value
+        for name, value in texts.items()
     }
 
 

@@ -20,7 +20,7 @@ class ClassNames(NamedTuple):
     prefix: str
     """What all begin with: Llama of LlamaForCausalLM."""
     classifies_tokens: bool = True
-    """Whether there is a class for labels of tokens."""
+    """Whether there is a class for labels of tokens, with the usual head."""
     head: str = "score"
     """The module that makes the labels' logits, which PEFT trains in full (peft_model.py: classifier_module_names)."""
     causal: str = ""
@@ -36,15 +36,16 @@ CLASS_NAMES: dict[str, ClassNames] = {
     **_decoders(
         "llama=Llama mistral=Mistral qwen2=Qwen2 qwen3=Qwen3 seed_oss=SeedOss smollm3=SmolLM3 gemma=Gemma gemma2=Gemma2"
         " phi=Phi phi3=Phi3 glm=Glm glm4=Glm4 starcoder2=Starcoder2 mixtral=Mixtral qwen2_moe=Qwen2Moe"
-        " qwen3_moe=Qwen3Moe deepseek_v3=DeepseekV3 gpt_oss=GptOss gpt_neox=GPTNeoX",
+        " qwen3_moe=Qwen3Moe deepseek_v3=DeepseekV3 gpt_oss=GptOss",
         classifies_tokens=True,
     ),
     **_decoders(
-        "minicpm3=MiniCPM3 olmo2=Olmo2 olmo3=Olmo3 phimoe=Phimoe deepseek_v2=DeepseekV2 gptj=GPTJ opt=OPT",
+        "minicpm3=MiniCPM3 olmo2=Olmo2 olmo3=Olmo3 phimoe=Phimoe deepseek_v2=DeepseekV2 gptj=GPTJ opt=OPT"
+        " gpt_neox=GPTNeoX",
         classifies_tokens=False,
     ),
     "gemma3_text": ClassNames("Gemma3Text", False, causal="Gemma3ForCausalLM"),
-    "gpt2": ClassNames("GPT2", causal="GPT2LMHeadModel"),
+    "gpt2": ClassNames("GPT2", False, causal="GPT2LMHeadModel"),
     "bert": ClassNames("Bert", head="classifier"),
     "roberta": ClassNames("Roberta", head="classifier"),
     "xlm-roberta": ClassNames("XLMRoberta", head="classifier"),
@@ -79,7 +80,7 @@ def class_of(model_type: str, task: Task, owner: str) -> str:
             f" {', '.join(CLASS_NAMES)}"
         )
     if task == "token_classification" and not names.classifies_tokens:
-        raise UnsupportedError(f"{chosen}: transformers has no {names.prefix}ForTokenClassification")
+        raise UnsupportedError(f"{chosen}: no {names.prefix}ForTokenClassification is modelled")
     return names.prefix + CLASSES[task]
 
 
