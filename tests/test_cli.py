@@ -221,7 +221,9 @@ def test_a_sequence_beyond_the_positions_is_a_note() -> None:
 
 
 FLAGS = {
-    "suggest": "--gpu --link --network --global-batch --for --num-gpus --nodes --method --lora-rank"
+    "suggest": "--gpu --link --network --global-batch --for --task --num-labels"
+    " --reference --prompt-len --generate-with --num-generations --vllm-share"
+    " --num-gpus --nodes --method --lora-rank"
     " --lora-targets --lora-dropout --lora-dtype"
     " --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len"
     " --batches --checkpointing --attention --loss --fused-kernels --loop"
@@ -234,6 +236,8 @@ FLAGS = {
     "estimate": "--platform --generate-tokens --prompt-tokens --generate-batch --gpu --link --network --micro-batch"
     " --accumulation --by --explain --plot --snapshot --for --html"
     " --confidence --trust-remote-code"
+    " --task --num-labels"
+    " --reference --prompt-len --generate-with --num-generations --vllm-share"
     " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
@@ -243,6 +247,8 @@ FLAGS = {
     "oom": "--config --gpu --model --num-gpus --seq-len --confidence --verbose --json --help",
     "report": "--gpu --out --micro-batch --accumulation --global-batch --gpus"
     " --confidence --trust-remote-code"
+    " --task --num-labels"
+    " --reference --prompt-len --generate-with --num-generations --vllm-share"
     " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
@@ -250,6 +256,8 @@ FLAGS = {
     " --batches --checkpointing --attention --loss --fused-kernels --loop --strategy --offload --job --json --help",
     "adapt plan": "--gpu --link --network --global-batch --largest-global-batch --prefer --confidence"
     " --trust-remote-code --no-cache"
+    " --task --num-labels"
+    " --reference --prompt-len --generate-with --num-generations --vllm-share"
     " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
@@ -258,6 +266,8 @@ FLAGS = {
     "adapt simulate": "--policy --global-batch --largest-global-batch --coupling --dwell --half-life --unit --share"
     " --eta --schedule --plot --json --help",
     "compare": "--gpu --link --network --micro-batch --accumulation --confidence --trust-remote-code"
+    " --task --num-labels"
+    " --reference --prompt-len --generate-with --num-generations --vllm-share"
     " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
@@ -268,7 +278,9 @@ FLAGS = {
     " --checkpointing --images --videos --frames --image-size --dataset"
     " --tokenizer --min-headroom --confidence --fix --write --verbose --json"
     " --help",
-    "images": "--gpu --sizes --plot --confidence --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout"
+    "images": "--gpu --sizes --plot --confidence --task --num-labels"
+    " --reference --prompt-len --generate-with --num-generations --vllm-share"
+    " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout"
     " --lora-dtype --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len"
     " --batches --checkpointing --attention --loss --fused-kernels"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector --loop"
@@ -277,14 +289,18 @@ FLAGS = {
     " --help",
     "table": "--models --gpus --methods --seq-lens --show --micro-batch --format --config --name --check --write"
     " --shard --out --merge --verbose --jobs"
-    " --confidence --num-gpus --nodes --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype"
+    " --confidence --task --num-labels"
+    " --reference --prompt-len --generate-with --num-generations --vllm-share"
+    " --num-gpus --nodes --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype"
     " --autocast --quantize"
     " --optimizer --target-len --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision"
     " --projector --batches --checkpointing --attention --loss --fused-kernels --loop --strategy --offload --job"
     " --no-cache --json"
     " --help",
     "probe": "--as-card --micro-batch --accumulation --steps --find-max --max-runs --device --timeout --record"
-    " --history --trust-remote-code --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout --lora-dtype"
+    " --history --trust-remote-code --task --num-labels"
+    " --reference --prompt-len --generate-with --num-generations --vllm-share"
+    " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout --lora-dtype"
     " --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len"
     " --batches --checkpointing --attention --loss --fused-kernels --loop"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"

@@ -15,7 +15,7 @@ from vramplan.errors import UnknownNameError
 from vramplan.inputs.catalog import aliases, find_model, load_spec, model_names, specs_folder
 from vramplan.inputs.images import IMAGE_PROCESSORS
 from vramplan.inputs.job import Job
-from vramplan.inputs.model_inputs import MODEL_INPUTS
+from vramplan.inputs.model_inputs import MODEL_INPUTS, published_task
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.fused_attention import FusedAttention
 
@@ -36,7 +36,8 @@ def test_count_equals_the_official_one(name: str) -> None:
     assert spec.name == name
     assert spec.sources
     assert spec.counted_from
-    job = Job(method="full", autocast="none", attention=architecture_of(spec).architecture.attention[0])
+    attention = architecture_of(spec).architecture.attention[0]
+    job = Job(method="full", autocast="none", attention=attention, task=published_task(spec))
     setting, whole = setting_of(spec, job)
     _, folded = lay_out(spec, job, FusedAttention(flash=True))
     assert count_parameters(setting, whole) == spec.num_parameters

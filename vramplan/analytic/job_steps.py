@@ -23,6 +23,7 @@ from vramplan.dataclass import dataclass
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job, with_batch
 from vramplan.inputs.model_inputs import describe as describe_inputs
+from vramplan.inputs.model_inputs import trained_as
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.sample_lengths import step_lengths
 from vramplan.inputs.validation import check_job
@@ -286,7 +287,7 @@ class JobSteps:
             sum(weight.num_bytes for weight in step.trained),
             len(step.placed),
             gathered_bytes(step),
-            (*self.notes, *notes, *count_notes(self.spec, step.num_parameters)),
+            (*self.notes, *notes, *count_notes(self.spec, job, step.num_parameters)),
         )
 
     def _evaluation_bytes(self, micro: int, several: bool) -> dict[int, int]:
@@ -314,6 +315,7 @@ class JobSteps:
             notes=self.weights.notes,
             picture=None if setting.vision is None else setting.vision.image,
             num_vision_parameters=self.weights.num_vision_parameters,
+            model_class=trained_as(self.spec, job),
             inputs_text=describe_inputs(self.spec, job),
             communication=_communication(shape),
             num_gpus_simulated=len(shape.run.gpus) if 1 < len(shape.run.gpus) < job.num_gpus else None,
@@ -368,9 +370,9 @@ def depends_on_size(job: Job) -> bool:
     return job.strategy in ("zero1", "zero2") or (job.is_mapped and job.experts == "linear") or is_colocated(job)
 
 
-def count_notes(spec: ModelSpec, counted: int) -> list[str]:
-    """A note if the published files hold another number of elements than the estimate counts."""
-    if spec.num_parameters == counted or spec.stored_parameters in (None, counted):
+def count_notes(spec: ModelSpec, job: Job, counted: int) -> list[str]:
+    """A note if the published files hold another number of elements than the estimate counts; a task has its own."""
+    if job.task is not None or spec.num_parameters == counted or spec.stored_parameters in (None, counted):
         return []
     return [
         f"the published files hold {spec.stored_parameters:,} elements, the estimate counts {counted:,} parameters:"
@@ -390,6 +392,7 @@ def linear_names(record: StepRecord, pattern: str) -> list[str]:
 
 def saved_names(record: StepRecord) -> set[str]:
     """Names of the modules that may train in a copy: those whose own weights are not quantized."""
-    kept = (weight.name for weight in record.weights if not weight.is_adapter and not weight.stored)
+    kept = [weight for weight in record.weights if not weight.is_adapter and not weight.stored]
     tied = {"lm_head"}  # an output head always is one, tied or not
-    return {name.rpartition(".")[0] for name in kept} | tied
+    heads = {weight.name.partition(".")[0] for weight in kept if weight.layer is None}  # of several layers, perhaps
+    return {weight.name.rpartition(".")[0] for weight in kept} | heads | tied

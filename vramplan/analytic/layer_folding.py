@@ -114,8 +114,8 @@ class Unfolded:
     events: array[int]
     source: array[int]
     """Simulated storage of each storage."""
-    first_of: dict[tuple[str, int], int]
-    """First storage of each layer's section, by phase and layer of the whole model."""
+    first_of: dict[tuple[str, int, int], int]
+    """First storage of each layer's section, by phase, forward and layer of the whole model."""
     first_outside: dict[int, int]
     """First storage of each section outside the layers, by the section's number on the tape."""
     pieces: list[UnfoldedSection]
@@ -136,7 +136,7 @@ class Unfolded:
         if made_in.layer is None:
             return self.first_outside[number] + storage - made_in.first_storage
         assert layer is not None
-        return self.first_of[made_in.phase, layer] + storage - made_in.first_storage
+        return self.first_of[made_in.phase, made_in.run, layer] + storage - made_in.first_storage
 
     def on_card(self, card: int, events: Sequence[int]) -> array[int]:
         """The events whose storages are on the GPU with index `card`."""
@@ -226,8 +226,8 @@ class _Writer:
         if layer is None:
             result.first_outside[number] = base
         else:
-            assert (section.phase, layer) not in result.first_of, "a layer's section is in two pieces"
-            result.first_of[section.phase, layer] = base
+            assert (section.phase, section.run, layer) not in result.first_of, "a layer's section is in two pieces"
+            result.first_of[section.phase, section.run, layer] = base
         result.source.extend(self.identity[section.first_storage : following.first_storage])
         template = self.templates.get(key)
         if template is None:
@@ -278,11 +278,11 @@ class _Writer:
         stack = self.plan.of(made_in.layer)
         if layer is not None and here.layer is not None and _same_stack(made_in.layer, layer):
             if stack.is_across(made_in.layer, here.layer):  # made across the period (T5's bias)
-                return first_of[made_in.phase, stack.place(made_in.layer)]
-            return first_of[made_in.phase, layer + made_in.layer - here.layer]
+                return first_of[made_in.phase, made_in.run, stack.place(made_in.layer)]
+            return first_of[made_in.phase, made_in.run, layer + made_in.layer - here.layer]
         if stack.copies_of(made_in.layer) > 1:
-            return first_of[made_in.phase, made_in.layer + copy * stack.period]
-        return first_of[made_in.phase, stack.place(made_in.layer)]
+            return first_of[made_in.phase, made_in.run, made_in.layer + copy * stack.period]
+        return first_of[made_in.phase, made_in.run, stack.place(made_in.layer)]
 
 
 def _same_stack(a: int | None, b: int | None) -> bool:

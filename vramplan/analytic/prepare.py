@@ -15,7 +15,7 @@ from vramplan.analytic.supported import check_model, check_modelled
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import processed_image
 from vramplan.inputs.job import Job
-from vramplan.inputs.model_inputs import MODEL_INPUTS
+from vramplan.inputs.model_inputs import inputs_of
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import are_linear, check_job
 from vramplan.memory.fused_attention import FusedAttention, fused_attention, widest_head
@@ -61,7 +61,7 @@ def lay_out(
         tuple(one.simulated for one in folds),
         fused,
         vision_of(spec, job, model),
-        MODEL_INPUTS.get(spec.model_type),
+        inputs_of(spec.model_type, job.task, spec.name),
         are_linear(spec, job),
         liger_layers(replaced, job.fused_kernels, multiprocessors),
     )

@@ -14,7 +14,7 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import Input, ModelInputs, text_inputs
 from vramplan.inputs.model_spec import Config
 from vramplan.inputs.task_inputs import task_inputs
-from vramplan.inputs.task_rules import PREFERENCE
+from vramplan.inputs.task_rules import PREFERENCE, TRL_TASKS
 from vramplan.memory.fused_attention import FusedAttention
 
 
@@ -53,7 +53,7 @@ class StepSpec:
     @property
     def inputs(self) -> list[Input]:
         """The tensors of one sample, in the order that they come to the device."""
-        if self.job.task is not None:
+        if self.job.task in TRL_TASKS:
             return task_inputs(self.job)
         if self.model_inputs is not None:
             return self.model_inputs.inputs(self.config, self.job)

@@ -18,7 +18,7 @@ from vramplan.inputs.task_rules import NO_REWARD, is_preference
 from vramplan.inputs.validation import are_linear, check_spec
 from vramplan.memory.optimizers import check_optimizer, optimizer_of
 
-NARROW = {"classifier", "shared_expert_gate", "gate"}
+NARROW = {"score", "classifier", "out_proj", "shared_expert_gate", "gate"}
 """Layers with few outputs (classes, experts, one number for each token), which do not limit the rank."""
 
 

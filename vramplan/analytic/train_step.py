@@ -12,7 +12,7 @@ from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.second_micro_step import WaitingBatches
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord, record_of
-from vramplan.analytic.tasks import grpo, task_of
+from vramplan.analytic.tasks import compute_loss_of, forward_of, grpo
 from vramplan.inputs.job import Job
 from vramplan.inputs.task_rules import PREFERENCE
 
@@ -134,11 +134,12 @@ def run_forward(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Te
     """
     job = setting.job
     batch = as_handed(net.tape, job, batch)
-    if job.task is not None:
-        return task_of(job.task)(net, setting, phase, batch)
+    compute_loss = compute_loss_of(job.task)
+    if compute_loss is not None:
+        return compute_loss(net, setting, phase, batch)
     with net.tape.autocasting(job.autocast if job.casts else None):
         forward = forward_pass(net, setting, phase, batch)
-        loss, results = setting.architecture.forward(forward, setting.config)
+        loss, results = forward_of(setting)(forward, setting.config)
         loss, results = ops.move(loss, 0), [ops.move(one, 0, "logits on the first card") for one in results]
     if job.loop == "trainer" and job.casts:
         outputs = results + net.features

@@ -126,8 +126,10 @@ JOB_FLAGS = {
     "task": _choice(
         "task",
         METHOD,
-        "What TRL's trainer of that name trains for: dpo, kto, orpo, cpo, simpo, reward, grpo (the next token).",
+        "What is trained: sequence_classification, token_classification, embedding, reranker; by TRL: reward, dpo, kto,"
+        " orpo, cpo, simpo, grpo (the next token, or as the model's class).",
     ),
+    "num_labels": Flag(int, DATA, "Labels of a classification (as many as the model names)."),
     "reference": _choice(
         "reference", METHOD, "Reference of dpo, kto, grpo: adapters_off, model, precomputed, none (by method)."
     ),

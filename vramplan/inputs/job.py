@@ -32,14 +32,19 @@ Loss = Literal[
     "concatenated",
     "concatenated_states",
 ]
-Task = Literal["dpo", "kto", "orpo", "cpo", "simpo", "reward", "grpo"]
-"""What is trained for, if that is not the next token."""
+Task = Literal[
+    "sequence_classification", "token_classification", "embedding", "reranker", "reward", "dpo", "kto", "orpo", "cpo",
+    "simpo", "grpo",
+]  # fmt: skip
+"""What is trained for, if that is not what transformers trains such a model for."""
 Reference = Literal["adapters_off", "model", "precomputed", "none"]
 Engine = Literal["transformers", "vllm", "vllm_sleep", "vllm_server"]
 FusedKernel = Literal["rope", "rms_norm", "layer_norm", "swiglu", "geglu"]
 Loop = Literal["trainer", "plain"]
 Experts = Literal["stacked", "linear"]
 Part = Literal["frozen", "train", "lora"]
+Pooling = Literal["mean", "cls", "lasttoken"]
+EmbeddingLoss = Literal["multiple_negatives", "cached_multiple_negatives", "cosent"]
 Offload = Literal["none", "optimizer", "all"]
 
 MAX_COUNT = 1 << 24
@@ -66,12 +71,18 @@ FORMER_FIELDS = {
 FORMER_VALUES = {("strategy", "pipeline"): "device_map"}
 
 
+def spelled(name: str, value: str) -> str:
+    """A value as the tables of names write it: seq-cls as seq_cls."""
+    return value.replace("-", "_") if name == "task" else value
+
+
 def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a job with former names and other names of values replaced by the current ones."""
     values = FORMER_VALUES | VALUES
+    texts = {name: spelled(name, value) if isinstance(value, str) else value for name, value in settings.items()}
     return {
         FORMER_FIELDS.get(name, name): values.get((name, value), value) if isinstance(value, str) else value
-        for name, value in settings.items()
+        for name, value in texts.items()
     }
 
 
@@ -179,10 +190,13 @@ class Job(Record):
     """One training set-up; docs/reference/options.md says what frameworks call each field."""
 
     task: Task | None = None
-    """What TRL's trainer of that name trains the model for: dpo (DPO and its kin), kto, orpo, cpo, simpo (cpo without
-    the cross-entropy of chosen answers), reward (a number for a text), grpo (GRPO, DAPO, Dr. GRPO); null: the next
-    token. A sample of kto is a prompt with an answer, of grpo a prompt with a completion, of others a pair of a chosen
-    and a rejected answer; `sequence_length` is that of a prompt with one of them."""
+    """What the model is trained for, which decides its class and its loss. By transformers: sequence_classification (a
+    label for each sample), token_classification (a label for each token). By sentence-transformers: embedding
+    (bi-encoders), reranker (CrossEncoder). By TRL: reward (a number for each text), dpo (DPO and its kin), kto, orpo,
+    cpo, simpo (cpo without the cross-entropy of chosen answers), grpo (GRPO, DAPO, Dr. GRPO). null: what transformers
+    trains such a model for: the next token, words to fill in, an image's class.
+    A sample of reward, dpo, orpo, cpo and simpo is a pair of a chosen and a rejected answer, of kto a prompt with an
+    answer, of grpo a prompt with a completion; `sequence_length` is that of a prompt with one of them."""
     reference: Reference | None = None
     """Where dpo, kto and grpo take the log-probabilities of the reference from: adapters_off (the model without its
     adapters), model (a second model, whose weights do not train), precomputed (before the training), none; null: for
@@ -205,6 +219,19 @@ class Job(Record):
     """GPUs that share one copy of the model in vLLM (``vllm_tensor_parallel_size``)."""
     importance_sampling: bool = True
     """Whether the model scores what vLLM generated (``vllm_importance_sampling_correction``)."""
+    num_labels: int | None = field(default=None, gt=0, le=MAX_COUNT)
+    """Labels of a classification; null: as many as the model's configuration names."""
+    embedding_loss: EmbeddingLoss = "multiple_negatives"
+    """`task` embedding: sentence-transformers' MultipleNegativesRankingLoss, the same with cached gradients, or
+    CoSENTLoss of pairs with a score."""
+    negatives: int = field(default=0, ge=0, le=1 << 10)
+    """`task` embedding: texts in each sample that do not match, beside the anchor and the positive one."""
+    mini_batch_size: int = field(default=32, gt=0, le=MAX_COUNT)
+    """`embedding_loss` cached_multiple_negatives: texts that run through the model at a time."""
+    matryoshka_dims: tuple[int, ...] | None = None
+    """`task` embedding: widths of MatryoshkaLoss, which computes the loss for each; null: the whole width alone."""
+    pooling: Pooling | None = None
+    """`task` embedding: how a text's states become one vector; null: lasttoken for a decoder, else mean."""
     method: Method = "lora"
     """full: every weight trains; lora: adapters on frozen weights."""
     lora_rank: int = field(default=8, gt=0, le=MAX_COUNT)

@@ -1,4 +1,4 @@
-"""The samples of models that are not causal language models: text to fill in, images, pairs, speech.
+"""The samples of models that are not causal language models: text to fill in, to classify, images, pairs, speech.
 
 For the analytic estimator and the trace alike: which class of transformers is trained, its inputs, and the meaning of
 a job's sequence length, target length and image size for it (transformers 5.23, modeling_<type>.py).
@@ -7,16 +7,18 @@ a job's sequence length, target length and image size for it (transformers 5.23,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from math import prod
 from typing import NamedTuple
 
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnsupportedError, setting
+from vramplan.inputs.embedding import check_embedding, columns, describe_embedding
 from vramplan.inputs.images.types import Tensor as ImageTensor
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import MAX_COUNT, Job, Task
 from vramplan.inputs.model_spec import Config, ModelSpec
 from vramplan.inputs.sequence_length import check_sequence_length
+from vramplan.inputs.tasks import CLASS_NAMES, OTHER_TASKS, check_task, class_of, head_of, num_labels
 
 
 class Input(NamedTuple):
@@ -55,8 +57,8 @@ class ModelInputs:
     """Whether a decoder's labels have a length of their own, the job's target length."""
     arguments: Mapping[str, bool] = field(default_factory=dict)
     """Arguments of the class beside tensors."""
-    tokens: Mapping[str, int] = field(default_factory=dict)
-    """Numbers of tokens that the class needs and a configuration may leave out; any will do."""
+    tokens: Mapping[str, object] = field(default_factory=dict)
+    """Keys that the class needs and a configuration may leave out, such as numbers of tokens; any value will do."""
 
     def image(self, c: Config, job: Job) -> tuple[int, int]:
         """Width and height of the images that reach the model."""
@@ -228,7 +230,99 @@ MODEL_INPUTS: dict[str, ModelInputs] = {
 """By transformers' model_type."""
 
 
+# -- tasks -------------------------------------------------------------------------------------------------------------
+
+
+def labelled_text(c: Config, job: Job) -> list[Input]:
+    """Text with a label: a class, or a number if there is one label alone."""
+    dtype = "fp32" if num_labels(c, job) == 1 else "int64"
+    return [
+        Input("input_ids", (job.sequence_length,)),
+        Input("labels", (), dtype),
+        *with_mask(job, job.sequence_length),
+    ]
+
+
+def masked(inputs: Callable[[Config, Job], list[Input]]) -> Callable[[Config, Job], list[Input]]:
+    """The same inputs with the mask of the tokenizer in any case."""
+
+    def with_it(c: Config, job: Job) -> list[Input]:
+        found = inputs(c, job)
+        named = any(one.name == "attention_mask" for one in found)
+        return found if named else [*found, Input("attention_mask", (job.sequence_length,))]
+
+    return with_it
+
+
+def texts_to_compare(c: Config, job: Job) -> list[Input]:
+    """Texts of one length, each with its mask; pairs have a score under CoSENTLoss."""
+    length = job.sequence_length
+    inputs = [Input(f"{one}_{name}", (length,)) for one in columns(job) for name in ("input_ids", "attention_mask")]
+    return [*inputs, Input("labels", (), "fp32")] if job.embedding_loss == "cosent" else inputs
+
+
+TASK_INPUTS: dict[Task, Callable[[Config, Job], list[Input]]] = {
+    "sequence_classification": labelled_text,
+    "token_classification": masked_text,
+    "reranker": labelled_text,
+    "embedding": texts_to_compare,
+}
+"""By task."""
+TASK_KEYS: dict[str, object] = {"pad_token_id": 0}
+"""Keys that a task needs: a decoder finds each sample's last token by its padding."""
+
+
+def inputs_of(model_type: str, task: Task | None, owner: str) -> ModelInputs | None:
+    """The class of an architecture that a task trains, and its samples; None for a causal language model.
+
+    Raises:
+        UnsupportedError: if the architecture has no such class, or none that is modelled.
+    """
+    usual = MODEL_INPUTS.get(model_type)
+    if task not in TASK_INPUTS:  # a causal language model's, or one of TRL's
+        return usual
+    name, inputs = class_of(model_type, task, owner), TASK_INPUTS[task]
+    if model_type == "deberta-v2" and task != "embedding":
+        inputs = masked(inputs)
+    if usual is None:
+        return ModelInputs(name, inputs, tokens=TASK_KEYS)
+    return replace(usual, model_class=name, inputs=inputs, tokens=TASK_KEYS)
+
+
+def trained_as(spec: ModelSpec, job: Job) -> str:
+    """The class of transformers that a job trains, and that there are others if it trains a language model."""
+    found, names = inputs_of(spec.model_type, job.task, spec.name), CLASS_NAMES.get(spec.model_type)
+    if job.task == "reward" and names is not None:
+        return f"{class_of(spec.model_type, job.task, spec.name)} with 1 label"
+    if found is None:
+        return "a causal language model" if names is None else names.causal or f"{names.prefix}ForCausalLM"
+    if job.task is None and names is not None:
+        return f"{found.model_class} (every token is a word to fill in; otherwise give {OTHER_TASKS})"
+    if job.task == "embedding":
+        return f"{found.model_class} for embeddings, {describe_embedding(job, spec.model_type in MODEL_INPUTS)}"
+    if head_of(spec.model_type, job.task) is None:
+        return found.model_class
+    labels = num_labels(Config(spec.config, spec.name), job)
+    return f"{found.model_class} with {labels} label{'s' * (labels > 1)}"
+
+
 # -- what is given -----------------------------------------------------------------------------------------------------
+
+
+PUBLISHED: dict[str, Task] = {
+    "ForSequenceClassification": "sequence_classification",
+    "ForTokenClassification": "token_classification",
+    "Model": "embedding",
+}
+"""The task of a checkpoint by the end of its class's name."""
+
+
+def published_task(spec: ModelSpec) -> Task | None:
+    """The task of the class that a checkpoint was saved from; None if that is what its type is trained for anyway."""
+    if spec.model_type not in CLASS_NAMES:
+        return None
+    names = [str(name) for name in spec.config.get("architectures") or ()]
+    return next((task for name in names for end, task in PUBLISHED.items() if name.endswith(end)), None)
 
 
 def complete(spec: ModelSpec, given: dict[str, object]) -> dict[str, object]:
@@ -237,7 +331,9 @@ def complete(spec: ModelSpec, given: dict[str, object]) -> dict[str, object]:
     Raises:
         ConfigError: for a setting that the model does not have.
     """
-    samples = MODEL_INPUTS.get(spec.model_type)
+    task = given.get("task") or published_task(spec)
+    given = {**given, "task": task} if task else given
+    samples = inputs_of(spec.model_type, task, spec.name)  # type: ignore[arg-type]
     if samples is None:
         if given.get("target_length") is not None:
             raise ConfigError(
@@ -281,6 +377,11 @@ def tokens_of_image(samples: ModelInputs, c: Config, given: Mapping[str, object]
     return max(1, rows * columns + 1)
 
 
+def name_differs(name: str, model_class: str) -> bool:
+    """Whether a checkpoint's class has another head than the one that is trained, and none for pre-training."""
+    return "For" in name and name != model_class and not name.endswith("ForPreTraining")
+
+
 def check_inputs(spec: ModelSpec, job: Job) -> None:
     """Check that a job's samples suit the architecture.
 
@@ -288,12 +389,14 @@ def check_inputs(spec: ModelSpec, job: Job) -> None:
         ConfigError: for a setting that the architecture does not allow.
         UnsupportedError: for another class than the one that is trained here.
     """
-    samples = MODEL_INPUTS.get(spec.model_type)
+    samples = inputs_of(spec.model_type, job.task, spec.name)
+    check_task(job)
+    c = Config(spec.config, spec.name)
+    check_embedding(job, c.get("hidden_size", MAX_COUNT) if job.task == "embedding" else 0)
     if samples is None:
         return
-    c = Config(spec.config, spec.name)
     for name in spec.config.get("architectures") or ():
-        if "For" in name and name != samples.model_class and not name.endswith("ForPreTraining"):
+        if name_differs(name, samples.model_class) and job.task is None:
             raise UnsupportedError(
                 f"{spec.name}: {name} is not supported; {spec.model_type} models are trained as {samples.model_class}"
             )
@@ -307,7 +410,7 @@ def check_inputs(spec: ModelSpec, job: Job) -> None:
             f"{setting('loss', job.loss)}: {samples.model_class} has a loss of its own;"
             f" use {setting('loss', 'standard')}"
         )
-    if job.fused_kernels:
+    if job.fused_kernels and spec.model_type in MODEL_INPUTS:
         raise ConfigError(
             f"{setting('fused_kernels', ','.join(job.fused_kernels))}: Liger has no kernels for {spec.model_type};"
             f" use {setting('fused_kernels', 'none')}"
@@ -325,7 +428,7 @@ def check_inputs(spec: ModelSpec, job: Job) -> None:
 
 def describe(spec: ModelSpec, job: Job) -> str | None:
     """A sample in a few words; None for a causal language model."""
-    samples = MODEL_INPUTS.get(spec.model_type)
+    samples = inputs_of(spec.model_type, job.task, spec.name)
     if samples is None:
         return None
     c, parts = Config(spec.config, spec.name), []
@@ -340,6 +443,6 @@ def describe(spec: ModelSpec, job: Job) -> str | None:
         width, height = samples.image(c, job)
         rows, columns = samples.patches(c, job)
         parts.append(f"an image of {width} x {height} pixels as {rows} x {columns} patches")
-    if "return_loss" in samples.arguments:
+    if "return_loss" in samples.arguments or (job.task == "embedding" and job.embedding_loss != "cosent"):
         parts.append("told apart within each micro-batch")
-    return f"{samples.model_class}; {', '.join(parts)}"
+    return ", ".join(parts)

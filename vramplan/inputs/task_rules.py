@@ -9,6 +9,8 @@ REFERRING = ("dpo", "kto", "grpo")
 """Tasks with a reference."""
 PREFERENCE = ("dpo", "kto", "orpo", "cpo", "simpo", "reward")
 """Tasks of TRL's preference trainers."""
+TRL_TASKS = (*PREFERENCE, "grpo")
+"""Tasks of TRL's trainers."""
 SCORING = ("dpo", "kto", "orpo", "cpo", "simpo")
 """Those that compute log-probabilities of answers."""
 CONCATENATED: tuple[Loss, ...] = ("concatenated_states", "concatenated")

@@ -77,6 +77,9 @@ SAME: Mapping[str, str] = MappingProxyType(
         "model_name_or_path": "model",
         "base_model": "model",
         "model": "model",
+        "task_type": "task",
+        "n_labels": "num_labels",
+        "num_classes": "num_labels",
         "output": "out",
     }
 )
@@ -96,6 +99,11 @@ VALUES: dict[tuple[str, str], str] = {
     ("strategy", "zero_2"): "zero2",
     ("strategy", "zero_3"): "zero3",
     ("lora_targets", "all"): "all-linear",
+    **{("task", name): "sequence_classification" for name in ("classification", "seq_cls", "text_classification")},
+    **{("task", name): "token_classification" for name in ("token_cls", "ner")},
+    **{("task", name): "embedding" for name in ("embed", "feature_extraction", "bi_encoder")},
+    **{("task", name): "reranker" for name in ("rerank", "cross_encoder")},
+    **{("task", name): "reward" for name in ("rm", "reward_model")},
 }
 """(setting, other name of a value) -> the value."""
 _NONE: Mapping[str, str] = MappingProxyType({})

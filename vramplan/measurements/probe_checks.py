@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vramplan.errors import ConfigError, MissingDependencyError, UnsupportedError, VramplanError, setting
 from vramplan.inputs.job import Job
-from vramplan.inputs.model_inputs import MODEL_INPUTS
+from vramplan.inputs.model_inputs import inputs_of
 from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec
 from vramplan.memory.estimate import Estimate
 from vramplan.units import format_bytes
@@ -22,7 +22,7 @@ def check_method(spec: ModelSpec, job: Job, device_type: str) -> None:
     """
     if job.quantize != "none":
         _check_quantized(spec, job, device_type)
-    if job.lengths is not None and (spec.model_type == IMPORT_PATH or spec.model_type in MODEL_INPUTS):
+    if job.lengths is not None and (spec.model_type == IMPORT_PATH or inputs_of(spec.model_type, job.task, spec.name)):
         raise UnsupportedError(f"{setting('lengths')} is probed for causal language models alone")
     if job.strategy == "device_map":
         raise UnsupportedError(f"{setting('strategy', job.strategy)} is not probed yet")

@@ -46,6 +46,8 @@ def describe_samples(job: Job, step: SimulatedStep) -> str:
         text = "the example's own inputs"
     else:
         text = step.inputs_text or _describe_images(job, step.picture) + _describe_lengths(job)
+        if step.model_class:
+            text = f"trained as {step.model_class}; {text}"
     if job.expandable_segments:
         return f"{text}, expandable segments"
     if job.lengths is None:

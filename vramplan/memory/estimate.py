@@ -38,6 +38,8 @@ class SimulatedStep:
     picture: ProcessedImage | None = None
     """Tokens and patches of each image or video; None for a model without vision."""
     num_vision_parameters: int = 0
+    model_class: str = ""
+    """The class of transformers that is trained, in words; empty for a user's own model."""
     inputs_text: str | None = None
     """Inputs and labels in words, for a model that is not a causal language model."""
     communication: Communication = Communication()

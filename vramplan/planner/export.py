@@ -80,10 +80,10 @@ def written_as(framework: str, model: str | ModelSpec, job: Job, requested: Job 
         UnsupportedError: for a framework or a model without a writer.
     """
     spec, requested = load_model(model), requested or job
-    if spec.model_type in MODEL_INPUTS:
+    if job.task is not None or spec.model_type in MODEL_INPUTS:
         raise UnsupportedError(
             f"{setting('for_framework', framework)}: configurations are written for causal language models, not for"
-            f" {spec.model_type}"
+            f" {spec.model_type if job.task is None else setting('task', job.task)}"
         )
     ported = f"{spec.name}-hf"  # transformers' own class, if the name itself brings code of its own
     reader, writer = find_writer(framework)

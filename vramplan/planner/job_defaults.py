@@ -15,9 +15,12 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.sample_lengths import lengths_of
 from vramplan.inputs.sequence_length import default_sequence_length, max_positions
 from vramplan.inputs.task_rules import PREFERENCE, PREFERENCE_LOSSES
+from vramplan.inputs.tasks import head_of
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+
+    from vramplan.inputs.job import Task
 
 MIN_TEXT_TOKENS = 128
 """Least tokens of text beside the images if no length is given."""
@@ -66,6 +69,9 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
     if "image_size" in job:
         job["image_size"] = image_size(job["image_size"])
     job = model_inputs.complete(spec, job)
+    head = head_of(spec.model_type, cast("Task | None", job.get("task")))
+    if head is not None and job.get("method") != "full":
+        job.setdefault("modules_to_save", (head,))  # PEFT's task types SEQ_CLS and TOKEN_CLS
     _check_videos(job)
     if spec.model_type in IMAGE_PROCESSORS:
         if not job.get("videos"):

@@ -130,7 +130,7 @@ def token_budget(
 
 
 def _check_text(spec: ModelSpec, job: dict[str, Any]) -> None:
-    if spec.model_type in MODEL_INPUTS:
+    if job.get("task") or spec.model_type in MODEL_INPUTS:
         raise UnsupportedError(f"token budgets are for causal language models; {spec.name} has other inputs")
     if spec.model_type in IMAGE_PROCESSORS and (job.get("images", 1) or job.get("videos")):
         raise UnsupportedError(

@@ -15,6 +15,8 @@ from typing import NamedTuple
 from vramplan.analytic.architectures.causal_lm import causal_lm
 from vramplan.analytic.architectures.decoder import Decoder
 from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
+from vramplan.analytic.architectures.heads import SCORE, Heads
+from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers.context import LayerKind
 from vramplan.dataclass import dataclass
 from vramplan.inputs.model_inputs import Input
@@ -67,6 +69,12 @@ class Architecture:
     """One architecture: its forward, the sizes it reads from a configuration, and what it does not support."""
 
     forward: Callable[[ForwardPass, Config], ModelOutput] = causal_lm
+    encode: Callable[[ForwardPass, Config], Tensor] | None = None
+    """The last hidden states, without a head, where `forward` is the architecture's own."""
+    pooler: Callable[[ForwardPass, Tensor], Tensor] | None = None
+    """What the model without a head makes of the last states beside them, which embeddings leave unused."""
+    heads: Heads = SCORE
+    """Heads that classify, of the classes that transformers has for the architecture."""
     decoder: Decoder | None = None
     """The parts of a causal language model; None if `forward` is the architecture's own."""
     stacks: Callable[[Config], Stacks] = full_attention

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from vramplan.analytic.architectures.architecture import Architecture, Shape, alike
 from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
+from vramplan.analytic.architectures.heads import BERT_HEADS, ROBERTA_HEADS, pooled
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import losses
@@ -131,6 +132,9 @@ def tables(c: Config) -> list[Input]:
 ARCHITECTURES = {
     "bert": Architecture(
         masked_lm,
+        encode=partial(encode, variant=BERT),
+        pooler=pooled,
+        heads=BERT_HEADS,
         stacks=lambda c: alike(c.count("num_hidden_layers")),
         shape=shape,
         buffers=tables,
@@ -140,6 +144,9 @@ ARCHITECTURES = {
         ("roberta", "xlm-roberta"),
         Architecture(
             partial(masked_lm, variant=ROBERTA),
+            encode=partial(encode, variant=ROBERTA),
+            pooler=pooled,
+            heads=ROBERTA_HEADS,
             stacks=lambda c: alike(c.count("num_hidden_layers")),
             shape=shape,
             buffers=tables,

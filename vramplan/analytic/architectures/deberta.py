@@ -8,6 +8,7 @@ from __future__ import annotations
 from vramplan.analytic.architectures.architecture import Architecture, alike
 from vramplan.analytic.architectures.bert import add_and_norm, shape, word_loss, words
 from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
+from vramplan.analytic.architectures.heads import Heads, first_token
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.autograd.tape import Tape
@@ -21,10 +22,30 @@ from vramplan.inputs.model_spec import Config
 
 def masked_lm(forward: ForwardPass, c: Config) -> ModelOutput:
     """DebertaV2ForMaskedLM: BERT's head."""
-    check(c)
-    hidden = states_of(forward, c)
+    hidden = last_state(forward, c)
     logits = words(forward.net, c, hidden)
     return ModelOutput(word_loss(forward, logits), [logits])
+
+
+def last_state(forward: ForwardPass, c: Config) -> Tensor:
+    """The last layer's states, of a variant that is described."""
+    check(c)
+    return states_of(forward, c)
+
+
+def classes(forward: ForwardPass, c: Config, x: Tensor, labels: int) -> Tensor:
+    """DebertaV2ForSequenceClassification: ContextPooler on the first token's state, dropout, the classes."""
+    first = ops.dropout(first_token(x), c.number("pooler_dropout", 0.0))
+    first = forward.net.linear("pooler.dense", first, x.shape[2], True)
+    first = activation(c.text("pooler_hidden_act", "gelu"))(first)
+    first = ops.dropout(first, c.number("cls_dropout", c.number("hidden_dropout_prob", 0.1)))
+    return forward.net.linear("classifier", first, labels, True, head=True)
+
+
+def token_classes(forward: ForwardPass, c: Config, x: Tensor, labels: int) -> Tensor:
+    """DebertaV2ForTokenClassification."""
+    x = ops.dropout(x, c.number("hidden_dropout_prob", 0.1))
+    return forward.net.linear("classifier", x, labels, True, head=True)
 
 
 def states_of(forward: ForwardPass, c: Config) -> Tensor:
@@ -197,6 +218,8 @@ def tables(c: Config) -> list[Input]:
 ARCHITECTURES = {
     "deberta-v2": Architecture(
         masked_lm,
+        encode=last_state,
+        heads=Heads(classes, token_classes),
         stacks=lambda c: alike(c.count("num_hidden_layers")),
         shape=shape,
         buffers=tables,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from vramplan.analytic.architectures.architecture import Architecture, one_stack
 from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
+from vramplan.analytic.architectures.heads import Heads, first_token
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import losses
@@ -43,14 +44,43 @@ def masked_lm(forward: ForwardPass, c: Config) -> ModelOutput:
     """ModernBertForMaskedLM: every position's logits, a cross-entropy in fp32 (loss_utils.py: ForMaskedLMLoss)."""
     net = forward.net
     hidden = encode(forward, c)
-    x = net.linear("head.dense", hidden, hidden.shape[-1], c.flag("classifier_bias", False))
-    x = activation(c.text("classifier_activation", "gelu"))(x)
-    x = norm(net, c, "head.norm", x)
+    x = before_classes(net, c, hidden)
     tied = c.flag("tie_word_embeddings", True)
     logits = net.head(x, c.count("vocab_size"), tied, bias=c.flag("decoder_bias", True))
     del x
     net.tape.module = "loss"
     return ModelOutput(word_loss(forward, logits), [logits])
+
+
+def before_classes(net: Modules, c: Config, x: Tensor) -> Tensor:
+    """ModernBertPredictionHead."""
+    x = net.linear("head.dense", x, x.shape[-1], c.flag("classifier_bias", False))
+    x = activation(c.text("classifier_activation", "gelu"))(x)
+    return norm(net, c, "head.norm", x)
+
+
+def classes(forward: ForwardPass, c: Config, x: Tensor, labels: int) -> Tensor:
+    """ModernBertForSequenceClassification: the first token's state, or the mean of all."""
+    x = first_token(x) if c.text("classifier_pooling", "cls") == "cls" else mean_state(forward, x)
+    return token_classes(forward, c, x, labels)
+
+
+def mean_state(forward: ForwardPass, x: Tensor) -> Tensor:
+    """The mean over the tokens that are no padding."""
+    tape, (batch, length, width) = forward.tape, x.shape
+    given = forward.inputs.get("attention_mask")
+    mask = tape.empty((batch, length), "bool", "mask of ones") if given is None else given
+    weighed = ops.mul(x, mask.view(batch, length, 1), "states without padding")
+    summed = ops.sum_middle(weighed)
+    del weighed
+    counted = tape.empty((batch, 1), "int64", "tokens counted")
+    return ops.mul(summed, counted, "mean state")
+
+
+def token_classes(forward: ForwardPass, c: Config, x: Tensor, labels: int) -> Tensor:
+    """ModernBertForTokenClassification: the head of words but for its last layer, dropout, the classes."""
+    x = ops.dropout(before_classes(forward.net, c, x), c.number("classifier_dropout", 0.0))
+    return forward.net.linear("classifier", x, labels, True, head=True)
 
 
 def word_loss(forward: ForwardPass, logits: Tensor) -> Tensor:
@@ -159,6 +189,8 @@ def frequencies(c: Config) -> list[Input]:
 ARCHITECTURES = {
     "modernbert": Architecture(
         masked_lm,
+        encode=encode,
+        heads=Heads(classes, token_classes),
         stacks=one_stack(layers),
         tied=True,
         buffers=frequencies,

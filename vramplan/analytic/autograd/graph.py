@@ -79,6 +79,8 @@ class LayerSection(NamedTuple):
     first_event: int
     first_storage: int
     first_kernel: int
+    run: int = 0
+    """Number of the forward that it belongs to, if a step runs the model more than once."""
 
 
 class LiveStorage:
@@ -110,7 +112,7 @@ class Node:
 
     __slots__ = (
         "__weakref__", "attributes", "backward", "card", "copies", "edges", "frame", "layer", "module", "num_grads",
-        "saved", "sequence", "slots",
+        "run", "saved", "sequence", "slots",
     )  # fmt: skip
 
     def __init__(self, tape: Tape, inputs: tuple[Tensor, ...], backward: Backward, num_grads: int = 1) -> None:
@@ -122,7 +124,7 @@ class Node:
         self.slots: list[int] = []
         tape.sequence += 1
         self.sequence = tape.sequence
-        self.layer = tape.layer
+        self.layer, self.run = tape.layer, tape.run
         self.card = tape.card
         self.copies = tape.repeated.copies
         self.module = tape.module

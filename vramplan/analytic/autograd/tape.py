@@ -84,6 +84,8 @@ class Tape:
         self.parameters: dict[tuple[int | None, str], Parameter] = {}
         self.sequence = 0
         self.layer: int | None = None
+        self.run = 0
+        """Number of the model's forward in this phase: a step may have several."""
         self.card = 0
         """Index of the GPU that ops allocate on."""
         self.phase = ""
@@ -110,11 +112,13 @@ class Tape:
     # -- recording ---------------------------------------------------------------------------------------------------
 
     def enter(self, phase: str, layer: int | None) -> None:
-        """Open a section: all that follows belongs to `layer` in `phase`."""
-        if self.sections and self.phase == phase and self.layer == layer:
+        """Open a section: all that follows belongs to `layer` in `phase`, in the forward number `run`."""
+        if self.sections and (self.phase, self.layer, self.sections[-1].run) == (phase, layer, self.run):
             return
         self.phase, self.layer = phase, layer
-        self.sections.append(LayerSection(phase, layer, len(self.events), len(self.storages), len(self.kernels)))
+        self.sections.append(
+            LayerSection(phase, layer, len(self.events), len(self.storages), len(self.kernels), self.run)
+        )
 
     def allocate(self, shape: tuple[int, ...], dtype: str, what: str, category: str = "") -> LiveStorage:
         """A new storage. Its category defaults to activation in forward and temporary in backward."""
@@ -282,6 +286,7 @@ class Tape:
         self.in_backward = True
         seed = self.empty((), "fp32", "gradient of the loss")  # held until Tensor.backward returns
         self._walk(phase, [(loss.node, 0, seed)])
+        self.run = 0
         self.enter(phase, None)
         self.leaves.clear()
         del seed
@@ -304,6 +309,7 @@ class Tape:
             if isinstance(node, Accumulate):
                 self._accumulate(node, grads)
                 continue
+            self.run = node.run
             self.enter(phase, node.layer)
             self.repeated.stand_for(node.copies)
             edges = node.edges

@@ -38,6 +38,19 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return ops.output(loss_node, tape, (), "fp32", "loss")
 
 
+def squared_error(logits: Tensor, labels: Tensor) -> Tensor:
+    """``F.mse_loss`` of one number a sample, which autocast casts to fp32: saves both."""
+    tape, wide = logits.tape, ops.to(logits, "fp32", "predictions in fp32")
+    like = wide.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [ops.new_like(tape, like, "gradient of the predictions")]
+
+    node = tape.node((wide,), backward)
+    tape.save(node, wide, labels)
+    return ops.output(node, tape, (), "fp32", "loss")
+
+
 def sliced_cross_entropy(logits: Tensor) -> Tensor:
     """The loss of transformers before 4.49 on (B, S, V) fp32 logits: copies all but the last of each sample.
 

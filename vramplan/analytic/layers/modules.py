@@ -137,13 +137,16 @@ class Modules:
             parameter = tape.parameters[key] = Parameter(tape, name, shape, dtype, trains, stored, quantize)
         return parameter
 
-    def linear(self, name: str, x: Tensor, out_features: int, bias: bool = False, cached: bool = True) -> Tensor:
+    def linear(
+        self, name: str, x: Tensor, out_features: int, bias: bool = False, cached: bool = True, head: bool = False
+    ) -> Tensor:
         """``nn.Linear`` or bitsandbytes' replacement, with an adapter if it is a LoRA target.
 
-        `cached=False`: ``x @ weight.T`` (falcon); autocast does not cache the cast of a view.
+        `cached=False`: ``x @ weight.T`` (falcon); autocast does not cache the cast of a view. `head`: the model's last
+        module, which is not quantized (transformers 5.23, quantizers/base.py: get_keys_to_not_convert).
         """
         self.tape.module = name
-        quantize = self.training.quantize if cached else "none"  # falcon's subclass of nn.Linear is not quantized
+        quantize = self.training.quantize if cached and not head else "none"  # nor is falcon's subclass of nn.Linear
         weight = self.parameter(f"{name}.weight", out_features, x.shape[-1], quantize=quantize)
         shift = self._bias(name, x, weight) if bias else None
         passes = x.node is not None or self.training.dora  # DoRA's own product needs the weight's gradient path
@@ -205,7 +208,9 @@ class Modules:
 
     def is_saved(self, module: str) -> bool:
         """Whether the module trains as a copy (peft/utils/other.py, 0.21: _set_trainable)."""
-        return any(module.endswith(end) for end in self.training.modules_to_save)
+        parts = module.split(".")
+        paths = [".".join(parts[: number + 1]) for number in range(len(parts))]
+        return any(path.endswith(end) for path in paths for end in self.training.modules_to_save)
 
     def rms_norm(self, name: str, x: Tensor, offset: bool = False, cast_last: bool = False) -> Tensor:
         """RMS norm in fp32, cast back before the product with the weight (llama) or after it.

@@ -1,25 +1,60 @@
-"""What a model is trained for, if that is not the next token: one file per trainer.
+"""What a model is trained for, if that is not the next token: one file for each trainer or kind of label.
 
-Each gives a function ``(net, setting, phase, batch) -> loss``: everything that the trainer's ``compute_loss`` does.
+A task is either a forward with a loss of its own (``forward(forward_pass, config)``), or everything that a trainer's
+``compute_loss`` does: ``compute_loss(net, setting, phase, batch)``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
+from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
+from vramplan.inputs.job import Task
+from vramplan.inputs.model_spec import Config
 
+Forward = Callable[[ForwardPass, Config], ModelOutput]
 ComputeLoss = Callable[[Modules, StepSpec, str, Batch], Tensor]
-FILES = {
-    "dpo": "dpo", "kto": "kto", "reward": "reward", "orpo": "odds", "cpo": "odds", "simpo": "odds", "grpo": "grpo",
-}  # fmt: skip
+FORWARDS: dict[Task, str] = {
+    "sequence_classification": "sequence_classification",
+    "token_classification": "token_classification",
+    "reranker": "sequence_classification",
+}
+"""The file of each task that is one forward."""
+LOSSES: dict[Task, str] = {
+    "embedding": "embedding",
+    "dpo": "dpo",
+    "kto": "kto",
+    "reward": "reward",
+    "orpo": "odds",
+    "cpo": "odds",
+    "simpo": "odds",
+    "grpo": "grpo",
+}
+"""The file of each task whose trainer computes the loss itself."""
 
 
-def task_of(name: str) -> ComputeLoss:
-    """The loss of a task."""
-    found: ComputeLoss = import_module(f"vramplan.analytic.tasks.{FILES[name]}").compute_loss
+def forward_of(setting: StepSpec) -> Forward:
+    """The forward of a step, with its loss."""
+    task = setting.job.task
+    if task is None:
+        return setting.architecture.forward
+    found: Forward = _file(FORWARDS[task]).forward
     return found
+
+
+def compute_loss_of(task: Task | None) -> ComputeLoss | None:
+    """What a task's trainer does to compute its loss; None if that is one forward."""
+    if task not in LOSSES:
+        return None
+    found: ComputeLoss = _file(LOSSES[task]).compute_loss
+    return found
+
+
+def _file(name: str) -> Any:
+    return import_module(f"vramplan.analytic.tasks.{name}")

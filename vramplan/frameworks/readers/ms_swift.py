@@ -70,6 +70,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         raise config.unsupported(next(name for name in METHOD_KEYS if config.has(name)))
     job = trainer_fields(config, 1, None, (BATCH_KEY, "batch_size"), fsdp_presets=FSDP_PRESETS)
     job["method"] = method
+    job |= _task(config)
     job |= experts_field(not at_least(version, "4.0"))  # 3.12's requirements: transformers below 4.58
     if config.boolean("use_liger", default=False):  # 2.x
         job |= ALL_KERNELS
@@ -145,6 +146,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     parsed.eval_batch_size = eval_batch_size(config, 1, has_evaluation)
     parsed.rows = "packed" if config.boolean("packing", default=False) else "samples"
     parsed.task = "pretraining" if config.source.command[-1:] in (("pt",), ("swift/cli/pt.py",)) else "SFT"
+    if "task" in job:
+        parsed.task = "sequence classification"
     parsed.drops_longer = config.lowercase("truncation_strategy", default="delete") == "delete"
     parsed.resizes_images = config.has("max_pixels")
     parsed.video_sampling = from_environment(config)
@@ -179,6 +182,21 @@ def _version(config: ConfigReader, framework_version: str | None) -> tuple[str, 
     if method_key is not None and framework_version is None:
         return versions[method_key], f"from its {method_key}"
     return resolve_version(PACKAGE, framework_version, NEWEST)
+
+
+def _task(config: ConfigReader) -> dict[str, Any]:
+    """A classification's task and labels.
+
+    Raises:
+        UnsupportedError: for the other tasks, whose losses are ms-swift's own (4.0, swift/loss).
+    """
+    task = config.lowercase("task_type", default="causal_lm")
+    if task not in ("causal_lm", "seq_cls"):
+        raise config.unsupported("task_type", "has a loss of ms-swift's own, which is not modelled yet")
+    if task == "causal_lm":
+        return {}
+    labels = config.integer("num_labels", default=0)
+    return {"task": "sequence_classification"} | ({"num_labels": labels} if labels else {})
 
 
 def _dtypes(config: ConfigReader, method: str) -> dict[str, str]:

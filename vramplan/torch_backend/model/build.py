@@ -16,9 +16,10 @@ from vramplan.bounded_read import expand_home
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError, setting
 from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.job import Job
-from vramplan.inputs.model_inputs import MODEL_INPUTS, check_inputs
+from vramplan.inputs.model_inputs import MODEL_INPUTS, check_inputs, inputs_of
 from vramplan.inputs.model_spec import IMPORT_PATH, Config, ModelSpec
 from vramplan.inputs.sequence_length import check_sequence_length
+from vramplan.inputs.tasks import head_of, num_labels
 from vramplan.inputs.validation import check_spec
 from vramplan.torch_backend.dtypes import DTYPES
 from vramplan.torch_backend.first_line import first_line
@@ -79,6 +80,12 @@ def build(
         trl_loss.use(module, spec.name)
     elif job.loss != "standard":
         losses.use(module, job.loss, spec.name, device.startswith("cuda"))
+    if job.task == "embedding":
+        from vramplan.torch_backend.model.sentence_loss import SentenceLoss
+
+        device_type = "cuda" if device.startswith("cuda") else "cpu"
+        module = SentenceLoss(module, job, spec.model_type in MODEL_INPUTS, device_type)
+        subject = replace(subject, casts_itself=True)
     return replace(subject, module=module.train())
 
 
@@ -90,8 +97,9 @@ def settle(spec: ModelSpec, job: Job) -> Job:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    if spec.model_type in MODEL_INPUTS:
-        model_class = getattr(transformers, MODEL_INPUTS[spec.model_type].model_class)
+    samples = inputs_of(spec.model_type, job.task, spec.name)
+    if samples is not None:
+        model_class = getattr(transformers, samples.model_class)
     elif spec.model_type in CONFIG_MAPPING:
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[spec.model_type], None)
     else:
@@ -112,9 +120,9 @@ def from_config(
     """
     import transformers
 
-    config = _transformers_config(spec, trust_remote_code)
+    config = _transformers_config(spec, job, trust_remote_code)
     attention = {"flash": "flash_attention_2"}.get(job.attention, job.attention)
-    model_class = _class_for(spec, config, trust_remote_code)
+    model_class = _class_for(spec, job, config, trust_remote_code)
 
     def constructed() -> Any:
         return model_class(config, attn_implementation=attention, dtype=DTYPES[job.dtype])
@@ -145,7 +153,7 @@ def from_config(
 
 
 def _input_spec(spec: ModelSpec, job: Job) -> InputSpec | None:
-    inputs, config = MODEL_INPUTS.get(spec.model_type), Config(spec.config, spec.name)
+    inputs, config = inputs_of(spec.model_type, job.task, spec.name), Config(spec.config, spec.name)
     return None if inputs is None else InputSpec(tuple(inputs.inputs(config, job)), inputs.called_with(config, job))
 
 
@@ -172,14 +180,19 @@ def _check_positions(module: nn.Module, job: Job, owner: str, tower: str | None)
             check_sequence_length(job.sequence_length, size, owner)
 
 
-def _transformers_config(spec: ModelSpec, trust_remote_code: bool) -> Any:
+def _transformers_config(spec: ModelSpec, job: Job, trust_remote_code: bool) -> Any:
     import transformers
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     settings = deepcopy(dict(spec.config))  # transformers writes into nested dictionaries
-    if spec.model_type in MODEL_INPUTS:
-        settings = {**MODEL_INPUTS[spec.model_type].tokens, **settings}
+    samples = inputs_of(spec.model_type, job.task, spec.name)
+    if samples is not None:
+        settings |= {key: value for key, value in samples.tokens.items() if settings.get(key) is None}
+    if head_of(spec.model_type, job.task):
+        settings = {key: value for key, value in settings.items() if key not in ("id2label", "label2id")}
+        settings["num_labels"] = labels = num_labels(Config(spec.config, spec.name), job)
+        settings["problem_type"] = "regression" if labels == 1 else "single_label_classification"  # what labels tell
     remote = settings.get("auto_map")
     if remote and spec.model_type not in CONFIG_MAPPING:
         if not trust_remote_code:
@@ -217,7 +230,7 @@ def _without(settings: Any, keys: frozenset[str]) -> Any:
     return [_without(value, keys) for value in settings] if isinstance(settings, list) else settings
 
 
-def _class_for(spec: ModelSpec, config: Any, trust_remote_code: bool) -> Any:
+def _class_for(spec: ModelSpec, job: Job, config: Any, trust_remote_code: bool) -> Any:
     """The constructor of the class named in the configuration, or else of the causal language model of its type."""
     import transformers
     from transformers import AutoModelForCausalLM
@@ -226,8 +239,9 @@ def _class_for(spec: ModelSpec, config: Any, trust_remote_code: bool) -> Any:
         return lambda config, **options: AutoModelForCausalLM.from_config(config, trust_remote_code=True, **options)
     if type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and spec.model_type in IMAGE_PROCESSORS:
         return transformers.AutoModelForImageTextToText.from_config
-    if spec.model_type in MODEL_INPUTS:
-        return getattr(transformers, MODEL_INPUTS[spec.model_type].model_class)._from_config
+    samples = inputs_of(spec.model_type, job.task, spec.name)
+    if samples is not None:
+        return getattr(transformers, samples.model_class)._from_config
     for name in spec.config.get("architectures") or ():
         model_class: Any = getattr(transformers, name, None) if isinstance(name, str) else None
         is_model = inspect.isclass(model_class) and issubclass(model_class, nn.Module)

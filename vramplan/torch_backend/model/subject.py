@@ -46,3 +46,5 @@ class Subject:
     """Images or videos of the samples of a vision-language model."""
     model_inputs: InputSpec | None = None
     """Inputs of a model other than a causal language model."""
+    casts_itself: bool = False
+    """Whether each forward of the model has an autocast context of its own, of several in one loss."""

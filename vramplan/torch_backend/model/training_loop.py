@@ -162,9 +162,9 @@ class Steps:
         model = self.model
         if self.subject.model_inputs is not None:
             options |= self.subject.model_inputs.arguments
-        with autocast(self.job, self.device.partition(":")[0]):
+        with nullcontext() if self.subject.casts_itself else autocast(self.job, self.device.partition(":")[0]):
             outputs = model(**inputs, **options) if isinstance(inputs, Mapping) else model(*inputs)
-        if self.job.loop == "trainer" and self.job.casts:
+        if self.job.loop == "trainer" and self.job.casts and not self.subject.casts_itself:
             from accelerate.utils.operations import convert_to_fp32
 
             outputs = convert_to_fp32(outputs)

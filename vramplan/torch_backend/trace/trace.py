@@ -12,7 +12,7 @@ from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanEr
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.job import Job
-from vramplan.inputs.model_inputs import describe
+from vramplan.inputs.model_inputs import describe, trained_as
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import check_job
 from vramplan.memory.estimate import Estimate, SimulatedStep
@@ -253,6 +253,7 @@ class Run:
             notes=_slow_path(self.subject.module),
             communication=self._communication(),
             own_model=self.subject.example is not None,
+            model_class="" if self.subject.example is not None else trained_as(self.spec, self.job),
             inputs_text=describe(self.spec, self.job),
             picture=processed_image(self.spec, self.job),
             num_vision_parameters=sum(p.numel() for name, p in parameters.items() if part_of(bare(name), processor))
