@@ -272,7 +272,8 @@ FLAGS = {
     " --checkpointing --images --videos --frames --image-size --dataset"
     " --tokenizer --min-headroom --confidence --fix --write --verbose --json"
     " --help",
-    "images": "--gpu --sizes --plot --confidence --task --num-labels --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout"
+    "images": "--gpu --sizes --plot --confidence --task --num-labels"
+    " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout"
     " --lora-dtype --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len"
     " --batches --checkpointing --attention --loss --fused-kernels"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector --loop"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from vramplan.analytic.architectures.forward_pass import ForwardPass
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.tasks import contrastive
+from vramplan.analytic.tasks import cached, contrastive
 from vramplan.analytic.tasks.encoded import encoded
 from vramplan.analytic.tasks.pooling import pool
 from vramplan.inputs.embedding import columns, pooling_of
@@ -23,6 +23,8 @@ MakePass = Callable[[dict[str, Tensor]], ForwardPass]
 
 def run(make: MakePass, c: Config, job: Job, batch: Mapping[str, Tensor]) -> Tensor:
     """The loss of a micro-batch: vectors of the anchors and of the others, then their similarities."""
+    if job.embedding_loss == "cached_multiple_negatives":
+        return cached.run(vectors, make, c, job, [of_column(batch, name) for name in columns(job)])
     names = columns(job)
     held: list[Tensor] = []
     anchors = vectors(make, c, job, of_column(batch, names[0]), 0, held)
@@ -57,8 +59,8 @@ def vectors(make: MakePass, c: Config, job: Job, texts: dict[str, Tensor], numbe
     """
     forward = make(texts)
     tape = forward.tape
-    tape.run = number
-    tape.enter(forward.phase, None)
+    tape.run, forward.phase = number, tape.phase
+    tape.enter(tape.phase, None)
     with tape.autocasting(job.autocast if job.casts else None):
         states = encoded(forward, c)
         unused = [] if forward.architecture.pooler is None else [forward.architecture.pooler(forward, states)]
