@@ -199,7 +199,8 @@ class _Writer:
                 self._emit(number, None if layer is None else plan.of(layer).place(layer))
                 number += 1
                 continue
-            descends, run = sections[number].phase.startswith("backward"), [number]
+            first = sections[number]
+            descends, run = first.phase.startswith("backward") and not first.ascends, [number]
             while number + 1 < len(sections) and plan.copies_of(sections[number + 1].layer) > 1:
                 number += 1
                 run.append(number)

@@ -64,7 +64,7 @@ def with_second_micro_step(record: StepRecord, waiting: WaitingBatches) -> StepR
     for number, section in enumerate(record.sections[:end]):
         following, taken = record.sections[number + 1], [one for one in record.taken if one.section == number]
         phase = section.phase.replace(".0", ".1")
-        sections.append(LayerSection(phase, section.layer, len(events), num_storages, len(kernels), section.run))
+        sections.append(LayerSection(phase, section.layer, len(events), num_storages, len(kernels), *section[5:]))
         allocated = range(max(section.first_storage, num_inputs), following.first_storage)
         num_storages += len(allocated) - sum(copy in allocated for copy in copies)
         begin = max(section.first_event, num_inputs)

@@ -100,6 +100,8 @@ class StepRecord(NamedTuple):
     """The gradients that weights took over, or copied; None if a further micro-step would not repeat the first."""
     first_products: Mapping[tuple[int, bool], int] = MappingProxyType({})
     """Id of the result of the first matrix product, by GPU and whether backward runs."""
+    run_times: Mapping[int, int] = MappingProxyType({})
+    """How often a forward of a phase runs that is simulated once, by its number."""
     buffers: Sequence[int] = ()
     """Ids of the buffers of kernels, whose sizes depend on the GPU."""
 
@@ -122,6 +124,7 @@ def record_of(tape: Tape) -> StepRecord:
         tape.gives_gradients,
         tuple(RecordedWeight.of(parameter) for parameter in tape.parameters.values()),
         first_products=dict(tape.first_products),
+        run_times=dict(tape.run_times),
         buffers=buffers_of(tape.storages),
     )
 
@@ -136,6 +139,7 @@ def do_the_same(one: StepRecord, other: StepRecord) -> bool:
     return (
         one.events == other.events
         and one.sections == other.sections
+        and one.run_times == other.run_times
         and len(one.kernels) == len(other.kernels)
         and (one.kept, one.transient_gradients, one.waiting) == (other.kept, other.transient_gradients, other.waiting)
         and [(weight.gradient, weight.is_reached) for weight in one.weights]

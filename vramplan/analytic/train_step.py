@@ -41,7 +41,8 @@ def may_repeat(job: Job) -> bool:
 
     A plain loop makes a batch for each, and DeepSpeed's last one drops its graph behind the step.
     """
-    return job.loop == "trainer" and not job.strategy.startswith("zero")
+    caches = job.task == "embedding" and job.embedding_loss == "cached_multiple_negatives"
+    return job.loop == "trainer" and not caches and not job.strategy.startswith("zero")
 
 
 def simulate_step(setting: StepSpec, micro_steps: int) -> StepRecord:

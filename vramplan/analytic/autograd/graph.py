@@ -81,6 +81,8 @@ class LayerSection(NamedTuple):
     first_kernel: int
     run: int = 0
     """Number of the forward that it belongs to, if a step runs the model more than once."""
+    ascends: bool = False
+    """Whether it is a forward that runs within backward."""
 
 
 class LiveStorage:
@@ -124,7 +126,7 @@ class Node:
         self.slots: list[int] = []
         tape.sequence += 1
         self.sequence = tape.sequence
-        self.layer, self.run = tape.layer, tape.run
+        self.layer, self.run = tape.layer, tape.run + tape.replays
         self.card = tape.card
         self.copies = tape.repeated.copies
         self.module = tape.module

@@ -86,6 +86,10 @@ class Tape:
         self.layer: int | None = None
         self.run = 0
         """Number of the model's forward in this phase: a step may have several."""
+        self.replays = False
+        """Whether a forward runs within backward; the nodes that it makes belong to the next run."""
+        self.run_times: dict[int, int] = {}
+        """How often a forward runs that is simulated once, by its number."""
         self.card = 0
         """Index of the GPU that ops allocate on."""
         self.phase = ""
@@ -117,7 +121,7 @@ class Tape:
             return
         self.phase, self.layer = phase, layer
         self.sections.append(
-            LayerSection(phase, layer, len(self.events), len(self.storages), len(self.kernels), self.run)
+            LayerSection(phase, layer, len(self.events), len(self.storages), len(self.kernels), self.run, self.replays)
         )
 
     def allocate(self, shape: tuple[int, ...], dtype: str, what: str, category: str = "") -> LiveStorage:
@@ -291,6 +295,20 @@ class Tape:
         self.leaves.clear()
         del seed
         self.in_backward, self.card = False, 0
+
+    def replay(self, forward: Callable[[], Tensor]) -> None:
+        """``forward().backward()`` within backward: a graph that exists for as long as it runs."""
+        phase, run = self.phase, self.run
+        self.in_backward, self.replays = False, True
+        end = forward()
+        self.in_backward, self.replays = True, False
+        if end.node is not None:
+            seed = self.empty((), "fp32", "gradient of the loss")
+            node, index = end.node, end.index
+            del end
+            self._walk(phase, [(node, index, seed)])
+        self.run = run
+        self.enter(phase, None)
 
     def _walk(self, phase: str, roots: list[tuple[Node, int, Tensor]]) -> None:
         """Run `roots`, each with the gradient of an output, and all nodes that they lead to (Engine::execute)."""

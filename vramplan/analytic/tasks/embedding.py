@@ -13,7 +13,7 @@ from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch, forward_pass
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.analytic.tasks import contrastive
+from vramplan.analytic.tasks import cached, contrastive
 from vramplan.analytic.tasks.encoded import encoded
 from vramplan.analytic.tasks.pooling import pool
 from vramplan.inputs.embedding import columns, pooling_of
@@ -38,6 +38,8 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
 
 def run(make: MakePass, c: Config, job: Job, batch: Mapping[str, Tensor]) -> Tensor:
     """The loss of a micro-batch: vectors of the anchors and of the others, then their similarities."""
+    if job.embedding_loss == "cached_multiple_negatives":
+        return cached.run(vectors, make, c, job, [of_column(batch, name) for name in columns(job)])
     names = columns(job)
     held: list[Tensor] = []
     anchors = vectors(make, c, job, of_column(batch, names[0]), 0, held)
@@ -72,8 +74,8 @@ def vectors(make: MakePass, c: Config, job: Job, texts: dict[str, Tensor], numbe
     """
     forward = make(texts)
     tape = forward.tape
-    tape.run = number
-    tape.enter(forward.phase, None)
+    tape.run, forward.phase = number, tape.phase
+    tape.enter(tape.phase, None)
     with tape.autocasting(job.autocast if job.casts else None):
         states = encoded(forward, c)
         unused = [] if forward.architecture.pooler is None else [forward.architecture.pooler(forward, states)]

@@ -37,9 +37,18 @@ class Embedder(nn.Module):
             return convert_to_fp32(features)
         return features
 
+    def __getitem__(self, place: int) -> nn.Module:
+        """The module at a place, as in SentenceTransformer."""
+        return (self.model, self.pooling)[place]
+
     def get_embedding_dimension(self) -> int:
         """Width of the vectors."""
         return int(self.pooling.embedding_dimension)
+
+
+def whole_rows(features: dict[str, torch.Tensor], begin: int, end: int) -> dict[str, torch.Tensor]:
+    """A mini-batch of texts that are all equally long."""
+    return {name: value[begin:end] for name, value in features.items()}
 
 
 class SentenceLoss(nn.Module):
@@ -70,6 +79,9 @@ class SentenceLoss(nn.Module):
         if job.embedding_loss == "cosent":
             self.loss: nn.Module = losses.CoSENTLoss(embedder)
         elif job.embedding_loss == "cached_multiple_negatives":
+            from sentence_transformers.base.losses import gradcache
+
+            gradcache._create_minibatch = whole_rows  # its own asks for the longest text, which a trace does not know
             self.loss = losses.CachedMultipleNegativesRankingLoss(embedder, mini_batch_size=job.mini_batch_size)
         else:
             self.loss = losses.MultipleNegativesRankingLoss(embedder)

@@ -14,6 +14,7 @@ from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import describe, trained_as
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.task_rules import TRL_TASKS
 from vramplan.inputs.validation import check_job
 from vramplan.memory.estimate import Estimate, SimulatedStep
 from vramplan.memory.overheads import ddp_buckets, ddp_first_buckets
@@ -88,7 +89,7 @@ def run(
             f"{setting('quantize', job.quantize)}: quantized layers are not traced;"
             f" {setting('by', 'analytic')} supports them"
         )
-    if job.task is not None:
+    if job.task in TRL_TASKS:
         raise UnsupportedError(f"{setting('task', job.task)} is not traced; {setting('by', 'analytic')} supports it")
     if job.lengths is not None:
         raise UnsupportedError(f"{setting('lengths')} is not traced; {setting('by', 'analytic')} supports it")
