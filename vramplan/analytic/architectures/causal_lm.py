@@ -168,7 +168,9 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
     packed = job.batches == "packed"
     places = (1 if forward.past is None else batch, length)
     ctx.positions = forward.inputs["position_ids"] if packed else tape.empty(places, "int64", "position ids")
-    slides = sorted({kind.sliding for kind in kinds})
+    if job.batches == "padded" and any(kind.recurrent for kind in kinds):  # create_recurrent_attention_mask
+        ctx.row_mask = forward.inputs["attention_mask"].view(batch, length, 1)
+    slides = sorted({kind.sliding for kind in kinds if not kind.recurrent})
     for sliding in slides:
         ctx.masks[sliding] = mask(forward, c, x, sliding, dtype)
     rotary = decoder.rotary(c)
