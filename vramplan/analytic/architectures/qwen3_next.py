@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from vramplan.analytic.architectures.architecture import Architecture, one_stack
 from vramplan.analytic.architectures.decoder import Decoder, Rotary
-from vramplan.analytic.architectures.moe import ROUTED, qwen2_experts, sparse_every
+from vramplan.analytic.architectures.moe import ROUTED, FeedForward, qwen2_experts, sparse_every
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers.attention import attend, update_cache
 from vramplan.analytic.layers.context import Context, LayerKind, heads_of
-from vramplan.analytic.layers.gated_delta import DeltaHeads, Projected, gated_delta_net
+from vramplan.analytic.layers.gated_delta import DeltaHeads, Project, Projected, gated_delta_net
+from vramplan.analytic.layers.mlp import gated_mlp
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.rope import heads_first_grads, partial_rotary
 from vramplan.inputs.model_spec import Config
@@ -20,19 +21,41 @@ def norm(net: Modules, name: str, x: Tensor) -> Tensor:
     return net.rms_norm(name, x, offset=True)
 
 
-def qwen3_next(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
-    """Norm, gated delta net or attention, add; norm, experts, add."""
+def layer(
+    net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind, project: Project, feeds: FeedForward
+) -> Tensor:
+    """Norm, gated delta net or attention, add; norm, feed-forward, add."""
     residual = x
     x = norm(net, "input_layernorm", x)
     if kind.recurrent:
-        x = gated_delta_net(net, c, x, ctx, joint_projections)
+        x = gated_delta_net(net, c, x, ctx, project)
     else:
         x, *weights = gated_attention(net, c, x, ctx, kind)
     x = ops.add(residual, x, "residual stream")
     residual = x
     x = norm(net, "post_attention_layernorm", x)
-    x = qwen2_experts(net, c, x, kind)
+    x = feeds(net, c, x, kind)
     return ops.add(residual, x, "residual stream")
+
+
+def qwen3_next(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
+    """Qwen3-Next: experts in every layer."""
+    return layer(net, c, x, ctx, kind, joint_projections, qwen2_experts)
+
+
+def qwen3_5(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
+    """Qwen3.5: one feed-forward."""
+    return layer(net, c, x, ctx, kind, projections, lambda net, c, x, kind: gated_mlp(net, c, x, act_of(c)))
+
+
+def qwen3_5_moe(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
+    """Qwen3.5's mixtures: experts in every layer."""
+    return layer(net, c, x, ctx, kind, projections, qwen2_experts)
+
+
+def act_of(c: Config) -> str:
+    """The activation function."""
+    return c.text("hidden_act", "silu")
 
 
 def gated_attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, ...]:
@@ -79,6 +102,16 @@ def joint_projections(net: Modules, c: Config, x: Tensor, heads: DeltaHeads) -> 
     return Projected(mixed, gate, beta, decay, (query, key, value), (rates, joint))
 
 
+def projections(net: Modules, c: Config, x: Tensor, heads: DeltaHeads) -> Projected:
+    """Qwen3.5: a projection each for queries, keys and values together, the gate, beta and the decay."""
+    batch, length, _ = x.shape
+    mixed = net.linear("linear_attn.in_proj_qkv", x, heads.width)
+    gate = net.linear("linear_attn.in_proj_z", x, heads.value_width)
+    gate = gate.view(batch, length, heads.values, heads.value_dim)
+    beta = net.linear("linear_attn.in_proj_b", x, heads.values)
+    return Projected(mixed, gate, beta, net.linear("linear_attn.in_proj_a", x, heads.values))
+
+
 def joined(query: Tensor, key: Tensor, value: Tensor, heads: DeltaHeads) -> Tensor:
     """``torch.cat((query, key, value), dim=-1)``."""
     batch, length = query.shape[:2]
@@ -93,12 +126,19 @@ def kinds(c: Config) -> list[LayerKind]:
         (layer + 1) % every == 0 if types is None else types[layer] == "full_attention"
         for layer in range(c.count("num_hidden_layers"))
     ]
-    return [LayerKind(dense=not sparse, recurrent=not full) for full, sparse in zip(attends, sparse_every(c), strict=True)]
+    return [
+        LayerKind(dense=not sparse, recurrent=not full) for full, sparse in zip(attends, sparse_every(c), strict=True)
+    ]
 
 
 def rotary(c: Config) -> Rotary:
     """Rotary over a quarter of each head."""
     return Rotary(int(heads_of(c).dim * partial_factor(c, 0.25)))
+
+
+def rotary_per_row(c: Config) -> Rotary:
+    """The same, with positions for each sample, because of images in the text."""
+    return rotary(c)._replace(per_row=True)
 
 
 def partial_factor(c: Config, default: float) -> float:
@@ -114,5 +154,16 @@ ARCHITECTURES = {
         refuses=ROUTED,
         peft_experts="qwen2_moe",
         defaults={"norm_topk_prob": True, "head_dim": 256},
+    ),
+    "qwen3_5_text": Architecture(
+        decoder=Decoder(qwen3_5, norm=norm, rotary=rotary_per_row),
+        stacks=one_stack(kinds),
+        defaults={"head_dim": 256},
+    ),
+    "qwen3_5_moe_text": Architecture(
+        decoder=Decoder(qwen3_5_moe, norm=norm, rotary=rotary_per_row),
+        stacks=one_stack(kinds),
+        refuses=ROUTED,
+        defaults={"norm_topk_prob": True, "head_dim": 256},  # the first always: there is no key
     ),
 }

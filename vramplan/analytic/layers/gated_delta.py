@@ -94,7 +94,11 @@ def gated_delta_net(net: Modules, c: Config, x: Tensor, ctx: Context, project: P
     kernel = net.parameter(f"{name}.conv1d.weight", heads.width, 1, c.count("linear_conv_kernel_dim", 4))
     mixed, gate, beta, decay, parts, held = project(net, c, x, heads)
     net.tape.module = name
+    if ctx.cache is not None:  # LinearAttentionLayer.update_conv_state
+        ctx.cache.append(net.tape.empty((batch, heads.width, kernel.shape[-1]), mixed.dtype, "cached tokens"))
     mixed = convolved(mixed, kernel, None, c.text("hidden_act", "silu"))
+    if ctx.cache is not None:
+        mixed = ops.sliced(mixed, mixed.shape)
     del parts
     query, key, value = ops.split(mixed, heads.key_width, heads.key_width, heads.value_width)
     query, key = (part.view(batch, length, heads.keys, heads.key_dim) for part in (query, key))
@@ -105,7 +109,9 @@ def gated_delta_net(net: Modules, c: Config, x: Tensor, ctx: Context, project: P
         recurrence.softplus(ops.add(ops.to(decay, "fp32"), step)),
         "decay in log space",
     )
-    out = chunked_delta_rule(query, key, value, forget, strength, heads)
+    out, *state = chunked_delta_rule(query, key, value, forget, strength, heads, ctx.cache is not None)
+    if ctx.cache is not None:  # update_recurrent_state copies it
+        ctx.cache.append(net.tape.empty(state[0].shape, "fp32", "cached state"))
     rows = (batch * length * heads.values, heads.value_dim)
     out = gated_norm(net, f"{name}.norm", out.view(*rows), gate.view(*rows))
     out = net.linear(f"{name}.out_proj", out.view(batch, length, heads.value_width), width)
@@ -132,9 +138,18 @@ def normed(x: Tensor) -> Tensor:
 
 
 def chunked_delta_rule(
-    query: Tensor, key: Tensor, value: Tensor, forget: Tensor, strength: Tensor, heads: DeltaHeads
-) -> Tensor:
-    """``torch_chunk_gated_delta_rule`` in fp32: products within chunks of 64 tokens, then chunk after chunk."""
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    forget: Tensor,
+    strength: Tensor,
+    heads: DeltaHeads,
+    keeps_state: bool = False,
+) -> tuple[Tensor, ...]:
+    """``torch_chunk_gated_delta_rule`` in fp32: products within chunks of 64 tokens, then chunk after chunk.
+
+    Returns the output, and the last state if it `keeps_state`.
+    """
     tape, dtype = query.tape, query.dtype
     batch, length, groups = query.shape[0], query.shape[1], heads.values // heads.keys
     chunks = ceil_div(length, CHUNK)
@@ -208,12 +223,13 @@ def chunked_delta_rule(
             ops.matmul(of_chunk(key), fresh, reads, state.shape, "what a chunk adds to the state"),
             "state",
         )
+    last = (state,) if keeps_state else ()
     del state
     out = ops.copy(out, "output in order")
     if total > length:
         out = ops.sliced(out.view(blocks, total, heads.value_dim), (blocks, length, heads.value_dim))
     out = ops.to(out, dtype, "output") if dtype != "fp32" else ops.copy(out)
-    return out.view(batch, length, heads.values, heads.value_dim)
+    return out.view(batch, length, heads.values, heads.value_dim), *last
 
 
 def _wide(x: Tensor) -> Tensor:
