@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from vramplan.analytic.architectures import Architecture
 from vramplan.analytic.architectures.lookup import ModelArchitecture, architecture_of, is_described
 from vramplan.analytic.layers import moe_peft
 from vramplan.analytic.layers.liger_models import LigerModel, liger_model
@@ -57,7 +58,7 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             f"{setting('dtype', 'fp16')}: {spec.model_type} clamps fp16 values, which is not modelled; {traced}"
         )
     check_shared(spec, model, job)
-    notes = check_liger(spec, job)
+    notes = check_liger(spec, job) + check_mixers(spec, architecture, job)
     if architecture.decoder is None and job.reentrant and job.checkpointing == "full":
         raise UnsupportedError(f"{setting('reentrant', True)}: not modelled yet for {spec.model_type}")
     if architecture.dora_stops and job.method == "dora":
@@ -86,6 +87,30 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             " parameters are exact"
         )
     return notes
+
+
+def check_mixers(spec: ModelSpec, architecture: Architecture, job: Job) -> list[str]:
+    """Check whose code computes layers without attention; returns notes.
+
+    Raises:
+        ConfigError: if the model has no such layers and other packages are to compute them.
+    """
+    packages, chosen = architecture.mixer_packages, setting("mixer_kernels", "packages")
+    if job.mixer_kernels == "packages" and not packages:
+        raise ConfigError(
+            f"{chosen}: every layer of {spec.model_type} attends; use {setting('mixer_kernels', 'torch')}"
+        )
+    if not packages:
+        return []
+    if job.mixer_kernels == "packages":
+        return [
+            f"assumption: {packages} are installed; what their kernels keep is read off their source, and not compared"
+            " with a trace"
+        ]
+    return [
+        f"assumption: layers without attention run transformers' own torch code; with {packages} installed they keep"
+        f" less: {chosen}"
+    ]
 
 
 def liger_model_of(spec: ModelSpec) -> LigerModel | None:

@@ -93,6 +93,9 @@ class Architecture:
     """The pattern by which PEFT adapts stacked experts (:mod:`vramplan.analytic.layers.moe_peft`): by the type of the
     whole model (transformers 5.23, conversion_mapping.py: _MODEL_TO_CONVERSION_PATTERN, which has no qwen2_moe; PEFT
     adds mixtral)."""
+    mixer_packages: str = ""
+    """Packages whose kernels transformers takes for layers without attention if they are installed; empty if it has no
+    such layers."""
     clamps_fp16: bool = False
     """Whether its layers clamp fp16 values, which is not modelled."""
     zero3_stops: str = ""

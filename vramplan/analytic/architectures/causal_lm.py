@@ -157,6 +157,7 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
     dtype = net.embedded_dtype
     ctx = Context(job.attention, forward.fused, padded=job.batches == "padded", causal=True)
     ctx.liger_rope = net.liger.rope
+    ctx.mixer_packages = job.mixer_kernels == "packages"
     ctx.attention_dropout = c.number(*decoder.attention_dropout) if forward.tape.training else 0.0
     if forward.past is not None:
         ctx.cache, ctx.past = net.cache, {False: forward.past, True: forward.past}

@@ -147,10 +147,12 @@ def partial_factor(c: Config, default: float) -> float:
     return c.number("partial_rotary_factor", nested)
 
 
+PACKAGES = "flash-linear-attention and causal-conv1d"
 ARCHITECTURES = {
     "qwen3_next": Architecture(
         decoder=Decoder(qwen3_next, norm=norm, rotary=rotary),
         stacks=one_stack(kinds),
+        mixer_packages=PACKAGES,
         refuses=ROUTED,
         peft_experts="qwen2_moe",
         defaults={"norm_topk_prob": True, "head_dim": 256},
@@ -158,11 +160,13 @@ ARCHITECTURES = {
     "qwen3_5_text": Architecture(
         decoder=Decoder(qwen3_5, norm=norm, rotary=rotary_per_row),
         stacks=one_stack(kinds),
+        mixer_packages=PACKAGES,
         defaults={"head_dim": 256},
     ),
     "qwen3_5_moe_text": Architecture(
         decoder=Decoder(qwen3_5_moe, norm=norm, rotary=rotary_per_row),
         stacks=one_stack(kinds),
+        mixer_packages=PACKAGES,
         refuses=ROUTED,
         defaults={"norm_topk_prob": True, "head_dim": 256},  # the first always: there is no key
     ),

@@ -54,6 +54,8 @@ class Context:
     """Attention mask by `LayerKind.sliding`; None if no mask is built."""
     row_mask: Tensor | None = None
     """The batch's 2D attention mask, (B, S, 1), for layers without attention; None if no sample is padded."""
+    mixer_packages: bool = False
+    """Whether the kernels of other packages compute layers without attention."""
     positions: Tensor | None = None
     padded: bool = False
     causal: bool = False

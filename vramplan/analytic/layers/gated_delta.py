@@ -12,6 +12,7 @@ from typing import NamedTuple
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.autograd.ops import recurrence
+from vramplan.analytic.layers import delta_kernels
 from vramplan.analytic.layers.context import Context
 from vramplan.analytic.layers.mlp import activation
 from vramplan.analytic.layers.modules import Modules
@@ -96,7 +97,10 @@ def gated_delta_net(net: Modules, c: Config, x: Tensor, ctx: Context, project: P
     net.tape.module = name
     if ctx.cache is not None:  # LinearAttentionLayer.update_conv_state
         ctx.cache.append(net.tape.empty((batch, heads.width, kernel.shape[-1]), mixed.dtype, "cached tokens"))
-    mixed = convolved(mixed, kernel, None, c.text("hidden_act", "silu"))
+    if ctx.mixer_packages:
+        mixed = delta_kernels.convolved(mixed, kernel, None)
+    else:
+        mixed = convolved(mixed, kernel, None, c.text("hidden_act", "silu"))
     if ctx.cache is not None:
         mixed = ops.sliced(mixed, mixed.shape)
     del parts
@@ -109,7 +113,10 @@ def gated_delta_net(net: Modules, c: Config, x: Tensor, ctx: Context, project: P
         recurrence.softplus(ops.add(ops.to(decay, "fp32"), step)),
         "decay in log space",
     )
-    out, *state = chunked_delta_rule(query, key, value, forget, strength, heads, ctx.cache is not None)
+    if ctx.mixer_packages:
+        out, *state = delta_kernels.delta_rule(query, key, value, forget, strength, ctx.cache is not None)
+    else:
+        out, *state = chunked_delta_rule(query, key, value, forget, strength, heads, ctx.cache is not None)
     if ctx.cache is not None:  # update_recurrent_state copies it
         ctx.cache.append(net.tape.empty(state[0].shape, "fp32", "cached state"))
     rows = (batch * length * heads.values, heads.value_dim)
@@ -188,9 +195,15 @@ def chunked_delta_rule(
     pairwise = ops.masked(pairwise, later)
     pairwise = ops.exp(pairwise)
     per_key, per_value = 2 * blocks * total * CHUNK * heads.key_dim, 2 * blocks * total * CHUNK * heads.value_dim
-    system = ops.mul(ops.matmul(in_order(k_beta), in_order(key), per_key, squares, "products within chunks"), pairwise, "system of a chunk")
+    system = ops.mul(
+        ops.matmul(in_order(k_beta), in_order(key), per_key, squares, "products within chunks"),
+        pairwise,
+        "system of a chunk",
+    )
     scores = ops.mul(
-        ops.matmul(in_order(query), in_order(key), per_key, squares, "products within chunks"), pairwise, "attention within chunks"
+        ops.matmul(in_order(query), in_order(key), per_key, squares, "products within chunks"),
+        pairwise,
+        "attention within chunks",
     )
     decayed = ops.mul(k_beta, ops.exp(summed), "decayed keys times beta")
     new_values = recurrence.solved(system, v_beta)
@@ -201,7 +214,11 @@ def chunked_delta_rule(
     ends = ops.sliced(summed, (blocks, chunks, 1, 1))
     key = ops.mul(key, ops.exp(ops.subtract(ends, summed)), "decayed keys")
     ends = ops.exp(ops.sliced(summed, (blocks, chunks, 1)))
-    block_key, block_value, square = (blocks, CHUNK, heads.key_dim), (blocks, CHUNK, heads.value_dim), squares[:1] + squares[2:]
+    block_key, block_value, square = (
+        (blocks, CHUNK, heads.key_dim),
+        (blocks, CHUNK, heads.value_dim),
+        squares[:1] + squares[2:],
+    )
     reads = 2 * blocks * CHUNK * heads.key_dim * heads.value_dim
     for _ in range(chunks):
         fresh = ops.subtract(
@@ -214,7 +231,9 @@ def chunked_delta_rule(
             out,
             ops.add(
                 between,
-                ops.matmul(ops.sliced(scores, square), fresh, per_value // chunks, block_value, "attention to the chunk"),
+                ops.matmul(
+                    ops.sliced(scores, square), fresh, per_value // chunks, block_value, "attention to the chunk"
+                ),
                 "output of a chunk",
             ),
         )

@@ -88,6 +88,11 @@ def run(
             f"{setting('quantize', job.quantize)}: quantized layers are not traced;"
             f" {setting('by', 'analytic')} supports them"
         )
+    if job.mixer_kernels != "torch":
+        raise UnsupportedError(
+            f"{setting('mixer_kernels', job.mixer_kernels)}: kernels of other packages are not traced;"
+            f" {setting('by', 'analytic')} describes them"
+        )
     if job.lengths is not None:
         raise UnsupportedError(f"{setting('lengths')} is not traced; {setting('by', 'analytic')} supports it")
     if job.strategy != "ddp":

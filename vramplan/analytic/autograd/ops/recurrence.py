@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from vramplan.analytic.autograd.graph import Grads, Like, Tensor
+from vramplan.analytic.autograd.graph import Grads, Tensor
 from vramplan.analytic.autograd.ops.base import high, low, new_like, output, pointwise
 from vramplan.step_time.kernels import MATMUL
 from vramplan.units import DTYPE_BYTES
