@@ -24,7 +24,8 @@ def causal_lm(forward: ForwardPass, c: Config) -> ModelOutput:
     net, tape, job, labels = forward.net, forward.tape, forward.job, forward.inputs["labels"]
     architecture, decoder, placement = forward.architecture, decoder_of(forward), forward.placement
     with tape.on(placement.norm):
-        hidden = decoder.before_head(net, c, language_model(forward, c))
+        last = language_model(forward, c)  # the model's output, held to the end
+        hidden = decoder.before_head(net, c, last)
     vocabulary, tied = architecture.shape(c).vocabulary, architecture.is_tied(c)
     fused = losses.FUSED.get(job.loss)
     if fused is not None:

@@ -24,8 +24,8 @@ def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None, length: int) -> Te
 
     def backward(grad: Tensor) -> Grads:
         grads: Grads = []
-        for like in likes:
-            if like is not None:
+        for number, like in enumerate(likes):
+            if like is not None and number < 2:
                 tape.work(flops, moved, dtype, kind=MATMUL, results=prod(like.shape))
             grads.append(None if like is None else tape.empty(like.shape, dtype, "gradient"))
         return grads
@@ -126,4 +126,37 @@ def padded(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     node = tape.node((x,), backward)
     out = output(node, tape, shape, x.dtype, "padded to whole chunks")
     tape.work(0, x.num_bytes + out.num_bytes, x.dtype)
+    return out
+
+
+def permuted(x: Tensor) -> Tensor:
+    """``x.permute(...)``: a view, whose gradient is copied into the order of `x` by a reshape before it."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [new_like(tape, like, "gradient in order", passes=2)]
+
+    return Tensor(tape, x.storage, x.shape, x.dtype, tape.node((x,), backward))
+
+
+def spread(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``x.expand(shape)``: a view, whose gradient is summed."""
+    tape, like = x.tape, x.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [new_like(tape, like, "sum of a broadcast gradient", passes=1)]
+
+    return Tensor(tape, x.storage, shape, x.dtype, tape.node((x,), backward))
+
+
+def joined(parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """``torch.cat(parts)``; the gradient of each part that needs one is a view."""
+    tape, likes = parts[0].tape, [part.like if part.node is not None else None for part in parts]
+
+    def backward(grad: Tensor) -> Grads:
+        return [None if like is None else grad.view(*like.shape) for like in likes]
+
+    node = tape.node(tuple(parts), backward)
+    out = output(node, tape, shape, parts[0].dtype, "concatenation")
+    tape.work(0, 2 * out.num_bytes, out.dtype)
     return out
