@@ -100,6 +100,7 @@ def check_mixers(spec: ModelSpec, architecture: Architecture, job: Job) -> list[
         raise ConfigError(
             f"{chosen}: every layer of {spec.model_type} attends; use {setting('mixer_kernels', 'torch')}"
         )
+    check_mixer_adapters(spec, architecture, job)
     if not packages:
         return []
     if job.mixer_kernels == "packages":
@@ -111,6 +112,34 @@ def check_mixers(spec: ModelSpec, architecture: Architecture, job: Job) -> list[
         f"assumption: layers without attention run transformers' own torch code; with {packages} installed they keep"
         f" less: {chosen}"
     ]
+
+
+def check_mixer_adapters(spec: ModelSpec, architecture: Architecture, job: Job) -> None:
+    """Check that layers without attention run with the job's adapters and quantization.
+
+    Raises:
+        ConfigError: for adapters that PEFT refuses.
+        UnsupportedError: for a layer that a kernel takes the plain weight of.
+    """
+    if job.method == "full":
+        return
+    targets, fused = job.lora_targets, architecture.fused_projection
+    for name in architecture.unadapted:
+        if targets is not None and any(target.rpartition(".")[2] == name for target in targets):
+            raise ConfigError(f"{setting('lora_targets', name)}: PEFT does not adapt {name} of {spec.model_type}")
+    if not fused or job.mixer_kernels != "packages":
+        return
+    packages = setting("mixer_kernels", "packages")
+    if job.quantize != "none":
+        raise UnsupportedError(
+            f"{packages} with {setting('quantize', job.quantize)}: mamba-ssm multiplies by {fused}'s weight itself, which"
+            f" is packed; use {setting('mixer_kernels', 'torch')}"
+        )
+    if targets is None or any(target.rpartition(".")[2] == fused for target in targets):
+        raise UnsupportedError(
+            f"{packages} with an adapter on {fused}: mamba-ssm multiplies by {fused}'s own weight, so that its adapter"
+            f" does nothing; use {setting('lora_targets', 'in_proj,q_proj,k_proj,v_proj,o_proj')}"
+        )
 
 
 def liger_model_of(spec: ModelSpec) -> LigerModel | None:

@@ -7,50 +7,17 @@ causal-conv1d are not installed. Falcon-H1, Granite 4 and Nemotron-H have the sa
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.autograd.ops import recurrence
+from vramplan.analytic.layers import delta_kernels, mamba_kernels
 from vramplan.analytic.layers.context import Context
 from vramplan.analytic.layers.gated_delta import convolved
+from vramplan.analytic.layers.mamba_sizes import Mixer
 from vramplan.analytic.layers.modules import Modules
 from vramplan.errors import SpecError
 from vramplan.units import ceil_div
-
-
-class Mixer(NamedTuple):
-    """Sizes of a Mamba 2 mixer."""
-
-    heads: int
-    head_dim: int
-    groups: int
-    """Heads of one group share B and C."""
-    state: int
-    """Width of the state of each channel."""
-    kernel: int
-    chunk: int
-    act: str = "silu"
-    bias: bool = False
-    out_bias: bool = False
-    conv_bias: bool = True
-    gate_first: bool = True
-    """Whether the norm behind the scan multiplies by the gate first."""
-
-    @property
-    def inner(self) -> int:
-        """Width of all heads."""
-        return self.heads * self.head_dim
-
-    @property
-    def shared(self) -> int:
-        """Width of B, and of C."""
-        return self.groups * self.state
-
-    @property
-    def convolved(self) -> int:
-        """Channels of the convolution."""
-        return self.inner + 2 * self.shared
 
 
 Norm = Callable[[Modules, str, Tensor, Tensor, Mixer], Tensor]
@@ -84,10 +51,18 @@ def mixer(
     net.tape.module = name
     projected = scales[1](projected)
     forget = ops.neg(ops.exp(ops.to(rate, "fp32")))
+    if ctx.mixer_packages and net.tape.training and ctx.cache is None:
+        scale = net.parameter(f"{name}.norm.weight", sizes.inner)
+        weight = net.parameter(f"{name}.out_proj.weight", width, sizes.inner)
+        bias = net.parameter(f"{name}.out_proj.bias", width) if sizes.out_bias else None
+        return mamba_kernels.fused(projected, kernel, shift, step, forget, direct, scale, weight, bias, sizes)
     gate, mixed, time = ops.split(projected, sizes.inner, sizes.convolved, sizes.heads)
     if ctx.cache is not None:
         ctx.cache.append(net.tape.empty((batch, sizes.convolved, sizes.kernel), mixed.dtype, "cached tokens"))
-    mixed = convolved(mixed, kernel, shift, sizes.act)
+    if ctx.mixer_packages:
+        mixed = delta_kernels.convolved(mixed, kernel, shift)
+    else:
+        mixed = convolved(mixed, kernel, shift, sizes.act)
     if ctx.cache is not None:
         mixed = ops.sliced(mixed, mixed.shape)
     if ctx.row_mask is not None:
@@ -96,7 +71,12 @@ def mixer(
     values, b, c = ops.split(mixed, sizes.inner, sizes.shared, sizes.shared)
     values = values.view(batch, length, sizes.heads, sizes.head_dim)
     b, c = (part.view(batch, length, sizes.groups, sizes.state) for part in (b, c))
-    out, *state = chunk_scan(values, time, forget, b, c, direct, step, sizes, ctx.cache is not None)
+    if ctx.mixer_packages:  # without gradients: in training the whole mixer is one function
+        out, held = mamba_kernels.scan(net.tape, dtype, mamba_kernels.Scan.of(batch, length, sizes))
+        state = held[-1:]
+        del held
+    else:
+        out, *state = chunk_scan(values, time, forget, b, c, direct, step, sizes, ctx.cache is not None)
     if ctx.cache is not None:
         ctx.cache.append(net.tape.empty(state[0].shape, state[0].dtype, "cached state"))
     out = out.view(batch, length, sizes.inner)
