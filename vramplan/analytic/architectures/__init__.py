@@ -21,6 +21,7 @@ ARCHITECTURES: LazyTable[Architecture] = LazyTable(
         "moe": "mixtral olmoe qwen2_moe qwen3_moe qwen3_vl_moe_text",
         "deepseek": "deepseek_v2 deepseek_v3 glm4_moe glm4v_moe_text",
         "gpt_oss": "gpt_oss",
+        "lfm2": "lfm2",
         "mamba2": "mamba2 granitemoehybrid",
         "qwen3_next": "qwen3_next qwen3_5_text qwen3_5_moe_text",
         "mllama": "mllama_text",

@@ -126,15 +126,16 @@ def gated_delta_net(net: Modules, c: Config, x: Tensor, ctx: Context, project: P
     return out
 
 
-def convolved(x: Tensor, kernel: Tensor, bias: Tensor | None, act: str) -> Tensor:
-    """``causal_conv1d_fn`` of (B, S, C): padded on both sides, what is too long cut off, activated."""
+def convolved(x: Tensor, kernel: Tensor, bias: Tensor | None, act: str | None) -> Tensor:
+    """``causal_conv1d_fn`` of (B, S, C): padded on both sides, what is too long cut off, activated by `act`."""
     dtype, (batch, length, channels) = x.dtype, x.shape
     size = kernel.shape[-1]
     x = ops.to(x, kernel.dtype).view(batch, channels, length)
     out = recurrence.depthwise(x, kernel, bias, length + size - 1)
     if size > 1:
         out = ops.sliced(out, (batch, channels, length))
-    out = activation(act)(out)
+    if act is not None:
+        out = activation(act)(out)
     return ops.to(out, dtype).view(batch, length, channels)
 
 
