@@ -18,8 +18,8 @@ from vramplan.inputs.sequence_length import check_sequence_length
 from vramplan.inputs.validation import are_linear, check_spec
 from vramplan.memory.optimizers import check_optimizer, optimizer_of
 
-NARROW = {"classifier", "shared_expert_gate", "gate"}
-"""Layers with few outputs (classes, experts, one number for each token), which do not limit the rank."""
+NARROW = {"classifier", "shared_expert_gate", "gate", "in_proj_a", "in_proj_b", "in_proj_ba"}
+"""Layers with few outputs (classes, experts, a number for each token or head), which do not limit the rank."""
 
 
 def check_modelled(job: Job) -> None:
@@ -98,7 +98,7 @@ def check_mixers(spec: ModelSpec, architecture: Architecture, job: Job) -> list[
     packages, chosen = architecture.mixer_packages, setting("mixer_kernels", "packages")
     if job.mixer_kernels == "packages" and not packages:
         raise ConfigError(
-            f"{chosen}: every layer of {spec.model_type} attends; use {setting('mixer_kernels', 'torch')}"
+            f"{chosen}: {spec.model_type} has no layers without attention; use {setting('mixer_kernels', 'torch')}"
         )
     check_mixer_adapters(spec, architecture, job)
     if not packages:
@@ -132,8 +132,8 @@ def check_mixer_adapters(spec: ModelSpec, architecture: Architecture, job: Job) 
     packages = setting("mixer_kernels", "packages")
     if job.quantize != "none":
         raise UnsupportedError(
-            f"{packages} with {setting('quantize', job.quantize)}: mamba-ssm multiplies by {fused}'s weight itself, which"
-            f" is packed; use {setting('mixer_kernels', 'torch')}"
+            f"{packages} with {setting('quantize', job.quantize)}: mamba-ssm multiplies by {fused}'s weight itself,"
+            f" which is packed; use {setting('mixer_kernels', 'torch')}"
         )
     if targets is None or any(target.rpartition(".")[2] == fused for target in targets):
         raise UnsupportedError(

@@ -1,4 +1,4 @@
-"""Mamba 2, Falcon-H1, Granite 4 and Nemotron-H: state spaces, alone or with attention (transformers 5.23)."""
+"""Mamba 2 and Granite 4: state spaces, alone or with attention (transformers 5.23, modeling_<type>.py)."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def granite_hybrid(net: Modules, c: Config, x: Tensor, ctx: Context, kind: Layer
 
 def has_experts(c: Config) -> bool:
     """Whether there are experts: a dense Granite 4 has 0."""
-    return c.get("num_local_experts", 8) != 0
+    return bool(c.get("num_local_experts", 8))
 
 
 def shared_mlp(net: Modules, c: Config, x: Tensor) -> Tensor:
@@ -148,7 +148,9 @@ def granite_kinds(c: Config) -> list[LayerKind]:
     """Layers that attend by layer_types; without it, none does."""
     types, rotates = c.get("layer_types"), c.get("position_embedding_type") == "rope"
     types = types or ["mamba"] * c.count("num_hidden_layers")
-    return [LayerKind(rotary=rotates, recurrent="attention" not in name or name == "linear_attention") for name in types]
+    return [
+        LayerKind(rotary=rotates, recurrent="attention" not in name or name == "linear_attention") for name in types
+    ]
 
 
 def granite_rotary(c: Config) -> Rotary | None:

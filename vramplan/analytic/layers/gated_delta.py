@@ -1,7 +1,8 @@
 """The gated delta net: linear attention whose state forgets and corrects itself, one state for each value head.
 
-Mirrors transformers 5.23, modeling_qwen3_next.py: Qwen3NextGatedDeltaNet and torch_chunk_gated_delta_rule, the code that
-runs where flash-linear-attention and causal-conv1d are not installed. Tensors are (batch B, length S, heads, head dim).
+Mirrors transformers 5.23, modeling_qwen3_next.py: Qwen3NextGatedDeltaNet and torch_chunk_gated_delta_rule, the code
+that runs where flash-linear-attention and causal-conv1d are not installed. Tensors are (batch B, length S, heads, head
+dim).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Mamba 2: a state space model with one decay for each head, computed chunk by chunk.
 
 Mirrors transformers 5.23, modeling_mamba2.py: Mamba2Mixer and mamba2_chunk_scan, the code that runs where mamba-ssm and
-causal-conv1d are not installed. Falcon-H1, Granite 4 and Nemotron-H have the same. Tensors are (batch B, length S, ...).
+causal-conv1d are not installed. Granite 4 has the same. Tensors are (batch B, length S, ...).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from vramplan.analytic.layers.mamba_sizes import Mixer
 from vramplan.analytic.layers.modules import Modules
 from vramplan.errors import SpecError
 from vramplan.units import ceil_div
-
 
 Norm = Callable[[Modules, str, Tensor, Tensor, Mixer], Tensor]
 Scale = Callable[[Tensor], Tensor]
@@ -122,8 +121,10 @@ def segment_sums(x: Tensor) -> Tensor:
 def product(
     a: Tensor, b: Tensor, flops: int, shape: tuple[int, ...], copied: tuple[bool, bool], ordered: bool, what: str
 ) -> Tensor:
-    """``torch.einsum`` of two tensors: those that cannot be viewed as batches of matrices are `copied`, as is the
-    gradient if it is `ordered` otherwise."""
+    """``torch.einsum`` of two tensors.
+
+    Those that cannot be viewed as batches of matrices are `copied`, as is the gradient if it is `ordered` otherwise.
+    """
     low = ops.low(a), ops.low(b)  # held until the function returns
     a, b = (
         ops.copy(operand, "operand of a product") if copies else operand
@@ -162,9 +163,7 @@ def chunk_scan(
     values = ops.mul(values, ops.to(time.view(batch, length, heads, 1), "fp32"), "values times time steps")
     decay = ops.mul(forget, ops.to(time, "fp32"), "decay in log space")
     padded = (batch, total)
-    values, decay, b, c = (
-        recurrence.padded(part, (*padded, *part.shape[2:])) for part in (values, decay, b, c)
-    )
+    values, decay, b, c = (recurrence.padded(part, (*padded, *part.shape[2:])) for part in (values, decay, b, c))
     values = recurrence.permuted(values).view(batch, chunks, chunk, heads, dim)
     b, c = (recurrence.permuted(part).view(batch, chunks, chunk, heads, state) for part in (b, c))
     decay = decay.view(batch, heads, chunks, chunk)
@@ -181,14 +180,18 @@ def chunk_scan(
     ends = ops.exp(ops.subtract(ops.sliced(summed, (batch, heads, chunks, 1)), summed))
     decayed = ops.mul(b, ends.view(batch, chunks, chunk, heads, 1), "decayed B")
     states = product(
-        values, decayed, wide * chunk * dim * state, (*blocks, dim, state), (strided, strided), strided, "chunks' states"
+        values,
+        decayed,
+        wide * chunk * dim * state,
+        (*blocks, dim, state),
+        (strided, strided),
+        strided,
+        "chunks' states",
     )
     first = tape.empty((batch, 1, heads, dim, state), states.dtype, "first state")
     states = recurrence.joined([first, states], (batch, chunks + 1, heads, dim, state))
     between = ops.exp(
-        segment_sums(
-            recurrence.padded(ops.sliced(summed, (batch, heads, chunks)), (batch, heads, chunks + 1))
-        )
+        segment_sums(recurrence.padded(ops.sliced(summed, (batch, heads, chunks)), (batch, heads, chunks + 1)))
     )
     later = (batch, chunks + 1, heads, dim, state)
     new_states = product(
@@ -205,7 +208,9 @@ def chunk_scan(
     read_states = product(
         c, states, wide * chunk * dim * state, (*blocks, chunk, dim), (strided, strided), strided, "output of states"
     )
-    off = ops.mul(read_states.view(batch, chunks, chunk, heads, dim), read.view(batch, chunks, chunk, heads, 1), "decayed output")
+    off = ops.mul(
+        read_states.view(batch, chunks, chunk, heads, dim), read.view(batch, chunks, chunk, heads, 1), "decayed output"
+    )
     out = ops.copy(ops.add(diagonal.view(*off.shape), off, "output of all chunks"), "output in order")
     out = out.view(batch, total, heads, dim)
     out = ops.add(out, past, "output")

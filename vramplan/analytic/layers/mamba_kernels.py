@@ -1,5 +1,7 @@
-"""A Mamba 2 mixer by the kernels of mamba-ssm and causal-conv1d: in training everything behind its first projection is one
-autograd function, which makes nearly all of it again in backward.
+"""A Mamba 2 mixer by the kernels of mamba-ssm and causal-conv1d.
+
+In training everything behind its first projection is one autograd function, which makes nearly all of it again in
+backward.
 
 Read off mamba-ssm 2.3.2 (mamba_ssm/ops/triton/ssd_combined.py: MambaSplitConv1dScanCombinedFn,
 _mamba_chunk_scan_combined_fwd and _bwd). Its kernels are Triton's, so no trace sees them.

@@ -1,4 +1,4 @@
-"""Ops of linear attention and state space models: convolutions over time, cumulative sums, chunks, triangular systems."""
+"""Ops of linear attention and state spaces: convolutions over time, cumulative sums, chunks, triangular systems."""
 
 from __future__ import annotations
 
