@@ -21,6 +21,8 @@ from vramplan.memory.fused_attention import FusedAttention
 
 TEXT_ONLY_WITHIN = {
     "qwen2_vl_text",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
     "qwen3_vl_text",
     "qwen3_vl_moe_text",
     "glm4v_moe_text",

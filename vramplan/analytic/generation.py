@@ -107,6 +107,8 @@ def check_generates(spec: ModelSpec, setting: StepSpec) -> None:
         why = "the cache of cross attention is not modelled" if writes else "an encoder has no generate"
     elif any(getattr(kind, "crosses", False) for kind in setting.stacks[0]):
         why = "the cache of cross attention is not modelled"
+    elif any(getattr(kind, "recurrent", False) for kind in setting.stacks[0]):
+        why = "what layers without attention keep of the tokens before is not modelled"
     if why:
         raise UnsupportedError(f"{option('generate_tokens')}: {spec.name} ({spec.model_type}): {why}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from vramplan.analytic.architectures import Architecture
 from vramplan.analytic.architectures.lookup import ModelArchitecture, architecture_of, is_described
 from vramplan.analytic.layers import moe_peft
 from vramplan.analytic.layers.liger_models import LigerModel, liger_model
@@ -14,12 +15,14 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import check_inputs
 from vramplan.inputs.model_spec import MAX_LAYERS, ModelSpec
 from vramplan.inputs.sequence_length import check_sequence_length
-from vramplan.inputs.task_rules import NO_REWARD, is_preference
+from vramplan.inputs.task_rules import NO_REWARD, TRL_TASKS
 from vramplan.inputs.validation import are_linear, check_spec
 from vramplan.memory.optimizers import check_optimizer, optimizer_of
 
-NARROW = {"score", "classifier", "out_proj", "shared_expert_gate", "gate"}
-"""Layers with few outputs (classes, experts, one number for each token), which do not limit the rank."""
+NARROW = {
+    "score", "classifier", "out_proj", "shared_expert_gate", "gate", "in_proj_a", "in_proj_b", "in_proj_ba",
+}  # fmt: skip
+"""Layers with few outputs (classes, experts, a number for each token or head), which do not limit the rank."""
 
 
 def check_modelled(job: Job) -> None:
@@ -58,7 +61,7 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             f"{setting('dtype', 'fp16')}: {spec.model_type} clamps fp16 values, which is not modelled; {traced}"
         )
     check_shared(spec, model, job)
-    if is_preference(job) and (architecture.decoder is None or model.tower is not None):
+    if job.task in TRL_TASKS and (architecture.decoder is None or model.tower is not None):
         raise UnsupportedError(
             f"{setting('task', job.task)}: {spec.model_type} is no causal language model of text alone, which TRL's"
             " trainer is modelled for"
@@ -68,7 +71,7 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             f"{setting('task', job.task)}: transformers 5.23 has no {spec.model_type} model with one number for a text"
             " (ForSequenceClassification)"
         )
-    notes = check_liger(spec, job)
+    notes = check_liger(spec, job) + check_mixers(spec, architecture, job)
     if architecture.decoder is None and job.reentrant and job.checkpointing == "full":
         raise UnsupportedError(f"{setting('reentrant', True)}: not modelled yet for {spec.model_type}")
     if architecture.dora_stops and job.method == "dora":
@@ -97,6 +100,59 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             " parameters are exact"
         )
     return notes
+
+
+def check_mixers(spec: ModelSpec, architecture: Architecture, job: Job) -> list[str]:
+    """Check whose code computes layers without attention; returns notes.
+
+    Raises:
+        ConfigError: if the model has no such layers and other packages are to compute them.
+    """
+    packages, chosen = architecture.mixer_packages, setting("mixer_kernels", "packages")
+    if job.mixer_kernels == "packages" and not packages:
+        raise ConfigError(
+            f"{chosen}: {spec.model_type} has no layers without attention; use {setting('mixer_kernels', 'torch')}"
+        )
+    check_mixer_adapters(spec, architecture, job)
+    if not packages:
+        return []
+    if job.mixer_kernels == "packages":
+        return [
+            f"assumption: {packages} are installed; what their kernels keep is read off their source, and not compared"
+            " with a trace"
+        ]
+    return [
+        f"assumption: layers without attention run transformers' own torch code; with {packages} installed they keep"
+        f" less: {chosen}"
+    ]
+
+
+def check_mixer_adapters(spec: ModelSpec, architecture: Architecture, job: Job) -> None:
+    """Check that layers without attention run with the job's adapters and quantization.
+
+    Raises:
+        ConfigError: for adapters that PEFT refuses.
+        UnsupportedError: for a layer that a kernel takes the plain weight of.
+    """
+    if job.method == "full":
+        return
+    targets, fused = job.lora_targets, architecture.fused_projection
+    for name in architecture.unadapted:
+        if targets is not None and any(target.rpartition(".")[2] == name for target in targets):
+            raise ConfigError(f"{setting('lora_targets', name)}: PEFT does not adapt {name} of {spec.model_type}")
+    if not fused or job.mixer_kernels != "packages":
+        return
+    packages = setting("mixer_kernels", "packages")
+    if job.quantize != "none":
+        raise UnsupportedError(
+            f"{packages} with {setting('quantize', job.quantize)}: mamba-ssm multiplies by {fused}'s weight itself,"
+            f" which is packed; use {setting('mixer_kernels', 'torch')}"
+        )
+    if targets is None or any(target.rpartition(".")[2] == fused for target in targets):
+        raise UnsupportedError(
+            f"{packages} with an adapter on {fused}: mamba-ssm multiplies by {fused}'s own weight, so that its adapter"
+            f" does nothing; use {setting('lora_targets', 'in_proj,q_proj,k_proj,v_proj,o_proj')}"
+        )
 
 
 def liger_model_of(spec: ModelSpec) -> LigerModel | None:

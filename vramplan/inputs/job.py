@@ -19,6 +19,7 @@ EXPANDABLE_SEGMENTS = "PYTORCH_ALLOC_CONF=expandable_segments:True"
 Batches = Literal["unpadded", "padded", "packed"]
 Checkpointing = Literal["none", "full"]
 Attention = Literal["sdpa", "flash", "eager"]
+MixerKernels = Literal["torch", "packages"]
 Loss = Literal[
     "standard",
     "sliced",
@@ -313,6 +314,10 @@ class Job(Record):
     """Whether checkpointing is torch's older, reentrant kind, under which int8 layers keep nothing."""
     attention: Attention = "sdpa"
     """Attention implementation."""
+    mixer_kernels: MixerKernels = "torch"
+    """Code of the layers that mix tokens without attention (linear attention, state spaces, short convolutions): torch,
+    transformers' own, which runs where the packages with kernels for them are not installed; packages:
+    flash-linear-attention, mamba-ssm and causal-conv1d, which keep less."""
     loss: Loss = "standard"
     """standard: transformers' fp32 cross-entropy; sliced: that of transformers 4.46 to 4.48, which copies the shifted
     logits; sliced_fp32: of those before, where fp32 logits replace the half-precision ones; sections: torchtune's, fp32

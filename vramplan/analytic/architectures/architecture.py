@@ -101,6 +101,14 @@ class Architecture:
     """The pattern by which PEFT adapts stacked experts (:mod:`vramplan.analytic.layers.moe_peft`): by the type of the
     whole model (transformers 5.23, conversion_mapping.py: _MODEL_TO_CONVERSION_PATTERN, which has no qwen2_moe; PEFT
     adds mixtral)."""
+    mixer_packages: str = ""
+    """Packages whose kernels transformers takes for layers without attention if they are installed; empty if it has no
+    such layers."""
+    fused_projection: str = ""
+    """The linear layer whose own weight these kernels multiply by: an adapter on it does nothing, and a quantized
+    weight does not run."""
+    unadapted: tuple[str, ...] = ()
+    """Modules that PEFT refuses to adapt (0.21, tuners_utils.py: _check_lora_target_modules_mamba)."""
     clamps_fp16: bool = False
     """Whether its layers clamp fp16 values, which is not modelled."""
     zero3_stops: str = ""

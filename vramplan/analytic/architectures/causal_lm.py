@@ -24,7 +24,8 @@ def causal_lm(forward: ForwardPass, c: Config) -> ModelOutput:
     net, tape, job, labels = forward.net, forward.tape, forward.job, forward.inputs["labels"]
     architecture, decoder, placement = forward.architecture, decoder_of(forward), forward.placement
     with tape.on(placement.norm):
-        hidden = decoder.before_head(net, c, language_model(forward, c))
+        last = language_model(forward, c)  # the model's output, held to the end
+        hidden = decoder.before_head(net, c, last)
     vocabulary, tied = architecture.shape(c).vocabulary, architecture.is_tied(c)
     fused = losses.FUSED.get(job.loss)
     if fused is not None:
@@ -161,6 +162,7 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
     dtype = net.embedded_dtype
     ctx = Context(job.attention, forward.fused, padded=job.batches == "padded", causal=True)
     ctx.liger_rope = net.liger.rope
+    ctx.mixer_packages = job.mixer_kernels == "packages"
     drops = tape.training and (tape.drops or not decoder.attention_dropout_is_layer)
     ctx.attention_dropout = c.number(*decoder.attention_dropout) if drops else 0.0
     if forward.past is not None:
@@ -173,7 +175,9 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
     packed = job.batches == "packed"
     places = (1 if forward.past is None else batch, length)
     ctx.positions = forward.inputs["position_ids"] if packed else tape.empty(places, "int64", "position ids")
-    slides = sorted({kind.sliding for kind in kinds})
+    if job.batches == "padded" and any(kind.recurrent for kind in kinds):  # create_recurrent_attention_mask
+        ctx.row_mask = forward.inputs["attention_mask"].view(batch, length, 1)
+    slides = sorted({kind.sliding for kind in kinds if not kind.recurrent})
     for sliding in slides:
         ctx.masks[sliding] = mask(forward, c, x, sliding, dtype)
     rotary = decoder.rotary(c)

@@ -22,6 +22,8 @@ class LayerKind(NamedTuple):
     """Whether it attends to images instead of the text (Llama 3.2 Vision); skipped if there are no images."""
     dense: bool = False
     """Whether it has one feed-forward layer for all tokens, in a model with MoE layers."""
+    recurrent: bool = False
+    """Whether it mixes tokens by linear attention, a state space or a convolution instead of attention."""
 
 
 class CrossAttentionInput(NamedTuple):
@@ -50,6 +52,10 @@ class Context:
     sin: dict[bool, Tensor] = field(default_factory=dict)
     masks: dict[bool, Tensor | None] = field(default_factory=dict)
     """Attention mask by `LayerKind.sliding`; None if no mask is built."""
+    row_mask: Tensor | None = None
+    """The batch's 2D attention mask, (B, S, 1), for layers without attention; None if no sample is padded."""
+    mixer_packages: bool = False
+    """Whether the kernels of other packages compute layers without attention."""
     positions: Tensor | None = None
     padded: bool = False
     causal: bool = False
@@ -65,11 +71,13 @@ class Context:
     def of(self, kind: LayerKind) -> Context:
         """The arguments of a layer of `kind`: if checkpointed, it keeps its mask and tables alive and no others."""
         sliding = (kind.sliding,)
+        masks = {} if kind.recurrent else self.masks
         return replace(
             self,
+            row_mask=self.row_mask if kind.recurrent else None,
             cos={key: table for key, table in self.cos.items() if key in sliding},
             sin={key: table for key, table in self.sin.items() if key in sliding},
-            masks={key: mask for key, mask in self.masks.items() if key in sliding},
+            masks={key: mask for key, mask in masks.items() if key in sliding},
         )
 
     def on(self, card: int) -> Context:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import torch
@@ -77,6 +78,12 @@ def _flash_flops(func: Any, args: Any) -> int:
     return (10 if backward else 4) * int(batch) * int(heads) * int(queries) * int(keys) * int(dim)
 
 
+def _grouped_convolution_flops(args: Any) -> int:
+    """FLOPs of the gradients of a convolution in groups; torch's counter takes the weight's for a dense one."""
+    gradient, weight, mask = args[0], args[2], args[-1]
+    return 2 * gradient.numel() * prod(weight.shape[1:]) * sum(mask[:2])
+
+
 def work(func: Any, args: Any, kwargs: Any, out: Any) -> Kernel:
     """FLOPs of an operation, as torch.utils.flop_counter counts them, and bytes read and written."""
     if _is_view(func):
@@ -87,6 +94,8 @@ def work(func: Any, args: Any, kwargs: Any, out: Any) -> Kernel:
         flops = _flash_flops(func, args)
     elif func is aten._grouped_mm.default:  # the experts of an MoE; torch's counter leaves them out
         flops = 2 * args[0].numel() * out.shape[-1]
+    elif func is aten.convolution_backward.default and args[-2] > 1:
+        flops = _grouped_convolution_flops(args)
     moved = 0
     dtype = "fp32"
     for group in (args, out if isinstance(out, (tuple, list)) else (out,)):

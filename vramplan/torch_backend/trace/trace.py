@@ -91,6 +91,11 @@ def run(
         )
     if job.task in TRL_TASKS:
         raise UnsupportedError(f"{setting('task', job.task)} is not traced; {setting('by', 'analytic')} supports it")
+    if job.mixer_kernels != "torch":
+        raise UnsupportedError(
+            f"{setting('mixer_kernels', job.mixer_kernels)}: kernels of other packages are not traced;"
+            f" {setting('by', 'analytic')} describes them"
+        )
     if job.lengths is not None:
         raise UnsupportedError(f"{setting('lengths')} is not traced; {setting('by', 'analytic')} supports it")
     if job.strategy != "ddp":

@@ -16,7 +16,7 @@ TOWERS: LazyTable[VisionTower] = LazyTable(
         "vit": "internvl llava llava_next",
         "siglip": "idefics3 smolvlm paligemma gemma3 llava_onevision",
         "pixtral": "llava/pixtral mistral3",
-        "qwen": "qwen3_vl qwen3_vl_moe qwen2_vl qwen2_5_vl",
+        "qwen": "qwen3_5 qwen3_5_moe qwen3_vl qwen3_vl_moe qwen2_vl qwen2_5_vl",
         "glm": "glm4v glm4v_moe",
         "mllama": "mllama",
     },

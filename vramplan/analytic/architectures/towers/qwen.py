@@ -267,7 +267,10 @@ QWEN3 = VisionTower(
     returns_features=False,
     holds_first=False,
 )
+QWEN3_5 = replace(QWEN3, kinds=depth, text_type="qwen3_5_text", between=None, deep=lambda whole: 0)
 TOWERS = {
+    "qwen3_5": QWEN3_5,
+    "qwen3_5_moe": replace(QWEN3_5, text_type="qwen3_5_moe_text"),
     "qwen3_vl": QWEN3,
     "qwen3_vl_moe": replace(QWEN3, text_type="qwen3_vl_moe_text"),
     "qwen2_vl": VisionTower(

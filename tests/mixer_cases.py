@@ -1,0 +1,151 @@
+"""Models with layers that mix tokens without attention, made small, and what their traces say.
+
+python -m tests.mixer_cases     trace what has not been traced; write tests/cases/traced_mixers.json
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from tests import matrix
+from tests.helpers import ROOT, card_of, spec_of
+from tests.matrix_cases import SETTINGS, VOCABULARY
+from vramplan.analytic import estimator
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
+
+PATH = ROOT / "tests" / "cases" / "traced_mixers.json"
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+DELTA = {
+    **HEADS,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 64,
+}
+EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+    "shared_expert_intermediate_size": 128,
+}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 32, "mamba_chunk_size": 64}
+GRANITE = {
+    **MAMBA,
+    "hidden_size": 256,
+    "shared_intermediate_size": 512,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 12,
+    "layer_types": ["mamba", "mamba", "attention"] * 4,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_next": ("Qwen/Qwen3-Next-80B-A3B-Instruct", {**DELTA, **EXPERTS}),
+    "qwen3_5_text": ("Qwen/Qwen3.5-9B", DELTA),
+    "qwen3_5_moe_text": ("Qwen/Qwen3.5-35B-A3B", {**DELTA, **EXPERTS, "linear_num_value_heads": 2}),
+    "granitemoehybrid": ("ibm-granite/granite-4.0-h-micro", GRANITE),
+    "granitemoehybrid, experts": (
+        "ibm-granite/granite-4.0-h-tiny",
+        {**GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
+    "mamba2": (
+        "mistralai/Mamba-Codestral-7B-v0.1",
+        {"hidden_size": 256, "num_heads": 8, "n_groups": 2, "state_size": 32, "chunk_size": 64, "num_hidden_layers": 8},
+    ),
+    "lfm2": (
+        "LiquidAI/LFM2-350M",
+        {
+            "hidden_size": 256,
+            "block_ff_dim": 768,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "num_hidden_layers": 12,
+            "full_attn_idxs": [2, 5, 8, 11],
+        },
+    ),
+}
+JOBS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("full-bf16", {"checkpointing": "none", "micro_batch_size": 3, "sequence_length": 200}),
+    ("full-bf16", {"checkpointing": "full", "sequence_length": 512, "attention": "flash"}),
+    ("full-autocast", {"checkpointing": "none", "sequence_length": 192, "attention": "eager"}),
+    ("full-fp32", {"checkpointing": "full", "sequence_length": 128, "micro_batch_size": 3}),
+    ("lora-bf16", {"checkpointing": "full", "sequence_length": 200, "micro_batch_size": 3}),
+    ("lora-autocast", {"checkpointing": "none", "sequence_length": 512}),
+    ("lora-autocast", {"checkpointing": "full", "sequence_length": 256, "micro_batch_size": 2, "batches": "padded"}),
+)
+SEEN = {"images": 1, "image_size": (300, 200), "sequence_length": 256, "method": "full", "autocast": "none"}
+
+
+def spec_for(family: str) -> ModelSpec:
+    """The family's model, made small; Qwen3.5's language model alone."""
+    tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
+    if family == "qwen3_5":
+        return seeing()
+    name, changes = FAMILIES[family]
+    spec = spec_of(name)
+    config = {**spec.config.get("text_config", spec.config), **tokens, "vocab_size": VOCABULARY, **changes}
+    return spec.model_copy(update={"config": config, "model_type": config.get("model_type", spec.model_type)})
+
+
+def seeing() -> ModelSpec:
+    """Qwen3.5 with its vision tower."""
+    spec = spec_of("Qwen/Qwen3.5-0.8B")
+    rope = {**spec.config["text_config"]["rope_parameters"], "mrope_section": [3, 3, 2]}
+    text = {**spec.config["text_config"], **DELTA, "vocab_size": VOCABULARY, "rope_parameters": rope}
+    vision = {**spec.config["vision_config"], "depth": 5, "out_hidden_size": text["hidden_size"]}
+    tokens = {"image_token_id": 7, "video_token_id": 8, "vision_start_token_id": 9, "vision_end_token_id": 10}
+    return spec.model_copy(update={"config": {**spec.config, **tokens, "text_config": text, "vision_config": vision}})
+
+
+def cases() -> Iterator[tuple[str, Job]]:
+    """Families and jobs."""
+    for family in FAMILIES:
+        for setting, given in JOBS:
+            job = {**SETTINGS[setting], **given}
+            if family == "mamba2":
+                job |= {"attention": "eager"} | ({"lora_targets": ("in_proj",)} if "lora" in setting else {})
+            yield family, Job(**job)
+    yield "qwen3_5", Job(**SEEN, checkpointing="full", vision="train", projector="train")
+    yield "qwen3_5", Job(**{**SEEN, "method": "lora", "autocast": "bf16"}, checkpointing="none")
+
+
+def name_of(family: str, job: Job) -> str:
+    """What the committed table calls a case."""
+    return json.dumps([family, job.model_dump(mode="json", exclude_defaults=True)])
+
+
+def analytic(family: str, job: Job) -> list[Any]:
+    """A row of matrix.COLUMNS, without the name."""
+    estimate = estimator.estimate(spec_for(family), job, card_of())
+    return matrix.row_of(matrix.Case(family, "", job), estimate)[1:]
+
+
+def load() -> dict[str, list[Any]]:
+    """The committed traces by name."""
+    return json.loads(PATH.read_text())["rows"] if PATH.exists() else {}
+
+
+def main() -> None:
+    """Trace what is missing, and write the table."""
+    from vramplan.torch_backend import tracing, versions
+
+    rows = load()
+    for family, job in cases():
+        name = name_of(family, job)
+        if name not in rows:
+            estimate = tracing().estimate(spec_for(family), job, card_of())
+            rows[name] = matrix.row_of(matrix.Case(family, "", job), estimate)[1:]
+    wanted = [name_of(*case) for case in cases()]
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(rows[name])}" for name in wanted)
+    columns = json.dumps(matrix.COLUMNS[1:])
+    PATH.write_text(f'{{"by": {json.dumps(versions())},\n"columns": {columns},\n"rows": {{\n{lines}\n}}}}\n')
+
+
+if __name__ == "__main__":
+    main()
