@@ -132,7 +132,7 @@ def test_a_model_that_lies_elsewhere() -> None:
         ("a.sh", b"swift sft --model 'x\n", "a.sh:1: a quote ' never ends"),
         ("a.sh", b"echo hello\n", "no training command"),
         ("a.sh", b"swift sft --model a\nswift sft --model b\n", "2 training commands"),
-        ("a.sh", b"swift rlhf --rlhf_type dpo --model a\n", "is not modelled yet"),
+        ("a.sh", b"swift rlhf --rlhf_type dpo --model a\n", "is not read yet"),
     ],
 )
 def test_files_that_are_broken(tmp_path: Path, name: str, raw: bytes, said: str) -> None:

@@ -121,7 +121,7 @@ def test_commands(tmp_path: Path) -> None:
     config = from_words(["toytrain", "fit", str(_file(tmp_path)), "toy_rank=4"], None, {"TOY_PIXELS": "1"})
     assert check.read(config, 1).job["lora_rank"] == 4
     assert "TOY_PIXELS" in config.source.environment
-    with pytest.raises(UnsupportedError, match="toytrain dream: preference training is not modelled yet"):
+    with pytest.raises(UnsupportedError, match="toytrain dream: preference training is not read yet"):
         from_words(["toytrain", "dream"], None, {})
 
 

@@ -47,7 +47,7 @@ def test_programs(command: str, framework: str) -> None:
 @pytest.mark.parametrize(
     ("command", "what"),
     [
-        (f"python dpo.py {HF}", "dpo.py: preference training is not modelled yet"),
+        (f"python dpo.py {HF}", "dpo.py: preference training is not read yet"),
         (f"accelerate launch scripts/run_orpo.py {HF}", "run_orpo.py: preference training"),
         (f"accelerate launch src/open_r1/grpo.py {HF}", "grpo.py: reinforcement training"),
         (f"python trl/scripts/reward.py {HF}", "reward.py: training of a reward model"),

@@ -66,13 +66,13 @@ def from_command(
     for other in FRAMEWORKS.values():
         start = tuple(words[:2])
         if start in other.unread_commands:
-            raise UnsupportedError(f"{where}: {' '.join(start)}: {other.unread_commands[start]} is not modelled yet")
+            raise UnsupportedError(f"{where}: {' '.join(start)}: {other.unread_commands[start]} is not read yet")
     program, name, rest = _match_command(words, folder)
     if name is None:
         refuse_unread_program(words, where)
     if program is not None and program.unread and framework is None:
         raise ConfigError(
-            f"{where}: {words[0]}: {program.unread} is not modelled yet; modelled: supervised fine-tuning"
+            f"{where}: {words[0]}: {program.unread} is not read yet; read is supervised fine-tuning"
         )
     if name is not None and program is not None and framework is None and _has_other_flags(words, name):
         with suppress(VramplanError):  # the script that is here says more than its name, which several projects have

@@ -71,7 +71,7 @@ UNREAD_PROGRAMS: Mapping[str, str] = {
     "run_image_classification": "training of image classifiers",
 }
 """First part of a module, or start of a script's name -> a program that is recognised and not read."""
-MODELLED = "modelled: supervised fine-tuning and pretraining"
+READ = "read are supervised fine-tuning and pretraining; `vramplan estimate --task dpo`, grpo and others take settings"
 
 
 def recognize(settings: Mapping[str, ConfigValue], where: str) -> str:
@@ -121,7 +121,7 @@ def refuse_other_tasks(settings: Mapping[str, ConfigValue], where: str) -> None:
             first, value = next(iter(values.items()))
             place = where if value.place.lstrip("-").replace("-", "_") == first else value.place
             names = ", ".join(values)
-            raise UnsupportedError(f"{place}: {names}: settings of {task}, which is not modelled yet; {MODELLED}")
+            raise UnsupportedError(f"{place}: {names}: settings of {task}, which is not read yet; {READ}")
 
 
 def refuse_unread_program(words: Sequence[str], where: str) -> None:
@@ -169,7 +169,7 @@ def refuse_task_named(where: str) -> None:
     for word, whose in ({folder.lower(): "folder"} | words).items():
         if word in TASK_NAMES:
             raise UnsupportedError(
-                f"{where}: its {whose} says {TASK_NAMES[word]} ({word}), which is not modelled yet; {MODELLED}; if it"
+                f"{where}: its {whose} says {TASK_NAMES[word]} ({word}), which is not read yet; {READ}; if it"
                 " is one of those, check the command that uses it, after --"
             )
 

@@ -81,7 +81,7 @@ def _refuse_other_programs(config: ConfigReader, version: str) -> None:
     """Refuse the trainer before 0.8, versions before 0.9, and reinforcement training."""
     where = config.source.where
     if any(key.startswith("actor_rollout_ref.") for key in config.source.settings):
-        raise UnsupportedError(f"{where}: actor_rollout_ref: reinforcement training is not modelled yet")
+        raise UnsupportedError(f"{where}: actor_rollout_ref: reinforcement training is not read yet")
     old = next((key for key in OLD_KEYS if key in config.source.settings), "")
     if old or OLD_PROGRAM in config.source.program:
         raise UnsupportedError(
