@@ -104,9 +104,9 @@ def cases() -> Iterator[dict[str, Any]]:
     llama = ("llama-3.2-1b", {LAYERS: 6})
     for task, loss in (("dpo", "chunked"), ("kto", "chunked"), ("orpo", "standard"), ("reward", "standard")):
         for job in OF_LLAMA:
-            if "prompt_length" in job and task == "reward":
+            if task == "reward" and ("prompt_length" in job or "modules_to_save" in job):
                 continue
-            if task == "reward" and "modules_to_save" in job:
+            if task == "kto" and job.get("micro_batch_size") == 1:  # TRL refuses it
                 continue
             yield case(*llama, {**SMALL, "task": task, "loss": loss, **job})
     for method in ("lora", "full"):
@@ -142,7 +142,7 @@ def older_cases(loss: str) -> Iterator[dict[str, Any]]:
         }
 
 
-OLDER = {"1.8.0": "standard", "1.0.0": "sliced", "0.28.0": "concatenated_states", "0.15.2": "concatenated"}
+OLDER = {"1.8.0": "standard", "1.0.0": "sliced", "0.28.0": "concatenated_states"}
 """The loss of each older version."""
 
 
@@ -165,9 +165,6 @@ def main() -> int:
     """Run what the file lacks of this version."""
     version = Path(sys.argv[1]).name.removeprefix("trl-") if len(sys.argv) > 1 else TRL
     sys.path[:0] = sys.argv[1:]
-    from transformers.models.auto import modeling_auto
-
-    vars(modeling_auto).setdefault("MODEL_FOR_VISION_2_SEQ_MAPPING_NAMES", {})  # trl before 0.20 imports it
     from tests.trl_trace import TrlRun
 
     known = [{**row, "peaks": None} for row in recorded()]
