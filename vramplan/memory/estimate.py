@@ -123,6 +123,8 @@ class Estimate(Result):
     """Distinct parameters of the model itself, adapters left out."""
     num_trainable_parameters: int
     assumptions: tuple[str, ...]
+    model_class: str = ""
+    """The class of transformers that is trained, in words; empty for a user's own model."""
     image_tokens_per_sample: int | None = None
     """Positions that the images of a sample take, separators included; None for a model without vision."""
     num_vision_parameters: int = 0

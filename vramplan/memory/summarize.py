@@ -62,6 +62,7 @@ def summarize(step: SimulatedStep, model: str, job: Job, gpu: Gpu, peak_tensor_b
         num_parameters=step.num_parameters,
         num_trainable_parameters=step.num_trainable_parameters,
         assumptions=assumptions(job, gpu, step),
+        model_class=step.model_class,
         notes=(*step.notes, *platform_notes(gpu), *time_notes(job, gpu)),
         image_tokens_per_sample=None if step.picture is None else job.pictures * step.picture.all_tokens,
         num_vision_parameters=step.num_vision_parameters,

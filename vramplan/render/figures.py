@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from vramplan.inputs.embedding import columns
 from vramplan.units import GiB
 
 if TYPE_CHECKING:
@@ -141,7 +142,9 @@ def in_short(estimate: Estimate) -> list[str]:
     job = estimate.job
     kind = ("video" if job.videos else "image") + ("s" if job.pictures > 1 else "")
     size = f" of {job.image_size[0]}x{job.image_size[1]}" if job.image_size else ""
+    usual = estimate.model_class.endswith(("ForCausalLM", "LMHeadModel", "language model"))
     facts = [
+        "" if usual else estimate.model_class,
         method(job),
         job.dtype,
         length(job, estimate.assumptions),
@@ -184,8 +187,14 @@ def time_of_step(estimate: Estimate) -> str:
     if job.lengths is not None:
         return f"{text} of the longest samples"
     if length(job, estimate.assumptions):
-        return f"{text}, {significant(job.global_batch_size * job.sequence_length / time.seconds)} tokens/s"
+        tokens = texts_of_sample(job) * job.global_batch_size * job.sequence_length
+        return f"{text}, {significant(tokens / time.seconds)} tokens/s"
     return f"{text}, {significant(job.global_batch_size / time.seconds)} samples/s"
+
+
+def texts_of_sample(job: Job) -> int:
+    """Texts in each sample: an anchor, its match and others if an embedding is trained."""
+    return len(columns(job)) if job.task == "embedding" else 1
 
 
 def banded(seconds: float, relative_error: float) -> str:
