@@ -9,7 +9,7 @@ import pytest
 import vramplan
 from tests.helpers import card_of, spec_of
 from vramplan.errors import VramplanError
-from vramplan.inputs.model_inputs import MODEL_INPUTS, check_inputs, describe
+from vramplan.inputs.model_inputs import MODEL_INPUTS, check_inputs, trained_as
 from vramplan.inputs.model_spec import Config
 from vramplan.planner.job_defaults import complete_job
 
@@ -38,7 +38,7 @@ def test_what_one_sample_is(model: str, given: dict[str, Any], shapes: dict[str,
     job = complete_job(spec, card_of(), given)
     inputs = MODEL_INPUTS[spec.model_type].inputs(Config(spec.config, spec.name), job)
     assert {one.name: one.shape for one in inputs} == shapes
-    assert MODEL_INPUTS[spec.model_type].model_class in str(describe(spec, job))
+    assert trained_as(spec, job).startswith(MODEL_INPUTS[spec.model_type].model_class)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,11 @@ def test_one_line_says_what_is_wrong(model: str, given: dict[str, Any], words: s
 
 
 def test_another_class_of_the_same_type_is_refused() -> None:
-    spec = spec_of(BERT, architectures=["BertForSequenceClassification"])
-    with pytest.raises(VramplanError, match="BertForSequenceClassification is not supported"):
+    spec = spec_of(BERT, architectures=["BertForQuestionAnswering"])
+    with pytest.raises(VramplanError, match="BertForQuestionAnswering is not supported"):
         check_inputs(spec, complete_job(spec, card_of(), {}))
+    labelled = spec_of(BERT, architectures=["BertForSequenceClassification"])
+    assert complete_job(labelled, card_of(), {}).task == "sequence_classification"
     check_inputs(spec_of(BERT, architectures=["BertForPreTraining"]), complete_job(spec, card_of(), {}))
 
 

@@ -140,6 +140,6 @@ def test_a_configuration_chooses_no_kernel() -> None:
     settings = {**spec_of("google/gemma-3-4b-it").config, key: "x/y", f"_{key}": "x/y", f"_{key}_internal": "x/y"}
     settings["text_config"] = {**settings["text_config"], f"_{key}": "x/y", "experts_implementation": "x/y"}
     spec = spec_of("google/gemma-3-4b-it", **settings)
-    assert "x/y" not in json.dumps(_transformers_config(spec, False).to_dict(), default=str)
-    text = _transformers_config(spec, False).text_config
+    assert "x/y" not in json.dumps(_transformers_config(spec, Job(), False).to_dict(), default=str)
+    text = _transformers_config(spec, Job(), False).text_config
     assert (text._attn_implementation, text._experts_implementation) == (None, None)

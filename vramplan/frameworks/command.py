@@ -71,9 +71,7 @@ def from_command(
     if name is None:
         refuse_unread_program(words, where)
     if program is not None and program.unread and framework is None:
-        raise ConfigError(
-            f"{where}: {words[0]}: {program.unread} is not read yet; read is supervised fine-tuning"
-        )
+        raise ConfigError(f"{where}: {words[0]}: {program.unread} is not read yet; read is supervised fine-tuning")
     if name is not None and program is not None and framework is None and _has_other_flags(words, name):
         with suppress(VramplanError):  # the script that is here says more than its name, which several projects have
             _, flags = DEFAULT.split(words[1:])

@@ -304,3 +304,12 @@ def count_dependencies(roots: Iterable[Node]) -> dict[Node, int]:
                 counts[target] = 1
                 stack.append(target)
     return counts
+
+
+def detached(tensor: Tensor) -> Tensor:
+    """`tensor` in a recomputed graph: a leaf that needs a gradient if the original does."""
+    if tensor.node is None:
+        return tensor
+    leaf = tensor.detach()
+    leaf.node = Node(tensor.tape, (), lambda *_: [])
+    return leaf

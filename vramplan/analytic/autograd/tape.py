@@ -37,6 +37,7 @@ from vramplan.analytic.autograd.graph import (
     TakenGradient,
     Tensor,
     count_dependencies,
+    detached,
     leaf,
 )
 from vramplan.analytic.autograd.repeated_experts import RepeatedExperts
@@ -277,7 +278,7 @@ class Tape:
         outer_backward, self.in_backward = self.in_backward, False
         try:
             with self.autocasting(frame.autocast):
-                frame.function(*(_detached(tensor) for tensor in frame.inputs))
+                frame.function(*(detached(tensor) for tensor in frame.inputs))
         except StopRecompute:
             pass
         finally:
@@ -497,12 +498,3 @@ def _base_holders(views: Grads, index: int) -> tuple[int, int]:
     base = view.base
     assert base is not None
     return getrefcount(base), getrefcount(base.storage)
-
-
-def _detached(tensor: Tensor) -> Tensor:
-    """`tensor` in a recomputed graph: a leaf that needs a gradient if the original does."""
-    if tensor.node is None:
-        return tensor
-    leaf = tensor.detach()
-    leaf.node = Node(tensor.tape, (), lambda *_: [])
-    return leaf
