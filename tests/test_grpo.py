@@ -74,6 +74,15 @@ def test_vllm_asleep_leaves_its_share_to_training() -> None:
     assert large.peak_phase == "generation"
 
 
+def test_adapters_are_merged_on_the_whole_model_under_zero3() -> None:
+    """TRL gathers all weights to merge adapters before it sends them to vLLM; whole weights go one after another."""
+    sharded = {**SETTINGS, "strategy": "zero3", "num_gpus": 8, "generate_with": "vllm", "micro_batch_size": 1}
+    lora, full = (estimate("qwen2.5-7b", "h100", method=method, **sharded) for method in ("lora", "full"))
+    whole = 2 * spec_of("qwen2.5-7b").num_parameters  # type: ignore[operator]
+    assert lora.phases["generation"] - lora.phases["loaded"] > 0.99 * whole
+    assert full.phases["generation"] - full.phases["optimizer"] < 0.2 * whole
+
+
 def test_generation_is_that_of_generate() -> None:
     """Beside weights and states, transformers' generate needs what it needs in a process of its own."""
     job = {**SETTINGS, "method": "full", "optimizer": "sgd", "autocast": "none", "sequence_length": 640}

@@ -91,10 +91,33 @@ def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase]:
         if key not in generated:
             generated[key] = _by_transformers(step)
         yield generated[key]
-    elif vllm.sleeps(job):
-        kinds = [EMPTY_CACHE, vllm.woken(job, step.card)]
-        # sync_weights empties the cache, then vLLM wakes; what it took goes back to the driver when it sleeps
-        yield RolloutPhase("generation", kinds, array("i", [0, 1, 0]), array("i", [0, ~0, 1, ~1, 2, ~2]))
+        return
+    if vllm.sleeps(job):  # sync_weights empties the cache before vLLM wakes
+        yield RolloutPhase("generation", [EMPTY_CACHE], array("i", [0]), array("i", [0, ~0]))
+    if job.shards_weights:
+        yield _synchronised(step)
+    if vllm.sleeps(job):  # what it took goes back to the driver when it sleeps
+        kinds = [vllm.woken(job, step.card), EMPTY_CACHE]
+        yield RolloutPhase("generation", kinds, array("i", [0, 1]), array("i", [0, ~0, 1, ~1]))
+
+
+def _synchronised(step: Step) -> RolloutPhase:
+    """The weights on their way to vLLM: gathered all at once to merge adapters under ZeRO-3, else a layer's at a time.
+
+    (trl 1.16, generation/vllm_generation.py: _iter_named_params.) vLLM that sleeps has its own weights awake by then.
+    """
+    job = step.job
+    kinds, events = [], []
+    if vllm.sleeps(job):
+        own = ceil_div(_weight_bytes(step), job.vllm_tensor_parallel)
+        kinds, events = [Storage(own, "vllm", "vLLM's weights awake", in_kernel=True)], [0, ~0]
+    phase = RolloutPhase("generation", kinds, array("i", range(len(kinds))), array("i", events))
+    return _gathered(step, phase, whole=job.method != "full")
+
+
+def _weight_bytes(step: Step) -> int:
+    """Bytes of the whole model."""
+    return sum(storage.num_bytes for one in step.placed for storage in one.storages())
 
 
 def _by_transformers(step: Step) -> RolloutPhase:
@@ -155,7 +178,7 @@ def _gathered(step: Step, phase: RolloutPhase, whole: bool) -> RolloutPhase:
     if not job.shards_weights:
         return phase
     if whole and job.strategy == "zero3":
-        size = sum(storage.num_bytes for one in step.placed for storage in one.storages())
+        size = _weight_bytes(step)
     else:
         size = gathered_bytes(step)
     number, kind = len(phase.kind_of), len(phase.kinds)
