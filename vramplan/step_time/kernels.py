@@ -8,6 +8,7 @@ one after another, ahead of the GPU: a micro-step takes the longer of both.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import fsum
 from typing import NamedTuple
 
 from vramplan.inputs.gpu import Gpu
@@ -86,7 +87,8 @@ def micro_step_seconds(
     """
     rates = rates_of(gpu)
     each = [kernel_seconds(kernel, gpu, rates) for kernel in kernels]
-    first, second = (sum(runs * each[number] for number, runs in part) for part in (forward, backward))
+    # fsum: sum() rounds otherwise from Python 3.12 on, and answers would differ in their last digit
+    first, second = (fsum(runs * each[number] for number, runs in part) for part in (forward, backward))
     launches = sum(runs * kernels[number].launches for part in (forward, backward) for number, runs in part)
     on_host = launches * rates.launch_seconds + host_seconds
     slower = max(1.0, on_host / (first + second)) if launches else 1.0
