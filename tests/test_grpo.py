@@ -41,17 +41,18 @@ def name_of(row: dict[str, Any]) -> str:
     return f"{row['trl']} {row['model']} " + " ".join(f"{name}={value}" for name, value in row["job"].items())
 
 
-@pytest.mark.one_of(8)
-@pytest.mark.parametrize("row", RECORDED, ids=name_of)
+@pytest.mark.parametrize("row", RECORDED[::8], ids=name_of)
 def test_peaks_agree_with_trl(row: dict[str, Any]) -> None:
     assert max(errors_of(row).values()) <= WORST
 
 
 @pytest.mark.full
-def test_the_median_agrees_with_trl() -> None:
+def test_all_runs_agree_with_trl() -> None:
     assert len(RECORDED) >= 60
     assert any("scoring" in row["peaks"] for row in RECORDED)
-    assert median(error for row in RECORDED for error in errors_of(row).values()) <= MEDIAN
+    errors = {name_of(row): errors_of(row) for row in RECORDED}
+    assert not [name for name, each in errors.items() if max(each.values()) > WORST]
+    assert median(error for each in errors.values() for error in each.values()) <= MEDIAN
 
 
 def test_vllm_takes_its_share_all_the_time() -> None:

@@ -60,7 +60,7 @@ MORE = [
     for task in ("classification", "token_classification", "reranker")
     for settings in ({"method": "full", "checkpointing": "none"}, {"batches": "padded"})
     if not (model.startswith(("gemma", "gpt2")) and task == "token_classification")
-]
+][::3]
 
 
 def check_traced(model: str, settings: dict[str, Any]) -> None:

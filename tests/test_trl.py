@@ -34,16 +34,17 @@ def name_of(row: dict[str, Any]) -> str:
     return f"{row['trl']} {row['model']} {job} {options}".strip()
 
 
-@pytest.mark.one_of(12)
-@pytest.mark.parametrize("row", RECORDED, ids=name_of)
+@pytest.mark.parametrize("row", RECORDED[::12], ids=name_of)
 def test_peaks_agree_with_trl(row: dict[str, Any]) -> None:
     assert max(errors_of(row).values()) <= WORST
 
 
 @pytest.mark.full
-def test_the_median_agrees_with_trl() -> None:
+def test_all_runs_agree_with_trl() -> None:
     assert len(RECORDED) >= 150
-    assert median(error for row in RECORDED for error in errors_of(row).values()) <= MEDIAN
+    errors = {name_of(row): errors_of(row) for row in RECORDED}
+    assert not [name for name, each in errors.items() if max(each.values()) > WORST]
+    assert median(error for each in errors.values() for error in each.values()) <= MEDIAN
 
 
 @pytest.mark.parametrize(
