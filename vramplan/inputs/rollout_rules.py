@@ -69,7 +69,8 @@ ROLLOUT_RULES = (
     Rule(
         lambda job: is_grpo(job) and (job.prompt_length is None or job.prompt_length >= job.sequence_length),
         IMPOSSIBLE,
-        "{task} needs {prompt_length}, less than {sequence_length}, which is that of a prompt with its completion",
+        "{task} needs the tokens of the prompt, less than {sequence_length} of a prompt with its completion: give"
+        " {prompt_length=512}, for example",
     ),
     Rule(
         lambda job: is_grpo(job) and job.prompt_length == 0,
@@ -105,9 +106,19 @@ ROLLOUT_RULES = (
         " {loss=standard}, whole logits as in TRL up to 1.12",
     ),
     Rule(
-        lambda job: is_grpo(job) and (job.batches == "packed" or job.lengths is not None),
+        lambda job: is_grpo(job) and job.batches == "packed",
         UNSUPPORTED,
-        "{batches} or {lengths} with {task}: TRL pads; give {sequence_length} of the longest prompt and completion",
+        "{batches} with {task}: TRL pads completions; use {batches=padded}",
+    ),
+    Rule(
+        lambda job: is_grpo(job) and job.lengths is not None,
+        UNSUPPORTED,
+        "samples of several lengths with {task} are not modelled; give {sequence_length} of the longest",
+    ),
+    Rule(
+        lambda job: is_grpo(job) and job.vllm_share != 0.3 and not uses_vllm_here(job),
+        IMPOSSIBLE,
+        "{vllm_share} has no meaning with {generate_with}; give {generate_with=vllm} or vllm_sleep",
     ),
     Rule(
         lambda job: is_grpo(job) and job.loop == "plain",

@@ -9,6 +9,8 @@ REFERRING = ("dpo", "kto", "grpo")
 """Tasks with a reference."""
 PREFERENCE = ("dpo", "kto", "orpo", "cpo", "simpo", "reward")
 """Tasks of TRL's preference trainers."""
+PAIRS = ("dpo", "orpo", "cpo", "simpo", "reward")
+"""Tasks whose samples are pairs of a chosen and a rejected answer."""
 TRL_TASKS = (*PREFERENCE, "grpo")
 """Tasks of TRL's trainers."""
 SCORING = ("dpo", "kto", "orpo", "cpo", "simpo")

@@ -169,6 +169,8 @@ def solve(
     index, _ = largest(1, fits, MAX_TRIES)
     estimate_of_largest = estimates.get(index)
     if estimate_of_largest is None:
+        if quantity in WITHOUT_IMAGES:  # the job may be wrong whatever the value: that is its own error
+            estimate(spec, resolved_gpu, confidence=confidence, **{**job, **_as_settings(quantity, value_at(1))})
         raise ConfigError(f"{setting('solve', quantity)}: not even {_format(value_at(1))} fits {resolved_gpu.title}")
     settings = {**job, **_as_settings(quantity, value_at(index))}
     settings = settings if quantity in WITHOUT_IMAGES else with_sequence_length(spec, resolved_gpu, settings)
@@ -190,7 +192,7 @@ def _values(spec: ModelSpec, gpu: Gpu, quantity: str, job: dict[str, Any]) -> Ca
         job.pop("sequence_length", None)
         full_job = complete_job(spec, gpu, {**job, "sequence_length": MAX_COUNT})
         image = processed_image(spec, full_job)
-        shortest = full_job.pictures * image.all_tokens if image is not None else 0
+        shortest = full_job.pictures * image.all_tokens if image is not None else full_job.prompt_length or 0
     shares = [least_share(spec, gpu, job)] if quantity == "vllm-share" else []
     values: dict[str, Callable[[int], Any]] = {
         "image-size": size_at,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vramplan.inputs.embedding import columns
+from vramplan.inputs.task_rules import PAIRS, TRL_TASKS
 from vramplan.units import GiB
 
 if TYPE_CHECKING:
@@ -137,6 +138,37 @@ def length(job: Job, texts: Sequence[str]) -> str:
     return f"{packed}{job.sequence_length:,} tokens"
 
 
+def trainer(job: Job) -> str:
+    """TRL's trainer of a job, and the versions that compute its loss like this; empty for others.
+
+    >>> from vramplan import Job
+    >>> trainer(Job(task="dpo", loss="chunked")), trainer(Job(task="grpo")), trainer(Job())
+    ('DPO of TRL 1.15 on', "GRPO of TRL up to 1.12, transformers' generate", '')
+    """
+    if job.task not in TRL_TASKS:
+        return ""
+    name = "reward model" if job.task == "reward" else str(job.task).upper()
+    since = {**TRL_VERSIONS, "standard": "up to 1.12" if job.task == "grpo" else "1.6 to 1.13"}
+    versions = f" {since[job.loss]}" if job.task in ("dpo", "kto", "grpo") and job.loss in since else ""
+    return f"{name} of TRL{versions}" + (f", {ENGINES[job.generate_with]}" if job.task == "grpo" else "")
+
+
+TRL_VERSIONS = {
+    "chunked": "1.15 on",
+    "sliced": "0.29 to 1.5",
+    "concatenated_states": "0.19 to 0.28",
+    "concatenated": "0.15 to 0.18",
+}
+"""Versions of TRL by the loss that they have."""
+ENGINES = {
+    "transformers": "transformers' generate",
+    "vllm": "vLLM beside it",
+    "vllm_sleep": "vLLM that sleeps",
+    "vllm_server": "vLLM elsewhere",
+}
+"""What generates completions."""
+
+
 def in_short(estimate: Estimate) -> list[str]:
     """What differs most between users and was perhaps not given: method, dtype, length, images, optimizer, strategy."""
     job = estimate.job
@@ -144,6 +176,7 @@ def in_short(estimate: Estimate) -> list[str]:
     size = f" of {job.image_size[0]}x{job.image_size[1]}" if job.image_size else ""
     usual = estimate.model_class.endswith(("ForCausalLM", "LMHeadModel", "language model"))
     facts = [
+        trainer(job),
         "" if usual else estimate.model_class,
         method(job),
         job.dtype,
@@ -193,8 +226,8 @@ def time_of_step(estimate: Estimate) -> str:
 
 
 def texts_of_sample(job: Job) -> int:
-    """Texts in each sample: an anchor, its match and others if an embedding is trained."""
-    return len(columns(job)) if job.task == "embedding" else 1
+    """Texts in each sample: an anchor, its match and others of an embedding, both answers of a pair."""
+    return len(columns(job)) if job.task == "embedding" else 2 if job.task in PAIRS else 1
 
 
 def banded(seconds: float, relative_error: float) -> str:
