@@ -120,6 +120,8 @@ def _shared(spec: ModelSpec, settings: dict[str, object], gpu: Gpu, shared_steps
     check_job(job, gpu)
     if job.lengths is not None:
         raise UnsupportedError(f"{setting('lengths')} is not tabled yet; estimate and suggest take it")
+    if job.task == "grpo":  # not every micro-batch has whole groups of completions
+        raise UnsupportedError(f"{setting('task', job.task)} is not tabled yet; estimate and suggest take it")
     if job.strategy == "device_map":  # where layers go depends on the GPU
         raise UnsupportedError(f"{setting('strategy', 'device_map')} is not tabled yet")
     key = job, traits(spec, gpu, job)
