@@ -45,5 +45,6 @@ def test_the_table_of_costs_is_the_measurement() -> None:
     assert len(jobs) == 3
     for name, result in jobs.items():
         micro_batch, length = (int(number) for number in re.findall(r"micro-batch (\d+),.* (\d+) tokens", name)[0])
-        line = f"| {micro_batch} x {length} | {result['hooks']:.3f} | {result['every 8th']:.3f} |"
+        costs = (1 + (result["hooks"] - 1) / each for each in (1, 2, 8))  # a step that is not measured costs nothing
+        line = f"| {micro_batch} x {length} | " + " | ".join(f"{cost:.3f}" for cost in costs) + " |"
         assert line in GUIDE.read_text()
