@@ -15,7 +15,6 @@ from vramplan.analytic.prepare import fused_kernels, prepare
 from vramplan.analytic.rollout_phases import Generated, rollout_size
 from vramplan.analytic.run_timeline import SimulatedRun, evaluation_bytes
 from vramplan.analytic.step_record import StepRecord
-from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.supported import check_adapters, check_mixture, mixture_notes
 from vramplan.analytic.unfolded_step import Step, describe_in, is_brief, micro_steps, no_cycle_collection
 from vramplan.analytic.vllm_share import check_share
@@ -221,12 +220,13 @@ class JobSteps:
         if key not in common.shapes:
             setting = replace(self.setting, job=job)
             step = Step(setting, self.plan, self.card, record=at.record, sizes=at.sizes)
+            run = SimulatedRun(step, common.generated)
             if common.weights is None:
-                common.weights = self._checked(step)
+                common.weights = self._checked(step, run)
             if len(common.shapes) == MAX_BATCHES:
                 del common.shapes[next(iter(common.shapes))]
             section_of = step.unfolded.section_of
-            common.shapes[key] = Shape(at.record, section_of, SimulatedRun(step, common.generated), *step.kernels())
+            common.shapes[key] = Shape(at.record, section_of, run, *step.kernels())
         return common.shapes[key]
 
     @property
@@ -266,7 +266,7 @@ class JobSteps:
         numbers = timelines(steps[0][0]).keys()
         return {gpu: mixed(on(gpu), steps, micro_steps(job), self._pieces, empties_cache) for gpu in numbers}
 
-    def _checked(self, step: Step) -> Weights:
+    def _checked(self, step: Step, run: SimulatedRun) -> Weights:
         """What all steps of the job have in common.
 
         Raises:
@@ -286,7 +286,7 @@ class JobSteps:
             len(step.trained),
             sum(weight.num_bytes for weight in step.trained),
             len(step.placed),
-            gathered_bytes(step),
+            run.gathered_bytes,
             (*self.notes, *notes, *count_notes(self.spec, job, step.num_parameters)),
         )
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from vramplan.analytic.layer_folding import Unfolded
 from vramplan.analytic.rollout_phases import Generated, generates_each_micro_step, rollout_phases
 from vramplan.analytic.strategies import strategy_of
+from vramplan.analytic.strategies.micro_steps import MicroSteps
 from vramplan.analytic.unfolded_step import Step, buffers_of, reference_storages
 from vramplan.memory import passes, vllm
 from vramplan.memory.overheads import cublas_workspace
@@ -120,6 +122,11 @@ class SimulatedRun:
         return self._first.gpus
 
     @property
+    def gathered_bytes(self) -> int:
+        """Highest bytes of sharded weights that are gathered at a time in a forward without gradients."""
+        return self._first.gathered_bytes()
+
+    @property
     def layouts(self) -> dict[int, Layout]:
         """The timeline of each of them but for the sizes of the step's storages."""
         return {gpu: self.layout(gpu) for gpu in self.gpus}
@@ -149,30 +156,29 @@ class SimulatedRun:
         events, pieces = self.step.unfolded.events, self.step.unfolded.pieces
         kind_of = passes.shifted(self.step.unfolded.source, first)
         ends = [piece.first_event for piece in pieces[1:]] + [len(events)]
+        grouped = groupby(zip(pieces, ends, strict=True), key=lambda section: section[0].phase.rpartition(".")[2])
+        *micro_steps, (_, last) = ((number, list(sections)) for number, sections in grouped)
+        end = last[0][0].first_event, last[0][1]
         offsets = []
         rollouts, known = rollout_phases(self.step, self.generated), dict[int, int]()
         again = bool(rollouts) and generates_each_micro_step(self.step.job)
+        recorded = MicroSteps(share, events)
         for step in range(STEPS):
-            for one in rollouts:
-                one.record(record, known)
-            offset = record.splice(kind_of)
-            offsets.append(offset)
-            share.sent = Sent()
-            for before, piece, end in zip((None, *pieces), pieces, ends, strict=False):
-                if before is not None and before.phase.startswith("backward") and piece.phase != before.phase:
-                    share.backward_ends()
-                if piece.phase == "end":  # the training loop's own part
-                    record.enter("optimizer")
-                    share.phase = "optimizer"
-                    share.optimize(first=step == 0)
-                    share.drop_gradients(offset)
-                    record.extend(share.on_this_card(events[piece.first_event : end]), offset)
-                    break
-                if again and piece.phase == "forward.1" and (before is None or before.phase != piece.phase):
+            offset = 0
+            for number, (_, sections) in enumerate(micro_steps):
+                if number == 0 or again:
                     for one in rollouts:
                         one.record(record, known)
-                record.enter(piece.phase.partition(".")[0])
-                share.run_section(piece, events[piece.first_event : end], offset)
+                if number == 0:
+                    offset = record.splice(kind_of)
+                    share.sent = Sent()
+                recorded.record(number, sections, offset)
+            offsets.append(offset)
+            record.enter("optimizer")
+            share.phase = "optimizer"
+            share.optimize(first=step == 0)
+            share.drop_gradients(offset)
+            record.extend(share.on_this_card(events[slice(*end)]), offset)  # the training loop's own part
         workspace = cublas_workspace(self.step.card)
         for (on, _), product in self.step.record.first_products.items():
             if on == share.device:

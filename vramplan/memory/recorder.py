@@ -10,6 +10,9 @@ from dataclasses import replace
 from vramplan.memory import passes
 from vramplan.memory.timeline import EMPTY_CACHE, Kinds, Mark, Storage, Timeline
 
+FEW = 16
+"""Events that are sooner numbered one by one than by a pass."""
+
 
 class Recorder:
     """Collects events; storages are numbered in order of allocation."""
@@ -23,10 +26,10 @@ class Recorder:
         self._numbers: dict[int, int] = {}
         """Number of each kind, by the id of its object."""
 
-    def enter(self, phase: str) -> None:
-        """Begin `phase`: all that follows belongs to it."""
+    def enter(self, phase: str, first_event: int | None = None) -> None:
+        """Begin `phase`: all that follows, or all from an event on, belongs to it."""
         if not self.marks or self.marks[-1].phase != phase:
-            self.marks.append(Mark(phase, len(self.events)))
+            self.marks.append(Mark(phase, len(self.events) if first_event is None else first_event))
 
     def allocate(self, storage: Storage) -> int:
         """Allocate and return the number to free it by."""
@@ -103,6 +106,9 @@ class Recorder:
 
     def extend(self, events: Sequence[int], offset: int) -> None:
         """Append events whose storages are numbered from `offset`."""
+        if len(events) < FEW:
+            self.events.extend([event + offset if event >= 0 else event - offset for event in events])
+            return
         self.events.extend(passes.shifted(events if isinstance(events, array) else array("i", events), offset))
 
     def timeline(self) -> Timeline:

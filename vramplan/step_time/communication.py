@@ -73,6 +73,10 @@ class Sent:
         totals[0] += num_bytes
         totals[1] += 1
 
+    def add_all(self, other: Sent) -> None:
+        """Add the operations of another micro-step."""
+        self._totals |= other._totals  # their keys say which micro-step they are of
+
     def communication(self) -> Communication:
         """All of it."""
         transfers = (Transfer(*key, *totals) for key, totals in self._totals.items())

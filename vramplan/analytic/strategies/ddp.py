@@ -22,6 +22,7 @@ from vramplan.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from vramplan.analytic.step_record import RecordedWeight
+    from vramplan.analytic.strategies.micro_steps import State
     from vramplan.analytic.unfolded_step import Placed, Step
 
 
@@ -163,6 +164,13 @@ class Strategy:
         if self.first_buckets and self.has_reduced and piece.phase.startswith("forward"):
             self._rebuild_buckets()
         self.record.extend(events, offset)
+
+    def state(self) -> State | None:
+        """What the next micro-step depends on; None if it is not known, and the micro-step has to be recorded."""
+        return None
+
+    def resume(self, state: State) -> None:
+        """Go on from this state, one of those that :meth:`state` returns."""
 
     def backward_ends(self) -> None:
         """End the backward of a micro-batch: DDP reduces each bucket when it is full.

@@ -78,10 +78,14 @@ class ZeroStage(Strategy):
         """Storages of the weights as they were loaded."""
         self.filled: list[Trained] = []
         """Weights whose gradients wait in the bucket."""
+        self.num_filled = 0
+        """Their elements."""
         self.gradients: dict[tuple[int, bool, bool], list[tuple[int, str]]] = {}
         """For the sections of each pattern: (event, name) of each weight's gradient that a hook takes."""
         self.arriving: list[tuple[int, str]] = []
         """Those of the section that runs."""
+        self.num_arrived = 0
+        """How many of them were taken."""
         self.large: list[int] = []
         """Gradients too large for the bucket."""
 
@@ -125,17 +129,19 @@ class ZeroStage(Strategy):
 
     def run_section(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         self.phase = piece.phase
-        self.arriving = self._gradients(piece, events)
+        self.arriving, self.num_arrived = self._gradients(piece, events), 0
         self.stretch(piece, events, offset)
 
     def stretch(self, piece: UnfoldedSection, events: Sequence[int], offset: int, first: int = 0) -> None:
         """Record some events of a piece, from its event `first` on, and take each gradient as it is produced."""
-        done = 0
-        for number, name in self.arriving:
-            if first <= number < first + len(events):
-                self.record.extend(events[done : number - first], offset)
-                done = number - first + 1
-                self.arrived(self.trained[piece.layer, name], offset + ~events[done - 1])
+        done, end = 0, first + len(events)
+        for number, name in self.arriving[self.num_arrived :]:
+            if number >= end:
+                break
+            self.num_arrived += 1
+            self.record.extend(events[done : number - first], offset)
+            done = number - first + 1
+            self.arrived(self.trained[piece.layer, name], offset + ~events[done - 1])
         self.record.extend(events[done:] if done else events, offset)
 
     def _gradients(self, piece: UnfoldedSection, events: Sequence[int]) -> list[tuple[int, str]]:
@@ -153,9 +159,10 @@ class ZeroStage(Strategy):
 
     def arrived(self, one: Trained, gradient: int) -> None:
         """Put a weight's gradient into the bucket, or keep it apart if it is too large."""
-        if sum(other.count for other in self.filled) + one.count > self.bucket_size:
+        if self.num_filled + one.count > self.bucket_size:
             self.flush()
         self.filled.append(one)
+        self.num_filled += one.count
         if one.count <= self.bucket_size:
             self.record.free(gradient)
         else:
@@ -166,7 +173,7 @@ class ZeroStage(Strategy):
         if self.filled:
             self.reduce(self.filled)
         self.record.free_all(self.large)
-        self.filled, self.large = [], []
+        self.filled, self.large, self.num_filled = [], [], 0
 
     def passing(self, storage: Storage) -> None:
         """Allocate and free a temporary."""

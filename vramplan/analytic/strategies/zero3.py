@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from vramplan.analytic.autograd.graph import SAVED
 from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.strategies.fsdp import REDUCE
+from vramplan.analytic.strategies.micro_steps import State
 from vramplan.analytic.strategies.stored_weights import divided
 from vramplan.analytic.strategies.zero3_coordinator import Coordinator, PartitionedWeight, Visit
 from vramplan.analytic.strategies.zero12 import Trained, ZeroStage, flat
@@ -151,10 +152,10 @@ class ZeroStage3(ZeroStage):
         """Modules without weights at a forward's beginning: PEFT's two, and the rotary embedding before the layers."""
         if before is None:
             return 0 if self.job.method == "full" else 2
+        if before[2][0] is not None or turn[2][0] != 0 or not turn[0].startswith("forward"):
+            return 0
         decoder, config = self.step.setting.architecture.decoder, self.step.setting.config
-        begins = before[2][0] is None and turn[2][0] == 0
-        rotates = decoder is not None and decoder.rotary(config) is not None
-        return int(begins and rotates and turn[0].startswith("forward"))
+        return int(decoder is not None and decoder.rotary(config) is not None)
 
     def _hooked(self) -> list[PartitionedWeight]:
         """Frozen weights behind which transformers' hook makes a gradient begin: their modules are fetched once more.
@@ -269,6 +270,13 @@ class ZeroStage3(ZeroStage):
             if piece.phase.startswith("forward"):
                 self.coordinator.restart()
         super().run_section(piece, events, offset)
+
+    def state(self) -> State | None:
+        """Those of the coordinator; buckets are empty and no module runs between two micro-steps."""
+        return None if self.filled or self.large or self.late or self.current else self.coordinator.state()
+
+    def resume(self, state: State) -> None:
+        self.coordinator.resume(state)
 
     def arrived(self, one: Trained, gradient: int) -> None:
         """Hold back gradients of a mixture that is one module to DeepSpeed until its backward ends."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
 from vramplan.analytic.strategies.fsdp import GATHER
+from vramplan.analytic.strategies.micro_steps import State
 from vramplan.inputs.job import Zero
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Storage
@@ -49,6 +51,19 @@ class Visit(NamedTuple):
     weights: tuple[PartitionedWeight, ...]
 
 
+class Gathered(NamedTuple):
+    """A coordinator's state between two micro-steps, with numbers of weights; its fields are named as there."""
+
+    knows_order: bool
+    """Whether a micro-step has shown the order of the modules."""
+    in_use: tuple[tuple[int, int], ...]
+    live: int
+    recomputed: tuple[tuple[int, PartitionedWeight], ...]
+    whole: tuple[int, ...]
+    outlived: tuple[int, ...]
+    held: tuple[int, ...]
+
+
 class Gathering:
     """Several weights gathered in a buffer for each dtype, copied out when the first is waited for."""
 
@@ -57,6 +72,12 @@ class Gathering:
     def __init__(self, weights: list[PartitionedWeight], buffers: list[int]) -> None:
         self.weights, self.buffers = weights, buffers
         self.copied, self.waited = False, 0
+
+
+@lru_cache(maxsize=4096)
+def _gathered(num_bytes: int, label: str) -> Storage:
+    """What is gathered, on the stream of the gathers."""
+    return Storage(num_bytes, "communication", label, stream=GATHER)
 
 
 class Coordinator:
@@ -106,6 +127,27 @@ class Coordinator:
         self.queue = deque(self.order)
         self.fetched: dict[int, int] = {}
         self.step = 0
+
+    def state(self) -> State | None:
+        """Which weights are gathered between two micro-steps; None while some are on their way."""
+        if self.coming:
+            return None
+        used = sorted((number, times) for number, times in self.in_use.items() if times)
+        storages = (self.whole, self.outlived, self.held)
+        return State(
+            Gathered(self.passes > 1, tuple(used), self.live, tuple(self.recomputed.items()), *map(tuple, storages)),
+            tuple(storage for numbers in storages for storage in numbers.values()),
+        )
+
+    def resume(self, state: State) -> None:
+        """Go on from a state of the end of a micro-step."""
+        key, storages = state.key, iter(state.storages)
+        assert isinstance(key, Gathered)
+        self.in_use, self.live, self.recomputed = dict(key.in_use), key.live, dict(key.recomputed)
+        self.whole, self.outlived, self.held = (
+            {number: next(storages) for number in numbers} for numbers in (key.whole, key.outlived, key.held)
+        )
+        self.restart()
 
     def enter(self) -> None:
         """Run the next module: gather its weights, and request those of later modules."""
@@ -203,24 +245,30 @@ class Coordinator:
         """One weight's buffer is the weight itself; several of a dtype share one (all_gather_coalesced)."""
         if not weights:
             return
+        if len(weights) == 1:
+            (weight,) = weights
+            self.live += weight.num_elements
+            self.coming[weight.number] = self._buffer(weights)
+            return
         weights.sort(key=lambda weight: weight.number)
-        self.live += sum(weight.num_elements for weight in weights)
-        groups = [[one for one in weights if one.dtype == dtype] for dtype in sorted({one.dtype for one in weights})]
+        self.live += sum([weight.num_elements for weight in weights])
+        dtypes = {weight.dtype for weight in weights}
+        groups = [[one for one in weights if one.dtype == dtype] for dtype in sorted(dtypes)]
         buffers = [self._buffer(group) for group in groups]
         several = Gathering([weight for group in groups for weight in group], buffers)
         for weight in weights:
-            self.coming[weight.number] = several if len(weights) > 1 else buffers[0]
+            self.coming[weight.number] = several
 
     def _buffer(self, weights: list[PartitionedWeight]) -> int:
         parts = []
         if self.from_host:
             size = sum(weight.own_bytes for weight in weights)
             self.send("from_host", size, self.zero.overlap_comm)
-            parts = [self.record.allocate(Storage(size, "communication", "own parts from the host", stream=GATHER))]
-        size = sum(weight.gathered_bytes for weight in weights)
+            parts = [self.record.allocate(_gathered(size, "own parts from the host"))]
+        size = sum([weight.gathered_bytes for weight in weights])
         self.send("all_gather", size, self.zero.overlap_comm)
         label = f"{weights[0].label}, gathered" if len(weights) == 1 else "weights gathered together"
-        buffer = self.record.allocate(Storage(size, "communication", label, stream=GATHER))
+        buffer = self.record.allocate(_gathered(size, label))
         self.record.free_all(parts)
         return buffer
 
@@ -232,8 +280,9 @@ class Coordinator:
             if not found.copied:
                 found.copied = True
                 for one in found.weights:
-                    copy = Storage(one.gathered_bytes, "communication", f"{one.label}, gathered", stream=GATHER)
-                    self.whole[one.number] = self.record.allocate(copy)
+                    self.whole[one.number] = self.record.allocate(
+                        _gathered(one.gathered_bytes, f"{one.label}, gathered")
+                    )
             found.waited += 1
             if found.waited == len(found.weights):
                 self.record.free_all(found.buffers)
