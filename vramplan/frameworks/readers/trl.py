@@ -63,9 +63,12 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         config.note("warning", "lora_r", "has no effect without use_peft: every weight trains")
     if config.source.program.endswith(BARE_SCRIPTS):
         _drop_loading(config)
-    job |= _dtypes(config, version, engine_casts=str(job.get("strategy")).startswith("zero"))
+    job |= _dtypes(config, version, engine_casts=str(job.get("strategy")).startswith("zero"), task=task)
     prepares = trl_tasks.prepares_for_kbit(task, version) if task else not at_least(version, "0.27")
-    job |= _quantized(config, version, job, prepares)
+    if task and prepares and config.boolean("peft_model", default=False):  # such trainers leave a PeftModel as it is
+        job |= quantization_fields(config, job["dtype"], job)
+    else:
+        job |= _quantized(config, version, job, prepares)
     job["checkpointing"] = (
         "full" if config.boolean("gradient_checkpointing", default=at_least(version, "0.22")) else "none"
     )
@@ -157,7 +160,17 @@ def _strategy(config: ConfigReader) -> dict[str, Any]:
     return ACCELERATE_CONFIGS[name]
 
 
-def _dtypes(config: ConfigReader, version: str, engine_casts: bool) -> dict[str, str]:
+def _loads_as_published(config: ConfigReader, version: str, task: str | None) -> bool:
+    """Whether a model that is named alone is loaded in the checkpoint's dtype.
+
+    So ORPO and CPO do since 0.26 (orpo_trainer.py), whose scripts load it by transformers 5, and all in 0.26
+    (trainer/utils.py: create_model_from_path).
+    """
+    in_python = config.source.spelling == "python" or config.source.program.endswith(BARE_SCRIPTS)
+    return in_python and at_least(version, "0.26") and (task in ("orpo", "cpo") or not at_least(version, "0.27"))
+
+
+def _dtypes(config: ConfigReader, version: str, engine_casts: bool, task: str | None = None) -> dict[str, str]:
     """fp32 weights by default, by transformers 4 before 0.27; bf16 autocast by default since 0.19.
 
     `engine_casts`: DeepSpeed brings the weights to half precision, whatever they are loaded in.
@@ -167,6 +180,8 @@ def _dtypes(config: ConfigReader, version: str, engine_casts: bool) -> dict[str,
         weights_dtype = checkpoint_dtype(config, "dtype", f"TRL {version} loads")
     elif weights_dtype is None and not at_least(version, "0.27") and config.boolean("load_in_8bit", default=False):
         weights_dtype = "fp16"  # transformers 4.57, quantizer_bnb_8bit.py: update_dtype
+    elif weights_dtype is None and _loads_as_published(config, version, task):
+        weights_dtype = checkpoint_dtype(config, "dtype", f"TRL {version} loads")
     elif weights_dtype is None:
         weights_dtype = "fp32"
         if not engine_casts:

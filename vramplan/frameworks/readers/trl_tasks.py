@@ -174,9 +174,33 @@ def _preference(config: ConfigReader, task: str, version: str, job: Mapping[str,
     fields = _dpo(config, loss) if task == "dpo" else _cpo(config) if task == "cpo" else {}
     if task == "kto":
         _check_kto(config, job)
-    if TRAINERS[task].reference and config.boolean("precompute_ref_log_probs", default=False):
-        fields["reference"] = "precomputed"
+    if TRAINERS[task].reference:
+        fields |= _reference(config, task, version)
     return fields | _lengths(config, task, version)
+
+
+def _reference(config: ConfigReader, task: str, version: str) -> dict[str, Any]:
+    """A reference other than the usual one: a model of the script's own, or log-probabilities computed before."""
+    own = config.boolean("ref_model", default=False)
+    if config.boolean("precompute_ref_log_probs", default=False):
+        if own:
+            raise config.unsupported("precompute_ref_log_probs", "beside a ref_model, which stays, is not modelled")
+        return {"reference": "precomputed"}
+    if own:
+        return {"reference": "model"}
+    if task == "kto" or at_least(version, "0.29"):
+        _refuse_copied_adapters(config, version)
+    return {}
+
+
+def _refuse_copied_adapters(config: ConfigReader, version: str) -> None:
+    """TRL copies the adapters of a PeftModel that it gets, as the reference (dpo_trainer.py: add_adapter("ref"))."""
+    if config.boolean("peft_model", default=False):
+        raise config.unsupported(
+            "peft_model",
+            f"TRL {version} copies the adapters of a PeftModel as its reference, which is not modelled: pass the model"
+            " without adapters and peft_config=... to the trainer",
+        )
 
 
 def _dpo(config: ConfigReader, loss: str) -> dict[str, Any]:
@@ -257,6 +281,8 @@ def _grpo(config: ConfigReader, version: str, job: Mapping[str, Any]) -> dict[st
     }
     if config.number("beta", default=0.0) != 0.0:
         fields["reference"] = "model" if job["method"] == "full" else "adapters_off"
+        if at_least(version, "0.27"):
+            _refuse_copied_adapters(config, version)
     if config.boolean("disable_dropout", default=False) and job["method"] != "full":
         fields["lora_dropout"] = 0.0
     return fields | _generations(config, job) | _engine(config, version) | _completions(config, version)

@@ -110,7 +110,8 @@ def task_of_keys(settings: Mapping[str, ConfigValue], where: str, config: Config
 
 def _candidates(settings: Mapping[str, ConfigValue]) -> tuple[tuple[str, ...], list[str]]:
     """(tasks that take all of the keys that tell, those keys)."""
-    tasks, telling = TASKS, list[str]()
+    tasks: tuple[str, ...] = TASKS
+    telling: list[str] = []
     for key, value in settings.items():
         takers = KEYS.get(key)
         if key == "loss_type":
