@@ -92,9 +92,10 @@ def settings_of(script: Script) -> tuple[str, Settings]:
         raise UnsupportedError(f"{script.where}: {xtuner.INSTEAD}")
     run = find_run(script)
     refuse_effects(script)
-    if "unsloth" in script.imports:
-        return "unsloth", run.settings | _unsloth(script, run) | _image_caps(script)
     task = python_trl.task_of(run)
+    if "unsloth" in script.imports:
+        python_trl.refuse_patched(task, run)
+        return "unsloth", run.settings | _unsloth(script, run) | _image_caps(script)
     is_trl = task is not None or any(call.last in ("SFTTrainer", "SFTConfig") for call in run.calls)
     model = _trained_model(script, run)
     settings = run.settings | _model(model, run, is_trl, task)

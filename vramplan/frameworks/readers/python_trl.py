@@ -35,6 +35,20 @@ def task_of(run: Run) -> str | None:
     return next((CLASSES[call.last] for call in run.calls if call.last in CLASSES), None)
 
 
+def refuse_patched(task: str | None, run: Run) -> None:
+    """Refuse trainers whose losses unsloth replaces by its own.
+
+    Raises:
+        UnsupportedError: with the nearest job that is modelled.
+    """
+    if task is not None:
+        raise UnsupportedError(
+            f"{run.place}: {'GRPO' if task == 'grpo' else task.upper()} under unsloth is not modelled: it replaces TRL's"
+            f" trainer by its own; `vramplan estimate MODEL --task {task} --method qlora --seq-len TOKENS`"
+            f"{' --prompt-len TOKENS' if task == 'grpo' else ''} is that of TRL itself"
+        )
+
+
 def settings_of(task: str, run: Run, model: Model | None) -> Settings:
     """The trainer's name, the reference and whether adapters are there already.
 

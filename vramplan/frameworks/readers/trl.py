@@ -61,14 +61,11 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         job |= extra_adapter_fields(config, "use_dora", "lora_modules_to_save")
     elif config.has("lora_r"):
         config.note("warning", "lora_r", "has no effect without use_peft: every weight trains")
-    if config.source.program.endswith(BARE_SCRIPTS):
-        _drop_loading(config)
+    if _is_bare(config):
+        _refuse_loading(config)
     job |= _dtypes(config, version, engine_casts=str(job.get("strategy")).startswith("zero"), task=task)
-    prepares = trl_tasks.prepares_for_kbit(task, version) if task else not at_least(version, "0.27")
-    if task and prepares and config.boolean("peft_model", default=False):  # such trainers leave a PeftModel as it is
-        job |= quantization_fields(config, job["dtype"], job)
-    else:
-        job |= _quantized(config, version, job, prepares)
+    has_adapters = config.boolean("peft_model", default=False)
+    job |= _quantized(config, version, job, trl_tasks.kbit_treatment(task, version, has_adapters))
     job["checkpointing"] = (
         "full" if config.boolean("gradient_checkpointing", default=at_least(version, "0.22")) else "none"
     )
@@ -114,7 +111,12 @@ def _version_of(config: ConfigReader, task: str | None, newest: str) -> tuple[st
     )
 
 
-def _drop_loading(config: ConfigReader) -> None:
+def _is_bare(config: ConfigReader) -> bool:
+    """Whether one of TRL's scripts runs that pass nothing but the model's name to from_pretrained."""
+    return config.framework == PACKAGE and config.source.program.endswith(BARE_SCRIPTS)
+
+
+def _refuse_loading(config: ConfigReader) -> None:
     """Flags that have no effect: the script passes nothing but the name to from_pretrained (examples/scripts)."""
     for name in ("dtype", "torch_dtype", "load_in_4bit", "load_in_8bit", "attn_implementation"):
         if config.has(name):
@@ -166,7 +168,7 @@ def _loads_as_published(config: ConfigReader, version: str, task: str | None) ->
     So ORPO and CPO do since 0.26 (orpo_trainer.py), whose scripts load it by transformers 5, and all in 0.26
     (trainer/utils.py: create_model_from_path).
     """
-    in_python = config.source.spelling == "python" or config.source.program.endswith(BARE_SCRIPTS)
+    in_python = config.source.spelling == "python" or _is_bare(config)
     return in_python and at_least(version, "0.26") and (task in ("orpo", "cpo") or not at_least(version, "0.27"))
 
 
@@ -195,10 +197,12 @@ def _dtypes(config: ConfigReader, version: str, engine_casts: bool, task: str | 
     return {"dtype": weights_dtype, "autocast": "bf16" if bf16 else "fp16" if fp16 else "none"}
 
 
-def _quantized(config: ConfigReader, version: str, job: dict[str, Any], prepares: bool) -> dict[str, Any]:
+def _quantized(
+    config: ConfigReader, version: str, job: dict[str, Any], treatment: trl_tasks.Treatment
+) -> dict[str, Any]:
     """Four or eight bits; double quantization only if it is set. Trained weights are bf16 (trainer/sft_trainer.py).
 
-    If the trainer `prepares`, as SFT before 0.27, PEFT's preparation casts the rest to fp32, of which bf16 runs in four
+    If the model is prepared, as by SFT before 0.27, PEFT's preparation casts the rest to fp32, of which bf16 runs in four
     bits keep the norms alone (models/utils.py: prepare_peft_model, peft_module_casting_to_bf16); not if FSDP loads the
     base model to the host.
     """
@@ -210,10 +214,12 @@ def _quantized(config: ConfigReader, version: str, job: dict[str, Any], prepares
     on_host = four and job.get("strategy") == "fsdp" and not at_least(version, "0.27")
     if on_host:
         job["fsdp"] = job["fsdp"] | {"loads_whole_model": False}
-    is_prepared = prepares and not on_host
+    is_prepared = treatment == "prepared" and not on_host
     if four and is_prepared and read_dtype(config, "dtype", "torch_dtype") is None:
         raise config.unsupported("load_in_4bit", "computing in fp32 or fp16 is not modelled yet; give dtype: bfloat16")
     fields = quantization_fields(config, job["dtype"], job)
+    if treatment == "as_loaded":
+        return fields
     if is_prepared:
         field = "fp32_norms" if four and job["autocast"] == "bf16" else "prepare_for_kbit_training"
         return fields | {field: True}

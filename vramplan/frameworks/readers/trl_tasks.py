@@ -7,12 +7,16 @@ that trains with TRL's trainers reads the rest of its configuration, then calls 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.units import ceil_div
+
+
+Treatment = Literal["as_loaded", "prepared", "cast"]
+"""What happens to a quantized model: nothing, PEFT's preparation, or adapters are cast to bf16."""
 
 
 class Trainer(NamedTuple):
@@ -22,8 +26,9 @@ class Trainer(NamedTuple):
     """The class."""
     losses: tuple[tuple[str, str], ...]
     """(the first version, how it computes the loss, as a job's `loss`), in order; empty where that is not modelled."""
-    prepares_before: str = ""
-    """The first version that does not call PEFT's prepare_model_for_kbit_training; empty if every version does."""
+    prepares: tuple[str, str] = ("0", "")
+    """The first version that calls PEFT's prepare_model_for_kbit_training, and the first that makes adapters bf16
+    instead; empty if none does."""
     reference: bool = False
     """Whether a reference is part of the loss."""
 
@@ -35,14 +40,14 @@ TRAINERS: Mapping[str, Trainer] = {
             ("0.15", "concatenated"), ("0.19", "concatenated_states"), ("0.29", "sliced"), ("1.6", "standard"),
             ("1.14", ""), ("1.15", "chunked"),
         ),
-        "0.29",
+        ("0", "0.29"),
         reference=True,
     ),
-    "kto": Trainer("KTOTrainer", (("1.15", "chunked"),), "0.26", reference=True),
+    "kto": Trainer("KTOTrainer", (("1.15", "chunked"),), ("0", "0.26"), reference=True),
     "orpo": Trainer("ORPOTrainer", (("0.19", "standard"),)),
     "cpo": Trainer("CPOTrainer", (("0.19", "standard"),)),
-    "reward": Trainer("RewardTrainer", (("0.24", "standard"),), "0.26"),
-    "grpo": Trainer("GRPOTrainer", (("0.20", "standard"), ("1.14", ""), ("1.15", "chunked")), "0.26"),
+    "reward": Trainer("RewardTrainer", (("0.24", "standard"),), ("0", "0.26")),
+    "grpo": Trainer("GRPOTrainer", (("0.18", "standard"), ("1.14", ""), ("1.15", "chunked")), ("0.22", "0.26")),
 }  # fmt: skip
 """By task. RewardTrainer ran chosen and rejected texts apart before 0.24, ORPOTrainer and CPOTrainer gathered all GPUs'
 logits for their metrics before 0.19; 1.14 computed log-probabilities and entropies in one function."""
@@ -105,10 +110,15 @@ def _modelled(trainer: Trainer) -> str:
     return ", ".join([*ranges, f"{start} on"])
 
 
-def prepares_for_kbit(task: str, version: str) -> bool:
-    """Whether PEFT's preparation casts what is not quantized; later versions make adapters bf16 instead."""
-    before = TRAINERS[task].prepares_before
-    return not before or not at_least(version, before)
+def kbit_treatment(task: str | None, version: str, has_adapters: bool) -> Treatment:
+    """What a trainer does to a quantized model, and to the adapters that it adds; SFT if the task is None.
+
+    `has_adapters`: the model came with adapters, which a trainer that would prepare it leaves as it is.
+    """
+    first, cast = TRAINERS[task].prepares if task else ("0", "0.27")
+    if cast and at_least(version, cast):
+        return "cast"
+    return "as_loaded" if task and (has_adapters or not at_least(version, first)) else "prepared"
 
 
 def train_for(parsed: ParsedConfig, config: ConfigReader, task: str, version: str) -> None:
@@ -275,11 +285,15 @@ def _grpo(config: ConfigReader, version: str, job: Mapping[str, Any]) -> dict[st
     if generation is not None and any(generation.has(name) for name in CHANGES_LENGTH):
         raise config.unsupported("generation_kwargs")
     _refuse_reward_models(config)
+    if not at_least(version, "0.20"):
+        config.note(
+            "warning", "", f"counts entropies of whole logits, which TRL {version} does not compute: needs less"
+        )
     fields: dict[str, Any] = {
         "num_generations": config.integer("num_generations", default=8),
         "num_iterations": config.integer("num_iterations", default=1),
     }
-    if config.number("beta", default=0.0) != 0.0:
+    if config.number("beta", default=0.0 if at_least(version, "0.19") else 0.04) != 0.0:
         fields["reference"] = "model" if job["method"] == "full" else "adapters_off"
         if at_least(version, "0.27"):
             _refuse_copied_adapters(config, version)

@@ -95,7 +95,8 @@ def task_of_keys(settings: Mapping[str, ConfigValue], where: str, config: Config
             config.note("warning", "", f"taken as {named.upper()} by the file's name")
         return named
     if not telling:
-        if config is not None and not config.source.program and config.source.spelling == "yaml":
+        alone = config is not None and config.framework == "trl" and not config.source.program
+        if config is not None and alone and config.source.spelling == "yaml":
             config.note(
                 "default", "", f"no key of another trainer: taken as SFT; {setting('task', 'dpo')} says another"
             )
