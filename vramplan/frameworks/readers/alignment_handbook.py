@@ -1,4 +1,4 @@
-"""alignment-handbook: ``scripts/run_sft.py RECIPE`` up to 0.3, ``scripts/sft.py --config RECIPE`` since; dpo, orpo alike.
+"""alignment-handbook: ``scripts/run_sft.py RECIPE`` up to 0.3, ``scripts/sft.py --config RECIPE`` since; so dpo, orpo.
 
 Both call TRL's SFTTrainer: the former TRL 0.9.6 with packed rows (setup.py, scripts/run_sft.py and
 src/alignment/configs.py of 0.3.0), the latter 0.19.1 as TRL's own script does (of 925acdf).

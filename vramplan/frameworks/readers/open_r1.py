@@ -1,7 +1,7 @@
-"""open-r1: ``src/open_r1/sft.py`` and ``grpo.py`` with ``--config RECIPE`` (setup.py pins TRL 0.18.0, transformers 4.52.3).
+"""open-r1: ``src/open_r1/sft.py`` and ``grpo.py`` with ``--config RECIPE``.
 
-They call TRL's SFTTrainer and GRPOTrainer with a model that they load as TRL does (utils/model_utils.py: get_model); its
-rewards are functions (rewards.py).
+Its setup.py pins TRL 0.18.0 and transformers 4.52.3. They call TRL's SFTTrainer and GRPOTrainer with a model that they
+load as TRL does (utils/model_utils.py: get_model); its rewards are functions (rewards.py).
 """
 
 from __future__ import annotations

@@ -42,10 +42,11 @@ def refuse_patched(task: str | None, run: Run) -> None:
         UnsupportedError: with the nearest job that is modelled.
     """
     if task is not None:
+        line = f"vramplan estimate MODEL --task {task} --method qlora --seq-len TOKENS"
+        line += " --prompt-len TOKENS" if task == "grpo" else ""
         raise UnsupportedError(
-            f"{run.place}: {'GRPO' if task == 'grpo' else task.upper()} under unsloth is not modelled: it replaces TRL's"
-            f" trainer by its own; `vramplan estimate MODEL --task {task} --method qlora --seq-len TOKENS`"
-            f"{' --prompt-len TOKENS' if task == 'grpo' else ''} is that of TRL itself"
+            f"{run.place}: {task.upper()} under unsloth is not modelled: it replaces TRL's trainer by its own; `{line}`"
+            " is that of TRL itself"
         )
 
 

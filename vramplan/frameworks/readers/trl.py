@@ -33,6 +33,7 @@ from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers import nodes
 from vramplan.frameworks.writers.config_text import ConfigText, allocator_variables
 from vramplan.frameworks.writers.trainer_based import adapter, reentrant_kwargs, trainer_arguments
+from vramplan.frameworks.writers.trl_tasks import TASKS, task_notes, task_pairs
 from vramplan.frameworks.writers.zero_fsdp import sharding
 from vramplan.inputs.job import Job
 
@@ -74,7 +75,12 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     if task is None:
         job |= _loss(config, version, job) | _length(config) | _packing(config, job)
     job |= gpus_and_device_map(config, num_gpus, num_launched_processes)
-    if at_least(version, "1.5") and job["num_gpus"] == 1 and config.source.spelling != "python":
+    if (
+        at_least(version, "1.5")
+        and job["num_gpus"] == 1
+        and config.source.spelling != "python"
+        and not _is_bare(config)
+    ):
         job |= device_map_field(job)  # trainer/utils.py: create_model_from_path, in one process
     names = NAMES | {"sequence_length": "max_seq_length" if config.has("max_seq_length") else "max_length"}
     if config.source.spelling == "python":
@@ -202,9 +208,9 @@ def _quantized(
 ) -> dict[str, Any]:
     """Four or eight bits; double quantization only if it is set. Trained weights are bf16 (trainer/sft_trainer.py).
 
-    If the model is prepared, as by SFT before 0.27, PEFT's preparation casts the rest to fp32, of which bf16 runs in four
-    bits keep the norms alone (models/utils.py: prepare_peft_model, peft_module_casting_to_bf16); not if FSDP loads the
-    base model to the host.
+    If the model is prepared, as by SFT before 0.27, PEFT's preparation casts the rest to fp32, of which bf16 runs in
+    four bits keep the norms alone (models/utils.py: prepare_peft_model, peft_module_casting_to_bf16); not if FSDP loads
+    the base model to the host.
     """
     four, eight = (config.boolean(name, default=False) for name in ("load_in_4bit", "load_in_8bit"))
     if not four and not eight:
@@ -268,13 +274,17 @@ def write(model: str, job: Job) -> ConfigText:
         pairs["packing"] = True
     if job.fused_kernels:
         pairs |= liger_pairs(job)
+    if job.task is not None:
+        pairs |= task_pairs(job)
+        pairs = {key: value for key, value in pairs.items() if value is not None}
     presets = ((name, Job.model_validate(fields, strict=False)) for name, fields in ACCELERATE_CONFIGS.items())
     matching = [name for name, preset in presets if _same_engine(job, preset)]
     pairs |= {"accelerate_config": matching[0]} if matching and job.strategy != "ddp" else sharding(job)
     if job.num_gpus == job.num_nodes > 1:  # accelerate starts one process on a node with one GPU, unless told otherwise
         pairs.setdefault("accelerate_config", "multi_gpu")
-    command = f"trl sft --config train.yaml {nodes.accelerate_machine(job)}".rstrip()
-    return ConfigText(pairs, allocator_variables(job), command, file="train.yaml", notes=nodes.notes(job))
+    command = f"trl {job.task or 'sft'} --config train.yaml {nodes.accelerate_machine(job)}".rstrip()
+    notes = (*nodes.notes(job), *task_notes(job))
+    return ConfigText(pairs, allocator_variables(job), command, file="train.yaml", notes=notes)
 
 
 def _same_engine(job: Job, other: Job) -> bool:
@@ -331,5 +341,5 @@ FRAMEWORK = Framework(
     ),
     inherits=("transformers",),
     tells_tasks=True,
-    writers=(Writer("trl", write, ENGINES),),
+    writers=(Writer("trl", write, ENGINES, tasks=TASKS),),
 )

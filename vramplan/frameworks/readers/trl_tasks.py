@@ -14,7 +14,6 @@ from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.units import ceil_div
 
-
 Treatment = Literal["as_loaded", "prepared", "cast"]
 """What happens to a quantized model: nothing, PEFT's preparation, or adapters are cast to bf16."""
 
@@ -63,7 +62,7 @@ LAST_VERSIONS: Mapping[str, Mapping[str, str]] = {
     "orpo": {"max_prompt_length": "0.27.2"},
     "cpo": {"max_prompt_length": "0.27.2"},
     "reward": {},
-    "grpo": {"max_prompt_length": "0.25.1", "use_liger_loss": "0.27.2", "vllm_guided_decoding_regex": "0.27.2"},
+    "grpo": {"vllm_device": "0.17.0", "max_prompt_length": "0.25.1", "use_liger_loss": "0.27.2", "vllm_guided_decoding_regex": "0.27.2"},
 }  # fmt: skip
 """Keys that were removed since, and the last version with each; GRPO cuts no prompt since 0.26."""
 
@@ -75,8 +74,6 @@ CHANGES_LENGTH = ("num_beams", "num_return_sequences", "max_new_tokens", "max_le
 """Keys of `generation_kwargs` that change the memory of a generation."""
 GRPO_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
 """Values of `loss_type` that differ in tensors of one number for each token."""
-REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward", "get_soft_overlong_punishment")
-"""Functions that ``trl grpo`` knows by name (scripts/grpo.py)."""
 
 
 def loss_of(task: str, version: str) -> str:
@@ -306,9 +303,10 @@ def _refuse_reward_models(config: ConfigReader) -> None:
     """Models that score completions lie on the GPU too."""
     config.require_off("reward_model_name_or_path", why="loads a reward model beside the trained one, not modelled yet")
     for name in config.strings("reward_funcs"):
-        is_model = "/" in name or ("." not in name and name not in REWARDS)
-        if is_model and config.source.spelling != "python" and config.framework == "trl":
-            raise config.unsupported("reward_funcs", f"with {name}: is no function that trl grpo knows")
+        if "/" in name and config.source.spelling != "python":
+            raise config.unsupported(
+                "reward_funcs", f"with {name}: a reward model beside the trained one, not modelled"
+            )
 
 
 def _generations(config: ConfigReader, job: Mapping[str, Any]) -> dict[str, int]:
