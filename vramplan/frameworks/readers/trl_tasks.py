@@ -62,7 +62,10 @@ LAST_VERSIONS: Mapping[str, Mapping[str, str]] = {
     "orpo": {"max_prompt_length": "0.27.2"},
     "cpo": {"max_prompt_length": "0.27.2"},
     "reward": {},
-    "grpo": {"vllm_device": "0.17.0", "max_prompt_length": "0.25.1", "use_liger_loss": "0.27.2", "vllm_guided_decoding_regex": "0.27.2"},
+    "grpo": {
+        "vllm_device": "0.17.0",
+        "max_prompt_length": "0.25.1", "use_liger_loss": "0.27.2", "vllm_guided_decoding_regex": "0.27.2",
+    },
 }  # fmt: skip
 """Keys that were removed since, and the last version with each; GRPO cuts no prompt since 0.26."""
 
