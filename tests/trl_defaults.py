@@ -15,8 +15,13 @@ FILE = Path(__file__).parent / "trl_defaults.json"
 TASKS = ("dpo", "kto", "orpo", "cpo", "reward", "grpo")
 PLACES = ("trainer/base_config.py", "trainer/{}_config.py", "experimental/{}/{}_config.py")
 KEYS = frozenset(
-    ["max_length", "max_prompt_length", "max_completion_length", "num_generations", "beta", "num_iterations", "use_vllm", "vllm_mode", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode", "vllm_importance_sampling_correction", "gradient_checkpointing", "bf16", "disable_dropout", "precompute_ref_log_probs", "cpo_alpha", "padding_free"]
-)
+    {
+        "max_length", "max_prompt_length", "max_completion_length", "num_generations", "beta", "num_iterations",
+        "use_vllm", "vllm_mode", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode",
+        "vllm_importance_sampling_correction", "gradient_checkpointing", "bf16", "disable_dropout",
+        "precompute_ref_log_probs", "cpo_alpha", "padding_free",
+    }
+)  # fmt: skip
 
 
 def defaults_of(text: str) -> dict[str, Any]:

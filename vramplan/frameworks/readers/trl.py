@@ -38,6 +38,8 @@ from vramplan.frameworks.writers.zero_fsdp import sharding
 from vramplan.inputs.job import Job
 
 PACKAGE, NEWEST = "trl", "1.16.0"
+CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
+"""The key of transformers 5.23, and its former name, which counts where the new one is not set (training_args.py)."""
 LAST_VERSIONS = {"max_seq_length": "0.19.1", "use_liger": "0.17.0"}
 """Keys that were removed since, and the last version with each, later ones first (trainer/sft_config.py)."""
 
@@ -67,9 +69,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     job |= _dtypes(config, version, engine_casts=str(job.get("strategy")).startswith("zero"), task=task)
     has_adapters = config.boolean("peft_model", default=False)
     job |= _quantized(config, version, job, trl_tasks.kbit_treatment(task, version, has_adapters))
-    job["checkpointing"] = (
-        "full" if config.boolean("gradient_checkpointing", default=at_least(version, "0.22")) else "none"
-    )
+    job["checkpointing"] = "full" if config.boolean(*CHECKPOINTING, default=at_least(version, "0.22")) else "none"
     job |= reentrant_fields(config, job, not at_least(version, "0.27"))
     job |= attention_field(config, "attn_implementation")
     if task is None:
