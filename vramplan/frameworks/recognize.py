@@ -72,7 +72,9 @@ UNREAD_PROGRAMS: Mapping[str, str] = {
     "run_image_classification": "training of image classifiers",
 }
 """First part of a module, or start of a script's name -> a program that is recognised and not read."""
-READ = "read are supervised fine-tuning and pretraining; `vramplan estimate --task dpo`, grpo and others take settings"
+READ = (
+    "read are supervised fine-tuning, pretraining and TRL's own trainers; `vramplan estimate --task dpo` takes settings"
+)
 
 
 def recognize(settings: Mapping[str, ConfigValue], where: str) -> str:

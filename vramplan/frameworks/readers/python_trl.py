@@ -36,7 +36,7 @@ def task_of(run: Run) -> str | None:
 
 
 def refuse_patched(task: str | None, run: Run) -> None:
-    """Refuse trainers whose losses unsloth replaces by its own.
+    """Refuse trainers whose source unsloth rewrites (models/rl.py: _patch_trl_rl_trainers).
 
     Raises:
         UnsupportedError: with the nearest job that is modelled.
