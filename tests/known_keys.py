@@ -25,9 +25,13 @@ from vramplan.frameworks.known_keys import known_keys
 from vramplan.frameworks.registry import FRAMEWORKS
 
 FILE = ROOT / "vramplan/frameworks/known_keys.json"
+TRL_CONFIGS = ("SFT", "DPO", "KTO", "ORPO", "CPO", "Reward", "GRPO")
 SOURCES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "transformers": (("transformers/training_args*.py",), ("TrainingArguments", "Seq2SeqTrainingArguments")),
-    "trl": (("trl/trainer/*_config.py", "trl/scripts/utils.py"), ("ScriptArguments", "SFTConfig", "ModelConfig")),
+    "trl": (
+        ("trl/trainer/*_config.py", "trl/scripts/utils.py", "trl/experimental/*/*_config.py"),
+        ("ScriptArguments", "ModelConfig", *(f"{name}Config" for name in TRL_CONFIGS)),
+    ),
     "ms-swift": (("swift/**/*.py",), ("SftArguments", "PretrainArguments", "RLHFArguments")),
     "llamafactory": (
         ("llamafactory/hparams/*.py",),

@@ -47,11 +47,11 @@ def test_programs(command: str, framework: str) -> None:
 @pytest.mark.parametrize(
     ("command", "what"),
     [
-        (f"python dpo.py {HF}", "dpo.py: preference training is not read yet"),
-        (f"accelerate launch scripts/run_orpo.py {HF}", "run_orpo.py: preference training"),
-        (f"accelerate launch src/open_r1/grpo.py {HF}", "grpo.py: reinforcement training"),
-        (f"python trl/scripts/reward.py {HF}", "reward.py: training of a reward model"),
-        ("trl kto --config x.yaml", "trl kto: preference training"),
+        (f"python bco.py {HF}", "bco.py: preference training of this kind is not read yet"),
+        (f"accelerate launch scripts/run_orpo.py {HF}", "its name says preference training"),
+        (f"python examples/scripts/ppo.py {HF}", "ppo.py: reinforcement training of this kind"),
+        (f"python examples/scripts/prm.py {HF}", "prm.py: training of a process reward model"),
+        ("trl rloo --config x.yaml", "trl rloo: reinforcement training"),
         ("torchrun --nproc_per_node 2 swift/cli/rlhf.py --model x", "rlhf.py: preference and reinforcement training"),
         ("litgpt pretrain pythia-14m", "litgpt pretrain: pretraining"),
     ],

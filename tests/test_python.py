@@ -137,7 +137,7 @@ def test_arguments_set_behind_the_trainer_are_not_known() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("from trl import GRPOTrainer\nGRPOTrainer(model='a')", "GRPOTrainer: preference and reinforcement training"),
+        ("from trl import RLOOTrainer\nRLOOTrainer(model='a')", "RLOOTrainer: this kind of training is not read yet"),
         ("import lightning as L\nL.Trainer().fit(m)", "lightning's Trainer is not read yet"),
         ("from sentence_transformers import SentenceTransformerTrainer as T\nT(m)", "(sentence-transformers)"),
         ("loss = model(x).loss\nloss.backward()", "a training loop of its own"),

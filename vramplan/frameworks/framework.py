@@ -24,7 +24,8 @@ WHOLE_JOB = (
     "prepare_for_kbit_training", "fp32_norms", "modules_to_save", "saved_dtype", "optimizer", "experts",
     "vision", "projector", "max_pixels", "max_tiles", "images", "sequence_length", "micro_batch_size",
     "gradient_accumulation_steps", "checkpointing", "attention", "loss", "fused_kernels", "num_gpus", "num_nodes",
-    "strategy", "offload",
+    "strategy", "offload", "task", "reference", "prompt_length", "generate_with", "num_generations",
+    "steps_per_generation", "num_iterations", "vllm_share", "vllm_tensor_parallel", "importance_sampling",
 )  # fmt: skip
 """Fields of a job that a whole configuration sets, and that are compared once it is read again."""
 
@@ -41,6 +42,8 @@ class Writer:
     """Strategies that such a configuration can say."""
     fields: tuple[str, ...] = WHOLE_JOB
     """Fields of a job that it can say."""
+    tasks: tuple[str, ...] = ()
+    """Tasks other than the next token that it can say."""
     uses_ported_model: bool = True
     """Whether a model with remote code is written as its ``-hf`` port, which transformers' own classes load."""
 
@@ -80,6 +83,8 @@ class Framework:
     """First words of commands that are recognised and refused, each with what it does."""
     marks: frozenset[str] = frozenset()
     """Keys by which a configuration file is recognised as this framework's."""
+    tells_tasks: bool = False
+    """Whether its reader tells TRL's trainers apart by the configuration's keys."""
     task_key: str = ""
     """The key by which it says the kind of training, if it has one."""
     inherits: tuple[str, ...] = ()

@@ -23,6 +23,7 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.planner import check
 from vramplan.planner.estimate import estimate
+from vramplan.planner.read_config import with_prompt
 from vramplan.planner.suggest import suggest
 from vramplan.units import GiB
 
@@ -80,18 +81,20 @@ def written_as(framework: str, model: str | ModelSpec, job: Job, requested: Job 
         UnsupportedError: for a framework or a model without a writer.
     """
     spec, requested = load_model(model), requested or job
-    if job.task is not None or spec.model_type in MODEL_INPUTS:
+    reader, writer = find_writer(framework)
+    if job.task not in (None, *writer.tasks) or spec.model_type in MODEL_INPUTS:
         raise UnsupportedError(
             f"{setting('for_framework', framework)}: configurations are written for causal language models, not for"
             f" {spec.model_type if job.task is None else setting('task', job.task)}"
         )
     ported = f"{spec.name}-hf"  # transformers' own class, if the name itself brings code of its own
-    reader, writer = find_writer(framework)
     name = ported if writer.uses_ported_model and ported in spec.aliases else spec.name
     text, package = write(framework, name, job), reader.name
     config = check.read(_as_written(text, reader, job, spec), job.num_gpus)
     data = {name: getattr(job, name) for name in DATA_FIELDS if name in job.model_fields_set}
-    settings = check.complete_with_model(spec, config, config.job | data)
+    if config.completion_length is not None:
+        data["sequence_length"] = job.sequence_length
+    settings = with_prompt(config, check.complete_with_model(spec, config, config.job | data))
     as_read, takes_images = Job(**settings), spec.model_type in IMAGE_PROCESSORS
     notes = [
         f"{package} takes {field} as {attrgetter(field)(as_read)}, not {attrgetter(field)(requested)}"
@@ -117,4 +120,5 @@ def _as_written(written: ConfigText, framework: Framework, job: Job, spec: Model
     settings = {key: ConfigValue(value, f"--{key}") for key, value in written.pairs.items()}
     settings |= {key: ConfigValue(count, f"--{key}") for key, count in written.launcher.items()}
     environment = {key: ConfigValue(value, key) for key, value in written.variables.items()}
-    return DetectedConfig(framework, ConfigSource(settings, environment, model=spec))
+    program = " ".join(written.command.split()[:2])  # which says the task: trl dpo
+    return DetectedConfig(framework, ConfigSource(settings, environment, model=spec, program=program))

@@ -1,6 +1,7 @@
-"""open-r1: ``src/open_r1/sft.py --config RECIPE`` (its setup.py pins TRL 0.18.0 and transformers 4.52.3).
+"""open-r1: ``src/open_r1/sft.py`` and ``grpo.py`` with ``--config RECIPE``.
 
-It calls TRL's SFTTrainer with a model that it loads as TRL does (utils/model_utils.py: get_model).
+Its setup.py pins TRL 0.18.0 and transformers 4.52.3. They call TRL's SFTTrainer and GRPOTrainer with a model that they
+load as TRL does (utils/model_utils.py: get_model); its rewards are functions (rewards.py).
 """
 
 from __future__ import annotations
@@ -18,14 +19,7 @@ MARKS = frozenset({"benchmarks", "wandb_run_group", "hub_model_revision", "overw
 
 
 def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> ParsedConfig:
-    """The job of an open-r1 recipe; `framework_version` is TRL's.
-
-    Raises:
-        UnsupportedError: for a recipe of GRPO.
-    """
-    for name in ("num_generations", "reward_funcs", "max_completion_length"):
-        if config.has(name):
-            raise config.unsupported(name, "is of a GRPO recipe, which is not modelled yet; modelled: sft")
+    """The job of an open-r1 recipe; `framework_version` is TRL's."""
     parsed = trl.read(config, num_gpus, framework_version or TRL)
     if not config.has("optim"):
         parsed.job["optimizer"] = "adamw_torch"  # transformers 4.52's default
@@ -38,9 +32,10 @@ FRAMEWORK = Framework(
     read=read,
     programs=(
         Program("open_r1/sft.py"),
-        Program("open_r1/grpo.py", unread="reinforcement training"),
+        Program("open_r1/grpo.py"),
         Program("open_r1/generate.py", unread="generation"),
     ),
     marks=MARKS,
     inherits=("trl", "transformers"),
+    tells_tasks=True,
 )

@@ -1,0 +1,1 @@
+trl dpo --config dpo.yaml --use_liger_kernel --padding_free

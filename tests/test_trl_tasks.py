@@ -1,0 +1,164 @@
+"""How TRL's configurations of preferences, rewards and GRPO are read, against TRL's own defaults and classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.trl_defaults import recorded
+from vramplan import check, suggest
+from vramplan.errors import VramplanError
+from vramplan.frameworks.parsed_config import ParsedConfig, at_least
+from vramplan.frameworks.readers import trl_tasks
+from vramplan.frameworks.registry import FRAMEWORKS
+from vramplan.frameworks.settings import ConfigReader, ConfigSource, ConfigValue
+from vramplan.planner.export import export
+
+MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+DEFAULTS = recorded()
+MODELLED = [
+    (version, task)
+    for version, tables in DEFAULTS.items()
+    for task, trainer in trl_tasks.TRAINERS.items()
+    if tables[task] and any(loss and at_least(version, first) for first, loss in trainer.losses)
+]
+
+
+def read_of(task: str, version: str, **settings: Any) -> ParsedConfig:
+    """What ``trl TASK`` with these settings comes to."""
+    values = {name: ConfigValue(value, name) for name, value in {"model_name_or_path": MODEL, **settings}.items()}
+    source = ConfigSource(values, program=f"trl {task}", spelling="flags")
+    return FRAMEWORKS["trl"].read(ConfigReader(source, "trl", ("transformers",)), 1, version)
+
+
+@pytest.mark.parametrize(("version", "task"), MODELLED)
+def test_defaults_are_trls(version: str, task: str) -> None:
+    known = DEFAULTS[version][task]
+    parsed = read_of(task, version)
+    job = parsed.job
+    assert job["checkpointing"] == ("full" if known.get("gradient_checkpointing", False) else "none")
+    assert job["autocast"] == ("bf16" if "bf16" in known else "none")  # None: bf16, unless fp16
+    assert job["task"] == task
+    if task != "grpo":
+        assert job["sequence_length"] == known["max_length"]
+        assert known["disable_dropout"]
+        return
+    prompt = known.get("max_prompt_length")
+    if prompt is None or at_least(version, "0.26"):
+        assert parsed.completion_length == known["max_completion_length"]
+    else:
+        assert job["sequence_length"] == prompt + known["max_completion_length"]
+    assert job["num_generations"] == known["num_generations"]
+    assert (job.get("reference"), known["beta"]) == (None, 0.0)
+    generates = read_of("grpo", version, use_vllm=True).job
+    assert generates["generate_with"] == {"server": "vllm_server", "colocate": "vllm"}[known["vllm_mode"]]
+    assert generates["importance_sampling"] is known.get("vllm_importance_sampling_correction", False)
+    here = read_of("grpo", version, use_vllm=True, vllm_mode="colocate").job
+    assert here["vllm_share"] == known["vllm_gpu_memory_utilization"]
+    assert here["vllm_tensor_parallel"] == known["vllm_tensor_parallel_size"]
+
+
+def test_every_version_with_a_loss_is_in_the_table() -> None:
+    firsts = {(task, first) for task, trainer in trl_tasks.TRAINERS.items() for first, loss in trainer.losses if loss}
+    assert len(MODELLED) >= 50
+    assert {task for task, _ in firsts} == {task for _, task in MODELLED}
+
+
+SETS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("dpo", {}),
+    ("dpo", {"max_length": 700, "gradient_checkpointing": False, "precompute_ref_log_probs": True}),
+    ("kto", {"per_device_train_batch_size": 4, "bf16": False}),
+    ("reward", {"max_length": 2048, "gradient_accumulation_steps": 4}),
+    ("grpo", {}),
+    ("grpo", {"generation_batch_size": 64, "per_device_train_batch_size": 16, "num_generations": 4}),
+    ("grpo", {"use_vllm": True, "vllm_gpu_memory_utilization": 0.5, "vllm_enable_sleep_mode": True}),
+    ("grpo", {"beta": 0.04, "num_iterations": 2, "steps_per_generation": 8, "max_completion_length": 1024}),
+    ("orpo", {"max_length": 512}),
+    ("cpo", {"cpo_alpha": 0.0, "loss_type": "simpo"}),
+)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(("task", "settings"), SETS)
+def test_trls_own_class_has_the_same_fields(task: str, settings: dict[str, Any], tmp_path: Any) -> None:
+    trl = pytest.importorskip("trl")
+    owner = trl
+    if task in ("orpo", "cpo"):
+        owner = pytest.importorskip(f"trl.experimental.{task}")
+    name = {"reward": "RewardConfig"}.get(task, f"{task.upper()}Config")
+    theirs = getattr(owner, name)(output_dir=str(tmp_path), use_cpu=True, report_to="none", **settings)
+    parsed = read_of(task, trl.__version__, **settings)
+    job = parsed.job
+    assert job["micro_batch_size"] == theirs.per_device_train_batch_size
+    assert job["gradient_accumulation_steps"] == theirs.gradient_accumulation_steps
+    assert (job["checkpointing"] == "full") == theirs.gradient_checkpointing
+    assert (job["autocast"] == "bf16") == bool(theirs.bf16)
+    if task != "grpo":
+        assert job["sequence_length"] == theirs.max_length
+        if task in ("dpo", "kto"):
+            assert (job.get("reference") == "precomputed") == theirs.precompute_ref_log_probs
+        return
+    assert parsed.completion_length == theirs.max_completion_length
+    assert job["num_generations"] == theirs.num_generations
+    assert job["num_iterations"] == theirs.num_iterations
+    steps = job.get("steps_per_generation", job["gradient_accumulation_steps"])
+    assert steps == theirs.steps_per_generation
+    assert (job.get("reference") is not None) == (theirs.beta != 0.0)
+    if theirs.use_vllm:
+        assert job["vllm_share"] == theirs.vllm_gpu_memory_utilization
+        assert job["generate_with"] == ("vllm_sleep" if theirs.vllm_enable_sleep_mode else "vllm")
+
+
+@pytest.mark.parametrize(
+    ("task", "version", "settings", "said"),
+    [
+        ("dpo", "0.12.2", {}, "modelled are those of 0.15 to 1.13, 1.15 on"),
+        ("dpo", "1.14.2", {}, "DPOTrainer of TRL 1.14.2"),
+        ("grpo", "0.17.0", {}, "modelled are those of 0.18 to 1.13, 1.15 on"),
+        ("kto", "1.12.0", {"per_device_train_batch_size": 2}, "1.15 on"),
+        ("dpo", "1.12.0", {"use_liger_kernel": True}, "use_liger_kernel"),
+        ("dpo", "1.12.0", {"loss_type": "sigmoid,sft"}, "cross-entropy"),
+        ("dpo", "1.16.0", {"disable_dropout": False}, "disable_dropout"),
+        ("orpo", "1.16.0", {"padding_free": True}, "padding_free"),
+        ("grpo", "1.16.0", {"use_transformers_paged": True}, "another cache"),
+        ("grpo", "1.16.0", {"generation_kwargs": {"num_beams": 4}}, "generation_kwargs"),
+        ("grpo", "1.16.0", {"generation_batch_size": 12}, "a multiple of the 8"),
+        ("grpo", "1.16.0", {"reward_funcs": ["org/reward-model"]}, "a reward model"),
+    ],
+)
+def test_what_is_not_modelled_is_named(task: str, version: str, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(VramplanError) as caught:
+        read_of(task, version, **settings)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("task", ["dpo", "kto", "reward", "grpo"])
+def test_what_is_written_is_read_again(task: str) -> None:
+    own = {"prompt_length": 128, "generate_with": "vllm", "vllm_share": 0.3} if task == "grpo" else {}
+    found = suggest(MODEL, "rtx4090", 16, task=task, sequence_length=512, method="lora", **own).recommended
+    assert found is not None
+    written = export("trl", MODEL, found.estimate.job, "rtx4090")
+    assert written.text.startswith(f"# trl {task} --config train.yaml")
+    assert written.fits
+    assert all("takes" not in note for note in written.notes)
+
+
+def test_a_length_that_is_open_has_a_case_for_each(tmp_path: Any) -> None:
+    path = tmp_path / "grpo.yaml"
+    path.write_text(f"model_name_or_path: {MODEL}\ndataset_name: d\nnum_generations: 8\nuse_vllm: true\n")
+    verdict = check(path, "rtx4090", num_gpus=1, framework_version="1.16.0")
+    assert len(verdict.cases) > 1
+    at = check(path, "rtx4090", num_gpus=1, framework_version="1.16.0", sequence_length=1536)
+    assert (at.estimate.job.prompt_length, at.estimate.job.sequence_length) == (1024, 1536)
+
+
+def test_several_trainers_take_the_keys(tmp_path: Any) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(f"model_name_or_path: {MODEL}\ndataset_name: d\nbeta: 0.1\n")
+    with pytest.raises(VramplanError, match="say which by"):
+        check(path, "rtx4090")
+    assert check(path, "rtx4090", task="orpo", num_gpus=1).estimate.job.task == "orpo"
+    assert check(path, "rtx4090", task="sft", num_gpus=1).estimate.job.task is None
+    with pytest.raises(VramplanError, match="sft, dpo"):
+        check(path, "rtx4090", task="ppo")

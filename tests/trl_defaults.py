@@ -1,0 +1,60 @@
+"""Defaults of TRL's configuration classes by version, in tests/trl_defaults.json.
+
+`python -m tests.trl_defaults FOLDER` reads them from unpacked wheels FOLDER/trl-VERSION; nothing is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).parent / "trl_defaults.json"
+TASKS = ("dpo", "kto", "orpo", "cpo", "reward", "grpo")
+PLACES = ("trainer/base_config.py", "trainer/{}_config.py", "experimental/{}/{}_config.py")
+KEYS = frozenset(
+    {
+        "max_length", "max_prompt_length", "max_completion_length", "num_generations", "beta", "num_iterations",
+        "use_vllm", "vllm_mode", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode",
+        "vllm_importance_sampling_correction", "gradient_checkpointing", "bf16", "disable_dropout",
+        "precompute_ref_log_probs", "cpo_alpha", "padding_free",
+    }
+)  # fmt: skip
+
+
+def defaults_of(text: str) -> dict[str, Any]:
+    """Defaults of the annotated fields of a module's classes, of those in `KEYS`."""
+    found: dict[str, Any] = {}
+    for node in (field for cls in ast.parse(text).body if isinstance(cls, ast.ClassDef) for field in cls.body):
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name) or node.target.id not in KEYS:
+            continue
+        if isinstance(node.value, ast.Call):
+            for keyword in node.value.keywords:
+                if keyword.arg == "default":
+                    found[node.target.id] = ast.literal_eval(keyword.value)
+    return found
+
+
+def of_version(folder: Path) -> dict[str, dict[str, Any]]:
+    """Defaults by task of one unpacked wheel."""
+    tables: dict[str, dict[str, Any]] = {}
+    for task in TASKS:
+        paths = [folder / "trl" / place.format(task, task) for place in PLACES]
+        own = [defaults_of(path.read_text()) for path in paths if path.exists()]
+        tables[task] = {key: value for table in own for key, value in table.items()}
+    return tables
+
+
+def recorded() -> dict[str, dict[str, dict[str, Any]]]:
+    """version -> task -> key -> default."""
+    table: dict[str, dict[str, dict[str, Any]]] = json.loads(FILE.read_text())
+    return table
+
+
+if __name__ == "__main__":
+    versions = {path.name.removeprefix("trl-"): of_version(path) for path in Path(sys.argv[1]).glob("trl-*")}
+    ordered = sorted(versions.items(), key=lambda pair: [int(part) for part in pair[0].split(".")])
+    lines = (f"{json.dumps(version)}: {json.dumps(tables)}" for version, tables in ordered)
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -1,0 +1,68 @@
+"""A job of TRL's preference, reward and GRPO trainers in TRL's keys (1.16)."""
+
+from __future__ import annotations
+
+from vramplan.errors import UnsupportedError, setting
+from vramplan.frameworks.writers.config_text import Pairs
+from vramplan.inputs.job import Job
+
+TASKS = ("dpo", "kto", "reward", "grpo")
+"""Tasks with a command of TRL; ORPO and CPO have scripts alone, which load the model by its name without a dtype."""
+BETA = 0.04
+"""What is written for a GRPO with a reference: TRL's default while it had one (up to 0.18)."""
+
+
+def task_pairs(job: Job) -> Pairs:
+    """Keys beside those of supervised fine-tuning; a value of None removes one of those.
+
+    Raises:
+        UnsupportedError: for what the newest TRL does otherwise.
+    """
+    newest = "standard" if job.task == "reward" else "chunked"
+    if job.loss != newest:
+        raise UnsupportedError(
+            f"{setting('for_framework', 'trl')}: {setting('loss', job.loss)} is an older TRL's than 1.16"
+        )
+    if job.task == "grpo":
+        return _grpo(job)
+    if job.reference == "precomputed":
+        return {"precompute_ref_log_probs": True}
+    if job.reference not in (None, "model" if job.method == "full" else "adapters_off"):
+        raise UnsupportedError(
+            f"{setting('for_framework', 'trl')}: {setting('reference', job.reference)} is written in Python alone"
+        )
+    return {}
+
+
+def _grpo(job: Job) -> Pairs:
+    pairs: Pairs = {
+        "max_length": None,
+        "max_completion_length": job.sequence_length - (job.prompt_length or 0),
+        "num_generations": job.num_generations,
+        "beta": 0.0 if job.reference in (None, "none") else BETA,
+    }
+    if job.steps_per_generation is not None:
+        pairs["steps_per_generation"] = job.steps_per_generation
+    if job.num_iterations > 1:
+        pairs["num_iterations"] = job.num_iterations
+    if job.generate_with == "transformers":
+        return pairs
+    pairs |= {"use_vllm": True, "vllm_mode": "server" if job.generate_with == "vllm_server" else "colocate"}
+    if not job.importance_sampling:
+        pairs["vllm_importance_sampling_correction"] = False
+    if job.generate_with == "vllm_server":
+        return pairs
+    pairs["vllm_gpu_memory_utilization"] = job.vllm_share
+    if job.vllm_tensor_parallel > 1:
+        pairs["vllm_tensor_parallel_size"] = job.vllm_tensor_parallel
+    return pairs | ({"vllm_enable_sleep_mode": True} if job.generate_with == "vllm_sleep" else {})
+
+
+def task_notes(job: Job) -> tuple[str, ...]:
+    """What a user has to do beside."""
+    if job.task != "grpo":
+        return ()
+    return (f"TRL cuts no prompts: keep those of up to {job.prompt_length:,} tokens alone",)
+
+
+__all__ = ["TASKS", "task_notes", "task_pairs"]
