@@ -24,6 +24,7 @@ from vramplan.cli.options import (
 from vramplan.cli.panels import DATA, METHOD, MODEL, OUTPUT, SAVERS, SEVERAL
 from vramplan.cli.parameters import Argument, Option
 from vramplan.errors import ConfigError, VramplanError
+from vramplan.frameworks.readers import trl_trainers
 from vramplan.visible import visible_lines
 
 if TYPE_CHECKING:
@@ -79,6 +80,14 @@ def check(
     framework_version: Annotated[
         str | None,
         Option(help="Version whose defaults count (the installed one, else the newest known).", panel=MODEL),
+    ] = None,
+    task: Annotated[
+        str | None,
+        Option(
+            help="TRL's trainer, if nothing else says it: sft, dpo, kto, orpo, cpo, reward or grpo.",
+            panel=METHOD,
+            complete=completion.one_of("sft", *trl_trainers.TASKS),
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -166,6 +175,7 @@ def check(
         "model": model,
         "framework": framework,
         "framework_version": framework_version,
+        "task": task,
         "settings": _settings(settings or [], deepspeed),
         "min_headroom": _share(min_headroom),
         "sequence_length": seq_len,

@@ -115,9 +115,16 @@ def from_command(
     )
     started_by = () if file else tuple(words[:2])
     exported = with_exports(settings, exported)
-    path = _as_path(words[0]) if words else ""
     source = ConfigSource(
-        launcher | settings, exported, started_by, where, unexported, spelling, gpu, notes=tuple(notes), program=path
+        launcher | settings,
+        exported,
+        started_by,
+        where,
+        unexported,
+        spelling,
+        gpu,
+        notes=tuple(notes),
+        program=_program(words, record),
     )
     return DetectedConfig(find_framework(name), source, Origin(command, len(framework_words)))
 
@@ -222,6 +229,12 @@ def _keys_of(words: Sequence[str], folder: Path) -> set[str]:
     file = next((word.rpartition("=")[2] for word in words if word.endswith((".yaml", ".yml", ".json"))), None)
     path = beside(file, folder) if file is not None and not {"deepspeed", "fsdp_config"} & keys else None
     return keys if path is None else keys | read_mapping(path).keys()
+
+
+def _program(words: Sequence[str], record: Framework) -> str:
+    """What a command runs: a script's path, or the words of a framework's command."""
+    start = tuple(words[:2])
+    return " ".join(start) if len(start) == 2 and start in record.commands else _as_path(words[0]) if words else ""
 
 
 def _as_path(word: str) -> str:

@@ -80,6 +80,8 @@ class Framework:
     """First words of commands that are recognised and refused, each with what it does."""
     marks: frozenset[str] = frozenset()
     """Keys by which a configuration file is recognised as this framework's."""
+    tells_tasks: bool = False
+    """Whether its reader tells TRL's trainers apart by the configuration's keys."""
     task_key: str = ""
     """The key by which it says the kind of training, if it has one."""
     inherits: tuple[str, ...] = ()

@@ -54,6 +54,8 @@ class ParsedConfig:
     """The kind of training."""
     eval_batch_size: int | None = None
     """Samples in an evaluation's forward; None if none is run."""
+    completion_length: int | None = None
+    """Tokens of a completion, if the configuration limits it and not the prompt (GRPO)."""
     resizes_images: bool = True
     """Whether the framework applies caps on pixels to every model's images; else only processors that read them do."""
     video_sampling: Sampling = Sampling()
@@ -119,10 +121,11 @@ def resolve_version(package: str, requested: str | None, newest: str) -> tuple[s
 
 def at_least(actual: str, required: str) -> bool:
     """Whether a version is no older than another."""
-    return _numbers(actual) >= _numbers(required)
+    return version_numbers(actual) >= version_numbers(required)
 
 
-def _numbers(version: str) -> list[int]:
+def version_numbers(version: str) -> list[int]:
+    """The first three numbers of a version."""
     return [int(part) for part in re.findall(r"\d+", version)[:3]]
 
 

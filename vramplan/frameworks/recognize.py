@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.known_keys import known_keys
+from vramplan.frameworks.readers import trl_trainers
 from vramplan.frameworks.registry import DEFAULT, FRAMEWORKS
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.token_keys import budget_in, budget_in_words, describe_budget
@@ -98,25 +99,26 @@ def recognize(settings: Mapping[str, ConfigValue], where: str) -> str:
     ranked = sorted(weights, key=lambda name: (weights[name], _own_keys(name, keys)), reverse=True)
     best, *others = ranked
     rivals = [name for name in others if weights[best] - weights[name] < LEAD and not _is_base(name, best)]
-    task_key = FRAMEWORKS[best].task_key
+    task_key, told = FRAMEWORKS[best].task_key, FRAMEWORKS[best].tells_tasks
     if not task_key or task_key not in keys:
-        refuse_other_tasks(settings, where)
+        refuse_other_tasks(settings, where, read=trl_trainers.KEYS if told else ())
     if not task_key:
-        refuse_task_named(where)
+        refuse_task_named(where, read=(*trl_trainers.SCRIPTS, "simpo", "rm", "preference") if told else ())
     if rivals and not _is_base(best, rivals[0]):
         names = " or ".join((best, *rivals))
         raise ConfigError(f"{where}: may be for {names}: its keys are known to each; give {setting('framework')}")
     return best
 
 
-def refuse_other_tasks(settings: Mapping[str, ConfigValue], where: str) -> None:
-    """Refuse settings that only other kinds of training take.
+def refuse_other_tasks(settings: Mapping[str, ConfigValue], where: str, read: Collection[str] = ()) -> None:
+    """Refuse settings that only other kinds of training take, but those of `read`.
 
     Raises:
         UnsupportedError: naming the first of them.
     """
     for task, keys in OTHER_TASKS.items():
-        values = {key: settings[key] for key in keys if key in settings and settings[key].value not in (None, False)}
+        others = [key for key in keys if key in settings and key not in read]
+        values = {key: settings[key] for key in others if settings[key].value not in (None, False)}
         if values:
             first, value = next(iter(values.items()))
             place = where if value.place.lstrip("-").replace("-", "_") == first else value.place
@@ -157,8 +159,10 @@ def refuse_unread_budget(words: Sequence[str], where: str) -> None:
         raise UnsupportedError(f"{where}: {describe_budget(budget)}")
 
 
-def refuse_task_named(where: str) -> None:
+def refuse_task_named(where: str, read: Collection[str] = ()) -> None:
     """Refuse a file whose name, or its folder's (dpo/config.yaml), says another kind of training than its keys.
+
+    Words of `read` are no reason.
 
     Raises:
         UnsupportedError: naming the kind.
@@ -167,7 +171,7 @@ def refuse_task_named(where: str) -> None:
     folder = path.parent.name if path.parent.name or not path.is_file() else path.absolute().parent.name
     words = dict.fromkeys(re.split(r"[^a-z]+", path.stem.lower()), "name")
     for word, whose in ({folder.lower(): "folder"} | words).items():
-        if word in TASK_NAMES:
+        if word in TASK_NAMES and word not in read:
             raise UnsupportedError(
                 f"{where}: its {whose} says {TASK_NAMES[word]} ({word}), which is not read yet; {READ}; if it"
                 " is one of those, check the command that uses it, after --"

@@ -24,6 +24,7 @@ from vramplan.frameworks.detected_config import DetectedConfig
 from vramplan.frameworks.parsed_config import (
     ParsedConfig,
 )
+from vramplan.frameworks.readers.trl_trainers import TRAINER_KEY
 from vramplan.frameworks.settings import Note, is_unknown
 from vramplan.inputs.dataset import Lengths
 from vramplan.inputs.gpu import Gpu
@@ -37,7 +38,7 @@ from vramplan.planner import dataset_limits, undecided
 from vramplan.planner.config_levers import MOST_TRIES, config_levers, reserve_headroom
 from vramplan.planner.estimate import estimate
 from vramplan.planner.monotone_search import largest
-from vramplan.planner.read_config import as_key, complete_with_model, longest_sample, model_of, read
+from vramplan.planner.read_config import as_key, complete_with_model, longest_sample, model_of, read, with_prompt
 from vramplan.planner.search_result import LeverEffect, Plan, Search
 from vramplan.planner.suggest import suggest
 from vramplan.planner.undecided import Case
@@ -129,6 +130,7 @@ def check(
     settings: Mapping[str, str] | None = None,
     number: int | None = None,
     execute: bool = False,
+    task: str | None = None,
     min_headroom: float = 0.0,
     confidence: float = CONFIDENCE,
     progress: Progress = silent,
@@ -139,7 +141,8 @@ def check(
     `num_gpus` is the number of GPUs in the machine, None if it is not known: if the configuration leaves it to the
     machine, several are estimated. `settings` are keys of the configuration with other values than it holds, or that
     it does not hold; an empty value removes a key. `number` chooses one of a script's training commands, from 1 on;
-    `execute` runs the script, which its user has to trust, with stand-ins for what trains.
+    `execute` runs the script, which its user has to trust, with stand-ins for what trains. `task` names TRL's trainer
+    if nothing else says it: sft, dpo, grpo and others.
     `given` are settings that the configuration does not hold:
     `sequence_length` of the longest sample, `images`, `videos`, `frames`, `image_size`, or `dataset`, a file of
     samples, with a `tokenizer`; for DeepSpeed's JSON on its own also `method` and `checkpointing`.
@@ -159,6 +162,7 @@ def check(
         model=model,
         framework_version=framework_version,
         settings=settings,
+        task=task,
         min_headroom=min_headroom,
         confidence=confidence,
         progress=progress,
@@ -174,6 +178,7 @@ def examine(
     model: str | ModelSpec | None = None,
     framework_version: str | None = None,
     settings: Mapping[str, str] | None = None,
+    task: str | None = None,
     **given: Any,
 ) -> Verdict:
     """The same for a configuration that was found in a file or a command; `given` as :func:`judge` takes it.
@@ -182,7 +187,7 @@ def examine(
         VramplanError: for what cannot be read, or is not modelled.
     """
     gpu = load_gpu(gpu)
-    found = found.with_settings(_launched(found, num_gpus) | dict(settings or {}))
+    found = found.with_settings(_launched(found, num_gpus) | _trainer(found, task) | dict(settings or {}))
 
     def read_on(count: int) -> ParsedConfig:
         return read(found, count, framework_version)
@@ -232,6 +237,19 @@ def _launched(found: DetectedConfig, num_gpus: int | None) -> dict[str, str]:
     return {"nproc_per_node": str(num_gpus)} if num_gpus and launched and is_unknown(launched.value) else {}
 
 
+def _trainer(found: DetectedConfig, task: str | None) -> dict[str, str]:
+    """The setting that names TRL's trainer.
+
+    Raises:
+        ConfigError: for a framework whose configurations say it themselves.
+    """
+    if task is None:
+        return {}
+    if not found.framework.tells_tasks:
+        raise ConfigError(f"{setting('task', task)}: is about TRL's trainers; this is read as {found.framework.name}'s")
+    return {TRAINER_KEY: task}
+
+
 def _known(given: Mapping[str, Any]) -> set[str]:
     """Names of the settings that the caller has set."""
     return {name for name, value in given.items() if value is not None}
@@ -263,13 +281,14 @@ def judge(
     fills_rows = config.rows == "packed" and "sequence_length" in config.job
     if sequence_length is not None and not fills_rows:  # packed rows are full, however long a sample is
         job["sequence_length"] = min(sequence_length, job.get("sequence_length", sequence_length))
-    job, data = complete_with_model(spec, config, job), None
+    job, data = with_prompt(config, complete_with_model(spec, config, job)), None
     if dataset is not None:
         lengths = dataset_limits.lengths_of(dataset, spec, tokenizer, progress)
         data, job = dataset_limits.apply_dataset(lengths, spec, gpu, config, job, given)
 
     def run_estimate(update: dict[str, Any]) -> Estimate:
-        return estimate(spec, gpu, confidence=confidence, progress=progress, **{**job, **update})
+        settings = with_prompt(config, {**job, **update})
+        return estimate(spec, gpu, confidence=confidence, progress=progress, **settings)
 
     def evaluation_bytes(training: Estimate, update: dict[str, Any], size: int | None) -> int | None:
         """Bytes on the GPU in an evaluation's forward: checkpointing does not help there."""

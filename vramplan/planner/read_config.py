@@ -129,6 +129,13 @@ def complete_with_model(spec: ModelSpec, config: ParsedConfig, job: dict[str, An
     return {name: value for name, value in job.items() if value is not None}
 
 
+def with_prompt(config: ParsedConfig, job: dict[str, Any]) -> dict[str, Any]:
+    """The job with the prompt that its length leaves beside a completion, if the configuration limits that alone."""
+    if config.completion_length is None:
+        return job
+    return job | {"prompt_length": max(0, job["sequence_length"] - config.completion_length)}
+
+
 def _liger_of(spec: ModelSpec, config: ParsedConfig, job: dict[str, Any]) -> dict[str, Any]:
     """What a switch for Liger changes, which knows some types of models alone."""
     replaced = liger_model_of(spec)

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.parsed_config import at_least, resolve_version
-from vramplan.frameworks.readers import python_model, xtuner
+from vramplan.frameworks.readers import python_model, python_trl, xtuner
 from vramplan.frameworks.readers.python_effects import refuse_effects
 from vramplan.frameworks.readers.python_model import Model, class_of, is_model
 from vramplan.frameworks.readers.python_trainer import CONFIGS, OTHER_TRAINERS, TRAINERS, Run, find_run
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.python_ast import Script
 from vramplan.frameworks.syntax.shell import UNKNOWN
+from vramplan.inputs.tasks import CLASSES
 
 Settings = dict[str, ConfigValue]
 
@@ -93,11 +94,14 @@ def settings_of(script: Script) -> tuple[str, Settings]:
     refuse_effects(script)
     if "unsloth" in script.imports:
         return "unsloth", run.settings | _unsloth(script, run) | _image_caps(script)
-    is_trl = any(call.last in ("SFTTrainer", "SFTConfig") for call in run.calls)
+    task = python_trl.task_of(run)
+    is_trl = task is not None or any(call.last in ("SFTTrainer", "SFTConfig") for call in run.calls)
     model = _trained_model(script, run)
-    settings = run.settings | _model(model, run, is_trl)
+    settings = run.settings | _model(model, run, is_trl, task)
     settings |= _quantized(script, run, model) | _adapters(script, run, model) | _image_caps(script)
     settings.pop("model_init_kwargs", None)
+    if task is not None:
+        settings |= python_trl.settings_of(task, run, model)
     if model is not None:
         settings |= _effects(model, settings)
     if not is_trl and "max_length" not in settings:
@@ -183,7 +187,7 @@ def _translated(keywords: Mapping[str, ConfigValue], keys: Mapping[str, str | No
     return settings
 
 
-def _model(model: Model | None, run: Run, is_trl: bool) -> Settings:
+def _model(model: Model | None, run: Run, is_trl: bool, task: str | None = None) -> Settings:
     """The loaded model: by the script, else by SFTTrainer from a name and model_init_kwargs."""
     if model is None:
         return _named_model(run)
@@ -191,7 +195,8 @@ def _model(model: Model | None, run: Run, is_trl: bool) -> Settings:
     name = class_of(load)
     if load.last == "from_config":
         raise UnsupportedError(f"{load.place}: {name}.from_config is not read yet; read: from_pretrained")
-    if name == "AutoModel" or (_HEAD.search(name) and not name.endswith(MODEL_CLASSES)) or "Liger" in name:
+    heads = (*MODEL_CLASSES, CLASSES["reward"]) if task == "reward" else MODEL_CLASSES
+    if name == "AutoModel" or (_HEAD.search(name) and not name.endswith(heads)) or "Liger" in name:
         endings = ", ".join(f"...{ending}" for ending in MODEL_CLASSES)
         raise UnsupportedError(f"{load.place}: {name}: is not read yet; read: {endings}")
     changed = {event[0][1:-1] for event in model.thing.history if event[0].endswith("=")}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field
 
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnsupportedError, setting
+from vramplan.frameworks.readers import trl_trainers
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.python.trusted import TRUSTED
 from vramplan.frameworks.syntax.python_ast import Call, Script, Thing
@@ -13,11 +15,23 @@ from vramplan.frameworks.syntax.shell import UNKNOWN
 
 Settings = dict[str, ConfigValue]
 
-CONFIGS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "UnslothTrainingArguments")
-TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer", "UnslothTrainer")
+_OF_TASKS = tuple(trl_trainers.CLASSES)
+CONFIGS = (
+    "TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "UnslothTrainingArguments",
+    *(name for name in _OF_TASKS if name.endswith("Config")),
+)  # fmt: skip
+TRAINERS = (
+    "Trainer", "Seq2SeqTrainer", "SFTTrainer", "UnslothTrainer",
+    *(name for name in _OF_TASKS if name.endswith("Trainer")),
+)  # fmt: skip
+ARGS_AT: Mapping[str, int] = {"DPOTrainer": 2, "KTOTrainer": 2, "GRPOTrainer": 2}
+"""The place of the arguments among positional ones, where it is not 1: behind a reference, or rewards."""
+EXPERIMENTAL = "trl.experimental."
+READ_EXPERIMENTS = ("orpo", "cpo", "kto")
+"""Modules of `EXPERIMENTAL` whose trainers are read; others have trainers of the same names."""
 OTHER_TRAINERS = (
-    "DPOTrainer", "GRPOTrainer", "KTOTrainer", "ORPOTrainer", "CPOTrainer", "PPOTrainer", "RewardTrainer",
-    "RLOOTrainer", "GKDTrainer", "BCOTrainer", "OnlineDPOTrainer", "XPOTrainer", "NashMDTrainer", "PRMTrainer",
+    "PPOTrainer", "RLOOTrainer", "GKDTrainer", "BCOTrainer", "OnlineDPOTrainer", "XPOTrainer", "NashMDTrainer",
+    "PRMTrainer",
     "PPOv2Trainer", "IterativeSFTTrainer", "AlignPropTrainer", "DDPOTrainer", "GFPOTrainer", "PAPOTrainer",
     "GSPOTokenTrainer", "SDFTTrainer", "SDPOTrainer", "TPOTrainer", "SSDTrainer", "MiniLLMTrainer", "GOLDTrainer",
     "AsyncGRPOTrainer", "SimPOTrainer", "DistillationTrainer", "UnslothGRPOTrainer", "UnslothDPOTrainer",
@@ -118,7 +132,11 @@ def _check_origin(thing: Thing | None) -> None:
     Raises:
         UnsupportedError: naming the module.
     """
-    module = "" if thing is None else thing.call.name.rpartition(".")[0].partition(".")[0]
+    path = "" if thing is None else thing.call.name.rpartition(".")[0]
+    module = path.partition(".")[0]
+    experiment = path.removeprefix(EXPERIMENTAL).partition(".")[0] if path.startswith(EXPERIMENTAL) else ""
+    if thing is not None and experiment and experiment not in READ_EXPERIMENTS:
+        raise UnsupportedError(f"{thing.call.place}: {path}.{thing.call.last} is not read yet")
     if thing is not None and module and module not in TRUSTED:
         raise UnsupportedError(
             f"{thing.call.place}: {thing.call.last} is imported from {module}, which is not read; `vramplan estimate`"
@@ -130,7 +148,7 @@ def _refuse_others(script: Script) -> None:
     other_trainers = [call for call in script.calls if call.last in OTHER_TRAINERS]
     if other_trainers:
         call = other_trainers[0]
-        raise ConfigError(f"{call.place}: {call.last}: preference and reinforcement training is not read yet")
+        raise ConfigError(f"{call.place}: {call.last}: this kind of training is not read yet")
     for call in script.calls:
         if call.last in OTHER_LOOPS:
             raise UnsupportedError(f"{call.place}: {call.last} ({OTHER_LOOPS[call.last]}) is not read yet")
@@ -237,10 +255,11 @@ def _config_of(trainer: Thing) -> Thing | None:
         ConfigError: if they are not known.
     """
     call = trainer.call
-    key = "args" if "args" in call.keywords or "args" in trainer.parts else 1
+    at = ARGS_AT.get(call.last, 1)
+    key = "args" if "args" in call.keywords or "args" in trainer.parts else at
     value = call.keywords.get("args")
-    if value is None and len(call.positional) > 1:
-        value = ConfigValue(call.positional[1], call.place)
+    if value is None and len(call.positional) > at:
+        value = ConfigValue(call.positional[at], call.place)
     if value is None or value.value is None:
         return None
     configs = [thing for thing in trainer.parts.get(key, []) if thing.call.last in CONFIGS]

@@ -1,4 +1,4 @@
-"""TRL: ``trl sft``, its YAML and its script (0.12 to 1.16; trl/scripts/sft.py, trainer/sft_config.py)."""
+"""TRL: its commands, their YAML and scripts (0.12 to 1.16; trl/scripts, trainer/sft_config.py)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from vramplan.frameworks.framework import ENGINES, Framework, Program, Writer
 from vramplan.frameworks.liger import ALL_KERNELS, liger_pairs
-from vramplan.frameworks.parsed_config import ParsedConfig, at_least, resolve_version
-from vramplan.frameworks.readers import zero_config
+from vramplan.frameworks.parsed_config import ParsedConfig, at_least, resolve_version, version_numbers
+from vramplan.frameworks.readers import trl_tasks, trl_trainers, zero_config
 from vramplan.frameworks.readers.trainer_arguments import (
     ALL_LINEAR,
     NAMES,
@@ -42,12 +42,11 @@ LAST_VERSIONS = {"max_seq_length": "0.19.1", "use_liger": "0.17.0"}
 
 
 def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> ParsedConfig:
-    """The job of a ``trl sft`` configuration."""
+    """The job of a ``trl`` command, of its configuration, or of a script with one of its trainers."""
+    task = trl_trainers.task_of(config)
     version, where = resolve_version(PACKAGE, framework_version, NEWEST)
     if framework_version is None:
-        for key, last in LAST_VERSIONS.items():
-            if config.has(key):
-                version, where = last, f"from its {key}"
+        version, where = _version_of(config, task, version) or (version, where)
     job = trainer_fields(config) | _strategy(config)
     method = "lora" if config.boolean("use_peft", default=False) else "full"
     job["method"] = method
@@ -62,27 +61,21 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         job |= extra_adapter_fields(config, "use_dora", "lora_modules_to_save")
     elif config.has("lora_r"):
         config.note("warning", "lora_r", "has no effect without use_peft: every weight trains")
-    job |= _dtypes(config, version, engine_casts=str(job.get("strategy")).startswith("zero"))
-    job |= _quantized(config, version, job)
+    if config.source.program.endswith(BARE_SCRIPTS):
+        _drop_loading(config)
+    job |= _dtypes(config, version, engine_casts=str(job.get("strategy")).startswith("zero"), task=task)
+    prepares = trl_tasks.prepares_for_kbit(task, version) if task else not at_least(version, "0.27")
+    if task and prepares and config.boolean("peft_model", default=False):  # such trainers leave a PeftModel as it is
+        job |= quantization_fields(config, job["dtype"], job)
+    else:
+        job |= _quantized(config, version, job, prepares)
     job["checkpointing"] = (
         "full" if config.boolean("gradient_checkpointing", default=at_least(version, "0.22")) else "none"
     )
     job |= reentrant_fields(config, job, not at_least(version, "0.27"))
     job |= attention_field(config, "attn_implementation")
-    job |= _loss(config, version, job)
-    is_uncut = config.source.program.endswith(UNCUT)
-    if is_uncut and config.has("max_length", "max_seq_length"):
-        config.note("warning", "max_length", f"has no effect: {UNCUT} sets it to None, samples are never cut")
-    elif not is_uncut and not config.is_null("max_length"):
-        job["sequence_length"] = config.integer("max_seq_length", "max_length", default=1024)
-    if not is_uncut and not config.has("max_length", "max_seq_length") and not config.is_null("max_length"):
-        config.note("default", "max_length", "not set: 1024")
-    if config.boolean("packing", default=False) or config.boolean("padding_free", default=False):
-        job["batches"] = "packed"
-        if job.get("attention") != "flash":
-            config.note(
-                "warning", "packing", "without attn_implementation: flash_attention_2 samples of a row see each other"
-            )
+    if task is None:
+        job |= _loss(config, version, job) | _length(config) | _packing(config, job)
     job |= gpus_and_device_map(config, num_gpus, num_launched_processes)
     if at_least(version, "1.5") and job["num_gpus"] == 1 and config.source.spelling != "python":
         job |= device_map_field(job)  # trainer/utils.py: create_model_from_path, in one process
@@ -102,9 +95,53 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     )
     read_image_caps(config, parsed)
     parsed.strategy_settings = {fields["strategy"]: fields for fields in ACCELERATE_CONFIGS.values() if fields}
-    parsed.rows = "packed" if config.boolean("packing", default=False) else "samples"
     parsed.eval_batch_size = eval_batch_size(config, 8, config.has("eval_strategy"))
+    if task is None:
+        parsed.rows = "packed" if config.boolean("packing", default=False) else "samples"
+    else:
+        trl_tasks.train_for(parsed, config, task, version)
     return parsed
+
+
+def _version_of(config: ConfigReader, task: str | None, newest: str) -> tuple[str, str] | None:
+    """(the last version that takes the configuration's keys, the reason); None if the newest does."""
+    last_versions = trl_tasks.LAST_VERSIONS[task] if task else LAST_VERSIONS
+    known = ((last, f"from its {key}") for key, last in last_versions.items() if config.has(key))
+    return min(
+        (found for found in known if not task or not at_least(found[0], newest)),
+        key=lambda found: version_numbers(found[0]),
+        default=None,
+    )
+
+
+def _drop_loading(config: ConfigReader) -> None:
+    """Flags that have no effect: the script passes nothing but the name to from_pretrained (examples/scripts)."""
+    for name in ("dtype", "torch_dtype", "load_in_4bit", "load_in_8bit", "attn_implementation"):
+        if config.has(name):
+            raise config.unsupported(name, f"has no effect: {config.source.program} loads the model by its name alone")
+
+
+def _length(config: ConfigReader) -> dict[str, int]:
+    """Tokens of a sample of SFT; open if samples are never cut."""
+    if config.source.program.endswith(UNCUT):
+        if config.has("max_length", "max_seq_length"):
+            config.note("warning", "max_length", f"has no effect: {UNCUT} sets it to None, samples are never cut")
+        return {}
+    if config.is_null("max_length"):
+        return {}
+    if not config.has("max_length", "max_seq_length"):
+        config.note("default", "max_length", "not set: 1024")
+    return {"sequence_length": config.integer("max_seq_length", "max_length", default=1024)}
+
+
+def _packing(config: ConfigReader, job: dict[str, Any]) -> dict[str, str]:
+    if not config.boolean("packing", default=False) and not config.boolean("padding_free", default=False):
+        return {}
+    if job.get("attention") != "flash":
+        config.note(
+            "warning", "packing", "without attn_implementation: flash_attention_2 samples of a row see each other"
+        )
+    return {"batches": "packed"}
 
 
 ACCELERATE_CONFIGS: dict[str, dict[str, Any]] = {
@@ -123,7 +160,17 @@ def _strategy(config: ConfigReader) -> dict[str, Any]:
     return ACCELERATE_CONFIGS[name]
 
 
-def _dtypes(config: ConfigReader, version: str, engine_casts: bool) -> dict[str, str]:
+def _loads_as_published(config: ConfigReader, version: str, task: str | None) -> bool:
+    """Whether a model that is named alone is loaded in the checkpoint's dtype.
+
+    So ORPO and CPO do since 0.26 (orpo_trainer.py), whose scripts load it by transformers 5, and all in 0.26
+    (trainer/utils.py: create_model_from_path).
+    """
+    in_python = config.source.spelling == "python" or config.source.program.endswith(BARE_SCRIPTS)
+    return in_python and at_least(version, "0.26") and (task in ("orpo", "cpo") or not at_least(version, "0.27"))
+
+
+def _dtypes(config: ConfigReader, version: str, engine_casts: bool, task: str | None = None) -> dict[str, str]:
     """fp32 weights by default, by transformers 4 before 0.27; bf16 autocast by default since 0.19.
 
     `engine_casts`: DeepSpeed brings the weights to half precision, whatever they are loaded in.
@@ -133,6 +180,8 @@ def _dtypes(config: ConfigReader, version: str, engine_casts: bool) -> dict[str,
         weights_dtype = checkpoint_dtype(config, "dtype", f"TRL {version} loads")
     elif weights_dtype is None and not at_least(version, "0.27") and config.boolean("load_in_8bit", default=False):
         weights_dtype = "fp16"  # transformers 4.57, quantizer_bnb_8bit.py: update_dtype
+    elif weights_dtype is None and _loads_as_published(config, version, task):
+        weights_dtype = checkpoint_dtype(config, "dtype", f"TRL {version} loads")
     elif weights_dtype is None:
         weights_dtype = "fp32"
         if not engine_casts:
@@ -146,11 +195,12 @@ def _dtypes(config: ConfigReader, version: str, engine_casts: bool) -> dict[str,
     return {"dtype": weights_dtype, "autocast": "bf16" if bf16 else "fp16" if fp16 else "none"}
 
 
-def _quantized(config: ConfigReader, version: str, job: dict[str, Any]) -> dict[str, Any]:
+def _quantized(config: ConfigReader, version: str, job: dict[str, Any], prepares: bool) -> dict[str, Any]:
     """Four or eight bits; double quantization only if it is set. Trained weights are bf16 (trainer/sft_trainer.py).
 
-    Before 0.27, PEFT's preparation casts the rest to fp32, of which bf16 runs in four bits keep the norms alone
-    (models/utils.py: prepare_peft_model, peft_module_casting_to_bf16); not if FSDP loads the base model to the host.
+    If the trainer `prepares`, as SFT before 0.27, PEFT's preparation casts the rest to fp32, of which bf16 runs in four
+    bits keep the norms alone (models/utils.py: prepare_peft_model, peft_module_casting_to_bf16); not if FSDP loads the
+    base model to the host.
     """
     four, eight = (config.boolean(name, default=False) for name in ("load_in_4bit", "load_in_8bit"))
     if not four and not eight:
@@ -160,7 +210,7 @@ def _quantized(config: ConfigReader, version: str, job: dict[str, Any]) -> dict[
     on_host = four and job.get("strategy") == "fsdp" and not at_least(version, "0.27")
     if on_host:
         job["fsdp"] = job["fsdp"] | {"loads_whole_model": False}
-    is_prepared = not at_least(version, "0.27") and not on_host
+    is_prepared = prepares and not on_host
     if four and is_prepared and read_dtype(config, "dtype", "torch_dtype") is None:
         raise config.unsupported("load_in_4bit", "computing in fp32 or fp16 is not modelled yet; give dtype: bfloat16")
     fields = quantization_fields(config, job["dtype"], job)
@@ -228,25 +278,22 @@ def _same_engine(job: Job, other: Job) -> bool:
 
 
 UNREAD = {
-    "preference training": (
-        "dpo",
-        "orpo",
-        "cpo",
-        "kto",
-        "bco",
-        "xpo",
-        "nash_md",
-        "online_dpo",
-        "dpo_vlm",
-        "dpo_online",
+    "preference training of this kind": (
+        "bco", "xpo", "nash_md", "online_dpo", "dpo_vlm", "dpo_online", "tpo", "mpo_vlm",
     ),
-    "reinforcement training": ("grpo", "ppo", "rloo", "grpo_vlm", "ppo_tldr", "rloo_vlm", "ppo/ppo", "grpo_agent"),
-    "distillation": ("gkd", "gold", "minillm"),
-    "training of a reward model": ("reward", "reward_modeling", "prm"),
-}
+    "reinforcement training of this kind": (
+        "ppo", "rloo", "grpo_vlm", "gspo", "gspo_vlm", "ppo_tldr", "rloo_vlm", "ppo/ppo", "grpo_agent", "async_grpo",
+    ),
+    "distillation": ("gkd", "gold", "minillm", "distillation"),
+    "training of a process reward model": ("prm",),
+}  # fmt: skip
 """What is not read -> its commands, and the names of its scripts (trl/scripts, examples/scripts, 0.9 to 1.16)."""
+BARE_SCRIPTS = ("orpo.py", "cpo.py")
+"""examples/scripts that load the model by its name alone, whatever the flags say of dtype and quantization."""
 SCRIPTS = ("sft_vlm.py", "sft_gpt_oss.py")
 """examples/scripts that take the arguments of ``trl sft``; the others of that folder take none."""
+FOLDERS = ("trl/scripts/", "scripts/", "")
+"""Where scripts of a command's name lie."""
 UNCUT = "sft_vlm.py"
 """Of these the one that sets max_length to None (examples/scripts/sft_vlm.py, 0.12 to 1.16)."""
 
@@ -254,7 +301,10 @@ UNCUT = "sft_vlm.py"
 FRAMEWORK = Framework(
     name=PACKAGE,
     read=read,
-    commands=(("trl", "sft"), ("trl/scripts/sft.py",), ("scripts/sft.py",), ("sft.py",)),
+    commands=(
+        *(("trl", name) for name in ("sft", *trl_trainers.TASKS)),
+        *((f"{folder}{name}.py",) for name in ("sft", *trl_trainers.SCRIPTS) for folder in FOLDERS),
+    ),
     programs=tuple(
         Program(f"{prefix}{name}.py", unread=kind)
         for kind, names in UNREAD.items()
@@ -274,5 +324,6 @@ FRAMEWORK = Framework(
         }
     ),
     inherits=("transformers",),
+    tells_tasks=True,
     writers=(Writer("trl", write, ENGINES),),
 )

@@ -1,0 +1,137 @@
+"""What TRL's trainers of preferences, rewards and GRPO get in a script, beside a model and arguments, as settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.frameworks.readers.python_model import Model, is_model
+from vramplan.frameworks.readers.python_trainer import Run
+from vramplan.frameworks.readers.trl_trainers import CLASSES, TRAINER_KEY
+from vramplan.frameworks.settings import ConfigValue
+from vramplan.frameworks.syntax.python_ast import Call, Thing
+from vramplan.frameworks.syntax.shell import UNKNOWN
+
+Settings = dict[str, ConfigValue]
+
+REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(("tools", "rollout_func", "environment_factory"), "makes completions of any length"),
+    **dict.fromkeys(
+        ("beta", "max_length", "max_prompt_length", "loss_type", "precompute_ref_log_probs", "model_init_kwargs"),
+        "is an argument of TRL before 0.12; newer versions take it in the trainer's arguments",
+    ),
+}
+"""Arguments of the trainers -> why they are refused."""
+HALVES = ("compute_metrics", "preprocess_logits_for_metrics")
+"""Arguments with which an evaluation holds all logits."""
+LOADING = ("dtype", "torch_dtype", "quantization_config", "load_in_4bit", "load_in_8bit", "num_labels")
+COPIES = ("create_reference_model", "deepcopy")
+"""Functions that make a second model like the first."""
+
+
+def task_of(run: Run) -> str | None:
+    """The task of the script's trainer, or of its arguments; None for supervised fine-tuning."""
+    return next((CLASSES[call.last] for call in run.calls if call.last in CLASSES), None)
+
+
+def settings_of(task: str, run: Run, model: Model | None) -> Settings:
+    """The trainer's name, the reference and whether adapters are there already.
+
+    Raises:
+        UnsupportedError: for what changes memory and is not modelled.
+        ConfigError: for what is not known.
+    """
+    place = run.place
+    settings = {TRAINER_KEY: ConfigValue(task, place)}
+    if run.trainer is None:
+        return settings
+    call = run.trainer.call
+    for name, why in REFUSED.items():
+        value = call.keywords.get(name)
+        if value is not None and value.value not in (None, [], {}):
+            raise UnsupportedError(f"{value.place}: {call.last}({name}=...) {why}, which is not modelled")
+    for name in HALVES if task != "reward" else ():
+        value = call.keywords.get(name)
+        if value is not None and value.value is not None:
+            raise UnsupportedError(
+                f"{value.place}: {call.last}({name}=...): evaluations hold all logits then, which is not modelled yet"
+            )
+    if task in ("dpo", "kto"):
+        settings |= _reference(run.trainer, model)
+    if task == "grpo":
+        _refuse_reward_models(run.trainer)
+    if model is not None and model.adapters is not None and not run.peft_configs:
+        settings["peft_model"] = ConfigValue(True, model.adapters.place)
+    return settings
+
+
+def _argument(call: Call, name: str, position: int) -> tuple[Any, ConfigValue | None]:
+    """(the key of an argument among the trainer's parts, its value)."""
+    if name in call.keywords:
+        return name, call.keywords[name]
+    if len(call.positional) > position:
+        return position, ConfigValue(call.positional[position], call.place)
+    return name, None
+
+
+def _reference(trainer: Thing, model: Model | None) -> Settings:
+    """A reference model that the script makes, which has to be like the one that trains."""
+    call = trainer.call
+    key, value = _argument(call, "ref_model", 1)
+    things = trainer.parts.get(key, [])
+    if not things and (value is None or value.value is None):
+        return {}
+    place = call.place if value is None else value.place
+    found = ConfigValue(True, place)
+    if not things and value is not None and isinstance(value.value, str) and UNKNOWN not in value.value:
+        named = model.load.positional[:1] if model is not None else [_named(call)]
+        if named == [value.value]:
+            return {"ref_model": found}
+        raise UnsupportedError(f"{place}: {call.last}(ref_model=...): a reference of another model is not modelled")
+    if len(things) != 1 or not trainer.is_certain.get(key):
+        text = "" if value is None else str(value.value).replace(UNKNOWN, "")
+        raise ConfigError(f"{place}: ref_model {text} of {call.last} is not known without running the script")
+    thing = things[0]
+    if thing.call.last in COPIES:
+        return {"ref_model": found}
+    if not is_model(thing) or model is None or not _is_alike(thing.call, model.load):
+        raise UnsupportedError(
+            f"{place}: {call.last}(ref_model=...): a reference that is loaded otherwise than the model is not modelled;"
+            " load it with the same name, dtype and quantization, or leave it out"
+        )
+    return {"ref_model": found}
+
+
+def _named(call: Call) -> Any:
+    """The model's name, if the trainer loads it."""
+    value = call.keywords.get("model")
+    return value.value if value is not None else call.positional[0] if call.positional else None
+
+
+def _is_alike(one: Call, other: Call) -> bool:
+    """Whether two models are loaded alike, for all that their memory depends on."""
+    left, right = (
+        (
+            call.name,
+            [*call.positional[:1]],
+            {name: call.keywords[name].value for name in LOADING if name in call.keywords},
+        )
+        for call in (one, other)
+    )
+    return left == right
+
+
+def _refuse_reward_models(trainer: Thing) -> None:
+    """Models among the rewards lie on the GPU too; functions do not."""
+    call = trainer.call
+    key, value = _argument(call, "reward_funcs", 1)
+    models = [thing for thing in trainer.parts.get(key, []) if is_model(thing)]
+    items = [] if value is None else value.value if isinstance(value.value, list) else [value.value]
+    named = [item for item in items if isinstance(item, str) and UNKNOWN not in item]
+    if models or named:
+        place = call.place if value is None else value.place
+        shown = f" ({named[0]})" if named else ""
+        raise UnsupportedError(
+            f"{place}: {call.last}(reward_funcs=...): a reward model{shown} beside the trained one is not modelled yet"
+        )

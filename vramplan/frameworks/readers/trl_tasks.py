@@ -1,0 +1,392 @@
+"""TRL's trainers of preferences, rewards and GRPO: what their configurations decide beside supervised fine-tuning's.
+
+Read from trl 0.15 to 1.16 (trainer/*_config.py and *_trainer.py, experimental/orpo and experimental/cpo). A package
+that trains with TRL's trainers reads the rest of its configuration, then calls :func:`train_for`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from vramplan.errors import ConfigError, UnsupportedError, setting
+from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least
+from vramplan.frameworks.settings import ConfigReader
+from vramplan.units import ceil_div
+
+
+class Trainer(NamedTuple):
+    """One of TRL's trainers."""
+
+    name: str
+    """The class."""
+    losses: tuple[tuple[str, str], ...]
+    """(the first version, how it computes the loss, as a job's `loss`), in order; empty where that is not modelled."""
+    prepares_before: str = ""
+    """The first version that does not call PEFT's prepare_model_for_kbit_training; empty if every version does."""
+    reference: bool = False
+    """Whether a reference is part of the loss."""
+
+
+TRAINERS: Mapping[str, Trainer] = {
+    "dpo": Trainer(
+        "DPOTrainer",
+        (
+            ("0.15", "concatenated"), ("0.19", "concatenated_states"), ("0.29", "sliced"), ("1.6", "standard"),
+            ("1.14", ""), ("1.15", "chunked"),
+        ),
+        "0.29",
+        reference=True,
+    ),
+    "kto": Trainer("KTOTrainer", (("1.15", "chunked"),), "0.26", reference=True),
+    "orpo": Trainer("ORPOTrainer", (("0.19", "standard"),)),
+    "cpo": Trainer("CPOTrainer", (("0.19", "standard"),)),
+    "reward": Trainer("RewardTrainer", (("0.24", "standard"),), "0.26"),
+    "grpo": Trainer("GRPOTrainer", (("0.20", "standard"), ("1.14", ""), ("1.15", "chunked")), "0.26"),
+}  # fmt: skip
+"""By task. RewardTrainer ran chosen and rejected texts apart before 0.24, ORPOTrainer and CPOTrainer gathered all GPUs'
+logits for their metrics before 0.19; 1.14 computed log-probabilities and entropies in one function."""
+
+LAST_VERSIONS: Mapping[str, Mapping[str, str]] = {
+    "dpo": dict.fromkeys(
+        ("max_prompt_length", "max_completion_length", "rpo_alpha", "reference_free", "force_use_ref_model",
+         "generate_during_eval", "label_pad_token_id", "use_logits_to_keep", "ref_model_init_kwargs",
+         "model_adapter_name", "ref_adapter_name", "base_model_attribute_name"),
+        "0.28.0",
+    ) | {"use_liger_loss": "0.27.2"},
+    "kto": dict.fromkeys(("max_prompt_length", "max_completion_length"), "0.26.2"),
+    "orpo": {"max_prompt_length": "0.27.2"},
+    "cpo": {"max_prompt_length": "0.27.2"},
+    "reward": {},
+    "grpo": {"max_prompt_length": "0.25.1", "use_liger_loss": "0.27.2", "vllm_guided_decoding_regex": "0.27.2"},
+}  # fmt: skip
+"""Keys that were removed since, and the last version with each; GRPO cuts no prompt since 0.26."""
+
+TITLES: Mapping[str, str] = {"reward": "reward model"}
+"""What a task is called, where that is not its name in capitals."""
+PROMPT_LENGTH = 512
+"""Tokens that DPO keeps of a prompt up to 0.28 by default, and GRPO up to 0.25."""
+CHANGES_LENGTH = ("num_beams", "num_return_sequences", "max_new_tokens", "max_length", "cache_implementation", "n")
+"""Keys of `generation_kwargs` that change the memory of a generation."""
+GRPO_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
+"""Values of `loss_type` that differ in tensors of one number for each token."""
+REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward", "get_soft_overlong_punishment")
+"""Functions that ``trl grpo`` knows by name (scripts/grpo.py)."""
+
+
+def loss_of(task: str, version: str) -> str:
+    """The job's `loss` under a version of TRL.
+
+    Raises:
+        UnsupportedError: for a version whose loss is not modelled, naming those that are.
+    """
+    trainer = TRAINERS[task]
+    known = [loss for first, loss in trainer.losses if at_least(version, first)]
+    if not known or not known[-1]:
+        raise UnsupportedError(
+            f"{trainer.name} of TRL {version} is not modelled; modelled are those of {_modelled(trainer)}: give the"
+            f" version that you run by {setting('framework_version', '1.16.0')}, or settings to `vramplan estimate"
+            f" --task {task}`"
+        )
+    return known[-1]
+
+
+def _modelled(trainer: Trainer) -> str:
+    """Versions in words: 0.15 to 1.13, 1.15 on."""
+    ranges: list[str] = []
+    start = ""
+    for first, loss in trainer.losses:
+        if loss and not start:
+            start = first
+        elif not loss:
+            major, _, minor = first.partition(".")
+            ranges.append(f"{start} to {major}.{int(minor) - 1}")
+            start = ""
+    return ", ".join([*ranges, f"{start} on"])
+
+
+def prepares_for_kbit(task: str, version: str) -> bool:
+    """Whether PEFT's preparation casts what is not quantized; later versions make adapters bf16 instead."""
+    before = TRAINERS[task].prepares_before
+    return not before or not at_least(version, before)
+
+
+def train_for(parsed: ParsedConfig, config: ConfigReader, task: str, version: str) -> None:
+    """Make a configuration that has been read for supervised fine-tuning that of one of TRL's trainers.
+
+    `config` has TRL's own keys, `version` is TRL's.
+
+    Raises:
+        UnsupportedError: for a version, or a setting, that is not modelled.
+    """
+    parsed.job.pop("sequence_length", None)
+    parsed.job |= task_fields(config, task, version, parsed.job)
+    kept = {name: keys for name, keys in parsed.names.items() if name not in ("sequence_length", "loss")}
+    parsed.names = kept | task_names(task)
+    parsed.task, parsed.rows = TITLES.get(task, task.upper()), "samples"
+    if task == "grpo":
+        if "sequence_length" not in parsed.job:
+            parsed.completion_length = _completion_length(config, version)
+        parsed.eval_batch_size = None
+        _note_evaluation(config, parsed.job)
+    elif config.has("precompute_ref_batch_size"):  # a forward without gradients, as an evaluation's
+        size = config.integer("precompute_ref_batch_size", default=1)
+        parsed.eval_batch_size = max(size, parsed.eval_batch_size or 0)
+
+
+def task_fields(config: ConfigReader, task: str, version: str, job: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a job that one of TRL's trainers decides: task, loss, reference, lengths, generation.
+
+    `job` has the method, the batch, the number of GPUs and the kernels. `sequence_length` stays open where nothing
+    limits it.
+
+    Raises:
+        UnsupportedError: for a version, or a setting, that is not modelled.
+    """
+    fields: dict[str, Any] = {"task": task, "loss": loss_of(task, version), "batches": "padded"}
+    _refuse_liger(config, fields["loss"])
+    if task == "grpo":
+        return fields | _grpo(config, version, job)
+    return fields | _preference(config, task, version, job, fields["loss"])
+
+
+def _refuse_liger(config: ConfigReader, loss: str) -> None:
+    """Liger's own loss is not modelled; since 1.15 only its layers are used (dpo_trainer.py: add_fused_lm_head)."""
+    config.require_off("use_liger_loss")
+    if loss != "chunked":
+        config.require_off("use_liger_kernel", why="with a loss of Liger's own, or whole logits, is not modelled yet")
+    options = config.section("liger_kernel_config")
+    if options is not None and options.boolean("fused_linear_cross_entropy", default=False):
+        raise config.unsupported("liger_kernel_config", "with fused_linear_cross_entropy: TRL stops at that")
+
+
+# -- preferences and rewards -------------------------------------------------------------------------------------------
+
+
+def _preference(config: ConfigReader, task: str, version: str, job: Mapping[str, Any], loss: str) -> dict[str, Any]:
+    if not config.boolean("disable_dropout", default=True):
+        raise config.unsupported("disable_dropout", "is not modelled yet; TRL's default is true")
+    if config.boolean("padding_free", default=False):
+        if task != "dpo" or not at_least(version, "0.29"):
+            raise config.unsupported("padding_free", "with pairs is not modelled yet; TRL switched it off in 0.29")
+        config.note("warning", "padding_free", "has no effect: TRL switched it off for DPO in 0.29")
+    config.require_off("generate_during_eval", why="generates in evaluations, which is not modelled yet")
+    fields = _dpo(config, loss) if task == "dpo" else _cpo(config) if task == "cpo" else {}
+    if task == "kto":
+        _check_kto(config, job)
+    if TRAINERS[task].reference:
+        fields |= _reference(config, task, version)
+    return fields | _lengths(config, task, version)
+
+
+def _reference(config: ConfigReader, task: str, version: str) -> dict[str, Any]:
+    """A reference other than the usual one: a model of the script's own, or log-probabilities computed before."""
+    own = config.boolean("ref_model", default=False)
+    if config.boolean("precompute_ref_log_probs", default=False):
+        if own:
+            raise config.unsupported("precompute_ref_log_probs", "beside a ref_model, which stays, is not modelled")
+        return {"reference": "precomputed"}
+    if own:
+        return {"reference": "model"}
+    if task == "kto" or at_least(version, "0.29"):
+        _refuse_copied_adapters(config, version)
+    return {}
+
+
+def _refuse_copied_adapters(config: ConfigReader, version: str) -> None:
+    """TRL copies the adapters of a PeftModel that it gets, as the reference (dpo_trainer.py: add_adapter("ref"))."""
+    if config.boolean("peft_model", default=False):
+        raise config.unsupported(
+            "peft_model",
+            f"TRL {version} copies the adapters of a PeftModel as its reference, which is not modelled: pass the model"
+            " without adapters and peft_config=... to the trainer",
+        )
+
+
+def _dpo(config: ConfigReader, loss: str) -> dict[str, Any]:
+    config.require_off("rpo_alpha", why="adds a cross-entropy of all logits, which is not modelled yet")
+    config.require_off("use_logits_to_keep")
+    for name in ("model_adapter_name", "ref_adapter_name"):
+        config.require_off(name, why="names adapters of a folder, which are not read")
+    if loss != "chunked":  # from 1.15 on numbers for each token
+        config.require_off("use_weighting", why="computes with whole logits before TRL 1.15, which is not modelled yet")
+        if "sft" in config.strings("loss_type"):
+            raise config.unsupported("loss_type", "has a cross-entropy of logits before TRL 1.15, not modelled yet")
+    for name in ("reference_free", "force_use_ref_model", "beta", "f_divergence_type", "ld_alpha"):
+        config.read_keys.add(name)
+    return {}
+
+
+def _cpo(config: ConfigReader) -> dict[str, Any]:
+    """Without cpo_alpha there is no cross-entropy of chosen answers, as in SimPO (cpo_trainer.py: cpo_loss)."""
+    alpha = config.number("cpo_alpha", default=1.0)
+    is_simpo = config.lowercase("loss_type", default="sigmoid") == "simpo"
+    if is_simpo and alpha and not config.has("cpo_alpha"):
+        config.note("warning", "loss_type", "is simpo, and cpo_alpha 1.0 adds CPO's loss; SimPO has cpo_alpha: 0.0")
+    return {} if alpha else {"task": "simpo"}
+
+
+def _check_kto(config: ConfigReader, job: Mapping[str, Any]) -> None:
+    """KTO's KL term takes answers of other prompts of the batch (trl 1.16, kto_trainer.py)."""
+    loss_type = config.lowercase("loss_type", default="kto")
+    if loss_type not in ("kto", "['kto']"):
+        raise config.unsupported("loss_type", "has no KL term, which is not modelled yet; modelled: kto")
+    if job["micro_batch_size"] < 2:
+        raise ConfigError(
+            f"{config.place('per_device_train_batch_size')}: KTOTrainer stops at a per_device_train_batch_size of 1:"
+            " its KL term takes answers of other prompts of the batch"
+        )
+
+
+def _lengths(config: ConfigReader, task: str, version: str) -> dict[str, Any]:
+    """The longest prompt with an answer; open if nothing limits it."""
+    limit = None if config.is_null("max_length") else config.integer("max_length", default=1024)
+    if limit is not None and not config.has("max_length"):
+        config.note("default", "max_length", "not set: 1024")
+    if task == "dpo" and not at_least(version, "0.29") and config.has("max_completion_length"):
+        prompt = config.integer("max_prompt_length", default=PROMPT_LENGTH)
+        sized = prompt + config.integer("max_completion_length", default=1)
+        limit = sized if limit is None else min(limit, sized)
+    if config.has("max_prompt_length"):
+        config.read_keys.add("max_prompt_length")
+    return {} if limit is None else {"sequence_length": _padded(config, limit)}
+
+
+def _padded(config: ConfigReader, length: int) -> int:
+    """The length with padding to a multiple; "auto" pads on Neuron alone (trl 1.16, dpo_config.py)."""
+    if config.lowercase("pad_to_multiple_of", default="auto") == "auto":
+        return length
+    multiple = config.integer("pad_to_multiple_of", default=1)
+    return ceil_div(length, multiple) * multiple
+
+
+# -- GRPO --------------------------------------------------------------------------------------------------------------
+
+
+def _grpo(config: ConfigReader, version: str, job: Mapping[str, Any]) -> dict[str, Any]:
+    loss_type = config.lowercase("loss_type", default="dapo")
+    if loss_type not in GRPO_LOSSES:
+        raise config.unsupported("loss_type")
+    for name in ("use_transformers_paged", "use_transformers_continuous_batching", "cache_implementation"):
+        config.require_off(name, why="generates with another cache, which is not modelled yet")
+    for name in ("entropy_coef", "use_adaptive_entropy"):
+        config.require_off(name, why="differentiates the entropy, which is not modelled yet")
+    generation = config.section("generation_kwargs")
+    if generation is not None and any(generation.has(name) for name in CHANGES_LENGTH):
+        raise config.unsupported("generation_kwargs")
+    _refuse_reward_models(config)
+    fields: dict[str, Any] = {
+        "num_generations": config.integer("num_generations", default=8),
+        "num_iterations": config.integer("num_iterations", default=1),
+    }
+    if config.number("beta", default=0.0) != 0.0:
+        fields["reference"] = "model" if job["method"] == "full" else "adapters_off"
+        if at_least(version, "0.27"):
+            _refuse_copied_adapters(config, version)
+    if config.boolean("disable_dropout", default=False) and job["method"] != "full":
+        fields["lora_dropout"] = 0.0
+    return fields | _generations(config, job) | _engine(config, version) | _completions(config, version)
+
+
+def _refuse_reward_models(config: ConfigReader) -> None:
+    """Models that score completions lie on the GPU too."""
+    config.require_off("reward_model_name_or_path", why="loads a reward model beside the trained one, not modelled yet")
+    for name in config.strings("reward_funcs"):
+        is_model = "/" in name or ("." not in name and name not in REWARDS)
+        if is_model and config.source.spelling != "python" and config.framework == "trl":
+            raise config.unsupported("reward_funcs", f"with {name}: is no function that trl grpo knows")
+
+
+def _generations(config: ConfigReader, job: Mapping[str, Any]) -> dict[str, int]:
+    """Micro-batches of a generation (grpo_config.py: __post_init__)."""
+    if not config.has("generation_batch_size"):
+        steps = config.integer("steps_per_generation", default=0, least=0)
+        return {"steps_per_generation": steps} if steps else {}
+    if config.has("steps_per_generation"):
+        raise config.invalid(("generation_batch_size",), "either generation_batch_size or steps_per_generation")
+    size = config.integer("generation_batch_size", default=1)
+    at_once = job["micro_batch_size"] * job.get("num_gpus", 1)
+    if size % at_once:
+        raise config.invalid(("generation_batch_size",), f"a multiple of the {at_once} samples of a forward")
+    return {"steps_per_generation": size // at_once}
+
+
+def _engine(config: ConfigReader, version: str) -> dict[str, Any]:
+    """What generates: ``generate``, or vLLM by a server (the default before 1.0) or in the training processes."""
+    if not config.boolean("use_vllm", default=False):
+        return {"generate_with": "transformers"}
+    mode = config.lowercase("vllm_mode", default="colocate" if at_least(version, "1.0") else "server")
+    if mode not in ("colocate", "server"):
+        raise config.invalid(("vllm_mode",), "colocate or server")
+    if not config.has("vllm_mode"):
+        config.note("default", "vllm_mode", f"not set: {mode}")
+    corrects = at_least(version, "0.23") and config.boolean("vllm_importance_sampling_correction", default=True)
+    sampling = {"importance_sampling": corrects}
+    if mode == "server":
+        return {"generate_with": "vllm_server"} | sampling
+    sleeps = at_least(version, "0.23") and config.boolean("vllm_enable_sleep_mode", default=False)
+    if not config.has("vllm_gpu_memory_utilization"):
+        config.note("default", "vllm_gpu_memory_utilization", "not set: 0.3")
+    return sampling | {
+        "generate_with": "vllm_sleep" if sleeps else "vllm",
+        "vllm_share": config.number("vllm_gpu_memory_utilization", default=0.3),
+        "vllm_tensor_parallel": config.integer("vllm_tensor_parallel_size", default=1),
+    }
+
+
+def _completion_length(config: ConfigReader, version: str) -> int:
+    """Tokens of a completion: 256 by default before 1.10, 512 since."""
+    if config.is_null("max_completion_length"):
+        raise config.unsupported("max_completion_length", "without a limit is not modelled; give a number")
+    return config.integer("max_completion_length", default=512 if at_least(version, "1.10") else 256)
+
+
+def _completions(config: ConfigReader, version: str) -> dict[str, Any]:
+    """Tokens of a prompt with its completion; open from 0.26 on, which cuts no prompt, or if nothing limits it."""
+    completion = _completion_length(config, version)
+    if not config.has("max_completion_length"):
+        config.note("default", "max_completion_length", f"not set: {completion}")
+    if at_least(version, "0.26"):
+        if config.has("max_prompt_length"):
+            config.note("warning", "max_prompt_length", f"has no effect: TRL {version} does not cut prompts")
+        return {}
+    if config.is_null("max_prompt_length"):
+        return {}
+    prompt = config.integer("max_prompt_length", default=PROMPT_LENGTH)
+    if not config.has("max_prompt_length"):
+        config.note("default", "max_prompt_length", f"not set: {PROMPT_LENGTH}")
+    return {"prompt_length": prompt, "sequence_length": prompt + completion}
+
+
+def _note_evaluation(config: ConfigReader, job: Mapping[str, Any]) -> None:
+    """An evaluation generates too; one of no more completions than training generates at a time needs no more."""
+    if config.lowercase("eval_strategy", default="no") == "no":
+        return
+    size = config.integer("per_device_eval_batch_size", default=8)
+    steps = job.get("steps_per_generation") or job.get("gradient_accumulation_steps", 1)
+    if size > job["micro_batch_size"] or size > job["micro_batch_size"] * steps:
+        config.note(
+            "doubt",
+            "per_device_eval_batch_size",
+            f"{size} completions are generated and scored at a time in an evaluation, which is not counted",
+        )
+
+
+def task_names(task: str) -> dict[str, KeyNames]:
+    """TRL's keys for the fields that a user may change."""
+    if task != "grpo":
+        names: dict[str, KeyNames] = {"sequence_length": "max_length"}
+        precomputed: KeyNames = {"precomputed": "precompute_ref_log_probs true"}
+        return names | ({"reference": precomputed} if TRAINERS[task].reference else {})
+    return {
+        "reference": {"none": "beta 0.0"},
+        "generate_with": {
+            "vllm": "use_vllm true; vllm_mode colocate",
+            "vllm_sleep": "use_vllm true; vllm_mode colocate; vllm_enable_sleep_mode true",
+            "vllm_server": "use_vllm true; vllm_mode server",
+        },
+        "vllm_share": "vllm_gpu_memory_utilization",
+        "vllm_tensor_parallel": "vllm_tensor_parallel_size",
+        "num_generations": "num_generations",
+        "steps_per_generation": "steps_per_generation",
+    }

@@ -1,0 +1,133 @@
+"""Which of TRL's trainers a configuration is for: by what the command runs, by its keys, or by the file's name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from vramplan.errors import ConfigError, setting
+from vramplan.frameworks.settings import ConfigReader, ConfigValue
+
+PREFERENCES = ("dpo", "kto", "orpo", "cpo")
+TASKS = (*PREFERENCES, "reward", "grpo")
+"""Those whose configurations are read, by the job's task."""
+TRAINER_KEY = "trainer"
+"""The key under which a script's trainer, or ``check --task``, says the task; SFT for none of these."""
+CLASSES: Mapping[str, str] = {
+    f"{name}{end}": task
+    for name, task in (
+        ("DPO", "dpo"), ("KTO", "kto"), ("ORPO", "orpo"), ("CPO", "cpo"), ("Reward", "reward"), ("GRPO", "grpo"),
+    )
+    for end in ("Trainer", "Config")
+}  # fmt: skip
+"""The trainers and their arguments in Python -> the task."""
+SCRIPTS: Mapping[str, str] = {**{task: task for task in TASKS}, "reward_modeling": "reward"}
+"""Names of TRL's scripts (trl/scripts, examples/scripts, 0.9 to 1.16), some also with run_ before -> the task."""
+
+
+def _of(tasks: tuple[str, ...], keys: str) -> dict[str, tuple[str, ...]]:
+    return dict.fromkeys(keys.split(), tasks)
+
+
+KEYS: Mapping[str, tuple[str, ...]] = {
+    **_of(
+        ("dpo",),
+        "discopop_tau f_alpha_divergence_coef f_divergence_type force_use_ref_model ld_alpha loss_weights"
+        " reference_free rpo_alpha use_logits_to_keep use_weighting precompute_ref_batch_size ref_adapter_name"
+        " model_adapter_name",
+    ),
+    **_of(("kto",), "desirable_weight undesirable_weight"),
+    **_of(("cpo",), "cpo_alpha simpo_gamma"),
+    **_of(("reward",), "center_rewards_coefficient"),
+    **_of(
+        ("grpo",),
+        "num_generations reward_funcs reward_weights use_vllm vllm_mode vllm_gpu_memory_utilization num_iterations"
+        " steps_per_generation generation_batch_size epsilon epsilon_high scale_rewards delta"
+        " mask_truncated_completions top_entropy_quantile importance_sampling_level log_completions"
+        " vllm_enable_sleep_mode vllm_tensor_parallel_size vllm_importance_sampling_correction"
+        " reward_model_name_or_path vllm_server_host",
+    ),
+    **_of(("dpo", "cpo"), "label_smoothing"),
+    **_of(("dpo", "kto"), "precompute_ref_log_probs ref_model_init_kwargs"),
+    **_of(("dpo", "kto", "grpo"), "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps"),
+    **_of((*PREFERENCES, "grpo"), "beta max_prompt_length max_completion_length"),
+}
+"""Keys that supervised fine-tuning does not take -> the tasks that do (trl 0.15 to 1.16, trainer/*_config.py). RLOO
+takes most of GRPO's, and no other key that tells them apart."""
+LOSS_TYPES: Mapping[str, tuple[str, ...]] = {
+    **_of(("dpo", "cpo"), "sigmoid hinge ipo"),
+    **_of(("cpo",), "simpo"),
+    **_of(("kto",), "kto apo_zero_unpaired"),
+    **_of(("dpo",), "robust bco_pair sppo_hard nca_pair aot aot_pair aot_unpaired exo_pair apo_zero apo_down discopop"),
+    **_of(("dpo",), "sigmoid_norm"),
+    **_of(("grpo",), "grpo bnpo dr_grpo dapo luspo cispo sapo vespo"),
+}
+"""Values of `loss_type` -> the tasks that take them."""
+
+
+def task_of(config: ConfigReader) -> str | None:
+    """The task of a configuration; None for supervised fine-tuning.
+
+    Raises:
+        ConfigError: if its keys are those of several trainers, and nothing else says which.
+    """
+    source = config.source
+    if config.has(TRAINER_KEY):
+        named = config.lowercase(TRAINER_KEY, default="").replace("simpo", "cpo")
+        if named not in (*TASKS, "sft"):
+            raise config.invalid((TRAINER_KEY,), f"sft, {', '.join(TASKS)}")
+        return None if named == "sft" else named
+    stem = Path(source.program.rpartition(" ")[2]).stem.removeprefix("run_")
+    if stem in SCRIPTS:
+        return SCRIPTS[stem]
+    if stem.startswith("sft"):
+        return None
+    return task_of_keys(source.settings, source.where, config)
+
+
+def task_of_keys(settings: Mapping[str, ConfigValue], where: str, config: ConfigReader | None = None) -> str | None:
+    """The same of a file by itself: by its keys, then by words of its name or its folder's."""
+    tasks, telling = _candidates(settings)
+    named = _named(where)
+    if named is not None and (not telling or named in tasks):
+        if len(tasks) != 1 and config is not None:
+            config.note("warning", "", f"taken as {named.upper()} by the file's name")
+        return named
+    if not telling:
+        if config is not None and not config.source.program and config.source.spelling == "yaml":
+            config.note(
+                "default", "", f"no key of another trainer: taken as SFT; {setting('task', 'dpo')} says another"
+            )
+        return None
+    if len(tasks) == 1:
+        return tasks[0]
+    shown = ", ".join(tasks or TASKS).upper()
+    raise ConfigError(
+        f"{where}: {', '.join(telling)}: keys of several trainers ({shown}); say which by {setting('task', 'dpo')}"
+    )
+
+
+def _candidates(settings: Mapping[str, ConfigValue]) -> tuple[tuple[str, ...], list[str]]:
+    """(tasks that take all of the keys that tell, those keys)."""
+    tasks: tuple[str, ...] = TASKS
+    telling: list[str] = []
+    for key, value in settings.items():
+        takers = KEYS.get(key)
+        if key == "loss_type":
+            names = value.value if isinstance(value.value, list) else [value.value]
+            takers = LOSS_TYPES.get(str(names[0]).lower()) if names else None
+        if takers is not None and value.value is not None:
+            tasks = tuple(task for task in tasks if task in takers)
+            telling.append(key)
+    return tasks, telling
+
+
+def _named(where: str) -> str | None:
+    """The task that a file's name, or its folder's, says."""
+    path = Path(where)
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        return None
+    words = {path.parent.name.lower(), *re.split(r"[^a-z]+", path.stem.lower())}
+    found = [task for name, task in {**SCRIPTS, "simpo": "cpo", "rm": "reward"}.items() if name in words]
+    return found[0] if len(set(found)) == 1 else None
