@@ -1,7 +1,7 @@
 """Adds runs of LLaMA-Factory's own DPO and KTO trainers on fake tensors to tests/trl_runs.jsonl.
 
-`python -m tests.llamafactory_runs FOLDER` runs those that the file lacks; `FOLDER` has the unpacked package. Needs trl 0.24,
-the newest that LLaMA-Factory 0.9.5 takes, and the torch and transformers of the environment.
+`python -m tests.llamafactory_runs FOLDER` runs those that the file lacks; `FOLDER` has the unpacked package. Needs
+trl 0.24, the newest that LLaMA-Factory 0.9.5 takes, and the torch and transformers of the environment.
 """
 
 from __future__ import annotations

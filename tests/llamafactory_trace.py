@@ -1,7 +1,7 @@
 """LLaMA-Factory's own preference trainers on fake tensors (`tests.llamafactory_runs` says what it needs).
 
-Its trainer classes are the real ones; what they import from the rest of the package is left out, except the function that
-makes log-probabilities.
+Its trainer classes are the real ones; what they import from the rest of the package is left out, except the function
+that makes log-probabilities.
 """
 
 from __future__ import annotations

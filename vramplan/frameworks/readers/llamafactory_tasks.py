@@ -1,4 +1,4 @@
-"""LLaMA-Factory's stages beside supervised fine-tuning (0.9.5: train/dpo, train/kto, train/rm, hparams/finetuning_args.py)."""
+"""LLaMA-Factory's stages of preference training (0.9.5: train/dpo, train/kto, train/rm, hparams/finetuning_args.py)."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ def task_fields(config: ConfigReader, stage: str, version: str, job: dict[str, A
     fields["sequence_length"] = round_up(job["sequence_length"], MULTIPLE)
     if job["method"] != "full":
         fields["lora_dropout"] = 0.0
-    if job.get("loss") == "liger":  # model_utils/liger_kernel.py: require_logits
-        if not at_least(version, "0.9.4"):
-            raise config.unsupported("enable_liger_kernel", f"in stage {stage} before 0.9.4 is not modelled yet")
+    if job.get("loss") == "liger" and not at_least(version, "0.9.4"):  # model_utils/liger_kernel.py: require_logits
+        raise config.unsupported("enable_liger_kernel", f"in stage {stage} before 0.9.4 is not modelled yet")
     loss = config.lowercase("pref_loss", "dpo_loss", default="sigmoid")
     if stage == "dpo" and loss not in LOSSES:
         raise config.unsupported("pref_loss", f"is not modelled yet; modelled: {', '.join(LOSSES)}")
@@ -47,7 +46,7 @@ def task_fields(config: ConfigReader, stage: str, version: str, job: dict[str, A
         if job["dtype"] == "fp32" and job["autocast"] != "none":  # its reference is loaded in the checkpoint's dtype
             raise config.unsupported(
                 "finetuning_type",
-                f"full trains fp32 weights beside a reference in half precision in stage {stage}, which is not"
+                f"trains fp32 weights beside a reference in half precision in stage {stage}, which is not"
                 " modelled yet; set pure_bf16: true, or finetuning_type: lora",
             )
     return fields
