@@ -8,15 +8,22 @@ from typing import Any
 from vramplan.inputs.job import Job
 
 FLAGS = {
+    "task": "--task",
     "method": "--method",
     "lora_rank": "--lora-rank",
     "lora_targets": "--lora-targets",
     "lora_dtype": "--lora-dtype",
     "dtype": "--dtype",
+    "quantize": "--quantize",
     "autocast": "--autocast",
     "optimizer": "--optimizer",
     "loop": "--loop",
     "sequence_length": "--seq-len",
+    "prompt_length": "--prompt-len",
+    "reference": "--reference",
+    "num_generations": "--num-generations",
+    "generate_with": "--generate-with",
+    "vllm_share": "--vllm-share",
     "micro_batch_size": "--micro-batch",
     "gradient_accumulation_steps": "--accumulation",
     "batches": "--batches",

@@ -18,8 +18,8 @@ SCORING = ("dpo", "kto", "orpo", "cpo", "simpo")
 CONCATENATED: tuple[Loss, ...] = ("concatenated_states", "concatenated")
 """Those of TRL before 0.29."""
 PREFERENCE_LOSSES: dict[str, tuple[Loss, ...]] = {
-    "dpo": ("chunked", "standard", "sliced", *CONCATENATED),
-    "kto": ("chunked",),
+    "dpo": ("chunked", "standard", "sliced", *CONCATENATED, "log_softmax"),
+    "kto": ("chunked", "log_softmax"),
     "orpo": ("standard",),
     "cpo": ("standard",),
     "simpo": ("standard",),
@@ -78,6 +78,11 @@ TASK_RULES = (
         lambda job: job.task != "dpo" and job.loss in CONCATENATED,
         IMPOSSIBLE,
         "{loss} has no meaning without {task=dpo}",
+    ),
+    Rule(
+        lambda job: job.task not in ("dpo", "kto") and job.loss == "log_softmax",
+        IMPOSSIBLE,
+        "{loss} has no meaning without {task=dpo} or kto",
     ),
     Rule(
         lambda job: is_preference(job) and job.pictures > 0,

@@ -115,7 +115,8 @@ def _describe_task(job: Job) -> str:
         return f"{job.task.upper()} as TRL 1.16 runs it on pairs; "
     reference = job.reference or ("model" if job.method == "full" else "adapters_off")
     pairs = "" if job.task == "kto" else " on pairs"
-    return f"{job.task.upper()} as TRL runs it{pairs}{prompt}, {REFERENCES[reference]}; "
+    package = "LLaMA-Factory" if job.loss == "log_softmax" else "TRL"
+    return f"{job.task.upper()} as {package} runs it{pairs}{prompt}, {REFERENCES[reference]}; "
 
 
 ENGINES = {

@@ -148,6 +148,8 @@ def trainer(job: Job) -> str:
     if job.task not in TRL_TASKS:
         return ""
     name = "reward model" if job.task == "reward" else str(job.task).upper()
+    if job.loss == "log_softmax":
+        return f"{name} of LLaMA-Factory"
     since = {**TRL_VERSIONS, "standard": "up to 1.12" if job.task == "grpo" else "1.6 to 1.13"}
     versions = f" {since[job.loss]}" if job.task in ("dpo", "kto", "grpo") and job.loss in since else ""
     return f"{name} of TRL{versions}" + (f", {ENGINES[job.generate_with]}" if job.task == "grpo" else "")

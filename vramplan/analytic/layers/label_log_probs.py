@@ -29,6 +29,20 @@ def label_log_probs(logits: Tensor, labels: Tensor) -> Tensor:
     return out
 
 
+def log_softmax_of_labels(logits: Tensor, labels: Tensor) -> Tensor:
+    """(B, S - 1) log-probabilities by all (B, S, V) fp32 logits at once (LLaMA-Factory 0.9.5: get_batch_logps).
+
+    CUDA's log-softmax copies what is not contiguous: the slice without the last token of each of several rows.
+    """
+    rows, length, vocabulary = logits.shape
+    tape, shape = logits.tape, (rows, length - 1, vocabulary)
+    shifted = ops.sliced(logits, shape)
+    copied = tape.empty(shape, "fp32", "shifted logits copied", "workspace") if rows > 1 else None
+    found = _log_softmax(shifted)
+    del copied
+    return ops.gather(found, labels, (rows, length - 1, 1)).view(rows, length - 1)
+
+
 def _log_sum_exp(x: Tensor) -> Tensor:
     """``torch.logsumexp(x, -1)`` (native/ReduceOps.cpp: logsumexp_out_impl; FunctionsManual.cpp: logsumexp_backward).
 

@@ -10,8 +10,9 @@ from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
+from vramplan.analytic.tasks import log_softmax
 from vramplan.analytic.tasks.fused_head import answer_labels, fused_forward, of_samples
-from vramplan.analytic.tasks.reference import as_reference, reference_of, without_gradients
+from vramplan.analytic.tasks.reference import WITH_MODEL, as_reference, reference_of, without_gradients
 
 METRICS = ("entropy", "mean_logits")
 """What the fused head computes for the metrics."""
@@ -19,6 +20,8 @@ METRICS = ("entropy", "mean_logits")
 
 def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``KTOTrainer.compute_loss``."""
+    if setting.job.loss == "log_softmax":
+        return log_softmax.kto_loss(net, setting, phase, batch)
     tape, kind = net.tape, reference_of(setting.job)
     kl_batch = batch._replace(
         inputs={name.removeprefix("KL_"): one for name, one in batch.inputs.items() if name.startswith("KL_")}
@@ -30,7 +33,7 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     tape.module = "loss"
     per_token = outputs[0]
     sums = ops.total(ops.sliced(per_token, per_token.shape))
-    if kind in ("adapters_off", "model"):
+    if kind in WITH_MODEL:
         extras = METRICS if kind == "adapters_off" else ()
         with as_reference(net, phase, "kl.") as own:
             _summed(net, setting, own, kl_batch, extras)

@@ -9,6 +9,9 @@ from dataclasses import replace
 from vramplan.analytic.layers.modules import Modules
 from vramplan.inputs.job import Job
 
+WITH_MODEL = ("adapters_off", "model")
+"""References that take a forward."""
+
 
 def reference_phase(phase: str, of: str = "") -> str:
     """The phase of a forward without gradients within `phase`; `of` tells several of one micro-step apart."""

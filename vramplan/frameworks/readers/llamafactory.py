@@ -8,6 +8,7 @@ from vramplan.errors import ConfigError, setting
 from vramplan.frameworks.framework import ENGINES, Framework, Writer
 from vramplan.frameworks.liger import ALL_KERNELS
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, hold_back, num_started_processes, resolve_version
+from vramplan.frameworks.readers.llamafactory_tasks import STAGES, refuse_stage, task_fields
 from vramplan.frameworks.readers.trainer_arguments import (
     NAMES,
     adapter_fields,
@@ -60,7 +61,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     if framework_version is None and config.source.program.endswith(FORMER_SCRIPTS):
         version, where = "0.7.0", "by its script"
     _require_training(config)
-    config.require_off("stage", "sft", "pt", why="is not modelled yet; modelled: sft, pt")
+    stage = config.lowercase("stage", default="sft")
     config.require_off("train_from_scratch", True, "true")
     method = config.lowercase("finetuning_type", default="lora")
     if method not in ("lora", "full"):
@@ -110,7 +111,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     if not config.has("cutoff_len"):
         config.note("default", "cutoff_len", f"not set: {longest}")
     is_neat = config.boolean("neat_packing", default=False)
-    packs = is_neat or config.boolean("packing", default=config.lowercase("stage", default="sft") == "pt")
+    packs = is_neat or (config.boolean("packing", default=stage == "pt") and stage in ("sft", "pt"))
     if packs:
         job["batches"] = "unpadded"  # rows of cutoff_len tokens, full to the end
     if is_neat:
@@ -140,10 +141,15 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         "offload": {"optimizer": f"deepspeed {SHIPPED.format(str(job.get('strategy'))[-1] + '_offload')}"},
     }
     model = config.string("model_name_or_path") or ""
+    if stage in STAGES:
+        job |= task_fields(config, stage, version, job)
+        del names["loss"]  # Liger's loss is for stages that need no logits
+    elif stage not in ("sft", "pt"):
+        raise refuse_stage(config, stage, model, job)
     parsed = ParsedConfig("llamafactory", f"{version} ({where})", model, job, names, config.notes)
     parsed.liger_types = LIGER_TYPES
     parsed.rows = "packed" if packs else "samples"
-    parsed.task = "pretraining" if config.lowercase("stage", default="sft") == "pt" else "SFT"
+    parsed.task = {"sft": "SFT", "pt": "pretraining"}.get(stage, stage.upper())
     held_back = config.number("val_size", default=0.0)
     parsed.num_train_samples = hold_back(
         held_back, config.integer("max_samples", default=1) if config.has("max_samples") else None

@@ -136,6 +136,11 @@ def _log_sum_exp(x: Any, *_: Any) -> list[Workspace]:
     return [Workspace("highest", x.numel() // x.shape[-1] * size), Workspace("exponentials", x.numel() * size)]
 
 
+def _log_softmax(x: Any, *_: Any) -> list[Workspace]:
+    """A copy of what is not contiguous (cuda/SoftMax.cu: host_softmax)."""
+    return [] if x.is_contiguous() else [Workspace("input copied", x.numel() * x.element_size())]
+
+
 RULES: dict[Any, Callable[..., list[Workspace]]] = {
     aten._scaled_dot_product_flash_attention.default: _flash_forward,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
@@ -148,6 +153,7 @@ RULES: dict[Any, Callable[..., list[Workspace]]] = {
     aten._foreach_norm.Scalar: _norms,
     aten.masked_scatter.default: _masked_scatter,
     aten.logsumexp.default: _log_sum_exp,
+    aten._log_softmax.default: _log_softmax,
 }
 
 

@@ -1,0 +1,73 @@
+"""Adds runs of LLaMA-Factory's own DPO and KTO trainers on fake tensors to tests/trl_runs.jsonl.
+
+`python -m tests.llamafactory_runs FOLDER` runs those that the file lacks; `FOLDER` has the unpacked package. Needs
+trl 0.24, the newest that LLaMA-Factory 0.9.5 takes, and the torch and transformers of the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.helpers import card_of
+from tests.trl_runs import FAMILIES, FULL, GPU, LAYERS, RUNS, SMALL, job_of, model_of, recorded
+
+VERSION = "LLaMA-Factory 0.9.5"
+FREE: dict[str, Any] = {"task": "dpo", "reference": "none"}
+OF_LLAMA: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    ({"task": "dpo", "micro_batch_size": 1}, {}),
+    ({"task": "dpo", "micro_batch_size": 5, "gradient_accumulation_steps": 4}, {}),
+    ({"task": "dpo", "checkpointing": "none"}, {}),
+    ({"task": "dpo", "checkpointing": "none", **FULL, "dtype": "fp32", "autocast": "none"}, {}),
+    ({"task": "dpo", "autocast": "none"}, {}),
+    ({"task": "dpo", "batches": "padded", "attention": "flash"}, {}),
+    ({"task": "dpo"}, {"pref_loss": "ipo"}),
+    ({"task": "dpo"}, {"pref_loss": "hinge"}),
+    ({"task": "dpo"}, {"pref_ftx": 1.0}),
+    ({"task": "dpo"}, {"ld_alpha": 0.5}),
+    (FREE, {"pref_loss": "orpo"}),
+    ({**FREE, **FULL}, {"pref_loss": "simpo"}),
+    ({**FREE, "micro_batch_size": 1, "autocast": "none"}, {"pref_loss": "simpo"}),
+    ({"task": "kto", "micro_batch_size": 4, "gradient_accumulation_steps": 2}, {}),
+    ({"task": "kto", "checkpointing": "none", "autocast": "none"}, {}),
+    ({"task": "kto", **FULL, "attention": "eager"}, {"pref_ftx": 0.5}),
+)
+"""A job on Llama, and LLaMA-Factory's settings."""
+
+
+def cases() -> Iterator[dict[str, Any]]:
+    """All runs."""
+
+    def case(model: str, config: dict[str, Any], job: dict[str, Any], **options: Any) -> dict[str, Any]:
+        return {"model": model, "config": config, "job": {**SMALL, **job, "loss": "log_softmax"}, "options": options}
+
+    for model, config, own in FAMILIES[:7]:
+        for job in ({"task": "dpo"}, {"task": "dpo", **FULL}, {"task": "kto"}):
+            yield case(model, config, {**own, **job})
+    for job, options in OF_LLAMA:
+        yield case("llama-3.2-1b", {LAYERS: 6}, job, **options)
+    yield case("llama-3.1-8b", {}, {"task": "dpo", "sequence_length": 2048})
+
+
+def main() -> int:
+    """Run what the file lacks."""
+    from tests.llamafactory_trace import Custom, LlamaFactoryRun, load
+
+    Custom.classes = load(Path(sys.argv[1]) / "llamafactory")
+    known = [{**row, "peaks": None} for row in recorded()]
+    for case in cases():
+        row = json.loads(json.dumps({"trl": VERSION, **case}))
+        if {**row, "peaks": None} in known:
+            continue
+        job = job_of(row)
+        run = LlamaFactoryRun(model_of(row), job, card_of(GPU), str(job.task), **row["options"])
+        with RUNS.open("a") as file:
+            file.write(json.dumps({**row, "peaks": run.go()}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,69 @@
+"""LLaMA-Factory's stages of preference training (0.9.5: train/dpo, train/kto, train/rm, hparams/finetuning_args.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vramplan.errors import UnsupportedError
+from vramplan.frameworks.nearest import estimate_command
+from vramplan.frameworks.parsed_config import at_least
+from vramplan.frameworks.settings import ConfigReader
+from vramplan.units import round_up
+
+STAGES = ("dpo", "kto")
+"""Stages whose trainers are modelled, by the job's task."""
+FREE_OF_REFERENCE = ("orpo", "simpo")
+LOSSES = ("sigmoid", "hinge", "ipo", *FREE_OF_REFERENCE)
+"""Values of pref_loss, which differ in numbers for each sample."""
+MULTIPLE = 8
+"""The collators pad to a multiple of it."""
+
+
+def task_fields(config: ConfigReader, stage: str, version: str, job: dict[str, Any]) -> dict[str, Any]:
+    """What DPO and KTO change in a job that has been read for supervised fine-tuning.
+
+    Their log-probabilities are LLaMA-Factory's own, not TRL's (train/trainer_utils.py: get_batch_logps), and its
+    trainers switch dropout off.
+
+    Raises:
+        UnsupportedError: for a setting that is not modelled.
+    """
+    fields: dict[str, Any] = {"task": stage, "loss": "log_softmax", "batches": "padded"}
+    fields["sequence_length"] = round_up(job["sequence_length"], MULTIPLE)
+    if job["method"] != "full":
+        fields["lora_dropout"] = 0.0
+    if job.get("loss") == "liger" and not at_least(version, "0.9.4"):  # model_utils/liger_kernel.py: require_logits
+        raise config.unsupported("enable_liger_kernel", f"in stage {stage} before 0.9.4 is not modelled yet")
+    loss = config.lowercase("pref_loss", "dpo_loss", default="sigmoid")
+    if stage == "dpo" and loss not in LOSSES:
+        raise config.unsupported("pref_loss", f"is not modelled yet; modelled: {', '.join(LOSSES)}")
+    if stage == "dpo" and loss in FREE_OF_REFERENCE:
+        fields["reference"] = "none"
+    elif job["method"] != "full":
+        fields["reference"] = "adapters_off"  # trainer_utils.py: create_ref_model
+    else:
+        fields["reference"] = "model"
+        if job["dtype"] == "fp32" and job["autocast"] != "none":  # its reference is loaded in the checkpoint's dtype
+            raise config.unsupported(
+                "finetuning_type",
+                f"trains fp32 weights beside a reference in half precision in stage {stage}, which is not"
+                " modelled yet; set pure_bf16: true, or finetuning_type: lora",
+            )
+    return fields
+
+
+def refuse_stage(config: ConfigReader, stage: str, model: str, job: dict[str, Any]) -> UnsupportedError:
+    """The error for another stage; a reward model's names the nearest job of TRL.
+
+    A reward model is the whole language model with a value head: it keeps every layer's states and all logits in fp32
+    (train/rm/trainer.py; trl 0.24, models/modeling_value_head.py), which TRL's reward model does not.
+    """
+    modelled = f"modelled: sft, pt, {', '.join(STAGES)}"
+    if stage != "rm":
+        return config.unsupported("stage", f"is not modelled yet; {modelled}")
+    nearest = estimate_command(model, job | {"task": "reward", "loss": "standard", "batches": "padded"})
+    return config.unsupported(
+        "stage",
+        "keeps all states and all logits beside its value head, which is not modelled yet and takes more than the"
+        f" nearest, a reward model of TRL: {nearest}; {modelled}",
+    )
