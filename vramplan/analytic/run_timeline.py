@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from vramplan.analytic.layer_folding import Unfolded
 from vramplan.analytic.rollout_phases import Generated, generates_each_micro_step, rollout_phases
 from vramplan.analytic.strategies import strategy_of
-from vramplan.analytic.unfolded_step import Step, buffers_of, reference_storages
+from vramplan.analytic.strategies.reference import second_model
+from vramplan.analytic.tasks.reference import is_of_reference
+from vramplan.analytic.unfolded_step import Step, buffers_of
 from vramplan.memory import passes, vllm
 from vramplan.memory.overheads import cublas_workspace
 from vramplan.memory.recorder import Recorder
@@ -138,8 +140,9 @@ class SimulatedRun:
         share.load()
         for buffer in buffers_of(self.step.setting) if share.device == self.step.setting.placement.rotary else ():
             record.allocate(buffer)
-        if self.step.job.loads_reference:
-            record.allocate_all(reference_storages(self.step.placed, self.step.setting))
+        reference = second_model(self.step, record)
+        if reference is not None:
+            reference.load()
         share.prepare()
         if vllm.is_colocated(self.step.job):
             record.allocate(vllm.held(self.step.job, self.step.card))
@@ -158,6 +161,8 @@ class SimulatedRun:
             offset = record.splice(kind_of)
             offsets.append(offset)
             share.sent = Sent()
+            if reference is not None:
+                reference.sent = share.sent
             for before, piece, end in zip((None, *pieces), pieces, ends, strict=False):
                 if before is not None and before.phase.startswith("backward") and piece.phase != before.phase:
                     share.backward_ends()
@@ -172,7 +177,8 @@ class SimulatedRun:
                     for one in rollouts:
                         one.record(record, known)
                 record.enter(piece.phase.partition(".")[0])
-                share.run_section(piece, events[piece.first_event : end], offset)
+                model = share if reference is None or not is_of_reference(piece.phase) else reference
+                model.run_section(piece, events[piece.first_event : end], offset)
         workspace = cublas_workspace(self.step.card)
         for (on, _), product in self.step.record.first_products.items():
             if on == share.device:
