@@ -1,7 +1,7 @@
 """Runs of TRL's trainers under ZeRO and FSDP on emulated GPUs, in tests/trl_sharing_runs.jsonl.
 
-`python -m tests.trl_sharing` runs those that the file lacks, where PyTorch's CUDA build, trl 1.16 and DeepSpeed 0.19 are
-installed and `vramplan emulate --install` was run. It adds rank 0's peak of allocated bytes in each phase.
+`python -m tests.trl_sharing` runs those that the file lacks, where PyTorch's CUDA build, trl 1.16 and DeepSpeed 0.19
+are installed and `vramplan emulate --install` was run. It adds rank 0's peak of allocated bytes in each phase.
 """
 
 from __future__ import annotations

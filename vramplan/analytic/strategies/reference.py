@@ -1,7 +1,7 @@
 """The second model that gives a reference, next to the one that trains: how each strategy keeps and runs it.
 
-TRL prepares it apart (trl 1.16, models/utils.py: prepare_deepspeed, prepare_fsdp): below ZeRO-3 whole on every GPU, in an
-engine of stage 0; under FSDP 1 wrapped like the model that trains.
+TRL prepares it apart (trl 1.16, models/utils.py: prepare_deepspeed, prepare_fsdp): below ZeRO-3 whole on every GPU, in
+an engine of stage 0; under FSDP 1 wrapped like the model that trains.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ def second_model(step: Step, record: Recorder) -> Strategy | None:
 
 def frozen(step: Step) -> list[Placed]:
     """The model's weights, none of which train, without adapters."""
-    changes = {"trains": False, "is_reached": False, "gradient": (), "held_by_graph": False, "viewed": False}
     whole = [one for one in step.placed if not one.parameter.is_adapter]
-    return [replace(one, parameter=replace(one.parameter, **changes)) for one in whole]
+    return [
+        replace(one, parameter=replace(one.parameter, trains=False, is_reached=False, gradient=())) for one in whole
+    ]
 
 
 class WholeReference(Strategy):
