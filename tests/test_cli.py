@@ -274,7 +274,7 @@ FLAGS = {
     " --seq-len --lengths --target-len"
     " --batches --checkpointing --attention --loss --fused-kernels --loop --strategy --offload --job --json --help",
     "check": "--gpu --link --network --num-gpus --model --framework --framework-version --set --deepspeed"
-    " --exec --seq-len --method"
+    " --exec --task --seq-len --method"
     " --checkpointing --images --videos --frames --image-size --dataset"
     " --tokenizer --min-headroom --confidence --fix --write --verbose --json"
     " --help",

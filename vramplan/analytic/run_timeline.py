@@ -12,7 +12,7 @@ from vramplan.analytic.layer_folding import Unfolded
 from vramplan.analytic.rollout_phases import Generated, generates_each_micro_step, rollout_phases
 from vramplan.analytic.strategies import strategy_of
 from vramplan.analytic.strategies.micro_steps import MicroSteps
-from vramplan.analytic.unfolded_step import Step, buffers_of, reference_storages
+from vramplan.analytic.unfolded_step import Step, buffers_of
 from vramplan.memory import passes, vllm
 from vramplan.memory.overheads import cublas_workspace
 from vramplan.memory.recorder import Recorder
@@ -145,8 +145,12 @@ class SimulatedRun:
         share.load()
         for buffer in buffers_of(self.step.setting) if share.device == self.step.setting.placement.rotary else ():
             record.allocate(buffer)
+        reference = None
         if self.step.job.loads_reference:
-            record.allocate_all(reference_storages(self.step.placed, self.step.setting))
+            from vramplan.analytic.strategies.reference import second_model
+
+            reference = second_model(self.step, record)
+            reference.load()
         share.prepare()
         if vllm.is_colocated(self.step.job):
             record.allocate(vllm.held(self.step.job, self.step.card))
@@ -162,7 +166,7 @@ class SimulatedRun:
         offsets = []
         rollouts, known = rollout_phases(self.step, self.generated), dict[int, int]()
         again = bool(rollouts) and generates_each_micro_step(self.step.job)
-        recorded = MicroSteps(share, events)
+        recorded = MicroSteps(share, events, reference)
         for step in range(STEPS):
             offset = 0
             for number, (_, sections) in enumerate(micro_steps):

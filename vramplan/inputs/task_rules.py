@@ -95,8 +95,23 @@ TASK_RULES = (
         "{lengths} with {task} is not modelled yet; give {sequence_length} of the longest pair",
     ),
     Rule(
-        lambda job: is_preference(job) and job.strategy != "ddp",
+        lambda job: is_preference(job) and (job.strategy in ("device_map", "zero0", "zero3") or job.offload != "none"),
         UNSUPPORTED,
-        "{strategy} with {task} is not modelled yet; use {strategy=ddp}",
+        "{strategy} {offload} with {task} is not modelled yet; use {strategy=zero2} and {offload=none}",
+    ),
+    Rule(
+        lambda job: job.task in ("orpo", "cpo", "simpo") and job.strategy != "ddp",
+        UNSUPPORTED,
+        "{strategy} with {task} was not compared with a run of TRL yet; use {strategy=ddp}",
+    ),
+    Rule(
+        lambda job: is_preference(job) and job.strategy == "fsdp" and (job.fsdp.version != 1 or job.task != "dpo"),
+        UNSUPPORTED,
+        "{strategy} with {task} is modelled for DPO under FSDP version 1 alone; use {strategy=zero2}",
+    ),
+    Rule(
+        lambda job: is_preference(job) and job.strategy == "fsdp" and job.quantize != "none",
+        UNSUPPORTED,
+        "{strategy} {quantize} with {task} is not modelled yet; use {strategy=zero2}",
     ),
 )

@@ -53,6 +53,10 @@ class Strategy:
         """The number of the GPU in its process, and in the simulated step."""
         return 0
 
+    def own_weights(self) -> list[Placed]:
+        """The weights of the model."""
+        return self.step.placed
+
     @property
     def is_last(self) -> bool:
         """Whether the optimizer steps after this micro-batch."""
@@ -60,7 +64,9 @@ class Strategy:
 
     def send(self, kind: Kind, num_bytes: int, hidden: bool = False, between_replicas: bool = False) -> None:
         """Send or receive a tensor in the current phase; `hidden`: beside computation."""
-        phase, _, micro_step = self.phase.partition(".")
+        phase, _, micro_step = self.phase.rpartition(".") if "." in self.phase else (self.phase, "", "")
+        if phase.startswith("reference"):  # a forward without gradients
+            phase = "forward"
         is_last = phase == "optimizer" or int(micro_step) == self.step.micro_steps - 1
         self.sent.add(
             kind,

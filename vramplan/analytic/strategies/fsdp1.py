@@ -65,7 +65,7 @@ class Fsdp1(Sharded):
         job = self.job
         cards = job.num_gpus // job.fsdp.replicas
         places: dict[tuple[int | None, bool], list[Placed]] = {}
-        for one in step.placed:
+        for one in self.own_weights():
             places.setdefault((one.layer, one.parameter.is_adapter), []).append(one)
         self.units: dict[int | None, list[Unit]] = {None: []}
         for (layer, is_adapter), members in places.items():

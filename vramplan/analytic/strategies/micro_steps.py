@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from vramplan.analytic.layer_folding import UnfoldedSection
+from vramplan.analytic.tasks.reference import is_of_reference
 from vramplan.step_time.communication import Sent
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ class _Recorded(NamedTuple):
 class MicroSteps:
     """Records the micro-steps of a run one after another."""
 
-    def __init__(self, share: Strategy, events: array[int]) -> None:
-        self.share, self.events = share, events
+    def __init__(self, share: Strategy, events: array[int], reference: Strategy | None = None) -> None:
+        self.share, self.events, self.reference = share, events, reference
         self.recorded: dict[Hashable, _Recorded] = {}
         """By number within the step and state."""
 
@@ -53,7 +54,7 @@ class MicroSteps:
             sections: its sections, each with the index where its events end.
             offset: number of the simulated step's first storage.
         """
-        before = self.share.state()
+        before = self.share.state() if self.reference is None else None
         earlier = None if before is None else self.recorded.get((number, before.key))
         if before is not None and earlier is not None:
             self._repeat(earlier, before, offset, sections)
@@ -73,12 +74,15 @@ class MicroSteps:
 
     def _run(self, sections: Sequence[tuple[UnfoldedSection, int]], offset: int) -> None:
         share, previous = self.share, ""
+        if self.reference is not None:
+            self.reference.sent = share.sent
         for piece, end in sections:
             if previous.startswith("backward") and piece.phase != previous:
                 share.backward_ends()
             previous = piece.phase
             share.record.enter(previous.partition(".")[0])
-            share.run_section(piece, self.events[piece.first_event : end], offset)
+            model = share if self.reference is None or not is_of_reference(piece.phase) else self.reference
+            model.run_section(piece, self.events[piece.first_event : end], offset)
         if previous.startswith("backward"):
             share.backward_ends()
 

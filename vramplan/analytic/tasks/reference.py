@@ -25,6 +25,11 @@ def reference_of(job: Job) -> str:
     return "model" if job.method == "full" else "adapters_off"
 
 
+def is_of_reference(phase: str) -> bool:
+    """Whether the reference runs in a phase, and not the trained model without gradients."""
+    return phase.startswith("reference.") and not phase.startswith("reference.policy.")
+
+
 @contextmanager
 def without_gradients(net: Modules, phase: str, of: str = "") -> Iterator[str]:
     """Inside, the model runs without gradients; gives the phase."""

@@ -25,6 +25,7 @@ FLOAT_BYTES = 4096
 DYNAMIC = (
     "aten::nonzero",
     "aten::masked_select",
+    "aten::masked_scatter_backward",
     "aten::unique",
     "aten::_unique",
     "aten::repeat_interleave",

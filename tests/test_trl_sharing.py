@@ -1,0 +1,41 @@
+"""ZeRO-1, ZeRO-2, FSDP 1 with preference tasks: the tape against TRL's trainers (tests/trl_sharing_runs.jsonl)."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import pytest
+
+from tests.helpers import card_of
+from tests.trl_runs import job_of, model_of
+from tests.trl_sharing import GPU, recorded
+from vramplan import estimate
+from vramplan.analytic.job_steps import JobSteps
+from vramplan.errors import UnsupportedError
+
+RECORDED = recorded()
+WORST, MEDIAN = 0.005, 0.001
+ODDS = {"strategy": "zero2", "task": "orpo"}
+
+
+def errors_of(row: dict[str, Any]) -> dict[str, float]:
+    """The relative error of the peak in backward and step, and with the reference; they decide what fits."""
+    job = job_of(row)
+    timeline = JobSteps(model_of(row), job, card_of(GPU)).timelines(job.micro_batch_size, 1)[0]
+    peaks = timeline.phase_peaks(timeline.live_bytes())
+    phases = {"reference", "backward", "optimizer"} & row["peaks"].keys()
+    return {phase: abs(peaks[phase] / row["peaks"][phase] - 1) for phase in phases}
+
+
+def test_peaks_agree_with_trl() -> None:
+    errors = [error for row in RECORDED for error in errors_of(row).values()]
+    assert len(errors) >= 30
+    assert max(errors) <= WORST
+    assert median(errors) <= MEDIAN
+
+
+@pytest.mark.parametrize("settings", [{"strategy": "zero3"}, {"strategy": "fsdp"}, {"strategy": "zero0"}, ODDS])
+def test_what_was_not_compared_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match="with task="):
+        estimate("qwen2.5-0.5b", "h100", num_gpus=2, **{"task": "dpo", **settings})

@@ -1,0 +1,101 @@
+"""Runs of TRL's trainers under ZeRO and FSDP on emulated GPUs, in tests/trl_sharing_runs.jsonl.
+
+`python -m tests.trl_sharing` runs those that the file lacks, where PyTorch's CUDA build, trl 1.16 and DeepSpeed 0.19
+are installed and `vramplan emulate --install` was run. It adds rank 0's peak of allocated bytes in each phase.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.trl_runs import LAYERS, TRL
+
+RUNS = Path(__file__).parent / "trl_sharing_runs.jsonl"
+GPU = "a100-80gb"
+LIMIT_S = 400
+SMALL: dict[str, Any] = {"num_gpus": 2, "sequence_length": 256, "micro_batch_size": 2}
+ZERO: dict[str, Any] = {"dtype": "bf16", "autocast": "none"}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "zero3": {"strategy": "zero3", **ZERO},
+    "zero2": {"strategy": "zero2", **ZERO},
+    "fsdp2": {"strategy": "fsdp"},
+    "fsdp1": {"strategy": "fsdp", "fsdp": {"version": 1}},
+    "zero1": {"strategy": "zero1", **ZERO},
+    "ddp": {"strategy": "ddp"},
+}
+TIED = ("llama-3.2-1b", {LAYERS: 6})
+UNTIED = ("llama-3.2-1b", {LAYERS: 6, "tie_word_embeddings": False})
+
+
+def _job(strategy: str, method: str, task: str, **more: Any) -> dict[str, Any]:
+    loss = {"dpo": "chunked", "kto": "chunked"}.get(task, "standard")
+    stored = {"dtype": "fp32"} if method == "full" and "zero" not in strategy else {}
+    return {**SMALL, "task": task, "loss": loss, "method": method, **STRATEGIES[strategy], **stored, **more}
+
+
+def cases() -> Iterator[dict[str, Any]]:
+    """All runs: the model, keys of its configuration, the job."""
+
+    def case(model: tuple[str, dict[str, Any]], *job: str, **more: Any) -> dict[str, Any]:
+        return {"model": model[0], "config": model[1], "job": _job(*job, **more)}
+
+    for strategy in ("zero3", "zero2", "fsdp2", "fsdp1"):
+        for method in ("full", "lora"):
+            yield case(UNTIED, strategy, method, "dpo")
+    for strategy in STRATEGIES:
+        for method in ("full", "lora"):
+            yield case(TIED, strategy, method, "dpo")
+    for strategy in ("zero3", "fsdp2", "zero2"):
+        for task in ("kto", "reward", "orpo"):
+            for method in ("full", "lora"):
+                yield case(UNTIED if task == "orpo" else TIED, strategy, method, task)
+
+
+def recorded() -> list[dict[str, Any]]:
+    """The rows of the file."""
+    return [json.loads(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
+
+
+def run(row: dict[str, Any]) -> dict[str, int]:
+    """The peaks of a row's job.
+
+    Raises:
+        RuntimeError: with the end of what the run wrote, if it has none.
+    """
+    gpus = str(row["job"]["num_gpus"])
+    inside = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", gpus]
+    command = [sys.executable, "-m", "vramplan", "emulate", "--gpu", GPU, "--num-gpus", gpus, "--", *inside]
+    program = ["-m", "tests.trl_sharing_run", json.dumps(row)]
+    done = subprocess.run([*command, *program], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    found = re.search(r"^PEAKS (.*)$", done.stdout, re.MULTILINE)
+    if found is None:
+        raise RuntimeError(done.stderr[-6000:])
+    peaks: dict[str, int] = json.loads(found[1])
+    return peaks
+
+
+def main() -> int:
+    """Run what the file lacks."""
+    known = [{**row, "peaks": None} for row in recorded()]
+    for case in cases():
+        row = json.loads(json.dumps({"trl": TRL, **case}))
+        if {**row, "peaks": None} in known:
+            continue
+        try:
+            peaks = run(row)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            print(row, error, file=sys.stderr, flush=True)
+            continue
+        with RUNS.open("a") as file:
+            file.write(json.dumps({**row, "peaks": peaks}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
