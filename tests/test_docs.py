@@ -57,8 +57,8 @@ ONLY_PARSED = {
     r"^oom ": "needs the reader's own log; tests/test_out_of_memory.py has logs",
     r"^site ": "downloads Pyodide; tests/test_site.py makes one of other parts",
     r"^report ": "takes up to a minute; tests/test_report.py makes one",
-    r"^table --(write|check)|--gpus '\*'": "takes minutes; tests/test_tables.py makes small tables",
-    r"--gpu any": "takes half a minute; tests/test_hardware.py searches the catalogue for a small model",
+    r"^table": "takes minutes; tests/test_tables.py makes small tables",
+    r"--gpu any|--num-gpus auto": "takes half a minute; tests/test_hardware.py searches for a small model",
     r"^accuracy": "takes minutes; tests/learn.py makes the same tables",
     r"train\.py|mine:make|--tokenizer|my-model|run\.jsonl": "needs the reader's own files",
 }

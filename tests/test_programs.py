@@ -52,7 +52,6 @@ def test_programs(command: str, framework: str) -> None:
         (f"python examples/scripts/ppo.py {HF}", "ppo.py: reinforcement training of this kind"),
         (f"python examples/scripts/prm.py {HF}", "prm.py: training of a process reward model"),
         ("trl rloo --config x.yaml", "trl rloo: reinforcement training"),
-        ("torchrun --nproc_per_node 2 swift/cli/rlhf.py --model x", "rlhf.py: preference and reinforcement training"),
         ("litgpt pretrain pythia-14m", "litgpt pretrain: pretraining"),
     ],
 )

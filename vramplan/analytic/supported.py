@@ -71,7 +71,7 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             f"{setting('task', job.task)}: transformers 5.23 has no {spec.model_type} model with one number for a text"
             " (ForSequenceClassification)"
         )
-    notes = check_liger(spec, job) + check_mixers(spec, architecture, job)
+    notes = check_liger(spec, job) + check_mixers(spec, architecture, job) + _not_compared(job)
     if architecture.decoder is None and job.reentrant and job.checkpointing == "full":
         raise UnsupportedError(f"{setting('reentrant', True)}: not modelled yet for {spec.model_type}")
     if architecture.dora_stops and job.method == "dora":
@@ -102,6 +102,21 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
     return notes
 
 
+def _not_compared(job: Job) -> list[str]:
+    """What no run of the trainer's own code was compared with, although it may need more than the estimate says."""
+    if job.num_gpus == 1:
+        return []
+    shards = job.strategy == "zero3" or (job.strategy == "fsdp" and job.fsdp.version == 2)
+    if job.task == "grpo":
+        return ["GRPO on several GPUs was not compared with runs of TRL"]
+    if job.loss == "chunked" and job.method != "full" and shards:
+        return [
+            f"The chunked loss with adapters under {'ZeRO-3' if job.strategy == 'zero3' else 'FSDP 2'} was not compared"
+            " with runs of TRL: a head that is not tied to the embedding may stay gathered, and backward need more"
+        ]
+    return []
+
+
 def check_mixers(spec: ModelSpec, architecture: Architecture, job: Job) -> list[str]:
     """Check whose code computes layers without attention; returns notes.
 
@@ -123,7 +138,7 @@ def check_mixers(spec: ModelSpec, architecture: Architecture, job: Job) -> list[
         ]
     return [
         f"assumption: layers without attention run transformers' own torch code; with {packages} installed they keep"
-        f" less: {chosen}"
+        " less: mixer_kernels packages"
     ]
 
 

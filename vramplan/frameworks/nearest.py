@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from vramplan.errors import UnsupportedError
+from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.job import Job
 
 FLAGS = {
@@ -52,3 +54,25 @@ def estimate_command(model: str, job: Mapping[str, Any]) -> str:
             continue
         words.append(f"{flag} {','.join(value) if isinstance(value, tuple) else value}")
     return " ".join(words)
+
+
+TRL_TASKS = {"ipo": "dpo", "rm": "reward"} | {name: name for name in ("dpo", "kto", "orpo", "cpo", "simpo")}
+"""What frameworks call their preference training -> the task of TRL's own trainer."""
+
+
+def refuse_task(config: ConfigReader, key: str, value: str, model: str, job: Mapping[str, Any]) -> UnsupportedError:
+    """The error for preference training by another trainer than TRL's own, whose estimate it names.
+
+    Args:
+        config: the configuration.
+        key: the key that names the training.
+        value: its value.
+        model: the model's name.
+        job: the fields of the job, read for supervised fine-tuning.
+    """
+    task = TRL_TASKS.get(value)
+    if task is None:
+        known = "; `vramplan estimate --task grpo` takes the settings of TRL's own" if value == "grpo" else ""
+        return config.unsupported(key, f"is not read yet{known}")
+    fields = {name: setting for name, setting in job.items() if name not in ("loss", "batches")} | {"task": task}
+    return config.unsupported(key, f"is not read yet; nearest, TRL's own trainer: {estimate_command(model, fields)}")

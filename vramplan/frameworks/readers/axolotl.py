@@ -6,6 +6,7 @@ from typing import Any
 
 from vramplan.errors import ConfigError, setting
 from vramplan.frameworks.framework import ENGINES, Framework, Writer
+from vramplan.frameworks.nearest import refuse_task
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least, hold_back, resolve_version
 from vramplan.frameworks.readers.trainer_arguments import (
     adapter_fields,
@@ -118,6 +119,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     parsed = ParsedConfig(
         "axolotl", f"{version} ({where})", config.string("base_model") or "", job, names, config.notes
     )
+    if not config.is_off("rl"):
+        raise refuse_task(config, "rl", config.lowercase("rl", default=""), parsed.model, job)
     held_back = config.number("val_set_size", default=0.0)
     parsed.num_train_samples = hold_back(held_back)
     if held_back > 0 or config.has("test_datasets"):

@@ -9,6 +9,7 @@ from typing import Any
 from vramplan.errors import ConfigError
 from vramplan.frameworks.framework import ENGINES, Framework, Program, Writer
 from vramplan.frameworks.liger import ALL_KERNELS, liger_pairs
+from vramplan.frameworks.nearest import refuse_task
 from vramplan.frameworks.parsed_config import (
     ParsedConfig,
     at_least,
@@ -139,6 +140,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         names,
         config.notes,
     )
+    if config.has("rlhf_type") or any("rlhf" in word for word in (*config.source.command, config.source.program)):
+        raise refuse_task(config, "rlhf_type", config.lowercase("rlhf_type", default="dpo"), parsed.model, job)
     parsed.strategy_settings = {f"zero{stage}": zero_config.preset(stage, "none") for stage in (2, 3)}
     held_back = config.number("split_dataset_ratio", "dataset_test_ratio", default=0.0)
     has_evaluation = held_back > 0 or config.has("val_dataset")
@@ -395,13 +398,14 @@ def _sharding(job: Job) -> Pairs:
 FRAMEWORK = Framework(
     name=PACKAGE,
     read=read,
-    commands=(("swift", "sft"), ("swift", "pt"), ("swift/cli/sft.py",), ("swift/cli/pt.py",), ("llm_sft.py",)),
-    programs=(
-        Program("swift/cli/rlhf.py", unread="preference and reinforcement training"),
-        Program("llm_dpo.py", unread="preference training"),
-        Program("rlhf.py", frozenset({"rlhf_type"}), unread="preference and reinforcement training"),
+    commands=(
+        ("swift", "sft"), ("swift", "pt"), ("swift", "rlhf"), ("swift/cli/sft.py",), ("swift/cli/pt.py",),
+        ("swift/cli/rlhf.py",), ("llm_sft.py",),
     ),
-    unread_commands={("swift", "rlhf"): "preference and reinforcement training"},
+    programs=(
+        Program("llm_dpo.py", unread="preference training"),
+        Program("rlhf.py", frozenset({"rlhf_type"})),
+    ),
     task_key="rlhf_type",
     marks=frozenset(
         {"train_type", "tuner_type", "sft_type", "vit_gradient_checkpointing", "quant_bits", "split_dataset_ratio"}
