@@ -75,4 +75,6 @@ def refuse_task(config: ConfigReader, key: str, value: str, model: str, job: Map
         known = "; `vramplan estimate --task grpo` takes the settings of TRL's own" if value == "grpo" else ""
         return config.unsupported(key, f"is not read yet{known}")
     fields = {name: setting for name, setting in job.items() if name not in ("loss", "batches")} | {"task": task}
-    return config.unsupported(key, f"is not read yet; nearest, TRL's own trainer: {estimate_command(model, fields)}")
+    nearest = estimate_command(model, fields)
+    nearest += " --loss standard" if task == "dpo" else ""  # whole logits, as in the versions of TRL that they require
+    return config.unsupported(key, f"is not read yet; nearest, TRL's own trainer: {nearest}")
