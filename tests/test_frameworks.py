@@ -64,7 +64,9 @@ def come_to(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_configurations(name: str) -> None:
-    assert come_to(name) == EXPECTED[name]
+    answer = come_to(name)
+    assert answer == EXPECTED[name]
+    assert "\\u0002" not in json.dumps(answer)  # a setting whose spelling nobody chose
 
 
 def test_every_framework_has_its_folder() -> None:

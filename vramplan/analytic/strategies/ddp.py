@@ -64,10 +64,10 @@ class Strategy:
 
     def send(self, kind: Kind, num_bytes: int, hidden: bool = False, between_replicas: bool = False) -> None:
         """Send or receive a tensor in the current phase; `hidden`: beside computation."""
-        phase, _, micro_step = self.phase.rpartition(".") if "." in self.phase else (self.phase, "", "")
-        if phase.startswith("reference"):  # a forward without gradients
+        phase, *names = self.phase.split(".")
+        if phase == "reference":  # a forward without gradients
             phase = "forward"
-        is_last = phase == "optimizer" or int(micro_step) == self.step.micro_steps - 1
+        is_last = phase == "optimizer" or int(names[-1]) == self.step.micro_steps - 1
         self.sent.add(
             kind,
             cast("Phase", phase),

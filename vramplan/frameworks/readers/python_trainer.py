@@ -248,6 +248,15 @@ def _values(thing: Thing) -> dict[str, object]:
     return {name: value.value for name, value in thing.call.keywords.items()}
 
 
+def argument(call: Call, name: str, position: int) -> tuple[str | int, ConfigValue | None]:
+    """(the key of a call's argument among its parts, its value)."""
+    if name in call.keywords:
+        return name, call.keywords[name]
+    if len(call.positional) > position:
+        return position, ConfigValue(call.positional[position], call.place)
+    return name, None
+
+
 def _config_of(trainer: Thing) -> Thing | None:
     """The trainer's arguments; None if it has none, so that its defaults count.
 
@@ -255,11 +264,7 @@ def _config_of(trainer: Thing) -> Thing | None:
         ConfigError: if they are not known.
     """
     call = trainer.call
-    at = ARGS_AT.get(call.last, 1)
-    key = "args" if "args" in call.keywords or "args" in trainer.parts else at
-    value = call.keywords.get("args")
-    if value is None and len(call.positional) > at:
-        value = ConfigValue(call.positional[at], call.place)
+    key, value = argument(call, "args", ARGS_AT.get(call.last, 1))
     if value is None or value.value is None:
         return None
     configs = [thing for thing in trainer.parts.get(key, []) if thing.call.last in CONFIGS]

@@ -7,7 +7,7 @@ from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.readers.python_model import Model, is_model
-from vramplan.frameworks.readers.python_trainer import Run
+from vramplan.frameworks.readers.python_trainer import Run, argument
 from vramplan.frameworks.readers.trl_trainers import CLASSES, TRAINER_KEY
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.python_ast import Call, Thing
@@ -81,41 +81,32 @@ def settings_of(task: str, run: Run, model: Model | None) -> Settings:
     return settings
 
 
-def _argument(call: Call, name: str, position: int) -> tuple[Any, ConfigValue | None]:
-    """(the key of an argument among the trainer's parts, its value)."""
-    if name in call.keywords:
-        return name, call.keywords[name]
-    if len(call.positional) > position:
-        return position, ConfigValue(call.positional[position], call.place)
-    return name, None
-
-
 def _reference(trainer: Thing, model: Model | None) -> Settings:
     """A reference model that the script makes, which has to be like the one that trains."""
     call = trainer.call
-    key, value = _argument(call, "ref_model", 1)
+    key, value = argument(call, "ref_model", 1)
     things = trainer.parts.get(key, [])
     if not things and (value is None or value.value is None):
         return {}
     place = call.place if value is None else value.place
-    found = ConfigValue(True, place)
+    own = ConfigValue(True, place)
     if not things and value is not None and isinstance(value.value, str) and UNKNOWN not in value.value:
         named = model.load.positional[:1] if model is not None else [_named(call)]
         if named == [value.value]:
-            return {"ref_model": found}
+            return {"ref_model": own}
         raise UnsupportedError(f"{place}: {call.last}(ref_model=...): a reference of another model is not modelled")
     if len(things) != 1 or not trainer.is_certain.get(key):
         text = "" if value is None else str(value.value).replace(UNKNOWN, "")
         raise ConfigError(f"{place}: ref_model {text} of {call.last} is not known without running the script")
     thing = things[0]
     if thing.call.last in COPIES:
-        return {"ref_model": found}
+        return {"ref_model": own}
     if not is_model(thing) or model is None or not _is_alike(thing.call, model.load):
         raise UnsupportedError(
             f"{place}: {call.last}(ref_model=...): a reference that is loaded otherwise than the model is not modelled;"
             " load it with the same name, dtype and quantization, or leave it out"
         )
-    return {"ref_model": found}
+    return {"ref_model": own}
 
 
 def _named(call: Call) -> Any:
@@ -140,7 +131,7 @@ def _is_alike(one: Call, other: Call) -> bool:
 def _refuse_reward_models(trainer: Thing) -> None:
     """Models among the rewards lie on the GPU too; functions do not."""
     call = trainer.call
-    key, value = _argument(call, "reward_funcs", 1)
+    key, value = argument(call, "reward_funcs", 1)
     models = [thing for thing in trainer.parts.get(key, []) if is_model(thing)]
     items = [] if value is None else value.value if isinstance(value.value, list) else [value.value]
     named = [item for item in items if isinstance(item, str) and UNKNOWN not in item]

@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least
+from vramplan.frameworks.readers import trl_grpo
+from vramplan.frameworks.readers.trl_trainers import PROMPT_LENGTH
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.units import ceil_div
 
@@ -71,12 +73,6 @@ LAST_VERSIONS: Mapping[str, Mapping[str, str]] = {
 
 TITLES: Mapping[str, str] = {"reward": "reward model"}
 """What a task is called, where that is not its name in capitals."""
-PROMPT_LENGTH = 512
-"""Tokens that DPO keeps of a prompt up to 0.28 by default, and GRPO up to 0.25."""
-CHANGES_LENGTH = ("num_beams", "num_return_sequences", "max_new_tokens", "max_length", "cache_implementation", "n")
-"""Keys of `generation_kwargs` that change the memory of a generation."""
-GRPO_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
-"""Values of `loss_type` that differ in tensors of one number for each token."""
 
 
 def loss_of(task: str, version: str) -> str:
@@ -132,13 +128,13 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, task: str, version: st
     parsed.job.pop("sequence_length", None)
     parsed.job |= task_fields(config, task, version, parsed.job)
     kept = {name: keys for name, keys in parsed.names.items() if name not in ("sequence_length", "loss")}
-    parsed.names = kept | task_names(task)
+    parsed.names = {**kept, **task_names(task)}
     parsed.task, parsed.rows = TITLES.get(task, task.upper()), "samples"
     if task == "grpo":
         if "sequence_length" not in parsed.job:
-            parsed.completion_length = _completion_length(config, version)
+            parsed.completion_length = trl_grpo.completion_length(config, version)
         parsed.eval_batch_size = None
-        _note_evaluation(config, parsed.job)
+        trl_grpo.note_evaluation(config, parsed.job)
     elif config.has("precompute_ref_batch_size"):  # a forward without gradients, as an evaluation's
         size = config.integer("precompute_ref_batch_size", default=1)
         parsed.eval_batch_size = max(size, parsed.eval_batch_size or 0)
@@ -156,7 +152,10 @@ def task_fields(config: ConfigReader, task: str, version: str, job: Mapping[str,
     fields: dict[str, Any] = {"task": task, "loss": loss_of(task, version), "batches": "padded"}
     _refuse_liger(config, fields["loss"])
     if task == "grpo":
-        return fields | _grpo(config, version, job)
+        fields |= trl_grpo.generation_fields(config, version, job)
+        if "reference" in fields and at_least(version, "0.27"):
+            _refuse_copied_adapters(config, version)
+        return fields
     return fields | _preference(config, task, version, job, fields["loss"])
 
 
@@ -168,9 +167,6 @@ def _refuse_liger(config: ConfigReader, loss: str) -> None:
     options = config.section("liger_kernel_config")
     if options is not None and options.boolean("fused_linear_cross_entropy", default=False):
         raise config.unsupported("liger_kernel_config", "with fused_linear_cross_entropy: TRL stops at that")
-
-
-# -- preferences and rewards -------------------------------------------------------------------------------------------
 
 
 def _preference(config: ConfigReader, task: str, version: str, job: Mapping[str, Any], loss: str) -> dict[str, Any]:
@@ -270,138 +266,10 @@ def _padded(config: ConfigReader, length: int) -> int:
     return ceil_div(length, multiple) * multiple
 
 
-# -- GRPO --------------------------------------------------------------------------------------------------------------
-
-
-def _grpo(config: ConfigReader, version: str, job: Mapping[str, Any]) -> dict[str, Any]:
-    loss_type = config.lowercase("loss_type", default="dapo")
-    if loss_type not in GRPO_LOSSES:
-        raise config.unsupported("loss_type")
-    for name in ("use_transformers_paged", "use_transformers_continuous_batching", "cache_implementation"):
-        config.require_off(name, why="generates with another cache, which is not modelled yet")
-    for name in ("entropy_coef", "use_adaptive_entropy"):
-        config.require_off(name, why="differentiates the entropy, which is not modelled yet")
-    generation = config.section("generation_kwargs")
-    if generation is not None and any(generation.has(name) for name in CHANGES_LENGTH):
-        raise config.unsupported("generation_kwargs")
-    _refuse_reward_models(config)
-    if not at_least(version, "0.20"):
-        config.note(
-            "warning", "", f"counts entropies of whole logits, which TRL {version} does not compute: needs less"
-        )
-    fields: dict[str, Any] = {
-        "num_generations": config.integer("num_generations", default=8),
-        "num_iterations": config.integer("num_iterations", default=1),
-    }
-    if config.number("beta", default=0.0 if at_least(version, "0.19") else 0.04) != 0.0:
-        fields["reference"] = "model" if job["method"] == "full" else "adapters_off"
-        if at_least(version, "0.27"):
-            _refuse_copied_adapters(config, version)
-    if config.boolean("disable_dropout", default=False) and job["method"] != "full":
-        fields["lora_dropout"] = 0.0
-    return fields | _generations(config, job) | _engine(config, version) | _completions(config, version)
-
-
-def _refuse_reward_models(config: ConfigReader) -> None:
-    """Models that score completions lie on the GPU too."""
-    config.require_off("reward_model_name_or_path", why="loads a reward model beside the trained one, not modelled yet")
-    for name in config.strings("reward_funcs"):
-        if "/" in name and config.source.spelling != "python":
-            raise config.unsupported(
-                "reward_funcs", f"with {name}: a reward model beside the trained one, not modelled"
-            )
-
-
-def _generations(config: ConfigReader, job: Mapping[str, Any]) -> dict[str, int]:
-    """Micro-batches of a generation (grpo_config.py: __post_init__)."""
-    if not config.has("generation_batch_size"):
-        steps = config.integer("steps_per_generation", default=0, least=0)
-        return {"steps_per_generation": steps} if steps else {}
-    if config.has("steps_per_generation"):
-        raise config.invalid(("generation_batch_size",), "either generation_batch_size or steps_per_generation")
-    size = config.integer("generation_batch_size", default=1)
-    at_once = job["micro_batch_size"] * job.get("num_gpus", 1)
-    if size % at_once:
-        raise config.invalid(("generation_batch_size",), f"a multiple of the {at_once} samples of a forward")
-    return {"steps_per_generation": size // at_once}
-
-
-def _engine(config: ConfigReader, version: str) -> dict[str, Any]:
-    """What generates: ``generate``, or vLLM by a server (the default before 1.0) or in the training processes."""
-    if not config.boolean("use_vllm", default=False):
-        return {"generate_with": "transformers"}
-    mode = config.lowercase("vllm_mode", default="colocate" if at_least(version, "1.0") else "server")
-    if mode not in ("colocate", "server"):
-        raise config.invalid(("vllm_mode",), "colocate or server")
-    if not config.has("vllm_mode"):
-        config.note("default", "vllm_mode", f"not set: {mode}")
-    corrects = at_least(version, "0.23") and config.boolean("vllm_importance_sampling_correction", default=True)
-    sampling = {"importance_sampling": corrects}
-    if mode == "server":
-        return {"generate_with": "vllm_server"} | sampling
-    sleeps = at_least(version, "0.23") and config.boolean("vllm_enable_sleep_mode", default=False)
-    if not config.has("vllm_gpu_memory_utilization"):
-        config.note("default", "vllm_gpu_memory_utilization", "not set: 0.3")
-    return sampling | {
-        "generate_with": "vllm_sleep" if sleeps else "vllm",
-        "vllm_share": config.number("vllm_gpu_memory_utilization", default=0.3),
-        "vllm_tensor_parallel": config.integer("vllm_tensor_parallel_size", default=1),
-    }
-
-
-def _completion_length(config: ConfigReader, version: str) -> int:
-    """Tokens of a completion: 256 by default before 1.10, 512 since."""
-    if config.is_null("max_completion_length"):
-        raise config.unsupported("max_completion_length", "without a limit is not modelled; give a number")
-    return config.integer("max_completion_length", default=512 if at_least(version, "1.10") else 256)
-
-
-def _completions(config: ConfigReader, version: str) -> dict[str, Any]:
-    """Tokens of a prompt with its completion; open from 0.26 on, which cuts no prompt, or if nothing limits it."""
-    completion = _completion_length(config, version)
-    if not config.has("max_completion_length"):
-        config.note("default", "max_completion_length", f"not set: {completion}")
-    if at_least(version, "0.26"):
-        if config.has("max_prompt_length"):
-            config.note("warning", "max_prompt_length", f"has no effect: TRL {version} does not cut prompts")
-        return {}
-    if config.is_null("max_prompt_length"):
-        return {}
-    prompt = config.integer("max_prompt_length", default=PROMPT_LENGTH)
-    if not config.has("max_prompt_length"):
-        config.note("default", "max_prompt_length", f"not set: {PROMPT_LENGTH}")
-    return {"prompt_length": prompt, "sequence_length": prompt + completion}
-
-
-def _note_evaluation(config: ConfigReader, job: Mapping[str, Any]) -> None:
-    """An evaluation generates too; one of no more completions than training generates at a time needs no more."""
-    if config.lowercase("eval_strategy", default="no") == "no":
-        return
-    size = config.integer("per_device_eval_batch_size", default=8)
-    steps = job.get("steps_per_generation") or job.get("gradient_accumulation_steps", 1)
-    if size > job["micro_batch_size"] or size > job["micro_batch_size"] * steps:
-        config.note(
-            "doubt",
-            "per_device_eval_batch_size",
-            f"{size} completions are generated and scored at a time in an evaluation, which is not counted",
-        )
-
-
-def task_names(task: str) -> dict[str, KeyNames]:
+def task_names(task: str) -> Mapping[str, KeyNames]:
     """TRL's keys for the fields that a user may change."""
-    if task != "grpo":
-        names: dict[str, KeyNames] = {"sequence_length": "max_length"}
-        precomputed: KeyNames = {"precomputed": "precompute_ref_log_probs true"}
-        return names | ({"reference": precomputed} if TRAINERS[task].reference else {})
-    return {
-        "reference": {"none": "beta 0.0"},
-        "generate_with": {
-            "vllm": "use_vllm true; vllm_mode colocate",
-            "vllm_sleep": "use_vllm true; vllm_mode colocate; vllm_enable_sleep_mode true",
-            "vllm_server": "use_vllm true; vllm_mode server",
-        },
-        "vllm_share": "vllm_gpu_memory_utilization",
-        "vllm_tensor_parallel": "vllm_tensor_parallel_size",
-        "num_generations": "num_generations",
-        "steps_per_generation": "steps_per_generation",
-    }
+    if task == "grpo":
+        return trl_grpo.NAMES
+    names: dict[str, KeyNames] = {"sequence_length": "max_length"}
+    precomputed: KeyNames = {"precomputed": "precompute_ref_log_probs true"}
+    return names | ({"reference": precomputed} if TRAINERS[task].reference else {})

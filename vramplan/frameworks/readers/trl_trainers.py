@@ -12,6 +12,8 @@ from vramplan.frameworks.settings import ConfigReader, ConfigValue
 PREFERENCES = ("dpo", "kto", "orpo", "cpo")
 TASKS = (*PREFERENCES, "reward", "grpo")
 """Those whose configurations are read, by the job's task."""
+PROMPT_LENGTH = 512
+"""Tokens that DPO keeps of a prompt up to 0.28 by default, and GRPO up to 0.25."""
 TRAINER_KEY = "trainer"
 """The key under which a script's trainer, or ``check --task``, says the task; SFT for none of these."""
 CLASSES: Mapping[str, str] = {
@@ -98,7 +100,7 @@ def task_of_keys(settings: Mapping[str, ConfigValue], where: str, config: Config
         alone = config is not None and config.framework == "trl" and not config.source.program
         if config is not None and alone and config.source.spelling == "yaml":
             config.note(
-                "default", "", f"no key of another trainer: taken as SFT; {setting('task', 'dpo')} says another"
+                "default", "", "no key of another trainer: taken as SFT; `vramplan check --task dpo` takes another"
             )
         return None
     if len(tasks) == 1:

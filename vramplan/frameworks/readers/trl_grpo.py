@@ -1,0 +1,144 @@
+"""TRL's GRPOTrainer: generations, the engine that makes them, and the lengths of prompts and completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vramplan.frameworks.parsed_config import KeyNames, at_least
+from vramplan.frameworks.readers.trl_trainers import PROMPT_LENGTH
+from vramplan.frameworks.settings import ConfigReader
+
+CHANGES_LENGTH = ("num_beams", "num_return_sequences", "max_new_tokens", "max_length", "cache_implementation", "n")
+"""Keys of `generation_kwargs` that change the memory of a generation."""
+GRPO_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
+"""Values of `loss_type` that differ in tensors of one number for each token."""
+NAMES: Mapping[str, KeyNames] = {
+    "reference": {"none": "beta 0.0"},
+    "generate_with": {
+        "vllm": "use_vllm true; vllm_mode colocate",
+        "vllm_sleep": "use_vllm true; vllm_mode colocate; vllm_enable_sleep_mode true",
+        "vllm_server": "use_vllm true; vllm_mode server",
+    },
+    "vllm_share": "vllm_gpu_memory_utilization",
+    "vllm_tensor_parallel": "vllm_tensor_parallel_size",
+    "num_generations": "num_generations",
+    "steps_per_generation": "steps_per_generation",
+}
+"""TRL's keys for the fields that a user may change."""
+
+
+def generation_fields(config: ConfigReader, version: str, job: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a job that GRPO decides; `job` has the method, the batch and the number of GPUs.
+
+    Raises:
+        UnsupportedError: for a setting that is not modelled.
+    """
+    loss_type = config.lowercase("loss_type", default="dapo")
+    if loss_type not in GRPO_LOSSES:
+        raise config.unsupported("loss_type")
+    for name in ("use_transformers_paged", "use_transformers_continuous_batching", "cache_implementation"):
+        config.require_off(name, why="generates with another cache, which is not modelled yet")
+    for name in ("entropy_coef", "use_adaptive_entropy"):
+        config.require_off(name, why="differentiates the entropy, which is not modelled yet")
+    generation = config.section("generation_kwargs")
+    if generation is not None and any(generation.has(name) for name in CHANGES_LENGTH):
+        raise config.unsupported("generation_kwargs")
+    _refuse_reward_models(config)
+    if not at_least(version, "0.20"):
+        config.note(
+            "warning", "", f"counts entropies of whole logits, which TRL {version} does not compute: needs less"
+        )
+    fields: dict[str, Any] = {
+        "num_generations": config.integer("num_generations", default=8),
+        "num_iterations": config.integer("num_iterations", default=1),
+    }
+    if config.number("beta", default=0.0 if at_least(version, "0.19") else 0.04) != 0.0:
+        fields["reference"] = "model" if job["method"] == "full" else "adapters_off"
+    if config.boolean("disable_dropout", default=False) and job["method"] != "full":
+        fields["lora_dropout"] = 0.0
+    return fields | _generations(config, job) | _engine(config, version) | _completions(config, version)
+
+
+def _refuse_reward_models(config: ConfigReader) -> None:
+    """Models that score completions lie on the GPU too."""
+    config.require_off("reward_model_name_or_path", why="loads a reward model beside the trained one, not modelled yet")
+    for name in config.strings("reward_funcs"):
+        if "/" in name and config.source.spelling != "python":
+            raise config.unsupported(
+                "reward_funcs", f"with {name}: a reward model beside the trained one, not modelled"
+            )
+
+
+def _generations(config: ConfigReader, job: Mapping[str, Any]) -> dict[str, int]:
+    """Micro-batches of a generation (grpo_config.py: __post_init__)."""
+    if not config.has("generation_batch_size"):
+        steps = config.integer("steps_per_generation", default=0, least=0)
+        return {"steps_per_generation": steps} if steps else {}
+    if config.has("steps_per_generation"):
+        raise config.invalid(("generation_batch_size",), "either generation_batch_size or steps_per_generation")
+    size = config.integer("generation_batch_size", default=1)
+    at_once = job["micro_batch_size"] * job.get("num_gpus", 1)
+    if size % at_once:
+        raise config.invalid(("generation_batch_size",), f"a multiple of the {at_once} samples of a forward")
+    return {"steps_per_generation": size // at_once}
+
+
+def _engine(config: ConfigReader, version: str) -> dict[str, Any]:
+    """What generates: ``generate``, or vLLM by a server (the default before 1.0) or in the training processes."""
+    if not config.boolean("use_vllm", default=False):
+        return {"generate_with": "transformers"}
+    mode = config.lowercase("vllm_mode", default="colocate" if at_least(version, "1.0") else "server")
+    if mode not in ("colocate", "server"):
+        raise config.invalid(("vllm_mode",), "colocate or server")
+    if not config.has("vllm_mode"):
+        config.note("default", "vllm_mode", f"not set: {mode}")
+    corrects = at_least(version, "0.23") and config.boolean("vllm_importance_sampling_correction", default=True)
+    sampling = {"importance_sampling": corrects}
+    if mode == "server":
+        return {"generate_with": "vllm_server"} | sampling
+    sleeps = at_least(version, "0.23") and config.boolean("vllm_enable_sleep_mode", default=False)
+    if not config.has("vllm_gpu_memory_utilization"):
+        config.note("default", "vllm_gpu_memory_utilization", "not set: 0.3")
+    return sampling | {
+        "generate_with": "vllm_sleep" if sleeps else "vllm",
+        "vllm_share": config.number("vllm_gpu_memory_utilization", default=0.3),
+        "vllm_tensor_parallel": config.integer("vllm_tensor_parallel_size", default=1),
+    }
+
+
+def completion_length(config: ConfigReader, version: str) -> int:
+    """Tokens of a completion: 256 by default before 1.10, 512 since."""
+    if config.is_null("max_completion_length"):
+        raise config.unsupported("max_completion_length", "without a limit is not modelled; give a number")
+    return config.integer("max_completion_length", default=512 if at_least(version, "1.10") else 256)
+
+
+def _completions(config: ConfigReader, version: str) -> dict[str, Any]:
+    """Tokens of a prompt with its completion; open from 0.26 on, which cuts no prompt, or if nothing limits it."""
+    completion = completion_length(config, version)
+    if not config.has("max_completion_length"):
+        config.note("default", "max_completion_length", f"not set: {completion}")
+    if at_least(version, "0.26"):
+        if config.has("max_prompt_length"):
+            config.note("warning", "max_prompt_length", f"has no effect: TRL {version} does not cut prompts")
+        return {}
+    if config.is_null("max_prompt_length"):
+        return {}
+    prompt = config.integer("max_prompt_length", default=PROMPT_LENGTH)
+    if not config.has("max_prompt_length"):
+        config.note("default", "max_prompt_length", f"not set: {PROMPT_LENGTH}")
+    return {"prompt_length": prompt, "sequence_length": prompt + completion}
+
+
+def note_evaluation(config: ConfigReader, job: Mapping[str, Any]) -> None:
+    """An evaluation generates too; one of no more completions than training generates at a time needs no more."""
+    if config.lowercase("eval_strategy", default="no") == "no":
+        return
+    size = config.integer("per_device_eval_batch_size", default=8)
+    if size > job["micro_batch_size"]:
+        config.note(
+            "doubt",
+            "per_device_eval_batch_size",
+            f"{size} completions are generated and scored at a time in an evaluation, which is not counted",
+        )
