@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers import card_of, spec_of
 from tests.trl_runs import GPU, job_of, model_of, recorded
-from vramplan import estimate
+from vramplan import estimate, suggest
 from vramplan.analytic.job_steps import JobSteps
 from vramplan.errors import VramplanError
 
@@ -60,6 +60,10 @@ def test_all_runs_agree_with_trl() -> None:
         ({"task": "dpo", "lengths": (128, 256)}, "longest"),
         ({"prompt_length": 100}, "no meaning"),
         ({"task": "dbo"}, "task"),
+        ({"task": "SFT"}, "leave it out"),
+        ({"task": "ppo"}, "nearest is task=grpo"),
+        ({"task": "IPO", "prompt_length": 0}, "at least one token"),
+        ({"task": "kto", "micro_batch_size": 1}, "micro_batch_size=2 or more"),
     ],
 )
 def test_one_line_says_what_is_wrong(settings: dict[str, Any], said: str) -> None:
@@ -89,3 +93,10 @@ def test_where_the_reference_comes_from_decides_memory() -> None:
     assert "reference" not in before.phases
     assert peak().peak_allocated_bytes < before.peak_allocated_bytes
     assert any("without adapters as reference" in text for text in peak().assumptions)
+
+
+def test_only_batches_that_the_trainer_takes_are_planned() -> None:
+    plans = suggest("llama-3.2-1b", "h100", 4, task="kto", advice=False).plans
+    assert sorted(plan.micro_batch_size for plan in plans) == [2, 4]
+    grpo = suggest("llama-3.2-1b", "h100", 32, task="grpo", prompt_length=512, sequence_length=1024, advice=False)
+    assert grpo.max_micro_batch_size % 8 == 0

@@ -49,8 +49,13 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
         ConfigError: for an attention implementation or a length that cannot run.
     """
     check_spec(spec)
-    check_inputs(spec, job)
     architecture, config = model.architecture, model.config
+    if job.task in TRL_TASKS and (architecture.decoder is None or model.tower is not None):
+        raise UnsupportedError(
+            f"{setting('task', job.task)}: {spec.model_type} is no causal language model of text alone, which TRL's"
+            " trainer is modelled for"
+        )
+    check_inputs(spec, job)
     traced = f"{setting('by', 'trace')} runs it"
     for key, refused in architecture.refuses:
         value = config.get(key)
@@ -61,11 +66,6 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             f"{setting('dtype', 'fp16')}: {spec.model_type} clamps fp16 values, which is not modelled; {traced}"
         )
     check_shared(spec, model, job)
-    if job.task in TRL_TASKS and (architecture.decoder is None or model.tower is not None):
-        raise UnsupportedError(
-            f"{setting('task', job.task)}: {spec.model_type} is no causal language model of text alone, which TRL's"
-            " trainer is modelled for"
-        )
     if job.task == "reward" and spec.model_type in NO_REWARD:
         raise ConfigError(
             f"{setting('task', job.task)}: transformers 5.23 has no {spec.model_type} model with one number for a text"

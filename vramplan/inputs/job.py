@@ -74,8 +74,8 @@ FORMER_VALUES = {("strategy", "pipeline"): "device_map"}
 
 
 def spelled(name: str, value: str) -> str:
-    """A value as the tables of names write it: seq-cls as seq_cls."""
-    return value.replace("-", "_") if name == "task" else value
+    """A value as the tables of names write it: Seq-Cls as seq_cls."""
+    return value.replace("-", "_").lower() if name == "task" else value
 
 
 def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:

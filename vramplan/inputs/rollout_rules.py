@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from vramplan.errors import ConfigError, setting
 from vramplan.inputs.job import Job
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
@@ -19,32 +18,6 @@ def is_grpo(job: Job) -> bool:
 def uses_vllm_here(job: Job) -> bool:
     """Whether vLLM is on the GPUs that train."""
     return is_grpo(job) and job.generate_with in ("vllm", "vllm_sleep")
-
-
-def completions(job: Job) -> int:
-    """Completions of one generation on all GPUs (TRL's generation_batch_size)."""
-    steps = job.steps_per_generation or job.gradient_accumulation_steps
-    return job.micro_batch_size * steps * job.data_parallel
-
-
-def has_whole_groups(job: Job) -> bool:
-    """Whether the completions of a generation are all completions of some prompts."""
-    return not is_grpo(job) or completions(job) % job.num_generations == 0
-
-
-def check_groups(job: Job) -> None:
-    """Check that a generation has whole groups of completions (trl 1.16, grpo_config.py: __post_init__).
-
-    Raises:
-        ConfigError: naming the number of completions.
-    """
-    if not has_whole_groups(job):
-        raise ConfigError(
-            f"{setting('num_generations', job.num_generations)} does not divide the {completions(job)} completions of a"
-            f" generation (micro-batch {job.micro_batch_size} x"
-            f" {job.steps_per_generation or job.gradient_accumulation_steps} steps x {job.data_parallel} GPUs), as TRL"
-            " requires"
-        )
 
 
 def _alone(name: str) -> Rule:
@@ -71,11 +44,6 @@ ROLLOUT_RULES = (
         IMPOSSIBLE,
         "{task} needs the tokens of the prompt, less than {sequence_length} of a prompt with its completion: give"
         " {prompt_length=512}, for example",
-    ),
-    Rule(
-        lambda job: is_grpo(job) and job.prompt_length == 0,
-        IMPOSSIBLE,
-        "{prompt_length}: a prompt has at least one token",
     ),
     Rule(
         lambda job: is_grpo(job) and job.reference == "precomputed",

@@ -57,6 +57,11 @@ TASK_RULES = (
         "{prompt_length} leaves no token of {sequence_length} to the answer",
     ),
     Rule(
+        lambda job: job.prompt_length == 0 and job.task in (*SCORING, "grpo"),
+        IMPOSSIBLE,
+        "{prompt_length}: a prompt has at least one token",
+    ),
+    Rule(
         lambda job: is_preference(job) and job.batches == "packed",
         UNSUPPORTED,
         "{batches} with {task}: TRL packs no pairs (padding_free is switched off since 0.29); use {batches=padded}",
@@ -92,7 +97,7 @@ TASK_RULES = (
     Rule(
         lambda job: is_preference(job) and job.lengths is not None,
         UNSUPPORTED,
-        "{lengths} with {task} is not modelled yet; give {sequence_length} of the longest pair",
+        "samples of several lengths with {task} are not modelled yet; give {sequence_length} of the longest",
     ),
     Rule(
         lambda job: is_preference(job) and (job.strategy in ("device_map", "zero0", "zero3") or job.offload != "none"),

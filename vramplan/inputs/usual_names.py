@@ -99,13 +99,29 @@ VALUES: dict[tuple[str, str], str] = {
     ("strategy", "zero_2"): "zero2",
     ("strategy", "zero_3"): "zero3",
     ("lora_targets", "all"): "all-linear",
-    **{("task", name): "sequence_classification" for name in ("classification", "seq_cls", "text_classification")},
+    **{
+        ("task", name): "sequence_classification"
+        for name in ("classification", "classifier", "seq_cls", "text_classification")
+    },
     **{("task", name): "token_classification" for name in ("token_cls", "ner")},
-    **{("task", name): "embedding" for name in ("embed", "feature_extraction", "bi_encoder")},
+    **{("task", name): "embedding" for name in ("embed", "embeddings", "feature_extraction", "bi_encoder")},
     **{("task", name): "reranker" for name in ("rerank", "cross_encoder")},
-    **{("task", name): "reward" for name in ("rm", "reward_model")},
+    **{("task", name): "reward" for name in ("rm", "reward_model", "reward_modeling")},
+    **{("task", name): "dpo" for name in ("ipo",)},
+    **{("task", name): "grpo" for name in ("dapo", "dr_grpo", "bnpo", "gspo")},
 }
 """(setting, other name of a value) -> the value."""
+UNKNOWN_VALUES: Mapping[tuple[str, str], str] = MappingProxyType(
+    {
+        **{
+            ("task", name): "leave it out: supervised fine-tuning and pretraining are planned without it"
+            for name in ("sft", "cpt", "pt", "pretrain", "pretraining", "instruction_tuning")
+        },
+        **{("task", name): "not modelled yet; nearest is {task=grpo}" for name in ("rloo", "ppo", "reinforce")},
+        **{("task", name): "not modelled yet; nearest is {task=dpo}" for name in ("gkd", "bco", "online_dpo", "xpo")},
+    }
+)
+"""(setting, a value that people give) -> what to do instead."""
 _NONE: Mapping[str, str] = MappingProxyType({})
 SWITCHES: Mapping[str, Mapping[str, Mapping[str, str]]] = MappingProxyType(
     {

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from vramplan.errors import ConfigError, VramplanError, setting
+from vramplan.inputs.batch_rules import batch_error, check_batch
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job, with_batch
 from vramplan.inputs.model_spec import ModelSpec
-from vramplan.inputs.rollout_rules import check_groups, has_whole_groups
 from vramplan.memory.calibration import plannable_bytes
 from vramplan.memory.estimate import Estimate
 from vramplan.planner.batch_warnings import accumulation_guidance, batch_guidance, batch_warnings
@@ -73,7 +73,7 @@ def search(
         ConfigError: if these GPUs cannot meet the global batch.
         VramplanError: whatever the estimator raises.
     """
-    every_pair = _with_whole_groups(pairs(global_batch_size, job.data_parallel), job)
+    every_pair = _allowed(pairs(global_batch_size, job.data_parallel), job)
     estimates = EstimateCache(spec, job, gpu, estimator)
     fitting, too_large = _split_by_fit(every_pair, estimates)
     plans = in_order(_timed([(pair, estimates(*pair)) for pair in fitting], job.data_parallel, run), prefer)
@@ -131,13 +131,16 @@ Pair = tuple[int, int]
 """(micro-batch, accumulation)."""
 
 
-def _with_whole_groups(every_pair: list[Pair], job: Job) -> list[Pair]:
-    """The pairs whose generations have whole groups of completions (GRPO); all for other jobs."""
-    jobs = [with_batch(job, *pair) for pair in every_pair]
-    kept = [pair for pair, one in zip(every_pair, jobs, strict=True) if has_whole_groups(one)]
-    if not kept:
-        check_groups(jobs[0])
-    return kept
+def _allowed(every_pair: list[Pair], job: Job) -> list[Pair]:
+    """The pairs that the job's trainer takes.
+
+    Raises:
+        ConfigError: if it takes none.
+    """
+    allowed = [pair for pair in every_pair if batch_error(with_batch(job, *pair)) is None]
+    if not allowed:
+        check_batch(with_batch(job, *every_pair[0]))
+    return allowed
 
 
 def _smallest(every_pair: list[Pair], estimates: EstimateCache) -> Estimate:
@@ -164,7 +167,7 @@ def _split_by_fit(every_pair: list[Pair], estimates: EstimateCache) -> tuple[lis
 
 
 def _largest_micro_batch(every_pair: list[Pair], fitting: list[Pair], estimates: EstimateCache) -> int:
-    """The largest micro-batch that fits at all, whether or not it divides the global batch."""
+    """The largest micro-batch that fits at all and that the trainer takes, whether or not it divides the target."""
     low, steps = fitting[-1] if fitting else (0, every_pair[-1][1])
     room = plannable_bytes(estimates.job, estimates.gpu)
 
@@ -175,7 +178,9 @@ def _largest_micro_batch(every_pair: list[Pair], fitting: list[Pair], estimates:
         return 0
     high = next((micro for micro, _ in every_pair if micro > low and tensor_bytes(micro) > room), None)
     top = largest_by_tensors(max(1, low), high, tensor_bytes, room)
-    return largest_batch(low, top, lambda micro: estimates.fits(micro, steps))
+    largest = largest_batch(low, top, lambda micro: estimates.fits(micro, steps))
+    allowed = (micro for micro in range(largest, 0, -1) if batch_error(with_batch(estimates.job, micro, steps)) is None)
+    return next(allowed, 0)
 
 
 def _timed(fitting: list[tuple[Pair, Estimate]], devices: int, run: Run) -> list[Plan]:

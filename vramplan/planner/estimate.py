@@ -8,10 +8,10 @@ from typing import Any
 from vramplan.analytic import estimator
 from vramplan.analytic.architectures.lookup import architecture_of, is_described
 from vramplan.errors import UnknownNameError, UnsupportedError
+from vramplan.inputs.batch_rules import check_batch
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
-from vramplan.inputs.rollout_rules import check_groups
 from vramplan.inputs.usual_names import accepts_usual_names
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.estimate import Estimate
@@ -52,7 +52,7 @@ def estimate(
         raise UnknownNameError("estimator", str(by), ESTIMATORS, f"known: {', '.join(ESTIMATORS)}")
     spec, gpu = load_both(model, gpu, confidence)
     full_job = complete_job(spec, gpu, job)
-    check_groups(full_job)
+    check_batch(full_job)
     if by == "trace" or (by is None and _needs_trace(spec)):
         from vramplan.torch_backend import tracing
 

@@ -16,6 +16,7 @@ from vramplan.inputs.sample_lengths import lengths_of
 from vramplan.inputs.sequence_length import default_sequence_length, max_positions
 from vramplan.inputs.task_rules import PREFERENCE, PREFERENCE_LOSSES
 from vramplan.inputs.tasks import head_of
+from vramplan.inputs.usual_names import UNKNOWN_VALUES
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -57,6 +58,8 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
         job.setdefault("batches", "padded")  # completions differ in length
     if job.get("task") in (*PREFERENCE, "grpo") and job.get("quantize", "none") != "none":
         job.setdefault("lora_dtype", "bf16")  # TRL 1.16 casts the adapters of a quantized model
+    if job.get("task") == "kto":
+        job.setdefault("micro_batch_size", 2)  # the smallest that TRL takes
     if job.get("task") in PREFERENCE_LOSSES:
         job.setdefault("loss", PREFERENCE_LOSSES[job["task"]][0])
     if job.get("strategy") == "zero3" and isinstance(job.get("zero", {}), dict):
@@ -216,4 +219,7 @@ def _first_error(error: ValidationError) -> str:
     expected = f"{first['msg'][0].lower()}{first['msg'][1:]}"
     if name == "method":
         expected = expected.replace("'full',", "'full', 'qlora',")  # short for lora with quantize nf4
-    return f"{setting(name, repr(first.get('input')))}: {expected}"
+    value = first.get("input")
+    if isinstance(value, str) and (name, value) in UNKNOWN_VALUES:
+        return f"{setting(name, value)}: {name_settings(UNKNOWN_VALUES[name, value])}"
+    return f"{setting(name, repr(value))}: {expected}"

@@ -1,0 +1,39 @@
+"""Batches with which TRL's trainers stop."""
+
+from __future__ import annotations
+
+from vramplan.errors import ConfigError, setting
+from vramplan.inputs.job import Job
+
+
+def check_batch(job: Job) -> None:
+    """Check that the job's trainer takes its batch.
+
+    Raises:
+        ConfigError: with the trainer's rule.
+    """
+    error = batch_error(job)
+    if error is not None:
+        raise ConfigError(error)
+
+
+def batch_error(job: Job) -> str | None:
+    """Why the job's trainer does not take its batch; None if it does.
+
+    From trl 1.16: grpo_config.py: __post_init__, kto_trainer.py: __init__. LLaMA-Factory's KTO has no such rule.
+    """
+    if job.task == "kto" and job.loss != "log_softmax" and job.micro_batch_size < 2:
+        return (
+            f"{setting('micro_batch_size', job.micro_batch_size)}: TRL's KTO takes answers of other prompts of the"
+            f" micro-batch: {setting('micro_batch_size', 2)} or more"
+        )
+    if job.task != "grpo":
+        return None
+    steps = job.steps_per_generation or job.gradient_accumulation_steps
+    completions = job.micro_batch_size * steps * job.data_parallel  # TRL's generation_batch_size
+    if completions % job.num_generations == 0:
+        return None
+    return (
+        f"{setting('num_generations', job.num_generations)} does not divide the {completions} completions of a"
+        f" generation (micro-batch {job.micro_batch_size} x {steps} steps x {job.data_parallel} GPUs), as TRL requires"
+    )
