@@ -83,6 +83,12 @@ class StepAt:
         return sizes
 
     @cached_property
+    def small(self) -> bytes:
+        """Whether each storage is served from the allocator's small pool; waiting batches, outside layers, are not."""
+        waiting = self.record.waiting
+        return bytes([size <= SMALL_SIZE and number not in waiting for number, size in enumerate(self.sizes)])
+
+    @cached_property
     def rounded(self) -> array[int]:
         """Bytes of each storage, rounded to the allocator's blocks."""
         distinct = rounded_bytes(self._sizes)

@@ -6,6 +6,7 @@ from threading import Lock
 
 from vramplan.analytic.architectures.lookup import architecture_of, peft_experts_of
 from vramplan.analytic.job_steps import JobSteps
+from vramplan.analytic.known_shapes import KnownShapes
 from vramplan.analytic.prepare import lay_out
 from vramplan.analytic.train_step import declare
 from vramplan.inputs.gpu import Gpu
@@ -43,6 +44,7 @@ class Estimator:
     def __init__(self) -> None:
         self._jobs: list[JobSteps] = []
         """The jobs of the last estimates, the latest first."""
+        self._known = KnownShapes()
         self._lock = Lock()
 
     def __call__(self, spec: ModelSpec, job: Job, card: Gpu, several: bool = False) -> PartialEstimate:
@@ -56,7 +58,7 @@ class Estimator:
             similar = [steps for steps in self._jobs if steps.is_similar(spec, job, card)]
             same = next((steps for steps in similar if steps.card == card), None)
             if same is None:
-                same = JobSteps(spec, job, card, similar[0] if similar else None)
+                same = JobSteps(spec, job, card, similar[0] if similar else None, self._known)
             self._jobs[:] = [same, *(steps for steps in self._jobs if steps is not same)][:MAX_JOBS]
             return same
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 from vramplan.analytic.batch_scaling import BatchScaling, StepAt
+from vramplan.analytic.known_shapes import KnownShapes, Shape
 from vramplan.analytic.layer_folding import Unfolded, unfold
 from vramplan.analytic.layers.lora_targets import check_saved
 from vramplan.analytic.layers.moe_peft import FORMER
@@ -45,21 +46,6 @@ MAX_BATCHES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What steps with the same events have in common, whatever the sizes of their storages."""
-
-    record: StepRecord
-    section_of: Sequence[int]
-    """Number of the section that allocates each storage of the record."""
-    run: SimulatedRun
-    """The timelines of the GPUs that need different memory."""
-    forward: Sequence[tuple[int, int]]
-    """Number of each kernel of the last micro-step's forward in the record, and how often it runs."""
-    backward: Sequence[tuple[int, int]]
-    """The same of its backward."""
-
-
-@dataclass(frozen=True, slots=True)
 class Weights:
     """What all steps of a job have in common, whatever the batch."""
 
@@ -91,7 +77,14 @@ class _Common:
 class JobSteps:
     """The training steps of one job on one kind of GPU, at any batch."""
 
-    def __init__(self, spec: ModelSpec, job: Job, card: Gpu, similar: JobSteps | None = None) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        job: Job,
+        card: Gpu,
+        similar: JobSteps | None = None,
+        known: KnownShapes | None = None,
+    ) -> None:
         """Check a job and lay its model out.
 
         Args:
@@ -99,6 +92,7 @@ class JobSteps:
             job: the job; its batch does not matter.
             card: the GPU.
             similar: the same job on another GPU, with which it shares what does not depend on the GPU.
+            known: timelines of other jobs, some of which may be this one's too.
 
         Raises:
             VramplanError: for a job that cannot run or is not modelled.
@@ -109,6 +103,7 @@ class JobSteps:
             check_share(spec, job, card)
         self.scaling: BatchScaling = BatchScaling(self.setting, self.plan) if similar is None else similar.scaling
         self._common: _Common = _Common() if similar is None or depends_on_size(job) else similar._common
+        self._known = KnownShapes() if known is None else known
         self._begun: dict[tuple[int, int], PartialEstimate] = {}
         self._of_length: dict[int, JobSteps] = {}
         self._pieces: dict[int, Pieces] = {}
@@ -218,16 +213,28 @@ class JobSteps:
         """
         common, key = self._common, (id(at.record), at.num_small if is_brief(job) else 0, rollout_size(job))
         if key not in common.shapes:
-            setting = replace(self.setting, job=job)
-            step = Step(setting, self.plan, self.card, record=at.record, sizes=at.sizes)
-            run = SimulatedRun(step, common.generated)
+            shape = self._known_shape(at, job)
             if common.weights is None:
-                common.weights = self._checked(step, run)
+                common.weights = self._checked(shape.run.step, shape.run)
             if len(common.shapes) == MAX_BATCHES:
                 del common.shapes[next(iter(common.shapes))]
-            section_of = step.unfolded.section_of
-            common.shapes[key] = Shape(at.record, section_of, run, *step.kernels())
+            common.shapes[key] = shape
         return common.shapes[key]
+
+    def _known_shape(self, at: StepAt, job: Job) -> Shape:
+        """A shape that is known from a job with other lengths, or a new one."""
+        setting = replace(self.setting, job=job)
+        varies = job.task == "grpo" or setting.device_map is not None  # with lengths, in more than sizes
+        small = at.small if is_brief(job) else b""
+        rest = self.spec, setting.fused, self.card if depends_on_size(job) else None, small
+        shape = None if varies else self._known.find(job, rest, at.record)
+        if shape is None:
+            step = Step(setting, self.plan, self.card, record=at.record, sizes=at.sizes)
+            run = SimulatedRun(step, self._common.generated)
+            shape = Shape(at.record, step.unfolded.section_of, run, *step.kernels())
+            if not varies:
+                self._known.add(job, rest, shape)
+        return shape
 
     @property
     def weights(self) -> Weights:
@@ -254,7 +261,7 @@ class JobSteps:
             of_length = self._of_length.get(batch.length)
             if of_length is None:
                 shorter = self.job.model_copy(update={"sequence_length": batch.length})
-                of_length = self._of_length[batch.length] = JobSteps(self.spec, shorter, self.card)
+                of_length = self._of_length[batch.length] = JobSteps(self.spec, shorter, self.card, known=self._known)
             step = of_length.scaling.step(batch.samples, job.gradient_accumulation_steps, several).on(self.card)
             at_batch = with_batch(of_length.job, batch.samples, job.gradient_accumulation_steps)
             shape = of_length.shape(step, at_batch)

@@ -122,6 +122,11 @@ class SimulatedRun:
         return self._first.gpus
 
     @property
+    def num_events(self) -> int:
+        """Events that are in memory, those of the step included."""
+        return len(self.step.unfolded.events) + sum(len(layout.events) for layout in self._layouts.values())
+
+    @property
     def gathered_bytes(self) -> int:
         """Highest bytes of sharded weights that are gathered at a time in a forward without gradients."""
         return self._first.gathered_bytes()
