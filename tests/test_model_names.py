@@ -187,3 +187,10 @@ def test_no_folder_is_an_organisation_with_shipped_models() -> None:
     names = {name.partition("/")[0].lower() for name in model_names.known_model_names() if "/" in name}
     assert not names & (model_names.LOCAL_FOLDERS | model_names.MODELSCOPE)
     assert not [name for name in model_names.known_model_names() if model_names.QUANTIZED.search(name)]
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "org/" + "x" * 5000, "~nobody-of-this-name/x", "a\0b"])
+def test_a_name_that_no_file_can_have_is_refused(name: str) -> None:
+    with pytest.raises(VramplanError) as caught:
+        named_model(name)
+    assert "\n" not in str(caught.value)

@@ -144,6 +144,20 @@ def test_what_is_written_is_read_again(task: str) -> None:
     assert all("takes" not in note for note in written.notes)
 
 
+@pytest.mark.parametrize(("task", "method"), [("dpo", "lora"), ("dpo", "full"), ("kto", "qlora")])
+def test_llamafactory_computes_another_loss(task: str, method: str) -> None:
+    found = suggest(MODEL, "h100", 16, task=task, sequence_length=512, method=method, advice=False).recommended
+    assert found is not None
+    written = export("llamafactory", MODEL, found.estimate.job, "h100")
+    assert f"stage: {task}" in written.text
+    assert (written.settings["task"], written.settings["loss"]) == (task, "log_softmax")
+    notes = [note for note in written.notes if " takes " in note]
+    assert "llamafactory takes loss as log_softmax, not chunked" in notes
+    assert not any("reference" in note for note in notes)
+    with pytest.raises(VramplanError, match="written for trl"):
+        export("llamafactory", MODEL, found.estimate.job.model_copy(update={"task": "reward"}), "h100")
+
+
 def test_a_length_that_is_open_has_a_case_for_each(tmp_path: Any) -> None:
     path = tmp_path / "grpo.yaml"
     path.write_text(f"model_name_or_path: {MODEL}\ndataset_name: d\nnum_generations: 8\nuse_vllm: true\n")

@@ -39,6 +39,21 @@ def write(name: str, model: str, job: Job) -> ConfigText:
     return writer.write(model, job)
 
 
+def check_task(name: str, job: Job) -> None:
+    """Check that a framework's configurations can say what the model is trained for.
+
+    Raises:
+        UnsupportedError: with the frameworks that can.
+    """
+    if job.task in (None, *find_writer(name)[1].tasks):
+        return
+    able = ", ".join(other for other, (_, one) in writers().items() if job.task in one.tasks)
+    raise UnsupportedError(
+        f"{setting('for_framework', name)}: {setting('task', job.task)} is not written for it"
+        + (f"; written for {able}" if able else ", nor for another framework yet")
+    )
+
+
 def changed_fields(writer: Writer, job: Job, read_back: Job) -> list[str]:
     """Fields that differ once what was written for `job` is read back by its framework's reader."""
     skipped = {"lora_rank", "lora_targets", "lora_dropout", "lora_dtype"} if job.method == "full" else set()
@@ -56,4 +71,4 @@ def changed_fields(writer: Writer, job: Job, read_back: Job) -> list[str]:
     return changed
 
 
-__all__ = ["ConfigText", "changed_fields", "find_writer", "write"]
+__all__ = ["ConfigText", "changed_fields", "check_task", "find_writer", "write"]

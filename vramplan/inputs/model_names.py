@@ -6,9 +6,9 @@ Only an exact name counts. A name that says nothing certain is refused with what
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import NamedTuple
 
+from vramplan.bounded_read import expand_home, is_file
 from vramplan.errors import ConfigError, HubError, UnknownNameError, UnsupportedError, nearest_names, setting
 from vramplan.inputs.catalog import find_model, known_model_names
 from vramplan.inputs.model_spec import ModelSpec
@@ -56,8 +56,8 @@ def named_model(name: str) -> NamedModel:
         VramplanError: as :func:`vramplan.inputs.resolve.resolve_model` does.
     """
     name = name.strip()
-    path = Path(name).expanduser()
-    if path.is_file() or (path / "config.json").is_file():
+    path = expand_home(name)
+    if is_file(path) or is_file(path / "config.json"):
         return NamedModel(resolve_model(name))
     shipped = find_model(name)
     if shipped is not None:

@@ -12,7 +12,7 @@ from vramplan.frameworks.detected_config import DetectedConfig
 from vramplan.frameworks.registry import Framework
 from vramplan.frameworks.settings import ConfigSource, ConfigValue
 from vramplan.frameworks.syntax import shell
-from vramplan.frameworks.write import ConfigText, changed_fields, find_writer, write
+from vramplan.frameworks.write import ConfigText, changed_fields, check_task, find_writer, write
 from vramplan.frameworks.writers import nodes
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
@@ -82,10 +82,11 @@ def written_as(framework: str, model: str | ModelSpec, job: Job, requested: Job 
     """
     spec, requested = load_model(model), requested or job
     reader, writer = find_writer(framework)
-    if job.task not in (None, *writer.tasks) or spec.model_type in MODEL_INPUTS:
+    check_task(framework, job)
+    if spec.model_type in MODEL_INPUTS:
         raise UnsupportedError(
             f"{setting('for_framework', framework)}: configurations are written for causal language models, not for"
-            f" {spec.model_type if job.task is None else setting('task', job.task)}"
+            f" {spec.model_type}"
         )
     ported = f"{spec.name}-hf"  # transformers' own class, if the name itself brings code of its own
     name = ported if writer.uses_ported_model and ported in spec.aliases else spec.name

@@ -8,7 +8,7 @@ from vramplan.errors import ConfigError, setting
 from vramplan.frameworks.framework import ENGINES, Framework, Writer
 from vramplan.frameworks.liger import ALL_KERNELS
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, hold_back, num_started_processes, resolve_version
-from vramplan.frameworks.readers.llamafactory_tasks import STAGES, refuse_stage, task_fields
+from vramplan.frameworks.readers.llamafactory_tasks import STAGES, refuse_stage, stage_pairs, task_fields
 from vramplan.frameworks.readers.trainer_arguments import (
     NAMES,
     adapter_fields,
@@ -292,7 +292,7 @@ def write(model: str, job: Job) -> ConfigText:
     """LLaMA-Factory's YAML."""
     pairs = {
         "model_name_or_path": model,
-        "stage": "sft",
+        **stage_pairs(job),
         "do_train": True,
         "finetuning_type": "full" if job.method == "full" else "lora",
         **batch_and_optimizer(job),
@@ -347,5 +347,5 @@ FRAMEWORK = Framework(
     variables=frozenset({"FORCE_TORCHRUN"}),
     overrides="pairs",  # hparams/parser.py: OmegaConf.from_cli
     expands_all_linear=True,
-    writers=(Writer("llamafactory", write, tuple(name for name in ENGINES if name != "fsdp")),),
+    writers=(Writer("llamafactory", write, tuple(name for name in ENGINES if name != "fsdp"), tasks=STAGES),),
 )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from vramplan.errors import UnsupportedError
+from vramplan.errors import UnsupportedError, setting
 from vramplan.frameworks.nearest import estimate_command
 from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.settings import ConfigReader
+from vramplan.frameworks.writers.config_text import Pairs
+from vramplan.inputs.job import Job
 from vramplan.units import round_up
 
 STAGES = ("dpo", "kto")
@@ -39,16 +41,12 @@ def task_fields(config: ConfigReader, stage: str, version: str, job: dict[str, A
         raise config.unsupported("pref_loss", f"is not modelled yet; modelled: {', '.join(LOSSES)}")
     if stage == "dpo" and loss in FREE_OF_REFERENCE:
         fields["reference"] = "none"
-    elif job["method"] != "full":
-        fields["reference"] = "adapters_off"  # trainer_utils.py: create_ref_model
-    else:
-        fields["reference"] = "model"
-        if job["dtype"] == "fp32" and job["autocast"] != "none":  # its reference is loaded in the checkpoint's dtype
-            raise config.unsupported(
-                "finetuning_type",
-                f"trains fp32 weights beside a reference in half precision in stage {stage}, which is not"
-                " modelled yet; set pure_bf16: true, or finetuning_type: lora",
-            )
+    elif job["method"] == "full" and job["dtype"] == "fp32" and job["autocast"] != "none":
+        raise config.unsupported(  # trainer_utils.py: create_ref_model takes the checkpoint's dtype
+            "finetuning_type",
+            f"trains fp32 weights beside a reference in half precision in stage {stage}, which is not"
+            " modelled yet; set pure_bf16: true, or finetuning_type: lora",
+        )
     return fields
 
 
@@ -67,3 +65,16 @@ def refuse_stage(config: ConfigReader, stage: str, model: str, job: dict[str, An
         "keeps all states and all logits beside its value head, which is not modelled yet and takes more than the"
         f" nearest, a reward model of TRL: {nearest}; {modelled}",
     )
+
+
+def stage_pairs(job: Job) -> Pairs:
+    """The stage of a job, for a configuration.
+
+    Raises:
+        UnsupportedError: for a reference that LLaMA-Factory does not make by itself.
+    """
+    if job.reference not in (None, "model" if job.method == "full" else "adapters_off"):
+        raise UnsupportedError(
+            f"{setting('for_framework', 'llamafactory')}: {setting('reference', job.reference)} is not written for it"
+        )
+    return {"stage": job.task or "sft"}
