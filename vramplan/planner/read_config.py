@@ -25,8 +25,9 @@ from vramplan.frameworks.syntax.argv import in_sections
 from vramplan.inputs.images import IMAGE_PROCESSORS
 from vramplan.inputs.job import DEFAULT_SEQUENCE_LENGTH, Job
 from vramplan.inputs.load import load_model
+from vramplan.inputs.model_inputs import MODEL_INPUTS
 from vramplan.inputs.model_names import named_model
-from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.model_spec import Config, ModelSpec
 from vramplan.inputs.sequence_length import max_positions
 from vramplan.inputs.validation import LINEAR_EXPERTS
 
@@ -148,7 +149,9 @@ def _liger_of(spec: ModelSpec, config: ParsedConfig, job: dict[str, Any]) -> dic
 
 def longest_sample(spec: ModelSpec) -> int:
     """Tokens of the longest sample that the model takes; the usual length if it does not say."""
-    return max_positions(spec) or DEFAULT_SEQUENCE_LENGTH
+    inputs = MODEL_INPUTS.get(spec.model_type)
+    table = None if inputs is None else inputs.most_tokens(Config(spec.config, spec.name))
+    return table or max_positions(spec) or DEFAULT_SEQUENCE_LENGTH
 
 
 def as_key(config: ParsedConfig, field: str, value: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.parsed_config import at_least, resolve_version
-from vramplan.frameworks.readers import python_model, python_trl, xtuner
+from vramplan.frameworks.readers import classifiers, python_model, python_trl, xtuner
 from vramplan.frameworks.readers.python_effects import refuse_effects
 from vramplan.frameworks.readers.python_model import Model, class_of, is_model
 from vramplan.frameworks.readers.python_trainer import CONFIGS, OTHER_TRAINERS, TRAINERS, Run, find_run
@@ -51,7 +51,8 @@ LORA: Mapping[str, str | None] = {
     "modules_to_save": "lora_modules_to_save",
     "use_dora": "use_dora",
     "target_parameters": "lora_target_parameters",
-    **dict.fromkeys(("lora_alpha", "bias", "task_type", "use_rslora", "inference_mode", "fan_in_fan_out", "revision")),
+    "task_type": "lora_task_type",
+    **dict.fromkeys(("lora_alpha", "bias", "use_rslora", "inference_mode", "fan_in_fan_out", "revision")),
 }
 """Arguments of peft.LoraConfig."""
 QUANTIZED: Mapping[str, str | None] = {
@@ -101,6 +102,8 @@ def settings_of(script: Script) -> tuple[str, Settings]:
     settings = run.settings | _model(model, run, is_trl, task)
     settings |= _quantized(script, run, model) | _adapters(script, run, model) | _image_caps(script)
     settings.pop("model_init_kwargs", None)
+    if classifiers.TASK_KEY not in settings:
+        settings.pop("lora_task_type", None)
     if task is not None:
         settings |= python_trl.settings_of(task, run, model)
     if model is not None:
@@ -196,14 +199,16 @@ def _model(model: Model | None, run: Run, is_trl: bool, task: str | None = None)
     name = class_of(load)
     if load.last == "from_config":
         raise UnsupportedError(f"{load.place}: {name}.from_config is not read yet; read: from_pretrained")
+    classifier = {} if is_trl else classifiers.settings_of(name, load.keywords, load.place)
     heads = (*MODEL_CLASSES, CLASSES["reward"]) if task == "reward" else MODEL_CLASSES
+    if classifier:
+        heads = (*heads, *classifiers.HEADS)
     if name == "AutoModel" or (_HEAD.search(name) and not name.endswith(heads)) or "Liger" in name:
         endings = ", ".join(f"...{ending}" for ending in MODEL_CLASSES)
         raise UnsupportedError(f"{load.place}: {name}: is not read yet; read: {endings}")
     changed = {event[0][1:-1] for event in model.thing.history if event[0].endswith("=")}
-    settings = _translated(
-        {name: value for name, value in load.keywords.items() if name not in changed}, MODEL, "from_pretrained"
-    )
+    keywords = {name: value for name, value in load.keywords.items() if name not in {*changed, *classifier}}
+    settings = classifier | _translated(keywords, MODEL, "from_pretrained")
     if load.positional:
         settings["model_name_or_path"] = ConfigValue(load.positional[0], load.place)
     flash = settings.pop("use_flash_attention_2", None)

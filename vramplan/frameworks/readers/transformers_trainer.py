@@ -9,6 +9,8 @@ from vramplan.frameworks.framework import ENGINES, Framework, Writer
 from vramplan.frameworks.liger import liger_pairs
 from vramplan.frameworks.losses_by_version import loss_of
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, hold_back, resolve_version
+from vramplan.frameworks.readers import classifiers
+from vramplan.frameworks.readers.classifiers import read_classifier
 from vramplan.frameworks.readers.trainer_arguments import (
     ALL_LINEAR,
     LENGTH_KEYS,
@@ -81,12 +83,13 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     job |= attention_field(config, "attn_implementation")
     if config.has(*LENGTH_KEYS):
         job["sequence_length"] = config.integer(*LENGTH_KEYS, default=1)
+    job |= read_classifier(config, _script_path(config), job)
     usual_key = "max_length" if config.source.spelling == "python" else LENGTH_KEYS[0]
     names = NAMES | {"sequence_length": next((name for name in LENGTH_KEYS if config.has(name)), usual_key)}
     if config.source.spelling == "python":
         names |= PYTHON_NAMES | {"method": {"lora": f"model get_peft_model(model, {ALL_LINEAR})"}}
     parsed = ParsedConfig("transformers", f"{version} ({where})", model or "", job, names, config.notes)
-    parsed.task = "Trainer"
+    parsed.task = str(job.get("task", "Trainer")).replace("_", " ")
     read_image_caps(config, parsed)
     if config.has("max_train_samples"):
         parsed.num_train_samples = hold_back(0, config.integer("max_train_samples", default=1))
@@ -101,7 +104,9 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     return parsed
 
 
-EXAMPLES = frozenset({"run_clm.py", "run_mlm.py", "run_fim.py", "run_summarization.py", "run_translation.py"})
+EXAMPLES = frozenset(
+    {"run_clm.py", "run_mlm.py", "run_fim.py", "run_summarization.py", "run_translation.py", *classifiers.EXAMPLES}
+)
 """Scripts of transformers' own examples, which train every weight (examples/pytorch)."""
 
 
