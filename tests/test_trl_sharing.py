@@ -1,4 +1,4 @@
-"""ZeRO-1, ZeRO-2, FSDP 1 with preference tasks: the tape against TRL's trainers (tests/trl_sharing_runs.jsonl)."""
+"""TRL's trainers under ZeRO and FSDP against the estimates (tests/trl_sharing_runs.jsonl)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ ODDS = {"strategy": "zero2", "task": "orpo"}
 
 
 def errors_of(row: dict[str, Any]) -> dict[str, float]:
-    """The relative error of the peak in backward and step, and with the reference; they decide what fits."""
+    """The relative error of each phase's peak; of the forward if no reference runs between it and the loss."""
     job = job_of(row)
     timeline = JobSteps(model_of(row), job, card_of(GPU)).timelines(job.micro_batch_size, 1)[0]
     peaks = timeline.phase_peaks(timeline.live_bytes())
-    phases = {"reference", "backward", "optimizer"} & row["peaks"].keys()
+    phases = {"forward" if job.task is None else "reference", "backward", "optimizer"} & row["peaks"].keys()
     return {phase: abs(peaks[phase] / row["peaks"][phase] - 1) for phase in phases}
 
 
 def test_peaks_agree_with_trl() -> None:
     errors = [error for row in RECORDED for error in errors_of(row).values()]
-    assert len(errors) >= 30
+    assert len(errors) >= 95
     assert max(errors) <= WORST
     assert median(errors) <= MEDIAN
 

@@ -1,7 +1,7 @@
 """Runs of TRL's trainers under ZeRO and FSDP on emulated GPUs, in tests/trl_sharing_runs.jsonl.
 
 `python -m tests.trl_sharing` runs those that the file lacks, where PyTorch's CUDA build, trl 1.16 and DeepSpeed 0.19
-are installed and `vramplan emulate --install` was run. It adds rank 0's peak of allocated bytes in each phase.
+are installed and `vramplan emulate --install` was run. It adds rank 0's peak of bytes in each phase.
 """
 
 from __future__ import annotations
@@ -31,30 +31,40 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 TIED = ("llama-3.2-1b", {LAYERS: 6})
 UNTIED = ("llama-3.2-1b", {LAYERS: 6, "tie_word_embeddings": False})
+SHALLOW = ("llama-3.2-1b", {LAYERS: 4})
+SHALLOW_UNTIED = ("llama-3.2-1b", {LAYERS: 4, "tie_word_embeddings": False})
 
 
-def _job(strategy: str, method: str, task: str, **more: Any) -> dict[str, Any]:
-    loss = {"dpo": "chunked", "kto": "chunked"}.get(task, "standard")
-    stored = {"dtype": "fp32"} if method == "full" and "zero" not in strategy else {}
-    return {**SMALL, "task": task, "loss": loss, "method": method, **STRATEGIES[strategy], **stored, **more}
+def _job(strategy: str, method: str, task: str | None, **more: Any) -> dict[str, Any]:
+    loss = "chunked" if task in (None, "dpo", "kto") else "standard"
+    own = {} if task is None else {"task": task}
+    stored: dict[str, Any] = {"dtype": "fp32"} if method == "full" and "zero" not in strategy else {}
+    if (strategy, method) == ("zero3", "lora"):  # what TRL makes of adapters there
+        stored = {"lora_dtype": "bf16"} | ({} if more.get("checkpointing") == "none" else {"reentrant": True})
+    return {**SMALL, **own, "loss": loss, "method": method, **STRATEGIES[strategy], **stored, **more}
 
 
 def cases() -> Iterator[dict[str, Any]]:
     """All runs: the model, keys of its configuration, the job."""
 
-    def case(model: tuple[str, dict[str, Any]], *job: str, **more: Any) -> dict[str, Any]:
+    def case(model: tuple[str, dict[str, Any]], *job: Any, **more: Any) -> dict[str, Any]:
         return {"model": model[0], "config": model[1], "job": _job(*job, **more)}
 
-    for strategy in ("zero3", "zero2", "fsdp2", "fsdp1"):
+    for strategy in ("zero2", "fsdp1"):
         for method in ("full", "lora"):
             yield case(UNTIED, strategy, method, "dpo")
-    for strategy in STRATEGIES:
+    for strategy in ("zero2", "fsdp1", "zero1", "ddp"):
         for method in ("full", "lora"):
             yield case(TIED, strategy, method, "dpo")
-    for strategy in ("zero3", "fsdp2", "zero2"):
-        for task in ("kto", "reward", "orpo"):
+    for task in ("kto", "reward", "orpo"):
+        for method in ("full", "lora"):
+            yield case(UNTIED if task == "orpo" else TIED, "zero2", method, task)
+    for model in (SHALLOW_UNTIED, SHALLOW):
+        for strategy in ("zero3", "fsdp2"):
             for method in ("full", "lora"):
-                yield case(UNTIED if task == "orpo" else TIED, strategy, method, task)
+                for checkpointing in ({}, {"checkpointing": "none"}):
+                    yield case(model, strategy, method, None, **checkpointing)
+        yield case(model, "fsdp2", "lora", None, dtype="fp32")
 
 
 def recorded() -> list[dict[str, Any]]:

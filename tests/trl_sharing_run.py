@@ -59,7 +59,7 @@ def sharing(job: Job, model_type: str) -> dict[str, Any]:
 
 
 class Peaks:
-    """The peak of allocated bytes in each phase."""
+    """The peak of bytes in each phase as they were asked for: blocks that the allocator did not split hold more."""
 
     def __init__(self) -> None:
         self.phase, self.found = "", dict[str, int]()
@@ -67,7 +67,8 @@ class Peaks:
     def enter(self, phase: str) -> None:
         """End a phase, and begin another."""
         if self.phase:
-            self.found[self.phase] = max(self.found.get(self.phase, 0), torch.cuda.max_memory_allocated())
+            peak = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+            self.found[self.phase] = max(self.found.get(self.phase, 0), peak)
         torch.cuda.reset_peak_memory_stats()
         self.phase = phase
 
@@ -76,6 +77,8 @@ def rows(job: Job, count: int) -> list[dict[str, Any]]:
     """Samples whose prompt and answers have exactly the job's tokens."""
     prompt = max(job.prompt_length or 0, 1)
     answer = [5] * (job.sequence_length - prompt)
+    if job.task is None:
+        return [{"input_ids": [3] * prompt + answer}] * count
     if job.task == "reward":
         return [{"chosen_ids": [3, *answer][-job.sequence_length :], "rejected_ids": [3, *answer]}] * count
     if job.task == "kto":
@@ -104,7 +107,7 @@ def trainer_of(job: Job) -> tuple[type, type, dict[str, Any]]:
             return ORPOTrainer, ORPOConfig, {"remove_unused_columns": False}
         simpo = {"loss_type": "simpo", "cpo_alpha": 0.0} if job.task == "simpo" else {}
         return CPOTrainer, CPOConfig, {"remove_unused_columns": False, **simpo}
-    name = {"dpo": "DPO", "kto": "KTO", "reward": "Reward"}[str(job.task)]
+    name = {"dpo": "DPO", "kto": "KTO", "reward": "Reward"}.get(str(job.task), "SFT")
     return getattr(trl, f"{name}Trainer"), getattr(trl, f"{name}Config"), {}
 
 

@@ -81,6 +81,7 @@ class StepSpec:
             lora_dropout=0.0 if job.task in PREFERENCE else job.lora_dropout,  # TRL's disable_dropout
             adapter_dtype=used or job.lora_dtype,
             adapter_input=job.lora_dtype if job.computed_dtype and job.fsdp.version == 1 else None,
+            head_dtype=job.dtype if job.reads_sharded_head else None,
             dora=job.method == "dora",
             modules_to_save=(*(job.modules_to_save or ()), *(("score",) if lora and job.task == "reward" else ())),
             saved_dtype=used or job.saved_dtype,

@@ -104,16 +104,8 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
 
 def _not_compared(job: Job) -> list[str]:
     """What no run of the trainer's own code was compared with, although it may need more than the estimate says."""
-    if job.num_gpus == 1:
-        return []
-    shards = job.strategy == "zero3" or (job.strategy == "fsdp" and job.fsdp.version == 2)
-    if job.task == "grpo":
+    if job.task == "grpo" and job.num_gpus > 1:
         return ["GRPO on several GPUs was not compared with runs of TRL"]
-    if job.loss == "chunked" and job.method != "full" and shards:
-        return [
-            f"The chunked loss with adapters under {'ZeRO-3' if job.strategy == 'zero3' else 'FSDP 2'} was not compared"
-            " with runs of TRL: a head that is not tied to the embedding may stay gathered, and backward need more"
-        ]
     return []
 
 
@@ -233,6 +225,7 @@ def check_shared(spec: ModelSpec, model: ModelArchitecture, job: Job) -> None:
         raise UnsupportedError(f"{where}: {architecture.zero3_stops}; use {ddp} or zero2")
     if job.strategy == "fsdp" and architecture.decoder is None:
         raise UnsupportedError(f"{where} is not modelled yet; use {ddp} or zero2")
+    _check_read_head(model, job)
     if tower is None or job.strategy == "zero3":
         return
     if tower.wrapped:
@@ -241,6 +234,30 @@ def check_shared(spec: ModelSpec, model: ModelArchitecture, job: Job) -> None:
         raise UnsupportedError(
             f"{where} with FSDP version 1: weights that train and frozen ones would be one flat weight outside of the"
             f" layers, which is not modelled; use {setting('fsdp')} version 2, or {setting('strategy', 'zero3')}"
+        )
+
+
+def _check_read_head(model: ModelArchitecture, job: Job) -> None:
+    """Check TRL's chunked loss under FSDP 2, which gathers a head by itself if nothing of the head's group runs.
+
+    Raises:
+        UnsupportedError: if such a head trains, or lies on the host, where TRL then computes the loss.
+    """
+    (architecture, config, tower, _), sharded = model, job.strategy == "fsdp" and job.fsdp.version == 2
+    if job.loss != "chunked" or not sharded or not job.fsdp.wraps_embeddings or architecture.decoder is None:
+        return
+    with_norm = job.method == "full" and tower is None and architecture.decoder.norm_name.count(".") == 1
+    if with_norm or architecture.is_tied(config):
+        return
+    loss, instead = setting("loss", job.loss), f"use {setting('loss', 'standard')} or {setting('strategy', 'zero3')}"
+    if job.method == "full" or "lm_head" in (job.modules_to_save or ()):
+        raise UnsupportedError(
+            f"{loss} under FSDP 2 with a head that trains apart from the final norm is not modelled; {instead}"
+        )
+    if job.offload == "all":
+        raise UnsupportedError(
+            f"{loss} under FSDP 2 with {setting('offload', 'all')}: TRL computes the loss where the head lies, on the"
+            f" host, which is not modelled; {instead}"
         )
 
 

@@ -15,6 +15,7 @@ from vramplan.analytic.architectures.vision_tower import PARTS, TOWER
 from vramplan.analytic.autograd.graph import StorageInfo, Stored
 from vramplan.analytic.autograd.repeated_experts import named
 from vramplan.analytic.layer_folding import FoldPlan, unfold
+from vramplan.analytic.layers.chunked_head import SCORED
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import RecordedWeight, StepRecord, record_of
 from vramplan.analytic.train_step import declare, simulate_step
@@ -251,6 +252,12 @@ class Step:
         """Index of the output head's first event in a backward."""
         storages, source = self.record.storages, self.unfolded.source
         return next((n for n, e in enumerate(events) if e >= 0 and storages[source[e]].module == "lm_head"), 0)
+
+    def head_drops(self, events: Sequence[int]) -> int:
+        """Index behind the event of a backward with which the fused head's node drops what it saved."""
+        storages, source = self.record.storages, self.unfolded.source
+        freed = (n for n, e in enumerate(events, 1) if e < 0 and storages[source[~e]].what == SCORED)
+        return next(freed, len(events))
 
     def gradients_of(self, placed: Iterable[Placed]) -> list[int]:
         """Number of each weight's gradient among the simulated step's storages."""

@@ -141,6 +141,14 @@ class Fsdp(Record):
     """Version 1, HYBRID_SHARD: number of groups of GPUs, usually nodes, that each hold a full set of shards."""
 
 
+DEEPSPEED_SIZES = {
+    "reduce_bucket_size": 500_000_000,
+    "prefetch_bucket_size": 50_000_000,
+    "param_persistence_threshold": 100_000,
+}
+"""DeepSpeed's own defaults of sizes that transformers fills in for "auto" (0.19, runtime/zero/config.py)."""
+
+
 class Zero(Record):
     """DeepSpeed's ``zero_optimization``; null: what transformers fills in for "auto"."""
 
@@ -171,6 +179,11 @@ class Zero(Record):
             "param_persistence_threshold": 10 * hidden_size,
         }
         return self.model_copy(update={name: size for name, size in auto.items() if getattr(self, name) is None})
+
+    def by_deepspeed(self) -> Zero:
+        """A copy with DeepSpeed's own defaults for "auto"."""
+        own = DEEPSPEED_SIZES.items()
+        return self.model_copy(update={name: size for name, size in own if getattr(self, name) is None})
 
 
 def engine_casts(strategy: object, quantize: object = "none") -> bool:
@@ -385,6 +398,21 @@ class Job(Record):
     def trained_dtype(self) -> str:
         """Stored dtype of the trained weights."""
         return self.dtype if self.method == "full" else self.lora_dtype
+
+    @property
+    def reads_sharded_head(self) -> bool:
+        """Whether a loss gathers a head that is not tied by itself, in its stored dtype: nothing runs in its group.
+
+        Under FSDP 2 the final norm is in that group too, unless PEFT hides it from accelerate (1.15,
+        utils/fsdp_utils.py: _find_final_norm; trl 1.16, trainer/utils.py: add_fused_lm_head).
+        """
+        shards = self.strategy == "fsdp" and self.fsdp.version == 2 and self.fsdp.wraps_embeddings
+        return (
+            self.loss == "chunked"
+            and shards
+            and self.method != "full"
+            and "lm_head" not in (self.modules_to_save or ())
+        )
 
     @property
     def engine_casts(self) -> bool:

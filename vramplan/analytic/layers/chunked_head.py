@@ -13,6 +13,8 @@ from vramplan.units import DTYPE_BYTES, ceil_div
 
 TILE = (4096, 32768)
 """Tokens by vocabulary entries of one tile."""
+SCORED = "hidden states of the tokens that count"
+"""What is saved for backward together with the head's weight."""
 EXTRAS = {"entropy": "fp32", "log_sum_sq_probs": "fp32", "mean_logits": "fp32", "is_top1": "bool"}
 """What the kernels compute beside log-probabilities if asked, in this order."""
 
@@ -20,6 +22,7 @@ EXTRAS = {"entropy": "fp32", "log_sum_sq_probs": "fp32", "mean_logits": "fp32", 
 def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """SFTTrainer's loss. Assumes that no label is ignored."""
     tape = hidden.tape
+    tape.module = "lm_head"
     valid, *row_locals = rows_that_count(hidden, labels, hidden.shape[1] - 1)
     tokens = valid.shape[0]
 
@@ -132,6 +135,6 @@ def rows_that_count(x: Tensor, labels: Tensor, scored: int) -> tuple[Tensor, ...
     tape.save(node, mask)
     places = tape.empty((batch * scored, 2), "int64", "places of the labels that count")
     tape.work(0, 2 * prod(view.shape) * DTYPE_BYTES[x.dtype], x.dtype)
-    out = ops.output(node, tape, (batch * scored, width), x.dtype, "hidden states of the tokens that count")
+    out = ops.output(node, tape, (batch * scored, width), x.dtype, SCORED)
     del places
     return out, mask, view, own_labels

@@ -37,6 +37,8 @@ class WeightConfig:
     adapter_input: str | None = None
     """Dtype that PEFT casts an adapter's input to, if the adapter computes in another one (FSDP1: it is not gathered
     yet)."""
+    head_dtype: str | None = None
+    """Dtype of a head that is not tied, if it is not that of the other weights."""
     dora: bool = False
     modules_to_save: tuple[str, ...] = ()
     """Ends of the names of modules that train as a copy."""
@@ -188,6 +190,8 @@ class Modules:
 
     def head_weight(self, vocabulary: int, width: int, tied: bool) -> Parameter:
         """The output head's weight, for losses that multiply by it."""
+        if not tied and self.training.head_dtype:
+            return self._declared("lm_head.weight", (vocabulary, width), self.training.head_dtype, False)
         if not tied:
             return self.parameter("lm_head.weight", vocabulary, width)
         assert self.embedded is not None

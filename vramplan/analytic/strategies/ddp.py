@@ -178,6 +178,9 @@ class Strategy:
     def resume(self, state: State) -> None:
         """Go on from this state, one of those that :meth:`state` returns."""
 
+    def forward_ends(self) -> None:
+        """End a forward of a model that gives a reference."""
+
     def backward_ends(self) -> None:
         """End the backward of a micro-batch: DDP reduces each bucket when it is full.
 

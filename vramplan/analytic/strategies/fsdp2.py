@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from vramplan.analytic.architectures.vision_tower import TOWER
 from vramplan.analytic.layer_folding import UnfoldedSection
+from vramplan.analytic.layers.chunked_head import SCORED
 from vramplan.analytic.strategies.fsdp import COMPUTE, GATHER, REDUCE, Sharded, gathered_dtype, stored
 from vramplan.memory.optimizer_steps import Weight
 from vramplan.memory.optimizers import optimizer_of
@@ -57,6 +59,11 @@ class Group:
         self.gradient = Storage(stored, "gradient", f"{name} gradients", "own rows", stream=REDUCE)
 
 
+def _full_tensor(share: Weight, cards: int) -> Storage:
+    """``DTensor.full_tensor()`` of a weight, in the dtype that it is stored in (trl 1.16, trainer/utils.py)."""
+    return Storage(cards * share.num_bytes, "communication", f"{share.name}: full tensor", f"{share.dtype}, all rows")
+
+
 def _buffer(num_bytes: int, label: str, stream: int) -> Storage:
     return Storage(num_bytes, "communication", label, "", stream=stream)
 
@@ -66,11 +73,19 @@ class Fsdp2(Sharded):
 
     def __init__(self, step: Step, record: Recorder, gpu: int = 0) -> None:
         super().__init__(step, record, gpu)
-        self.ignored = [one for one in step.placed if is_ignored(one.parameter, self.job)]
+        placed = self.own_weights()
+        self.ignored = [one for one in placed if is_ignored(one.parameter, self.job)]
         """Weights that stay whole on every GPU."""
-        self.divided = [one for one in step.placed if not is_ignored(one.parameter, self.job)]
+        self.divided = [one for one in placed if not is_ignored(one.parameter, self.job)]
         self.shares = [self._share(one) for one in self.divided]
-        self.before, self.layers, self.behind = self._groups()
+        self.before, self.layers, self.behind = self.groups_of_weights()
+        self.reads_head = self.job.loss == "chunked"
+        """Whether the loss multiplies by the head's weight, and the head itself does not run."""
+        self.full_head: list[Storage] = []
+        """The head's tensors as a loss gathers them, if nothing else does: it is in a group of its own."""
+        if self.job.reads_sharded_head and self.behind:
+            self.full_head = [_full_tensor(share, self.job.num_gpus) for share in self.behind[0].shares]
+            self.behind = []
         ran = [group for layer, group in self.layers.items() if layer < TOWER or step.setting.has_images]
         self.order = [*self.before, *ran, *self.behind]
         self.weights: dict[Group, list[int]] = {}
@@ -83,6 +98,12 @@ class Fsdp2(Sharded):
         """Gradients that are being reduced."""
         self.finished: set[Group] = set()
         """Groups whose backward is over."""
+        self.whole_head: list[int] = []
+        """Those of them that exist."""
+        self.first = {
+            one for one, after in pairwise(step.unfolded.pieces) if one.layer is None and after.layer is not None
+        }
+        """Sections before a layer: what follows another forward has none."""
         self.inside = False
         """Whether the phase has reached the layers."""
         self.embedding_needs_grad = self.job.checkpointing == "full" or any(
@@ -95,7 +116,7 @@ class Fsdp2(Sharded):
         rows, *others = weight.shape
         return replace(weight, shape=(ceil_div(rows, self.job.num_gpus), *others))
 
-    def _groups(self) -> tuple[list[Group], dict[int, Group], list[Group]]:
+    def groups_of_weights(self) -> tuple[list[Group], dict[int, Group], list[Group]]:
         """(groups before the layers, the layers, groups after them) (accelerate, fsdp_utils.py).
 
         The last group stays gathered, and so does the root, which has whatever no other group has.
@@ -105,6 +126,8 @@ class Fsdp2(Sharded):
         for one, share in zip(self.divided, self.shares, strict=True):
             place = self._place(share.name, tied) if one.layer is None else one.layer
             by_place.setdefault(place, []).append((one, share))
+        if tied and "before" in by_place:  # accelerate names the final norm first
+            by_place["before"].sort(key=lambda pair: pair[0].parameter is self.step.embedded)
         cards, names = self.job.num_gpus, {"before": "embedding", "behind": "norm and head", "root": "root"}
 
         def group(place: int | str, keeps: bool) -> Group:
@@ -166,9 +189,12 @@ class Fsdp2(Sharded):
         if piece.layer is not None:
             self.inside, groups = True, [self.layers[piece.layer]]
         elif not self.inside:
-            groups = self.before
+            groups = self.before if piece in self.first else []
         else:
             groups = self.behind if piece in self.step.unfolded.ends else []
+            if self.full_head and not piece.phase.startswith("backward") and self._has_head(events):
+                self._run_full_head(events, offset)
+                return
         if piece.phase.startswith("backward"):
             self._backward(piece, groups, events, offset)
         else:
@@ -185,6 +211,22 @@ class Fsdp2(Sharded):
         for group in groups:
             if not group.keeps:
                 self._drop(group)
+
+    def _has_head(self, events: Sequence[int]) -> bool:
+        storages, source = self.step.record.storages, self.step.unfolded.source
+        return any(e >= 0 and storages[source[e]].what == SCORED for e in events)
+
+    def _run_full_head(self, events: Sequence[int], offset: int) -> None:
+        """Gather the head by itself; autograd keeps the tensor for backward."""
+        head = self.step.head_begins(events)
+        self.record.extend(events[:head], offset)
+        self.send("all_gather", sum(storage.num_bytes for storage in self.full_head))
+        whole = [self.record.allocate(storage) for storage in self.full_head]
+        self.record.extend(events[head:], offset)
+        if self.phase.startswith("forward"):
+            self.whole_head = whole
+        else:
+            self.record.free_all(whole)
 
     def _request(self, group: Group) -> None:
         """All-gather a group, unless it is gathered or requested."""
@@ -231,6 +273,18 @@ class Fsdp2(Sharded):
             # without a gradient of its input nothing tells when a layer's backward is over
             if piece.layer not in self.step.record.layers_without_input_grad:
                 self._finish_backward(groups[0], offset)
+        elif not self.inside and self.reads_head:  # the model's output has the gradient that the head's would have
+            if self.behind:
+                self._prepare_backward(self.behind[-1])
+            else:
+                self._request(self.order[-1])
+            dropped = self.step.head_drops(events)
+            record.extend(events[:dropped], offset)
+            record.free_all(self.whole_head)
+            self.whole_head = []
+            record.extend(events[dropped:], offset)
+            for group in self.behind:
+                self._finish_backward(group, offset)
         elif (
             not self.inside and not self.job.fsdp.wraps_embeddings
         ):  # the root is there, and asks for the last layer at once

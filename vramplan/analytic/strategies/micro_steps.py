@@ -79,6 +79,8 @@ class MicroSteps:
         for piece, end in sections:
             if previous.startswith("backward") and piece.phase != previous:
                 share.backward_ends()
+            if self.reference is not None and piece.phase != previous and is_of_reference(previous):
+                self.reference.forward_ends()
             previous = piece.phase
             share.record.enter(previous.partition(".")[0])
             model = share if self.reference is None or not is_of_reference(piece.phase) else self.reference

@@ -1,17 +1,23 @@
 """The second model that gives a reference, next to the one that trains: how each strategy keeps and runs it.
 
 TRL prepares it apart (trl 1.16, models/utils.py: prepare_deepspeed, prepare_fsdp): below ZeRO-3 whole on every GPU, in
-an engine of stage 0; under FSDP 1 wrapped like the model that trains.
+an engine of stage 0; at stage 3 in one of its own; under FSDP 1 wrapped like the model that trains, under FSDP 2 as one
+group.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.strategies.ddp import Strategy
 from vramplan.analytic.strategies.fsdp1 import Fsdp1
+from vramplan.analytic.strategies.fsdp2 import Fsdp2, Group
+from vramplan.analytic.strategies.zero3 import ZeroStage3
 from vramplan.analytic.unfolded_step import buffers_of, reference_storages
+from vramplan.inputs.job import Zero
 from vramplan.memory.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -20,8 +26,10 @@ if TYPE_CHECKING:
 
 def second_model(step: Step, record: Recorder) -> Strategy:
     """The reference of a job that loads one."""
-    if step.job.strategy == "fsdp" and step.job.fsdp.version == 1 and step.job.task != "grpo":
-        return Fsdp1Reference(step, record)
+    if step.job.strategy == "fsdp" and step.job.task != "grpo":
+        return (Fsdp1Reference if step.job.fsdp.version == 1 else Fsdp2Reference)(step, record)
+    if step.job.strategy == "zero3" and step.job.task != "grpo":
+        return Zero3Reference(step, record)
     return WholeReference(step, record)
 
 
@@ -49,3 +57,46 @@ class Fsdp1Reference(Fsdp1):
     def load(self) -> None:
         super().load()
         self.record.allocate_all(buffers_of(self.step.setting))
+
+
+class Zero3Reference(ZeroStage3):
+    """An engine without an optimizer, with a coordinator of its own.
+
+    Its settings that are "auto" become DeepSpeed's defaults: transformers fills them in when training begins, and TRL's
+    own values go under names that DeepSpeed does not read (deepspeed 0.19, runtime/zero/config.py).
+    """
+
+    is_reference = True
+
+    def own_weights(self) -> list[Placed]:
+        return frozen(self.step)
+
+    def own_settings(self) -> Zero:
+        return self.job.zero.by_deepspeed()
+
+    def load(self) -> None:
+        super().load()
+        self.record.allocate_all(buffers_of(self.step.setting))
+
+
+class Fsdp2Reference(Fsdp2):
+    """One group of all weights, which a forward has twice: as received, and copied out of that."""
+
+    def own_weights(self) -> list[Placed]:
+        return frozen(self.step)
+
+    def groups_of_weights(self) -> tuple[list[Group], dict[int, Group], list[Group]]:
+        return [Group("reference", self.divided, self.shares, self.job.num_gpus, keeps=True)], {}, []
+
+    def load(self) -> None:
+        super().load()
+        self.record.allocate_all(buffers_of(self.step.setting))
+
+    def run_section(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
+        self.phase = piece.phase
+        self._forward(self.before, events, offset)
+
+    def forward_ends(self) -> None:
+        self._free_held()
+        if self.job.fsdp.reshard_after_forward:
+            self._drop(self.before[0])

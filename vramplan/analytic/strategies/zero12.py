@@ -16,6 +16,7 @@ from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.strategies.ddp import Strategy
 from vramplan.analytic.strategies.stored_weights import loaded_dtype
 from vramplan.dataclass import dataclass
+from vramplan.inputs.job import Zero
 from vramplan.memory.optimizer_steps import Weight
 from vramplan.memory.optimizers import optimizer_of
 from vramplan.memory.recorder import Recorder
@@ -71,8 +72,7 @@ class ZeroStage(Strategy):
         super().__init__(step, record, gpu)
         self.dtype, self.cards = self.job.dtype, self.job.num_gpus
         self.trained = self._trained()
-        hidden = step.setting.architecture.shape(step.setting.config).hidden
-        self.zero = self.job.zero.of_width(hidden)
+        self.zero = self.own_settings()
         self.bucket_size = self.zero.reduce_bucket_size or 0
         self.loaded: dict[tuple[int | None, str], Sequence[int]] = {}
         """Storages of the weights as they were loaded."""
@@ -89,11 +89,16 @@ class ZeroStage(Strategy):
         self.large: list[int] = []
         """Gradients too large for the bucket."""
 
+    def own_settings(self) -> Zero:
+        """DeepSpeed's settings, with those that transformers fills in."""
+        setting = self.step.setting
+        return self.job.zero.of_width(setting.architecture.shape(setting.config).hidden)
+
     def _trained(self) -> dict[tuple[int | None, str], Trained]:
         """Trainable weights by group: the Trainer makes two, with and without weight decay."""
         found, offsets = {}, [0, 0]
         for group in (0, 1):
-            for one in self.step.placed:
+            for one in self.own_weights():
                 name, shape, dtype = one.parameter.name, one.parameter.shape, one.parameter.dtype
                 plain = self.job.loop == "trainer" and not Weight(name, shape, dtype).decays
                 if one.parameter.trains and plain == bool(group):

@@ -6,16 +6,15 @@ shape, every GPU has ceil(n / GPUs).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vramplan.analytic.autograd.graph import SAVED
 from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.strategies.fsdp import REDUCE
 from vramplan.analytic.strategies.micro_steps import State
 from vramplan.analytic.strategies.stored_weights import divided
 from vramplan.analytic.strategies.zero3_coordinator import Coordinator, PartitionedWeight, Visit
+from vramplan.analytic.strategies.zero3_visits import MIXTURE, Modules, Turn
 from vramplan.analytic.strategies.zero12 import Trained, ZeroStage, flat
 from vramplan.memory.optimizer_steps import Weight
 from vramplan.memory.optimizers import optimizer_of
@@ -26,70 +25,30 @@ from vramplan.units import DTYPE_BYTES, ceil_div
 if TYPE_CHECKING:
     from vramplan.analytic.unfolded_step import Placed, Step
 
-MIXTURE = "mlp"
-"""What transformers calls a mixture of experts."""
-Module = tuple[int | None, str]
-Turn = tuple[str, bool, Module]
-"""Phase, whether checkpointing runs it again, and the module."""
-AROUND_ACTIVATION = (
-    {"gate_proj", "up_proj"},
-    {"gate_up_proj", "down_proj"},
-    {"fc1", "fc2"},
-    {"c_fc", "c_proj"},
-    {"dense_h_to_4h", "dense_4h_to_h"},
-)
-"""Layers between which transformers' MLPs call the activation, a module without weights."""
-
-
-def _entered(before: Turn | None, turn: Turn) -> int:
-    """Modules around the next one that were not around the one before, the layer, its attention, and an activation."""
-    around = [str(turn[2][0]), *turn[2][1].split(".")[:-1]]
-    if before is None or before[:2] != turn[:2]:
-        return len(around)
-    last = [str(before[2][0]), *before[2][1].split(".")[:-1]]
-    shared = next(
-        (n for n, (a, b) in enumerate(zip(last, around, strict=False)) if a != b), min(len(last), len(around))
-    )
-    between = {before[2][1].rpartition(".")[2], turn[2][1].rpartition(".")[2]}
-    return len(around) - shared + (between in AROUND_ACTIVATION)
-
 
 class ZeroStage3(ZeroStage):
     """One GPU's part of a run."""
 
+    is_reference = False
+    """Whether it is the second model that gives a reference."""
+
     def __init__(self, step: Step, record: Recorder, gpu: int = 0) -> None:
         super().__init__(step, record, gpu)
-        self.weights: list[PartitionedWeight] = []
-        self.modules: dict[Module, list[PartitionedWeight]] = {}
-        self.module_of: dict[Module, Module] = {}
-        mixtures = {one.layer for one in step.placed if one.parameter.name.startswith(f"{MIXTURE}.experts.")}
-        self.leaves = mixtures if step.setting.architecture.deepspeed_leaf or self.zero.leaf_mixtures else set()
-        """Layers whose mixture is one module to DeepSpeed."""
+        placed = self.own_weights()
+        self.weights = [self._divided(number, one) for number, one in enumerate(placed)]
+        self.modules = Modules(step, placed, self.weights)
         self.late: list[tuple[Trained, int]] = []
-        """Gradients of such a module, which are taken when its backward is over."""
-        copied = {one.parameter.name.removesuffix(SAVED) for one in step.placed if SAVED in one.parameter.name}
-        for number, one in enumerate(step.placed):
-            name = one.parameter.name
-            own = module = name.rpartition(".lora_")[0] or name.removesuffix(SAVED).rpartition(".")[0]
-            if one.layer in self.leaves and module.startswith(f"{MIXTURE}."):
-                module = MIXTURE
-            weight = self._divided(number, one)
-            self.weights.append(weight)
-            if name not in copied:  # the original of a module to save never runs
-                self.modules.setdefault((one.layer, module), []).append(weight)
-            for place in (name, own):  # a gradient is called as its weight
-                self.module_of[one.layer, place] = (one.layer, module)
-        pairs = zip(step.placed, self.weights, strict=True)
-        self.embedding = [weight for one, weight in pairs if one.parameter is step.embedded]
-        if step.setting.architecture.is_tied(step.setting.config):
-            self.modules[None, "lm_head"] = self.embedding
-            self.module_of[None, "lm_head"] = (None, "lm_head")
-        self.turns: dict[tuple[int, bool, bool], list[tuple[int, bool, str]]] = {}
-        """Turns of the sections of each pattern."""
-        self.visits = self._visits()
-        self.coordinator = Coordinator(record, self.visits, self.zero, self.job.offload == "all", self.send)
+        """Gradients of a mixture that is one module, which are taken when its backward is over."""
+        passes = self.modules.passes(self.is_reference)
+        self.coordinator = Coordinator(record, passes, self.zero, self.job.offload == "all", self.send)
         self.recomputes = self.job.checkpointing == "full"
+        self.begins = True
+        """Whether the next module begins a forward."""
+        self.passes = 0
+        """Forwards that began."""
         self.current: Visit | None = None
+        self.around: list[Visit] = []
+        """Modules around it that have weights of their own."""
         self.running: Turn | None = None
 
     def _divided(self, number: int, one: Placed) -> PartitionedWeight:
@@ -106,91 +65,6 @@ class ZeroStage3(ZeroStage):
         return PartitionedWeight(
             number, parameter.name, count, whole, own, count * size, stays, viewed, trains, dtype, held
         )
-
-    # -- whose turn it is ----------------------------------------------------------------------------------------------
-
-    def _turns(self, piece: UnfoldedSection, events: Sequence[int]) -> Iterator[tuple[int, Turn]]:
-        """(event, turn) of each module with weights that begins to make storages; recomputing is a turn of its own."""
-        turns = self.turns.get(piece.pattern)
-        if turns is None:
-            turns = self.turns[piece.pattern] = list(self._turns_of(piece, events))
-        for number, recomputes, module in turns:
-            yield number, (piece.phase, recomputes, (piece.layer, module))
-
-    def _turns_of(self, piece: UnfoldedSection, events: Sequence[int]) -> Iterator[tuple[int, bool, str]]:
-        """(event, whether it recomputes, name of the module), the same for all layers that the simulated one is for."""
-        storages, source = self.step.record.storages, self.step.unfolded.source
-        backward = piece.phase.startswith("backward")
-        before = None
-        for number, event in enumerate(events):
-            if event >= 0:
-                info = storages[source[event]]
-                module = self.module_of.get((piece.layer, info.module))
-                if module is not None and info.category != "workspace":
-                    turn = backward and info.category == "activation", module[1]
-                    if turn != before:
-                        yield number, *turn
-                        before = turn
-
-    def _visits(self) -> list[Visit]:
-        """Those of the first micro-step, with the modules around them, whose turn asks for weights to come as well."""
-        found: list[Visit] = []
-        running: Turn | None = None
-        for piece, following in pairwise(self.step.unfolded.pieces):
-            if not piece.phase.endswith(".0"):
-                break
-            for _, turn in self._turns(piece, self.step.unfolded.events[piece.first_event : following.first_event]):
-                if turn != running:
-                    *others, last = self._parts(turn)
-                    found += [Visit(None, ())] * (_entered(running, turn) + self._others(running, turn))
-                    found += [Visit(None, part) for part in others]
-                    found.append(Visit(turn[2], last))
-                    running = turn
-        return found + [Visit(None, (weight,)) for weight in self._hooked()]
-
-    def _others(self, before: Turn | None, turn: Turn) -> int:
-        """Modules without weights at a forward's beginning: PEFT's two, and the rotary embedding before the layers."""
-        if before is None:
-            return 0 if self.job.method == "full" else 2
-        if before[2][0] is not None or turn[2][0] != 0 or not turn[0].startswith("forward"):
-            return 0
-        decoder, config = self.step.setting.architecture.decoder, self.step.setting.config
-        return int(decoder is not None and decoder.rotary(config) is not None)
-
-    def _hooked(self) -> list[PartitionedWeight]:
-        """Frozen weights behind which transformers' hook makes a gradient begin: their modules are fetched once more.
-
-        The patches' weight is read for its dtype before the convolution runs, which makes it the outer module's as well
-        (an external parameter).
-        """
-        step, found = self.step, []
-        if self.job.checkpointing != "full":
-            return []
-        if (
-            step.setting.vision is not None
-            and step.setting.has_images
-            and step.setting.vision.tower.hooked != "nothing"
-        ):
-            pairs = zip(step.placed, self.weights, strict=True)
-            found = [weight for one, weight in pairs if len(one.parameter.shape) > 3 and not one.parameter.trains]
-        return found + (self.embedding if self.job.method != "full" else [])
-
-    def _parts(self, turn: Turn) -> list[tuple[PartitionedWeight, ...]]:
-        """Modules of their own: PEFT's layer around the layer itself, the dropout, the two matrices.
-
-        PEFT's layer reads the first matrix's dtype, which makes it the outer layer's as well (an external parameter).
-        """
-        weights = self.modules[turn[2]]
-        if turn[2][0] in self.leaves and turn[2][1] == MIXTURE:
-            return [tuple(weights)]
-        adapters = [(weight,) for weight in weights if ".lora_" in weight.label]
-        own = tuple(weight for weight in weights if ".lora_" not in weight.label)
-        if not adapters:
-            return [own]
-        outer = tuple(weight for weight in weights if ".lora_A." in weight.label)
-        if not turn[0].startswith("backward") or turn[1]:
-            return [outer, own, (), *adapters]
-        return [outer, *reversed(adapters), *([] if turn[2] in self.step.record.idle else [own])]
 
     # -- loading -------------------------------------------------------------------------------------------------------
 
@@ -209,7 +83,7 @@ class ZeroStage3(ZeroStage):
         goes back to the GPU in ``empty_cache`` (zero/utils.py: defragment).
         """
         record, offloads = self.record, self.job.offload == "all"
-        pairs = list(zip(self.step.placed, self.weights, strict=True))
+        pairs = list(zip(self.own_weights(), self.weights, strict=True))
         last = max(
             (n for n, (one, _) in enumerate(pairs) if one.layer is not None and not one.parameter.trains), default=0
         )
@@ -254,21 +128,16 @@ class ZeroStage3(ZeroStage):
         return found
 
     def gathered_bytes(self) -> int:
-        """An evaluation breaks the known order: small weights, and one module's at a time, in a copy where several."""
-        small = sum(weight.gathered_bytes for weight in self.weights if weight.stays)
-        large = (
-            sum(weight.gathered_bytes for weight in weights if not weight.stays) * (1 + (len(weights) > 1))
-            for weights in self.modules.values()
-        )
-        return small + max(large, default=0)
+        return self.modules.gathered_bytes
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def run_section(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         if piece.phase != self.phase:
             self._leave()
-            if piece.phase.startswith("forward"):
-                self.coordinator.restart()
+            if not self.phase.startswith("backward"):
+                self._leave_around()
+            self.begins = not piece.phase.startswith("backward")
         super().run_section(piece, events, offset)
 
     def state(self) -> State | None:
@@ -280,7 +149,7 @@ class ZeroStage3(ZeroStage):
 
     def arrived(self, one: Trained, gradient: int) -> None:
         """Hold back gradients of a mixture that is one module to DeepSpeed until its backward ends."""
-        if one.placed.layer in self.leaves and one.placed.parameter.name.startswith(f"{MIXTURE}."):
+        if one.placed.layer in self.modules.leaves and one.placed.parameter.name.startswith(f"{MIXTURE}."):
             self.late.append((one, gradient))
             return
         self._take(one, gradient)
@@ -294,18 +163,23 @@ class ZeroStage3(ZeroStage):
     def stretch(self, piece: UnfoldedSection, events: Sequence[int], offset: int, first: int = 0) -> None:
         """Gather and release weights as modules run."""
         done = 0
-        for number, turn in self._turns(piece, events):
+        for number, turn in self.modules.turns(piece, events):
             if turn == self.running:
                 continue
+            if self.begins:
+                number = self.passes % self.coordinator.passes
+                self.coordinator.restart(number, builds_graph=turn[0].startswith("forward"))
+                self.passes, self.begins = self.passes + 1, False
             super().stretch(piece, events[done:number], offset, done)
             done = number
             self._leave()
             self.running = turn
             while self.current is None or self.current.module is None:
-                if self.current is not None:
+                if self.current is not None and self.current.lasts:
+                    self.around.append(self.current)
+                elif self.current is not None:
                     self.coordinator.leave(self.current, recomputes=turn[1])
-                self.current = self.visits[self.coordinator.step]
-                self.coordinator.enter()
+                self.current = self.coordinator.enter()
         super().stretch(piece, events[done:], offset, done)
 
     def _leave(self) -> None:
@@ -316,6 +190,15 @@ class ZeroStage3(ZeroStage):
         for one, gradient in self.late:
             self._take(one, gradient)
         self.late.clear()
+
+    def forward_ends(self) -> None:
+        self._leave()
+        self._leave_around()
+        self.phase = ""
+
+    def _leave_around(self) -> None:
+        while self.around:
+            self.coordinator.leave(self.around.pop())
 
     def reduce(self, members: list[Trained]) -> None:
         """Reduce gradients in a joined copy, unless one divides evenly (reduce_scatter_coalesced)."""
@@ -341,10 +224,13 @@ class ZeroStage3(ZeroStage):
     def backward_ends(self) -> None:
         """Run the epilogue: the remaining visits, and a last reduction."""
         self._leave()
-        for visit in self.visits[self.coordinator.step :]:
-            self.coordinator.enter()
-            self.coordinator.leave(visit)
+        while self.coordinator.visits_left:
+            self.coordinator.leave(self.coordinator.enter())
         self.flush()
+        while (
+            self.around
+        ):  # their inputs have no gradient, behind which they would be left (release_backward_leftovers)
+            self.coordinator.leave_late(self.around.pop())
         if not self.is_last:
             self.coordinator.drop_held()
 
@@ -354,7 +240,7 @@ class ZeroStage3(ZeroStage):
 
     def optimize(self, first: bool) -> None:
         """Update the own part, a sub-group at a time; then gather small weights again."""
-        self.coordinator.release_all()
+        self.coordinator.release_all(self.weights)
         if self.job.offload != "none":
             self.sent.updated_on_host += sum(self.parts)
             if self.job.offload == "optimizer":

@@ -49,13 +49,35 @@ class Visit(NamedTuple):
     module: Hashable
     """None for a module without weights of its own, around others."""
     weights: tuple[PartitionedWeight, ...]
+    lasts: bool = False
+    """Whether the modules that follow run inside it."""
+
+
+class Trace:
+    """The visits of a forward, and of the backward behind it, as the coordinator recorded them."""
+
+    def __init__(self, visits: Sequence[Visit]) -> None:
+        self.visits = visits
+        self.order = [
+            (weight, step)
+            for step, visit in enumerate(visits)
+            for weight in sorted(visit.weights, key=lambda weight: weight.number)
+        ]
+        self.uses: dict[int, list[int]] = {}
+        """The visits that use each weight, in order."""
+        for weight, step in self.order:
+            self.uses.setdefault(weight.number, []).append(step)
+        elements = (sum(weight.num_elements for weight in visit.weights) for visit in visits)
+        self.passed = list(accumulate(elements, initial=0))
+        """Elements of all visits before each."""
 
 
 class Gathered(NamedTuple):
     """A coordinator's state between two micro-steps, with numbers of weights; its fields are named as there."""
 
-    knows_order: bool
-    """Whether a micro-step has shown the order of the modules."""
+    mode: str
+    trace: int
+    """The number of the pass that was recorded."""
     in_use: tuple[tuple[int, int], ...]
     live: int
     recomputed: tuple[tuple[int, PartitionedWeight], ...]
@@ -65,7 +87,7 @@ class Gathered(NamedTuple):
 
 
 class Gathering:
-    """Several weights gathered in a buffer for each dtype, copied out when the first is waited for."""
+    """Several weights gathered in a buffer for each dtype, copied out when the first is waited for; one in its own."""
 
     __slots__ = ("buffers", "copied", "waited", "weights")
 
@@ -80,37 +102,33 @@ def _gathered(num_bytes: int, label: str) -> Storage:
     return Storage(num_bytes, "communication", label, stream=GATHER)
 
 
+INVALID, RECORD, COMPLETE = "invalid", "record", "complete"
+"""Modes of the trace (ZeRoTraceMode): lost, being recorded, known."""
+
+
 class Coordinator:
-    """Gathers and releases along the visits of a micro-step, which are always the same."""
+    """Gathers and releases along the visits of each forward of a micro-step, the last one's backward included.
+
+    One forward is recorded, and the next one expected to be like it; the first module that is not ends that.
+    """
 
     def __init__(
         self,
         record: Recorder,
-        visits: Sequence[Visit],
+        passes: Sequence[Sequence[Visit]],
         zero: Zero,
         from_host: bool,
         send: Callable[[Kind, int, bool], None],
     ) -> None:
-        self.record, self.visits, self.zero, self.send = record, visits, zero, send
+        self.record, self.zero, self.send = record, zero, send
         self.from_host = from_host
         """Whether a GPU's part is copied from the host each time."""
-        self.order = [
-            (weight, step)
-            for step, visit in enumerate(visits)
-            for weight in sorted(visit.weights, key=lambda weight: weight.number)
-        ]
+        self.traces = [Trace(visits) for visits in passes]
         self.whole: dict[int, int] = {}
         """Storages of gathered weights."""
-        self.coming: dict[int, Gathering | int] = {}
-        """Weights being gathered: alone, or several in one buffer."""
+        self.coming: dict[int, Gathering] = {}
+        """Weights being gathered."""
         self.in_use: dict[int, int] = {}
-        self.uses: dict[int, list[int]] = {}
-        """The visits that use each weight, in order."""
-        for weight, step in self.order:
-            self.uses.setdefault(weight.number, []).append(step)
-        elements = (sum(weight.num_elements for weight in visit.weights) for visit in visits)
-        self.passed = list(accumulate(elements, initial=0))
-        """Elements of all visits before each."""
         self.outlived: dict[int, int] = {}
         """Storages of released weights that backward still views."""
         self.live = 0
@@ -118,15 +136,32 @@ class Coordinator:
         """Storages of released weights that the graph holds."""
         self.recomputed: dict[int, PartitionedWeight] = {}
         """Frozen weights that a recomputed forward used: the module that began it releases them after its backward."""
-        self.passes = 0
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin the next micro-step."""
-        self.passes += 1
-        self.queue = deque(self.order)
+        self.mode = INVALID
+        self.running = self.trace = 0
+        """The pass that runs, and the one that was recorded."""
+        self.builds_graph = True
+        self.queue: deque[tuple[PartitionedWeight, int]] = deque()
         self.fetched: dict[int, int] = {}
         self.step = 0
+
+    def restart(self, number: int, builds_graph: bool = True) -> None:
+        """Begin a forward, by its number in the micro-step (reset_step)."""
+        self._release_coming()
+        if self.mode == RECORD:
+            self.mode, self.trace = COMPLETE, self.running
+        elif self.mode == INVALID:
+            self.mode = RECORD
+        self.running, self.builds_graph = number, builds_graph
+        self.queue = deque(self.traces[self.trace].order) if self.mode == COMPLETE else deque()
+        self.fetched = {}
+        self.step = 0
+
+    def _release_coming(self) -> None:
+        """Wait for what is on its way, and release it."""
+        while self.coming:
+            for weight in next(iter(self.coming.values())).weights:
+                self._wait(weight)
+                self.release(weight)
 
     def state(self) -> State | None:
         """Which weights are gathered between two micro-steps; None while some are on their way."""
@@ -134,8 +169,11 @@ class Coordinator:
             return None
         used = sorted((number, times) for number, times in self.in_use.items() if times)
         storages = (self.whole, self.outlived, self.held)
+        mode, trace = (
+            (COMPLETE, self.running) if self.mode == RECORD else (self.mode, self.trace)
+        )  # as restart finds it
         return State(
-            Gathered(self.passes > 1, tuple(used), self.live, tuple(self.recomputed.items()), *map(tuple, storages)),
+            Gathered(mode, trace, tuple(used), self.live, tuple(self.recomputed.items()), *map(tuple, storages)),
             tuple(storage for numbers in storages for storage in numbers.values()),
         )
 
@@ -147,11 +185,22 @@ class Coordinator:
         self.whole, self.outlived, self.held = (
             {number: next(storages) for number in numbers} for numbers in (key.whole, key.outlived, key.held)
         )
-        self.restart()
+        self.mode, self.running, self.trace = key.mode, key.trace, key.trace
 
-    def enter(self) -> None:
+    @property
+    def passes(self) -> int:
+        """Number of forwards of a micro-step."""
+        return len(self.traces)
+
+    @property
+    def visits_left(self) -> bool:
+        """Whether modules of this pass have not run yet."""
+        return self.step < len(self.traces[self.running].visits)
+
+    def enter(self) -> Visit:
         """Run the next module: gather its weights, and request those of later modules."""
-        visit, step = self.visits[self.step], self.step
+        visit, step = self.traces[self.running].visits[self.step], self.step
+        self._compare(visit)
         if visit.weights:
             self._gather([weight for weight in visit.weights if not self._is_there(weight)])
             for weight in visit.weights:
@@ -163,13 +212,19 @@ class Coordinator:
                 self.fetched[weight.number] = at
                 waiting.discard(weight.number)
         self.step += 1
-        if not self.is_recording:
+        if self.mode == COMPLETE:
             self._gather_ahead()
+        return visit
 
-    @property
-    def is_recording(self) -> bool:
-        """Whether the order of the modules is not known yet: then nothing is gathered ahead, and nothing stays."""
-        return self.passes <= 2  # one in the constructor
+    def _compare(self, visit: Visit) -> None:
+        """Forget the order of the modules if another one runs than was recorded (trace_prologue)."""
+        if self.mode != COMPLETE or self.trace == self.running:
+            return
+        expected = self.traces[self.trace].visits
+        if self.step >= len(expected) or expected[self.step] != visit:
+            self.mode = INVALID
+            self.queue.clear()
+            self._release_coming()
 
     def _gather_ahead(self) -> None:
         """Request the weights of later modules."""
@@ -202,8 +257,15 @@ class Coordinator:
             self.in_use[weight.number] -= 1
             if weight.number in self.outlived and not saves:
                 self.record.free(self.outlived.pop(weight.number))
-            if self.is_recording or not self._stays(weight):
+            if self.mode != COMPLETE or not self._stays(weight):
                 self.release(weight, saves)
+
+    def leave_late(self, visit: Visit) -> None:
+        """End a module that nothing tells the end of its backward (release_backward_leftovers)."""
+        for weight in visit.weights:
+            self.in_use[weight.number] -= 1
+            if not weight.stays:
+                self.release(weight)
 
     def release(self, weight: PartitionedWeight, saves: bool = False) -> None:
         """Drop a weight that is gathered and not in use."""
@@ -212,7 +274,9 @@ class Coordinator:
             self.live -= weight.num_elements
             if saves and weight.viewed:
                 self.outlived[weight.number] = whole
-            elif weight.held and weight.number not in self.held:  # what is gathered again for a recomputation is not
+            elif (
+                weight.held and self.builds_graph and weight.number not in self.held
+            ):  # what is gathered again for a recomputation is not
                 self.held[weight.number] = whole
             else:
                 self.record.free(whole)
@@ -222,14 +286,13 @@ class Coordinator:
         self.record.free_all(self.held.values())
         self.held.clear()
 
-    def release_all(self) -> None:
+    def release_all(self, weights: Sequence[PartitionedWeight]) -> None:
         """Release all weights, since the optimizer changes their parts."""
         self.in_use.clear()
-        for visit in self.visits:
-            for weight in visit.weights:
-                if weight.number in self.coming:
-                    self._wait(weight)
-                self.release(weight)
+        for weight in weights:
+            if weight.number in self.coming:
+                self._wait(weight)
+            self.release(weight)
 
     def gather_small(self, weights: Sequence[PartitionedWeight]) -> None:
         """Gather the weights that stay gathered."""
@@ -248,7 +311,7 @@ class Coordinator:
         if len(weights) == 1:
             (weight,) = weights
             self.live += weight.num_elements
-            self.coming[weight.number] = self._buffer(weights)
+            self.coming[weight.number] = Gathering(weights, [self._buffer(weights)])
             return
         weights.sort(key=lambda weight: weight.number)
         self.live += sum([weight.num_elements for weight in weights])
@@ -274,9 +337,11 @@ class Coordinator:
 
     def _wait(self, weight: PartitionedWeight) -> None:
         found = self.coming.pop(weight.number, None)
-        if isinstance(found, int):
-            self.whole[weight.number] = found
-        elif found is not None:
+        if found is None:
+            return
+        if len(found.weights) == 1:
+            (self.whole[weight.number],) = found.buffers
+        else:
             if not found.copied:
                 found.copied = True
                 for one in found.weights:
@@ -291,8 +356,9 @@ class Coordinator:
         """Whether it is small, was fetched for later, or is used again within `max_reuse_distance` elements."""
         if weight.stays or self.fetched.get(weight.number, -1) > self.step:
             return True
-        uses = self.uses[weight.number]
+        trace = self.traces[self.trace]
+        uses = trace.uses.get(weight.number, [])
         following = bisect_left(uses, self.step)
         if following == len(uses):
             return False
-        return self.passed[uses[following]] - self.passed[self.step] < self.zero.max_reuse_distance
+        return trace.passed[uses[following]] - trace.passed[self.step] < self.zero.max_reuse_distance

@@ -69,6 +69,14 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     job |= _dtypes(config, version, engine_casts=str(job.get("strategy")).startswith("zero"), task=task)
     has_adapters = config.boolean("peft_model", default=False)
     job |= _quantized(config, version, job, trl_tasks.kbit_treatment(task, version, has_adapters))
+    if (
+        at_least(version, "1.12")
+        and job["method"] != "full"
+        and job.get("strategy") == "zero3"
+        and "quantize" not in job
+    ):
+        # autocast_adapter_dtype=False, not yet in 1.5 (trainer/sft_trainer.py)
+        job["lora_dtype"] = job["dtype"] if job["autocast"] == "none" else job["autocast"]
     job["checkpointing"] = "full" if config.boolean(*CHECKPOINTING, default=at_least(version, "0.22")) else "none"
     job |= reentrant_fields(config, job, not at_least(version, "0.27"))
     job |= attention_field(config, "attn_implementation")

@@ -9,7 +9,7 @@ from vramplan.errors import ConfigError, UnsupportedError, nearest_names
 from vramplan.frameworks.known_keys import refuse_unmodelled
 from vramplan.frameworks.named_files import settings_named
 from vramplan.frameworks.settings import TRUE, ConfigReader, ConfigSource, ConfigValue, Note
-from vramplan.inputs.job import engine_casts
+from vramplan.inputs.job import DEEPSPEED_SIZES, engine_casts
 
 PACKAGE = "deepspeed"
 """The name of its keys in unsupported_keys.json."""
@@ -18,9 +18,9 @@ PRESET = re.compile(r"(?:default-)?zero-?([0123])([-_]offload)?")
 PRESET_BUCKET = 200_000_000
 """Their reduce_bucket_size at stages 1 and 2; at 3 it is "auto"."""
 SIZES = {
-    "reduce_bucket_size": 500_000_000,
-    "stage3_prefetch_bucket_size": 50_000_000,
-    "stage3_param_persistence_threshold": 100_000,
+    "reduce_bucket_size": DEEPSPEED_SIZES["reduce_bucket_size"],
+    "stage3_prefetch_bucket_size": DEEPSPEED_SIZES["prefetch_bucket_size"],
+    "stage3_param_persistence_threshold": DEEPSPEED_SIZES["param_persistence_threshold"],
     "stage3_max_live_parameters": 1_000_000_000,
     "stage3_max_reuse_distance": 1_000_000_000,
     "sub_group_size": 1_000_000_000,
