@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 from vramplan.analytic.architectures import Architecture
 from vramplan.analytic.architectures.lookup import ModelArchitecture, architecture_of, is_described
 from vramplan.analytic.layers import moe_peft
-from vramplan.analytic.layers.liger_models import LigerModel, liger_model
+from vramplan.analytic.layers.context import LayerKind
+from vramplan.analytic.layers.liger_models import UNMODELLED, LigerModel, liger_model
 from vramplan.analytic.layers.lora_targets import check_targets
 from vramplan.analytic.layers.losses import FUSED
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, setting
@@ -61,6 +62,7 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             f"{setting('dtype', 'fp16')}: {spec.model_type} clamps fp16 values, which is not modelled; {traced}"
         )
     check_shared(spec, model, job)
+    check_kept_keys(spec, model, job)
     if job.task in TRL_TASKS and (architecture.decoder is None or model.tower is not None):
         raise UnsupportedError(
             f"{setting('task', job.task)}: {spec.model_type} is no causal language model of text alone, which TRL's"
@@ -185,12 +187,20 @@ def check_liger(spec: ModelSpec, job: Job) -> list[str]:
     """
     replaced, loss = liger_model_of(spec), setting("loss", job.loss)
     plain = f"{setting('loss', 'standard')}, {setting('fused_kernels', 'none')}"
+    fuses = replaced is not None and replaced.fuses_head
+    if replaced is None and spec.model_type in UNMODELLED:
+        if job.fused_kernels:
+            raise UnsupportedError(
+                f"{setting('fused_kernels', ','.join(job.fused_kernels))}: what liger-kernel 0.8.5 replaces in"
+                f" {spec.model_type} is not modelled yet; use {setting('fused_kernels', 'none')}"
+            )
+        fuses = True
     if job.fused_kernels and replaced is None:
         raise ConfigError(
             f"{setting('fused_kernels', ','.join(job.fused_kernels))}: liger-kernel 0.8.5 has nothing for"
             f" {spec.model_type} and leaves the model as it is; use {plain}"
         )
-    if job.loss != "liger" or (replaced is not None and replaced.fuses_head):
+    if job.loss != "liger" or fuses:
         return []
     if job.fused_kernels:
         raise ConfigError(
@@ -241,6 +251,25 @@ def check_shared(spec: ModelSpec, model: ModelArchitecture, job: Job) -> None:
         raise UnsupportedError(
             f"{where} with FSDP version 1: weights that train and frozen ones would be one flat weight outside of the"
             f" layers, which is not modelled; use {setting('fsdp')} version 2, or {setting('strategy', 'zero3')}"
+        )
+
+
+def check_kept_keys(spec: ModelSpec, model: ModelArchitecture, job: Job) -> None:
+    """Check a model whose layers take keys and values of earlier ones.
+
+    Raises:
+        UnsupportedError: for recomputation that loses their gradients, and for a model that is divided by layers.
+    """
+    if not any(isinstance(kind, LayerKind) and kind.shares for kind in model.stacks()[0]):
+        return
+    shared = f"{spec.model_type} with layers that share keys and values"
+    if job.reentrant and job.checkpointing == "full":
+        raise UnsupportedError(
+            f"{setting('reentrant', True)}: {shared} is not modelled; use {setting('reentrant', False)}"
+        )
+    if job.strategy == "device_map":
+        raise UnsupportedError(
+            f"{setting('strategy', job.strategy)}: {shared} is not modelled; use {setting('strategy', 'zero2')}"
         )
 
 

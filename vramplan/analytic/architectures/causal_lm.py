@@ -94,13 +94,15 @@ def language_model(forward: ForwardPass, c: Config) -> Tensor:
         if net.states is not None:
             net.states.append(x)
         net.enter_layer(forward.phase, number, x)
-        own, given = ctx.of(kind).on(gpu), ops.move(x, gpu, "hidden state on the next card")
+        own, given = ctx.of(kind).on(gpu), [ops.move(x, gpu, "hidden state on the next card"), *decoder.beside(net, c)]
 
-        def layer(x: Tensor, own: Context = own, kind: LayerKind = kind) -> Tensor | tuple[Tensor, ...]:
-            return decoder.layer(net, c, x, own, kind)
+        def layer(
+            x: Tensor, *beside: Tensor, own: Context = own, kind: LayerKind = kind
+        ) -> Tensor | tuple[Tensor, ...]:
+            return decoder.layer(net, c, x, own, kind, *beside)
 
         with tape.on(gpu):
-            outputs = tape.checkpoint(layer, given) if checkpointed else layer(given)
+            outputs = tape.checkpoint(layer, *given) if checkpointed else layer(*given)
         del layer, own, given
         x = outputs[0] if isinstance(outputs, tuple) else outputs  # a tuple lives until the next layer's is there
         if number < len(net.deep):
@@ -114,6 +116,7 @@ def language_model(forward: ForwardPass, c: Config) -> Tensor:
     del held
     net.multimodal_locals.clear()
     net.deep.clear()
+    net.per_layer = None
     return x
 
 
@@ -191,7 +194,8 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
                 ctx.cos[sliding], ctx.sin[sliding] = next(iter(ctx.cos.values())), next(iter(ctx.sin.values()))
                 continue
             with tape.on(gpu):
-                tables = rotary_tables(tape, rows, length, rotary.dim, "fp32" if rotary.fp32 else x.dtype, rotary.pairs)
+                width = rotary.full_dim if rotary.full_dim and not sliding else rotary.dim
+                tables = rotary_tables(tape, rows, length, width, "fp32" if rotary.fp32 else x.dtype, rotary.pairs)
             ctx.cos[sliding], ctx.sin[sliding] = tables
             del tables
         del taken

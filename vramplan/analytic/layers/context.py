@@ -24,6 +24,8 @@ class LayerKind(NamedTuple):
     """Whether it has one feed-forward layer for all tokens, in a model with MoE layers."""
     recurrent: bool = False
     """Whether it mixes tokens by linear attention, a state space or a convolution instead of attention."""
+    shares: str = ""
+    """``store``: later layers take its keys and values; ``reuse``: it takes those of an earlier layer (Gemma 4)."""
 
 
 class CrossAttentionInput(NamedTuple):
@@ -65,6 +67,8 @@ class Context:
     """Keys and values of all layers, if the model fills a cache (DynamicCache.update concatenates them to its own)."""
     past: dict[bool, int] = field(default_factory=dict)
     """Tokens in the cache before this forward, by `LayerKind.sliding`."""
+    shared: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Keys and values that several layers take, by `LayerKind.sliding`; one dictionary for all layers."""
     crossing: CrossAttentionInput | None = None
     """Images, if the model has cross-attention layers; an argument of every layer."""
 

@@ -105,6 +105,13 @@ def partial_rotary(
     return q_joined, joined(k_rotated, k_pass), k, k_rotated, q, q_rotated
 
 
+def temperatures(q: Tensor, ctx: Context) -> Tensor:
+    """A number for each position, by which queries are multiplied (ministral3: get_llama_4_attn_scale)."""
+    rows = 1 if ctx.positions is None else ctx.positions.shape[0]
+    numbers = q.tape.empty((rows, q.shape[1], 1, 1), "fp32", "temperatures of positions")
+    return ops.to(numbers, q.dtype, "temperatures of positions")
+
+
 def joined(rotated: Tensor, rest: Tensor | None) -> Tensor:
     """``torch.cat([rotated, rest], dim=-1)``: a copy even if `rest` is empty."""
     return ops.copy(rotated, "concatenation") if rest is None else ops.cat(rotated, rest)
