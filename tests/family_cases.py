@@ -41,6 +41,14 @@ GEMMA4 = {
     "attention_k_eq_v": True,
     "num_global_key_value_heads": 2,
 }
+LLAMA4 = {
+    **SMALL,
+    "num_hidden_layers": 12,
+    "intermediate_size": 384,
+    "intermediate_size_mlp": 1536,
+    "num_local_experts": 4,
+    "attention_chunk_size": 150,
+}
 SCALED = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384}
 FAMILIES: dict[str, dict[str, Any]] = {
     "ministral3": {
@@ -70,6 +78,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 6,
         "use_double_wide_mlp": True,
     },
+    "llama4_text": {**LLAMA4, "attention_chunk_size": 8192},
+    "llama4_text, chunks": {**LLAMA4, "interleave_moe_layer_step": 2, "use_qk_norm": False},
 }
 """Configurations by ``model_type`` and variant."""
 JOBS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -87,8 +97,8 @@ JOBS: tuple[tuple[str, dict[str, Any]], ...] = (
 SEEING = "mistral3"
 """A model that sees, whose language model is a Ministral 3."""
 SEEN = {"images": 1, "image_size": (300, 200), "sequence_length": 512}
-NO_FLASH = ("gemma4_text",)
-"""Heads of 512 do not run there."""
+NO_FLASH = ("gemma4_text", "llama4_text")
+"""Heads of 512 do not run there, and transformers has no Llama 4 there."""
 
 
 def spec_for(family: str) -> ModelSpec:
@@ -115,6 +125,8 @@ def cases() -> Iterator[tuple[str, Job]]:
             job = {**SETTINGS[setting], **given}
             if family.startswith(NO_FLASH) and job.get("attention") == "flash":
                 job["attention"] = "eager"
+            if family.startswith("llama4") and "lora" in setting:  # PEFT fails on its router
+                job["lora_targets"] = ("q_proj", "o_proj", "up_proj")
             yield family, Job(**job)
     yield SEEING, Job(**SEEN, method="full", autocast="none", checkpointing="none", vision="train", projector="train")
     yield SEEING, Job(**SEEN, checkpointing="full")

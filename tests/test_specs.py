@@ -27,6 +27,7 @@ TEXT_ONLY_WITHIN = {
     "qwen3_vl_moe_text",
     "glm4v_moe_text",
     "glm4v_text",
+    "llama4_text",
     "ministral3",
     "gemma4_text",
     "mllama_text",

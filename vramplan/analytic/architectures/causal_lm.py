@@ -15,7 +15,7 @@ from vramplan.analytic.layers.labels import shifted_labels
 from vramplan.analytic.layers.liger_losses import in_place_cross_entropy
 from vramplan.analytic.layers.log_probs import log_probs_loss
 from vramplan.analytic.layers.masks import MaskParts, attention_mask
-from vramplan.analytic.layers.rope import rotary_tables
+from vramplan.analytic.layers.rope import complex_table, rotary_tables
 from vramplan.inputs.model_spec import Config
 
 
@@ -195,7 +195,10 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
                 continue
             with tape.on(gpu):
                 width = rotary.full_dim if rotary.full_dim and not sliding else rotary.dim
-                tables = rotary_tables(tape, rows, length, width, "fp32" if rotary.fp32 else x.dtype, rotary.pairs)
+                if rotary.is_complex:
+                    tables = complex_table(tape, rows, length, width)
+                else:
+                    tables = rotary_tables(tape, rows, length, width, "fp32" if rotary.fp32 else x.dtype, rotary.pairs)
             ctx.cos[sliding], ctx.sin[sliding] = tables
             del tables
         del taken
@@ -216,7 +219,9 @@ def mask(forward: ForwardPass, c: Config, x: Tensor, sliding: bool, dtype: str) 
         return None
     window, sees = decoder.window(c) if sliding else None, sees_images_both_ways(forward)
     packed = job.batches == "packed" and decoder.positions_in_mask
-    parts = MaskParts(True, window is not None, sees, packed, forward.has_mask and forward.past is None)
+    parts = MaskParts(
+        True, window is not None, sees, packed, forward.has_mask and forward.past is None, decoder.chunked
+    )
     if job.attention == "eager":
         return attention_mask(tape, batch, length, dtype, parts)
     long = window is not None and length >= window

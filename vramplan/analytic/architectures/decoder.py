@@ -23,6 +23,8 @@ class Rotary(NamedTuple):
     """Whether each sample has positions of its own, because of images in the text."""
     pairs: bool = True
     """Whether each frequency is there twice."""
+    is_complex: bool = False
+    """Whether there is one table of complex numbers instead."""
     full_dim: int = 0
     """Their width in layers that do not slide, if it differs."""
 
@@ -81,6 +83,8 @@ class Decoder:
     rotary: Callable[[Config], Rotary | None] = full_rotary
     window: Callable[[Config], int | None] = lambda c: None
     """Tokens that a sliding layer attends to."""
+    chunked: bool = False
+    """Whether that window is a chunk."""
     attention_dropout: tuple[str, float] = ("attention_dropout", 0.0)
     """Key of the dropout on attention probabilities, and transformers' default."""
     attention_dropout_is_layer: bool = False

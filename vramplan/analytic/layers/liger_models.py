@@ -86,7 +86,9 @@ LIGER_MODELS = {
     ),
 }
 """By transformers' ``model_type``."""
-UNMODELLED = frozenset({"gemma4_text", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"})
+UNMODELLED = frozenset(
+    {"gemma4_text", "llama4_text", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
+)
 """Others that liger-kernel 0.8.5 replaces layers of (transformers/monkey_patch.py: MODEL_TYPE_TO_APPLY_LIGER_FN)."""
 
 

@@ -34,6 +34,16 @@ def rotary_tables(tape: Tape, rows: int, length: int, width: int, dtype: str, pa
     return cast
 
 
+def complex_table(tape: Tape, rows: int, length: int, width: int) -> list[Tensor]:
+    """``torch.polar`` of angles in fp32, times attention_scaling; it stands for cosines and for sines (llama4)."""
+    half, whole = (rows, length, 1, width // 2), (rows, length, 1, width)
+    angles = [tape.empty(half, "fp32", "rotary angles") for _ in ("angles", "ones")]
+    table = tape.empty(whole, "fp32", "rotary numbers")
+    table = tape.empty(whole, "fp32", "rotary numbers")
+    del angles
+    return [table, table]
+
+
 def rotate_half(x: Tensor) -> Tensor:
     """``torch.cat((-x2, x1), dim=-1)``."""
     half = x.shape[-1] // 2
