@@ -154,6 +154,12 @@ def check_mixer_adapters(spec: ModelSpec, architecture: Architecture, job: Job) 
     if job.method == "full":
         return
     targets, fused = job.lora_targets, architecture.fused_projection
+    if architecture.unadapted and targets is None:
+        raise ConfigError(
+            f"{setting('lora_targets', 'all-linear')}: PEFT does not adapt {architecture.unadapted[0]} of"
+            f" {spec.model_type}, which all-linear includes; name the other layers:"
+            f" {setting('lora_targets', 'in_proj,q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj')}"
+        )
     for name in architecture.unadapted:
         if targets is not None and any(target.rpartition(".")[2] == name for target in targets):
             raise ConfigError(f"{setting('lora_targets', name)}: PEFT does not adapt {name} of {spec.model_type}")

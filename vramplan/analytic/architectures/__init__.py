@@ -25,6 +25,7 @@ ARCHITECTURES: LazyTable[Architecture] = LazyTable(
         "gpt_oss": "gpt_oss",
         "lfm2": "lfm2",
         "mamba2": "mamba2 granitemoehybrid",
+        "falcon_h1": "falcon_h1",
         "qwen3_next": "qwen3_next qwen3_5_text qwen3_5_moe_text",
         "mllama": "mllama_text",
         "bert": "bert roberta xlm-roberta",

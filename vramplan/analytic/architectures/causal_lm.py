@@ -180,7 +180,7 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
     ctx.positions = forward.inputs["position_ids"] if packed else tape.empty(places, "int64", "position ids")
     if job.batches == "padded" and any(kind.recurrent for kind in kinds):  # create_recurrent_attention_mask
         ctx.row_mask = forward.inputs["attention_mask"].view(batch, length, 1)
-    slides = sorted({kind.sliding for kind in kinds if not kind.recurrent})
+    slides = sorted({kind.sliding for kind in kinds if kind.attends})
     for sliding in slides:
         ctx.masks[sliding] = mask(forward, c, x, sliding, dtype)
     rotary = decoder.rotary(c)

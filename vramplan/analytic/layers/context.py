@@ -24,8 +24,15 @@ class LayerKind(NamedTuple):
     """Whether it has one feed-forward layer for all tokens, in a model with MoE layers."""
     recurrent: bool = False
     """Whether it mixes tokens by linear attention, a state space or a convolution instead of attention."""
+    hybrid: bool = False
+    """Whether a recurrent layer attends too (Falcon-H1)."""
     shares: str = ""
     """``store``: later layers take its keys and values; ``reuse``: it takes those of an earlier layer (Gemma 4)."""
+
+    @property
+    def attends(self) -> bool:
+        """Whether it takes a mask of attention."""
+        return self.hybrid or not self.recurrent
 
 
 class CrossAttentionInput(NamedTuple):
@@ -75,7 +82,7 @@ class Context:
     def of(self, kind: LayerKind) -> Context:
         """The arguments of a layer of `kind`: if checkpointed, it keeps its mask and tables alive and no others."""
         sliding = (kind.sliding,)
-        masks = {} if kind.recurrent else self.masks
+        masks = self.masks if kind.attends else {}
         return replace(
             self,
             row_mask=self.row_mask if kind.recurrent else None,
