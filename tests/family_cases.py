@@ -94,10 +94,12 @@ JOBS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("lora-autocast", {"checkpointing": "none", "sequence_length": 256, "micro_batch_size": 2, "attention": "eager"}),
     ("lora-autocast", {"checkpointing": "full", "sequence_length": 256, "micro_batch_size": 2, "batches": "padded"}),
 )
+GEMMA = ("gemma4, text", "gemma4, text and inputs of layers")
+"""Gemma 4 with its towers, on text."""
 SEEING = "mistral3"
 """A model that sees, whose language model is a Ministral 3."""
 SEEN = {"images": 1, "image_size": (300, 200), "sequence_length": 512}
-NO_FLASH = ("gemma4_text", "llama4_text")
+NO_FLASH = ("gemma4", "llama4_text")
 """Heads of 512 do not run there, and transformers has no Llama 4 there."""
 
 
@@ -105,6 +107,8 @@ def spec_for(family: str) -> ModelSpec:
     """The family's small model."""
     if family == SEEING:
         return seeing()
+    if family in GEMMA:
+        return with_towers(family)
     model_type = family.partition(",")[0]
     return ModelSpec(name=family, model_type=model_type, config={"model_type": model_type, **FAMILIES[family]})
 
@@ -118,9 +122,33 @@ def seeing() -> ModelSpec:
     return spec.model_copy(update={"config": config})
 
 
+def with_towers(family: str) -> ModelSpec:
+    """Gemma 4 with towers for images and, if it is a small one, for sound."""
+    hears = family == GEMMA[1]
+    text = FAMILIES["gemma4_text, inputs of layers" if hears else "gemma4_text"]
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 3}
+    vision = {
+        **sizes,
+        "intermediate_size": 256,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+        "position_embedding_size": 64,
+    }
+    audio = {**sizes, "model_type": "gemma4_audio", "output_proj_dims": 192} if hears else None
+    parts = {
+        "text_config": {"model_type": "gemma4_text", **text},
+        "vision_config": {"model_type": "gemma4_vision", **vision},
+    }
+    return ModelSpec(
+        name=family,
+        model_type="gemma4",
+        config={"model_type": "gemma4", "tie_word_embeddings": True, **parts, "audio_config": audio},
+    )
+
+
 def cases() -> Iterator[tuple[str, Job]]:
     """Families and jobs."""
-    for family in FAMILIES:
+    for family in (*FAMILIES, *GEMMA):
         for setting, given in JOBS:
             job = {**SETTINGS[setting], **given}
             if family.startswith(NO_FLASH) and job.get("attention") == "flash":

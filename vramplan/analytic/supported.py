@@ -73,7 +73,12 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             f"{setting('task', job.task)}: transformers 5.23 has no {spec.model_type} model with one number for a text"
             " (ForSequenceClassification)"
         )
-    notes = check_liger(spec, job) + check_mixers(spec, architecture, job) + _not_compared(job)
+    notes = (
+        check_idle_tower(spec, model, job)
+        + check_liger(spec, job)
+        + check_mixers(spec, architecture, job)
+        + _not_compared(job)
+    )
     if architecture.decoder is None and job.reentrant and job.checkpointing == "full":
         raise UnsupportedError(f"{setting('reentrant', True)}: not modelled yet for {spec.model_type}")
     if architecture.dora_stops and job.method == "dora":
@@ -258,6 +263,30 @@ def check_shared(spec: ModelSpec, model: ModelArchitecture, job: Job) -> None:
             f"{where} with FSDP version 1: weights that train and frozen ones would be one flat weight outside of the"
             f" layers, which is not modelled; use {setting('fsdp')} version 2, or {setting('strategy', 'zero3')}"
         )
+
+
+def check_idle_tower(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str]:
+    """Check a model whose towers are known by their weights alone; returns notes.
+
+    Raises:
+        UnsupportedError: for images, or towers that train.
+    """
+    if model.tower is None or not model.tower.text_only:
+        return []
+    if job.pictures:
+        raise UnsupportedError(
+            f"{setting('images', job.images)}: images of {spec.model_type} are not modelled yet; use"
+            f" {setting('images', 0)}, or {setting('by', 'trace')}"
+        )
+    for name in ("vision", "projector"):
+        if getattr(job, name) != "frozen":
+            raise UnsupportedError(
+                f"{setting(name, getattr(job, name))}: the tower of {spec.model_type} is modelled only as it idles; use"
+                f" {setting(name, 'frozen')}, or {setting('by', 'trace')}"
+            )
+    return [
+        f"batches of text: the towers of {spec.model_type} are loaded and idle; images and sound are not modelled yet"
+    ]
 
 
 def check_kept_keys(spec: ModelSpec, model: ModelArchitecture, job: Job) -> None:

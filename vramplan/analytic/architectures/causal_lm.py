@@ -79,6 +79,7 @@ def language_model(forward: ForwardPass, c: Config) -> Tensor:
     net, tape, decoder, placement = forward.net, forward.tape, decoder_of(forward), forward.placement
     kinds: Sequence[LayerKind] = forward.stacks[0]  # type: ignore[assignment]
     crossing = across_images(forward)
+    net.is_within = forward.vision is not None
     with tape.on(placement.embed):
         x = decoder.embed(net, c, ops.move(forward.inputs["input_ids"], placement.embed))
     if forward.has_images and crossing is None:

@@ -50,18 +50,35 @@ def per_layer_width(c: Config) -> int:
 
 def embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
     """Embeddings; beside them a second table and a projection of the first, (B, S, layers, width) both."""
+    if net.is_within:
+        ids = without_marks(net, ids)
     x, width = gemma.embed(net, c, ids), per_layer_width(c)
     if not width:
         return x
+    if net.is_within:  # a local of Gemma4Model.forward, to the end
+        net.multimodal_locals.append(net.tape.empty(x.shape, x.dtype, "embeddings without images"))
     layers = c.count("num_hidden_layers")
     shape = (*ids.shape, layers, width)
     rows = c.count("vocab_size_per_layer_input", 262_144)
     own = net.embedding("model.embed_tokens_per_layer", ids, rows, layers * width, scaled=True).view(*shape)
+    if net.is_within:
+        net.multimodal_locals.append(own)
     projected = ops.scale(net.linear("model.per_layer_model_projection", x, layers * width), "scaled projection")
     projected = norm(net, "model.per_layer_projection_norm", projected.view(*shape))
     net.per_layer = ops.scale(ops.add(projected, own, "inputs of all layers"), "scaled inputs of all layers")
     net.embedding_locals += [x, net.per_layer]
     return x
+
+
+def without_marks(net: Modules, ids: Tensor) -> Tensor:
+    """Gemma4Model.forward: ids in which images and sound are padding; masks of where they are."""
+    masks = [net.tape.empty(ids.shape, "bool", "where images and sound are") for _ in range(5)]
+    del masks[3]  # the first union
+    copied = net.tape.empty(ids.shape, "int64", "ids")
+    replaced = net.tape.empty(ids.shape, "int64", "ids without images")
+    net.multimodal_locals += [*masks, replaced]
+    del copied
+    return replaced
 
 
 def own_input(net: Modules, c: Config) -> tuple[Tensor, ...]:
