@@ -41,6 +41,14 @@ GEMMA4 = {
     "attention_k_eq_v": True,
     "num_global_key_value_heads": 2,
 }
+GRANITE = {
+    **SMALL,
+    "intermediate_size": 256,
+    "num_hidden_layers": 6,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": True,
+}
 LLAMA4 = {
     **SMALL,
     "num_hidden_layers": 12,
@@ -78,6 +86,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 6,
         "use_double_wide_mlp": True,
     },
+    "granitemoe": GRANITE,
+    "granitemoeshared": {**GRANITE, "shared_intermediate_size": 768},
     "llama4_text": {**LLAMA4, "attention_chunk_size": 8192},
     "llama4_text, chunks": {**LLAMA4, "interleave_moe_layer_step": 2, "use_qk_norm": False},
 }

@@ -28,6 +28,7 @@ TEXT_ONLY_WITHIN = {
     "glm4v_moe_text",
     "glm4v_text",
     "llama4_text",
+    "granitemoeshared",
     "ministral3",
     "gemma4_text",
     "mllama_text",
