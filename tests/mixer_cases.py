@@ -45,6 +45,19 @@ GRANITE = {
     "num_hidden_layers": 12,
     "layer_types": ["mamba", "mamba", "attention"] * 4,
 }
+FALCON = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "num_hidden_layers": 8,
+    "mamba_d_ssm": 384,
+    "mamba_n_heads": 12,
+    "mamba_d_head": 32,
+    "mamba_d_state": 32,
+    "mamba_chunk_size": 64,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("Qwen/Qwen3-Next-80B-A3B-Instruct", {**DELTA, **EXPERTS}),
     "qwen3_5_text": ("Qwen/Qwen3.5-9B", DELTA),
@@ -57,6 +70,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": (
         "mistralai/Mamba-Codestral-7B-v0.1",
         {"hidden_size": 256, "num_heads": 8, "n_groups": 2, "state_size": 32, "chunk_size": 64, "num_hidden_layers": 8},
+    ),
+    "falcon_h1": ("tiiuae/Falcon-H1-0.5B-Base", FALCON),
+    "falcon_h1, norm": ("tiiuae/Falcon-H1-0.5B-Base", {**FALCON, "mamba_rms_norm": True, "mamba_n_groups": 2}),
+    "falcon_h1, norm first": (
+        "tiiuae/Falcon-H1-0.5B-Base",
+        {**FALCON, "mamba_rms_norm": True, "mamba_norm_before_gate": True},
     ),
     "lfm2": (
         "LiquidAI/LFM2-350M",
@@ -110,6 +129,8 @@ def cases() -> Iterator[tuple[str, Job]]:
             job = {**SETTINGS[setting], **given}
             if family == "mamba2":
                 job |= {"attention": "eager"} | ({"lora_targets": ("in_proj",)} if "lora" in setting else {})
+            if family.startswith("falcon_h1") and "lora" in setting:  # PEFT does not adapt out_proj
+                job["lora_targets"] = ("in_proj", "q_proj", "v_proj", "o_proj", "up_proj")
             yield family, Job(**job)
     yield "qwen3_5", Job(**SEEN, checkpointing="full", vision="train", projector="train")
     yield "qwen3_5", Job(**{**SEEN, "method": "lora", "autocast": "bf16"}, checkpointing="none")

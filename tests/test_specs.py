@@ -27,6 +27,10 @@ TEXT_ONLY_WITHIN = {
     "qwen3_vl_moe_text",
     "glm4v_moe_text",
     "glm4v_text",
+    "llama4_text",
+    "granitemoeshared",
+    "ministral3",
+    "gemma4_text",
     "mllama_text",
 }
 """Language models that no one ships by themselves."""

@@ -109,6 +109,8 @@ def check_generates(spec: ModelSpec, setting: StepSpec) -> None:
         why = "the cache of cross attention is not modelled"
     elif any(getattr(kind, "recurrent", False) for kind in setting.stacks[0]):
         why = "what layers without attention keep of the tokens before is not modelled"
+    elif any(getattr(kind, "shares", "") for kind in setting.stacks[0]):
+        why = "a prompt of which the last layers see only the end is not modelled"
     if why:
         raise UnsupportedError(f"{option('generate_tokens')}: {spec.name} ({spec.model_type}): {why}")
 

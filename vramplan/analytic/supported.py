@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 from vramplan.analytic.architectures import Architecture
 from vramplan.analytic.architectures.lookup import ModelArchitecture, architecture_of, is_described
 from vramplan.analytic.layers import moe_peft
-from vramplan.analytic.layers.liger_models import LigerModel, liger_model
+from vramplan.analytic.layers.context import LayerKind
+from vramplan.analytic.layers.liger_models import UNMODELLED, LigerModel, liger_model
 from vramplan.analytic.layers.lora_targets import check_targets
 from vramplan.analytic.layers.losses import FUSED
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, setting
@@ -66,12 +67,18 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             f"{setting('dtype', 'fp16')}: {spec.model_type} clamps fp16 values, which is not modelled; {traced}"
         )
     check_shared(spec, model, job)
+    check_kept_keys(spec, model, job)
     if job.task == "reward" and spec.model_type in NO_REWARD:
         raise ConfigError(
             f"{setting('task', job.task)}: transformers 5.23 has no {spec.model_type} model with one number for a text"
             " (ForSequenceClassification)"
         )
-    notes = check_liger(spec, job) + check_mixers(spec, architecture, job) + _not_compared(job)
+    notes = (
+        check_idle_tower(spec, model, job)
+        + check_liger(spec, job)
+        + check_mixers(spec, architecture, job)
+        + _not_compared(job)
+    )
     if architecture.decoder is None and job.reentrant and job.checkpointing == "full":
         raise UnsupportedError(f"{setting('reentrant', True)}: not modelled yet for {spec.model_type}")
     if architecture.dora_stops and job.method == "dora":
@@ -144,6 +151,12 @@ def check_mixer_adapters(spec: ModelSpec, architecture: Architecture, job: Job) 
     if job.method == "full":
         return
     targets, fused = job.lora_targets, architecture.fused_projection
+    if architecture.unadapted and targets is None:
+        raise ConfigError(
+            f"{setting('lora_targets', 'all-linear')}: PEFT does not adapt {architecture.unadapted[0]} of"
+            f" {spec.model_type}, which all-linear includes; name the other layers:"
+            f" {setting('lora_targets', 'in_proj,q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj')}"
+        )
     for name in architecture.unadapted:
         if targets is not None and any(target.rpartition(".")[2] == name for target in targets):
             raise ConfigError(f"{setting('lora_targets', name)}: PEFT does not adapt {name} of {spec.model_type}")
@@ -177,12 +190,20 @@ def check_liger(spec: ModelSpec, job: Job) -> list[str]:
     """
     replaced, loss = liger_model_of(spec), setting("loss", job.loss)
     plain = f"{setting('loss', 'standard')}, {setting('fused_kernels', 'none')}"
+    fuses = replaced is not None and replaced.fuses_head
+    if replaced is None and spec.model_type in UNMODELLED:
+        if job.fused_kernels:
+            raise UnsupportedError(
+                f"{setting('fused_kernels', ','.join(job.fused_kernels))}: what liger-kernel 0.8.5 replaces in"
+                f" {spec.model_type} is not modelled yet; use {setting('fused_kernels', 'none')}"
+            )
+        fuses = True
     if job.fused_kernels and replaced is None:
         raise ConfigError(
             f"{setting('fused_kernels', ','.join(job.fused_kernels))}: liger-kernel 0.8.5 has nothing for"
             f" {spec.model_type} and leaves the model as it is; use {plain}"
         )
-    if job.loss != "liger" or (replaced is not None and replaced.fuses_head):
+    if job.loss != "liger" or fuses:
         return []
     if job.fused_kernels:
         raise ConfigError(
@@ -258,6 +279,49 @@ def _check_read_head(model: ModelArchitecture, job: Job) -> None:
         raise UnsupportedError(
             f"{loss} under FSDP 2 with {setting('offload', 'all')}: TRL computes the loss where the head lies, on the"
             f" host, which is not modelled; {instead}"
+        )
+
+
+def check_idle_tower(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str]:
+    """Check a model whose towers are known by their weights alone; returns notes.
+
+    Raises:
+        UnsupportedError: for images, or towers that train.
+    """
+    if model.tower is None or not model.tower.text_only:
+        return []
+    if job.pictures:
+        raise UnsupportedError(
+            f"{setting('images', job.images)}: images of {spec.model_type} are not modelled yet; use"
+            f" {setting('images', 0)}, or {setting('by', 'trace')}"
+        )
+    for name in ("vision", "projector"):
+        if getattr(job, name) != "frozen":
+            raise UnsupportedError(
+                f"{setting(name, getattr(job, name))}: the tower of {spec.model_type} is modelled only as it idles; use"
+                f" {setting(name, 'frozen')}, or {setting('by', 'trace')}"
+            )
+    return [
+        f"batches of text: the towers of {spec.model_type} are loaded and idle; images and sound are not modelled yet"
+    ]
+
+
+def check_kept_keys(spec: ModelSpec, model: ModelArchitecture, job: Job) -> None:
+    """Check a model whose layers take keys and values of earlier ones.
+
+    Raises:
+        UnsupportedError: for recomputation that loses their gradients, and for a model that is divided by layers.
+    """
+    if not any(isinstance(kind, LayerKind) and kind.shares for kind in model.stacks()[0]):
+        return
+    shared = f"{spec.model_type} with layers that share keys and values"
+    if job.reentrant and job.checkpointing == "full":
+        raise UnsupportedError(
+            f"{setting('reentrant', True)}: {shared} is not modelled; use {setting('reentrant', False)}"
+        )
+    if job.strategy == "device_map":
+        raise UnsupportedError(
+            f"{setting('strategy', job.strategy)}: {shared} is not modelled; use {setting('strategy', 'zero2')}"
         )
 
 

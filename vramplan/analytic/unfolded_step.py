@@ -218,6 +218,9 @@ class Step:
     def placed(self) -> list[Placed]:
         """The whole model's parameters."""
         loads = self.setting.architecture.loads
+        if loads and self.setting.vision is not None:  # the tower's stack comes first
+            later = (part if isinstance(part, str) else part + 1 for part in loads)
+            loads = (PARTS[0], 0, *later, *PARTS[1:])
         if loads:
             return in_order(self.record, self.plan, loads)
         if self.setting.device_map is not None:

@@ -34,7 +34,8 @@ def _decoders(names: str, classifies_tokens: bool) -> dict[str, ClassNames]:
 
 CLASS_NAMES: dict[str, ClassNames] = {
     **_decoders(
-        "llama=Llama mistral=Mistral qwen2=Qwen2 qwen3=Qwen3 seed_oss=SeedOss smollm3=SmolLM3 gemma=Gemma gemma2=Gemma2"
+        "llama=Llama mistral=Mistral ministral3=Ministral3 arcee=Arcee qwen2=Qwen2 qwen3=Qwen3 seed_oss=SeedOss"
+        " smollm3=SmolLM3 gemma=Gemma gemma2=Gemma2"
         " phi=Phi phi3=Phi3 glm=Glm glm4=Glm4 starcoder2=Starcoder2 mixtral=Mixtral qwen2_moe=Qwen2Moe"
         " qwen3_moe=Qwen3Moe deepseek_v3=DeepseekV3 gpt_oss=GptOss",
         classifies_tokens=True,

@@ -78,7 +78,7 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
     _check_videos(job)
     if spec.model_type in IMAGE_PROCESSORS:
         if not job.get("videos"):
-            job.setdefault("images", 1)
+            job.setdefault("images", 0 if is_text_only(spec) else 1)
         _check_parts(job)
     elif spec.model_type not in model_inputs.MODEL_INPUTS:
         _check_text_only(spec, job)
@@ -140,6 +140,12 @@ VISION_SETTINGS = (
     "projector",
 )
 """Settings that only vision-language models have."""
+
+
+def is_text_only(spec: ModelSpec) -> bool:
+    """Whether a model that sees is modelled on text alone."""
+    tower = architecture_of(spec).tower if is_described(spec) else None
+    return tower is not None and tower.text_only
 
 
 def _check_text_only(spec: ModelSpec, job: dict[str, Any]) -> None:

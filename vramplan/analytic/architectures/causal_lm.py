@@ -15,7 +15,7 @@ from vramplan.analytic.layers.labels import shifted_labels
 from vramplan.analytic.layers.liger_losses import in_place_cross_entropy
 from vramplan.analytic.layers.log_probs import log_probs_loss
 from vramplan.analytic.layers.masks import MaskParts, attention_mask
-from vramplan.analytic.layers.rope import rotary_tables
+from vramplan.analytic.layers.rope import complex_table, rotary_tables
 from vramplan.inputs.model_spec import Config
 
 
@@ -79,6 +79,7 @@ def language_model(forward: ForwardPass, c: Config) -> Tensor:
     net, tape, decoder, placement = forward.net, forward.tape, decoder_of(forward), forward.placement
     kinds: Sequence[LayerKind] = forward.stacks[0]  # type: ignore[assignment]
     crossing = across_images(forward)
+    net.is_within = forward.vision is not None
     with tape.on(placement.embed):
         x = decoder.embed(net, c, ops.move(forward.inputs["input_ids"], placement.embed))
     if forward.has_images and crossing is None:
@@ -94,13 +95,15 @@ def language_model(forward: ForwardPass, c: Config) -> Tensor:
         if net.states is not None:
             net.states.append(x)
         net.enter_layer(forward.phase, number, x)
-        own, given = ctx.of(kind).on(gpu), ops.move(x, gpu, "hidden state on the next card")
+        own, given = ctx.of(kind).on(gpu), [ops.move(x, gpu, "hidden state on the next card"), *decoder.beside(net, c)]
 
-        def layer(x: Tensor, own: Context = own, kind: LayerKind = kind) -> Tensor | tuple[Tensor, ...]:
-            return decoder.layer(net, c, x, own, kind)
+        def layer(
+            x: Tensor, *beside: Tensor, own: Context = own, kind: LayerKind = kind
+        ) -> Tensor | tuple[Tensor, ...]:
+            return decoder.layer(net, c, x, own, kind, *beside)
 
         with tape.on(gpu):
-            outputs = tape.checkpoint(layer, given) if checkpointed else layer(given)
+            outputs = tape.checkpoint(layer, *given) if checkpointed else layer(*given)
         del layer, own, given
         x = outputs[0] if isinstance(outputs, tuple) else outputs  # a tuple lives until the next layer's is there
         if number < len(net.deep):
@@ -114,6 +117,7 @@ def language_model(forward: ForwardPass, c: Config) -> Tensor:
     del held
     net.multimodal_locals.clear()
     net.deep.clear()
+    net.per_layer = None
     return x
 
 
@@ -177,7 +181,7 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
     ctx.positions = forward.inputs["position_ids"] if packed else tape.empty(places, "int64", "position ids")
     if job.batches == "padded" and any(kind.recurrent for kind in kinds):  # create_recurrent_attention_mask
         ctx.row_mask = forward.inputs["attention_mask"].view(batch, length, 1)
-    slides = sorted({kind.sliding for kind in kinds if not kind.recurrent})
+    slides = sorted({kind.sliding for kind in kinds if kind.attends})
     for sliding in slides:
         ctx.masks[sliding] = mask(forward, c, x, sliding, dtype)
     rotary = decoder.rotary(c)
@@ -191,7 +195,11 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
                 ctx.cos[sliding], ctx.sin[sliding] = next(iter(ctx.cos.values())), next(iter(ctx.sin.values()))
                 continue
             with tape.on(gpu):
-                tables = rotary_tables(tape, rows, length, rotary.dim, "fp32" if rotary.fp32 else x.dtype, rotary.pairs)
+                width = rotary.full_dim if rotary.full_dim and not sliding else rotary.dim
+                if rotary.is_complex:
+                    tables = complex_table(tape, rows, length, width)
+                else:
+                    tables = rotary_tables(tape, rows, length, width, "fp32" if rotary.fp32 else x.dtype, rotary.pairs)
             ctx.cos[sliding], ctx.sin[sliding] = tables
             del tables
         del taken
@@ -212,7 +220,9 @@ def mask(forward: ForwardPass, c: Config, x: Tensor, sliding: bool, dtype: str) 
         return None
     window, sees = decoder.window(c) if sliding else None, sees_images_both_ways(forward)
     packed = job.batches == "packed" and decoder.positions_in_mask
-    parts = MaskParts(True, window is not None, sees, packed, forward.has_mask and forward.past is None)
+    parts = MaskParts(
+        True, window is not None, sees, packed, forward.has_mask and forward.past is None, decoder.chunked
+    )
     if job.attention == "eager":
         return attention_mask(tape, batch, length, dtype, parts)
     long = window is not None and length >= window

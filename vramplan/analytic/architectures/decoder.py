@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.layers.context import Context, LayerKind, heads_of
+from vramplan.analytic.layers.context import heads_of
 from vramplan.analytic.layers.modules import Modules
 from vramplan.dataclass import dataclass
 from vramplan.inputs.model_spec import Config
@@ -23,10 +23,15 @@ class Rotary(NamedTuple):
     """Whether each sample has positions of its own, because of images in the text."""
     pairs: bool = True
     """Whether each frequency is there twice."""
+    is_complex: bool = False
+    """Whether there is one table of complex numbers instead."""
+    full_dim: int = 0
+    """Their width in layers that do not slide, if it differs."""
 
 
-Layer = Callable[[Modules, Config, Tensor, Context, LayerKind], "Tensor | tuple[Tensor, ...]"]
-"""Returns the hidden state; BLOOM, Falcon and GPT-J also their attention weights, which the model's loop holds."""
+Layer = Callable[..., "Tensor | tuple[Tensor, ...]"]
+"""Takes modules, configuration, hidden state, context, kind and what is `beside` it. Returns the hidden state; BLOOM,
+Falcon and GPT-J also their attention weights, which the model's loop holds."""
 Part = Callable[[Modules, Config, Tensor], Tensor]
 NormFunction = Callable[[Modules, str, Tensor], Tensor]
 
@@ -70,12 +75,16 @@ class Decoder:
     norm: NormFunction | None = rms_norm
     """The final norm."""
     norm_name: str = "model.norm"
+    beside: Callable[[Modules, Config], tuple[Tensor, ...]] = lambda net, c: ()
+    """Other inputs of the layer that comes next."""
     before_head: Part = unchanged
     after_head: Part = unchanged
     head_bias: bool = False
     rotary: Callable[[Config], Rotary | None] = full_rotary
     window: Callable[[Config], int | None] = lambda c: None
     """Tokens that a sliding layer attends to."""
+    chunked: bool = False
+    """Whether that window is a chunk."""
     attention_dropout: tuple[str, float] = ("attention_dropout", 0.0)
     """Key of the dropout on attention probabilities, and transformers' default."""
     attention_dropout_is_layer: bool = False

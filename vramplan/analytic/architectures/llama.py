@@ -11,7 +11,7 @@ from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers.attention import attend, attention, update_cache
 from vramplan.analytic.layers.context import Context, LayerKind, heads_of
 from vramplan.analytic.layers.mla import latent_attention
-from vramplan.analytic.layers.mlp import gated_mlp
+from vramplan.analytic.layers.mlp import gated_mlp, plain_mlp
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.rope import rotary
 from vramplan.inputs.model_spec import Config
@@ -29,11 +29,12 @@ def pre_norm_layer(
     qk_norm: bool = False,
     dropout: float = 0.0,
     scales_residual: bool = False,
+    scales_queries: bool = False,
 ) -> Tensor:
     """Norm, attention, add; norm, feed-forward, add."""
     residual = x
     x = net.rms_norm("input_layernorm", x)
-    x, *weights = attention(net, c, x, ctx, kind, bias, out_bias, rms_norm if qk_norm else None)
+    x, *weights = attention(net, c, x, ctx, kind, bias, out_bias, rms_norm if qk_norm else None, scales_queries)
     x = ops.dropout(x, dropout)
     x = ops.add(residual, ops.scale(x) if scales_residual else x, "residual stream")
     residual = x
@@ -62,6 +63,30 @@ def qwen3(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> 
     """Qwen 3: a norm on every head of q and k."""
     bias = c.flag("attention_bias", False)
     return pre_norm_layer(net, c, x, ctx, kind, bias, bias, qk_norm=True)
+
+
+def ministral3(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
+    """Ministral 3: queries are scaled by their positions."""
+    return pre_norm_layer(net, c, x, ctx, kind, scales_queries=True)
+
+
+def arcee(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
+    """Arcee: a feed-forward without a gate."""
+    bias, mlp_bias = c.flag("attention_bias", False), c.flag("mlp_bias", False)
+    residual = x
+    x = net.rms_norm("input_layernorm", x)
+    x, *weights = attention(net, c, x, ctx, kind, bias, bias)
+    x = ops.add(residual, x, "residual stream")
+    residual = x
+    x = net.rms_norm("post_attention_layernorm", x)
+    width, act = c.count("intermediate_size", 18432), c.text("hidden_act", "relu2")
+    x = plain_mlp(net, x, "mlp.up_proj", "mlp.down_proj", width, act, mlp_bias)
+    return ops.add(residual, x, "residual stream")
+
+
+def cwm(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
+    """Code World Model: Llama without biases of attention."""
+    return pre_norm_layer(net, c, x, ctx, kind, mlp_bias=c.flag("mlp_bias", False))
 
 
 def seed_oss(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
@@ -185,6 +210,13 @@ def patterned(c: Config, period: int) -> list[LayerKind]:
     return [LayerKind(sliding=(layer + 1) % period != 0) for layer in range(layers)]
 
 
+def cwm_kinds(c: Config) -> list[LayerKind]:
+    """The first of every four layers is full, the others slide."""
+    if c.get("layer_types") is not None:
+        return patterned(c, 4)
+    return [LayerKind(sliding=layer % 4 != 0) for layer in range(c.count("num_hidden_layers"))]
+
+
 def smollm3_kinds(c: Config) -> list[LayerKind]:
     """Every fourth layer has no positions."""
     every = c.count("no_rope_layer_interval", 4)
@@ -212,6 +244,9 @@ ARCHITECTURES = {
         tied=True,
     ),
     "mistral": Architecture(decoder=Decoder(mistral, window=mistral_window), stacks=one_stack(mistral_kinds)),
+    "ministral3": Architecture(decoder=Decoder(ministral3, window=plain_window), stacks=one_stack(every_layer_slides)),
+    "arcee": Architecture(decoder=Decoder(arcee)),
+    "cwm": Architecture(decoder=Decoder(cwm, window=window_or(8192)), stacks=one_stack(cwm_kinds)),
     "qwen2": Architecture(decoder=Decoder(qwen2, window=qwen_window), stacks=one_stack(qwen_kinds)),
     "qwen2_vl_text": Architecture(
         decoder=Decoder(qwen2, window=qwen_window, rotary=lambda c: Rotary(heads_of(c).dim, per_row=True)),

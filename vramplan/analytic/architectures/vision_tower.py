@@ -21,7 +21,10 @@ NO_TEXT_TOWER = (
 """`_no_split_modules` of a pair of towers, of which only the vision tower is there."""
 TOWER = STACK
 """Layers of the tower are numbered from here."""
-PARTS = ("vision_tower", "visual", "multi_modal_projector", "image_newline")
+PARTS = (
+    *("vision_tower", "visual", "multi_modal_projector", "image_newline"),
+    *("audio_tower", "embed_vision", "embed_audio"),
+)
 """First names of the weights that are not the language model's."""
 
 
@@ -71,6 +74,8 @@ class VisionTower:
     """Whether the pixels in the model's dtype live until the features are there."""
     checkpoints: bool = True
     """Whether checkpointing reaches the tower's layers."""
+    text_only: bool = False
+    """Whether only batches of text are modelled, in which the tower is loaded and idle."""
     wrapped: str = ""
     """Why FSDP does not make one group of each layer (accelerate 1.15 wraps the classes in `_no_split_modules`)."""
     across: Callable[[Modules, Job, tuple[int, ...], Tensor], CrossAttentionInput] | None = None

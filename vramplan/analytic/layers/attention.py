@@ -14,7 +14,7 @@ from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import attention_kernels as kernels
 from vramplan.analytic.layers.context import Context, LayerKind, heads_of
 from vramplan.analytic.layers.modules import Modules
-from vramplan.analytic.layers.rope import heads_first_grads, rotary
+from vramplan.analytic.layers.rope import heads_first_grads, rotary, temperatures
 from vramplan.inputs.model_spec import Config
 from vramplan.memory.fused_attention import WIDEST
 
@@ -192,9 +192,11 @@ def attention(
     bias: bool = False,
     out_bias: bool = False,
     norm: Callable[[Modules, str, Tensor], Tensor] | None = None,
+    scales_queries: bool = False,
 ) -> tuple[Tensor, ...]:
     """Grouped-query attention with separate projections and an optional `norm` of each head of q and k (qwen3, gemma3).
 
+    `scales_queries`: by a number for each position (ministral3).
     Returns the output and the tensors that the caller holds.
     """
     heads = heads_of(c)
@@ -216,6 +218,8 @@ def attention(
         v = ops.heads_first(v)
     net.tape.module = "self_attn"
     q, k = rotary(q, k, ctx, kind)
+    if scales_queries:
+        q = ops.mul(q, temperatures(q, ctx), "scaled queries")
     k, v = update_cache(k, v, ctx, kind)
     softcap = Softcap(caps=c.get("attn_logit_softcapping") is not None)
     out, *attention_locals = attend(q, k, v, ctx, kind, scores=softcap)

@@ -24,6 +24,15 @@ class LayerKind(NamedTuple):
     """Whether it has one feed-forward layer for all tokens, in a model with MoE layers."""
     recurrent: bool = False
     """Whether it mixes tokens by linear attention, a state space or a convolution instead of attention."""
+    hybrid: bool = False
+    """Whether a recurrent layer attends too (Falcon-H1)."""
+    shares: str = ""
+    """``store``: later layers take its keys and values; ``reuse``: it takes those of an earlier layer (Gemma 4)."""
+
+    @property
+    def attends(self) -> bool:
+        """Whether it takes a mask of attention."""
+        return self.hybrid or not self.recurrent
 
 
 class CrossAttentionInput(NamedTuple):
@@ -65,13 +74,15 @@ class Context:
     """Keys and values of all layers, if the model fills a cache (DynamicCache.update concatenates them to its own)."""
     past: dict[bool, int] = field(default_factory=dict)
     """Tokens in the cache before this forward, by `LayerKind.sliding`."""
+    shared: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Keys and values that several layers take, by `LayerKind.sliding`; one dictionary for all layers."""
     crossing: CrossAttentionInput | None = None
     """Images, if the model has cross-attention layers; an argument of every layer."""
 
     def of(self, kind: LayerKind) -> Context:
         """The arguments of a layer of `kind`: if checkpointed, it keeps its mask and tables alive and no others."""
         sliding = (kind.sliding,)
-        masks = {} if kind.recurrent else self.masks
+        masks = self.masks if kind.attends else {}
         return replace(
             self,
             row_mask=self.row_mask if kind.recurrent else None,

@@ -16,7 +16,7 @@ from vramplan.analytic.layers.context import Context
 from vramplan.analytic.layers.gated_delta import convolved
 from vramplan.analytic.layers.mamba_sizes import Mixer
 from vramplan.analytic.layers.modules import Modules
-from vramplan.errors import SpecError
+from vramplan.errors import SpecError, UnsupportedError, setting
 from vramplan.units import ceil_div
 
 Norm = Callable[[Modules, str, Tensor, Tensor, Mixer], Tensor]
@@ -50,6 +50,11 @@ def mixer(
     net.tape.module = name
     projected = scales[1](projected)
     forget = ops.neg(ops.exp(ops.to(rate, "fp32")))
+    if ctx.mixer_packages and norm is None:
+        raise UnsupportedError(
+            f"{setting('mixer_kernels', 'packages')} with mamba_rms_norm = false is not modelled; use"
+            f" {setting('mixer_kernels', 'torch')}"
+        )
     if ctx.mixer_packages and net.tape.training and ctx.cache is None:
         scale = net.parameter(f"{name}.norm.weight", sizes.inner)
         weight = net.parameter(f"{name}.out_proj.weight", width, sizes.inner)

@@ -22,6 +22,8 @@ class MaskParts(NamedTuple):
     """Samples of one row do not attend to each other; each row has positions of its own."""
     padded: bool = False
     """The batch has a 2D attention mask, with padding or of ones only."""
+    chunked: bool = False
+    """`window` is a chunk that a token attends in, counted from each row's first token (``chunked_overlay``)."""
 
 
 def attention_mask(
@@ -47,7 +49,7 @@ def _boolean(tape: Tape, shape: tuple[int, ...], parts: MaskParts) -> Tensor:
 
     def near() -> Tensor:
         if parts.causal:
-            return compared(rows, 1, queries, keys)
+            return compared(batch if parts.chunked else rows, 1, queries, keys)
         distance = tape.empty((1, 1, queries, keys), "int64", "distance of tokens")
         distance = tape.empty((1, 1, queries, keys), "int64", "distance of tokens")  # abs
         return compared(*distance.shape)

@@ -62,8 +62,8 @@ def interleaved(q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
     return rotated[0], rotated[1]
 
 
-def as_complex(q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+def as_complex(q: Tensor, k: Tensor, ctx: Context, sliding: bool = False) -> tuple[Tensor, Tensor]:
     """apply_rotary_emb: in fp32, pairs as complex numbers."""
     wide = [ops.to(x, "fp32", "fp32 copy to rotate") for x in (q, k)]
-    rotated = [ops.to(ops.mul(x, ctx.cos[False], "rotated in fp32"), q.dtype, "rotated") for x in wide]
+    rotated = [ops.to(ops.mul(x, ctx.cos[sliding], "rotated in fp32"), q.dtype, "rotated") for x in wide]
     return rotated[0], rotated[1]

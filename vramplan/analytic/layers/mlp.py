@@ -29,6 +29,11 @@ def quick_gelu(x: Tensor) -> Tensor:
     return ops.mul(x, ops.sigmoid(ops.scale(x, "scaled input")), "gelu output")
 
 
+def squared_relu(x: Tensor) -> Tensor:
+    """ReLUSquaredActivation: ``torch.square(relu(x))``, in fp32 under autocast."""
+    return ops.square(ops.relu(x))
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": ops.silu,
     "swish": ops.silu,
@@ -37,6 +42,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": gelu_new,
     "quick_gelu": quick_gelu,
     "relu": ops.relu,
+    "relu2": squared_relu,
 }
 
 

@@ -80,6 +80,10 @@ class Modules:
     """Tensors held by the vision tower's forward() until it returns."""
     deep: list[Tensor] = field(default_factory=list)
     """Image features that are added to the output of the language model's first layers (DeepStack)."""
+    is_within: bool = False
+    """Whether the language model is a part of a model that sees."""
+    per_layer: Tensor | None = None
+    """An input of its own for each layer, (B, S, layers, width), made of the ids (Gemma 4)."""
     features: list[Tensor] = field(default_factory=list)
     """Image features, held by the model's outputs until the loss exists."""
     generates: bool = False

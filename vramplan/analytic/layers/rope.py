@@ -34,6 +34,16 @@ def rotary_tables(tape: Tape, rows: int, length: int, width: int, dtype: str, pa
     return cast
 
 
+def complex_table(tape: Tape, rows: int, length: int, width: int) -> list[Tensor]:
+    """``torch.polar`` of angles in fp32, times attention_scaling; it stands for cosines and for sines (llama4)."""
+    half, whole = (rows, length, 1, width // 2), (rows, length, 1, width)
+    angles = [tape.empty(half, "fp32", "rotary angles") for _ in ("angles", "ones")]
+    table = tape.empty(whole, "fp32", "rotary numbers")
+    table = tape.empty(whole, "fp32", "rotary numbers")
+    del angles
+    return [table, table]
+
+
 def rotate_half(x: Tensor) -> Tensor:
     """``torch.cat((-x2, x1), dim=-1)``."""
     half = x.shape[-1] // 2
@@ -103,6 +113,13 @@ def partial_rotary(
         del q_rotated
         return q_joined, joined(k_rotated, k_pass)
     return q_joined, joined(k_rotated, k_pass), k, k_rotated, q, q_rotated
+
+
+def temperatures(q: Tensor, ctx: Context) -> Tensor:
+    """A number for each position, by which queries are multiplied (ministral3: get_llama_4_attn_scale)."""
+    rows = 1 if ctx.positions is None else ctx.positions.shape[0]
+    numbers = q.tape.empty((rows, q.shape[1], 1, 1), "fp32", "temperatures of positions")
+    return ops.to(numbers, q.dtype, "temperatures of positions")
 
 
 def joined(rotated: Tensor, rest: Tensor | None) -> Tensor:

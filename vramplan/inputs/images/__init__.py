@@ -49,7 +49,12 @@ IMAGE_PROCESSORS: dict[str, ImageProcessor] = {
     "llama4": ImageProcessor(adaptive_tiles.llama4, "vision_model", ("multi_modal_projector",)),
     "gemma3n": ImageProcessor(fixed_tiles.gemma3n, "model.vision_tower", ("model.embed_vision",), "token_type_ids"),
     "gemma4": ImageProcessor(
-        native_resolution.gemma4, "model.vision_tower", ("model.embed_vision",), "mm_token_type_ids", videos.gemma4
+        native_resolution.gemma4,
+        "model.vision_tower",
+        ("model.embed_vision",),
+        "mm_token_type_ids",
+        videos.gemma4,
+        ("model.audio_tower", "model.embed_audio"),
     ),
     "phi4_multimodal": ImageProcessor(
         adaptive_tiles.phi4, f"{PHI}.img_processor", tuple(f"{PHI}.{part}" for part in PHI_PROJECTOR)

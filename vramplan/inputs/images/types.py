@@ -126,6 +126,8 @@ class ImageProcessor:
     """Name of the input in which the processor marks image tokens; "" if there is none."""
     video: VideoProcessor | None = None
     """Its video processor; None if the architecture takes no videos."""
+    frozen: tuple[str, ...] = ()
+    """Module paths of what takes other inputs (sound): it is loaded, and neither trains nor gets adapters."""
 
 
 def refuse(limits: Limits, model_type: str, *names: str) -> None:

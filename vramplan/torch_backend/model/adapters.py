@@ -93,7 +93,7 @@ def freeze(module: nn.Module, job: Job, processor: ImageProcessor) -> None:
     """Freeze the vision tower and the projector unless the job trains them; adapters are added later."""
     for path, parameter in module.named_parameters():
         part = part_of(bare(path), processor)
-        if part is not None and getattr(job, part) != "train":
+        if is_within(bare(path), processor.frozen) or (part is not None and getattr(job, part) != "train"):
             parameter.requires_grad_(False)
 
 
@@ -111,9 +111,14 @@ def bare(path: str) -> str:
 
 def part_of(path: str, processor: ImageProcessor) -> str | None:
     """The part that a module or parameter belongs to: vision, projector, or None for the language model."""
-    if any(f"{path}.".startswith(f"{prefix}.") for prefix in processor.projector):
+    if is_within(path, processor.projector):
         return "projector"
-    return "vision" if f"{path}.".startswith(f"{processor.tower}.") else None
+    return "vision" if is_within(path, (processor.tower,)) else None
+
+
+def is_within(path: str, modules: tuple[str, ...]) -> bool:
+    """Whether a path is one of the modules, or inside one."""
+    return any(f"{path}.".startswith(f"{prefix}.") for prefix in modules)
 
 
 def excluded_modules(job: Job, processor: ImageProcessor | None) -> str | None:
@@ -126,4 +131,5 @@ def excluded_modules(job: Job, processor: ImageProcessor | None) -> str | None:
         patterns.append(rf"(?!({projectors})\.){re.escape(processor.tower)}\..*")
     if job.projector != "lora":
         patterns.append(rf"({projectors})(\..*)?")
+    patterns += [rf"{re.escape(path)}(\..*)?" for path in processor.frozen]
     return "|".join(patterns) or None

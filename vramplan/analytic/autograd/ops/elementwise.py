@@ -42,10 +42,10 @@ def subtract(a: Tensor, b: Tensor, what: str = "difference") -> Tensor:
 def add_in_place(a: Tensor, b: Tensor) -> Tensor:
     """``a += b``: no new storage; both get the incoming gradient."""
     tape = a.tape
-    needs = [x.node is not None for x in (a, b)]
+    likes = [x.like if x.node is not None else None for x in (a, b)]
 
     def backward(grad: Tensor) -> Grads:
-        return [grad if need else None for need in needs]
+        return [None if like is None else fit(grad, like) for like in likes]
 
     tape.work(0, 3 * a.num_bytes, a.dtype)
     return Tensor(tape, a.storage, a.shape, a.dtype, tape.node((a, b), backward))

@@ -55,6 +55,20 @@ def top(x: Tensor, count: int, what: str) -> tuple[Tensor, Tensor]:
     return values, index
 
 
+def scattered(values: Tensor, index: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``torch.full_like(...).scatter_(1, index, values)``: saves the index; the gradient is gathered."""
+    tape, like = values.tape, values.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [new_like(tape, like, "gradient of what was scattered", passes=2)]
+
+    node = tape.node((values,), backward)
+    tape.save(node, index)
+    out = output(node, tape, shape, values.dtype, "scattered values")
+    tape.work(0, 2 * out.num_bytes, out.dtype)
+    return out
+
+
 def divide_in_place(x: Tensor, by: Tensor) -> Tensor:
     """``x /= by`` with one divisor for each row: saves it and a copy of the old `x`."""
     tape, likes = x.tape, (x.like, by.like)

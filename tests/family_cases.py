@@ -1,0 +1,206 @@
+"""Families of 2025 and 2026, made small, and what traces of their classes say.
+
+python -m tests.family_cases     trace what has not been traced; write tests/cases/traced_families.json
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from tests import matrix
+from tests.helpers import ROOT, card_of, spec_of
+from tests.matrix_cases import SETTINGS, VOCABULARY
+from vramplan.analytic import estimator
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
+
+PATH = ROOT / "tests" / "cases" / "traced_families.json"
+TOKENS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
+SMALL = {
+    **TOKENS,
+    "vocab_size": VOCABULARY,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
+SLIDING, FULL = "sliding_attention", "full_attention"
+GEMMA4 = {
+    **SMALL,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "global_head_dim": 256,
+    "layer_types": [*[SLIDING] * 2, FULL] * 3,
+    "num_hidden_layers": 9,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 128,
+    "final_logit_softcapping": 30.0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 2,
+}
+GRANITE = {
+    **SMALL,
+    "intermediate_size": 256,
+    "num_hidden_layers": 6,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": True,
+}
+LLAMA4 = {
+    **SMALL,
+    "num_hidden_layers": 12,
+    "intermediate_size": 384,
+    "intermediate_size_mlp": 1536,
+    "num_local_experts": 4,
+    "attention_chunk_size": 150,
+}
+SCALED = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "ministral3": {
+        **SMALL,
+        "num_hidden_layers": 6,
+        "rope_parameters": {**SCALED, "beta_fast": 32.0, "beta_slow": 1.0, "llama_4_scaling_beta": 0.1},
+    },
+    "arcee": {**SMALL, "num_hidden_layers": 6},
+    "cwm": {**SMALL, "num_hidden_layers": 9, "sliding_window": 200},
+    "gemma4_text": GEMMA4,
+    "gemma4_text, heads of 512": {**GEMMA4, "global_head_dim": 512, "num_global_key_value_heads": 1},
+    "gemma4_text, experts": {
+        **GEMMA4,
+        "enable_moe_block": True,
+        "num_experts": 8,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 192,
+    },
+    "gemma4_text, inputs of layers": {
+        **GEMMA4,
+        "attention_k_eq_v": False,
+        "num_key_value_heads": 1,
+        "hidden_size_per_layer_input": 64,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "num_hidden_layers": 12,
+        "layer_types": [*[SLIDING] * 2, FULL] * 4,
+        "num_kv_shared_layers": 6,
+        "use_double_wide_mlp": True,
+    },
+    "granitemoe": GRANITE,
+    "granitemoeshared": {**GRANITE, "shared_intermediate_size": 768},
+    "llama4_text": {**LLAMA4, "attention_chunk_size": 8192},
+    "llama4_text, chunks": {**LLAMA4, "interleave_moe_layer_step": 2, "use_qk_norm": False},
+}
+"""Configurations by ``model_type`` and variant."""
+JOBS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("full-bf16", {"checkpointing": "none", "micro_batch_size": 3, "sequence_length": 200}),
+    ("full-bf16", {"checkpointing": "full", "sequence_length": 512, "attention": "flash"}),
+    ("full-autocast", {"checkpointing": "none", "sequence_length": 192, "attention": "eager"}),
+    ("full-autocast", {"checkpointing": "full", "sequence_length": 384, "micro_batch_size": 2}),
+    ("full-fp32", {"checkpointing": "full", "sequence_length": 128, "micro_batch_size": 3}),
+    ("lora-bf16", {"checkpointing": "full", "sequence_length": 200, "micro_batch_size": 3}),
+    ("lora-bf16", {"checkpointing": "none", "sequence_length": 640, "attention": "flash"}),
+    ("lora-autocast", {"checkpointing": "none", "sequence_length": 512}),
+    ("lora-autocast", {"checkpointing": "none", "sequence_length": 256, "micro_batch_size": 2, "attention": "eager"}),
+    ("lora-autocast", {"checkpointing": "full", "sequence_length": 256, "micro_batch_size": 2, "batches": "padded"}),
+)
+GEMMA = ("gemma4, text", "gemma4, text and inputs of layers")
+"""Gemma 4 with its towers, on text."""
+SEEING = "mistral3"
+"""A model that sees, whose language model is a Ministral 3."""
+SEEN = {"images": 1, "image_size": (300, 200), "sequence_length": 512}
+NO_FLASH = ("gemma4", "llama4_text")
+"""Heads of 512 do not run there, and transformers has no Llama 4 there."""
+
+
+def spec_for(family: str) -> ModelSpec:
+    """The family's small model."""
+    if family == SEEING:
+        return seeing()
+    if family in GEMMA:
+        return with_towers(family)
+    model_type = family.partition(",")[0]
+    return ModelSpec(name=family, model_type=model_type, config={"model_type": model_type, **FAMILIES[family]})
+
+
+def seeing() -> ModelSpec:
+    """Ministral 3 with its vision tower."""
+    spec = spec_of("mistralai/Ministral-3-8B-Base-2512")
+    text = {**spec.config["text_config"], **FAMILIES["ministral3"]}
+    vision = {**spec.config["vision_config"], "num_hidden_layers": 4}
+    config = {**spec.config, "image_token_id": 7, "text_config": text, "vision_config": vision}
+    return spec.model_copy(update={"config": config})
+
+
+def with_towers(family: str) -> ModelSpec:
+    """Gemma 4 with towers for images and, if it is a small one, for sound."""
+    hears = family == GEMMA[1]
+    text = FAMILIES["gemma4_text, inputs of layers" if hears else "gemma4_text"]
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 3}
+    vision = {
+        **sizes,
+        "intermediate_size": 256,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+        "position_embedding_size": 64,
+    }
+    audio = {**sizes, "model_type": "gemma4_audio", "output_proj_dims": 192} if hears else None
+    parts = {
+        "text_config": {"model_type": "gemma4_text", **text},
+        "vision_config": {"model_type": "gemma4_vision", **vision},
+    }
+    return ModelSpec(
+        name=family,
+        model_type="gemma4",
+        config={"model_type": "gemma4", "tie_word_embeddings": True, **parts, "audio_config": audio},
+    )
+
+
+def cases() -> Iterator[tuple[str, Job]]:
+    """Families and jobs."""
+    for family in (*FAMILIES, *GEMMA):
+        for setting, given in JOBS:
+            job = {**SETTINGS[setting], **given}
+            if family.startswith(NO_FLASH) and job.get("attention") == "flash":
+                job["attention"] = "eager"
+            if family.startswith("llama4") and "lora" in setting:  # PEFT fails on its router
+                job["lora_targets"] = ("q_proj", "o_proj", "up_proj")
+            yield family, Job(**job)
+    yield SEEING, Job(**SEEN, method="full", autocast="none", checkpointing="none", vision="train", projector="train")
+    yield SEEING, Job(**SEEN, checkpointing="full")
+
+
+def name_of(family: str, job: Job) -> str:
+    """What the committed table calls a case."""
+    return json.dumps([family, job.model_dump(mode="json", exclude_defaults=True)])
+
+
+def analytic(family: str, job: Job) -> list[Any]:
+    """A row of matrix.COLUMNS, without the name."""
+    estimate = estimator.estimate(spec_for(family), job, card_of())
+    return matrix.row_of(matrix.Case(family, "", job), estimate)[1:]
+
+
+def load() -> dict[str, list[Any]]:
+    """The committed traces by name."""
+    return json.loads(PATH.read_text())["rows"] if PATH.exists() else {}
+
+
+def main() -> None:
+    """Trace what is missing, and write the table."""
+    from vramplan.torch_backend import tracing, versions
+
+    rows = load()
+    for family, job in cases():
+        name = name_of(family, job)
+        if name not in rows:
+            estimate = tracing().estimate(spec_for(family), job, card_of())
+            rows[name] = matrix.row_of(matrix.Case(family, "", job), estimate)[1:]
+    wanted = [name_of(*case) for case in cases()]
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(rows[name])}" for name in wanted)
+    columns = json.dumps(matrix.COLUMNS[1:])
+    PATH.write_text(f'{{"by": {json.dumps(versions())},\n"columns": {columns},\n"rows": {{\n{lines}\n}}}}\n')
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Families of 2025 and 2026: traces of the real classes, and what is refused."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import pytest
+
+import vramplan
+from tests import family_cases, matrix
+from vramplan.analytic.generation import generation
+from vramplan.errors import ConfigError, UnsupportedError, VramplanError
+from vramplan.inputs.job import Job
+
+ROWS = family_cases.load()
+SHARING = "gemma4_text, inputs of layers"
+
+
+@pytest.mark.parametrize("family", [*family_cases.FAMILIES, *family_cases.GEMMA, family_cases.SEEING])
+def test_estimates_agree_with_traces(family: str) -> None:
+    errors = []
+    for name, job in family_cases.cases():
+        if name != family:
+            continue
+        found, traced = family_cases.analytic(family, job), ROWS[family_cases.name_of(family, job)]
+        of = dict(zip(matrix.COLUMNS[1:], (a / b - 1 for a, b in zip(found, traced, strict=True)), strict=True))
+        assert abs(of["tensors"]) <= (0.01 if job.images else 1e-3), (job, of)
+        assert all(abs(of[phase]) <= 0.016 for phase in ("allocated", *matrix.PHASES)), (job, of)
+        assert abs(of["flops"]) <= 1e-3, (job, of)
+        assert found[7:] == traced[7:], "parameters"
+        errors.append(abs(of["allocated"]))
+    assert median(errors) <= (6e-3 if family == family_cases.SEEING else 1e-3)
+
+
+def test_every_case_has_been_traced() -> None:
+    assert {family_cases.name_of(*case) for case in family_cases.cases()} == set(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "error", "message"),
+    [
+        (SHARING, {"reentrant": True, "checkpointing": "full"}, UnsupportedError, "share keys and values"),
+        (SHARING, {"strategy": "device_map", "num_gpus": 2}, UnsupportedError, "share keys and values"),
+        (family_cases.GEMMA[0], {"images": 1}, UnsupportedError, "images of gemma4 are not modelled yet"),
+        (family_cases.GEMMA[0], {"projector": "lora"}, UnsupportedError, "as it idles"),
+        (family_cases.GEMMA[0], {"fused_kernels": ("rms_norm",)}, UnsupportedError, "not modelled yet"),
+        ("gemma4_text", {"attention": "flash"}, ConfigError, "only with sdpa, eager"),
+        ("gemma4_text", {"fused_kernels": ("rms_norm",)}, UnsupportedError, "not modelled yet"),
+        ("llama4_text", {"fused_kernels": ("rms_norm",), "method": "full"}, UnsupportedError, "not modelled yet"),
+        ("llama4_text", {"method": "lora"}, ConfigError, "PEFT cannot adapt this model's router"),
+        ("llama4_text", {"output_router_logits": True}, UnsupportedError, "by=trace runs it"),
+        ("arcee", {"fused_kernels": ("rms_norm",)}, ConfigError, "has nothing for arcee"),
+        ("gemma4_text", {"use_bidirectional_attention": "all"}, UnsupportedError, "by=trace runs it"),
+        (SHARING, {"num_kv_shared_layers": 11}, VramplanError, "without keys and values"),
+    ],
+)
+def test_what_is_refused(family: str, settings: dict[str, Any], error: type[VramplanError], message: str) -> None:
+    spec = family_cases.spec_for(family)
+    job = {key: value for key, value in settings.items() if key in Job.model_fields}
+    config = {**spec.config, **{key: value for key, value in settings.items() if key not in job}}
+    with pytest.raises(error, match=message):
+        vramplan.estimate(spec.model_copy(update={"config": config}), "h200", **job)
+
+
+def test_generation_with_shared_keys_is_refused_by_name() -> None:
+    from tests.helpers import card_of
+
+    with pytest.raises(UnsupportedError, match="see only the end"):
+        generation(family_cases.spec_for(SHARING), Job(), card_of(), 16)
