@@ -104,6 +104,7 @@ NO_FLASH = {"mllama"}  # its masks of images have four dimensions
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("google-bert/bert-base-uncased", {}),
     "roberta": ("FacebookAI/roberta-base", {}),
+    "distilbert": ("distilbert/distilbert-base-uncased", {}),
     "modernbert": ("answerdotai/ModernBERT-base", {}),
     "deberta-v2": ("microsoft/deberta-v3-base", {}),
     "vit": ("google/vit-base-patch16-224-in21k", {}),

@@ -56,7 +56,15 @@ QUICK = [
 ]
 MORE = [
     (model, {"task": task, **settings})
-    for model in ("roberta-base", "modernbert-base", "deberta-v3-base", "qwen2.5-0.5b", "gpt2", "gemma-3-1b")
+    for model in (
+        "roberta-base",
+        "distilbert-base-uncased",
+        "modernbert-base",
+        "deberta-v3-base",
+        "qwen2.5-0.5b",
+        "gpt2",
+        "gemma-3-1b",
+    )
     for task in ("classification", "token_classification", "reranker")
     for settings in ({"method": "full", "checkpointing": "none"}, {"batches": "padded"})
     if not (model.startswith(("gemma", "gpt2")) and task == "token_classification")

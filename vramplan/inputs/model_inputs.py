@@ -213,6 +213,7 @@ MODEL_INPUTS: dict[str, ModelInputs] = {
     "bert": ModelInputs("BertForMaskedLM", masked_text, table),
     "roberta": ModelInputs("RobertaForMaskedLM", masked_text, table_behind_padding),
     "xlm-roberta": ModelInputs("XLMRobertaForMaskedLM", masked_text, table_behind_padding),
+    "distilbert": ModelInputs("DistilBertForMaskedLM", masked_text, table),
     "modernbert": ModelInputs("ModernBertForMaskedLM", masked_text),
     "deberta-v2": ModelInputs("DebertaV2ForMaskedLM", masked_text_and_mask, deberta_table),
     "vit": ModelInputs("ViTForImageClassification", classed_image, has_text=False, image_config=""),

@@ -50,6 +50,7 @@ CLASS_NAMES: dict[str, ClassNames] = {
     "bert": ClassNames("Bert", head="classifier"),
     "roberta": ClassNames("Roberta", head="classifier"),
     "xlm-roberta": ClassNames("XLMRoberta", head="classifier"),
+    "distilbert": ClassNames("DistilBert", head="classifier"),
     "deberta-v2": ClassNames("DebertaV2", head="classifier"),
     "modernbert": ClassNames("ModernBert", head="classifier"),
 }

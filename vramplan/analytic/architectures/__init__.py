@@ -30,6 +30,7 @@ ARCHITECTURES: LazyTable[Architecture] = LazyTable(
         "qwen3_next": "qwen3_next qwen3_5_text qwen3_5_moe_text",
         "mllama": "mllama_text",
         "bert": "bert roberta xlm-roberta",
+        "distilbert": "distilbert",
         "modernbert": "modernbert",
         "deberta": "deberta-v2",
         "vit": "vit",
