@@ -17,7 +17,9 @@ ROWS = family_cases.load()
 SHARING = "gemma4_text, inputs of layers"
 
 
-@pytest.mark.parametrize("family", [*family_cases.FAMILIES, *family_cases.GEMMA, family_cases.SEEING])
+@pytest.mark.parametrize(
+    "family", [*family_cases.FAMILIES, *family_cases.GEMMA, family_cases.LLAMA, family_cases.SEEING]
+)
 def test_estimates_agree_with_traces(family: str) -> None:
     errors = []
     for name, job in family_cases.cases():
