@@ -104,12 +104,14 @@ JOBS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("lora-autocast", {"checkpointing": "none", "sequence_length": 256, "micro_batch_size": 2, "attention": "eager"}),
     ("lora-autocast", {"checkpointing": "full", "sequence_length": 256, "micro_batch_size": 2, "batches": "padded"}),
 )
+LLAMA = "llama4, text"
+"""Llama 4 with its tower, on text."""
 GEMMA = ("gemma4, text", "gemma4, text and inputs of layers")
 """Gemma 4 with its towers, on text."""
 SEEING = "mistral3"
 """A model that sees, whose language model is a Ministral 3."""
 SEEN = {"images": 1, "image_size": (300, 200), "sequence_length": 512}
-NO_FLASH = ("gemma4", "llama4_text")
+NO_FLASH = ("gemma4", "llama4")
 """Heads of 512 do not run there, and transformers has no Llama 4 there."""
 
 
@@ -117,6 +119,11 @@ def spec_for(family: str) -> ModelSpec:
     """The family's small model."""
     if family == SEEING:
         return seeing()
+    if family == LLAMA:
+        vision = {"hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 256}
+        vision |= {"image_size": 56, "vision_output_dim": 96, "projector_input_dim": 64, "projector_output_dim": 96}
+        parts = {"text_config": {"model_type": "llama4_text", **LLAMA4}, "vision_config": vision}
+        return ModelSpec(name=family, model_type="llama4", config={"model_type": "llama4", **parts})
     if family in GEMMA:
         return with_towers(family)
     model_type = family.partition(",")[0]
@@ -158,7 +165,7 @@ def with_towers(family: str) -> ModelSpec:
 
 def cases() -> Iterator[tuple[str, Job]]:
     """Families and jobs."""
-    for family in (*FAMILIES, *GEMMA):
+    for family in (*FAMILIES, *GEMMA, LLAMA):
         for setting, given in JOBS:
             job = {**SETTINGS[setting], **given}
             if family.startswith(NO_FLASH) and job.get("attention") == "flash":

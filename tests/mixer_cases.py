@@ -58,6 +58,26 @@ FALCON = {
     "mamba_d_state": 32,
     "mamba_chunk_size": 64,
 }
+NEMOTRON = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 64,
+    "n_groups": 2,
+    "ssm_state_size": 32,
+    "chunk_size": 64,
+}
+NEMOTRON_3 = {
+    **NEMOTRON,
+    "hybrid_override_pattern": "MEM*E" * 3,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+    "moe_shared_expert_intermediate_size": 256,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("Qwen/Qwen3-Next-80B-A3B-Instruct", {**DELTA, **EXPERTS}),
     "qwen3_5_text": ("Qwen/Qwen3.5-9B", DELTA),
@@ -76,6 +96,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_h1, norm first": (
         "tiiuae/Falcon-H1-0.5B-Base",
         {**FALCON, "mamba_rms_norm": True, "mamba_norm_before_gate": True},
+    ),
+    "nemotron_h": ("nvidia/NVIDIA-Nemotron-Nano-9B-v2", {**NEMOTRON, "hybrid_override_pattern": "M-M*-" * 3}),
+    "nemotron_h, experts": ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", NEMOTRON_3),
+    "nemotron_h, narrow experts": (
+        "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+        {**NEMOTRON_3, "moe_latent_size": 128},
     ),
     "lfm2": (
         "LiquidAI/LFM2-350M",
@@ -129,7 +155,7 @@ def cases() -> Iterator[tuple[str, Job]]:
             job = {**SETTINGS[setting], **given}
             if family == "mamba2":
                 job |= {"attention": "eager"} | ({"lora_targets": ("in_proj",)} if "lora" in setting else {})
-            if family.startswith("falcon_h1") and "lora" in setting:  # PEFT does not adapt out_proj
+            if family.startswith(("falcon_h1", "nemotron_h")) and "lora" in setting:  # PEFT does not adapt out_proj
                 job["lora_targets"] = ("in_proj", "q_proj", "v_proj", "o_proj", "up_proj")
             yield family, Job(**job)
     yield "qwen3_5", Job(**SEEN, checkpointing="full", vision="train", projector="train")

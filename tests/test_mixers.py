@@ -17,6 +17,7 @@ from vramplan.inputs.job import Job
 ROWS = mixer_cases.load()
 FAMILIES = [*mixer_cases.FAMILIES, "qwen3_5"]
 QWEN, GRANITE, MAMBA = "Qwen/Qwen3.5-9B", "ibm-granite/granite-4.0-h-micro", "mistralai/Mamba-Codestral-7B-v0.1"
+NEMOTRON = "nvidia/NVIDIA-Nemotron-Nano-9B-v2"
 FALCON = "tiiuae/Falcon-H1-0.5B-Base"
 PACKAGES = {"mixer_kernels": "packages"}
 
@@ -74,6 +75,8 @@ def test_what_the_delta_rule_of_flash_linear_attention_saves() -> None:
         (GRANITE, {**PACKAGES, "quantize": "nf4"}, UnsupportedError, "is packed"),
         (GRANITE, PACKAGES, UnsupportedError, "its adapter does nothing"),
         (FALCON, {"mixer_kernels": "packages", "method": "full"}, UnsupportedError, "mamba_rms_norm = false"),
+        (NEMOTRON, {"hybrid_override_pattern": "M-Q*"}, VramplanError, "expected a list of"),
+        (NEMOTRON, {"method": "lora"}, ConfigError, "which all-linear includes"),
         (FALCON, {"method": "lora"}, ConfigError, "which all-linear includes"),
         (MAMBA, {"attention": "eager", "lora_targets": ("out_proj",)}, ConfigError, "PEFT does not adapt out_proj"),
         (MAMBA, {"attention": "flash", "lora_targets": ("in_proj",)}, ConfigError, "only with eager"),

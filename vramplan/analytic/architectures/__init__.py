@@ -27,6 +27,7 @@ ARCHITECTURES: LazyTable[Architecture] = LazyTable(
         "lfm2": "lfm2",
         "mamba2": "mamba2 granitemoehybrid",
         "falcon_h1": "falcon_h1",
+        "nemotron_h": "nemotron_h",
         "qwen3_next": "qwen3_next qwen3_5_text qwen3_5_moe_text",
         "mllama": "mllama_text",
         "bert": "bert roberta xlm-roberta",

@@ -16,7 +16,7 @@ from vramplan.analytic.layers.mla import as_complex
 from vramplan.analytic.layers.mlp import activation, gated
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.rope import heads_first_grads
-from vramplan.errors import ConfigError, setting
+from vramplan.errors import ConfigError, SpecError, setting
 from vramplan.inputs.model_spec import Config
 
 
@@ -115,7 +115,11 @@ def kinds(c: Config) -> list[LayerKind]:
     rotates = c.get("no_rope_layers") or [int((layer + 1) % every != 0) for layer in range(layers)]
     types = c.get("layer_types") or ["chunked_attention" if has else "full_attention" for has in rotates]
     step = c.count("interleave_moe_layer_step", 1)
-    mixtures = c.get("moe_layers", range(step - 1, layers, step))
+    mixtures = c.get("moe_layers", tuple(range(step - 1, layers, step)))
+    if not all(isinstance(one, (list, tuple)) for one in (rotates, types, mixtures)) or not (
+        len(rotates) >= layers <= len(types)
+    ):
+        raise SpecError(f"no_rope_layers, layer_types and moe_layers: expected lists for {layers} layers")
     return [
         LayerKind(types[layer] == "chunked_attention", rotary=bool(rotates[layer]), dense=layer not in mixtures)
         for layer in range(layers)

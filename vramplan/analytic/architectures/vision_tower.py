@@ -112,6 +112,13 @@ def training_of(part: str, given: WeightConfig, job: Job) -> WeightConfig:
     return replace(given, full=part == "train", lora_rank=job.lora_rank if part == "lora" else 0, quantize=quantize)
 
 
+def idle_linear(net: Modules, name: str, out_features: int, in_features: int, bias: bool = False) -> None:
+    """The weights of an ``nn.Linear`` that no batch reaches; quantization packs it like any other."""
+    net.parameter(f"{name}.weight", out_features, in_features, quantize=net.training.quantize)
+    if bias:
+        net.parameter(f"{name}.bias", out_features)
+
+
 def in_one_row(pixels: Tensor, dtype: str | None) -> Tensor:
     """The tiles of all images one after another; with a `dtype`, cast first, and those that are all zero left out."""
     if dtype is not None:

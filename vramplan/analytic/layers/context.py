@@ -26,13 +26,15 @@ class LayerKind(NamedTuple):
     """Whether it mixes tokens by linear attention, a state space or a convolution instead of attention."""
     hybrid: bool = False
     """Whether a recurrent layer attends too (Falcon-H1)."""
+    feeds: bool = False
+    """Whether it is a feed-forward or a mixture of experts alone (Nemotron-H)."""
     shares: str = ""
     """``store``: later layers take its keys and values; ``reuse``: it takes those of an earlier layer (Gemma 4)."""
 
     @property
     def attends(self) -> bool:
         """Whether it takes a mask of attention."""
-        return self.hybrid or not self.recurrent
+        return self.hybrid or not (self.recurrent or self.feeds)
 
 
 class CrossAttentionInput(NamedTuple):

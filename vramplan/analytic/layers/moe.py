@@ -33,6 +33,13 @@ class Experts(NamedTuple):
     """Whether weights are stored as the product takes them, (experts, in, out); otherwise it gets views."""
     first: bool = False
     """Whether the module defines them before the router."""
+    has_gate: bool = True
+    """Whether the inner layer is gated; otherwise its weight is ``up_proj``."""
+
+    @property
+    def into(self) -> tuple[str, int]:
+        """Name and width of the first weight."""
+        return ("gate_up_proj", 2 * self.width) if self.has_gate else ("up_proj", self.width)
 
 
 Routed = tuple[Tensor, Tensor]
@@ -155,14 +162,16 @@ def outside(scores: Tensor, groups: Groups, experts: Experts) -> tuple[Tensor, l
 
 
 def gated(gate_up: Tensor, experts: Experts) -> Tensor:
-    """_default_apply_gate: ``gate, up = both.chunk(2); act(gate) * up``."""
+    """_default_apply_gate: ``gate, up = both.chunk(2); act(gate) * up``; without a gate the activation alone."""
+    if not experts.has_gate:
+        return activation(experts.act)(gate_up)
     gate, up = ops.split(gate_up, experts.width, experts.width)
     return ops.mul(activation(experts.act)(gate), up)
 
 
 def declare(net: Modules, name: str, width: int, experts: Experts) -> None:
     """Declare the weights of all experts in the module's order."""
-    for last, rows, columns in (("gate_up_proj", 2 * experts.width, width), ("down_proj", width, experts.width)):
+    for last, rows, columns in ((*experts.into, width), ("down_proj", width, experts.width)):
         weight = net.parameter(f"{name}.{last}", experts.number, rows, columns)
         weight.viewed = not experts.transposed
 
@@ -177,7 +186,8 @@ def routed(
     declare(net, name, width, experts)
     # PEFT wraps the last parameter outermost, so its factors are computed first
     second = expert_weight(net, f"{name}.down_proj", (experts.number, width, experts.width))
-    first = expert_weight(net, f"{name}.gate_up_proj", (experts.number, 2 * experts.width, width))
+    first_name, inner = experts.into
+    first = expert_weight(net, f"{name}.{first_name}", (experts.number, inner, width))
     tape.module = name
     if net.liger.experts:
         indices = tape.empty((tokens, experts.top), "int32", "experts of each token")
@@ -188,10 +198,10 @@ def routed(
     weights = ops.chosen(shares.view(rows), by_expert[1], (rows,), "shares by expert")
     counts = [tape.empty((size,), "int32", "rows of each expert") for size in (rows, experts.number)]
     offsets = tape.empty((experts.number,), "int32", "where experts end")
-    bias = expert_bias(net, name, "gate_up_proj", by_expert[0], experts, 2 * experts.width)
+    bias = expert_bias(net, name, first_name, by_expert[0], experts, inner)
     into = first()  # both held until the function returns: cached by torch.nn.utils.parametrize
     chosen = selected(into, rows) if net.decodes else into
-    out = ops.grouped(picked, into, offsets, 2 * experts.width, "gate and up")
+    out = ops.grouped(picked, into, offsets, inner, "gate and up")
     out = out if bias is None else ops.add_in_place(out, bias)
     out = gate(out, experts)
     bias = expert_bias(net, name, "down_proj", by_expert[0], experts, width)
