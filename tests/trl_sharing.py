@@ -69,6 +69,8 @@ def cases() -> Iterator[dict[str, Any]]:
         for method in ("full", "lora"):
             for task in ("dpo", "kto", *(("reward",) if model is SHALLOW else ())):
                 yield case(model, "zero3", method, task)
+                if task != "reward":
+                    yield case(model, "fsdp2", method, task)
     yield case(SHALLOW_UNTIED, "zero3", "lora", None, zero={"max_reuse_distance": 1})
     yield case(SHALLOW_UNTIED, "zero3", "full", "dpo", checkpointing="none")
     yield case(SHALLOW, "zero3", "full", "dpo", reference="precomputed")

@@ -105,9 +105,13 @@ TASK_RULES = (
         "{strategy} with {task} was not compared with a run of TRL yet; use {strategy=ddp}",
     ),
     Rule(
-        lambda job: is_preference(job) and job.strategy == "fsdp" and (job.fsdp.version != 1 or job.task != "dpo"),
+        lambda job: (
+            is_preference(job)
+            and job.strategy == "fsdp"
+            and job.task not in (("dpo",) if job.fsdp.version == 1 else ("dpo", "kto"))
+        ),
         UNSUPPORTED,
-        "{strategy} with {task} is modelled for DPO under FSDP version 1 alone; use {strategy=zero2}",
+        "{strategy} with {task} is modelled for DPO, and for KTO under FSDP version 2; use {strategy=zero2}",
     ),
     Rule(
         lambda job: is_preference(job) and job.strategy in ("fsdp", "zero3") and job.quantize != "none",
@@ -115,7 +119,12 @@ TASK_RULES = (
         "{strategy} {quantize} with {task} is not modelled yet; use {strategy=zero2}",
     ),
     Rule(
-        lambda job: is_preference(job) and job.strategy == "zero3" and job.method != "full" and job.loads_reference,
+        lambda job: (
+            is_preference(job)
+            and (job.strategy == "zero3" or (job.strategy == "fsdp" and job.fsdp.version == 2))
+            and job.method != "full"
+            and job.loads_reference
+        ),
         UNSUPPORTED,
         "{strategy} {reference} with adapters was not compared with a run of TRL; use {reference=adapters_off}",
     ),
