@@ -16,6 +16,7 @@ from vramplan.errors import UnsupportedError
 
 RECORDED = recorded()
 WORST, MEDIAN = 0.005, 0.001
+NOT_REENTRANT = {"strategy": "zero3", "method": "lora", "reentrant": False}
 ODDS = {"strategy": "zero2", "task": "orpo"}
 
 
@@ -30,12 +31,14 @@ def errors_of(row: dict[str, Any]) -> dict[str, float]:
 
 def test_peaks_agree_with_trl() -> None:
     errors = [error for row in RECORDED for error in errors_of(row).values()]
-    assert len(errors) >= 95
+    assert len(errors) >= 150
     assert max(errors) <= WORST
     assert median(errors) <= MEDIAN
 
 
-@pytest.mark.parametrize("settings", [{"strategy": "zero3"}, {"strategy": "fsdp"}, {"strategy": "zero0"}, ODDS])
+@pytest.mark.parametrize(
+    "settings", [NOT_REENTRANT, {"strategy": "fsdp", "task": "reward"}, {"strategy": "zero0"}, ODDS]
+)
 def test_what_was_not_compared_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedError, match="with task="):
+    with pytest.raises(UnsupportedError, match="task="):
         estimate("qwen2.5-0.5b", "h100", num_gpus=2, **{"task": "dpo", **settings})

@@ -32,6 +32,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 TIED = ("llama-3.2-1b", {LAYERS: 6})
 UNTIED = ("llama-3.2-1b", {LAYERS: 6, "tie_word_embeddings": False})
 SHALLOW = ("llama-3.2-1b", {LAYERS: 4})
+SHALLOWEST_UNTIED = ("llama-3.2-1b", {LAYERS: 3, "tie_word_embeddings": False})
 SHALLOW_UNTIED = ("llama-3.2-1b", {LAYERS: 4, "tie_word_embeddings": False})
 
 
@@ -65,6 +66,15 @@ def cases() -> Iterator[dict[str, Any]]:
                 for checkpointing in ({}, {"checkpointing": "none"}):
                     yield case(model, strategy, method, None, **checkpointing)
         yield case(model, "fsdp2", "lora", None, dtype="fp32")
+        for method in ("full", "lora"):
+            for task in ("dpo", "kto", *(("reward",) if model is SHALLOW else ())):
+                yield case(model, "zero3", method, task)
+                if task != "reward":
+                    yield case(model, "fsdp2", method, task)
+    yield case(SHALLOW_UNTIED, "zero3", "lora", None, zero={"max_reuse_distance": 1})
+    yield case(SHALLOW_UNTIED, "zero3", "full", "dpo", checkpointing="none")
+    yield case(SHALLOW, "zero3", "full", "dpo", reference="precomputed")
+    yield case(SHALLOWEST_UNTIED, "zero3", "lora", "kto")
 
 
 def recorded() -> list[dict[str, Any]]:

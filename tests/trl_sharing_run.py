@@ -33,7 +33,7 @@ def deepspeed_settings(job: Job) -> dict[str, Any]:
         value = getattr(job.zero, name)
         zero[key] = "auto" if value is None else value
     if job.strategy == "zero3":
-        zero |= {"stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9}
+        zero |= {f"stage3_{name}": getattr(job.zero, name) for name in ("max_live_parameters", "max_reuse_distance")}
     if job.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu"}
     return {

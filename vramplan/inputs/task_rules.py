@@ -100,7 +100,7 @@ TASK_RULES = (
         "samples of several lengths with {task} are not modelled yet; give {sequence_length} of the longest",
     ),
     Rule(
-        lambda job: is_preference(job) and (job.strategy in ("device_map", "zero0", "zero3") or job.offload != "none"),
+        lambda job: is_preference(job) and (job.strategy in ("device_map", "zero0") or job.offload != "none"),
         UNSUPPORTED,
         "{strategy} {offload} with {task} is not modelled yet; use {strategy=zero2} and {offload=none}",
     ),
@@ -110,13 +110,37 @@ TASK_RULES = (
         "{strategy} with {task} was not compared with a run of TRL yet; use {strategy=ddp}",
     ),
     Rule(
-        lambda job: is_preference(job) and job.strategy == "fsdp" and (job.fsdp.version != 1 or job.task != "dpo"),
+        lambda job: (
+            is_preference(job)
+            and job.strategy == "fsdp"
+            and job.task not in (("dpo",) if job.fsdp.version == 1 else ("dpo", "kto"))
+        ),
         UNSUPPORTED,
-        "{strategy} with {task} is modelled for DPO under FSDP version 1 alone; use {strategy=zero2}",
+        "{strategy} with {task} is modelled for DPO, and for KTO under FSDP version 2; use {strategy=zero2}",
     ),
     Rule(
-        lambda job: is_preference(job) and job.strategy == "fsdp" and job.quantize != "none",
+        lambda job: is_preference(job) and job.strategy in ("fsdp", "zero3") and job.quantize != "none",
         UNSUPPORTED,
         "{strategy} {quantize} with {task} is not modelled yet; use {strategy=zero2}",
+    ),
+    Rule(
+        lambda job: (
+            is_preference(job)
+            and (job.strategy == "zero3" or (job.strategy == "fsdp" and job.fsdp.version == 2))
+            and job.method != "full"
+            and job.loads_reference
+        ),
+        UNSUPPORTED,
+        "{strategy} {reference} with adapters was not compared with a run of TRL; use {reference=adapters_off}",
+    ),
+    Rule(
+        lambda job: (
+            job.task in ("dpo", "kto")
+            and (job.strategy, job.checkpointing, job.reentrant) == ("zero3", "full", False)
+            and job.method != "full"
+        ),
+        UNSUPPORTED,
+        "{strategy} {task} with adapters is modelled with reentrant checkpointing, which TRL makes it; give"
+        " {reentrant=True}",
     ),
 )

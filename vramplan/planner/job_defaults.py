@@ -60,6 +60,9 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
         job.setdefault("lora_dtype", "bf16")  # TRL 1.16 casts the adapters of a quantized model
     if job.get("task") == "kto":
         job.setdefault("micro_batch_size", 2)  # the smallest that TRL takes
+    if job.get("task") in PREFERENCE and job.get("strategy") == "zero3" and job.get("method") != "full":
+        job.setdefault("lora_dtype", half)  # TRL 1.16: autocast_adapter_dtype=False, and checkpointing is reentrant
+        job.setdefault("reentrant", job.get("checkpointing", "full") == "full")
     if job.get("task") in PREFERENCE_LOSSES:
         job.setdefault("loss", PREFERENCE_LOSSES[job["task"]][0])
     if job.get("strategy") == "zero3" and isinstance(job.get("zero", {}), dict):

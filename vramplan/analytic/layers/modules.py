@@ -108,7 +108,7 @@ class Modules:
     def enter_layer(self, phase: str, number: int, x: Tensor) -> None:
         """Begin the layer `number` with input `x`."""
         self.tape.enter(phase, number)
-        if x.node is None:
+        if x.node is None and phase.startswith("forward"):  # nothing has a gradient where a reference runs
             self.layers_without_input_grad.add(number)
 
     def resident(self, shape: tuple[int, ...], dtype: str) -> Tensor:

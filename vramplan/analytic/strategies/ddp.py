@@ -179,7 +179,7 @@ class Strategy:
         """Go on from this state, one of those that :meth:`state` returns."""
 
     def forward_ends(self) -> None:
-        """End a forward of a model that gives a reference."""
+        """End a forward."""
 
     def backward_ends(self) -> None:
         """End the backward of a micro-batch: DDP reduces each bucket when it is full.

@@ -200,6 +200,9 @@ class Fsdp2(Sharded):
         else:
             self._forward(groups, events, offset)
 
+    def forward_ends(self) -> None:
+        self._free_held()
+
     def _forward(self, groups: list[Group], events: Sequence[int], offset: int) -> None:
         for group in groups:
             if group not in self.weights:
@@ -315,7 +318,7 @@ class Fsdp2(Sharded):
         """
         tower = [group for layer, group in self.layers.items() if layer >= TOWER]
         text = [group for layer, group in self.layers.items() if layer < TOWER]
-        for group in [*self.before[:-1], *tower, self.before[-1], *text]:
+        for group in [*self.before[:-1], *tower, self.before[-1], *text, *self.behind]:
             if group not in self.finished:
                 self._finish_backward(group, offset)
             if group in self.packets:  # asked for and never used
@@ -331,6 +334,10 @@ class Fsdp2(Sharded):
         place = self.order.index(group)
         if place:
             self._request(self.order[place - 1])
+        elif (
+            self.behind and self.job.task == "kto"
+        ):  # the last group of the forward before, which was without gradients
+            self._request(self.behind[-1])
 
     def _finish_backward(self, group: Group, offset: int) -> None:
         """Drop the group's weights, and in an optimizer step's last micro-step reduce its gradients.

@@ -73,14 +73,15 @@ class MicroSteps:
             )
 
     def _run(self, sections: Sequence[tuple[UnfoldedSection, int]], offset: int) -> None:
-        share, previous = self.share, ""
+        model = share = self.share
+        previous = ""
         if self.reference is not None:
             self.reference.sent = share.sent
         for piece, end in sections:
             if previous.startswith("backward") and piece.phase != previous:
                 share.backward_ends()
-            if self.reference is not None and piece.phase != previous and is_of_reference(previous):
-                self.reference.forward_ends()
+            if piece.phase != previous and not previous.startswith("backward"):
+                model.forward_ends()
             previous = piece.phase
             share.record.enter(previous.partition(".")[0])
             model = share if self.reference is None or not is_of_reference(piece.phase) else self.reference

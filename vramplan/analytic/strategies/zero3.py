@@ -42,14 +42,16 @@ class ZeroStage3(ZeroStage):
         passes = self.modules.passes(self.is_reference)
         self.coordinator = Coordinator(record, passes, self.zero, self.job.offload == "all", self.send)
         self.recomputes = self.job.checkpointing == "full"
+        self.coordinator.keeps_recomputed = self.recomputes and self.job.reentrant
         self.begins = True
         """Whether the next module begins a forward."""
         self.passes = 0
         """Forwards that began."""
         self.current: Visit | None = None
         self.around: list[Visit] = []
-        """Modules around it that have weights of their own."""
+        """Modules that began and did not end: one around it with weights of its own, those whose end nothing tells."""
         self.running: Turn | None = None
+        self.running_layer: int | None = None
 
     def _divided(self, number: int, one: Placed) -> PartitionedWeight:
         parameter = one.parameter
@@ -135,9 +137,10 @@ class ZeroStage3(ZeroStage):
     def run_section(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         if piece.phase != self.phase:
             self._leave()
-            if not self.phase.startswith("backward"):
-                self._leave_around()
+            self.phase = piece.phase
             self.begins = not piece.phase.startswith("backward")
+            if self.modules.head and not self.begins:  # before the loss's own backward, which has no turn
+                self._enter_around()
         super().run_section(piece, events, offset)
 
     def state(self) -> State | None:
@@ -173,9 +176,13 @@ class ZeroStage3(ZeroStage):
             super().stretch(piece, events[done:number], offset, done)
             done = number
             self._leave()
-            self.running = turn
+            if self.running_layer != turn[2][0]:
+                self._end_layer()
+            self.running, self.running_layer = turn, turn[2][0]
+            if self.modules.head and not any(visit.lasts for visit in self.around):
+                self._enter_around()
             while self.current is None or self.current.module is None:
-                if self.current is not None and self.current.lasts:
+                if self.current is not None and self.current.late:
                     self.around.append(self.current)
                 elif self.current is not None:
                     self.coordinator.leave(self.current, recomputes=turn[1])
@@ -185,7 +192,11 @@ class ZeroStage3(ZeroStage):
     def _leave(self) -> None:
         if self.current is not None:
             saves = self.running is not None and self.running[0].startswith("forward") and not self.recomputes
-            self.coordinator.leave(self.current, saves, self.running is not None and self.running[1])
+            recomputes = self.running is not None and self.running[1]
+            if self.current.late:
+                self.around.append(self.current)
+            else:
+                self.coordinator.leave(self.current, saves, recomputes)
             self.current = self.running = None
         for one, gradient in self.late:
             self._take(one, gradient)
@@ -195,6 +206,18 @@ class ZeroStage3(ZeroStage):
         self._leave()
         self._leave_around()
         self.phase = ""
+
+    def _end_layer(self) -> None:
+        """Release what reentrant checkpointing recomputed with, if something tells that the layer ends."""
+        if self.coordinator.keeps_recomputed and not self.modules.runs_again:
+            self.coordinator.release_recomputed()
+
+    def _enter_around(self) -> None:
+        """Run the modules up to the one that the head's weight is gathered for."""
+        visit = None
+        while visit is None or not visit.lasts:
+            visit = self.coordinator.enter()
+        self.around.append(visit)
 
     def _leave_around(self) -> None:
         while self.around:
@@ -227,10 +250,8 @@ class ZeroStage3(ZeroStage):
         while self.coordinator.visits_left:
             self.coordinator.leave(self.coordinator.enter())
         self.flush()
-        while (
-            self.around
-        ):  # their inputs have no gradient, behind which they would be left (release_backward_leftovers)
-            self.coordinator.leave_late(self.around.pop())
+        self.coordinator.end_backward(self.around)
+        self.around = []
         if not self.is_last:
             self.coordinator.drop_held()
 

@@ -51,6 +51,8 @@ class Visit(NamedTuple):
     weights: tuple[PartitionedWeight, ...]
     lasts: bool = False
     """Whether the modules that follow run inside it."""
+    late: bool = False
+    """Whether nothing tells when its backward is over."""
 
 
 class Trace:
@@ -78,6 +80,8 @@ class Gathered(NamedTuple):
     mode: str
     trace: int
     """The number of the pass that was recorded."""
+    places: int
+    """How many places are known where weights are released or stay; none is forgotten."""
     in_use: tuple[tuple[int, int], ...]
     live: int
     recomputed: tuple[tuple[int, PartitionedWeight], ...]
@@ -136,6 +140,10 @@ class Coordinator:
         """Storages of released weights that the graph holds."""
         self.recomputed: dict[int, PartitionedWeight] = {}
         """Frozen weights that a recomputed forward used: the module that began it releases them after its backward."""
+        self.keeps_recomputed = False
+        """Whether that is the layer: reentrant checkpointing recomputes before any backward within the layer."""
+        self.stays: dict[Hashable, bool] = {}
+        """Whether a weight stays behind a module, by its place, if there are several forwards."""
         self.mode = INVALID
         self.running = self.trace = 0
         """The pass that runs, and the one that was recorded."""
@@ -157,11 +165,17 @@ class Coordinator:
         self.step = 0
 
     def _release_coming(self) -> None:
-        """Wait for what is on its way, and release it."""
-        while self.coming:
-            for weight in next(iter(self.coming.values())).weights:
+        """Wait for what is on its way, and release it; its buffers go in the end (_clean_inflight_param_registry)."""
+        several = {id(one): one for one in self.coming.values()}.values()
+        for one in several:
+            buffers, one.buffers = one.buffers, one.buffers if len(one.weights) == 1 else []
+            for weight in one.weights:
                 self._wait(weight)
                 self.release(weight)
+            one.buffers = buffers
+        for one in several:
+            if len(one.weights) > 1:
+                self.record.free_all(one.buffers)
 
     def state(self) -> State | None:
         """Which weights are gathered between two micro-steps; None while some are on their way."""
@@ -173,7 +187,15 @@ class Coordinator:
             (COMPLETE, self.running) if self.mode == RECORD else (self.mode, self.trace)
         )  # as restart finds it
         return State(
-            Gathered(mode, trace, tuple(used), self.live, tuple(self.recomputed.items()), *map(tuple, storages)),
+            Gathered(
+                mode,
+                trace,
+                len(self.stays),
+                tuple(used),
+                self.live,
+                tuple(self.recomputed.items()),
+                *map(tuple, storages),
+            ),
             tuple(storage for numbers in storages for storage in numbers.values()),
         )
 
@@ -221,7 +243,7 @@ class Coordinator:
         if self.mode != COMPLETE or self.trace == self.running:
             return
         expected = self.traces[self.trace].visits
-        if self.step >= len(expected) or expected[self.step] != visit:
+        if self.step >= len(expected) or expected[self.step].weights != visit.weights:
             self.mode = INVALID
             self.queue.clear()
             self._release_coming()
@@ -245,11 +267,8 @@ class Coordinator:
 
         `saves`: its forward saved them for backward; `recomputes`: checkpointing ran it again (release_sub_module).
         """
-        if not recomputes and visit.module is not None:
-            for weight in self.recomputed.values():
-                self.in_use[weight.number] -= 1
-                self.release(weight)
-            self.recomputed = {}
+        if not recomputes and visit.module is not None and not self.keeps_recomputed:
+            self.release_recomputed()
         for weight in visit.weights:
             if recomputes and not (weight.trains or weight.stays) and weight.number not in self.recomputed:
                 self.recomputed[weight.number] = weight  # stays in use
@@ -257,15 +276,24 @@ class Coordinator:
             self.in_use[weight.number] -= 1
             if weight.number in self.outlived and not saves:
                 self.record.free(self.outlived.pop(weight.number))
-            if self.mode != COMPLETE or not self._stays(weight):
+            if self.mode != COMPLETE or not self._stays(weight, visit):
                 self.release(weight, saves)
 
-    def leave_late(self, visit: Visit) -> None:
-        """End a module that nothing tells the end of its backward (release_backward_leftovers)."""
-        for weight in visit.weights:
+    def release_recomputed(self) -> None:
+        """Release the frozen weights that a recomputed forward used."""
+        for weight in self.recomputed.values():
             self.in_use[weight.number] -= 1
-            if not weight.stays:
-                self.release(weight)
+            self.release(weight)
+        self.recomputed = {}
+
+    def end_backward(self, visits: Sequence[Visit]) -> None:
+        """End the modules of which nothing tells that their backward is over (release_backward_leftovers)."""
+        for visit in reversed(visits):
+            for weight in visit.weights:
+                self.in_use[weight.number] -= 1
+                if not weight.stays:
+                    self.release(weight)
+        self.release_recomputed()
 
     def release(self, weight: PartitionedWeight, saves: bool = False) -> None:
         """Drop a weight that is gathered and not in use."""
@@ -352,7 +380,16 @@ class Coordinator:
             if found.waited == len(found.weights):
                 self.record.free_all(found.buffers)
 
-    def _stays(self, weight: PartitionedWeight) -> bool:
+    def _stays(self, weight: PartitionedWeight, visit: Visit) -> bool:
+        """Whether it is not released; asked once for a module's place, whatever was recorded (__params_to_release)."""
+        if len(self.traces) == 1:
+            return self._is_needed(weight)
+        place = self.step, tuple([one.number for one in visit.weights]), weight.number
+        if place not in self.stays:
+            self.stays[place] = self._is_needed(weight)
+        return self.stays[place]
+
+    def _is_needed(self, weight: PartitionedWeight) -> bool:
         """Whether it is small, was fetched for later, or is used again within `max_reuse_distance` elements."""
         if weight.stays or self.fetched.get(weight.number, -1) > self.step:
             return True

@@ -14,7 +14,8 @@ from vramplan.analytic.autograd.graph import SAVED
 from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.layers.losses import FUSED
 from vramplan.analytic.strategies.zero3_coordinator import PartitionedWeight, Visit
-from vramplan.analytic.tasks.reference import is_of_reference
+from vramplan.analytic.tasks.reference import is_of_reference, reference_of
+from vramplan.inputs.task_rules import REFERRING
 
 if TYPE_CHECKING:
     from vramplan.analytic.unfolded_step import Placed, Step
@@ -46,6 +47,11 @@ def _entered(before: Turn | None, turn: Turn) -> int:
     )
     between = {before[2][1].rpartition(".")[2], turn[2][1].rpartition(".")[2]}
     return len(around) - shared + (between in AROUND_ACTIVATION)
+
+
+def _is_of_adapter(part: tuple[PartitionedWeight, ...], number: int) -> bool:
+    """Whether a part of an adapted layer is one of the adapter's matrices; the layer itself comes first."""
+    return number > 0 and any(".lora_" in weight.label for weight in part)
 
 
 class Modules:
@@ -87,6 +93,8 @@ class Modules:
         if self.job.loss in FUSED:
             self.head = tuple(self.of.pop((None, HEAD), ()))
             self.place = {name: module for name, module in self.place.items() if module != (None, HEAD)}
+        self.runs_again = reference_of(self.job) == "adapters_off" and self.job.task in REFERRING
+        """Whether the same model runs once more without gradients before the backward."""
         self.known: dict[tuple[int, bool, bool], list[tuple[int, bool, str]]] = {}
         """Turns of the sections of each pattern."""
 
@@ -154,13 +162,25 @@ class Modules:
     def _visits(self, before: Turn | None, turn: Turn, begins: bool) -> list[Visit]:
         """The visits of a turn after another, or at the beginning of a forward or backward."""
         *others, last = self._parts(turn)
+        late = self._is_late(turn)
         entered = _entered(before, turn)
         found = [Visit(None, ())] * (self._others(before, turn, begins) + entered)
         if begins and self.head:  # the innermost but for what _entered counts is the causal language model
             found[len(found) - entered] = Visit(None, self.head, lasts=True)
-        found += [Visit(None, part) for part in others]
-        found.append(Visit(turn[2], last))
+        found += [
+            Visit(None, part, late=late and not _is_of_adapter(part, number)) for number, part in enumerate(others)
+        ]
+        found.append(Visit(turn[2], last, late=late and not _is_of_adapter(last, len(others))))
         return found
+
+    def _is_late(self, turn: Turn) -> bool:
+        """Whether a module counts no gradients that its backward waits for: it ran without gradients since.
+
+        That is where its adapters were off, unless it was recomputed (parameter_offload.py: ds_grads_remaining).
+        """
+        if not turn[0].startswith("backward") or turn[1] or not self.runs_again:
+            return False
+        return turn[2][0] is None or self.job.checkpointing != "full"
 
     def _others(self, before: Turn | None, turn: Turn, begins: bool) -> int:
         """Modules without weights at a forward's beginning: PEFT's two; the rotary embedding before the layers."""
