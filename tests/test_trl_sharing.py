@@ -23,7 +23,9 @@ ODDS = {"strategy": "zero2", "task": "orpo"}
 def errors_of(row: dict[str, Any]) -> dict[str, float]:
     """The relative error of each phase's peak; of the forward if no reference runs between it and the loss."""
     job = job_of(row)
-    timeline = JobSteps(model_of(row), job, card_of(GPU)).timelines(job.micro_batch_size, 1)[0]
+    timeline = JobSteps(model_of(row), job, card_of(GPU)).timelines(
+        job.micro_batch_size, job.gradient_accumulation_steps
+    )[0]
     peaks = timeline.phase_peaks(timeline.live_bytes())
     phases = {"forward" if job.task is None else "reference", "backward", "optimizer"} & row["peaks"].keys()
     return {phase: abs(peaks[phase] / row["peaks"][phase] - 1) for phase in phases}

@@ -75,6 +75,8 @@ def cases() -> Iterator[dict[str, Any]]:
     yield case(SHALLOW_UNTIED, "zero3", "full", "dpo", checkpointing="none")
     yield case(SHALLOW, "zero3", "full", "dpo", reference="precomputed")
     yield case(SHALLOWEST_UNTIED, "zero3", "lora", "kto")
+    for method in ("full", "lora"):
+        yield case(SHALLOW_UNTIED, "zero3", method, "dpo", gradient_accumulation_steps=2)
 
 
 def recorded() -> list[dict[str, Any]]:
