@@ -138,14 +138,15 @@ def extra_adapter_fields(config: ConfigReader, dora: str, saved_modules: str) ->
 def reentrant_fields(config: ConfigReader, job: dict[str, Any], default: bool, outside: bool = False) -> dict[str, Any]:
     """Whether checkpointing is reentrant, if that changes memory.
 
-    It does for int8 layers, whose inputs only reentrant checkpointing drops, and under FSDP 1 if checkpointing wraps
-    the layers from outside.
+    It does for int8 layers, whose inputs only reentrant checkpointing drops, under ZeRO-3 with adapters, where what a
+    layer recomputes with stays gathered, and under FSDP 1 if checkpointing wraps the layers from outside.
     """
     if job["checkpointing"] != "full":
         return {}
     fsdp = job.get("fsdp", {})
     outside &= fsdp.get("version") == 1
-    if job.get("quantize") != "int8" and not outside:
+    gathers = job.get("strategy") == "zero3" and job.get("method") != "full"
+    if job.get("quantize") != "int8" and not gathers and not outside:
         return {}
     kwargs = config.section("gradient_checkpointing_kwargs")
     reentrant = default if kwargs is None else kwargs.boolean("use_reentrant", default=default)
