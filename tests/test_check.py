@@ -135,7 +135,7 @@ def test_a_model_that_lies_elsewhere() -> None:
         ("a.sh", b"swift rlhf --rlhf_type dpo --model a\n", "vramplan estimate a --gpu GPU --task dpo"),
         ("a.sh", b"torchrun --nproc_per_node 2 swift/cli/rlhf.py --model a\n", "--task dpo --autocast"),
         ("a.sh", b"swift rlhf --rlhf_type gkd --model a\n", "gkd is not read yet"),
-        ("a.yaml", b"base_model: a\nsequence_len: 512\nadapter: lora\nlora_r: 8\nrl: ipo\n", "--task dpo --autocast"),
+        ("a.yaml", b"base_model: a\nsequence_len: 512\nadapter: lora\nlora_r: 8\nrl: kto\n", "--task kto --autocast"),
     ],
 )
 def test_files_that_are_broken(tmp_path: Path, name: str, raw: bytes, said: str) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from vramplan.errors import ConfigError, setting
 from vramplan.frameworks.framework import ENGINES, Framework, Writer
-from vramplan.frameworks.nearest import refuse_task
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least, hold_back, resolve_version
+from vramplan.frameworks.readers.axolotl_tasks import read_task
 from vramplan.frameworks.readers.trainer_arguments import (
     adapter_fields,
     attention_field,
@@ -120,7 +120,10 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         "axolotl", f"{version} ({where})", config.string("base_model") or "", job, names, config.notes
     )
     if not config.is_off("rl"):
-        raise refuse_task(config, "rl", config.lowercase("rl", default=""), parsed.model, job)
+        job |= read_task(config, version, parsed.model, job)
+        parsed.task = config.lowercase("rl", default="").upper()
+        is_packed = is_padded = False
+        names.pop("loss")
     held_back = config.number("val_set_size", default=0.0)
     parsed.num_train_samples = hold_back(held_back)
     if held_back > 0 or config.has("test_datasets"):

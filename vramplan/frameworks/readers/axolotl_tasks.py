@@ -1,0 +1,63 @@
+"""axolotl's ``rl:``: trainers of the TRL that it requires (0.19.0: core/builders/rl.py, core/trainers/dpo)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vramplan.frameworks.nearest import refuse_task
+from vramplan.frameworks.parsed_config import at_least
+from vramplan.frameworks.readers.trl_tasks import loss_of
+from vramplan.frameworks.settings import ConfigReader
+from vramplan.units import round_up
+
+SINCE, TRL = "0.19", "1.9.0"
+"""The first version whose requirements were read, and the TRL that it requires."""
+TASKS = {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "simpo": "simpo"}
+"""Values of `rl` -> the job's task; TRL 1.9's KTO is not modelled."""
+DPO_LOSSES = (
+    "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_pair",
+    "aot_unpaired", "apo_zero", "apo_down", "discopop", "sigmoid_norm",
+)  # fmt: skip
+"""Values of `dpo_loss_type` that differ in numbers for each sample."""
+ENGINES = ("ddp", "zero1", "zero2")
+"""Strategies under which it does no more than TRL's trainer; under FSDP it changes dtypes after that is made."""
+
+
+def read_task(config: ConfigReader, version: str, model: str, job: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a job that ``rl:`` changes; `job` has been read for supervised fine-tuning.
+
+    Raises:
+        UnsupportedError: for training, or a setting, that is not modelled.
+    """
+    value = config.lowercase("rl", default="")
+    task = TASKS.get(value)
+    if task is None or not at_least(version, SINCE) or job.get("strategy", "ddp") not in ENGINES:
+        raise refuse_task(config, "rl", value, model, job)
+    for name in ("dpo_use_weighting", "dpo_use_liger_kernel", "rl_adapter_ref_model", "trainer_cls"):
+        config.require_off(name)
+    for name in config.strings("dpo_loss_type"):
+        if name.lower() not in DPO_LOSSES:
+            raise config.unsupported("dpo_loss_type", f"{name} is not modelled yet")
+    if job.get("loss", "standard") != "standard" or job.get("fused_kernels"):
+        raise config.unsupported("plugins", f"with rl: {value} is not modelled yet")
+    if config.boolean("dpo_padding_free", default=False):
+        config.note("warning", "dpo_padding_free", "has no effect: TRL switched it off for DPO in 0.29")
+    for name in ("rl_beta", "dpo_label_smoothing", "dpo_loss_weights", "orpo_alpha", "simpo_gamma"):
+        config.read_keys.add(name)
+    fields: dict[str, Any] = {"task": task, "loss": loss_of("cpo" if task == "simpo" else task, TRL)}
+    fields |= {"batches": "padded", "sequence_length": _padded(config, job["sequence_length"])}
+    if task == "simpo" and config.number("cpo_alpha", default=1.0):
+        fields["task"] = "cpo"  # which adds the cross-entropy of chosen answers
+    if task == "dpo" and config.boolean("precompute_ref_log_probs", default=False):
+        fields["reference"] = "precomputed"
+    if task == "dpo" and job.get("quantize", "none") != "none":
+        fields["lora_dtype"] = "bf16"  # TRL adds the adapters, and casts those of a quantized model
+    if task == "dpo":
+        config.note("warning", "rl", "empties PyTorch's cache after every micro-batch: caches less than this says")
+    return fields
+
+
+def _padded(config: ConfigReader, length: int) -> int:
+    """The length with the collator's padding (utils/collators/dpo.py)."""
+    multiple = config.integer("pad_to_multiple_of", default=1)
+    return round_up(length, multiple)
