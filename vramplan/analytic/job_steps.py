@@ -16,7 +16,7 @@ from vramplan.analytic.prepare import fused_kernels, prepare
 from vramplan.analytic.rollout_phases import Generated, rollout_size
 from vramplan.analytic.run_timeline import SimulatedRun, evaluation_bytes
 from vramplan.analytic.step_record import StepRecord
-from vramplan.analytic.supported import check_adapters, check_mixture, mixture_notes
+from vramplan.analytic.supported_adapters import check_adapters, check_mixture, mixture_notes
 from vramplan.analytic.unfolded_step import Step, describe_in, is_brief, micro_steps, no_cycle_collection
 from vramplan.analytic.vllm_share import check_share
 from vramplan.dataclass import dataclass
