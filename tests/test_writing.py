@@ -47,7 +47,7 @@ OTHERWISE: dict[tuple[str, str], set[str]] = {
     **{("trl", name): {"loss"} for name in JOBS},
     **{(name, "one"): {"lora_dtype", "autocast", "loss"} for name in ("swift", "transformers", "accelerate")},
     ("trl", "qlora"): {"loss", "lora_dtype"},
-    **{("trl", name): {"loss", "lora_dtype"} for name in ("one", "kept")},
+    **{("trl", name): {"loss", "lora_dtype"} for name in ("one", "kept", "hosted")},
     ("trl", "int8"): {"loss", "lora_dtype", "saved_dtype"},
     ("llamafactory", "int8"): {"saved_dtype"},
     ("swift", "fp32"): {"autocast"},

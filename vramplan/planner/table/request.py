@@ -38,7 +38,7 @@ SHOWN = {
         "tokens/s of one GPU at the largest micro-batch that fits", "0: does not fit", "tokens_per_second", False
     ),
     "memory": Shown("GiB on the GPU", "*: does not fit", "device_total_bytes", True),
-    "card": Shown("the smallest of these GPUs that fits", "-: none does", "device_total_bytes", True),
+    "card": Shown("the smallest of these GPUs that fits", "-: none does, or it cannot run", "device_total_bytes", True),
 }
 OWN = ("method", "sequence_length", "micro_batch_size", "gradient_accumulation_steps")
 """Fields of the job that the table itself sets; a cell is one micro-batch to an optimizer step."""
