@@ -10,11 +10,13 @@ import pytest
 
 from tests.helpers import card_of
 from vramplan import estimate
+from vramplan.analytic.architectures import ARCHITECTURES
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError
 from vramplan.frameworks.detect import from_path
 from vramplan.frameworks.readers.trainer_arguments import lora_targets
 from vramplan.frameworks.settings import ConfigReader, ConfigSource, ConfigValue
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.peft_targets import DEFAULT_TARGETS
 from vramplan.planner import check
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers' of its own names, in PEFT
@@ -175,3 +177,34 @@ def test_targets_besides_all_linear_layers_are_refused(text: str, tmp_path: Path
     framework = "axolotl" if "adapter" in text else "ms-swift"
     with pytest.raises(UnsupportedError, match="target_modules"):
         check.read(from_path(path, framework), 1)
+
+
+def test_default_targets_are_those_of_peft() -> None:
+    constants = pytest.importorskip("peft.utils.constants")
+    mapping = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    listed = {name: tuple(layers) for name, layers in mapping.items() if isinstance(layers, list)}
+    ours = {name: listed[name] for name in ARCHITECTURES if name in listed} | {"llama4": listed["llama4"]}
+    assert ours == DEFAULT_TARGETS
+
+
+@pytest.mark.parametrize(
+    ("model", "targets"),
+    [
+        ("microsoft/phi-2", ("q_proj", "v_proj", "fc1", "fc2")),
+        ("Qwen/Qwen3-8B", ("q_proj", "v_proj")),
+        ("gpt2", ("c_attn",)),
+    ],
+)
+def test_a_configuration_without_targets_gets_those_of_its_model(
+    tmp_path: Path, model: str, targets: tuple[str, ...]
+) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(f"model_name_or_path: {model}\ndataset_name: d\nuse_peft: true\nmax_length: 512\n")
+    assert check.check(path, "h100", num_gpus=1).estimate.job.lora_targets == targets
+
+
+def test_peft_stops_at_a_model_without_default_targets(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text("model_name_or_path: microsoft/Phi-3.5-mini-instruct\ndataset_name: d\nuse_peft: true\n")
+    with pytest.raises(ConfigError, match="name the layers"):
+        check.check(path, "h100", num_gpus=1)

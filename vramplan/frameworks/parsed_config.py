@@ -54,6 +54,8 @@ class ParsedConfig:
     """The kind of training."""
     eval_batch_size: int | None = None
     """Samples in an evaluation's forward; None if none is run."""
+    uses_peft_targets: bool = False
+    """Whether PEFT chooses the layers that get adapters, by the model's type."""
     completion_length: int | None = None
     """Tokens of a completion, if the configuration limits it and not the prompt (GRPO)."""
     resizes_images: bool = True

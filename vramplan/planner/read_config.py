@@ -28,6 +28,7 @@ from vramplan.inputs.load import load_model
 from vramplan.inputs.model_inputs import MODEL_INPUTS
 from vramplan.inputs.model_names import named_model
 from vramplan.inputs.model_spec import Config, ModelSpec
+from vramplan.inputs.peft_targets import default_targets
 from vramplan.inputs.sequence_length import max_positions
 from vramplan.inputs.validation import LINEAR_EXPERTS
 
@@ -114,6 +115,8 @@ def complete_with_model(spec: ModelSpec, config: ParsedConfig, job: dict[str, An
     if job["method"] == "full":
         dropped |= {name for name in job if name.startswith("lora_")}
     job = {name: value for name, value in job.items() if name not in dropped}
+    if config.uses_peft_targets and job["method"] != "full":
+        job["lora_targets"] = default_targets(spec)
     if "sequence_length" not in job:
         job["sequence_length"] = length = longest_sample(spec)
         name = str(config.names.get("sequence_length", ""))

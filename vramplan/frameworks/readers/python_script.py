@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.parsed_config import at_least, resolve_version
@@ -324,7 +325,11 @@ def _adapters(script: Script, run: Run, model: Model | None) -> Settings:
             f"{init_weights.place}: LoraConfig(init_lora_weights={init_weights.value!r}) is not modelled yet"
         )
     keywords = {name: argument for name, argument in call.keywords.items() if name != "init_lora_weights"}
-    peft = {"use_peft": True, "lora_r": 8, "lora_dropout": 0.0, "lora_target_modules": ["q_proj", "v_proj"]}
+    targets = keywords.get("target_modules")
+    peft: dict[str, Any] = {"use_peft": True, "lora_r": 8, "lora_dropout": 0.0}
+    if (targets is None or targets.value is None) and "target_parameters" not in keywords:
+        keywords.pop("target_modules", None)
+        peft["uses_peft_targets"] = True
     return {name: ConfigValue(value, f"{call.place}: LoraConfig") for name, value in peft.items()} | _translated(
         keywords, LORA, "LoraConfig"
     )

@@ -57,10 +57,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     job |= experts_field(not at_least(version, "0.27"))
     if method == "lora":
         job |= adapter_fields(config, "lora_r", default_rank=16, default_dropout=0.05)
-        default_targets = ("q_proj", "v_proj")  # PEFT's default for most models
-        job["lora_targets"] = (
-            lora_targets(config, "lora_target_modules") if config.has("lora_target_modules") else default_targets
-        )
+        if config.has("lora_target_modules"):
+            job["lora_targets"] = lora_targets(config, "lora_target_modules")
         job |= extra_adapter_fields(config, "use_dora", "lora_modules_to_save")
     elif config.has("lora_r"):
         config.note("warning", "lora_r", "has no effect without use_peft: every weight trains")
@@ -106,6 +104,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     parsed = ParsedConfig(
         "trl", f"{version} ({where})", config.string("model_name_or_path") or "", job, names, config.notes
     )
+    parsed.uses_peft_targets = method == "lora" and not config.has("lora_target_modules")
+    config.read_keys.add("uses_peft_targets")
     read_image_caps(config, parsed)
     parsed.strategy_settings = {fields["strategy"]: fields for fields in ACCELERATE_CONFIGS.values() if fields}
     parsed.eval_batch_size = eval_batch_size(config, 8, config.has("eval_strategy"))
