@@ -215,13 +215,9 @@ def test_models_of_other_inputs() -> None:
         token_budget(QWEN, GPU, micro_batch_size=2)
 
 
-PPO = "ppo_max_token_len_per_gpu"
-
-
 @pytest.mark.parametrize(
     ("name", "text", "project", "setting"),
     [
-        ("run.yaml", f"actor_rollout_ref:\n  actor:\n    {PPO}: 8192\n", "verl", f"actor_rollout_ref.actor.{PPO}"),
         ("run.yaml", "policy:\n  sequence_packing:\n    train_mb_tokens: 8192\n", "NeMo RL", "train_mb_tokens"),
         (
             "run.sh",
@@ -229,7 +225,6 @@ PPO = "ppo_max_token_len_per_gpu"
             "SkyRL",
             "max_tokens_per_microbatch",
         ),
-        ("run.sh", f"python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.{PPO}=8192\n", "verl", f"actor.{PPO}"),
     ],
 )
 def test_a_budget_in_a_file_that_is_not_read(tmp_path: Path, name: str, text: str, project: str, setting: str) -> None:

@@ -265,13 +265,6 @@ def test_one_gpu_and_other_versions() -> None:
         read_line("model.path=Qwen/Qwen2.5-VL-3B-Instruct")
 
 
-def test_reinforcement_training_stays_refused() -> None:
-    with pytest.raises(UnsupportedError, match="ppo_max_token_len_per_gpu 9,000 is its token budget"):
-        from_line("python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.ppo_max_token_len_per_gpu=9000", None, {})
-    with pytest.raises(UnsupportedError, match="reinforcement training"):
-        read_line("actor_rollout_ref.actor.use_dynamic_bsz=True")
-
-
 def test_the_model_has_to_be_named() -> None:
     line = "torchrun --nproc_per_node=2 -m verl.trainer.sft_trainer data.max_token_len_per_gpu=8192"
     with pytest.raises(ConfigError, match="names no model"):

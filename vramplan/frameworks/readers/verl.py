@@ -14,6 +14,7 @@ from vramplan.errors import ConfigError, UnsupportedError, VramplanError, settin
 from vramplan.frameworks.framework import Framework
 from vramplan.frameworks.known_keys import refuse_unmodelled
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least, resolve_version
+from vramplan.frameworks.readers import verl_rl
 from vramplan.frameworks.readers.trainer_arguments import DTYPES, lora_targets, num_launched_processes
 from vramplan.frameworks.readers.verl_batches import BUDGET, LONGEST, SAMPLES, read_batches
 from vramplan.frameworks.settings import ConfigReader
@@ -40,6 +41,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     Raises:
         UnsupportedError: for what is not modelled, with the nearest estimate.
     """
+    if verl_rl.is_reinforcement(config):
+        raise verl_rl.refuse(config)
     try:
         return _read(config, num_gpus, framework_version)
     except UnsupportedError as error:
@@ -78,10 +81,8 @@ def _read(config: ConfigReader, num_gpus: int, framework_version: str | None) ->
 
 
 def _refuse_other_programs(config: ConfigReader, version: str) -> None:
-    """Refuse the trainer before 0.8, versions before 0.9, and reinforcement training."""
+    """Refuse the trainer before 0.8, and versions before 0.9."""
     where = config.source.where
-    if any(key.startswith("actor_rollout_ref.") for key in config.source.settings):
-        raise UnsupportedError(f"{where}: actor_rollout_ref: reinforcement training is not read yet")
     old = next((key for key in OLD_KEYS if key in config.source.settings), "")
     if old or OLD_PROGRAM in config.source.program:
         raise UnsupportedError(
@@ -237,10 +238,10 @@ FRAMEWORK = Framework(
     read=read,
     commands=tuple(
         (f"verl{mark}trainer{mark}{name}{end}",)
-        for name in ("sft_trainer", "sft_trainer_ray", OLD_PROGRAM)
+        for name in ("sft_trainer", "sft_trainer_ray", OLD_PROGRAM, verl_rl.PROGRAM)
         for mark, end in ((".", ""), ("/", ".py"))
     ),
-    marks=frozenset({"engine", "use_remove_padding", "ulysses_sequence_parallel_size"}),
+    marks=frozenset({"engine", "use_remove_padding", "ulysses_sequence_parallel_size", verl_rl.SECTION}),
     in_sections=True,
     split=hydra.split,
     overrides="hydra",

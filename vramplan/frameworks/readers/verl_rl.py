@@ -1,0 +1,149 @@
+"""verl's reinforcement training, ``verl.trainer.main_ppo`` with hydra's overrides (0.9.1); recognised, not estimated.
+
+Defaults: verl/trainer/config/ppo_trainer.yaml, actor/dp_actor.yaml, rollout/rollout.yaml, data/legacy_data.yaml,
+engine/fsdp.yaml. Its step is not TRL's: whole logits in bf16, whose entropies a forward without gradients takes before
+each update (trainer/ppo/v1/trainer_base.py), a reference whose weights lie in host memory
+(workers/engine/fsdp/transformer_impl.py: _build_fsdp_module), and vLLM in processes of its own, which get the weights
+in buckets (workers/engine_workers.py: update_weights). The nearest job of TRL's GRPOTrainer is named instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.frameworks.nearest import estimate_command
+from vramplan.frameworks.readers.trainer_arguments import DTYPES
+from vramplan.frameworks.settings import ConfigReader
+from vramplan.frameworks.token_keys import TOKEN_KEYS
+from vramplan.units import ceil_div, round_up
+
+PROGRAM, SECTION = "main_ppo", "actor_rollout_ref"
+ACTOR, MODEL, ROLLOUT = (f"{SECTION}.{part}." for part in ("actor", "model", "rollout"))
+BUDGET, MICRO_BATCH = f"{ACTOR}ppo_max_token_len_per_gpu", f"{ACTOR}ppo_micro_batch_size_per_gpu"
+MINI_BATCH, GENERATIONS = f"{ACTOR}ppo_mini_batch_size", f"{ROLLOUT}n"
+STEP = (
+    "verl's own step is not modelled yet (entropies of whole logits before each update, a reference in host memory,"
+    " vLLM in processes of its own)"
+)
+
+
+def is_reinforcement(config: ConfigReader) -> bool:
+    """Whether a command or a file is for verl's reinforcement training."""
+    return PROGRAM in config.source.program or any(key.startswith(f"{SECTION}.") for key in config.source.settings)
+
+
+def refuse(config: ConfigReader) -> UnsupportedError:
+    """The error of such a job, with what of it is not modelled, and the estimate that comes nearest.
+
+    Raises:
+        ConfigError: for a batch with which verl stops.
+    """
+    job = nearest_job(config)
+    reasons = [*_named(config), STEP]
+    model = config.string(f"{MODEL}path") or "MODEL"
+    nearest = f"{estimate_command(model, job)} --loss standard"  # whole logits, in fp32 there
+    text = f"{'; '.join(reasons)}; nearest, TRL's GRPOTrainer: {nearest}"
+    return UnsupportedError(f"{text}{_budget_text(config, model)}")
+
+
+def nearest_job(config: ConfigReader) -> dict[str, Any]:
+    """The job of TRL's GRPOTrainer that comes nearest: completions padded to the longest, and no reference on the GPU.
+
+    Raises:
+        ConfigError: for a batch with which verl stops.
+    """
+    prompt = config.integer("data.max_prompt_length", default=512)
+    length = prompt + config.integer("data.max_response_length", default=512)
+    gpus = config.integer("trainer.n_gpus_per_node", default=8) * config.integer("trainer.nnodes", default=1)
+    generations = config.integer(GENERATIONS, default=1)
+    micro_batch = _micro_batch(config, length, gpus)
+    samples = ceil_div(config.integer(MINI_BATCH, default=256) * generations, gpus)  # of a GPU, for one update
+    compared = max(2, generations)
+    steps = ceil_div(samples, micro_batch)
+    dtype = DTYPES.get(config.lowercase(f"{ACTOR}fsdp_config.model_dtype", default="fp32"), "fp32")
+    checkpoints = config.boolean(f"{MODEL}enable_gradient_checkpointing", default=True)
+    rank = config.integer(f"{MODEL}lora_rank", default=0, least=0)
+    job: dict[str, Any] = {
+        "task": "grpo",
+        "method": "lora" if rank else "full",
+        "dtype": dtype,
+        "autocast": "bf16" if dtype == "fp32" else "none",
+        "optimizer": "adamw_torch",
+        "attention": "flash",
+        "checkpointing": "full" if checkpoints else "none",
+        "sequence_length": length,
+        "prompt_length": prompt,
+        "micro_batch_size": micro_batch,
+        "gradient_accumulation_steps": round_up(steps, compared),  # a generation has whole groups
+        "num_generations": compared,
+        "num_gpus": gpus,
+        "strategy": "fsdp" if gpus > 1 else "ddp",
+        **_engine(config),
+    }
+    if rank:
+        job |= {"lora_rank": rank, "lora_dtype": dtype}
+    return job
+
+
+def _micro_batch(config: ConfigReader, length: int, gpus: int) -> int:
+    """Completions of a micro-batch; of a budget of tokens, as many of the longest as it holds.
+
+    Raises:
+        ConfigError: if none is set (verl/workers/config/actor.py: ActorConfig.__post_init__).
+    """
+    if config.boolean(f"{ACTOR}use_dynamic_bsz", default=False):
+        return max(1, config.integer(BUDGET, default=16384) // length)
+    whole = f"{ACTOR}ppo_micro_batch_size"  # of all GPUs
+    if config.has(whole) and not config.has(MICRO_BATCH):
+        return max(1, config.integer(whole, default=1) // gpus)
+    if not config.has(MICRO_BATCH):
+        raise ConfigError(
+            f"{config.source.where}: {MICRO_BATCH} is not set, and {ACTOR}use_dynamic_bsz is off: verl stops at that"
+        )
+    return config.integer(MICRO_BATCH, default=1)
+
+
+def _engine(config: ConfigReader) -> dict[str, Any]:
+    """What generates: vLLM beside the training, asleep while it runs unless its cache is not to be freed."""
+    if not config.boolean(f"{SECTION}.hybrid_engine", default=True):
+        return {"generate_with": "vllm_server"}
+    frees = config.boolean(f"{ROLLOUT}free_cache_engine", default=True)
+    share = config.number(f"{ROLLOUT}gpu_memory_utilization", default=0.5)
+    return {"generate_with": "vllm_sleep" if frees else "vllm", "vllm_share": share}
+
+
+def _named(config: ConfigReader) -> Iterator[str]:
+    """What the nearest estimate leaves out, with the setting that asks for it."""
+    has_critic = config.lowercase("algorithm.adv_estimator", default="gae") == "gae"
+    if config.boolean("critic.enable", default=has_critic):
+        place = config.place("critic.enable" if config.has("critic.enable") else "algorithm.adv_estimator")
+        yield f"{place}: PPO's critic, a second model that trains, is not modelled yet, nor in the nearest estimate"
+    strategy = config.lowercase("model_engine", default=config.lowercase(f"{ACTOR}strategy", default="fsdp"))
+    if strategy not in ("dp", "fsdp"):
+        name = "model_engine" if config.has("model_engine") else f"{ACTOR}strategy"
+        yield str(config.unsupported(name))
+    rollout = f"{ROLLOUT}name"
+    if config.lowercase(rollout, default="vllm") != "vllm":
+        yield str(config.unsupported(rollout, "is not modelled yet (the nearest estimate has vLLM)"))
+    for name in (f"{ACTOR}ulysses_sequence_parallel_size", f"{ACTOR}fsdp_config.ulysses_sequence_parallel_size"):
+        if config.integer(name, default=1) > 1:
+            yield str(config.unsupported(name))
+    for name in (f"{ACTOR}entropy_coeff", f"{MODEL}use_fused_kernels", f"{ROLLOUT}multi_turn.enable"):
+        if not config.is_off(name, 0, 0.0):
+            yield str(config.unsupported(name))
+    for name in (f"{ACTOR}fsdp_config.param_offload", f"{ACTOR}fsdp_config.optimizer_offload"):
+        if config.boolean(name, default=False):
+            yield str(config.unsupported(name, "(in host memory while vLLM generates) is not modelled yet"))
+
+
+def _budget_text(config: ConfigReader, model: str) -> str:
+    """What compares the token budget with the largest that fits; empty if samples are counted."""
+    if not config.has(BUDGET):
+        return ""
+    assert BUDGET in TOKEN_KEYS["verl"].settings
+    return (
+        f"; {BUDGET} {config.integer(BUDGET, default=1):,} is its token budget, and `vramplan suggest {model} --gpu GPU"
+        " --tokens --for verl` says the largest that fits"
+    )
