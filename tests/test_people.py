@@ -68,7 +68,7 @@ def test_an_answer_is_compared_field_by_field(judged: Callable[..., people.Outco
 
 
 def test_a_refusal_has_to_name_the_reason(judged: Callable[..., people.Outcome]) -> None:
-    text = SCRIPT.replace("sft", "rlhf --rlhf_type kto")
+    text = SCRIPT.replace("sft", "rlhf --rlhf_type ppo")
     assert judged(text, kind="refuse", mentions=["rlhf"]).result == "rightly refused"
     assert judged(text, kind="refuse", mentions=["dpo"]).result == "failed", "the file's own name is no reason"
     assert judged(text, kind="answer").result == "refused"

@@ -53,6 +53,9 @@ class MaskFakes(Fakes):
         """The result of an operation on fake tensors."""
         if func is aten.index.Tensor and (mask := _mask(args[1])) is not None:
             return self._selected(mask, args[0], (-1, *args[0].shape[mask.dim() :]))
+        if func is aten.index.Tensor and (mask := _mask(args[1][1:])) is not None:  # of a row on its own, by ms-swift
+            first = args[0].dim() > 2  # logits_to_keep selects the first answer's first token too
+            return self._selected(mask, args[0], (1, self.answer_tokens + first, *args[0].shape[2:]))
         if func in (aten.index_put_.default, aten._index_put_impl_.default) and (mask := _mask(args[1])) is not None:
             self._positions(mask)
             return args[0]
@@ -62,9 +65,10 @@ class MaskFakes(Fakes):
 
     def _selected(self, mask: torch.Tensor, source: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         number = self._positions(mask, keep=True)
-        rows = num_scored(mask.shape, self.answer_tokens)
+        if shape[0] == -1:
+            shape = (num_scored(mask.shape, self.answer_tokens), *shape[1:])
         with in_kernel_invocation_manager(self.mode):
-            empty = torch.empty((rows, *shape[1:]), dtype=source.dtype, device="meta")
+            empty = torch.empty(shape, dtype=source.dtype, device="meta")
         self._free(number)
         return FakeTensor(self.mode, empty, torch.device("cpu"))
 
@@ -106,6 +110,8 @@ class Answers(HostReads):
         if func is aten._local_scalar_dense.default and _called_by_trl():
             if args[0].dtype is torch.bool:
                 return not _called_by_trl("flush_left")  # no column is empty
+            if _called_by_trl("prepare_logits_to_keep"):  # ms-swift's: the place of the first answer's first token
+                return self.job.sequence_length - self.answer_tokens
             return 1.0 if args[0].is_floating_point() else 1
         return super().answer(func, args, module)
 
@@ -442,7 +448,7 @@ class TrlRun:
         others = [
             torch.empty((waiting * x.shape[0], *x.shape[1:]), dtype=x.dtype)
             for x in batch.values()
-            if waiting and x.dim()
+            if waiting and isinstance(x, torch.Tensor) and x.dim()
         ]
         self.references = [batch, others]
         if not hasattr(self, "total"):

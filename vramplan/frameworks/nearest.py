@@ -47,6 +47,8 @@ def estimate_command(model: str, job: Mapping[str, Any]) -> str:
     >>> estimate_command("qwen2.5-7b", {"method": "full", "sequence_length": 8192, "micro_batch_size": 1})
     'vramplan estimate qwen2.5-7b --gpu GPU --method full --seq-len 8192'
     """
+    if str(job.get("strategy")).startswith("zero") and job.get("autocast") == job.get("dtype", "bf16"):
+        job = {**job, "autocast": "none"}  # DeepSpeed casts the weights itself
     words = ["vramplan estimate", model or "MODEL", "--gpu GPU"]
     for field, flag in FLAGS.items():
         value = job.get(field)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.job import Job
+from vramplan.inputs.task_rules import OF_FRAMEWORKS
 
 
 def check_batch(job: Job) -> None:
@@ -20,9 +21,15 @@ def check_batch(job: Job) -> None:
 def batch_error(job: Job) -> str | None:
     """Why the job's trainer does not take its batch; None if it does.
 
-    From trl 1.16: grpo_config.py: __post_init__, kto_trainer.py: __init__. LLaMA-Factory's KTO has no such rule.
+    From trl 1.16: grpo_config.py: __post_init__, kto_trainer.py: __init__. LLaMA-Factory's KTO has no such rule;
+    ms-swift 4.6 (pipelines/train/kto.py) takes answers of other prompts of the whole batch.
     """
-    if job.task == "kto" and job.loss != "log_softmax" and job.micro_batch_size < 2:
+    if job.task == "kto" and job.loss == "logits_to_keep" and job.global_batch_size < 2:
+        return (
+            f"a global batch of 1: ms-swift's KTO takes answers of other prompts of the batch: "
+            f"{setting('gradient_accumulation_steps', 2)} or more"
+        )
+    if job.task == "kto" and job.loss not in OF_FRAMEWORKS and job.micro_batch_size < 2:
         return (
             f"{setting('micro_batch_size', job.micro_batch_size)}: TRL's KTO takes answers of other prompts of the"
             f" micro-batch: {setting('micro_batch_size', 2)} or more"

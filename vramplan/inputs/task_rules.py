@@ -17,9 +17,11 @@ SCORING = ("dpo", "kto", "orpo", "cpo", "simpo")
 """Those that compute log-probabilities of answers."""
 CONCATENATED: tuple[Loss, ...] = ("concatenated_states", "concatenated")
 """Those of TRL before 0.29."""
+OF_FRAMEWORKS: dict[Loss, str] = {"log_softmax": "LLaMA-Factory", "logits_to_keep": "ms-swift"}
+"""Those of frameworks' own trainers, and the frameworks."""
 PREFERENCE_LOSSES: dict[str, tuple[Loss, ...]] = {
-    "dpo": ("chunked", "standard", "sliced", *CONCATENATED, "log_softmax"),
-    "kto": ("chunked", "log_softmax"),
+    "dpo": ("chunked", "standard", "sliced", *CONCATENATED, "log_softmax", "logits_to_keep"),
+    "kto": ("chunked", "log_softmax", "logits_to_keep"),
     "orpo": ("standard",),
     "cpo": ("standard",),
     "simpo": ("standard",),
@@ -85,7 +87,7 @@ TASK_RULES = (
         "{loss} has no meaning without {task=dpo}",
     ),
     Rule(
-        lambda job: job.task not in ("dpo", "kto") and job.loss == "log_softmax",
+        lambda job: job.task not in ("dpo", "kto") and job.loss in OF_FRAMEWORKS,
         IMPOSSIBLE,
         "{loss} has no meaning without {task=dpo} or kto",
     ),

@@ -6,6 +6,7 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import ProcessedImage, shown
 from vramplan.inputs.job import Job
 from vramplan.inputs.sample_lengths import MICRO_STEPS
+from vramplan.inputs.task_rules import OF_FRAMEWORKS
 from vramplan.memory.calibration import is_measured, margin_of
 from vramplan.memory.estimate import SimulatedStep
 from vramplan.memory.host import offloaded
@@ -115,7 +116,7 @@ def _describe_task(job: Job) -> str:
         return f"{job.task.upper()} as TRL 1.16 runs it on pairs; "
     reference = job.reference or ("model" if job.method == "full" else "adapters_off")
     pairs = "" if job.task == "kto" else " on pairs"
-    package = "LLaMA-Factory" if job.loss == "log_softmax" else "TRL"
+    package = OF_FRAMEWORKS.get(job.loss, "TRL")
     return f"{job.task.upper()} as {package} runs it{pairs}{prompt}, {REFERENCES[reference]}; "
 
 

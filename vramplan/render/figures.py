@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vramplan.inputs.embedding import columns
-from vramplan.inputs.task_rules import PAIRS, TRL_TASKS
+from vramplan.inputs.task_rules import OF_FRAMEWORKS, PAIRS, TRL_TASKS
 from vramplan.units import GiB
 
 if TYPE_CHECKING:
@@ -148,8 +148,8 @@ def trainer(job: Job) -> str:
     if job.task not in TRL_TASKS:
         return ""
     name = "reward model" if job.task == "reward" else str(job.task).upper()
-    if job.loss == "log_softmax":
-        return f"{name} of LLaMA-Factory"
+    if job.loss in OF_FRAMEWORKS:
+        return f"{name} of {OF_FRAMEWORKS[job.loss]}"
     since = {**TRL_VERSIONS, "standard": "up to 1.12" if job.task == "grpo" else "1.6 to 1.13"}
     versions = f" {since[job.loss]}" if job.task in ("dpo", "kto", "grpo") and job.loss in since else ""
     return f"{name} of TRL{versions}" + (f", {ENGINES[job.generate_with]}" if job.task == "grpo" else "")

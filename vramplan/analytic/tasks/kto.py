@@ -10,7 +10,7 @@ from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.analytic.tasks import log_softmax
+from vramplan.analytic.tasks import log_softmax, logits_to_keep
 from vramplan.analytic.tasks.fused_head import answer_labels, fused_forward, of_samples
 from vramplan.analytic.tasks.reference import WITH_MODEL, as_reference, reference_of, without_gradients
 
@@ -22,6 +22,8 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     """``KTOTrainer.compute_loss``."""
     if setting.job.loss == "log_softmax":
         return log_softmax.kto_loss(net, setting, phase, batch)
+    if setting.job.loss == "logits_to_keep":
+        return logits_to_keep.kto_loss(net, setting, phase, batch)
     tape, kind = net.tape, reference_of(setting.job)
     kl_batch = batch._replace(
         inputs={name.removeprefix("KL_"): one for name, one in batch.inputs.items() if name.startswith("KL_")}

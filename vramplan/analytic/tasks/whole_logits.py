@@ -10,26 +10,42 @@ from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 
 
-def logits_of(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
-    """``model(input_ids, attention_mask).logits``, which accelerate converts to fp32 under autocast."""
-    return _converted(_own_logits(net, setting, phase, batch), setting)
+def logits_of(net: Modules, setting: StepSpec, phase: str, batch: Batch, kept: int | None = None) -> Tensor:
+    """``model(input_ids, attention_mask).logits``, which accelerate converts to fp32 under autocast.
+
+    `kept` is ``logits_to_keep``: only the last so many tokens of each row have logits.
+    In ms-swift a row on its own is given a mask instead (4.6, trainers/mixin.py: prepare_logits_to_keep).
+    """
+    return _converted(_own_logits(net, setting, phase, batch, kept), setting)
 
 
 def _converted(logits: Tensor, setting: StepSpec) -> Tensor:
     return ops.to(logits, "fp32", "logits converted to fp32 (accelerate)") if setting.job.casts else logits
 
 
-def _own_logits(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+def _own_logits(net: Modules, setting: StepSpec, phase: str, batch: Batch, kept: int | None = None) -> Tensor:
     """The logits in the dtype of the head."""
     job, config = setting.job, setting.config
     with net.tape.autocasting(job.autocast if job.casts else None):
         forward = forward_pass(net, setting, phase, batch)
         decoder, architecture = decoder_of(forward), setting.architecture
         hidden = decoder.before_head(net, config, language_model(forward, config))
+        if kept is not None:
+            hidden = _of_answers(hidden, kept)
         vocabulary, tied = architecture.shape(config).vocabulary, architecture.is_tied(config)
         logits = decoder.after_head(net, config, net.head(hidden, vocabulary, tied, decoder.head_bias))
         del hidden
     return logits
+
+
+def _of_answers(hidden: Tensor, kept: int) -> Tensor:
+    """``hidden_states[:, -kept:, :]``, which the head copies if it is no one block; a row on its own by a mask."""
+    rows, length, width = hidden.shape
+    if rows == 1:
+        return ops.gathered(hidden, (1, kept, width), "hidden states of the answers")
+    if kept == length:
+        return hidden
+    return ops.copy(ops.sliced(hidden, (rows, kept, width)), "hidden states of the answers")
 
 
 def logits_and_states(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> tuple[Tensor, list[Tensor]]:

@@ -9,7 +9,6 @@ from typing import Any
 from vramplan.errors import ConfigError
 from vramplan.frameworks.framework import ENGINES, Framework, Program, Writer
 from vramplan.frameworks.liger import ALL_KERNELS, liger_pairs
-from vramplan.frameworks.nearest import refuse_task
 from vramplan.frameworks.parsed_config import (
     ParsedConfig,
     at_least,
@@ -17,7 +16,7 @@ from vramplan.frameworks.parsed_config import (
     resolve_version,
     visible_gpus,
 )
-from vramplan.frameworks.readers import zero_config
+from vramplan.frameworks.readers import ms_swift_tasks, zero_config
 from vramplan.frameworks.readers.trainer_arguments import (
     BATCH_KEY,
     NAMES,
@@ -51,6 +50,8 @@ WORLD_SIZE_KEY = "global_world_size"
 """The number of processes in the args.json that a run writes."""
 EMBEDDINGS = {"all-embedding": "embed_tokens", "embedding": "embed_tokens"}
 """Names of all embeddings in `modules_to_save` of versions 3 and 2."""
+TITLES = {"sequence_classification": "sequence classification", "reward": "reward model"}
+"""What a task is called, where that is not its name in capitals."""
 SAMPLES_PER_STEP = 16
 """The default of gradient_accumulation_steps makes a step of this many samples."""
 
@@ -140,8 +141,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         names,
         config.notes,
     )
-    if config.has("rlhf_type") or any("rlhf" in word for word in (*config.source.command, config.source.program)):
-        raise refuse_task(config, "rlhf_type", config.lowercase("rlhf_type", default="dpo"), parsed.model, job)
+    if ms_swift_tasks.is_rlhf(config):
+        parsed.job |= ms_swift_tasks.task_fields(config, version, parsed.model, job)
     parsed.strategy_settings = {f"zero{stage}": zero_config.preset(stage, "none") for stage in (2, 3)}
     held_back = config.number("split_dataset_ratio", "dataset_test_ratio", default=0.0)
     has_evaluation = held_back > 0 or config.has("val_dataset")
@@ -150,7 +151,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     parsed.rows = "packed" if config.boolean("packing", default=False) else "samples"
     parsed.task = "pretraining" if config.source.command[-1:] in (("pt",), ("swift/cli/pt.py",)) else "SFT"
     if "task" in job:
-        parsed.task = "sequence classification"
+        parsed.task = TITLES.get(job["task"], job["task"].upper())
     parsed.drops_longer = config.lowercase("truncation_strategy", default="delete") == "delete"
     parsed.resizes_images = config.has("max_pixels")
     parsed.video_sampling = from_environment(config)

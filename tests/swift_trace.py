@@ -1,0 +1,119 @@
+"""ms-swift's own preference trainers on fake tensors (`tests.swift_runs` says what it needs)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+
+from tests import trl_trace
+from tests.trl_trace import SETUPS, Setup, TrlRun, ones
+
+
+class Swift(Setup):
+    """DPOTrainer, KTOTrainer, ORPOTrainer, CPOTrainer and RewardTrainer of ms-swift, whose template is a stand-in."""
+
+    def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any, reference: Any = None) -> Any:
+        from datasets import Dataset
+        from peft import get_peft_model
+        from swift import rlhf_trainers as trainers
+        from swift.rlhf_trainers import arguments as configs
+        from transformers import GenerationConfig
+
+        task, options = str(self.job.task), dict(self.options)
+        if task == "reward":  # transformers gives such a class none
+            model.generation_config, model.config.pad_token_id = GenerationConfig(), 0
+        if peft is not None:
+            if self.job.checkpointing == "full":
+                model.enable_input_require_grads()
+            model = get_peft_model(model, peft)
+        for one in (model, reference):
+            if one is not None:
+                one.model_meta = SimpleNamespace(is_multimodal=False, model_arch=None)
+                one.model_info = SimpleNamespace(is_moe_model=False, max_model_len=None)
+        kind = {"dpo": "DPO", "kto": "KTO", "orpo": "ORPO", "reward": "Reward"}.get(task, "CPO")
+        if task in ("cpo", "simpo"):
+            options |= {"loss_type": "simpo", "cpo_alpha": float(task == "cpo")} | options
+        self.options = {"loss_type": {"dpo": "sigmoid", "kto": "kto"}.get(task)} | options
+        own = self.arguments(folder) | {"check_model": False, "remove_unused_columns": False, "tuner_type": "lora"}
+        names = getattr(configs, f"{kind}Config").__dataclass_fields__
+        arguments = getattr(configs, f"{kind}Config")(**{name: one for name, one in own.items() if name in names})
+        given = {} if task in ("orpo", "cpo", "simpo", "reward") else {"ref_model": reference}
+        return getattr(trainers, f"{kind}Trainer")(
+            model=model,
+            args=arguments,
+            template=_template(words, "seq_cls" if task == "reward" else "causal_lm"),
+            train_dataset=Dataset.from_list([{"input_ids": [3]}]),
+            **given,
+        )
+
+    def batch(self) -> dict[str, Any]:
+        samples, length = self.job.micro_batch_size, self.job.sequence_length
+        names = ("input_ids", "attention_mask", "labels")
+        if self.job.task == "reward":
+            return {name: ones(2 * samples, length) for name in names[:2]}
+        if self.job.task != "kto":
+            return {name: ones(2 * samples, length) for name in names}
+        made = {f"{kl}completion_{name}": ones(samples, length) for kl in ("", "KL_") for name in names}
+        return {**made, "label": torch.zeros(samples, dtype=torch.bool)}
+
+
+def _template(words: Any, task_type: str) -> Any:
+    """What the trainers ask of a template."""
+    return SimpleNamespace(
+        is_encoder_decoder=False,
+        padding_free=False,
+        padding_side="right",
+        packing=False,
+        task_type=task_type,
+        tokenizer=words,
+        processor=words,
+        max_length=None,
+        sequence_parallel_size=1,
+        data_collator=lambda rows, padding_to=None: rows,
+        get_base_model=lambda model: model.get_base_model() if hasattr(model, "get_base_model") else model,
+        forward_context=lambda model, inputs: nullcontext(),
+        template_meta=SimpleNamespace(suffix=[], stop_words=[]),
+    )
+
+
+class SwiftRun(TrlRun):
+    """One tracked run of a trainer of ms-swift."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        with patch.dict(SETUPS, dict.fromkeys(SETUPS, Swift)):
+            super().__init__(*args, **options)
+
+    def _on_device(self, tensor: torch.Tensor) -> Any:
+        """Labels of answers stay numbers: half of them are desirable."""
+        if tensor.dtype is torch.bool:
+            return [place % 2 == 0 for place in range(len(tensor))]
+        return super()._on_device(tensor)
+
+    def go(self) -> dict[str, int]:
+        """Peak of live tensors in each phase, in bytes."""
+        with _called_by_swift():
+            return super().go()
+
+
+@contextmanager
+def _called_by_swift() -> Iterator[None]:
+    """Inside, its trainers may read numbers back as TRL's may."""
+    original = trl_trace._called_by_trl
+
+    def called(function: str = "") -> bool:
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            if "/swift/" in frame.f_code.co_filename and function in ("", frame.f_code.co_name):
+                return True
+            frame = frame.f_back
+        return original(function)
+
+    with patch.object(trl_trace, "_called_by_trl", called):
+        yield

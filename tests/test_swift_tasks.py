@@ -1,0 +1,85 @@
+"""``swift rlhf`` read as ms-swift's own trainers run it (3.12, 4.6)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_trl import RECORDED, errors_of, name_of
+from vramplan import check, estimate
+from vramplan.errors import VramplanError
+
+COMMAND = (
+    "swift rlhf --rlhf_type {} --model Qwen/Qwen2.5-0.5B --torch_dtype bfloat16 --dataset pairs.jsonl --max_length 512"
+    " --per_device_train_batch_size 2 --gradient_accumulation_steps 4 {}\n"
+)
+OF_SWIFT = [row for row in RECORDED if row["trl"].startswith("ms-swift")]
+
+
+def job_of_command(folder: Path, kind: str, more: str = "--tuner_type lora") -> Any:
+    path = folder / "train.sh"
+    path.write_text(COMMAND.format(kind, more))
+    return check(path, gpu="4090").estimate.job
+
+
+@pytest.mark.parametrize("row", OF_SWIFT[::6], ids=name_of)
+def test_peaks_agree_with_swifts_own_trainers(row: dict[str, Any]) -> None:
+    assert max(errors_of(row).values()) <= 0.001
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "loss"),
+    [
+        ("dpo", "dpo", "logits_to_keep"),
+        ("kto", "kto", "logits_to_keep"),
+        ("orpo", "orpo", "standard"),
+        ("cpo", "cpo", "standard"),
+        ("simpo", "cpo", "standard"),
+        ("simpo --cpo_alpha 0", "simpo", "standard"),
+        ("rm", "reward", "standard"),
+    ],
+)
+def test_types(tmp_path: Path, kind: str, task: str, loss: str) -> None:
+    job = job_of_command(tmp_path, kind)
+    assert (job.task, job.loss, job.batches, job.lora_dropout) == (task, loss, "padded", 0.0)
+
+
+def test_a_full_run_loads_the_reference(tmp_path: Path) -> None:
+    assert job_of_command(tmp_path, "dpo", "--tuner_type full").loads_reference
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "said"),
+    [
+        ("gkd", "--tuner_type lora", "gkd is not read yet"),
+        ("grpo", "--tuner_type lora --num_generations 4", "--task grpo"),
+        ("dpo", "--tuner_type lora --ref_adapters a", "ref_adapters"),
+        ("dpo", "--tuner_type lora --precompute_ref_log_probs true", "precompute_ref_log_probs"),
+        ("dpo", "--tuner_type lora --padding_free true --attn_impl flash_attn", "padding_free"),
+        ("dpo", "--tuner_type lora --loss_type other", "loss_type"),
+        ("kto", "--tuner_type lora --loss_type apo_zero_unpaired", "loss_type"),
+        ("dpo", "--tuner_type full --ref_model other", "ref_model"),
+        ("dpo", "--tuner_type lora --ref_model other", "ref_model"),
+        ("dpo", "--tuner_type full --fsdp fsdp2", "fsdp"),
+        ("dpo", "--sft_type lora", "nearest"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_by_name(tmp_path: Path, kind: str, more: str, said: str) -> None:
+    with pytest.raises(VramplanError, match=said):
+        job_of_command(tmp_path, kind, more)
+
+
+def test_prompts_have_no_logits() -> None:
+    def peak(prompt: int) -> int:
+        settings = {"task": "dpo", "loss": "logits_to_keep", "sequence_length": 1024, "prompt_length": prompt}
+        return estimate("qwen2.5-0.5b", "h100", **settings).peak_allocated_bytes
+
+    assert peak(900) < peak(100)
+
+
+def test_one_answer_in_a_whole_batch_stops_kto() -> None:
+    with pytest.raises(VramplanError, match="global batch of 1"):
+        estimate("qwen2.5-0.5b", "h100", task="kto", loss="logits_to_keep", micro_batch_size=1)
+    estimate("qwen2.5-0.5b", "h100", task="kto", loss="logits_to_keep", gradient_accumulation_steps=2)

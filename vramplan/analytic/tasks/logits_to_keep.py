@@ -1,0 +1,66 @@
+"""DPO and KTO as ms-swift's own trainers compute them: from the first answer's first token on, with ``logits_to_keep``.
+
+(4.6, rlhf_trainers/dpo_trainer.py, kto_trainer.py, rlhf_mixin.py: get_per_token_logps; trainers/mixin.py:
+prepare_logits_to_keep.) All outputs of a forward are dropped before the next; TRL's selective_log_softmax keeps fp32
+logits, or log-probabilities of half-precision ones.
+"""
+
+from __future__ import annotations
+
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.batch import Batch
+from vramplan.analytic.layers.label_log_probs import label_log_probs
+from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.step_inputs import StepSpec
+from vramplan.analytic.tasks.fused_head import of_samples, scored_tokens
+from vramplan.analytic.tasks.reference import WITH_MODEL, as_reference, reference_of, without_gradients
+from vramplan.analytic.tasks.whole_logits import logits_of
+
+
+def dpo_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+    """``get_batch_loss_metrics``: the policy's concatenated_forward, then the reference's."""
+    sums, metrics = _answer_log_probs(net, setting, phase, batch, phase)
+    if reference_of(setting.job) in WITH_MODEL:
+        with as_reference(net, phase) as own:
+            _answer_log_probs(net, setting, own, batch, phase)
+    loss = of_samples(sums)
+    del metrics
+    return loss
+
+
+def kto_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+    """``KTOTrainer.forward`` of the policy, then of the reference: each scores the answers of the KL term first."""
+    inputs = {name.removeprefix("KL_"): one for name, one in batch.inputs.items() if name.startswith("KL_")}
+    kl_batch = batch._replace(inputs=inputs)
+    with without_gradients(net, phase, "policy.") as own:
+        _answer_log_probs(net, setting, own, kl_batch, phase)
+    sums, metrics = _answer_log_probs(net, setting, phase, batch, phase)
+    if reference_of(setting.job) in WITH_MODEL:
+        with as_reference(net, phase, "kl.") as own:
+            _answer_log_probs(net, setting, own, kl_batch, phase)
+        with as_reference(net, phase) as own:
+            _answer_log_probs(net, setting, own, batch, phase)
+    loss = of_samples(sums)
+    del metrics
+    return loss
+
+
+def _answer_log_probs(net: Modules, setting: StepSpec, phase: str, batch: Batch, after: str) -> tuple[Tensor, Tensor]:
+    """The log-probability of each answer, and the means of the logits, which live as long as it.
+
+    `after` is the phase of what follows the model's own forward.
+    """
+    tape, kept = net.tape, scored_tokens(setting.job) + 1
+    rows = batch.inputs["input_ids"].shape[0]
+    logits = logits_of(net, setting, phase, batch, kept)
+    tape.enter(after, None)
+    tape.module = "loss"
+    rolled = tape.empty((rows, kept), "int64", "labels rolled by one")
+    scored = tape.empty((rows, kept), "bool", "tokens of answers")
+    labels = tape.empty((rows, kept), "int64", "labels without a mask")
+    means = tape.empty((rows, kept), logits.dtype, "means of the logits")
+    per_token = label_log_probs(logits, labels).view(rows, kept)
+    sums = ops.total(ops.mul(per_token, scored, "log-probabilities of answers"))
+    del logits, rolled, scored, labels, per_token  # with the function's locals
+    return sums, means

@@ -1,0 +1,109 @@
+"""ms-swift's ``swift rlhf``: preference training and reward models (3.12 and 4.6: rlhf_trainers, rlhf_args.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vramplan.frameworks.nearest import estimate_command, refuse_task
+from vramplan.frameworks.parsed_config import at_least
+from vramplan.frameworks.settings import ConfigReader
+
+SINCE = "3.12"
+"""The first version whose trainers were read."""
+TASKS = {"dpo": "dpo", "kto": "kto", "orpo": "orpo", "cpo": "cpo", "simpo": "simpo", "rm": "reward"}
+"""Values of rlhf_type -> the job's task."""
+OWN_LOGITS = ("dpo", "kto")
+"""Tasks whose log-probabilities are ms-swift's own."""
+DPO_LOSSES = (
+    "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_pair",
+    "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft",
+)  # fmt: skip
+"""Values of loss_type that differ in numbers for each sample."""
+NUMBERS = (
+    "beta", "label_smoothing", "rpo_alpha", "ld_alpha", "discopop_tau", "loss_weights", "simpo_gamma",
+    "desirable_weight", "undesirable_weight", "center_rewards_coefficient", "f_divergence_type", "reference_free",
+    "loss_scale",
+)  # fmt: skip
+"""Settings that change no large tensor: the cross-entropy of rpo_alpha is made of the log-probabilities that exist."""
+NOT_MODELLED = (
+    "ref_adapters",
+    "adapters",
+    "resume_from_checkpoint",
+    "precompute_ref_log_probs",
+    "padding_free",
+    "packing",
+)
+
+
+def is_rlhf(config: ConfigReader) -> bool:
+    """Whether the command is ``swift rlhf``."""
+    return config.has("rlhf_type") or any("rlhf" in word for word in (*config.source.command, config.source.program))
+
+
+def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, Any]) -> dict[str, Any]:
+    """What ``swift rlhf`` changes in a job that has been read for supervised fine-tuning.
+
+    The trainers of 3.12 and 4 switch dropout off, as the configurations of TRL that they inherit say.
+
+    Raises:
+        UnsupportedError: for training, or a setting, that is not modelled.
+    """
+    value = config.lowercase("rlhf_type", default="dpo")
+    task = TASKS.get(value)
+    if value == "grpo":
+        nearest = estimate_command(model, _nearest_grpo(config, job))
+        raise config.unsupported("rlhf_type", f"is not read yet; nearest, TRL's own trainer: {nearest}")
+    if task is None or not at_least(version, SINCE):
+        raise refuse_task(config, "rlhf_type", value, model, job)
+    if job.get("strategy") == "fsdp":
+        raise config.unsupported("fsdp", f"with rlhf_type {value} is not modelled yet; nearest: deepspeed zero3")
+    for name in NOT_MODELLED:
+        config.require_off(name, why=f"with rlhf_type {value} is not modelled yet")
+    if config.number("router_aux_loss_coef", default=0.0):
+        raise config.unsupported("router_aux_loss_coef", f"with rlhf_type {value} is not modelled yet")
+    if not config.boolean("disable_dropout", default=True):
+        raise config.unsupported("disable_dropout", "is not modelled yet; the default is true")
+    _check_losses(config, task)
+    config.read_keys |= {*NUMBERS, "loss_type", "disable_dropout", "max_completion_length"}
+    fields: dict[str, Any] = {"task": task, "loss": "logits_to_keep" if task in OWN_LOGITS else "standard"}
+    fields["batches"] = "padded"
+    if task == "simpo" and config.number("cpo_alpha", default=1.0):
+        fields["task"] = "cpo"  # it runs CPO's trainer, whose cpo_alpha adds the cross-entropy of chosen answers
+    if job["method"] != "full":
+        fields["lora_dropout"] = 0.0
+        if config.has("ref_model"):
+            raise config.unsupported("ref_model", "beside adapters stops ms-swift: the reference is the base model")
+    if task in ("dpo", "kto") and job["method"] == "full":
+        _check_reference(config, job)
+    return fields
+
+
+def _check_losses(config: ConfigReader, task: str) -> None:
+    """Values of loss_type that keep no other large tensors."""
+    modelled = {"dpo": DPO_LOSSES, "kto": ("kto",), "cpo": ("sigmoid", "hinge", "ipo", "simpo"), "simpo": ("simpo",)}
+    for name in config.strings("loss_type"):
+        if name.lower() not in modelled.get(task, ("",)):
+            raise config.unsupported("loss_type", f"{name} is not modelled yet")
+
+
+def _check_reference(config: ConfigReader, job: dict[str, Any]) -> None:
+    """The second model is the trained one, in the dtype that it is loaded in (pipelines/train/rlhf.py)."""
+    if config.has("ref_model") and config.string("ref_model") != config.string("model", "model_id_or_path"):
+        raise config.unsupported("ref_model", "other than the model itself is not modelled yet")
+    if job["dtype"] == "fp32" and job["autocast"] != "none":
+        raise config.unsupported("torch_dtype", "fp32 beside a reference model is not modelled yet; use bfloat16")
+
+
+def _nearest_grpo(config: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:
+    """TRL's GRPO with the settings; max_length limits prompts there, max_completion_length answers."""
+    fields = {name: one for name, one in job.items() if name not in ("loss", "batches", "sequence_length")}
+    fields |= {"task": "grpo", "num_generations": config.integer("num_generations", default=8)}
+    if "sequence_length" in job:
+        answer = config.integer("max_completion_length", "max_new_tokens", default=512)
+        fields |= {"prompt_length": job["sequence_length"], "sequence_length": job["sequence_length"] + answer}
+    if config.boolean("use_vllm", default=False):
+        sleeps = config.integer("sleep_level", default=0, least=0) > 0
+        apart = config.lowercase("vllm_mode", default="colocate") == "server"
+        fields["generate_with"] = "vllm_server" if apart else "vllm_sleep" if sleeps else "vllm"
+        fields["vllm_share"] = config.number("vllm_gpu_memory_utilization", default=0.9)
+    return fields
