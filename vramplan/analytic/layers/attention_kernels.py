@@ -5,7 +5,9 @@ Tensors are (batch B, length S, heads, head dim D).
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
+from operator import mul
 from typing import NamedTuple
 
 from vramplan.analytic.autograd import ops
@@ -24,12 +26,23 @@ class Pieces(NamedTuple):
     @property
     def longest(self) -> int:
         """Tokens of the longest piece."""
-        return max(self.lengths)
+        return _longest(self.lengths)
 
     @property
     def squares(self) -> int:
         """Number of attention scores of all pieces."""
-        return sum(length * length for length in self.lengths)
+        return _squares(self.lengths)
+
+
+@lru_cache(maxsize=64)
+def _longest(lengths: tuple[int, ...]) -> int:
+    return max(lengths)
+
+
+@lru_cache(maxsize=64)
+def _squares(lengths: tuple[int, ...]) -> int:
+    """All layers of a vision tower ask for that of the same thousands of windows."""
+    return sum(map(mul, lengths, lengths))
 
 
 WORKSPACE = "workspace"
