@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.test_trl import RECORDED, errors_of, name_of
-from vramplan import check, estimate
+from vramplan import check, estimate, suggest
 from vramplan.errors import VramplanError
+from vramplan.planner.export import export
 
 COMMAND = (
     "swift rlhf --rlhf_type {} --model Qwen/Qwen2.5-0.5B --torch_dtype bfloat16 --dataset pairs.jsonl --max_length 512"
@@ -83,3 +84,16 @@ def test_one_answer_in_a_whole_batch_stops_kto() -> None:
     with pytest.raises(VramplanError, match="global batch of 1"):
         estimate("qwen2.5-0.5b", "h100", task="kto", loss="logits_to_keep", micro_batch_size=1)
     estimate("qwen2.5-0.5b", "h100", task="kto", loss="logits_to_keep", gradient_accumulation_steps=2)
+
+
+@pytest.mark.parametrize("task", ["dpo", "kto", "orpo", "cpo", "simpo", "reward"])
+def test_a_command_is_written_and_read_back(tmp_path: Path, task: str) -> None:
+    found = suggest("qwen2.5-0.5b", "rtx4090", 16, task=task, sequence_length=512, advice=False).recommended
+    assert found is not None
+    written = export("swift", "qwen2.5-0.5b", found.estimate.job, "rtx4090")
+    path = tmp_path / "train.sh"
+    path.write_text(written.text)
+    job = check(path, gpu="rtx4090").estimate.job
+    assert (job.task, job.global_batch_size, job.sequence_length) == (task, 16, 512)
+    with pytest.raises(VramplanError, match="written for trl"):
+        export("swift", "qwen2.5-0.5b", job.model_copy(update={"task": "grpo"}), "rtx4090")

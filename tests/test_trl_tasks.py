@@ -154,7 +154,7 @@ def test_llamafactory_computes_another_loss(task: str, method: str) -> None:
     notes = [note for note in written.notes if " takes " in note]
     assert "llamafactory takes loss as log_softmax, not chunked" in notes
     assert not any("reference" in note for note in notes)
-    with pytest.raises(VramplanError, match="written for trl"):
+    with pytest.raises(VramplanError, match="written for swift, trl"):
         export("llamafactory", MODEL, found.estimate.job.model_copy(update={"task": "reward"}), "h100")
 
 

@@ -42,6 +42,7 @@ from vramplan.frameworks.writers.config_text import FULL_NAMES, ConfigText, Pair
 from vramplan.frameworks.writers.trainer_based import adapter, batch_and_optimizer, reentrant_kwargs
 from vramplan.frameworks.writers.zero_fsdp import sharding
 from vramplan.inputs.job import Fsdp, Job, Zero
+from vramplan.inputs.task_rules import PREFERENCE
 
 PACKAGE, NEWEST = "ms-swift", "4.6.0"
 METHOD_KEYS = ("tuner_type", "train_type", "sft_type")
@@ -348,8 +349,9 @@ def _device_map(config: ConfigReader, num_gpus: int, job: dict[str, Any], per_pr
 
 
 def write(model: str, job: Job) -> ConfigText:
-    """``swift sft`` of ms-swift 4."""
+    """``swift sft`` or ``swift rlhf`` of ms-swift 4."""
     pairs = {
+        **ms_swift_tasks.type_pairs(job),
         "model": model,
         "tuner_type": "full" if job.method == "full" else "lora",
         "torch_dtype": FULL_NAMES["fp16" if job.autocast == "fp16" and job.method == "full" else job.dtype],
@@ -377,7 +379,9 @@ def write(model: str, job: Job) -> ConfigText:
         variables["MAX_PIXELS"] = str(job.max_pixels)
     if job.max_tiles is not None:
         variables["MAX_NUM"] = str(job.max_tiles)
-    return ConfigText(pairs, variables | allocator_variables(job), "swift sft", notes=nodes.notes(job))
+    return ConfigText(
+        pairs, variables | allocator_variables(job), f"swift {'rlhf' if job.task else 'sft'}", notes=nodes.notes(job)
+    )
 
 
 def _sharding(job: Job) -> Pairs:
@@ -420,5 +424,5 @@ FRAMEWORK = Framework(
         }
     ),
     expands_all_linear=True,
-    writers=(Writer("swift", write, (*ENGINES, "device_map"), uses_ported_model=False),),
+    writers=(Writer("swift", write, (*ENGINES, "device_map"), uses_ported_model=False, tasks=PREFERENCE),),
 )  # fmt: skip

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from vramplan.errors import UnsupportedError, setting
 from vramplan.frameworks.nearest import estimate_command, refuse_task
 from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.settings import ConfigReader
+from vramplan.frameworks.writers.config_text import Pairs
+from vramplan.inputs.job import Job
 
 SINCE = "3.12"
 """The first version whose trainers were read."""
@@ -107,3 +110,20 @@ def _nearest_grpo(config: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:
         fields["generate_with"] = "vllm_server" if apart else "vllm_sleep" if sleeps else "vllm"
         fields["vllm_share"] = config.number("vllm_gpu_memory_utilization", default=0.9)
     return fields
+
+
+def type_pairs(job: Job) -> Pairs:
+    """The type of a job's training, for a command; empty for supervised fine-tuning.
+
+    Raises:
+        UnsupportedError: for a reference that ms-swift does not make by itself.
+    """
+    if job.task is None:
+        return {}
+    if job.reference not in (None, "model" if job.method == "full" else "adapters_off"):
+        raise UnsupportedError(
+            f"{setting('for_framework', 'swift')}: {setting('reference', job.reference)} is not written for it"
+        )
+    if job.task == "simpo":
+        return {"rlhf_type": "simpo", "cpo_alpha": 0.0}
+    return {"rlhf_type": "rm" if job.task == "reward" else job.task}
