@@ -381,7 +381,8 @@ def _adapt(script: Script, model: Model, call: Call) -> bool:
     for key, (ids, exact) in call.refs.items():
         things = [script.objects[id] for id in ids if id in script.objects]
         configs = [thing for thing in things if thing.call.last.endswith("Config")]
-        if key in (0, "model") or not configs:
+        is_model_argument = key in (0, "model") and model.load.last != "SentenceTransformer"
+        if is_model_argument or not configs:
             continue
         if not exact or len(configs) > 1:
             raise ConfigError(f"{call.place}: the adapters' configuration is not known without running the script")

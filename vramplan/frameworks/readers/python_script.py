@@ -8,7 +8,7 @@ from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.parsed_config import at_least, resolve_version
-from vramplan.frameworks.readers import classifiers, python_model, python_trl, xtuner
+from vramplan.frameworks.readers import classifiers, python_model, python_sentence_transformers, python_trl, xtuner
 from vramplan.frameworks.readers.python_effects import refuse_effects
 from vramplan.frameworks.readers.python_model import Model, class_of, is_model
 from vramplan.frameworks.readers.python_trainer import CONFIGS, OTHER_TRAINERS, TRAINERS, Run, find_run
@@ -98,6 +98,10 @@ def settings_of(script: Script) -> tuple[str, Settings]:
     if "unsloth" in script.imports:
         python_trl.refuse_patched(task, run)
         return "unsloth", run.settings | _unsloth(script, run) | _image_caps(script)
+    if python_sentence_transformers.is_run(run):
+        settings, encoder = python_sentence_transformers.settings_of(script, run)
+        settings |= run.settings | _adapters(script, run, encoder)
+        return python_sentence_transformers.FRAMEWORK, settings | _effects(encoder, settings)
     is_trl = task is not None or any(call.last in ("SFTTrainer", "SFTConfig") for call in run.calls)
     model = _trained_model(script, run)
     settings = run.settings | _model(model, run, is_trl, task)

@@ -19,10 +19,12 @@ _OF_TASKS = tuple(trl_trainers.CLASSES)
 CONFIGS = (
     "TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "UnslothTrainingArguments",
     *(name for name in _OF_TASKS if name.endswith("Config")),
+    "SentenceTransformerTrainingArguments", "CrossEncoderTrainingArguments",
 )  # fmt: skip
 TRAINERS = (
     "Trainer", "Seq2SeqTrainer", "SFTTrainer", "UnslothTrainer",
     *(name for name in _OF_TASKS if name.endswith("Trainer")),
+    "SentenceTransformerTrainer", "CrossEncoderTrainer",
 )  # fmt: skip
 ARGS_AT: Mapping[str, int] = {"DPOTrainer": 2, "KTOTrainer": 2, "GRPOTrainer": 2}
 """The place of the arguments among positional ones, where it is not 1: behind a reference, or rewards."""
@@ -38,8 +40,8 @@ OTHER_TRAINERS = (
 )  # fmt: skip
 """TRL's other trainers (1.16 and its experimental modules)."""
 OTHER_LOOPS = {
-    "SentenceTransformerTrainer": "sentence-transformers", "SparseEncoderTrainer": "sentence-transformers",
-    "CrossEncoderTrainer": "sentence-transformers", "SetFitTrainer": "SetFit", "LightningModule": "Lightning",
+    "SparseEncoderTrainer": "sentence-transformers", "MultiVectorEncoderTrainer": "sentence-transformers",
+    "SetFitTrainer": "SetFit", "LightningModule": "Lightning",
     "QuestionAnsweringTrainer": "question answering",
 }  # fmt: skip
 LIGHTNING = ("lightning", "pytorch_lightning")

@@ -273,12 +273,15 @@ class Calls(Files):
         texts: dict[str, ast.AST] | None,
     ) -> Any:  # fmt: skip
         name = self.text(node.func) if isinstance(node, ast.Call) else ""
+        cls = self.at(function).cls
+        if isinstance(cls, Library) and cls.last.endswith("Evaluator"):
+            name = f"{cls.last}.__call__"
         call = self.record(
             name if name.replace(".", "").isidentifier() else "", node, positional, keywords, spread, texts
         )
         values = [*positional, *keywords.values()]
         self.escape(values)
-        self._pass(self.at(function).cls, call, values, node)
+        self._pass(cls, call, values, node)
         return self.unknown(node, function, *values, path="()")
 
     def _method(

@@ -91,15 +91,18 @@ class Follower(Calls):
             for name, inner in self.at(value).slots.items():
                 if isinstance(inner, (Ref, Unknown)) and not (isinstance(inner, Ref) and self.at(inner).kind == "dict"):
                     self._part(result, f"{key}.{name}", inner, done)
+        values = [value]
+        if isinstance(value, Ref) and self.at(value).kind == "list" and not self.at(value).is_open:
+            values = list(self.at(value).items or [])
         ids = [
             id
-            for id in sorted(refs_of([value]))
+            for id in dict.fromkeys(id for one in values for id in sorted(refs_of([one])))
             if id in self.heap.objects and self.at(id).kind == "instance" and self.at(id).call is not None
         ]
         if ids and len(done) < 500:
             name = int(key[1:]) if isinstance(key, str) and key[:1] == "\0" and key[1:].isdigit() else key
             result.parts[name] = [self.thing(id, done) for id in ids]
-            result.is_certain[name] = isinstance(value, Ref)
+            result.is_certain[name] = all(isinstance(one, Ref) for one in values)
 
 
 def _is_alike(old: Any, new: Any) -> bool:

@@ -6,6 +6,7 @@ TRUSTED = frozenset(
     [
         "transformers",
         "trl",
+        "sentence_transformers",
         "peft",
         "datasets",
         "torch",

@@ -1,0 +1,21 @@
+import torch
+from datasets import Dataset, load_dataset
+from peft import LoraConfig
+from sentence_transformers import (
+    SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments, losses, models
+)
+from sentence_transformers.evaluation import TripletEvaluator
+
+model = SentenceTransformer("BAAI/bge-base-en-v1.5")
+train = load_dataset("a/b", split="train").select_columns(["query", "good", "bad1", "bad2", "score"])
+loss = losses.MultipleNegativesRankingLoss(model)
+evaluator = TripletEvaluator(["a"], ["b"], ["c"])
+evaluator(model)
+args = SentenceTransformerTrainingArguments(
+    output_dir="out", per_device_train_batch_size=32, bf16=True, batch_sampler="no_duplicates"
+)
+trainer = SentenceTransformerTrainer(
+    model=model, args=args, train_dataset=train, loss=loss, evaluator=evaluator
+)
+trainer.train()
+model.save_pretrained("out/final")

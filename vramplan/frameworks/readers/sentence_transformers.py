@@ -1,0 +1,108 @@
+"""Scripts of sentence-transformers: embeddings (SentenceTransformerTrainer) and rerankers (CrossEncoderTrainer)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vramplan.frameworks.framework import Framework
+from vramplan.frameworks.parsed_config import ParsedConfig, resolve_version
+from vramplan.frameworks.readers import transformers_trainer
+from vramplan.frameworks.settings import ConfigReader
+
+PACKAGE, NEWEST = "sentence-transformers", "6.2.0"
+LOSSES: Mapping[str, str] = {
+    "MultipleNegativesRankingLoss": "multiple_negatives",
+    "CachedMultipleNegativesRankingLoss": "cached_multiple_negatives",
+    "CoSENTLoss": "cosent",
+}
+"""Losses of embeddings -> the job's `embedding_loss`."""
+DEFAULT_LOSS = "CoSENTLoss"
+"""SentenceTransformerTrainer's (sentence_transformer/trainer.py: get_default_loss)."""
+RERANKER_LOSSES = ("BinaryCrossEntropyLoss", "MSELoss")
+"""Losses of one score for each pair; the trainer's own is the first (cross_encoder/trainer.py: get_default_loss)."""
+POOLING: Mapping[str, str] = {
+    "baai/bge-": "cls",
+    "mixedbread-ai/mxbai-embed-": "cls",
+    "snowflake/snowflake-arctic-embed-": "cls",
+    "alibaba-nlp/gte-": "cls",
+    "qwen/qwen3-embedding-": "lasttoken",
+}
+"""Beginnings of models' names -> their pooling (1_Pooling/config.json of the published repositories); mean elsewhere,
+or the last token of a decoder."""
+SHORT = 514
+"""Positions up to which a model's own limit is taken for the length of its texts."""
+
+
+def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> ParsedConfig:
+    """The job of a script around one of the library's trainers, which are transformers' Trainer with another loss."""
+    version, where = resolve_version(PACKAGE, framework_version, NEWEST)
+    parsed = transformers_trainer.read(config, num_gpus, None)
+    parsed.framework, parsed.version = PACKAGE, f"{version} ({where})"
+    config.require_off("use_liger_kernel", why="of an encoder is not modelled yet")
+    if parsed.job.get("attention") == "flash":
+        raise config.unsupported("attn_implementation", "joins all texts to one row, which is not modelled; use sdpa")
+    is_reranker = config.string("trainer") == "CrossEncoderTrainer"
+    parsed.job |= {"loss": "standard", "batches": "padded"}
+    parsed.job |= _reranker(config) if is_reranker else _embedding(config, parsed)
+    parsed.task = "reranker" if is_reranker else "embedding"
+    if parsed.job["method"] != "full":
+        parsed.job["lora_dtype"] = parsed.job["dtype"]  # add_adapter() makes adapters of the weights' dtype
+    parsed.names = {
+        **parsed.names, "sequence_length": "max_seq_length", "mini_batch_size": "mini_batch_size"
+    }  # fmt: skip
+    positions = None if config.source.model is None else config.source.model.config.get("max_position_embeddings")
+    if "sequence_length" not in parsed.job and not (isinstance(positions, int) and positions <= SHORT):
+        config.note("doubt", "max_seq_length", "is not set: texts are cut where the model's own files say")
+    return parsed
+
+
+def _reranker(config: ConfigReader) -> dict[str, Any]:
+    loss = config.string("loss_class") or RERANKER_LOSSES[0]
+    if loss not in RERANKER_LOSSES:
+        modelled = ", ".join(RERANKER_LOSSES)
+        raise config.unsupported("loss_class", f"of a CrossEncoder is not modelled yet; modelled: {modelled}")
+    return {"task": "reranker"}
+
+
+def _embedding(config: ConfigReader, parsed: ParsedConfig) -> dict[str, Any]:
+    name = config.string("loss_class") or DEFAULT_LOSS
+    if name not in LOSSES:
+        raise config.unsupported(
+            "loss_class", f"of a SentenceTransformer is not modelled yet; modelled: {', '.join(LOSSES)}"
+        )
+    if not config.has("loss_class"):
+        config.note("default", "loss", f"not set: {DEFAULT_LOSS}")
+    fields: dict[str, Any] = {"task": "embedding", "embedding_loss": LOSSES[name]}
+    fields |= _negatives(config, LOSSES[name])
+    if LOSSES[name] == "cached_multiple_negatives":
+        fields["mini_batch_size"] = config.integer("mini_batch_size", default=32)
+    if config.has("matryoshka_dims"):
+        fields["matryoshka_dims"] = tuple(int(size) for size in config.strings("matryoshka_dims"))
+    model = parsed.model.lower()
+    pooling = config.string("pooling_mode") or next(
+        (mode for start, mode in POOLING.items() if model.startswith(start)), None
+    )
+    return fields | ({} if pooling is None else {"pooling": pooling})
+
+
+def _negatives(config: ConfigReader, loss: str) -> dict[str, int]:
+    """Texts beside anchor and positive; triplets are taken if the script does not say."""
+    if loss == "cosent":
+        return {}
+    if not config.has("negatives"):
+        config.note(
+            "doubt",
+            "negatives",
+            "are not known: the data's columns are not in the script; triplets (anchor, positive, one negative) are"
+            " taken; --set negatives=N says otherwise, 0 for pairs",
+        )
+    return {"negatives": config.integer("negatives", default=1, least=0)}
+
+
+FRAMEWORK = Framework(
+    name=PACKAGE,
+    read=read,
+    inherits=("transformers", "scripts"),
+    unknown_key="is no argument of sentence-transformers' trainers",
+)
