@@ -60,6 +60,8 @@ def embedding(model: str = BGE, data: str = TRIPLETS, loss: str = NEGATIVES) -> 
 CASES: list[tuple[str, dict[str, Any]]] = [
     (embedding(), {"embedding_loss": "multiple_negatives", "negatives": 1, "pooling": "cls", "dtype": "fp32"}),
     (embedding(loss="None"), {"embedding_loss": "cosent", "negatives": 0}),
+    (embedding(loss="losses.CosineSimilarityLoss(model)"), {"embedding_loss": "cosine_similarity", "negatives": 0}),
+    (embedding(loss="losses.TripletLoss(model)"), {"embedding_loss": "triplet", "negatives": 1}),
     (embedding(data='load_dataset("sentence-transformers/gooaq", "pair")["train"]'), {"negatives": 0}),
     (
         embedding(data='load_dataset("a/b", split="train").select_columns(["query", "good", "bad1", "bad2", "score"])'),
@@ -116,6 +118,7 @@ def test_columns_that_are_not_known_stand_beside_the_verdict(tmp_path: Path) -> 
     ("text", "error"),
     [
         (embedding(loss="losses.GISTEmbedLoss(model, guide)"), "GISTEmbedLoss is not modelled"),
+        (embedding(loss="losses.TripletLoss(model, distance_metric=COSINE)"), "distance_metric"),
         (embedding(loss='{"a": losses.CoSENTLoss(model), "b": losses.CoSENTLoss(model)}'), "several losses"),
         (embedding(loss="losses.MultipleNegativesRankingLoss(model, gather_across_devices=True)"), "gather_across"),
         (embedding(loss="losses.MultipleNegativesRankingLoss(model, similarity_fct=util.dot_score)"), "similarity_fct"),

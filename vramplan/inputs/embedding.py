@@ -9,6 +9,10 @@ SETTINGS = ("embedding_loss", "negatives", "mini_batch_size", "matryoshka_dims",
 """Fields of a job that only embeddings have."""
 
 
+SCORED = ("cosent", "cosine_similarity")
+"""Losses of pairs with a score."""
+
+
 def pooling_of(job: Job, reads_both_ways: bool) -> Pooling:
     """How a text's states become one vector; a decoder's last token alone has read all others."""
     return job.pooling or ("mean" if reads_both_ways else "lasttoken")
@@ -32,8 +36,12 @@ def check_embedding(job: Job, width: int) -> None:
                 raise ConfigError(f"{setting(name)} has no meaning without {setting('task', 'embedding')}")
         return
     loss = setting("embedding_loss", job.embedding_loss)
-    if job.embedding_loss == "cosent" and job.negatives:
+    if job.embedding_loss in SCORED and job.negatives:
         raise ConfigError(f"{setting('negatives', job.negatives)}: {loss} is of pairs with a score")
+    if job.embedding_loss == "triplet" and job.negatives != 1:
+        raise ConfigError(
+            f"{setting('negatives', job.negatives)}: {loss} is of triplets; give {setting('negatives', 1)}"
+        )
     for size in job.matryoshka_dims or ():
         if not 0 < size <= width:
             raise ConfigError(f"{setting('matryoshka_dims', size)}: the model's vectors are {width} wide")
@@ -50,6 +58,8 @@ LOSSES = {
     "multiple_negatives": "MultipleNegativesRankingLoss",
     "cached_multiple_negatives": "CachedMultipleNegativesRankingLoss",
     "cosent": "CoSENTLoss",
+    "cosine_similarity": "CosineSimilarityLoss",
+    "triplet": "TripletLoss",
 }
 """sentence-transformers' names."""
 

@@ -47,7 +47,7 @@ Loop = Literal["trainer", "plain"]
 Experts = Literal["stacked", "linear"]
 Part = Literal["frozen", "train", "lora"]
 Pooling = Literal["mean", "cls", "lasttoken"]
-EmbeddingLoss = Literal["multiple_negatives", "cached_multiple_negatives", "cosent"]
+EmbeddingLoss = Literal["multiple_negatives", "cached_multiple_negatives", "cosent", "cosine_similarity", "triplet"]
 Offload = Literal["none", "optimizer", "all"]
 
 MAX_COUNT = 1 << 24
@@ -238,8 +238,8 @@ class Job(Record):
     num_labels: int | None = field(default=None, gt=0, le=MAX_COUNT)
     """Labels of a classification; null: as many as the model's configuration names."""
     embedding_loss: EmbeddingLoss = "multiple_negatives"
-    """`task` embedding: sentence-transformers' MultipleNegativesRankingLoss, the same with cached gradients, or
-    CoSENTLoss of pairs with a score."""
+    """`task` embedding: sentence-transformers' MultipleNegativesRankingLoss, the same with cached gradients,
+    CoSENTLoss or CosineSimilarityLoss of pairs with a score, or TripletLoss."""
     negatives: int = field(default=0, ge=0, le=1 << 10)
     """`task` embedding: texts in each sample that do not match, beside the anchor and the positive one."""
     mini_batch_size: int = field(default=32, gt=0, le=MAX_COUNT)

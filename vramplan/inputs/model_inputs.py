@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnsupportedError, setting
-from vramplan.inputs.embedding import check_embedding, columns, describe_embedding
+from vramplan.inputs.embedding import SCORED, check_embedding, columns, describe_embedding
 from vramplan.inputs.images.types import Tensor as ImageTensor
 from vramplan.inputs.job import MAX_COUNT, Job, Task
 from vramplan.inputs.model_spec import Config, ModelSpec
@@ -256,10 +256,10 @@ def masked(inputs: Callable[[Config, Job], list[Input]]) -> Callable[[Config, Jo
 
 
 def texts_to_compare(c: Config, job: Job) -> list[Input]:
-    """Texts of one length, each with its mask; pairs have a score under CoSENTLoss."""
+    """Texts of one length, each with its mask; pairs have a score under some losses."""
     length = job.sequence_length
     inputs = [Input(f"{one}_{name}", (length,)) for one in columns(job) for name in ("input_ids", "attention_mask")]
-    return [*inputs, Input("labels", (), "fp32")] if job.embedding_loss == "cosent" else inputs
+    return [*inputs, Input("labels", (), "fp32")] if job.embedding_loss in SCORED else inputs
 
 
 TASK_INPUTS: dict[Task, Callable[[Config, Job], list[Input]]] = {
@@ -444,6 +444,8 @@ def describe(spec: ModelSpec, job: Job) -> str | None:
         width, height = samples.image(c, job)
         rows, columns = samples.patches(c, job)
         parts.append(f"an image of {width} x {height} pixels as {rows} x {columns} patches")
-    if "return_loss" in samples.arguments or (job.task == "embedding" and job.embedding_loss != "cosent"):
+    if "return_loss" in samples.arguments or (
+        job.task == "embedding" and job.embedding_loss not in (*SCORED, "triplet")
+    ):
         parts.append("told apart within each micro-batch")
     return ", ".join(parts)

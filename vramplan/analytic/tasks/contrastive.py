@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Grads, Tensor
 from vramplan.inputs.job import Job
@@ -22,7 +24,7 @@ def loss(anchors: Tensor, others: Tensor, scores: Tensor | None, job: Job) -> Te
 
 def of_width(anchors: Tensor, others: Tensor, job: Job) -> Tensor:
     """The job's loss of vectors of one width."""
-    return cosent(anchors, others) if job.embedding_loss == "cosent" else multiple_negatives(anchors, others)
+    return FUNCTIONS.get(job.embedding_loss, multiple_negatives)(anchors, others)
 
 
 def normalised(x: Tensor) -> Tensor:
@@ -79,3 +81,26 @@ def cosent(anchors: Tensor, others: Tensor) -> Tensor:
     del left, right
     ordered = ops.gathered(ops.scale(pairs), pairs.shape, "similarities in order")
     return ops.total(ordered).view()
+
+
+def cosine_similarity(anchors: Tensor, others: Tensor) -> Tensor:
+    """CosineSimilarityLoss: ``torch.cosine_similarity`` of each pair, its squared distance from the score."""
+    left, right = (normalised(one) for one in (anchors, others))
+    pairs = ops.total(ops.mul(left, right, "products")).view(anchors.shape[0])
+    del left, right
+    return ops.total(pairs).view()
+
+
+def triplet(anchors: Tensor, others: Tensor) -> Tensor:
+    """TripletLoss: the Euclidean distances of each anchor to its positive and to its negative text."""
+    samples = anchors.shape[0]
+    texts = others.view(1, *others.shape)
+    near, far = (ops.rows(texts, samples).view(samples, others.shape[1]) for _ in range(2))
+    left, right = (ops.norm(ops.subtract(ops.to(anchors, "fp32"), one)) for one in (near, far))
+    return ops.total(ops.subtract(left, right)).view()
+
+
+FUNCTIONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cosent": cosent, "cosine_similarity": cosine_similarity, "triplet": triplet,
+}  # fmt: skip
+"""The loss's function by its name; MultipleNegativesRankingLoss elsewhere."""

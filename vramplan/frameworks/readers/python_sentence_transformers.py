@@ -45,6 +45,8 @@ LOSS_ARGUMENTS: Mapping[str, Mapping[str, str | None]] = {
         "scale": None, "mini_batch_size": "mini_batch_size", "show_progress_bar": None,
     },
     "CoSENTLoss": {"scale": None},
+    "CosineSimilarityLoss": {},
+    "TripletLoss": {"triplet_margin": None},
     "BinaryCrossEntropyLoss": {"pos_weight": None, "activation_fn": None},
     "MSELoss": {"activation_fn": None},
 }  # fmt: skip
@@ -52,6 +54,8 @@ LOSS_ARGUMENTS: Mapping[str, Mapping[str, str | None]] = {
 POSITIONS: Mapping[str, tuple[str, ...]] = {
     "CachedMultipleNegativesRankingLoss": ("model", "scale", "similarity_fct", "mini_batch_size"),
     "MatryoshkaLoss": ("model", "loss", "matryoshka_dims", "matryoshka_weights", "n_dims_per_step"),
+    "CosineSimilarityLoss": ("model", "loss_fct", "cos_score_transformation"),
+    "TripletLoss": ("model", "distance_metric", "triplet_margin"),
     "BinaryCrossEntropyLoss": ("model", "activation_fn", "pos_weight"),
     "MSELoss": ("model", "activation_fn"),
 }

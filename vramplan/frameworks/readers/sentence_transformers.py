@@ -9,12 +9,15 @@ from vramplan.frameworks.framework import Framework
 from vramplan.frameworks.parsed_config import ParsedConfig, resolve_version
 from vramplan.frameworks.readers import transformers_trainer
 from vramplan.frameworks.settings import ConfigReader
+from vramplan.inputs.embedding import SCORED
 
 PACKAGE, NEWEST = "sentence-transformers", "6.2.0"
 LOSSES: Mapping[str, str] = {
     "MultipleNegativesRankingLoss": "multiple_negatives",
     "CachedMultipleNegativesRankingLoss": "cached_multiple_negatives",
     "CoSENTLoss": "cosent",
+    "CosineSimilarityLoss": "cosine_similarity",
+    "TripletLoss": "triplet",
 }
 """Losses of embeddings -> the job's `embedding_loss`."""
 DEFAULT_LOSS = "CoSENTLoss"
@@ -78,7 +81,10 @@ def _embedding(config: ConfigReader, parsed: ParsedConfig) -> dict[str, Any]:
     if LOSSES[name] == "cached_multiple_negatives":
         fields["mini_batch_size"] = config.integer("mini_batch_size", default=32)
     if config.has("matryoshka_dims"):
-        fields["matryoshka_dims"] = tuple(int(size) for size in config.strings("matryoshka_dims"))
+        sizes = config.strings("matryoshka_dims")
+        if not all(size.isdecimal() and len(size) < 10 for size in sizes):
+            raise config.invalid(("matryoshka_dims",), "whole numbers")
+        fields["matryoshka_dims"] = tuple(int(size) for size in sizes)
     model = parsed.model.lower()
     pooling = config.string("pooling_mode") or next(
         (mode for start, mode in POOLING.items() if model.startswith(start)), None
@@ -88,8 +94,10 @@ def _embedding(config: ConfigReader, parsed: ParsedConfig) -> dict[str, Any]:
 
 def _negatives(config: ConfigReader, loss: str) -> dict[str, int]:
     """Texts beside anchor and positive; triplets are taken if the script does not say."""
-    if loss == "cosent":
+    if loss in SCORED:
         return {}
+    if loss == "triplet":
+        return {"negatives": 1}
     if not config.has("negatives"):
         config.note(
             "doubt",

@@ -78,6 +78,10 @@ class SentenceLoss(nn.Module):
         self.job = job
         if job.embedding_loss == "cosent":
             self.loss: nn.Module = losses.CoSENTLoss(embedder)
+        elif job.embedding_loss == "cosine_similarity":
+            self.loss = losses.CosineSimilarityLoss(embedder)
+        elif job.embedding_loss == "triplet":
+            self.loss = losses.TripletLoss(embedder)
         elif job.embedding_loss == "cached_multiple_negatives":
             from sentence_transformers.base.losses import gradcache
 
