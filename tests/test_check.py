@@ -136,6 +136,12 @@ def test_a_model_that_lies_elsewhere() -> None:
         ("a.sh", b"swift rlhf --sft_type lora --model_type a\n", "--task dpo --autocast"),
         ("a.sh", b"swift rlhf --rlhf_type gkd --model a\n", "gkd is not read yet"),
         ("a.yaml", b"base_model: a\nsequence_len: 512\nadapter: lora\nlora_r: 8\nrl: kto\n", "--task kto --autocast"),
+        (
+            "a.yaml",
+            b"base_model: a\nsequence_len: 512\nadapter: lora\nlora_r: 8\nrl: grpo\nvllm:\n  gpu_memory_utilization: 0.5\n"
+            b"trl:\n  use_vllm: true\n  vllm_mode: colocate\n  num_generations: 4\n",
+            "--seq-len 512 --prompt-len 256 --num-generations 4 --generate-with vllm --vllm-share 0.5",
+        ),
     ],
 )
 def test_files_that_are_broken(tmp_path: Path, name: str, raw: bytes, said: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from vramplan.frameworks.nearest import refuse_task
+from vramplan.frameworks.nearest import estimate_command, refuse_task
 from vramplan.frameworks.parsed_config import at_least
+from vramplan.frameworks.readers.trl_grpo import completion_length
 from vramplan.frameworks.readers.trl_tasks import loss_of
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.units import round_up
@@ -31,6 +32,9 @@ def read_task(config: ConfigReader, version: str, model: str, job: dict[str, Any
     """
     value = config.lowercase("rl", default="")
     task = TASKS.get(value)
+    if value == "grpo":
+        nearest = estimate_command(model, _nearest_grpo(config, job))
+        raise config.unsupported("rl", f"is not read yet; nearest, TRL's own trainer: {nearest}")
     if task is None or not at_least(version, SINCE) or job.get("strategy", "ddp") not in ENGINES:
         raise refuse_task(config, "rl", value, model, job)
     for name in ("dpo_use_weighting", "dpo_use_liger_kernel", "rl_adapter_ref_model", "trainer_cls"):
@@ -54,6 +58,25 @@ def read_task(config: ConfigReader, version: str, model: str, job: dict[str, Any
         fields["lora_dtype"] = "bf16"  # TRL adds the adapters, and casts those of a quantized model
     if task == "dpo":
         config.note("warning", "rl", "empties PyTorch's cache after every micro-batch: caches less than this says")
+    return fields
+
+
+def _nearest_grpo(config: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:
+    """TRL's GRPO with the settings: rows of sequence_len tokens, of which a prompt has what completions leave."""
+    fields = {name: one for name, one in job.items() if name not in ("loss", "batches")} | {"task": "grpo"}
+    trl, vllm = config.section("trl"), config.section("vllm")
+    if trl is None:
+        return fields
+    fields["num_generations"] = trl.integer("num_generations", default=8)
+    completion = completion_length(trl, TRL)
+    if completion < job["sequence_length"]:
+        fields["prompt_length"] = job["sequence_length"] - completion
+    if trl.boolean("use_vllm", default=False):
+        mode = trl.lowercase("vllm_mode", default="")
+        fields["generate_with"] = "vllm_server" if mode == "server" else "vllm"
+        if mode == "colocate":  # without it, TRL's own share counts (core/trainers/grpo: set_training_args_kwargs)
+            fields["generate_with"] = "vllm_sleep" if trl.boolean("vllm_enable_sleep_mode", default=False) else "vllm"
+            fields["vllm_share"] = 0.9 if vllm is None else vllm.number("gpu_memory_utilization", default=0.9)
     return fields
 
 
