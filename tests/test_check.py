@@ -139,7 +139,8 @@ def test_a_model_that_lies_elsewhere() -> None:
         (
             "a.yaml",
             b"base_model: a\nsequence_len: 512\nadapter: lora\nlora_r: 8\nrl: grpo\n"
-            b"vllm:\n  gpu_memory_utilization: 0.5\ntrl:\n  use_vllm: true\n  vllm_mode: colocate\n  num_generations: 4\n",
+            b"vllm:\n  gpu_memory_utilization: 0.5\n"
+            b"trl:\n  use_vllm: true\n  vllm_mode: colocate\n  num_generations: 4\n",
             "--seq-len 512 --prompt-len 256 --num-generations 4 --generate-with vllm --vllm-share 0.5",
         ),
     ],

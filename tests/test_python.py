@@ -139,6 +139,7 @@ def test_arguments_set_behind_the_trainer_are_not_known() -> None:
     [
         ("from trl import RLOOTrainer\nRLOOTrainer(model='a')", "RLOOTrainer: this kind of training is not read yet"),
         ("import lightning as L\nL.Trainer().fit(m)", "lightning's Trainer is not read yet"),
+        ("m = SentenceTransformer('a')\nm.fit(train_objectives=[(a, b)])", "fit() is not read"),
         ("from sentence_transformers import SparseEncoderTrainer as T\nT(m)", "(sentence-transformers)"),
         ("from sentence_transformers import SentenceTransformerTrainer as T\nT(m)", "no SentenceTransformer that is"),
         ("loss = model(x).loss\nloss.backward()", "a training loop of its own"),

@@ -172,6 +172,12 @@ def _refuse_others(script: Script) -> None:
     unread = next((call for call in script.calls if call.last.endswith("Trainer") and call.last[:1].isupper()), None)
     if unread is not None:
         raise UnsupportedError(f"{unread.place}: {unread.last} is not read yet; read: {', '.join(TRAINERS)}")
+    fit = next((call for call in script.calls if call.last == "fit" and "train_objectives" in call.keywords), None)
+    if fit is not None:
+        raise UnsupportedError(
+            f"{fit.place}: sentence-transformers' fit() is not read; read: its SentenceTransformerTrainer, or"
+            " `vramplan estimate MODEL --task embedding`"
+        )
     backward = next((call for call in script.calls if call.last == "backward"), None)
     if backward is not None:
         raise UnsupportedError(

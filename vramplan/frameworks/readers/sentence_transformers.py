@@ -56,7 +56,9 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     }  # fmt: skip
     positions = None if config.source.model is None else config.source.model.config.get("max_position_embeddings")
     if "sequence_length" not in parsed.job and not (isinstance(positions, int) and positions <= SHORT):
-        config.note("doubt", "max_seq_length", "is not set: texts are cut where the model's own files say")
+        config.note(
+            "doubt", "max_seq_length", "is not set: texts are cut where the model's own files say; --seq-len gives it"
+        )
     return parsed
 
 
