@@ -75,6 +75,20 @@ def test_vllm_asleep_leaves_its_share_to_training() -> None:
     assert large.peak_phase == "generation"
 
 
+def test_weights_that_vllm_shares_are_counted_once() -> None:
+    """The base's weights are within vLLM's share, and stay while it sleeps."""
+    lora = {**SETTINGS, "method": "lora", "vllm_share": 0.4}
+    for engine in ("vllm", "vllm_sleep"):
+        own, shared = (
+            estimate(MODEL, "rtx4090", generate_with=engine, vllm_weights=one, **lora) for one in ("own", "shared")
+        )
+        weights = 494_032_768 * 2  # of Qwen/Qwen2.5-0.5B, in bf16
+        held_own, held_shared = (one.by_category().get("vllm", 0) for one in (own, shared))
+        assert shared.by_category()["parameter"] == own.by_category()["parameter"] >= weights
+        assert held_own - held_shared == pytest.approx(weights, rel=0.001)
+        assert own.peak_phase == shared.peak_phase == ("backward" if engine == "vllm" else "generation")
+
+
 def test_adapters_are_merged_on_the_whole_model_under_zero3() -> None:
     """TRL gathers all weights to merge adapters before it sends them to vLLM; whole weights go one after another."""
     sharded = {**SETTINGS, "strategy": "zero3", "num_gpus": 8, "generate_with": "vllm", "micro_batch_size": 1}
@@ -129,6 +143,11 @@ def test_pairs_have_whole_groups() -> None:
         ({"generate_with": "vllm", "vllm_tensor_parallel": 3, "num_gpus": 2}, "does not divide the number of GPUs"),
         ({"generate_with": "vllm_sleep", "expandable_segments": True}, "sleep mode"),
         ({"generate_with": "vllm", "method": "lora", "quantize": "int8"}, "TRL refuses"),
+        (
+            {"generate_with": "vllm", "vllm_weights": "shared", "method": "full"},
+            "only weights that do not train are vLLM's too",
+        ),
+        ({"vllm_weights": "shared", "method": "lora"}, "no meaning without"),
         ({"batches": "packed"}, "TRL pads"),
         ({"task": None, "prompt_length": None, "num_generations": 4}, "no meaning without task=grpo"),
     ],

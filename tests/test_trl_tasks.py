@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from vramplan.frameworks.parsed_config import ParsedConfig, at_least
 from vramplan.frameworks.readers import trl_tasks
 from vramplan.frameworks.registry import FRAMEWORKS
 from vramplan.frameworks.settings import ConfigReader, ConfigSource, ConfigValue
+from vramplan.inputs.job import Job
 from vramplan.planner.export import export
 
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+UNSLOTH = Path(__file__).parent / "configs" / "unsloth" / "grpo_vllm.py"
 DEFAULTS = recorded()
 MODELLED = [
     (version, task)
@@ -176,3 +179,35 @@ def test_several_trainers_take_the_keys(tmp_path: Any) -> None:
     assert check(path, "rtx4090", task="sft", num_gpus=1).estimate.job.task is None
     with pytest.raises(VramplanError, match="sft, dpo"):
         check(path, "rtx4090", task="ppo")
+
+
+def test_unsloths_grpo_takes_whole_groups_and_shares_vllms_weights(tmp_path: Path) -> None:
+    """The micro-batch becomes `num_generations` where an optimizer step has no whole group; beta is by the loss."""
+
+    def job_of(old: str = "", new: str = "") -> Job:
+        path = tmp_path / "train.py"
+        path.write_text(UNSLOTH.read_text().replace(old, new))
+        return check(path, gpu="rtx4090").estimate.job
+
+    job = job_of()
+    assert (job.micro_batch_size, job.reference, job.importance_sampling) == (6, None, False)
+    assert (job.generate_with, job.vllm_share, job.vllm_weights) == ("vllm", 0.6, "shared")
+    assert (job.sequence_length, job.prompt_length, job.lora_dtype) == (1024, 256, "fp32")
+    assert job_of("optim=", 'loss_type="bnpo", optim=').reference == "adapters_off"
+    assert job_of("num_generations=6", "num_generations=2").micro_batch_size == 1
+    assert job_of("fast_inference=True,").vllm_weights == "own"
+    assert job_of("fast_inference=True,").generate_with == "transformers"
+    for old, new in (
+        ("fast_inference=True", "fast_inference=True, unsloth_vllm_standby=True"),
+        ("length, prompt", 'import os\n\nos.environ["UNSLOTH_VLLM_STANDBY"] = "1"\nlength, prompt'),
+    ):
+        asleep = job_of(old, new)
+        assert (asleep.generate_with, asleep.vllm_weights) == ("vllm_sleep", "shared")
+
+
+@pytest.mark.parametrize("trainer", ["ORPO", "CPO", "Reward"])
+def test_unsloths_other_trainers_are_refused_with_trls(tmp_path: Path, trainer: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(UNSLOTH.read_text().replace("GRPO", trainer).replace("fast_inference=True,", ""))
+    with pytest.raises(VramplanError, match=f"vramplan estimate .* --task {trainer.lower()}"):
+        check(path, gpu="rtx4090")

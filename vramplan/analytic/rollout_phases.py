@@ -97,7 +97,7 @@ def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase]:
     if job.shards_weights:
         yield _synchronised(step)
     if vllm.sleeps(job):  # what it took goes back to the driver when it sleeps
-        kinds = [vllm.woken(job, step.card), EMPTY_CACHE]
+        kinds = [vllm.woken(job, step.card, shared_weight_bytes(step)), EMPTY_CACHE]
         yield RolloutPhase("generation", kinds, array("i", [0, 1]), array("i", [0, ~0, 1, ~1]))
 
 
@@ -118,6 +118,14 @@ def _synchronised(step: Step) -> RolloutPhase:
 def _weight_bytes(step: Step) -> int:
     """Bytes of the whole model."""
     return sum(storage.num_bytes for one in step.placed for storage in one.storages())
+
+
+def shared_weight_bytes(step: Step) -> int:
+    """Bytes of the weights that are vLLM's and the trained model's at once: all but adapters, if it shares them."""
+    if step.job.vllm_weights == "own":
+        return 0
+    own = [one for one in step.placed if not one.parameter.is_adapter]
+    return sum(storage.num_bytes for one in own for storage in one.storages())
 
 
 def _by_transformers(step: Step) -> RolloutPhase:

@@ -9,7 +9,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from vramplan.analytic.layer_folding import Unfolded
-from vramplan.analytic.rollout_phases import Generated, generates_each_micro_step, rollout_phases
+from vramplan.analytic.rollout_phases import (
+    Generated,
+    generates_each_micro_step,
+    rollout_phases,
+    shared_weight_bytes,
+)
 from vramplan.analytic.strategies import strategy_of
 from vramplan.analytic.strategies.micro_steps import MicroSteps
 from vramplan.analytic.unfolded_step import Step, buffers_of
@@ -158,7 +163,7 @@ class SimulatedRun:
             reference.load()
         share.prepare()
         if vllm.is_colocated(self.step.job):
-            record.allocate(vllm.held(self.step.job, self.step.card))
+            record.allocate(vllm.held(self.step.job, self.step.card, shared_weight_bytes(self.step)))
         record.enter("forward")
         simulated = self.step.record.storages
         first = record.add_kinds([LATER] * len(simulated))

@@ -56,6 +56,23 @@ ROLLOUT_RULES = (
         "{vllm_tensor_parallel} does not divide the number of GPUs, which TRL requires",
     ),
     Rule(
+        lambda job: job.vllm_weights == "shared" and not uses_vllm_here(job),
+        IMPOSSIBLE,
+        "{vllm_weights} has no meaning without {task=grpo} and {generate_with=vllm} or vllm_sleep",
+    ),
+    Rule(
+        lambda job: uses_vllm_here(job) and job.vllm_weights == "shared" and job.method == "full",
+        IMPOSSIBLE,
+        "{vllm_weights} with {method}: only weights that do not train are vLLM's too; use {vllm_weights=own}",
+    ),
+    Rule(
+        lambda job: (
+            uses_vllm_here(job) and job.vllm_weights == "shared" and (job.strategy != "ddp" or job.num_gpus > 1)
+        ),
+        UNSUPPORTED,
+        "{vllm_weights} on several GPUs is not modelled; use {num_gpus=1}",
+    ),
+    Rule(
         lambda job: uses_vllm_here(job) and job.generate_with == "vllm_sleep" and job.expandable_segments,
         IMPOSSIBLE,
         "{generate_with} with {expandable_segments}: vLLM's sleep mode does not run with expandable segments; use"

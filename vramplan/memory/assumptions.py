@@ -131,7 +131,8 @@ ENGINES = {
 def _describe_grpo(job: Job) -> str:
     """GRPO, what generates for it, and the version of TRL by what becomes of the logits."""
     version = "1.16" if job.loss == "chunked" else "up to 1.12"
-    return f"GRPO as TRL {version} runs it, {ENGINES[job.generate_with].format(share=job.vllm_share)}"
+    shared = ", of which the weights are the model's own" if job.vllm_weights == "shared" else ""
+    return f"GRPO as TRL {version} runs it, {ENGINES[job.generate_with].format(share=job.vllm_share)}{shared}"
 
 
 def describe_strategy(job: Job) -> str:

@@ -38,21 +38,34 @@ def requested_bytes(job: Job, gpu: Gpu) -> int:
     return ceil(gpu.cuda_total_bytes * job.vllm_share)
 
 
-def held(job: Job, gpu: Gpu) -> Storage:
-    """What vLLM holds all the time: everything, or what stays while it sleeps."""
+def held(job: Job, gpu: Gpu, shared_bytes: int) -> Storage:
+    """What vLLM holds all the time: everything, or what stays while it sleeps.
+
+    Args:
+        job: the job.
+        gpu: the GPU.
+        shared_bytes: bytes of weights that are vLLM's and the trained model's at once, counted there.
+    """
     if sleeps(job):
         return Storage(ASLEEP_BYTES, "vllm", "vLLM asleep: CUDA graphs, workspaces", "not measured", in_kernel=True)
     text = f"{job.vllm_share:g} of the GPU's {gpu.cuda_total_bytes >> 20:,} MiB"
-    size = requested_bytes(job, gpu)
-    return Storage(size, "vllm", "vLLM: weights, activations, KV cache", text, in_kernel=True)
+    text += ", less the weights that it shares" if shared_bytes else ""
+    size = max(0, requested_bytes(job, gpu) - shared_bytes)
+    return Storage(size, "vllm", f"vLLM: {_contents(shared_bytes)}", text, in_kernel=True)
 
 
-def woken(job: Job, gpu: Gpu) -> Storage:
-    """What vLLM takes beside that to generate, if it sleeps in between."""
-    size = max(0, requested_bytes(job, gpu) - ASLEEP_BYTES)
-    return Storage(size, "vllm", "vLLM awake: weights, activations, KV cache", in_kernel=True)
+def woken(job: Job, gpu: Gpu, shared_bytes: int) -> Storage:
+    """What vLLM takes beside that to generate, if it sleeps in between; see :func:`held`."""
+    size = max(0, requested_bytes(job, gpu) - ASLEEP_BYTES - shared_bytes)
+    return Storage(size, "vllm", f"vLLM awake: {_contents(shared_bytes)}", in_kernel=True)
+
+
+def _contents(shared_bytes: int) -> str:
+    return "activations, KV cache" if shared_bytes else "weights, activations, KV cache"
 
 
 def fixed_bytes(job: Job, gpu: Gpu) -> int:
-    """Bytes that are known without an estimate, and so need no safety margin."""
-    return held(job, gpu).num_bytes if is_colocated(job) else 0
+    """Bytes that are known without an estimate, and so need no safety margin: with weights that vLLM shares."""
+    if not is_colocated(job):
+        return 0
+    return ASLEEP_BYTES if sleeps(job) else requested_bytes(job, gpu)

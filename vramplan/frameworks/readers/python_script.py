@@ -67,6 +67,8 @@ QUANTIZED: Mapping[str, str | None] = {
 """Arguments of transformers' BitsAndBytesConfig."""
 
 
+STANDBY = "UNSLOTH_VLLM_STANDBY"
+"""Environment variable with which unsloth's vLLM sleeps while the model trains (unsloth_zoo, vllm_utils.py)."""
 LOADERS = ("FastLanguageModel", "FastModel", "FastVisionModel", "FastTextModel")
 """Unsloth's classes that are read."""
 PROCESSORS = ("Processor", "ImageProcessor", "ImageProcessorFast")
@@ -96,8 +98,12 @@ def settings_of(script: Script) -> tuple[str, Settings]:
     refuse_effects(script)
     task = python_trl.task_of(run)
     if "unsloth" in script.imports:
-        python_trl.refuse_patched(task, run)
-        return "unsloth", run.settings | _unsloth(script, run) | _image_caps(script)
+        settings = run.settings | _unsloth(script, run) | _image_caps(script)
+        if task is None:
+            return "unsloth", settings
+        return "unsloth", python_trl.moved(run) | settings | python_trl.settings_of(
+            task, run, None, refuses_moved=False
+        )
     if python_sentence_transformers.is_run(run):
         settings, encoder = python_sentence_transformers.settings_of(script, run)
         settings |= run.settings | _adapters(script, run, encoder)
@@ -385,6 +391,8 @@ def _unsloth(script: Script, run: Run) -> Settings:
     if run.peft_configs:
         raise UnsupportedError(f"{run.place}: peft_config beside unsloth is not read yet; use {loader}.get_peft_model")
     settings["loader"] = ConfigValue(loader, load.place)
+    if script.environment.get(STANDBY, "0") != "0":  # load_vllm takes either
+        settings["unsloth_vllm_standby"] = ConfigValue(True, f"{script.where}: {STANDBY}")
     if run.config is not None:
         settings["arguments"] = ConfigValue(run.config.call.last, run.config.call.place)
     if "**" in settings:

@@ -15,12 +15,11 @@ from vramplan.frameworks.syntax.shell import UNKNOWN
 
 Settings = dict[str, ConfigValue]
 
+MOVED = ("beta", "max_length", "max_prompt_length", "loss_type", "precompute_ref_log_probs", "model_init_kwargs")
+"""Arguments that trainers took before TRL 0.12, and their configurations take since."""
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("tools", "rollout_func", "environment_factory"), "makes completions of any length"),
-    **dict.fromkeys(
-        ("beta", "max_length", "max_prompt_length", "loss_type", "precompute_ref_log_probs", "model_init_kwargs"),
-        "is an argument of TRL before 0.12; newer versions take it in the trainer's arguments",
-    ),
+    **dict.fromkeys(MOVED, "is an argument of TRL before 0.12; newer versions take it in the trainer's arguments"),
 }
 """Arguments of the trainers -> why they are refused."""
 HALVES = ("compute_metrics", "preprocess_logits_for_metrics")
@@ -35,23 +34,20 @@ def task_of(run: Run) -> str | None:
     return next((CLASSES[call.last] for call in run.calls if call.last in CLASSES), None)
 
 
-def refuse_patched(task: str | None, run: Run) -> None:
-    """Refuse trainers whose source unsloth rewrites (models/rl.py: _patch_trl_rl_trainers).
-
-    Raises:
-        UnsupportedError: with the nearest job that is modelled.
-    """
-    if task is not None:
-        line = f"vramplan estimate MODEL --task {task} --method qlora --seq-len TOKENS"
-        line += " --prompt-len TOKENS" if task == "grpo" else ""
-        raise UnsupportedError(
-            f"{run.place}: {task.upper()} under unsloth is not modelled: it replaces TRL's trainer by its own; `{line}`"
-            " is that of TRL itself"
-        )
+def moved(run: Run) -> Settings:
+    """Arguments of TRL's former trainers, which unsloth hands to their configuration (trainer.py)."""
+    keywords = run.trainer.call.keywords if run.trainer is not None else {}
+    return {name: keywords[name] for name in MOVED if name in keywords}
 
 
-def settings_of(task: str, run: Run, model: Model | None) -> Settings:
+def settings_of(task: str, run: Run, model: Model | None, refuses_moved: bool = True) -> Settings:
     """The trainer's name, the reference and whether adapters are there already.
+
+    Args:
+        task: what the trainer is for.
+        run: the trainer and its arguments.
+        model: the model that it gets; None if it loads it itself.
+        refuses_moved: whether arguments that moved to the configuration are refused.
 
     Raises:
         UnsupportedError: for what changes memory and is not modelled.
@@ -64,7 +60,7 @@ def settings_of(task: str, run: Run, model: Model | None) -> Settings:
     call = run.trainer.call
     for name, why in REFUSED.items():
         value = call.keywords.get(name)
-        if value is not None and value.value not in (None, [], {}):
+        if (refuses_moved or name not in MOVED) and value is not None and value.value not in (None, [], {}):
             raise UnsupportedError(f"{value.place}: {call.last}({name}=...) {why}, which is not modelled")
     for name in HALVES if task != "reward" else ():
         value = call.keywords.get(name)

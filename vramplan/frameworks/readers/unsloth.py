@@ -13,6 +13,7 @@ from typing import Any
 from vramplan.errors import ConfigError
 from vramplan.frameworks.framework import Framework, Writer
 from vramplan.frameworks.parsed_config import ParsedConfig, resolve_version
+from vramplan.frameworks.readers import trl_trainers, unsloth_tasks
 from vramplan.frameworks.readers.trainer_arguments import (
     BATCH_KEY,
     NAMES,
@@ -95,6 +96,11 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     parsed.eval_batch_size = eval_batch_size(
         config, 4 if is_sft_config else 8, config.has("eval_strategy", "evaluation_strategy")
     )
+    task = trl_trainers.task_of(config) if config.has(trl_trainers.TRAINER_KEY) else None
+    if task != "grpo":
+        config.require_off("fast_inference", why="keeps vLLM beside the training, which is modelled for GRPO alone")
+    if task is not None:
+        unsloth_tasks.train_for(parsed, config, task)
     return parsed
 
 
@@ -125,6 +131,7 @@ def _model(config: ConfigReader) -> str:
 
 def _adapters(config: ConfigReader) -> dict[str, Any]:
     job = adapter_fields(config, "r", default_rank=16)
+    job["lora_dtype"] = "fp32"  # unsloth_zoo, training_utils.py: prepare_model_for_training
     targets = config.strings("target_modules")
     if targets in ((), ("all-linear",)):
         is_vision_model = config.lowercase("loader", default="fastlanguagemodel") != "fastlanguagemodel"

@@ -26,6 +26,8 @@ class Follower(Calls):
         self.script.ends_at = self.raised if self.live is None else ""
         self.live = self.live or self.ended or start
         done: dict[int, Thing] = {}
+        variables = self.at(self.environ).slots
+        self.script.environment = {name: text for name, text in variables.items() if isinstance(text, str)}
         ids = [id for id in dict.fromkeys(self.things) if id in self.heap.objects]
         self.script.things = [self.thing(id, done) for id in ids]
         self.script.objects = done

@@ -72,6 +72,8 @@ class Script:
     """Packages, by their first part."""
     files: dict[str, str | None] = field(default_factory=dict)
     """Texts of files that it writes; None if they are not known."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Environment variables as it leaves them, where that is known."""
     ends_at: str = ""
     """Where every run ends early with an exception, and the exception."""
     trainings: list[Training] = field(default_factory=list)
