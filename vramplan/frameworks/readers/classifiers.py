@@ -91,6 +91,7 @@ def read_classifier(config: ConfigReader, script: str, job: dict[str, Any]) -> d
 def _num_labels(config: ConfigReader, example: Example | None) -> int | None:
     if example is None:
         value = config.source.settings.get("num_labels")
+        config.read_keys.add("num_labels")
         is_known = value is not None and isinstance(value.value, int)
         return config.integer("num_labels", default=2) if is_known else None
     return example.num_labels or GLUE.get(config.lowercase("task_name", default=""))
