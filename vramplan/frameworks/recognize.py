@@ -54,7 +54,6 @@ TASK_NAMES: Mapping[str, str] = {
 }
 """Words in the name of a file or a script -> the kind of training that it says."""
 UNREAD_PROGRAMS: Mapping[str, str] = {
-    "openrlhf": "OpenRLHF",
     "verl": "verl",
     "skyrl": "SkyRL",
     "areal": "AReaL",

@@ -14,6 +14,7 @@ from typing import Any
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, setting
 from vramplan.frameworks.framework import Framework, Writer
 from vramplan.frameworks.known_keys import refuse_unmodelled
+from vramplan.frameworks.nearest import estimate_command
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, resolve_version
 from vramplan.frameworks.readers.trainer_arguments import DTYPES
 from vramplan.frameworks.settings import ConfigReader, ConfigValue
@@ -26,9 +27,11 @@ PACKAGE, NEWEST = "torchtune", "0.6.1"
 DISTRIBUTED = "shards by FSDP, which is not modelled for torchtune yet"
 RECIPES = {"full_finetune_single_device": "full", "lora_finetune_single_device": "lora"}
 """Recipes that are read -> their method."""
+DPO = "lora_dpo_single_device"
+PREFERENCE_LOSSES = ("torchtune.rlhf.loss.DPOLoss", "torchtune.rlhf.loss.RSOLoss")
 UNREAD = (
     ("finetune_distributed", DISTRIBUTED),
-    ("dpo", "is preference training, which is not modelled yet"),
+    ("dpo", "is preference training, which is not modelled yet; `vramplan estimate MODEL --task dpo` is TRL's own"),
     ("ppo", "is reinforcement training, which is not modelled yet"),
     ("grpo", "is reinforcement training, which is not modelled yet"),
     ("knowledge_distillation", "is distillation, which is not modelled yet"),
@@ -119,9 +122,11 @@ def split(words: Sequence[str]) -> tuple[list[str], dict[str, ConfigValue]]:
     recipe = settings.get("recipe")
     if recipe is not None:
         settings["recipe"] = recipe._replace(value=PurePosixPath(str(recipe.value)).name.removesuffix(".py"))
-        if str(settings["recipe"].value) not in RECIPES:  # whatever its configuration is
-            return [], {"recipe": settings["recipe"]}
     file = settings.get("config")
+    if recipe is not None and str(settings["recipe"].value) not in RECIPES:
+        names_job = file is not None and str(file.value).endswith((".yaml", ".yml"))
+        if not (str(settings["recipe"].value) == DPO and names_job):  # refused, whatever its configuration is
+            return [], {"recipe": settings["recipe"]}
     if file is not None and not str(file.value).endswith((".yaml", ".yml")):
         raise ConfigError(
             f"--config {file.value}: is one that torchtune ships; copy it (tune cp {file.value} FILE) and give FILE"
@@ -132,7 +137,9 @@ def split(words: Sequence[str]) -> tuple[list[str], dict[str, ConfigValue]]:
 def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> ParsedConfig:
     """The job of a torchtune configuration."""
     version, where = resolve_version(PACKAGE, framework_version, NEWEST)
-    _refuse_recipe(config)
+    prefers = _is_preference_training(config)
+    if not prefers:
+        _refuse_recipe(config)
     if config.has("max_new_tokens") and not config.has("batch_size"):  # recipes/configs/generation.yaml
         raise ConfigError(
             f"{config.place('max_new_tokens')}: max_new_tokens: this configuration generates text and trains nothing;"
@@ -140,7 +147,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         )
     refuse_unmodelled(config)
     model, method, is_quantized = _builder(config)
-    _check_recipe(config, method, num_gpus)
+    if not prefers:
+        _check_recipe(config, method, num_gpus)
     if is_quantized:
         raise config.unsupported(
             "model._component_",
@@ -157,7 +165,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         "optimizer": _optimizer(config),
         "checkpointing": checkpointing,
         "attention": "sdpa",
-        "loss": _loss(config),
+        "loss": "standard" if prefers else _loss(config),
         "batches": "unpadded",
         "num_gpus": 1,
     }
@@ -177,9 +185,32 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         raise ConfigError(
             f"{config.source.where}: dataset.packed needs tokenizer.max_seq_len, torchtune stops without it"
         )
+    if prefers:
+        raise _refused_preference(config, model, job)
     if config.boolean("compile", default=False):
         config.note("warning", "compile", "compiled layers and losses keep less than is counted here")
     return ParsedConfig(PACKAGE, f"{version} ({where})", model, job, NAMES, config.notes)
+
+
+def _is_preference_training(config: ConfigReader) -> bool:
+    """Whether the recipe or the loss is of preferences; a recipe without its configuration is refused before."""
+    by_loss = str(config.string("loss._component_") or "").startswith(PREFERENCE_LOSSES)
+    return config.has("batch_size") and (by_loss or config.string("recipe") == DPO)
+
+
+def _refused_preference(config: ConfigReader, model: str, job: dict[str, Any]) -> UnsupportedError:
+    """The error for preference training, whose nearest is TRL's.
+
+    The recipe concatenates pairs, keeps all logits until the loss, and scores them again without adapters
+    (recipes/lora_dpo_single_device.py: concatenated_forward).
+    """
+    nearest = {name: one for name, one in job.items() if name not in ("batches", "loop")} | {"task": "dpo"}
+    key = "recipe" if config.has("recipe") else "loss._component_"
+    return config.unsupported(
+        key,
+        f"is preference training, which is not modelled yet; nearest, TRL's own: {estimate_command(model, nearest)}"
+        " --loss standard",
+    )
 
 
 def _refuse_recipe(config: ConfigReader) -> None:
@@ -382,6 +413,7 @@ FRAMEWORK = Framework(
         {"checkpointer", "optimizer_in_bwd", "enable_activation_checkpointing", "tokenizer", "metric_logger"}
     ),
     in_sections=True,
+    tells_tasks=True,
     split=split,
     writers=(Writer("torchtune", write),),
 )

@@ -1,0 +1,16 @@
+deepspeed --module openrlhf.cli.train_dpo \
+   --save_path ./checkpoint/mistral-dpo \
+   --train_batch_size 128 \
+   --micro_train_batch_size 2 \
+   --pretrain mistralai/Mistral-7B-v0.1 \
+   --bf16 \
+   --max_epochs 1 \
+   --max_len 4096 \
+   --zero_stage 3 \
+   --beta 0.1 \
+   --learning_rate 5e-7 \
+   --dataset my/preferences \
+   --apply_chat_template \
+   --chosen_key chosen --rejected_key rejected \
+   --flash_attn \
+   --gradient_checkpointing
