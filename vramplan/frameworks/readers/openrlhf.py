@@ -1,4 +1,4 @@
-"""OpenRLHF's ``openrlhf.cli.train_*`` (0.11.2), with flags of before and since they have dots; recognised, not estimated.
+"""OpenRLHF's ``openrlhf.cli.train_*`` (0.11.2), with the flags from before they had dots; recognised, not estimated.
 
 It runs DeepSpeed by a loop of its own (openrlhf/utils/deepspeed.py), takes log-probabilities from whole logits in fp32,
 and in preference training keeps a second model as the reference. The nearest job of TRL or transformers is named.
