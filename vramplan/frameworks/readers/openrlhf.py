@@ -27,7 +27,13 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     Raises:
         UnsupportedError: always.
     """
-    task = TASKS[PurePosixPath(config.source.program).stem]
+    program = PurePosixPath(config.source.program).stem
+    if program not in TASKS:
+        raise UnsupportedError(
+            f"{config.source.where}: settings of OpenRLHF without the command that takes them:"
+            " give check the line of python -m openrlhf.cli.train_..."
+        )
+    task = TASKS[program]
     job = _job(config, num_gpus, task)
     model = config.string("model.model_name_or_path", "actor.model_name_or_path", "pretrain") or "MODEL"
     whose = "transformers' step" if task is None else "TRL's trainer"
