@@ -79,11 +79,28 @@ function parts(html) {
 
 function place(answer, names) {
   if (answer.code === 2 || answer.code === 70) return say(answer.error.trim().split("\n").at(-1).replace("vramplan: ", ""), true);
+  placeParts(answer, names);
+  say("");
+}
+
+function placeParts(answer, names) {
   const found = parts(answer.text);
   show(Object.fromEntries(names.map((name) => [name, found[name]])));
   sayTokens(byId("head").querySelector("[data-length]").dataset.length);
   addButtons();
-  say("");
+}
+
+// A search takes several estimates. The plan that is shown is estimated first: if it still fits, its new numbers are seen
+// at once, and the search says later whether a larger micro-batch fits too.
+function askForShownPlan() {
+  const shown = Number(form.micro.dataset.best);
+  if (!shown || Number(form.batch.value) % (shown * Number(form.gpus.value))) return;
+  ask("shown", [...lineOfPlan(shown), "--html"], (answer) => {
+    if (answer.code !== 0) return;
+    placeParts(answer, ["head", "pictures"]);
+    say("Looking for a larger micro-batch …");
+    document.querySelector("main").classList.remove("stale");
+  });
 }
 
 function update() {
@@ -98,7 +115,10 @@ function update() {
   for (const [, title] of lists.frameworks) texts[title] = undefined;
   showCommands(texts);
   if (micro) ask("plan", [...lineOfPlan(micro), "--html"], (answer) => place(answer, ["head", "pictures"]));
-  else ask("plan", [...line, "--html", "plan"], (answer) => place(answer, ["head", "pictures"]));
+  else {
+    askForShownPlan();
+    ask("plan", [...line, "--html", "plan"], (answer) => place(answer, ["head", "pictures"]));
+  }
   ask("row", [...line, "--html", "row"], (answer) => placeRow(answer, form.gpu.value));
   ask("answer", [...line, "--html", "answer"], (answer) => place(answer, micro ? ["details"] : ["head", "details"]));
   const others = lists.rows.filter((name) => name !== form.gpu.value);
