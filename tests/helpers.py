@@ -56,7 +56,7 @@ def setting_of(spec: ModelSpec, job: Job) -> tuple[StepSpec, FoldPlan]:
     folds = []
     for one in plan.stacks:
         kinds = stacks[one.base // STACK]
-        folds.append(Fold(kinds, one.base + len(kinds), 0, 1, one.base))
+        folds.append(Fold(kinds, tuple(range(len(kinds))), one.base))
     return replace(setting, stacks=stacks), FoldPlan(tuple(folds))
 
 

@@ -32,6 +32,7 @@ MODELS = [
     "OpenGVLab/InternVL2-1B",
     "llava-hf/llava-1.5-7b-hf",
     "Qwen/Qwen2.5-VL-3B-Instruct",
+    "Qwen/Qwen3-VL-4B-Instruct",
     "zai-org/GLM-4.1V-9B-Thinking",
     "meta-llama/Llama-3.2-11B-Vision-Instruct",
 ]
@@ -56,7 +57,7 @@ def test_folded_equals_all_layers(name: str, settings: dict[str, Any]) -> None:
     job = Job(**{"sequence_length": 512, "attention": architecture_of(spec).architecture.attention[0], **settings})
     full_setting, full_plan = setting_of(spec, job)
     setting, plan = lay_out(spec, job, FusedAttention(flash=True))
-    assert plan.stacks[-1].copies > 1
+    assert plan.stacks[-1].left_out > 0
     folded = SimulatedRun(Step(setting, plan, card_of(), brief=False))
     brief = SimulatedRun(Step(setting, plan, card_of()))
     full = SimulatedRun(Step(full_setting, full_plan, card_of()))
@@ -103,11 +104,23 @@ def test_a_fold_stands_for_every_layer(count: int, period: int) -> None:
 
 def test_irregular_layers_are_all_simulated() -> None:
     kinds = [LayerKind(sliding=layer in (0, 5, 6)) for layer in range(12)]
-    assert fold(kinds) == Fold(tuple(kinds), 12, 0, 1)
+    assert fold(kinds) == Fold(tuple(kinds), tuple(range(12)))
 
 
 def test_leading_layers_of_another_kind_are_not_folded() -> None:
     kinds = [LayerKind(dense=layer < 3) for layer in range(61)]
     plan = fold(kinds)
-    assert (plan.first, plan.period, len(plan.simulated)) == (5, 1, 7)
-    assert [plan.simulated[min(layer, 5)] for layer in plan.layers()] == kinds
+    assert (plan.places(5), len(plan.simulated)) == (tuple(range(5, 60)), 7)
+    assert [plan.simulated[layer] for layer in plan.layers()] == kinds
+
+
+def test_one_layer_of_each_kind_in_context_stands_for_the_others() -> None:
+    """Qwen2.5-VL's tower: seven layers of windows, one of whole images."""
+    kinds = [layer % 8 == 7 for layer in range(32)]
+    assert len(fold(kinds).simulated) == 16
+    plan = fold(kinds, alone=())
+    assert [plan.simulated[layer] for layer in plan.layers()] == kinds
+    assert len(plan.simulated) == 9
+    assert plan.layers()[:8] == [0, 1, 2, 2, 2, 2, 3, 4]
+    for number, layer in enumerate(plan.layers()[1:-1], 1):  # neighbours of the same kinds
+        assert (plan.simulated[layer - 1], plan.simulated[layer + 1]) == (kinds[number - 1], kinds[number + 1])

@@ -1,16 +1,17 @@
 """Unfolds the record of a few simulated layers to the whole model.
 
 Layers come in periods (one layer for Llama, six for Gemma 3). The tape simulates the first layers, one period that
-stands for all that are left out, and the last layers. A storage is identified by its section (phase and layer) and its
-place in the section, so the events of the repeated period can be written for every layer that it stands for: a
+stands for all that are left out, and the last layers; of towers, whose layers know their neighbours alone, one layer of
+each kind between neighbours of the same kinds. A storage is identified by its section (phase and layer) and its
+place in the section, so the events of a simulated layer can be written for every layer that it stands for: a
 reference to the layer itself, the one before or the one after holds for each of them.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Sequence
-from functools import cached_property
+from collections.abc import Collection, Hashable, Sequence
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -21,60 +22,111 @@ from vramplan.memory import passes
 from vramplan.memory.allocator import SMALL_SIZE
 
 HEAD, TAIL = 2, 1
-"""Layers simulated before and after the repeated period: the first may differ, the second is an ordinary neighbour."""
+"""Layers simulated before and after those that repeat: the first may differ, the second is an ordinary neighbour."""
 STACK = 1 << 16
 """Layers of the n-th stack of a model (vision tower, text) are numbered from n times this."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Fold:
-    """The layers of one stack that are simulated, and the period that is repeated; numbers include the stack's base."""
+    """The layers of one stack that are simulated, and those that they stand for; numbers include the stack's base."""
 
     simulated: tuple[Hashable, ...]
-    first: int
-    """First layer of the repeated period."""
-    period: int
-    copies: int
-    """Number of times that the whole model has the period."""
+    """Kinds of the simulated layers."""
+    stands_for: tuple[int, ...]
+    """For each layer of the whole model the index of the simulated layer that stands for it."""
     base: int = 0
     """Number of the stack's first layer."""
+
+    @cached_property
+    def _places(self) -> tuple[tuple[int, ...], ...]:
+        places: list[list[int]] = [[] for _ in self.simulated]
+        for layer, index in enumerate(self.stands_for, self.base):
+            places[index].append(layer)
+        return tuple(map(tuple, places))
 
     @property
     def left_out(self) -> int:
         """Number of layers that are not simulated."""
-        return (self.copies - 1) * self.period
+        return len(self.stands_for) - len(self.simulated)
 
     def layers(self) -> list[int]:
         """For each layer of the whole model the simulated layer that stands for it."""
-        end = self.first + self.period
-        repeated = list(range(self.first, end)) * self.copies
-        return [*range(self.base, self.first), *repeated, *range(end, self.base + len(self.simulated))]
+        return [self.base + index for index in self.stands_for]
+
+    def places(self, layer: int) -> tuple[int, ...]:
+        """The layers of the whole model that the simulated `layer` stands for."""
+        return self._places[layer - self.base]
 
     def copies_of(self, layer: int) -> int:
         """How many layers of the model the simulated `layer` stands for."""
-        return self.copies if self.first <= layer < self.first + self.period else 1
+        return len(self.places(layer))
 
     def is_across(self, layer: int, other_layer: int) -> bool:
-        """Whether the repeated period is between two simulated layers."""
-        return min(layer, other_layer) < self.first and max(layer, other_layer) >= self.first + self.period
+        """Whether two simulated layers stand for themselves alone, and some between them are left out."""
+        (place, *more), (other, *others) = self.places(layer), self.places(other_layer)
+        return not more and not others and place - other != layer - other_layer
 
     def place(self, layer: int) -> int:
         """The last layer of the whole model that the simulated `layer` stands for, or the only one."""
-        return layer + self.left_out if layer >= self.first else layer
+        return self.places(layer)[-1]
 
 
-def fold(kinds: Sequence[Hashable], stack: int = 0, head: int = HEAD, tail: int = TAIL) -> Fold:
+def fold(
+    kinds: Sequence[Hashable], stack: int = 0, head: int = HEAD, tail: int = TAIL, alone: Collection[int] | None = None
+) -> Fold:
     """The shortest fold of layers of these kinds; `head` first and `tail` last layers are simulated one by one.
 
-    So are leading layers of a kind that does not come back, such as the dense ones of some MoE models.
+    So are leading layers of a kind that does not come back, such as the dense ones of some MoE models. Layers come in
+    periods, as of six layers in Gemma 3. Where only the layers with the numbers `alone` share tensors with layers beyond
+    their neighbours, one is simulated for all others of the same kind between neighbours of the same kinds.
     """
-    count, base, lead = len(kinds), stack * STACK, leading(kinds)
+    count, lead = len(kinds), leading(kinds)
     head += lead
+    stands_for = list(range(count))
     for period in range(1, (count - head - tail) // 2 + 1):
         if all(kinds[i] == kinds[i + period] for i in range(lead, count - period)):
-            left_out = (count - head - tail - period) // period
-            return Fold(tuple(kinds[: count - left_out * period]), base + head, period, left_out + 1, base)
-    return Fold(tuple(kinds), base + count, 0, 1, base)
+            left_out = (count - head - tail - period) // period * period
+            repeated = [head + number % period for number in range(left_out + period)]
+            stands_for = [*range(head), *repeated, *range(head + period, count - left_out)]
+            break
+    num_simulated = len(set(stands_for))
+    if alone is not None:
+        contexts = _in_context(kinds, {*range(head), *range(count - tail, count), *alone})
+        simulated = _without_repetitions(contexts)
+        if len(simulated) < num_simulated:
+            return Fold(tuple(kinds[layer] for layer in simulated), _nearest(contexts, simulated), stack * STACK)
+    return Fold(tuple(kinds[:num_simulated]), tuple(stands_for), stack * STACK)
+
+
+def _in_context(kinds: Sequence[Hashable], alone: Collection[int]) -> tuple[Hashable, ...]:
+    """Each layer's kind with those of its neighbours; for those that are like no other, their number."""
+    return tuple(at if at in alone else tuple(kinds[at - 1 : at + 2]) for at in range(len(kinds)))
+
+
+@lru_cache(maxsize=64)
+def _without_repetitions(contexts: tuple[Hashable, ...]) -> tuple[int, ...]:
+    """Numbers of layers that have all contexts, each behind one that its context names."""
+    kept = list(range(len(contexts)))
+    while True:
+        longest = range(0)
+        for end in range(len(kept) - 1, 0, -1):
+            for begin in range(end - len(longest)):
+                if contexts[kept[begin]] == contexts[kept[end]]:
+                    rest = {contexts[layer] for layer in (*kept[:begin], *kept[end:])}
+                    if all(contexts[layer] in rest for layer in kept[begin:end]):
+                        longest = range(begin, end)
+                        break
+        if not longest:
+            return tuple(kept)
+        del kept[longest.start : longest.stop]
+
+
+def _nearest(contexts: Sequence[Hashable], simulated: Sequence[int]) -> tuple[int, ...]:
+    """For each layer the index of the simulated one: its own, or the first with its context."""
+    first = {contexts[layer]: index for index, layer in reversed([*enumerate(simulated)])}
+    own = {layer: index for index, layer in enumerate(simulated)}
+    return tuple(own.get(layer, first[context]) for layer, context in enumerate(contexts))
 
 
 def leading(kinds: Sequence[Hashable]) -> int:
@@ -192,30 +244,31 @@ class _Writer:
         sections, plan = self.record.sections, self.plan
         number = 0
         while number < len(sections):
-            layer = sections[number].layer
-            if sections[number].phase == "over":
-                break
-            if plan.copies_of(layer) == 1:
-                self._emit(number, None if layer is None else plan.of(layer).place(layer))
-                number += 1
-                continue
             first = sections[number]
-            descends, run = first.phase.startswith("backward") and not first.ascends, [number]
-            while number + 1 < len(sections) and plan.copies_of(sections[number + 1].layer) > 1:
+            if first.phase == "over":
+                break
+            run = [number]
+            while first.layer is not None and number + 1 < len(sections) and _are_one_run(first, sections[number + 1]):
                 number += 1
                 run.append(number)
             number += 1
-            assert layer is not None
-            stack = plan.of(layer)
-            shifts = range(0, stack.copies * stack.period, stack.period)
-            for shift in reversed(shifts) if descends else shifts:
-                last = shift == (0 if descends else shifts[-1])
-                brief = self.brief and 0 < shift < shifts[-1]
-                for index in run:
-                    simulated = sections[index].layer
-                    assert simulated is not None
-                    self._emit(index, simulated + shift, last, brief)
+            self._emit_run(run, first)
         return self.result
+
+    def _emit_run(self, run: Sequence[int], first: LayerSection) -> None:
+        """Write sections that follow each other, each for all layers that it stands for, in the order of the layers."""
+        if first.layer is None:
+            return self._emit(run[0], None)
+        stack = self.plan.of(first.layer)
+        descends = first.phase.startswith("backward") and not first.ascends
+        places = []
+        for number in run:
+            simulated = self.record.sections[number].layer
+            assert simulated is not None
+            places += [(layer, number, stack.places(simulated)) for layer in stack.places(simulated)]
+        for layer, number, copies in sorted(places, key=lambda one: one[0], reverse=descends):
+            last = layer == (copies[0] if descends else copies[-1])
+            self._emit(number, layer, last, self.brief and copies[0] < layer < copies[-1])
 
     def _emit(self, number: int, layer: int | None, last: bool = True, brief: bool = False) -> None:
         """Write one section as the model's `layer`; the last copy frees storages that all copies share."""
@@ -282,8 +335,15 @@ class _Writer:
                 return first_of[made_in.phase, made_in.run, stack.place(made_in.layer)]
             return first_of[made_in.phase, made_in.run, layer + made_in.layer - here.layer]
         if stack.copies_of(made_in.layer) > 1:
-            return first_of[made_in.phase, made_in.run, made_in.layer + copy * stack.period]
+            return first_of[made_in.phase, made_in.run, stack.places(made_in.layer)[copy]]
         return first_of[made_in.phase, made_in.run, stack.place(made_in.layer)]
+
+
+def _are_one_run(first: LayerSection, other: LayerSection) -> bool:
+    """Whether two sections are of layers of one stack that one pass over it visits."""
+    return (first.phase, first.run, first.ascends) == (other.phase, other.run, other.ascends) and _same_stack(
+        first.layer, other.layer
+    )
 
 
 def _same_stack(a: int | None, b: int | None) -> bool:

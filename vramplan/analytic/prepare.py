@@ -91,7 +91,9 @@ def folds_of(model: ModelArchitecture) -> tuple[Fold, ...]:
     if tower is None:
         return tuple(fold(kinds, number, tail=tail_of(kinds)) for number, kinds in enumerate(stacks))
     text = fold(stacks[0], head=max(HEAD, tower.deep(whole) + 1), tail=tail_of(stacks[0]))
-    return text, fold(stacks[TOWER_STACK], TOWER_STACK, tail=max(1, -tower.chosen(whole)))
+    kinds = stacks[TOWER_STACK]
+    deep = None if tower.across else [number for number, kind in enumerate(kinds) if tower.between and kind]
+    return text, fold(kinds, TOWER_STACK, tail=max(1, -tower.chosen(whole)), alone=deep)
 
 
 def tail_of(kinds: Sequence[Hashable]) -> int:

@@ -145,25 +145,40 @@ def _allowed(every_pair: list[Pair], job: Job) -> list[Pair]:
 
 def _smallest(every_pair: list[Pair], estimates: EstimateCache) -> Estimate:
     """The pair that needs least: micro-batch 1, or the one without accumulation, completed only if it may be less."""
-    first, last = estimates(*every_pair[0]), every_pair[-1]
-    if estimates.begin(*last).lower_bound_bytes >= first.device_total_bytes:
+    first = estimates(*every_pair[0])
+    if _last_needs_more_than(first.device_total_bytes - 1, every_pair, estimates):
         return first
-    return min(first, estimates(*last), key=lambda estimate: estimate.device_total_bytes)
+    return min(first, estimates(*every_pair[-1]), key=lambda estimate: estimate.device_total_bytes)
 
 
 def _split_by_fit(every_pair: list[Pair], estimates: EstimateCache) -> tuple[list[Pair], list[Pair]]:
     """The pairs that fit, and those that do not.
 
+    The two smallest are tried first: often only these are estimated, and their steps need no others to be simulated.
     The last pair does not accumulate: its forward runs without gradients in memory, so it may fit although smaller
     pairs do not (FSDP keeps whole gradients until the last micro-batch).
     """
     *accumulating, last = every_pair
-    smallest_too_large = 1 + bisect_largest(
-        -1, len(accumulating), lambda index: not estimates.too_large(*accumulating[index]), first=0
-    )
+    smallest_too_large = next((n for n, pair in enumerate(accumulating[:2]) if estimates.too_large(*pair)), None)
+    if smallest_too_large is None:
+        smallest_too_large = len(accumulating) if len(accumulating) <= 2 else 1 + bisect_largest(
+            1, len(accumulating), lambda index: not estimates.too_large(*accumulating[index])
+        )  # fmt: skip
+    room = plannable_bytes(estimates.job, estimates.gpu)
+    possible = accumulating[:smallest_too_large]
+    if not _last_needs_more_than(room, every_pair, estimates):
+        possible.append(last)
     # each by itself: after fragmentation, a pair may fit although a smaller one does not
-    fitting = [pair for pair in (*accumulating[:smallest_too_large], last) if estimates.fits(*pair)]
+    fitting = [pair for pair in possible if estimates.fits(*pair)]
     return fitting, [pair for pair in every_pair if pair not in fitting]
+
+
+def _last_needs_more_than(num_bytes: int, every_pair: list[Pair], estimates: EstimateCache) -> bool:
+    """Whether the tensors of the pair without accumulation need more, as those of a smaller micro-batch may show."""
+    micro, steps = every_pair[-1]
+    smaller = next((other for other, _ in every_pair if 1 < other < micro), micro)
+    tried = [smaller, micro] if batch_error(with_batch(estimates.job, smaller, steps)) is None else [micro]
+    return any(estimates.begin(each, steps).lower_bound_bytes > num_bytes for each in tried)
 
 
 def _largest_micro_batch(every_pair: list[Pair], fitting: list[Pair], estimates: EstimateCache) -> int:
