@@ -78,8 +78,8 @@ def fold(
     """The shortest fold of layers of these kinds; `head` first and `tail` last layers are simulated one by one.
 
     So are leading layers of a kind that does not come back, such as the dense ones of some MoE models. Layers come in
-    periods, as of six layers in Gemma 3. Where only the layers with the numbers `alone` share tensors with layers beyond
-    their neighbours, one is simulated for all others of the same kind between neighbours of the same kinds.
+    periods, as of six layers in Gemma 3. Where only the layers with the numbers `alone` share tensors with layers
+    beyond their neighbours, one is simulated for all others of the same kind between neighbours of the same kinds.
     """
     count, lead = len(kinds), leading(kinds)
     head += lead
