@@ -56,7 +56,7 @@ class Estimator:
         """The steps of a job, those of the last estimates if they are among them."""
         with self._lock:
             similar = [steps for steps in self._jobs if steps.is_similar(spec, job, card)]
-            same = next((steps for steps in similar if steps.card == card), None)
+            same = next((steps for steps in similar if steps.is_same(job, card)), None)
             if same is None:
                 same = JobSteps(spec, job, card, similar[0] if similar else None, self._known)
             self._jobs[:] = [same, *(steps for steps in self._jobs if steps is not same)][:MAX_JOBS]

@@ -109,13 +109,18 @@ class JobSteps:
         self._pieces: dict[int, Pieces] = {}
 
     def is_similar(self, spec: ModelSpec, job: Job, card: Gpu) -> bool:
-        """Whether another job's storages are simulated alike: they differ in the batch, and in the GPU's size."""
+        """Whether another job's storages are simulated alike: what differs is the batch, the GPU's size, the cache."""
+        alike = with_batch(self.job, job.micro_batch_size, job.gradient_accumulation_steps)
         return (
             self.spec == spec
             and self.setting.device_map is None
             and fused_kernels(spec, card) == self.setting.fused
-            and with_batch(self.job, job.micro_batch_size, job.gradient_accumulation_steps) == job
+            and alike.model_copy(update={"expandable_segments": job.expandable_segments}) == job
         )
+
+    def is_same(self, job: Job, card: Gpu) -> bool:
+        """Whether a similar job differs in the batch alone."""
+        return self.card == card and self.job.expandable_segments == job.expandable_segments
 
     def begin(self, micro: int, steps: int, several: bool = True) -> PartialEstimate:
         """The lower bound at a batch, from which the estimate is completed; `several`: others will be asked for.

@@ -92,7 +92,8 @@ def search(
             def further(lever: Lever) -> list[Lever]:
                 return levers(spec, job.model_copy(update=dict(lever.update)), gpu, smallest.device_total_bytes)
 
-            together = combined_effect(estimates, *pair, changes, effects, further)
+            tried = tuple(dict.fromkeys((pair, every_pair[0], every_pair[-1])))
+            together = combined_effect(estimates, tried, changes, effects, further)
             effects = cheapest_first([*effects, *([together] if together is not None else [])])
     return Search(
         model=spec.name,

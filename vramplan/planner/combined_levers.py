@@ -11,27 +11,26 @@ from vramplan.planner.estimate_cache import EstimateCache
 from vramplan.planner.levers import COSTS, NEVER, Lever, cost_rank
 from vramplan.planner.search_result import FREE, LeverEffect
 
+Pair = tuple[int, int]
+"""(micro-batch, accumulation)."""
 MOST_TRIED = 3
 """Changes that cost something, of which pairs are tried: those that save most."""
 
 
 def combined_effect(
     estimates: EstimateCache,
-    micro: int,
-    steps: int,
+    pairs: Sequence[Pair],
     levers: Sequence[Lever],
     effects: Sequence[LeverEffect],
     further: Callable[[Lever], Sequence[Lever]] = lambda _: (),
 ) -> LeverEffect | None:
-    """The cheapest combination of changes that fits at a micro-batch; None if a single one costs no more, or none fits.
+    """The cheapest combination of changes that fits; None if a single one costs no more, or none fits.
 
-    The free changes that save anything are all in it, then one of the others, or two; free ones that it fits without
-    are left out again.
+    All free changes are in it, then one of the others, or two; free ones that it fits without are left out again.
 
     Args:
         estimates: of the job as it is.
-        micro: the micro-batch.
-        steps: micro-batches of an optimizer step.
+        pairs: (micro-batch, accumulation) pairs to try, the one that needs least as it is first.
         levers: the changes that apply.
         effects: what each of them does alone.
         further: changes that apply once another is made, such as offloading behind a strategy.
@@ -40,18 +39,20 @@ def combined_effect(
     enough = min(
         (cost_rank(effect.cost) for effect in effects if effect.fits and effect.update), default=len(COSTS) + 1
     )
-    helpful = [
-        lever
-        for lever in levers
-        if lever.change in alone and lever.card is None and lever.update not in NEVER and cost_rank(lever.cost) < enough
-    ]
-    free = [lever for lever in helpful if lever.cost == FREE]
-    costly = [lever for lever in helpful if lever.cost != FREE]
+    possible = [lever for lever in levers if _is_combined(lever, enough)]
+    free = [lever for lever in possible if lever.cost == FREE]
+    costly = [lever for lever in possible if lever.cost != FREE and lever.change in alone]
     for others in _choices(costly, alone, further, enough):
         chosen = (*free, *others)
-        if len(chosen) > 1 and _fits(estimates, chosen, micro, steps):
-            return _effect(estimates, _without_needless(estimates, chosen, micro, steps), micro, steps)
+        pair = next((pair for pair in pairs if _fits(estimates, chosen, pair)), None)
+        if pair is not None:
+            chosen = _without_needless(estimates, chosen, pair)
+            return _effect(estimates, chosen, pair, pairs[0]) if len(chosen) > 1 else None
     return None
+
+
+def _is_combined(lever: Lever, enough: int) -> bool:
+    return lever.card is None and lever.update not in NEVER and cost_rank(lever.cost) < enough
 
 
 def _choices(
@@ -67,7 +68,7 @@ def _choices(
     for lever in costly:
         if "strategy" in lever.update:
             for other in further(lever):
-                if other.change not in known and other.card is None and 0 < cost_rank(other.cost) < enough:
+                if other.change not in known and other.cost != FREE and _is_combined(other, enough):
                     yield lever, other
     most = sorted(costly, key=lambda lever: -alone[lever.change].saved_bytes)[:MOST_TRIED]
     for pair in combinations([lever for lever in costly if lever in most], 2):
@@ -79,26 +80,27 @@ def _update(levers: Sequence[Lever]) -> dict[str, Any]:
     return {name: value for lever in levers for name, value in lever.update.items()}
 
 
-def _fits(estimates: EstimateCache, levers: Sequence[Lever], micro: int, steps: int) -> bool:
+def _fits(estimates: EstimateCache, levers: Sequence[Lever], pair: Pair) -> bool:
     try:
-        return estimates.changed(_update(levers)).fits(micro, steps)
+        return estimates.changed(_update(levers)).fits(*pair)
     except VramplanError:  # changes that exclude each other
         return False
 
 
-def _without_needless(estimates: EstimateCache, levers: Sequence[Lever], micro: int, steps: int) -> tuple[Lever, ...]:
+def _without_needless(estimates: EstimateCache, levers: Sequence[Lever], pair: Pair) -> tuple[Lever, ...]:
     chosen = tuple(levers)
     for lever in levers:
         fewer = tuple(other for other in chosen if other is not lever)
-        if lever.cost == FREE and len(fewer) > 1 and _fits(estimates, fewer, micro, steps):
+        if lever.cost == FREE and fewer and _fits(estimates, fewer, pair):
             chosen = fewer
     return chosen
 
 
-def _effect(estimates: EstimateCache, levers: Sequence[Lever], micro: int, steps: int) -> LeverEffect:
+def _effect(estimates: EstimateCache, levers: Sequence[Lever], pair: Pair, first: Pair) -> LeverEffect:
+    """What changes do together at a pair, which saves from what the job needs at the `first`."""
     update = _update(levers)
-    need_bytes = estimates.changed(update)(micro, steps).device_total_bytes
-    saved_bytes = estimates(micro, steps).device_total_bytes - need_bytes
+    need_bytes = estimates.changed(update)(*pair).device_total_bytes
+    saved_bytes = max(0, estimates(*first).device_total_bytes - need_bytes)
     costs = dict.fromkeys(cost for lever in levers if lever.cost != FREE for cost in lever.cost.split(", "))
     change, why = " ".join(lever.change for lever in levers), "; ".join(lever.why for lever in levers)
-    return LeverEffect(change, why, ", ".join(costs) or FREE, saved_bytes, True, micro, need_bytes, update)
+    return LeverEffect(change, why, ", ".join(costs) or FREE, saved_bytes, True, pair[0], need_bytes, update)

@@ -78,9 +78,9 @@ def helpful_effects(
 ) -> list[LeverEffect]:
     """The effects of the changes that help.
 
-    Without `next_pair` nothing fits: all that save memory at the smallest micro-batch; another strategy at the pair of
-    `every_pair` that suits it, as accumulation costs each strategy another amount. With it, the free changes that make
-    that next larger (micro-batch, accumulation) pair fit.
+    Without `next_pair` nothing fits: all that save memory at the pair that needs least now, or if a change does not fit
+    there at the smallest micro-batch; another strategy also at the largest, as accumulation costs each strategy another
+    amount. With it, the free changes that make that next larger (micro-batch, accumulation) pair fit.
     """
     first = next_pair or (smallest.micro_batch_size, smallest.gradient_accumulation_steps)
     effects: list[LeverEffect] = []
@@ -90,9 +90,9 @@ def helpful_effects(
         if lever.card is not None and sum(not effect.update for effect in effects) >= MOST_GPUS:
             continue
         changed = estimates.changed(lever.update, lever.card)
-        others = (*every_pair[:1], *every_pair[-1:]) if "strategy" in lever.update else ()
+        others = (*every_pair[:1], *(every_pair[-1:] if "strategy" in lever.update else ())) if lever.update else ()
         try:
-            micro, steps = next((pair for pair in (first, *others) if changed.fits(*pair)), first)
+            micro, steps = next((pair for pair in dict.fromkeys((first, *others)) if changed.fits(*pair)), first)
             fits = changed.fits(micro, steps)
         except VramplanError:  # a change that this model or GPU does not have
             continue
@@ -142,10 +142,10 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
         )
     if job.loss in ("standard", "sliced", "sliced_fp32", "sections", "liger_cross_entropy", "log_probs"):
         lever("--loss liger", "logits never exist as a whole, nor in fp32", FREE, loss="liger")
-    if job.lengths is not None and not job.expandable_segments:
+    if not job.expandable_segments and gpu.vendor == "NVIDIA" and gpu.platform == "linux":
         lever(
             EXPANDABLE_SEGMENTS,
-            "what samples of other lengths left is joined, not kept apart",
+            "PyTorch's cached blocks are joined, not kept apart",
             FREE,
             expandable_segments=True,
         )
