@@ -202,6 +202,9 @@ JOB_FLAGS = {
         SAVERS,
         "Layers that Liger's kernels compute: all, or names: rope,rms_norm,layer_norm,swiglu,geglu (none).",
     ),
+    "expandable_segments": Flag(
+        bool, SAVERS, "As with PYTORCH_ALLOC_CONF=expandable_segments:True: cached blocks are joined (off)."
+    ),
     "loop": _choice("loop", PRECISION, "trainer (transformers' Trainer) or plain (trainer)."),
     "strategy": _choice(
         "strategy", SEVERAL, "How GPUs share the work: ddp, fsdp, zero0, zero1, zero2, zero3, device_map (ddp)."
@@ -259,7 +262,13 @@ def _job_parameters() -> dict[str, inspect.Parameter]:
             default=None,
             annotation=Annotated[
                 flag.type | None,
-                Option(help=flag.help, shows_default=False, panel=flag.panel, complete=flag.complete),
+                Option(
+                    *((f"--{name.replace('_', '-')}",) if flag.type is bool else ()),
+                    help=flag.help,
+                    shows_default=False,
+                    panel=flag.panel,
+                    complete=flag.complete,
+                ),
             ],
         )
         for name, flag in JOB_FLAGS.items()

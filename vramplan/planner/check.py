@@ -35,8 +35,9 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.memory.estimate import Estimate
 from vramplan.planner import dataset_limits, undecided
-from vramplan.planner.config_levers import MOST_TRIES, config_levers, reserve_headroom
-from vramplan.planner.estimate import estimate
+from vramplan.planner.config_levers import MOST_TRIES, config_levers, free_changes, reserve_headroom
+from vramplan.planner.estimate import estimate, estimator_for
+from vramplan.planner.estimate_cache import EstimateCache
 from vramplan.planner.monotone_search import largest
 from vramplan.planner.read_config import as_key, complete_with_model, longest_sample, model_of, read, with_prompt
 from vramplan.planner.search_result import LeverEffect, Plan, Search
@@ -77,7 +78,7 @@ class Verdict(Result):
     plan: Plan | None = None
     """Another micro-batch at the same global batch that fits if this one does not."""
     advice: tuple[LeverEffect, ...] = ()
-    """If no micro-batch fits: changes of something else."""
+    """If no micro-batch fits: changes of something else; if another one fits: free changes that keep this one."""
     eval_batch_size: int | None = None
     """A smaller evaluation batch that fits if this one does not; 0 if none does."""
     cases: tuple[Case, ...] = ()
@@ -341,8 +342,12 @@ def judge(
     )
     plan = search.recommended
     if plan is not None:  # the same batch may fit: PyTorch gives cached memory back on a fuller GPU
-        smaller_batch = plan if plan.micro_batch_size != training.micro_batch_size else None
-        return replace(verdict, search=search, plan=smaller_batch)
+        if plan.micro_batch_size == training.micro_batch_size:
+            return replace(verdict, search=search)
+        estimator, _, is_analytic = estimator_for(spec, progress)
+        estimates = EstimateCache(spec, training.job, with_margin(gpu, confidence), estimator, several=False)
+        free = free_changes(config, estimates, training, verdict.spare_bytes) if is_analytic else []
+        return replace(verdict, search=search, plan=plan, advice=tuple(free))
     image = processed_image(spec, training.job) if spec.model_type in IMAGE_PROCESSORS else None
     image_tokens = training.job.pictures * image.all_tokens if image is not None else 0
     effects = config_levers(config, search, run_estimate, image_tokens, verdict.spare_bytes)

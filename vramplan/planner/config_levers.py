@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from vramplan.errors import VramplanError
 from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.job import EXPANDABLE_SEGMENTS
 from vramplan.memory.estimate import Estimate
+from vramplan.planner.estimate_cache import EstimateCache
+from vramplan.planner.levers import helpful_effects, memory_levers
 from vramplan.planner.monotone_search import LENGTH_STEP, largest
 from vramplan.planner.search_result import LeverEffect, Search
 
@@ -42,7 +45,7 @@ def config_levers(
     for effect in search.advice:
         update, need_bytes, fits = dict(effect.update), effect.device_total_bytes, effect.fits
         strategy_settings = config.strategy_settings.get(update.get("strategy", ""), {})
-        if update and not config.words(dict([*update.items()][:1])):
+        if update and not _settings(config, dict([*update.items()][:1])):
             continue
         if not update and needs_more_room:  # another GPU's share is not known here
             continue
@@ -60,7 +63,7 @@ def config_levers(
         effects.append(
             replace(
                 effect,
-                settings=tuple(config.say(settings)),
+                settings=_settings(config, settings),
                 batch=tuple(config.say(_batch_beside(config, search, effect))),
                 fits=fits,
                 device_total_bytes=need_bytes,
@@ -69,6 +72,27 @@ def config_levers(
             )
         )
     return effects
+
+
+def free_changes(
+    config: ParsedConfig, estimates: EstimateCache, training: Estimate, spare_bytes: int
+) -> list[LeverEffect]:
+    """The free changes that make a training fit with its own micro-batch, the one that needs least first."""
+    pair = training.micro_batch_size, training.gradient_accumulation_steps
+    levers = memory_levers(estimates.spec, estimates.job, estimates.gpu, training.device_total_bytes)
+    effects = [
+        replace(effect, settings=_settings(config, effect.update))
+        for effect in helpful_effects(estimates, training, levers, next_pair=pair)
+        if training.capacity_bytes - effect.device_total_bytes >= spare_bytes
+    ]
+    return sorted((effect for effect in effects if effect.settings), key=lambda effect: effect.device_total_bytes)
+
+
+def _settings(config: ParsedConfig, update: Mapping[str, Any]) -> tuple[str, ...]:
+    """A change in the framework's words, or as a variable of the environment."""
+    if update.get("expandable_segments"):
+        return (f"{EXPANDABLE_SEGMENTS} in the environment",)
+    return tuple(config.say(update))
 
 
 def _batch_beside(config: ParsedConfig, search: Search, effect: LeverEffect) -> dict[str, int]:

@@ -59,6 +59,8 @@ def gpu_counts(read_job: Callable[[int], Mapping[str, Any]]) -> tuple[int, ...]:
 def judge_cases(judge: Judge, longest: int | None, counts: tuple[int, ...]) -> Verdict:
     """The verdict of the best case that fits, else of the case that needs least, with every case beside it.
 
+    Where each GPU holds the whole model and none fits, the verdict is that on one GPU.
+
     `longest` is the model's longest sequence if the length is open, else None; `counts` are numbers of GPUs, empty if
     that is not open.
 
@@ -77,7 +79,8 @@ def judge_cases(judge: Judge, longest: int | None, counts: tuple[int, ...]) -> V
         raise error
     verdicts = [verdict for row in rows for verdict in row]
     fitting = [verdict for row in rows for verdict in reversed(row) if verdict.fits]
-    main = fitting[0] if fitting else min(verdicts, key=lambda verdict: verdict.need_bytes)
+    candidates = rows[0] if counts == SEVERAL else verdicts
+    main = fitting[0] if fitting else min(candidates, key=lambda verdict: verdict.need_bytes)
     return replace(main, cases=tuple(map(_case, verdicts)))
 
 

@@ -192,7 +192,11 @@ def _way_out(screen: Screen, verdict: Verdict) -> list[Text]:
             "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         }
         size = gib(plan.estimate.device_total_bytes)
-        return [*lines, _fix(screen, f"Same global batch, fits at {size} GiB", config.say(batch)), *_writes(verdict)]
+        lines.append(_fix(screen, f"Same global batch, fits at {size} GiB", config.say(batch)))
+        for change in verdict.advice[:1]:
+            title = f"Or free, at micro-batch {change.micro_batch_size}, {gib(change.device_total_bytes)} GiB"
+            lines.append(_fix(screen, title, change.settings))
+        return [*lines, *_writes(verdict)]
     if verdict.search is None:
         return lines
     if verdict.search.recommended is not None:

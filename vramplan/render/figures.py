@@ -186,6 +186,7 @@ def in_short(estimate: Estimate) -> list[str]:
         f"{job.pictures} {kind}{size}" if job.pictures else "",
         job.optimizer if job.method == "full" else "",
         "" if job.num_gpus == 1 else STRATEGIES[job.strategy],
+        "expandable segments" if job.expandable_segments else "",
     ]
     return [fact for fact in facts if fact]
 
