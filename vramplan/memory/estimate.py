@@ -135,6 +135,8 @@ class Estimate(Result):
     flops_per_micro_step: int = 0
     step_time: StepTime | None = None
     """Time of an optimizer step; None if a rate of the GPU, or of its links, is not known."""
+    num_cache_releases: int = 0
+    """How often PyTorch gives back what it has cached, in the simulated steps, because the GPU is full."""
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
     """Loading and optimizer steps, event by event."""
     cards: tuple[CardShare, ...] = ()

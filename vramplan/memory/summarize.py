@@ -70,6 +70,7 @@ def summarize(step: SimulatedStep, model: str, job: Job, gpu: Gpu, peak_tensor_b
         flops_per_micro_step=step.flops_per_micro_step,
         step_time=step_time(step.compute, step.communication, job, gpu),
         job=job,
+        num_cache_releases=run.num_retries,
         timeline=timeline,
     )
 
