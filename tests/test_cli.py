@@ -226,6 +226,7 @@ FLAGS = {
     " --num-gpus --nodes --method --lora-rank"
     " --lora-targets --lora-dropout --lora-dtype"
     " --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len"
+    " --expandable-segments"
     " --batches --checkpointing --attention --loss --fused-kernels --loop"
     " --strategy --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles"
     " --vision --projector --solve --prefer --warmup-ratio"
@@ -242,6 +243,7 @@ FLAGS = {
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --seq-len --lengths --target-len"
+    " --expandable-segments"
     " --batches --checkpointing --attention --loss --fused-kernels --loop --strategy --offload --job --verbose --json"
     " --help",
     "oom": "--config --gpu --model --num-gpus --seq-len --confidence --verbose --json --help",
@@ -253,6 +255,7 @@ FLAGS = {
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --seq-len --lengths --target-len"
+    " --expandable-segments"
     " --batches --checkpointing --attention --loss --fused-kernels --loop --strategy --offload --job --json --help",
     "adapt plan": "--gpu --link --network --global-batch --largest-global-batch --prefer --confidence"
     " --trust-remote-code --no-cache"
@@ -262,6 +265,7 @@ FLAGS = {
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --seq-len --lengths --target-len"
+    " --expandable-segments"
     " --batches --checkpointing --attention --loss --fused-kernels --loop --strategy --offload --job --json --help",
     "adapt simulate": "--policy --global-batch --largest-global-batch --coupling --dwell --half-life --unit --share"
     " --eta --schedule --plot --json --help",
@@ -272,6 +276,7 @@ FLAGS = {
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --seq-len --lengths --target-len"
+    " --expandable-segments"
     " --batches --checkpointing --attention --loss --fused-kernels --loop --strategy --offload --job --json --help",
     "check": "--gpu --link --network --num-gpus --model --framework --framework-version --set --deepspeed"
     " --exec --task --seq-len --method"
@@ -282,6 +287,7 @@ FLAGS = {
     " --reference --prompt-len --generate-with --num-generations --vllm-share"
     " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout"
     " --lora-dtype --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len"
+    " --expandable-segments"
     " --batches --checkpointing --attention --loss --fused-kernels"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector --loop"
     " --strategy --offload"
@@ -294,6 +300,7 @@ FLAGS = {
     " --num-gpus --nodes --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype"
     " --autocast --quantize"
     " --optimizer --target-len --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision"
+    " --expandable-segments"
     " --projector --batches --checkpointing --attention --loss --fused-kernels --loop --strategy --offload --job"
     " --no-cache --json"
     " --help",
@@ -302,6 +309,7 @@ FLAGS = {
     " --reference --prompt-len --generate-with --num-generations --vllm-share"
     " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout --lora-dtype"
     " --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len"
+    " --expandable-segments"
     " --batches --checkpointing --attention --loss --fused-kernels --loop"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --strategy --offload --job --json --help",

@@ -90,7 +90,8 @@ def helpful_effects(
         if lever.card is not None and sum(not effect.update for effect in effects) >= MOST_GPUS:
             continue
         changed = estimates.changed(lever.update, lever.card)
-        others = (*every_pair[:1], *(every_pair[-1:] if "strategy" in lever.update else ())) if lever.update else ()
+        others = () if next_pair or not lever.update else every_pair[:1]
+        others = (*others, *every_pair[-1:]) if "strategy" in lever.update else others
         try:
             micro, steps = next((pair for pair in dict.fromkeys((first, *others)) if changed.fits(*pair)), first)
             fits = changed.fits(micro, steps)

@@ -192,10 +192,12 @@ def _way_out(screen: Screen, verdict: Verdict) -> list[Text]:
             "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         }
         size = gib(plan.estimate.device_total_bytes)
-        lines.append(_fix(screen, f"Same global batch, fits at {size} GiB", config.say(batch)))
+        settings = config.say(batch)
+        settings = ["  ".join(settings)] if verdict.advice else settings  # there is a second way
+        lines.append(_fix(screen, f"Same global batch, fits at {size} GiB", settings))
         for change in verdict.advice[:1]:
-            title = f"Or free, at micro-batch {change.micro_batch_size}, {gib(change.device_total_bytes)} GiB"
-            lines.append(_fix(screen, title, change.settings))
+            text = f"Or free, {gib(change.device_total_bytes)} GiB at micro-batch {change.micro_batch_size}: "
+            lines.append(Text.assemble(screen.text(text, "bold"), screen.text("  ".join(change.settings))))
         return [*lines, *_writes(verdict)]
     if verdict.search is None:
         return lines

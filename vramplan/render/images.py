@@ -16,7 +16,7 @@ from vramplan.errors import ConfigError, MissingDependencyError
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import ProcessedImage, Size
 from vramplan.memory.estimate import Estimate
-from vramplan.planner.images import ImageSizeRow, Solved
+from vramplan.planner.images import SAMPLE_TEXT_TOKENS, ImageSizeRow, Solved
 from vramplan.render.bars import level_bar
 from vramplan.render.figures import free_gib
 from vramplan.render.plot import INSTALL, as_label
@@ -70,9 +70,9 @@ def answer(rows: Sequence[ImageSizeRow], gpu: Gpu, verbose: bool = False) -> Ans
         more = f"; micro-batch {roomy.max_micro_batch_size} fits up to {_size(roomy.size)}" if roomy is not None else ""
         lines = [screen.text(f"At micro-batch 1{more}")]
         each = (
-            f"{job.images} {kind}{'s' * (job.images > 1)} in each sample; tokens are those of one {kind}; GiB and"
-            " bar are at micro-batch 1; `largest` is the largest micro-batch that fits, ≈1 if it fits only without"
-            " margin."
+            f"{job.images} {kind}{'s' * (job.images > 1)} in each sample {_length(rows)}; tokens are those of one"
+            f" {kind}; GiB and bar are at micro-batch 1; `largest` is the largest micro-batch that fits, ≈1 if it fits"
+            " only without margin."
         )
         shown: list[RenderableType] = [
             box.panel(screen, lines),
@@ -90,6 +90,16 @@ def answer(rows: Sequence[ImageSizeRow], gpu: Gpu, verbose: bool = False) -> Ans
 
 def _size(size: Size) -> str:
     return f"{size.width} × {size.height}"
+
+
+def _length(rows: Sequence[ImageSizeRow]) -> str:
+    """How long samples are, whether with each size or with all."""
+    lengths = sorted({row.sequence_length for row in rows})
+    if len(lengths) == 1:
+        return f"of {lengths[0]:,} tokens"
+    return (
+        f"with {SAMPLE_TEXT_TOKENS} tokens of text, so {lengths[0]:,} to {lengths[-1]:,} in all (--seq-len sets them)"
+    )
 
 
 def _largest_fitting(rows: Sequence[ImageSizeRow], micro_batch_size: int = 1) -> ImageSizeRow | None:

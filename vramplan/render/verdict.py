@@ -64,7 +64,9 @@ def room(outcome: Outcome, need_bytes: int, capacity_bytes: int, margin_bytes: i
 def doubts(estimate: Estimate) -> list[str]:
     """What could turn a verdict that is close: samples of different lengths, a cache that is given back."""
     if estimate.num_cache_releases and estimate.fits_without_margin:
-        return ["Full: PyTorch gives back its cache within a step to go on, which is slow; a larger GPU would show more"]
+        return [
+            "Full: PyTorch gives back its cache within a step to go on, which is slow; a larger GPU would show more"
+        ]
     tight = estimate.fits and estimate.spare_bytes < TIGHT * estimate.capacity_bytes
     job = estimate.job
     if not tight or job.lengths is not None or job.expandable_segments or job.batches == "packed":
