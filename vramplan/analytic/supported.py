@@ -59,7 +59,7 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
         )
     check_shared(spec, model, job)
     check_kept_keys(spec, model, job)
-    if job.task == "reward" and spec.model_type in NO_REWARD:
+    if job.task == "reward" and job.loss != "value_head" and spec.model_type in NO_REWARD:
         raise ConfigError(
             f"{setting('task', job.task)}: transformers 5.23 has no {spec.model_type} model with one number for a text"
             " (ForSequenceClassification)"
@@ -104,6 +104,8 @@ def _not_compared(job: Job) -> list[str]:
     """What no run of the trainer's own code was compared with, although it may need more than the estimate says."""
     if job.task == "grpo" and job.num_gpus > 1:
         return ["GRPO on several GPUs was not compared with runs of TRL"]
+    if job.loss == "value_head" and job.method == "full" and job.num_gpus > 1:
+        return ["a reward model of LLaMA-Factory with full fine-tuning on several GPUs was not compared with a run"]
     sharded = job.strategy == "zero3" or (job.strategy == "fsdp" and job.fsdp.version == 2)
     if job.task not in ("dpo", "kto") or not sharded:
         return []

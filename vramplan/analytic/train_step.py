@@ -14,7 +14,7 @@ from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord, record_of
 from vramplan.analytic.tasks import compute_loss_of, forward_of, grpo
 from vramplan.inputs.job import Job
-from vramplan.inputs.task_rules import PREFERENCE
+from vramplan.inputs.task_rules import drops_nothing
 
 
 def new_modules(setting: StepSpec) -> Modules:
@@ -22,7 +22,7 @@ def new_modules(setting: StepSpec) -> Modules:
     net = Modules(Tape(), setting.training(), setting.liger)
     job = setting.job
     net.tape.reentrant = job.reentrant
-    net.tape.drops = job.task not in PREFERENCE  # TRL's disable_dropout
+    net.tape.drops = not drops_nothing(job)
     net.tape.holds_leaves = job.strategy == "fsdp" and job.fsdp.checkpoint_wraps_fsdp and job.method != "full"
     return net
 

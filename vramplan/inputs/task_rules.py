@@ -17,7 +17,11 @@ SCORING = ("dpo", "kto", "orpo", "cpo", "simpo")
 """Those that compute log-probabilities of answers."""
 CONCATENATED: tuple[Loss, ...] = ("concatenated_states", "concatenated")
 """Those of TRL before 0.29."""
-OF_FRAMEWORKS: dict[Loss, str] = {"log_softmax": "LLaMA-Factory", "logits_to_keep": "ms-swift"}
+OF_FRAMEWORKS: dict[Loss, str] = {
+    "log_softmax": "LLaMA-Factory",
+    "value_head": "LLaMA-Factory",
+    "logits_to_keep": "ms-swift",
+}
 """Those of frameworks' own trainers, and the frameworks."""
 PREFERENCE_LOSSES: dict[str, tuple[Loss, ...]] = {
     "dpo": ("chunked", "standard", "sliced", *CONCATENATED, "log_softmax", "logits_to_keep"),
@@ -32,6 +36,11 @@ PREFERENCE_LOSSES: dict[str, tuple[Loss, ...]] = {
 def is_preference(job: Job) -> bool:
     """Whether one of TRL's preference trainers runs the job."""
     return job.task in PREFERENCE
+
+
+def drops_nothing(job: Job) -> bool:
+    """Whether the job's trainer switches dropout off; LLaMA-Factory's of reward models does not."""
+    return job.task in PREFERENCE and job.loss != "value_head"
 
 
 NO_REWARD = frozenset({"cohere", "cohere2", "glm4_moe", "granite", "olmoe"})
@@ -87,9 +96,24 @@ TASK_RULES = (
         "{loss} has no meaning without {task=dpo}",
     ),
     Rule(
-        lambda job: job.task not in ("dpo", "kto") and job.loss in OF_FRAMEWORKS,
+        lambda job: job.task not in ("dpo", "kto") and job.loss in ("log_softmax", "logits_to_keep"),
         IMPOSSIBLE,
         "{loss} has no meaning without {task=dpo} or kto",
+    ),
+    Rule(
+        lambda job: job.task != "reward" and job.loss == "value_head",
+        IMPOSSIBLE,
+        "{loss} has no meaning without {task=reward}",
+    ),
+    Rule(
+        lambda job: job.loss == "value_head" and job.strategy not in ("ddp", "zero1", "zero2"),
+        UNSUPPORTED,
+        "{strategy} with {loss} was not compared with a run of LLaMA-Factory; use {strategy=zero2}",
+    ),
+    Rule(
+        lambda job: job.loss == "value_head" and (job.strategy, job.method) == ("ddp", "full") and job.num_gpus > 1,
+        UNSUPPORTED,
+        "{loss} with {method} on several GPUs: DDP stops at a head without a gradient; use {strategy=zero2}",
     ),
     Rule(
         lambda job: is_preference(job) and job.pictures > 0,

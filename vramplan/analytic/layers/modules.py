@@ -143,6 +143,10 @@ class Modules:
             parameter = tape.parameters[key] = Parameter(tape, name, shape, dtype, trains, stored, quantize)
         return parameter
 
+    def trained_head(self, name: str, dtype: str, *shape: int) -> Parameter:
+        """A weight of a head that trains beside the model, whichever of the model's weights train."""
+        return self._declared(name, shape, dtype, True)
+
     def linear(
         self, name: str, x: Tensor, out_features: int, bias: bool = False, cached: bool = True, head: bool = False
     ) -> Tensor:
