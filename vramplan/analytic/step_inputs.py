@@ -89,7 +89,8 @@ class StepSpec:
             peft_expert_pattern=self.peft_experts,
             linear_experts=self.linear_experts,
             compute_dtype=job.dtype,
-            input_needs_grad=job.checkpointing == "full",  # modeling_utils.py: activation_checkpointing_enable
+            # modeling_utils.py: activation_checkpointing_enable; torchtune's does without
+            input_needs_grad=job.checkpointing == "full" and job.loss != "scaled_log_softmax",
         )
 
 

@@ -74,6 +74,7 @@ def simulate_step(setting: StepSpec, micro_steps: int) -> StepRecord:
         if job.loop == "trainer" and not steps_inside:  # training_step returns loss.detach(): the graph goes at once
             loss = None
     tape.enter("end", None)
+    net.loop_locals.clear()
     del loss, batch
     tape.sections.append(LayerSection("over", None, len(tape.events), len(tape.storages), len(tape.kernels)))
     if setting.vision is not None and not setting.has_images:  # the tower is loaded all the same

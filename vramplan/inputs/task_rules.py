@@ -15,16 +15,23 @@ TRL_TASKS = (*PREFERENCE, "grpo")
 """Tasks of TRL's trainers."""
 SCORING = ("dpo", "kto", "orpo", "cpo", "simpo")
 """Those that compute log-probabilities of answers."""
+OWN_REFERENCE = (None, "adapters_off")
+"""References of a trainer that takes the model without adapters."""
 CONCATENATED: tuple[Loss, ...] = ("concatenated_states", "concatenated")
 """Those of TRL before 0.29."""
 OF_FRAMEWORKS: dict[Loss, str] = {
     "log_softmax": "LLaMA-Factory",
     "value_head": "LLaMA-Factory",
     "logits_to_keep": "ms-swift",
+    "scaled_log_softmax": "torchtune",
 }
 """Those of frameworks' own trainers, and the frameworks."""
+WITH_DROPOUT: tuple[Loss, ...] = ("value_head", "scaled_log_softmax")
+"""Those whose trainers leave dropout on."""
+IN_PLAIN_LOOPS: tuple[Loss, ...] = ("scaled_log_softmax",)
+"""Those of loops that are not transformers' Trainer."""
 PREFERENCE_LOSSES: dict[str, tuple[Loss, ...]] = {
-    "dpo": ("chunked", "standard", "sliced", *CONCATENATED, "log_softmax", "logits_to_keep"),
+    "dpo": ("chunked", "standard", "sliced", *CONCATENATED, "log_softmax", "logits_to_keep", "scaled_log_softmax"),
     "kto": ("chunked", "log_softmax", "logits_to_keep"),
     "orpo": ("standard",),
     "cpo": ("standard",),
@@ -39,8 +46,8 @@ def is_preference(job: Job) -> bool:
 
 
 def drops_nothing(job: Job) -> bool:
-    """Whether the job's trainer switches dropout off; LLaMA-Factory's of reward models does not."""
-    return job.task in PREFERENCE and job.loss != "value_head"
+    """Whether the job's trainer switches dropout off, as TRL's do (disable_dropout)."""
+    return job.task in PREFERENCE and job.loss not in WITH_DROPOUT
 
 
 NO_REWARD = frozenset({"cohere", "cohere2", "glm4_moe", "granite", "olmoe"})
@@ -78,9 +85,26 @@ TASK_RULES = (
         "{batches} with {task}: TRL packs no pairs (padding_free is switched off since 0.29); use {batches=padded}",
     ),
     Rule(
-        lambda job: is_preference(job) and job.loop == "plain",
+        lambda job: is_preference(job) and job.loop == "plain" and job.loss not in IN_PLAIN_LOOPS,
         UNSUPPORTED,
         "{loop} with {task}: TRL's trainers are modelled; use {loop=trainer}",
+    ),
+    Rule(
+        lambda job: job.loss in IN_PLAIN_LOOPS and job.loop != "plain",
+        IMPOSSIBLE,
+        "{loss} is of a loop that is not transformers' Trainer; use {loop=plain}",
+    ),
+    Rule(
+        lambda job: job.loss == "scaled_log_softmax" and (job.method == "full" or job.num_gpus > 1),
+        UNSUPPORTED,
+        "{loss} is modelled for adapters on one GPU, as torchtune's lora_dpo_single_device; use {method=lora} and"
+        " {num_gpus=1}",
+    ),
+    Rule(
+        lambda job: job.loss == "scaled_log_softmax" and (job.autocast != "none" or job.reference not in OWN_REFERENCE),
+        UNSUPPORTED,
+        "{loss} runs without autocast and with the model without adapters as reference; use {autocast=none} and"
+        " {reference=adapters_off}",
     ),
     *(
         Rule(
@@ -96,7 +120,7 @@ TASK_RULES = (
         "{loss} has no meaning without {task=dpo}",
     ),
     Rule(
-        lambda job: job.task not in ("dpo", "kto") and job.loss in ("log_softmax", "logits_to_keep"),
+        lambda job: job.task not in ("dpo", "kto") and job.loss in ("log_softmax", "logits_to_keep", *IN_PLAIN_LOOPS),
         IMPOSSIBLE,
         "{loss} has no meaning without {task=dpo} or kto",
     ),
