@@ -89,8 +89,9 @@ class StepSpec:
             peft_expert_pattern=self.peft_experts,
             linear_experts=self.linear_experts,
             compute_dtype=job.dtype,
-            # modeling_utils.py: activation_checkpointing_enable; torchtune's does without
-            input_needs_grad=job.checkpointing == "full" and job.loss != "scaled_log_softmax",
+            # modeling_utils.py: activation_checkpointing_enable; torchtune does without, OpenRLHF asks for it always
+            input_needs_grad=(job.checkpointing == "full" and job.loss != "scaled_log_softmax")
+            or (lora and job.loss == "kept_log_probs"),
         )
 
 

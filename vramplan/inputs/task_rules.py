@@ -24,14 +24,24 @@ OF_FRAMEWORKS: dict[Loss, str] = {
     "value_head": "LLaMA-Factory",
     "logits_to_keep": "ms-swift",
     "scaled_log_softmax": "torchtune",
+    "kept_log_probs": "OpenRLHF",
 }
 """Those of frameworks' own trainers, and the frameworks."""
-WITH_DROPOUT: tuple[Loss, ...] = ("value_head", "scaled_log_softmax")
+WITH_DROPOUT: tuple[Loss, ...] = ("value_head", "scaled_log_softmax", "kept_log_probs")
 """Those whose trainers leave dropout on."""
-IN_PLAIN_LOOPS: tuple[Loss, ...] = ("scaled_log_softmax",)
+IN_PLAIN_LOOPS: tuple[Loss, ...] = ("scaled_log_softmax", "kept_log_probs")
 """Those of loops that are not transformers' Trainer."""
 PREFERENCE_LOSSES: dict[str, tuple[Loss, ...]] = {
-    "dpo": ("chunked", "standard", "sliced", *CONCATENATED, "log_softmax", "logits_to_keep", "scaled_log_softmax"),
+    "dpo": (
+        "chunked",
+        "standard",
+        "sliced",
+        *CONCATENATED,
+        "log_softmax",
+        "logits_to_keep",
+        "scaled_log_softmax",
+        "kept_log_probs",
+    ),
     "kto": ("chunked", "log_softmax", "logits_to_keep"),
     "orpo": ("standard",),
     "cpo": ("standard",),
@@ -80,7 +90,7 @@ TASK_RULES = (
         "{prompt_length}: a prompt has at least one token",
     ),
     Rule(
-        lambda job: is_preference(job) and job.batches == "packed",
+        lambda job: is_preference(job) and job.batches == "packed" and job.loss != "kept_log_probs",
         UNSUPPORTED,
         "{batches} with {task}: TRL packs no pairs (padding_free is switched off since 0.29); use {batches=padded}",
     ),
@@ -93,6 +103,21 @@ TASK_RULES = (
         lambda job: job.loss in IN_PLAIN_LOOPS and job.loop != "plain",
         IMPOSSIBLE,
         "{loss} is of a loop that is not transformers' Trainer; use {loop=plain}",
+    ),
+    Rule(
+        lambda job: job.loss == "kept_log_probs" and job.task not in (None, "dpo"),
+        IMPOSSIBLE,
+        "{loss} has no meaning with {task}; it is of OpenRLHF's supervised training and {task=dpo}",
+    ),
+    Rule(
+        lambda job: job.loss == "kept_log_probs" and job.autocast != "none",
+        IMPOSSIBLE,
+        "{loss} runs without autocast, as DeepSpeed casts the weights; use {autocast=none}",
+    ),
+    Rule(
+        lambda job: job.loss == "kept_log_probs" and job.strategy in ("fsdp", "device_map", "zero0"),
+        UNSUPPORTED,
+        "{strategy} with {loss} is not modelled: OpenRLHF runs DeepSpeed; use {strategy=zero2}",
     ),
     Rule(
         lambda job: job.loss == "scaled_log_softmax" and (job.method == "full" or job.num_gpus > 1),
@@ -120,7 +145,9 @@ TASK_RULES = (
         "{loss} has no meaning without {task=dpo}",
     ),
     Rule(
-        lambda job: job.task not in ("dpo", "kto") and job.loss in ("log_softmax", "logits_to_keep", *IN_PLAIN_LOOPS),
+        lambda job: (
+            job.task not in ("dpo", "kto") and job.loss in ("log_softmax", "logits_to_keep", "scaled_log_softmax")
+        ),
         IMPOSSIBLE,
         "{loss} has no meaning without {task=dpo} or kto",
     ),
