@@ -42,7 +42,7 @@ PREFERENCE_LOSSES: dict[str, tuple[Loss, ...]] = {
         "scaled_log_softmax",
         "kept_log_probs",
     ),
-    "kto": ("chunked", "log_softmax", "logits_to_keep"),
+    "kto": ("chunked", "standard", "log_softmax", "logits_to_keep"),
     "orpo": ("standard",),
     "cpo": ("standard",),
     "simpo": ("standard",),
