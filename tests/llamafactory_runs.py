@@ -1,4 +1,4 @@
-"""Adds runs of LLaMA-Factory's own DPO and KTO trainers on fake tensors to tests/trl_runs.jsonl.
+"""Adds runs of LLaMA-Factory's own DPO, KTO and reward trainers on fake tensors to tests/trl_runs.jsonl.
 
 `python -m tests.llamafactory_runs FOLDER` runs those that the file lacks; `FOLDER` has the unpacked package. Needs
 trl 0.24, the newest that LLaMA-Factory 0.9.5 takes, and the torch and transformers of the environment.
@@ -16,7 +16,9 @@ from tests.helpers import card_of
 from tests.trl_runs import FAMILIES, FULL, GPU, LAYERS, RUNS, SMALL, job_of, model_of, recorded
 
 VERSION = "LLaMA-Factory 0.9.5"
+LOSSES = {"dpo": "log_softmax", "kto": "log_softmax", "reward": "value_head"}
 FREE: dict[str, Any] = {"task": "dpo", "reference": "none"}
+REWARD: dict[str, Any] = {"task": "reward"}
 OF_LLAMA: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({"task": "dpo", "micro_batch_size": 1}, {}),
     ({"task": "dpo", "micro_batch_size": 5, "gradient_accumulation_steps": 4}, {}),
@@ -34,6 +36,14 @@ OF_LLAMA: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({"task": "kto", "micro_batch_size": 4, "gradient_accumulation_steps": 2}, {}),
     ({"task": "kto", "checkpointing": "none", "autocast": "none"}, {}),
     ({"task": "kto", **FULL, "attention": "eager"}, {"pref_ftx": 0.5}),
+    ({"task": "reward", "micro_batch_size": 1}, {}),
+    ({"task": "reward", "micro_batch_size": 4, "gradient_accumulation_steps": 2}, {}),
+    ({"task": "reward", "checkpointing": "none", "lora_dropout": 0.1}, {}),
+    ({"task": "reward", "checkpointing": "none", **FULL, "dtype": "fp32"}, {}),
+    ({"task": "reward", **FULL, "autocast": "none"}, {}),
+    ({"task": "reward", **FULL, "dtype": "fp32", "autocast": "none"}, {}),
+    ({"task": "reward", "autocast": "none", "reentrant": True}, {}),
+    ({"task": "reward", "batches": "padded", "attention": "flash"}, {}),
 )
 """A job on Llama, and LLaMA-Factory's settings."""
 
@@ -42,14 +52,16 @@ def cases() -> Iterator[dict[str, Any]]:
     """All runs."""
 
     def case(model: str, config: dict[str, Any], job: dict[str, Any], **options: Any) -> dict[str, Any]:
-        return {"model": model, "config": config, "job": {**SMALL, **job, "loss": "log_softmax"}, "options": options}
+        full = {**SMALL, **job, "loss": LOSSES[job["task"]]}
+        return {"model": model, "config": config, "job": full, "options": options}
 
     for model, config, own in FAMILIES[:7]:
-        for job in ({"task": "dpo"}, {"task": "dpo", **FULL}, {"task": "kto"}):
+        for job in ({"task": "dpo"}, {"task": "dpo", **FULL}, {"task": "kto"}, REWARD, {**REWARD, **FULL}):
             yield case(model, config, {**own, **job})
     for job, options in OF_LLAMA:
         yield case("llama-3.2-1b", {LAYERS: 6}, job, **options)
-    yield case("llama-3.1-8b", {}, {"task": "dpo", "sequence_length": 2048})
+    for task in ("dpo", "reward"):
+        yield case("llama-3.1-8b", {}, {"task": task, "sequence_length": 2048})
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's own preference trainers on fake tensors (`tests.llamafactory_runs` says what it needs).
+"""LLaMA-Factory's own preference and reward trainers on fake tensors (`tests.llamafactory_runs` says what it needs).
 
 Its trainer classes are the real ones; what they import from the rest of the package is left out, except the function
 that makes log-probabilities.
@@ -10,7 +10,7 @@ import ast
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,24 +21,34 @@ from torch import nn
 
 from tests import trl_trace
 from tests.trl_trace import SETUPS, Setup, TrlRun, num_scored, ones
+from vramplan.torch_backend.model.build import from_config
 
 PACKAGE = "llamafactory"
+TRAINERS = {
+    "dpo": ("dpo", "CustomDPOTrainer"),
+    "kto": ("kto", "CustomKTOTrainer"),
+    "reward": ("rm", "PairwiseTrainer"),
+}
+"""The stage and the trainer's class of each task."""
 PRESENT = ("datasets", "requests")
 """Packages that TRL 0.24 may use."""
 
 
-def load(folder: Path) -> tuple[Any, Any]:
-    """The classes of the trainers of DPO and KTO from the unpacked package in `folder`."""
+def load(folder: Path) -> dict[str, Any]:
+    """The trainer's class of each task from the unpacked package in `folder`."""
     with patch("transformers.utils.import_utils._is_package_available", _is_present):
         import trl.import_utils  # noqa: F401  (it asks which packages there are)
-    for name in ("", ".train", ".train.dpo", ".train.kto", ".extras"):
+    for name in ("", ".train", ".train.dpo", ".train.kto", ".train.rm", ".extras"):
         package = ModuleType(PACKAGE + name)
         package.__path__ = []
         sys.modules[PACKAGE + name] = package
+    from transformers import TrainerCallback
+
     own: dict[str, dict[str, Any]] = {
         "extras.constants": {"IGNORE_INDEX": -100},
         "extras.packages": {"is_transformers_version_greater_than": lambda _: True},
-        "train.callbacks": {"SaveProcessorCallback": object},
+        "extras.logging": {"get_logger": lambda name: None},
+        "train.callbacks": {"SaveProcessorCallback": object, "FixValueHeadModelCallback": TrainerCallback},
         "train.trainer_utils": _functions(folder / "train/trainer_utils.py", ("get_batch_logps", "nested_detach")),
     }
     own["train.trainer_utils"] |= dict.fromkeys(("create_custom_optimizer", "create_custom_scheduler"))
@@ -46,8 +56,9 @@ def load(folder: Path) -> tuple[Any, Any]:
         module = ModuleType(f"{PACKAGE}.{name}")
         vars(module).update(values)
         sys.modules[module.__name__] = module
-    dpo, kto = (_module(f"train.{stage}.trainer", folder / f"train/{stage}/trainer.py") for stage in ("dpo", "kto"))
-    return dpo.CustomDPOTrainer, kto.CustomKTOTrainer
+        setattr(sys.modules[f"{PACKAGE}.{name.rpartition('.')[0]}"], name.rpartition(".")[2], module)
+    return {task: getattr(_module(f"train.{stage}.trainer", folder / f"train/{stage}/trainer.py"), name)
+            for task, (stage, name) in TRAINERS.items()}  # fmt: skip
 
 
 def _is_present(name: str, return_version: bool = False) -> Any:
@@ -91,7 +102,7 @@ class FinetuningArguments:
 class Custom(Setup):
     """CustomDPOTrainer and CustomKTOTrainer."""
 
-    classes: tuple[Any, Any]
+    classes: dict[str, Any]
 
     def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any, reference: Any = None) -> Any:
         from datasets import Dataset
@@ -101,12 +112,18 @@ class Custom(Setup):
         if peft is not None:
             if self.job.checkpointing == "full":
                 model.enable_input_require_grads()
+            peft.task_type = "CAUSAL_LM"  # whatever the stage
             model = get_peft_model(model, peft)
+        own = {"ref_model": reference}
+        if self.job.task == "reward":
+            from trl import AutoModelForCausalLMWithValueHead
+
+            own, model = {}, AutoModelForCausalLMWithValueHead.from_pretrained(model)
         options, self.options = self.options, {}
         arguments = TrainingArguments(**self.arguments(folder), remove_unused_columns=False)
-        return self.classes[self.job.task == "kto"](
+        return self.classes[str(self.job.task)](
+            **own,
             model=model,
-            ref_model=reference,
             finetuning_args=FinetuningArguments(**options),
             processor=None,
             args=arguments,
@@ -118,7 +135,7 @@ class Custom(Setup):
     def batch(self) -> dict[str, torch.Tensor]:
         samples, length = self.job.micro_batch_size, self.job.sequence_length
         names = ("input_ids", "attention_mask", "labels")
-        if self.job.task == "dpo":
+        if self.job.task in ("dpo", "reward"):
             return {name: ones(2 * samples, length) for name in names}
         made = {f"{kl}{name}": ones(samples, length) for kl in ("", "kl_") for name in names}
         return {**made, "kto_tags": torch.zeros(samples, dtype=torch.bool)}
@@ -133,7 +150,7 @@ class LlamaFactoryRun(TrlRun):
     """One tracked run of a trainer of LLaMA-Factory."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        with patch.dict(SETUPS, {"dpo": Custom, "kto": Custom}):
+        with patch.dict(SETUPS, dict.fromkeys(TRAINERS, Custom)):
             super().__init__(*args, **options)
 
     def go(self) -> dict[str, int]:
@@ -142,7 +159,10 @@ class LlamaFactoryRun(TrlRun):
             return super().go()
 
     def _needs_reference(self) -> bool:
-        return self.job.reference != "none"
+        return self.job.reference != "none" and self.job.task != "reward"
+
+    def _model(self) -> nn.Module:
+        return from_config(self.spec, self.job, "meta", False, nullcontext).module
 
 
 @contextmanager

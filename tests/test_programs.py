@@ -96,7 +96,7 @@ def test_sft_vlm_cuts_nothing() -> None:
     ("recipe", "what"),
     [
         ("--nproc_per_node 4 full_finetune_distributed --config llama3/8B_full", "shards by FSDP"),
-        ("lora_dpo_distributed --config x.yaml", "preference training"),
+        ("lora_dpo_distributed --config llama3_1/8B_lora_dpo", "preference training by FSDP"),
         ("recipes/qat_distributed.py --config x.yaml", "quantization-aware"),
     ],
 )

@@ -100,3 +100,16 @@ def test_only_batches_that_the_trainer_takes_are_planned() -> None:
     assert sorted(plan.micro_batch_size for plan in plans) == [2, 4]
     grpo = suggest("llama-3.2-1b", "h100", 32, task="grpo", prompt_length=512, sequence_length=1024, advice=False)
     assert grpo.max_micro_batch_size % 8 == 0
+
+
+def test_a_value_head_keeps_all_logits_in_fp32() -> None:
+    def forward(loss: str, **settings: Any) -> int:
+        job = {"task": "reward", "sequence_length": 1024, "micro_batch_size": 4, "loss": loss, **settings}
+        return estimate("llama-3.2-1b", "h100", **job).phases["forward"]
+
+    logits = 4 * 2 * 4 * 1024 * spec_of("llama-3.2-1b").config["vocab_size"]
+    assert 2 * logits < forward("value_head") - forward("standard") < 3 * logits  # log-probabilities, an fp32 copy
+    with pytest.raises(VramplanError, match="DDP stops"):
+        forward("value_head", method="full", num_gpus=2)
+    with pytest.raises(VramplanError, match="strategy=zero2"):
+        forward("value_head", strategy="zero3", num_gpus=2)

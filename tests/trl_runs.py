@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from tests.helpers import card_of, spec_of
 from vramplan.inputs.job import Job
@@ -142,6 +143,18 @@ def older_cases(loss: str) -> Iterator[dict[str, Any]]:
         }
 
 
+def older_kto_cases() -> Iterator[dict[str, Any]]:
+    """Runs of KTO by whole logits."""
+    own = {**SMALL, "task": "kto", "loss": "standard"}
+    for model, config, settings in FAMILIES[:7]:
+        for job in ({}, FULL):
+            yield {"model": model, "config": config, "job": {**own, **settings, **job}, "options": {}}
+    for job in ({"autocast": "none"}, {"micro_batch_size": 4}, {"prompt_length": 100, "checkpointing": "none"}):
+        yield {"model": "llama-3.2-1b", "config": {LAYERS: 6}, "job": {**own, **job}, "options": {}}
+
+
+KTO = "1.9.0"
+"""The version of which KTO runs, that axolotl 0.19 requires."""
 OLDER = {"1.8.0": "standard", "1.0.0": "sliced", "0.28.0": "concatenated_states"}
 """The loss of each older version."""
 
@@ -165,16 +178,19 @@ def main() -> int:
     """Run what the file lacks of this version."""
     version = Path(sys.argv[1]).name.removeprefix("trl-") if len(sys.argv) > 1 else TRL
     sys.path[:0] = sys.argv[1:]
-    from tests.trl_trace import TrlRun
+    from tests import trl_trace
+    from tests.trl_trace import TrlRun, of_one_kind
 
     known = [{**row, "peaks": None} for row in recorded()]
-    for case in older_cases(OLDER[version]) if version in OLDER else cases():
+    older = older_kto_cases() if version == KTO else older_cases(OLDER[version]) if version in OLDER else None
+    for case in cases() if older is None else older:
         row = json.loads(json.dumps({"trl": version, **case}))
         if {**row, "peaks": None} in known:
             continue
         job = job_of(row)
         run = TrlRun(model_of(row), job, card_of(GPU), str(job.task), prompt=job.prompt_length or 0, **row["options"])
-        with RUNS.open("a") as file:
+        scored = of_one_kind() if version == KTO else trl_trace.num_scored
+        with RUNS.open("a") as file, patch.object(trl_trace, "num_scored", scored):
             file.write(json.dumps({**row, "peaks": run.go()}) + "\n")
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +40,17 @@ EAGER_STEPS = 2
 def num_scored(shape: Sequence[int], answer_tokens: int) -> int:
     """Elements that a mask of this shape selects: the tokens of each row's answer."""
     return prod(shape[:-1]) * min(answer_tokens, shape[-1]) if len(shape) > 1 else shape[0]
+
+
+def of_one_kind() -> Callable[[Sequence[int], int], int]:
+    """The same for KTO with desirable answers alone: of a mask of samples all, of the next none, by turns."""
+    turns = itertools.cycle((1, 0))
+    usual = num_scored
+
+    def scored(shape: Sequence[int], answer_tokens: int) -> int:
+        return usual(shape, answer_tokens) if len(shape) > 1 else shape[0] * next(turns)
+
+    return scored
 
 
 class MaskFakes(Fakes):

@@ -14,7 +14,7 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import Input, ModelInputs, text_inputs
 from vramplan.inputs.model_spec import Config
 from vramplan.inputs.task_inputs import task_inputs
-from vramplan.inputs.task_rules import PREFERENCE, TRL_TASKS
+from vramplan.inputs.task_rules import TRL_TASKS, drops_nothing
 from vramplan.memory.fused_attention import FusedAttention
 
 
@@ -78,16 +78,23 @@ class StepSpec:
             full=not lora,
             lora_rank=job.lora_rank if lora else 0,
             lora_targets=job.lora_targets,
-            lora_dropout=0.0 if job.task in PREFERENCE else job.lora_dropout,  # TRL's disable_dropout
+            lora_dropout=0.0 if drops_nothing(job) else job.lora_dropout,
             adapter_dtype=used or job.lora_dtype,
             adapter_input=job.lora_dtype if job.computed_dtype and job.fsdp.version == 1 else None,
             head_dtype=job.dtype if job.reads_sharded_head else None,
             dora=job.method == "dora",
-            modules_to_save=(*(job.modules_to_save or ()), *(("score",) if lora and job.task == "reward" else ())),
+            modules_to_save=(*(job.modules_to_save or ()), *_saved_head(job)),
             saved_dtype=used or job.saved_dtype,
             quantize="nf4-double" if job.quantize == "nf4" and job.double_quant else job.quantize,
             peft_expert_pattern=self.peft_experts,
             linear_experts=self.linear_experts,
             compute_dtype=job.dtype,
-            input_needs_grad=job.checkpointing == "full",  # modeling_utils.py: activation_checkpointing_enable
+            # modeling_utils.py: activation_checkpointing_enable; torchtune does without, OpenRLHF asks for it always
+            input_needs_grad=(job.checkpointing == "full" and job.loss != "scaled_log_softmax")
+            or (lora and job.loss == "kept_log_probs"),
         )
+
+
+def _saved_head(job: Job) -> tuple[str, ...]:
+    """The head that PEFT trains as a copy beside the adapters of a reward model."""
+    return ("score",) if job.method != "full" and job.task == "reward" and job.loss != "value_head" else ()

@@ -48,6 +48,11 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             " trainer is modelled for"
         )
     check_inputs(spec, job)
+    if job.loss == "kept_log_probs" and (model.tower is not None or _has_experts(spec)):
+        raise UnsupportedError(
+            f"{setting('loss', job.loss)}: OpenRLHF's loop is modelled for text without experts, whose router logits it"
+            f" keeps too; {spec.name} has other layers"
+        )
     traced = f"{setting('by', 'trace')} runs it"
     for key, refused in architecture.refuses:
         value = config.get(key)
@@ -59,7 +64,7 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
         )
     check_shared(spec, model, job)
     check_kept_keys(spec, model, job)
-    if job.task == "reward" and spec.model_type in NO_REWARD:
+    if job.task == "reward" and job.loss != "value_head" and spec.model_type in NO_REWARD:
         raise ConfigError(
             f"{setting('task', job.task)}: transformers 5.23 has no {spec.model_type} model with one number for a text"
             " (ForSequenceClassification)"
@@ -100,10 +105,21 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
     return notes
 
 
+def _has_experts(spec: ModelSpec) -> bool:
+    """Whether the model is a mixture of experts, by its configuration."""
+    return any(spec.config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
+
+
 def _not_compared(job: Job) -> list[str]:
     """What no run of the trainer's own code was compared with, although it may need more than the estimate says."""
     if job.task == "grpo" and job.num_gpus > 1:
         return ["GRPO on several GPUs was not compared with runs of TRL"]
+    if job.loss == "kept_log_probs" and job.num_gpus > 1:
+        return [
+            "OpenRLHF's loops were compared with runs on one GPU; DeepSpeed's share is that of other trainers' runs"
+        ]
+    if job.loss == "value_head" and job.method == "full" and job.num_gpus > 1:
+        return ["a reward model of LLaMA-Factory with full fine-tuning on several GPUs was not compared with a run"]
     sharded = job.strategy == "zero3" or (job.strategy == "fsdp" and job.fsdp.version == 2)
     if job.task not in ("dpo", "kto") or not sharded:
         return []

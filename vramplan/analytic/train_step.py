@@ -14,7 +14,7 @@ from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord, record_of
 from vramplan.analytic.tasks import compute_loss_of, forward_of, grpo
 from vramplan.inputs.job import Job
-from vramplan.inputs.task_rules import PREFERENCE
+from vramplan.inputs.task_rules import drops_nothing
 
 
 def new_modules(setting: StepSpec) -> Modules:
@@ -22,7 +22,7 @@ def new_modules(setting: StepSpec) -> Modules:
     net = Modules(Tape(), setting.training(), setting.liger)
     job = setting.job
     net.tape.reentrant = job.reentrant
-    net.tape.drops = job.task not in PREFERENCE  # TRL's disable_dropout
+    net.tape.drops = not drops_nothing(job)
     net.tape.holds_leaves = job.strategy == "fsdp" and job.fsdp.checkpoint_wraps_fsdp and job.method != "full"
     return net
 
@@ -74,6 +74,7 @@ def simulate_step(setting: StepSpec, micro_steps: int) -> StepRecord:
         if job.loop == "trainer" and not steps_inside:  # training_step returns loss.detach(): the graph goes at once
             loss = None
     tape.enter("end", None)
+    net.loop_locals.clear()
     del loss, batch
     tape.sections.append(LayerSection("over", None, len(tape.events), len(tape.storages), len(tape.kernels)))
     if setting.vision is not None and not setting.has_images:  # the tower is loaded all the same
@@ -135,7 +136,7 @@ def run_forward(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Te
     """
     job = setting.job
     batch = as_handed(net.tape, job, batch)
-    compute_loss = compute_loss_of(job.task)
+    compute_loss = compute_loss_of(job)
     if compute_loss is not None:
         return compute_loss(net, setting, phase, batch)
     with net.tape.autocasting(job.autocast if job.casts else None):

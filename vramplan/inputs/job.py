@@ -34,6 +34,9 @@ Loss = Literal[
     "concatenated_states",
     "log_softmax",
     "logits_to_keep",
+    "value_head",
+    "scaled_log_softmax",
+    "kept_log_probs",
 ]
 Task = Literal[
     "sequence_classification", "token_classification", "embedding", "reranker", "reward", "dpo", "kto", "orpo", "cpo",
@@ -342,11 +345,16 @@ class Job(Record):
     logits; sliced_fp32: of those before, where fp32 logits replace the half-precision ones; sections: torchtune's, fp32
     for an eighth of the tokens at a time; liger: Liger's, fused with the head; liger_cross_entropy: Liger's of fp32
     logits, which their gradients overwrite; cut: Apple's cut cross-entropy, as in axolotl's plugin; chunked: TRL's;
-    log_probs: verl's, by FlashAttention's cross-entropy of half-precision logits, which their gradients overwrite.
+    log_probs: verl's, by FlashAttention's cross-entropy of half-precision logits, which their gradients overwrite;
+    kept_log_probs: OpenRLHF's, the same of fp32 logits, which live on until the next micro-batch.
     With `task` dpo: chunked is that of TRL from 1.15 on, standard of 1.6 to 1.13, sliced of 0.29 to 1.5,
     concatenated_states of 0.19 to 0.28, whose forward returns all hidden states too, concatenated of 0.15 to 0.18.
+    With `task` kto: chunked the same, standard is that of TRL 1.9.
     With `task` dpo and kto: log_softmax is LLaMA-Factory's, of all logits in fp32 at once; logits_to_keep is
-    ms-swift's, of the logits from the first answer's first token on."""
+    ms-swift's, of the logits from the first answer's first token on. With `task` dpo: scaled_log_softmax is
+    torchtune's, of fp32 logits divided by a temperature, with the reference's logits kept until the next. With `task`
+    reward: standard is TRL's, of a model with one number for a text, value_head LLaMA-Factory's, of a whole language
+    model with a value head."""
     fused_kernels: tuple[FusedKernel, ...] = ()
     """Layers that Liger's kernels compute, where the model has them and Liger replaces them: rope (rotary embedding),
     rms_norm, layer_norm (of vision towers), swiglu and geglu (gated feed-forward)."""

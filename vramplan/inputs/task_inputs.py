@@ -42,7 +42,9 @@ def _prompt_and_answers(job: Job) -> list[Input]:
 
 
 def _texts(job: Job) -> list[Input]:
-    """A pair whose tokens count alike."""
+    """A pair whose tokens count alike; LLaMA-Factory's collator makes labels too."""
+    if job.loss == "value_head":
+        return [*_pair(job)[:2], Input("labels", (2, job.sequence_length), stacked=False)]
     return _pair(job)[:2]
 
 

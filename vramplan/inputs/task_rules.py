@@ -15,13 +15,34 @@ TRL_TASKS = (*PREFERENCE, "grpo")
 """Tasks of TRL's trainers."""
 SCORING = ("dpo", "kto", "orpo", "cpo", "simpo")
 """Those that compute log-probabilities of answers."""
+OWN_REFERENCE = (None, "adapters_off")
+"""References of a trainer that takes the model without adapters."""
 CONCATENATED: tuple[Loss, ...] = ("concatenated_states", "concatenated")
 """Those of TRL before 0.29."""
-OF_FRAMEWORKS: dict[Loss, str] = {"log_softmax": "LLaMA-Factory", "logits_to_keep": "ms-swift"}
+OF_FRAMEWORKS: dict[Loss, str] = {
+    "log_softmax": "LLaMA-Factory",
+    "value_head": "LLaMA-Factory",
+    "logits_to_keep": "ms-swift",
+    "scaled_log_softmax": "torchtune",
+    "kept_log_probs": "OpenRLHF",
+}
 """Those of frameworks' own trainers, and the frameworks."""
+WITH_DROPOUT: tuple[Loss, ...] = ("value_head", "scaled_log_softmax", "kept_log_probs")
+"""Those whose trainers leave dropout on."""
+IN_PLAIN_LOOPS: tuple[Loss, ...] = ("scaled_log_softmax", "kept_log_probs")
+"""Those of loops that are not transformers' Trainer."""
 PREFERENCE_LOSSES: dict[str, tuple[Loss, ...]] = {
-    "dpo": ("chunked", "standard", "sliced", *CONCATENATED, "log_softmax", "logits_to_keep"),
-    "kto": ("chunked", "log_softmax", "logits_to_keep"),
+    "dpo": (
+        "chunked",
+        "standard",
+        "sliced",
+        *CONCATENATED,
+        "log_softmax",
+        "logits_to_keep",
+        "scaled_log_softmax",
+        "kept_log_probs",
+    ),
+    "kto": ("chunked", "standard", "log_softmax", "logits_to_keep"),
     "orpo": ("standard",),
     "cpo": ("standard",),
     "simpo": ("standard",),
@@ -32,6 +53,11 @@ PREFERENCE_LOSSES: dict[str, tuple[Loss, ...]] = {
 def is_preference(job: Job) -> bool:
     """Whether one of TRL's preference trainers runs the job."""
     return job.task in PREFERENCE
+
+
+def drops_nothing(job: Job) -> bool:
+    """Whether the job's trainer switches dropout off, as TRL's do (disable_dropout)."""
+    return job.task in PREFERENCE and job.loss not in WITH_DROPOUT
 
 
 NO_REWARD = frozenset({"cohere", "cohere2", "glm4_moe", "granite", "olmoe"})
@@ -64,14 +90,46 @@ TASK_RULES = (
         "{prompt_length}: a prompt has at least one token",
     ),
     Rule(
-        lambda job: is_preference(job) and job.batches == "packed",
+        lambda job: is_preference(job) and job.batches == "packed" and job.loss != "kept_log_probs",
         UNSUPPORTED,
         "{batches} with {task}: TRL packs no pairs (padding_free is switched off since 0.29); use {batches=padded}",
     ),
     Rule(
-        lambda job: is_preference(job) and job.loop == "plain",
+        lambda job: is_preference(job) and job.loop == "plain" and job.loss not in IN_PLAIN_LOOPS,
         UNSUPPORTED,
         "{loop} with {task}: TRL's trainers are modelled; use {loop=trainer}",
+    ),
+    Rule(
+        lambda job: job.loss in IN_PLAIN_LOOPS and job.loop != "plain",
+        IMPOSSIBLE,
+        "{loss} is of a loop that is not transformers' Trainer; use {loop=plain}",
+    ),
+    Rule(
+        lambda job: job.loss == "kept_log_probs" and job.task not in (None, "dpo"),
+        IMPOSSIBLE,
+        "{loss} has no meaning with {task}; it is of OpenRLHF's supervised training and {task=dpo}",
+    ),
+    Rule(
+        lambda job: job.loss == "kept_log_probs" and job.autocast != "none",
+        IMPOSSIBLE,
+        "{loss} runs without autocast, as DeepSpeed casts the weights; use {autocast=none}",
+    ),
+    Rule(
+        lambda job: job.loss == "kept_log_probs" and job.strategy in ("fsdp", "device_map", "zero0"),
+        UNSUPPORTED,
+        "{strategy} with {loss} is not modelled: OpenRLHF runs DeepSpeed; use {strategy=zero2}",
+    ),
+    Rule(
+        lambda job: job.loss == "scaled_log_softmax" and (job.method == "full" or job.num_gpus > 1),
+        UNSUPPORTED,
+        "{loss} is modelled for adapters on one GPU, as torchtune's lora_dpo_single_device; use {method=lora} and"
+        " {num_gpus=1}",
+    ),
+    Rule(
+        lambda job: job.loss == "scaled_log_softmax" and (job.autocast != "none" or job.reference not in OWN_REFERENCE),
+        UNSUPPORTED,
+        "{loss} runs without autocast and with the model without adapters as reference; use {autocast=none} and"
+        " {reference=adapters_off}",
     ),
     *(
         Rule(
@@ -87,9 +145,26 @@ TASK_RULES = (
         "{loss} has no meaning without {task=dpo}",
     ),
     Rule(
-        lambda job: job.task not in ("dpo", "kto") and job.loss in OF_FRAMEWORKS,
+        lambda job: (
+            job.task not in ("dpo", "kto") and job.loss in ("log_softmax", "logits_to_keep", "scaled_log_softmax")
+        ),
         IMPOSSIBLE,
         "{loss} has no meaning without {task=dpo} or kto",
+    ),
+    Rule(
+        lambda job: job.task != "reward" and job.loss == "value_head",
+        IMPOSSIBLE,
+        "{loss} has no meaning without {task=reward}",
+    ),
+    Rule(
+        lambda job: job.loss == "value_head" and job.strategy not in ("ddp", "zero1", "zero2"),
+        UNSUPPORTED,
+        "{strategy} with {loss} was not compared with a run of LLaMA-Factory; use {strategy=zero2}",
+    ),
+    Rule(
+        lambda job: job.loss == "value_head" and (job.strategy, job.method) == ("ddp", "full") and job.num_gpus > 1,
+        UNSUPPORTED,
+        "{loss} with {method} on several GPUs: DDP stops at a head without a gradient; use {strategy=zero2}",
     ),
     Rule(
         lambda job: is_preference(job) and job.pictures > 0,

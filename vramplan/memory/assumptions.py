@@ -110,6 +110,8 @@ def _describe_task(job: Job) -> str:
     prompt = f", prompts of {job.prompt_length} tokens" if job.prompt_length else ""
     if job.task == "grpo":
         return f"{_describe_grpo(job)}{prompt}, {REFERENCES[job.reference or 'none']}; "
+    if job.loss == "value_head":
+        return "reward model (a value head beside all logits) as LLaMA-Factory trains it on pairs; "
     if job.task == "reward":
         return "reward model (one label) as TRL 1.16 trains it on pairs; "
     if job.task in ("orpo", "cpo", "simpo"):

@@ -150,7 +150,7 @@ def trainer(job: Job) -> str:
     name = "reward model" if job.task == "reward" else str(job.task).upper()
     if job.loss in OF_FRAMEWORKS:
         return f"{name} of {OF_FRAMEWORKS[job.loss]}"
-    since = {**TRL_VERSIONS, "standard": "up to 1.12" if job.task == "grpo" else "1.6 to 1.13"}
+    since = {**TRL_VERSIONS, "standard": {"grpo": "up to 1.12", "kto": "1.9"}.get(str(job.task), "1.6 to 1.13")}
     versions = f" {since[job.loss]}" if job.task in ("dpo", "kto", "grpo") and job.loss in since else ""
     return f"{name} of TRL{versions}" + (f", {ENGINES[job.generate_with]}" if job.task == "grpo" else "")
 

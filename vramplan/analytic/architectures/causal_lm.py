@@ -51,7 +51,11 @@ def causal_lm(forward: ForwardPass, c: Config) -> ModelOutput:
         return ModelOutput(loss, [logits])
 
 
-LOGIT_LOSSES = {"standard": losses.cross_entropy, "liger_cross_entropy": in_place_cross_entropy}
+LOGIT_LOSSES = {
+    "standard": losses.cross_entropy,
+    "value_head": losses.cross_entropy,
+    "liger_cross_entropy": in_place_cross_entropy,
+}
 """Cross-entropies of all logits in fp32."""
 
 

@@ -43,6 +43,14 @@ def log_softmax_of_labels(logits: Tensor, labels: Tensor) -> Tensor:
     return ops.gather(found, labels, (rows, length - 1, 1)).view(rows, length - 1)
 
 
+def log_softmax_of_scaled(logits: Tensor, labels: Tensor) -> Tensor:
+    """The same of logits divided by a temperature, a copy that is no longer sliced (torchtune 0.6.1)."""
+    rows, length, vocabulary = logits.shape
+    shifted = ops.sliced(logits, (rows, length - 1, vocabulary))
+    found = _log_softmax(ops.scale(shifted, "logits divided by the temperature"))
+    return ops.gather(found, labels, (rows, length - 1, 1)).view(rows, length - 1)
+
+
 def _log_sum_exp(x: Tensor) -> Tensor:
     """``torch.logsumexp(x, -1)`` (native/ReduceOps.cpp: logsumexp_out_impl; FunctionsManual.cpp: logsumexp_backward).
 

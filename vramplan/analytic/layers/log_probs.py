@@ -1,4 +1,4 @@
-"""verl's loss: log-probabilities of the labels by FlashAttention's cross-entropy, which overwrites its logits."""
+"""Log-probabilities of labels by FlashAttention's cross-entropy: verl's, which overwrites logits, and OpenRLHF's."""
 
 from __future__ import annotations
 
@@ -44,4 +44,23 @@ def log_probs_loss(logits: Tensor) -> Tensor:
     tape.save(loss_node, labels, sums, divided)
     out = ops.output(loss_node, tape, (), "fp32", "loss")
     del per_token, sums, labels, divided, temperature
+    return out
+
+
+def kept_log_probs(logits: Tensor, labels: Tensor) -> Tensor:
+    """(B, S) log-probabilities by (B, S, V) fp32 logits, saved for backward (OpenRLHF 0.11.2, models/utils.py).
+
+    FlashAttention's cross-entropy writes their gradient into a tensor of its own unless it is told otherwise.
+    """
+    tape, (batch, length, _), like = logits.tape, logits.shape, logits.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [ops.new_like(tape, like, "gradient of the logits", passes=2)]
+
+    node = tape.node((logits,), backward)
+    sums, squares = (tape.empty((batch * length,), "fp32", what) for what in ("log-sum-exp per token", "z losses"))
+    tape.work(0, logits.num_bytes, logits.dtype)
+    tape.save(node, logits, sums, labels)
+    out = ops.output(node, tape, (batch, length), "fp32", "log-probabilities per token")
+    del sums, squares
     return out

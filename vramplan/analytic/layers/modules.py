@@ -94,6 +94,8 @@ class Modules:
     """Keys and values, held by the model's outputs until the loss exists."""
     outputs: list[Tensor] = field(default_factory=list)
     """The model's outputs, held by the loop until backward is over (`Job.keeps_outputs`)."""
+    loop_locals: list[Tensor] = field(default_factory=list)
+    """What names of a plain loop hold until the next micro-step assigns them again."""
     states: list[Tensor] | None = None
     """The input of each layer and the last hidden state, if the outputs hold them (`output_hidden_states`)."""
     widths: dict[str, int] = field(default_factory=dict)
@@ -142,6 +144,10 @@ class Modules:
             stored = ops.stored_as(quantize, shape) if quantize != "none" else ()
             parameter = tape.parameters[key] = Parameter(tape, name, shape, dtype, trains, stored, quantize)
         return parameter
+
+    def trained_head(self, name: str, dtype: str, *shape: int) -> Parameter:
+        """A weight of a head that trains beside the model, whichever of the model's weights train."""
+        return self._declared(name, shape, dtype, True)
 
     def linear(
         self, name: str, x: Tensor, out_features: int, bias: bool = False, cached: bool = True, head: bool = False

@@ -95,13 +95,14 @@ class ZeroStage(Strategy):
         return self.job.zero.of_width(setting.architecture.shape(setting.config).hidden)
 
     def _trained(self) -> dict[tuple[int | None, str], Trained]:
-        """Trainable weights by group: the Trainer makes two, with and without weight decay."""
+        """Trainable weights by group: the Trainer and OpenRLHF make two, with and without weight decay."""
         found, offsets = {}, [0, 0]
+        splits = self.job.loop == "trainer" or self.job.loss == "kept_log_probs"
         for group in (0, 1):
             for one in self.own_weights():
                 name, shape, dtype = one.parameter.name, one.parameter.shape, one.parameter.dtype
-                plain = self.job.loop == "trainer" and not Weight(name, shape, dtype).decays
-                if one.parameter.trains and plain == bool(group):
+                without_decay = splits and not Weight(name, shape, dtype).decays
+                if one.parameter.trains and without_decay == bool(group):
                     count = one.parameter.num_elements
                     found[one.layer, one.name] = Trained(one, group, offsets[group], count)
                     offsets[group] += count

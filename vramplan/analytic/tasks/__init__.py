@@ -15,7 +15,7 @@ from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.inputs.job import Task
+from vramplan.inputs.job import Job, Loss, Task
 from vramplan.inputs.model_spec import Config
 
 Forward = Callable[[ForwardPass, Config], ModelOutput]
@@ -39,6 +39,10 @@ LOSSES: dict[Task, str] = {
 """The file of each task whose trainer computes the loss itself."""
 
 
+LOSSES_OF_LOOPS: dict[Loss, str] = {"kept_log_probs": "kept_log_probs"}
+"""The file of each way to compute the loss that is of a training loop, whatever its task."""
+
+
 def forward_of(setting: StepSpec) -> Forward:
     """The forward of a step, with its loss."""
     task = setting.job.task
@@ -48,11 +52,12 @@ def forward_of(setting: StepSpec) -> Forward:
     return found
 
 
-def compute_loss_of(task: Task | None) -> ComputeLoss | None:
+def compute_loss_of(job: Job) -> ComputeLoss | None:
     """What a task's trainer does to compute its loss; None if that is one forward."""
-    if task not in LOSSES:
+    name = LOSSES_OF_LOOPS.get(job.loss) or (None if job.task is None else LOSSES.get(job.task))
+    if name is None:
         return None
-    found: ComputeLoss = _file(LOSSES[task]).compute_loss
+    found: ComputeLoss = _file(name).compute_loss
     return found
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch
+from vramplan.analytic.layers.label_log_probs import entropies, label_log_probs
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks import log_softmax, logits_to_keep
-from vramplan.analytic.tasks.fused_head import answer_labels, fused_forward, of_samples
+from vramplan.analytic.tasks.fused_head import answer_labels, fused_forward, of_samples, scored_tokens
 from vramplan.analytic.tasks.reference import WITH_MODEL, as_reference, reference_of, without_gradients
+from vramplan.analytic.tasks.whole_logits import logits_of
 
 METRICS = ("entropy", "mean_logits")
 """What the fused head computes for the metrics."""
@@ -24,6 +26,8 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
         return log_softmax.kto_loss(net, setting, phase, batch)
     if setting.job.loss == "logits_to_keep":
         return logits_to_keep.kto_loss(net, setting, phase, batch)
+    if setting.job.loss == "standard":
+        return _by_logits(net, setting, phase, batch)
     tape, kind = net.tape, reference_of(setting.job)
     kl_batch = batch._replace(
         inputs={name.removeprefix("KL_"): one for name, one in batch.inputs.items() if name.startswith("KL_")}
@@ -46,6 +50,44 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     counted = tape.empty(per_token.shape, "fp32", "entropy of the answers")
     del counted
     return loss
+
+
+def _by_logits(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+    """The same by all logits (trl 1.9), of which the reference's live until the loss is returned."""
+    tape, index = net.tape, batch.inputs["input_ids"]
+    kl_batch = batch._replace(
+        inputs={name.removeprefix("KL_"): one for name, one in batch.inputs.items() if name.startswith("KL_")}
+    )
+    with without_gradients(net, phase, "policy.") as own:
+        scored = [logits_of(net, setting, own, kl_batch)]
+    _log_probs(scored.pop(), index)
+    logits = logits_of(net, setting, phase, batch)
+    sums = ops.total(_log_probs(logits, index))
+    if reference_of(setting.job) in WITH_MODEL:
+        with as_reference(net, phase, "kl.") as own:
+            scored = [logits_of(net, setting, own, kl_batch)]
+        _log_probs(scored.pop(), index)
+        with as_reference(net, phase) as own:
+            reference = logits_of(net, setting, own, batch)
+        _log_probs(reference, index)
+    loss = of_samples(sums)
+    rows, length, vocabulary = logits.shape
+    entropy = entropies(ops.sliced(logits, (rows, length - 1, vocabulary)), False)
+    # shift_logits.index_select(0, chosen_idx), then its tokens: most if all answers of the batch are of one kind
+    chosen = tape.empty((rows, length - 1, vocabulary), logits.dtype, "logits of one kind of answers")
+    picked = (rows * scored_tokens(setting.job), vocabulary)
+    places = tape.empty((picked[0], 2), "int64", "places of the tokens of answers")
+    taken = tape.empty(picked, logits.dtype, "logits of tokens of answers")
+    del places, taken, chosen, entropy
+    return loss
+
+
+def _log_probs(logits: Tensor, index: Tensor) -> Tensor:
+    """``selective_log_softmax(logits[:, :-1, :], input_ids[:, 1:])``."""
+    logits.tape.module = "loss"
+    rows, length, vocabulary = logits.shape
+    shifted = ops.sliced(logits, (rows, length - 1, vocabulary))
+    return label_log_probs(shifted, index).view(rows, length - 1)
 
 
 def _summed(net: Modules, setting: StepSpec, phase: str, batch: Batch, extras: tuple[str, ...]) -> None:

@@ -12,11 +12,14 @@ from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch, forward_pass
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
+from vramplan.analytic.tasks import value_head
 from vramplan.analytic.tasks.fused_head import of_samples
 
 
 def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``RewardTrainer.compute_loss``."""
+    if setting.job.loss == "value_head":
+        return value_head.compute_loss(net, setting, phase, batch)
     job, tape = setting.job, net.tape
     with tape.autocasting(job.autocast if job.casts else None):
         rewards = _rewards(net, setting, phase, batch)

@@ -7,7 +7,8 @@ from typing import Any
 from vramplan.errors import ConfigError, setting
 from vramplan.frameworks.framework import ENGINES, Framework, Writer
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least, hold_back, resolve_version
-from vramplan.frameworks.readers.axolotl_tasks import read_task
+from vramplan.frameworks.readers.axolotl_grpo import make_grpo
+from vramplan.frameworks.readers.axolotl_tasks import TRL, read_task
 from vramplan.frameworks.readers.trainer_arguments import (
     adapter_fields,
     attention_field,
@@ -128,6 +129,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     parsed.num_train_samples = hold_back(held_back)
     if held_back > 0 or config.has("test_datasets"):
         parsed.eval_batch_size = config.integer("eval_batch_size", default=job["micro_batch_size"])
+    if job.get("task") == "grpo":
+        make_grpo(parsed, config, TRL)
     parsed.expandable = True
     parsed.rows = "packed" if is_packed else "padded" if is_padded else "samples"
     parsed.drops_longer = config.lowercase("excess_length_strategy", default="drop") == "drop"

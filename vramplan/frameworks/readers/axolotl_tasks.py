@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.nearest import estimate_command, refuse_task
 from vramplan.frameworks.parsed_config import at_least
+from vramplan.frameworks.readers.axolotl_grpo import grpo_fields
 from vramplan.frameworks.readers.trl_grpo import completion_length
 from vramplan.frameworks.readers.trl_tasks import loss_of
 from vramplan.frameworks.settings import ConfigReader
@@ -13,8 +15,10 @@ from vramplan.units import round_up
 
 SINCE, TRL = "0.19", "1.9.0"
 """The first version whose requirements were read, and the TRL that it requires."""
-TASKS = {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "simpo": "simpo"}
-"""Values of `rl` -> the job's task; TRL 1.9's KTO is not modelled."""
+TASKS = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "simpo"}
+"""Values of `rl` -> the job's task; `grpo` is read in :mod:`vramplan.frameworks.readers.axolotl_grpo`."""
+LOSSES = {"kto": "standard", "simpo": "standard"}
+"""How TRL's KTOTrainer and CPOTrainer compute the loss at that version."""
 DPO_LOSSES = (
     "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_pair",
     "aot_unpaired", "apo_zero", "apo_down", "discopop", "sigmoid_norm",
@@ -32,33 +36,70 @@ def read_task(config: ConfigReader, version: str, model: str, job: dict[str, Any
     """
     value = config.lowercase("rl", default="")
     task = TASKS.get(value)
+    is_read = at_least(version, SINCE) and job.get("strategy", "ddp") in ENGINES
     if value == "grpo":
         nearest = estimate_command(model, _nearest_grpo(config, job))
-        raise config.unsupported("rl", f"is not read yet; nearest, TRL's own trainer: {nearest}")
-    if task is None or not at_least(version, SINCE) or job.get("strategy", "ddp") not in ENGINES:
+        if not is_read:
+            raise config.unsupported("rl", f"is not read yet; nearest, TRL's own trainer: {nearest}")
+        try:
+            return _without_plugins(config, value, job) | grpo_fields(config, TRL, job)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{error.text}; nearest, TRL's own trainer: {nearest}") from None
+    if task is None or not is_read:
         raise refuse_task(config, "rl", value, model, job)
     for name in ("dpo_use_weighting", "dpo_use_liger_kernel", "rl_adapter_ref_model", "trainer_cls"):
         config.require_off(name)
     for name in config.strings("dpo_loss_type"):
         if name.lower() not in DPO_LOSSES:
             raise config.unsupported("dpo_loss_type", f"{name} is not modelled yet")
-    if job.get("loss", "standard") != "standard" or job.get("fused_kernels"):
-        raise config.unsupported("plugins", f"with rl: {value} is not modelled yet")
+    _without_plugins(config, value, job)
     if config.boolean("dpo_padding_free", default=False):
         config.note("warning", "dpo_padding_free", "has no effect: TRL switched it off for DPO in 0.29")
     for name in ("rl_beta", "dpo_label_smoothing", "dpo_loss_weights", "orpo_alpha", "simpo_gamma"):
         config.read_keys.add(name)
-    fields: dict[str, Any] = {"task": task, "loss": loss_of("cpo" if task == "simpo" else task, TRL)}
+    if task == "kto":
+        _check_kto(config, job)
+    fields: dict[str, Any] = {"task": task, "loss": LOSSES.get(task) or loss_of(task, TRL)}
     fields |= {"batches": "padded", "sequence_length": _padded(config, job["sequence_length"])}
     if task == "simpo" and config.number("cpo_alpha", default=1.0):
         fields["task"] = "cpo"  # which adds the cross-entropy of chosen answers
     if task == "dpo" and config.boolean("precompute_ref_log_probs", default=False):
         fields["reference"] = "precomputed"
-    if task == "dpo" and job.get("quantize", "none") != "none":
+    if task in ("dpo", "kto") and job.get("quantize", "none") != "none":
         fields["lora_dtype"] = "bf16"  # TRL adds the adapters, and casts those of a quantized model
     if task == "dpo":
         config.note("warning", "rl", "empties PyTorch's cache after every micro-batch: caches less than this says")
     return fields
+
+
+def _without_plugins(config: ConfigReader, value: str, job: dict[str, Any]) -> dict[str, Any]:
+    """Nothing, unless a plugin changes the loss or the layers.
+
+    Raises:
+        UnsupportedError: naming it.
+    """
+    config.require_off("trainer_cls")
+    if job.get("loss", "standard") != "standard" or job.get("fused_kernels"):
+        raise config.unsupported("plugins", f"with rl: {value} is not modelled yet")
+    return {}
+
+
+def _check_kto(config: ConfigReader, job: dict[str, Any]) -> None:
+    """Refuse what TRL 1.9's KTOTrainer stops at, and the second model that it loads by itself in fp32.
+
+    Raises:
+        ConfigError: for micro-batches of one sample.
+        UnsupportedError: for full fine-tuning, as axolotl hands it no reference (core/builders/rl.py).
+    """
+    if job["micro_batch_size"] < 2:
+        raise ConfigError(
+            f"{config.place('micro_batch_size')}: micro_batch_size: KTOTrainer stops at 1: its KL term takes answers of"
+            " other prompts of the batch"
+        )
+    if job["method"] == "full":
+        raise config.unsupported(
+            "rl", "with full fine-tuning is not modelled yet: TRL loads its reference in fp32; adapter: lora is"
+        )
 
 
 def _nearest_grpo(config: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:

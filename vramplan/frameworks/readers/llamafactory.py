@@ -8,7 +8,7 @@ from vramplan.errors import ConfigError, setting
 from vramplan.frameworks.framework import ENGINES, Framework, Writer
 from vramplan.frameworks.liger import ALL_KERNELS
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, hold_back, num_started_processes, resolve_version
-from vramplan.frameworks.readers.llamafactory_tasks import STAGES, refuse_stage, stage_pairs, task_fields
+from vramplan.frameworks.readers.llamafactory_tasks import STAGES, WRITTEN, refuse_stage, stage_pairs, task_fields
 from vramplan.frameworks.readers.trainer_arguments import (
     NAMES,
     adapter_fields,
@@ -145,7 +145,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         job |= task_fields(config, stage, version, job)
         del names["loss"]  # Liger's loss is for stages that need no logits
     elif stage not in ("sft", "pt"):
-        raise refuse_stage(config, stage, model, job)
+        raise refuse_stage(config, stage)
     parsed = ParsedConfig("llamafactory", f"{version} ({where})", model, job, names, config.notes)
     parsed.liger_types = LIGER_TYPES
     parsed.rows = "packed" if packs else "samples"
@@ -347,5 +347,5 @@ FRAMEWORK = Framework(
     variables=frozenset({"FORCE_TORCHRUN"}),
     overrides="pairs",  # hparams/parser.py: OmegaConf.from_cli
     expands_all_linear=True,
-    writers=(Writer("llamafactory", write, tuple(name for name in ENGINES if name != "fsdp"), tasks=STAGES),),
+    writers=(Writer("llamafactory", write, tuple(name for name in ENGINES if name != "fsdp"), tasks=WRITTEN),),
 )

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from vramplan.errors import UnsupportedError, setting
-from vramplan.frameworks.nearest import estimate_command
 from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
 from vramplan.inputs.job import Job
 from vramplan.units import round_up
 
-STAGES = ("dpo", "kto")
-"""Stages whose trainers are modelled, by the job's task."""
+WRITTEN = ("dpo", "kto")
+"""Stages that are written too, by the job's task."""
+STAGES = (*WRITTEN, "rm")
+"""Stages whose trainers are modelled, beside supervised fine-tuning."""
 FREE_OF_REFERENCE = ("orpo", "simpo")
 LOSSES = ("sigmoid", "hinge", "ipo", *FREE_OF_REFERENCE)
 """Values of pref_loss, which differ in numbers for each sample."""
@@ -22,14 +23,16 @@ MULTIPLE = 8
 
 
 def task_fields(config: ConfigReader, stage: str, version: str, job: dict[str, Any]) -> dict[str, Any]:
-    """What DPO and KTO change in a job that has been read for supervised fine-tuning.
+    """What a stage changes in a job that has been read for supervised fine-tuning.
 
-    Their log-probabilities are LLaMA-Factory's own, not TRL's (train/trainer_utils.py: get_batch_logps), and its
-    trainers switch dropout off.
+    The log-probabilities of DPO and KTO are LLaMA-Factory's own, not TRL's (train/trainer_utils.py: get_batch_logps),
+    and those trainers switch dropout off.
 
     Raises:
         UnsupportedError: for a setting that is not modelled.
     """
+    if stage == "rm":
+        return _reward_fields(config, job)
     fields: dict[str, Any] = {"task": stage, "loss": "log_softmax", "batches": "padded"}
     fields["sequence_length"] = round_up(job["sequence_length"], MULTIPLE)
     if job["method"] != "full":
@@ -50,21 +53,17 @@ def task_fields(config: ConfigReader, stage: str, version: str, job: dict[str, A
     return fields
 
 
-def refuse_stage(config: ConfigReader, stage: str, model: str, job: dict[str, Any]) -> UnsupportedError:
-    """The error for another stage; a reward model's names the nearest job of TRL.
+def _reward_fields(config: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:
+    """What reward modelling changes: a whole language model with a value head, and a plain Trainer with dropout."""
+    if job.get("loss") == "liger":
+        raise config.unsupported("enable_liger_kernel", "in stage rm is not modelled yet; leave it out")
+    length = round_up(job["sequence_length"], MULTIPLE)
+    return {"task": "reward", "loss": "value_head", "batches": "padded", "sequence_length": length}
 
-    A reward model is the whole language model with a value head: it keeps every layer's states and all logits in fp32
-    (train/rm/trainer.py; trl 0.24, models/modeling_value_head.py), which TRL's reward model does not.
-    """
-    modelled = f"modelled: sft, pt, {', '.join(STAGES)}"
-    if stage != "rm":
-        return config.unsupported("stage", f"is not modelled yet; {modelled}")
-    nearest = estimate_command(model, job | {"task": "reward", "loss": "standard", "batches": "padded"})
-    return config.unsupported(
-        "stage",
-        "keeps all states and all logits beside its value head, which is not modelled yet and takes more than the"
-        f" nearest, a reward model of TRL: {nearest}; {modelled}",
-    )
+
+def refuse_stage(config: ConfigReader, stage: str) -> UnsupportedError:
+    """The error for another stage."""
+    return config.unsupported("stage", f"is not modelled yet; modelled: sft, pt, {', '.join(STAGES)}")
 
 
 def stage_pairs(job: Job) -> Pairs:

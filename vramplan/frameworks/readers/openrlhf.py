@@ -1,7 +1,8 @@
-"""OpenRLHF's ``openrlhf.cli.train_*`` (0.11.2), with the flags from before they had dots; recognised, not estimated.
+"""OpenRLHF's ``openrlhf.cli.train_sft`` and ``train_dpo`` (0.11.2, and 0.7 to 0.9, whose flags have no dots).
 
-It runs DeepSpeed by a loop of its own (openrlhf/utils/deepspeed.py), takes log-probabilities from whole logits in fp32,
-and in preference training keeps a second model as the reference. The nearest job of TRL or transformers is named.
+Its loops run DeepSpeed's engine without accelerate: fp32 log-probabilities of whole logits, two groups of weights,
+DeepSpeed's own bucket sizes, and in DPO a second model (trainer/, models/actor.py, utils/deepspeed/). Its other
+trainings are refused with the nearest estimate (:mod:`vramplan.frameworks.readers.openrlhf_nearest`).
 """
 
 from __future__ import annotations
@@ -11,100 +12,166 @@ from typing import Any
 
 from vramplan.errors import UnsupportedError
 from vramplan.frameworks.framework import Framework, Program
-from vramplan.frameworks.nearest import estimate_command
-from vramplan.frameworks.parsed_config import ParsedConfig
-from vramplan.frameworks.readers.trainer_arguments import num_launched_processes
+from vramplan.frameworks.known_keys import refuse_unmodelled
+from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least, resolve_version
+from vramplan.frameworks.readers.openrlhf_nearest import TASKS, nearest
+from vramplan.frameworks.readers.trainer_arguments import DTYPES, num_launched_processes
 from vramplan.frameworks.settings import ConfigReader
+from vramplan.inputs.job import DEEPSPEED_SIZES, FUSED_KERNELS
 
-TASKS = {"train_sft": None, "train_dpo": "dpo", "train_rm": "reward", "train_kto": "kto", "train_ppo_ray": "grpo"}
-"""Modules of openrlhf.cli -> the task of the nearest job."""
-REFERRING = ("dpo", "kto")
+PACKAGE, NEWEST, FIRST = "openrlhf", "0.11.2", "0.7"
+"""Its package, the newest version that was read, and the first whose loops are the same."""
+LONGEST = {"train_sft": 2048, "train_dpo": 512}
+"""The programs that are read, and their data.max_len if it is not set."""
+NAMES: dict[bool, dict[str, KeyNames]] = {
+    True: {
+        "micro_batch_size": "train.micro_batch_size",
+        "sequence_length": "data.max_len",
+        "lora_rank": "ds.lora.rank",
+        "strategy": {"zero3": "ds.zero_stage 3"},
+    },
+    False: {
+        "micro_batch_size": "micro_train_batch_size",
+        "sequence_length": "max_len",
+        "lora_rank": "lora_rank",
+        "strategy": {"zero3": "zero_stage 3"},
+    },
+}
+"""Keys, for flags with dots and without."""
 
 
 def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> ParsedConfig:
-    """Nothing: the estimate of the nearest job is named instead.
+    """The job of a training command.
 
     Raises:
-        UnsupportedError: always.
+        UnsupportedError: for what is not modelled, with the nearest estimate.
     """
-    program = PurePosixPath(config.source.program).stem
+    where, program = config.source.where, PurePosixPath(config.source.program).stem
     if program not in TASKS:
         raise UnsupportedError(
-            f"{config.source.where}: settings of OpenRLHF without the command that takes them:"
+            f"{where}: settings of OpenRLHF without the command that takes them:"
             " give check the line of python -m openrlhf.cli.train_..."
         )
-    task = TASKS[program]
-    job = _job(config, num_gpus, task)
-    model = config.string("model.model_name_or_path", "actor.model_name_or_path", "pretrain") or "MODEL"
-    whose = "transformers' step" if task is None else "TRL's trainer"
-    raise UnsupportedError(
-        f"{config.source.where}: OpenRLHF's own step, with fp32 log-probabilities of whole logits, is not modelled yet;"
-        f" nearest, with {whose}: {estimate_command(model, job)}"
-    )
+    version, origin = resolve_version(PACKAGE, framework_version, NEWEST)
+    try:
+        if program not in LONGEST:
+            raise UnsupportedError(f"{where}: {program}: OpenRLHF's own step is not modelled for it yet")
+        if not at_least(version, FIRST):
+            raise UnsupportedError(f"{where}: OpenRLHF {version}: its loops differ before {FIRST}")
+        refuse_unmodelled(config)
+        job = _job(config, num_gpus, program)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{error.text}; {nearest(config, num_gpus, program)}") from None
+    has_dots = any("." in name for name in config.source.settings)
+    model = config.string("model.model_name_or_path", "pretrain") or ""
+    parsed = ParsedConfig(PACKAGE, f"{version} ({origin})", model, job, NAMES[has_dots], config.notes)
+    parsed.task = "DPO" if "task" in job else "SFT"
+    if config.has("eval.dataset", "eval_dataset"):
+        parsed.eval_batch_size = job["micro_batch_size"]
+    return parsed
 
 
-def _job(config: ConfigReader, num_gpus: int, task: str | None) -> dict[str, Any]:
-    gpus = _num_gpus(config, num_gpus, task)
-    micro_batch = config.integer("train.micro_batch_size", "micro_train_batch_size", default=1)
+def _job(config: ConfigReader, num_gpus: int, program: str) -> dict[str, Any]:
+    gpus = num_launched_processes(config, num_gpus)
+    micro_batch = config.integer("train.micro_batch_size", "micro_train_batch_size", default=8)
     batch = config.integer("train.batch_size", "train_batch_size", default=128)
-    rank = config.integer("ds.lora.rank", "lora_rank", default=0, least=0)
     stage = config.integer("ds.zero_stage", "zero_stage", default=2, least=0)
-    flash = config.lowercase("ds.attn_implementation", "attn_implementation", default="")
+    dtype = _dtype(config)
     job: dict[str, Any] = {
-        "task": task,
-        "method": "lora" if rank else "full",
-        "lora_rank": rank or None,
-        "quantize": "nf4" if config.boolean("ds.load_in_4bit", "load_in_4bit", default=False) else "none",
+        "loop": "plain",
+        "loss": "kept_log_probs",
+        "dtype": dtype,
         "autocast": "none",
-        "sequence_length": config.integer("data.max_len", "max_len", default=2048),
+        "optimizer": "adamw_torch_fused",  # DeepSpeed's FusedAdam has the same states
+        "sequence_length": config.integer("data.max_len", "max_len", default=LONGEST[program]),
         "micro_batch_size": micro_batch,
         "gradient_accumulation_steps": max(1, batch // (micro_batch * gpus)),
         "num_gpus": gpus,
-        "strategy": f"zero{stage}" if stage else "ddp",
+        "strategy": f"zero{stage}",
+        "zero": _zero(config, stage),
         "checkpointing": "none",
-        "attention": "sdpa",
+        "attention": _attention(config),
+        "batches": "padded",
     }
-    if config.boolean("model.gradient_checkpointing_enable", "actor.gradient_checkpointing_enable",
-                      "gradient_checkpointing", default=False):  # fmt: skip
+    if config.boolean("model.gradient_checkpointing_enable", "gradient_checkpointing", default=False):
         job["checkpointing"] = "full"
-    if config.boolean("flash_attn", default=False) or "flash" in flash:
-        job["attention"] = "flash"
+        job["reentrant"] = config.boolean(
+            "model.gradient_checkpointing_reentrant", "gradient_checkpointing_use_reentrant", default=False
+        )
+    if config.boolean("ds.packing_samples", "packing_samples", default=False):
+        job |= {"batches": "packed", "attention": "flash"}  # rows without padding, as flash_attention_2 takes them
     if config.boolean("ds.adam_offload", "adam_offload", default=False):
         job["offload"] = "optimizer"
-    if task in REFERRING:
-        job["reference"] = "model"
-    return job | (_generation(config) if task == "grpo" else {})
+    if config.boolean("ds.use_liger_kernel", "use_liger_kernel", default=False):
+        job["fused_kernels"] = FUSED_KERNELS  # AutoLigerKernelForCausalLM, whose loss needs labels
+    if program == "train_dpo":
+        _note_reference(config)
+        if stage == 3 and config.integer("ds.lora.rank", "lora_rank", default=0, least=0):
+            raise config.unsupported(
+                "ds.lora.rank" if config.has("ds.lora.rank") else "lora_rank",
+                "with a second model under ZeRO-3 is not modelled yet; ds.zero_stage 2 is",
+            )
+        job |= {"task": "dpo", "reference": "model"}
+    return job | _method(config, dtype, stage)
 
 
-def _generation(config: ConfigReader) -> dict[str, Any]:
-    """VLLM on the training's GPUs if all models share them, else on others."""
-    fields: dict[str, Any] = {
-        "num_generations": max(2, config.integer("rollout.n_samples_per_prompt", "n_samples_per_prompt", default=1)),
-        "generate_with": "vllm_server",
-    }
-    prompt = config.integer("prompt_max_len", default=1024)
-    answer = config.integer("rollout.max_new_tokens", "generate_max_len", default=1024)
-    if not config.has("data.max_len", "max_len"):
-        fields["sequence_length"] = prompt + answer
-        fields["prompt_length"] = prompt
-    else:
-        fields["prompt_length"] = max(1, config.integer("data.max_len", "max_len", default=2048) - answer)
-    if config.boolean("train.colocate_all", "colocate_all_models", default=False):
-        sleeps = config.boolean("vllm.enable_sleep", "vllm_enable_sleep", default=False)
-        fields["generate_with"] = "vllm_sleep" if sleeps else "vllm"
-        fields["vllm_share"] = config.number("vllm.gpu_memory_utilization", "vllm_gpu_memory_utilization", default=0.95)
-    return fields
+def _method(config: ConfigReader, dtype: str, stage: int) -> dict[str, Any]:
+    """Full fine-tuning, or adapters; the engine casts those that it does not shard while loading."""
+    rank = config.integer("ds.lora.rank", "lora_rank", default=0, least=0)
+    four_bit = config.boolean("ds.load_in_4bit", "load_in_4bit", default=False)
+    if not rank:
+        return {"method": "full"} | ({"quantize": "nf4"} if four_bit else {})
+    fields: dict[str, Any] = {"method": "lora", "lora_rank": rank}
+    fields["lora_dtype"] = "fp32" if stage == 3 and not four_bit else dtype
+    fields["lora_dropout"] = config.number("ds.lora.dropout", "lora_dropout", default=0.0)
+    targets = config.strings("ds.lora.target_modules") or config.strings("target_modules")
+    if targets and targets != ("all-linear",):
+        fields["lora_targets"] = targets
+    return fields | ({"quantize": "nf4", "double_quant": True} if four_bit else {})
 
 
-def _num_gpus(config: ConfigReader, num_gpus: int, task: str | None) -> int:
-    if task != "grpo":
-        return num_launched_processes(config, num_gpus)
-    each = config.integer("actor.num_gpus_per_node", "actor_num_gpus_per_node", default=8)
-    return each * config.integer("actor.num_nodes", "actor_num_nodes", default=1)
+def _note_reference(config: ConfigReader) -> None:
+    """Note a reference that is another checkpoint."""
+    name = config.string("ref.model_name_or_path", "ref_pretrain")
+    if name not in (None, config.string("model.model_name_or_path", "pretrain")):
+        key = "ref.model_name_or_path" if config.has("ref.model_name_or_path") else "ref_pretrain"
+        config.note("doubt", key, "is estimated with the layers of the model that trains")
+
+
+def _dtype(config: ConfigReader) -> str:
+    name = config.lowercase("ds.param_dtype", "param_dtype", default="bf16")
+    if DTYPES.get(name) not in ("bf16", "fp16"):
+        raise config.invalid(("ds.param_dtype", "param_dtype"), "bf16 or fp16")
+    if not config.has("ds.param_dtype", "param_dtype", "bf16") and config.has("pretrain"):
+        config.note("default", "param_dtype", "not set: bf16, as from 0.9.2 on; before, --bf16 said so")
+    config.read_keys.add("bf16")
+    return DTYPES[name]
+
+
+def _attention(config: ConfigReader) -> str:
+    """flash_attention_2 unless another is named; up to 0.8.9 eager without --flash_attn."""
+    name = config.lowercase("ds.attn_implementation", "attn_implementation", default="")
+    if config.boolean("flash_attn", default=False) or "flash" in name:
+        return "flash"
+    if name:
+        if name not in ("eager", "sdpa"):
+            raise config.unsupported(
+                "ds.attn_implementation" if config.has("ds.attn_implementation") else "attn_implementation"
+            )
+        return name
+    if config.has("pretrain"):
+        config.note("default", "attn_implementation", "not set: flash_attention_2, as from 0.8.10 on; before, eager")
+    return "flash"
+
+
+def _zero(config: ConfigReader, stage: int) -> dict[str, Any]:
+    """DeepSpeed's own sizes: nobody fills in "auto" (utils/deepspeed/deepspeed_utils.py: get_train_ds_config)."""
+    overlaps = config.boolean("ds.overlap_comm", "overlap_comm", default=False) or stage == 3
+    return {**DEEPSPEED_SIZES, "overlap_comm": overlaps}
 
 
 FRAMEWORK = Framework(
-    name="openrlhf",
+    name=PACKAGE,
     read=read,
     programs=tuple(Program(f"openrlhf/cli/{name}.py") for name in TASKS),
     marks=frozenset({"micro_train_batch_size", "train.micro_batch_size"}),

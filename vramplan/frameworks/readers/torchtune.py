@@ -14,8 +14,8 @@ from typing import Any
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, setting
 from vramplan.frameworks.framework import Framework, Writer
 from vramplan.frameworks.known_keys import refuse_unmodelled
-from vramplan.frameworks.nearest import estimate_command
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, resolve_version
+from vramplan.frameworks.readers import torchtune_dpo as dpo
 from vramplan.frameworks.readers.trainer_arguments import DTYPES
 from vramplan.frameworks.settings import ConfigReader, ConfigValue
 from vramplan.frameworks.syntax import argv
@@ -27,11 +27,9 @@ PACKAGE, NEWEST = "torchtune", "0.6.1"
 DISTRIBUTED = "shards by FSDP, which is not modelled for torchtune yet"
 RECIPES = {"full_finetune_single_device": "full", "lora_finetune_single_device": "lora"}
 """Recipes that are read -> their method."""
-DPO = "lora_dpo_single_device"
-PREFERENCE_LOSSES = ("torchtune.rlhf.loss.DPOLoss", "torchtune.rlhf.loss.RSOLoss")
 UNREAD = (
     ("finetune_distributed", DISTRIBUTED),
-    ("dpo", "is preference training, which is not modelled yet; `vramplan estimate MODEL --task dpo` is TRL's own"),
+    ("dpo", "is preference training by FSDP, which is not modelled yet; given its YAML file, check names the nearest"),
     ("ppo", "is reinforcement training, which is not modelled yet"),
     ("grpo", "is reinforcement training, which is not modelled yet"),
     ("knowledge_distillation", "is distillation, which is not modelled yet"),
@@ -125,7 +123,8 @@ def split(words: Sequence[str]) -> tuple[list[str], dict[str, ConfigValue]]:
     file = settings.get("config")
     if recipe is not None and str(settings["recipe"].value) not in RECIPES:
         names_job = file is not None and str(file.value).endswith((".yaml", ".yml"))
-        if not (str(settings["recipe"].value) == DPO and names_job):  # refused, whatever its configuration is
+        is_dpo = str(settings["recipe"].value) in (dpo.RECIPE, *dpo.SHARDED)
+        if not (is_dpo and names_job):  # refused, whatever its configuration is
             return [], {"recipe": settings["recipe"]}
     if file is not None and not str(file.value).endswith((".yaml", ".yml")):
         raise ConfigError(
@@ -137,8 +136,10 @@ def split(words: Sequence[str]) -> tuple[list[str], dict[str, ConfigValue]]:
 def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> ParsedConfig:
     """The job of a torchtune configuration."""
     version, where = resolve_version(PACKAGE, framework_version, NEWEST)
-    prefers = _is_preference_training(config)
-    if not prefers:
+    prefers = dpo.is_dpo(config)
+    if prefers:
+        dpo.check_recipe(config)
+    else:
         _refuse_recipe(config)
     if config.has("max_new_tokens") and not config.has("batch_size"):  # recipes/configs/generation.yaml
         raise ConfigError(
@@ -186,31 +187,12 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
             f"{config.source.where}: dataset.packed needs tokenizer.max_seq_len, torchtune stops without it"
         )
     if prefers:
-        raise _refused_preference(config, model, job)
+        job |= dpo.dpo_fields(config, model, job, num_gpus)
     if config.boolean("compile", default=False):
         config.note("warning", "compile", "compiled layers and losses keep less than is counted here")
-    return ParsedConfig(PACKAGE, f"{version} ({where})", model, job, NAMES, config.notes)
-
-
-def _is_preference_training(config: ConfigReader) -> bool:
-    """Whether the recipe or the loss is of preferences; a recipe without its configuration is refused before."""
-    by_loss = str(config.string("loss._component_") or "").startswith(PREFERENCE_LOSSES)
-    return config.has("batch_size") and (by_loss or config.string("recipe") == DPO)
-
-
-def _refused_preference(config: ConfigReader, model: str, job: dict[str, Any]) -> UnsupportedError:
-    """The error for preference training, whose nearest is TRL's.
-
-    The recipe concatenates pairs, keeps all logits until the loss, and scores them again without adapters
-    (recipes/lora_dpo_single_device.py: concatenated_forward).
-    """
-    nearest = {name: one for name, one in job.items() if name not in ("batches", "loop")} | {"task": "dpo"}
-    key = "recipe" if config.has("recipe") else "loss._component_"
-    return config.unsupported(
-        key,
-        f"is preference training, which is not modelled yet; nearest, TRL's own: {estimate_command(model, nearest)}"
-        " --loss standard",
-    )
+    parsed = ParsedConfig(PACKAGE, f"{version} ({where})", model, job, NAMES, config.notes)
+    parsed.task = "DPO" if prefers else parsed.task
+    return parsed
 
 
 def _refuse_recipe(config: ConfigReader) -> None:
@@ -219,7 +201,7 @@ def _refuse_recipe(config: ConfigReader) -> None:
     if recipe is None or recipe in RECIPES:
         return
     what = next((text for part, text in reversed(UNREAD) if part in recipe), "is not read yet")
-    raise config.unsupported("recipe", f"{what}; read: {', '.join(RECIPES)}")
+    raise config.unsupported("recipe", f"{what}; read: {', '.join((*RECIPES, dpo.RECIPE))}")
 
 
 def _check_recipe(config: ConfigReader, method: str, num_gpus: int) -> None:

@@ -1,0 +1,72 @@
+"""The runs of OpenRLHF's own trainers on fake tensors that the tape is compared with, in tests/openrlhf_runs.jsonl.
+
+`python -m tests.openrlhf_runs FOLDER` runs those that the file lacks; `FOLDER` has the unpacked package (0.11.2), whose
+DeepSpeed has to be installed. It adds the peak of live tensors in each phase, in bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.helpers import card_of
+from tests.trl_runs import FAMILIES, FULL, GPU, LAYERS, job_of, model_of
+
+RUNS = Path(__file__).parent / "openrlhf_runs.jsonl"
+VERSION = "OpenRLHF 0.11.2"
+OWN: dict[str, Any] = {
+    "loss": "kept_log_probs", "loop": "plain", "dtype": "bf16", "autocast": "none", "lora_dtype": "bf16",
+    "optimizer": "adamw_torch_fused", "batches": "padded", "sequence_length": 256, "micro_batch_size": 2,
+}  # fmt: skip
+DPO: dict[str, Any] = {"task": "dpo", "reference": "model"}
+OF_LLAMA: tuple[dict[str, Any], ...] = (
+    {"micro_batch_size": 1},
+    {"gradient_accumulation_steps": 2},
+    {**FULL, "gradient_accumulation_steps": 4, "micro_batch_size": 4},
+    {"checkpointing": "none"},
+    {**FULL, "checkpointing": "none"},
+    {"reentrant": True},
+    {**DPO, **FULL, "checkpointing": "none"},
+    {**DPO, "gradient_accumulation_steps": 2, "sequence_length": 512},
+)
+"""Jobs on Llama."""
+
+
+def cases() -> Iterator[dict[str, Any]]:
+    """All runs: the model, keys of its configuration, the job."""
+    for model, config, own in FAMILIES[:7]:
+        for job in ({}, FULL, DPO, {**DPO, **FULL}):
+            yield {"model": model, "config": config, "job": {**OWN, **own, **job}}
+    for job in OF_LLAMA:
+        yield {"model": "llama-3.2-1b", "config": {LAYERS: 6}, "job": {**OWN, **job}}
+    for job in ({}, DPO):
+        whole = {**OWN, "sequence_length": 2048, **job}
+        yield {"model": "llama-3.1-8b", "config": {}, "job": whole}
+
+
+def recorded() -> list[dict[str, Any]]:
+    """The rows of the file."""
+    return [json.loads(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
+
+
+def main() -> int:
+    """Run what the file lacks."""
+    from tests.openrlhf_trace import OpenRlhfRun, load
+
+    classes = load(Path(sys.argv[1]))
+    known = [{**row, "peaks": None} for row in recorded()]
+    for case in cases():
+        row = json.loads(json.dumps({"version": VERSION, **case}))
+        if {**row, "peaks": None} in known:
+            continue
+        peaks = OpenRlhfRun(classes, model_of(row), job_of(row), card_of(GPU)).go()
+        with RUNS.open("a") as file:
+            file.write(json.dumps({**row, "peaks": peaks}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

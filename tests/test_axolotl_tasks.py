@@ -1,0 +1,94 @@
+"""axolotl's rl: kto and grpo, which are TRL 1.9's trainers with settings of axolotl's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vramplan import check, estimate
+from vramplan.errors import VramplanError
+
+BASE: dict[str, Any] = {
+    "base_model": "Qwen/Qwen2.5-0.5B",
+    "adapter": "lora",
+    "lora_r": 8,
+    "lora_target_linear": "true",
+    "sequence_len": 1024,
+    "micro_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "bf16": "true",
+}
+KTO = {**BASE, "rl": "kto"}
+GRPO = {
+    **BASE,
+    "rl": "grpo",
+    "trl": "{max_completion_length: 256, num_generations: 8, reward_funcs: [rewards.is_right]}",
+}
+
+
+def verdict(folder: Any, settings: dict[str, Any], length: int | None = None) -> Any:
+    path = folder / "train.yaml"
+    path.write_text("".join(f"{key}: {value}\n" for key, value in settings.items()))
+    given = {} if length is None else {"sequence_length": length}
+    return check(path, "h100", num_gpus=1, framework="axolotl", framework_version="0.19.0", **given)
+
+
+def trl(text: str, **more: Any) -> dict[str, Any]:
+    return {**GRPO, "trl": f"{{max_completion_length: 256, {text}}}", **more}
+
+
+def test_kto_is_that_of_trl_1_9(tmp_path: Any) -> None:
+    job = verdict(tmp_path, KTO).estimate.job
+    assert (job.task, job.loss, job.sequence_length) == ("kto", "standard", 1024)
+    by_logits = estimate(KTO["base_model"], "h100", **{**job.model_dump(exclude_defaults=True), "device_map": None})
+    assert (
+        by_logits.peak_allocated_bytes
+        > 1.5
+        * estimate(
+            KTO["base_model"], "h100", task="kto", loss="chunked", sequence_length=1024, micro_batch_size=4
+        ).peak_allocated_bytes
+    )
+
+
+def test_grpo_reads_the_sections_trl_and_vllm(tmp_path: Any) -> None:
+    job = verdict(tmp_path, GRPO, length=768).estimate.job
+    assert (job.task, job.loss, job.prompt_length, job.num_generations) == ("grpo", "standard", 512, 8)
+    assert job.generate_with == "transformers"
+    shared = trl("use_vllm: true, vllm_mode: colocate")
+    job = verdict(tmp_path, shared, length=768).estimate.job
+    assert (job.generate_with, job.vllm_share) == ("vllm", 0.9)
+    job = verdict(tmp_path, {**shared, "vllm": "{gpu_memory_utilization: 0.4}"}, length=768).estimate.job
+    assert job.vllm_share == 0.4
+    job = verdict(tmp_path, trl("use_vllm: true"), length=768).estimate.job
+    assert (job.generate_with, job.vllm_share) == ("vllm", 0.3)  # TRL's own defaults
+
+
+def test_the_length_of_a_prompt_is_open(tmp_path: Any) -> None:
+    assert len(verdict(tmp_path, GRPO).cases) > 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({**KTO, "micro_batch_size": 1}, "stops at 1"),
+        ({**KTO, "adapter": "", "lora_r": "", "embeddings_skip_upcast": "true"}, "reference in fp32"),
+        ({**KTO, "rl_adapter_ref_model": "true"}, "rl_adapter_ref_model"),
+        (trl("beta: 0.04"), "copies axolotl's adapters"),
+        ({**GRPO, "rl_beta": 0.1}, "copies axolotl's adapters"),
+        (trl("async_prefetch: true"), "async_prefetch"),
+        (trl("use_liger_loss: true"), "use_liger_loss"),
+        (trl("entropy_coef: 0.1"), "entropy"),
+        (trl("reward_funcs: [org/reward-model]"), "reward model"),
+        (trl("use_vllm: true, vllm_mode: colocate, vllm_enable_sleep_mode: true"), "PYTORCH_ALLOC_CONF"),
+        ({**GRPO, "trl": "{num_generations: 8}"}, "max_completion_length is not set"),
+        ({key: value for key, value in GRPO.items() if key != "trl"}, "without the section trl"),
+    ],
+)  # fmt: skip
+def test_what_is_not_modelled_is_named(settings: dict[str, Any], said: str, tmp_path: Any, monkeypatch: Any) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(VramplanError) as caught:
+        verdict(tmp_path, settings)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)

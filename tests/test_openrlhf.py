@@ -1,0 +1,147 @@
+"""OpenRLHF: its loops on the tape against its own code on fake tensors, and what `check` reads and refuses."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+
+from tests.helpers import card_of, cli, spec_of
+from tests.openrlhf_runs import recorded
+from tests.trl_runs import GPU, job_of, model_of
+from vramplan import estimate
+from vramplan.analytic.job_steps import JobSteps
+from vramplan.errors import UnsupportedError, VramplanError
+from vramplan.frameworks.detect import from_line
+from vramplan.planner.read_config import read
+
+RECORDED = recorded()
+MODEL = "Qwen/Qwen2.5-0.5B"
+
+
+def errors_of(row: dict[str, Any]) -> dict[str, float]:
+    """The relative error of each phase's peak."""
+    job = job_of(row)
+    steps = JobSteps(model_of(row), job, card_of(GPU))
+    timeline = steps.timelines(job.micro_batch_size, job.gradient_accumulation_steps)[0]
+    peaks = timeline.phase_peaks(timeline.live_bytes())
+    assert peaks.keys() == row["peaks"].keys()
+    return {phase: abs(peaks[phase] / size - 1) for phase, size in row["peaks"].items()}
+
+
+def name_of(row: dict[str, Any]) -> str:
+    return f"{row['model']} {' '.join(f'{name}={value}' for name, value in row['job'].items())}"
+
+
+@pytest.mark.parametrize("row", RECORDED[::5], ids=name_of)
+def test_peaks_agree_with_its_trainers(row: dict[str, Any]) -> None:
+    assert max(errors_of(row).values()) <= 0.001
+
+
+@pytest.mark.full
+def test_all_runs_agree_with_its_trainers() -> None:
+    assert len(RECORDED) >= 35
+    errors = {name_of(row): max(errors_of(row).values()) for row in RECORDED}
+    assert not [name for name, worst in errors.items() if worst > 0.001]
+
+
+def test_the_logits_of_the_last_micro_batch_are_still_there() -> None:
+    """Supervised: those, the model's half-precision ones and the new fp32 ones; a DPO step drops all of them."""
+
+    def forward(length: int, **settings: Any) -> int:
+        job = {"loss": "kept_log_probs", "loop": "plain", "autocast": "none", "method": "full", **settings}
+        return estimate("llama-3.2-1b", "h100", sequence_length=length, micro_batch_size=4, **job).phases["forward"]
+
+    more = 4 * 1024 * spec_of("llama-3.2-1b").config["vocab_size"]
+    assert forward(2048) - forward(1024) >= (4 + 2 + 4) * more
+
+
+def job(words: str, program: str = "train_sft", num_gpus: int = 4) -> dict[str, Any]:
+    line = f"deepspeed --num_gpus {num_gpus} --module openrlhf.cli.{program} {words}"
+    return read(from_line(line, None, {}), num_gpus).job
+
+
+def test_the_defaults() -> None:
+    found = job(f"--model.model_name_or_path {MODEL}")
+    assert (found["sequence_length"], found["micro_batch_size"], found["gradient_accumulation_steps"]) == (2048, 8, 4)
+    assert (found["strategy"], found["checkpointing"], found["attention"]) == ("zero2", "none", "flash")
+    assert (found["method"], found["batches"], found["loss"]) == ("full", "padded", "kept_log_probs")
+    assert found["zero"] == {
+        "reduce_bucket_size": 500_000_000,
+        "prefetch_bucket_size": 50_000_000,
+        "param_persistence_threshold": 100_000,
+        "overlap_comm": False,
+    }
+    assert job(f"--model.model_name_or_path {MODEL}", "train_dpo")["sequence_length"] == 512
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "expected"),
+    [
+        ("--train.micro_batch_size 2", "--micro_train_batch_size 2", {"micro_batch_size": 2}),
+        ("--ds.zero_stage 3", "--zero_stage 3", {"strategy": "zero3"}),
+        ("--ds.packing_samples", "--packing_samples", {"batches": "packed", "attention": "flash"}),
+        ("--ds.adam_offload", "--adam_offload", {"offload": "optimizer"}),
+        ("--ds.lora.rank 16", "--lora_rank 16", {"method": "lora", "lora_rank": 16, "lora_dtype": "bf16"}),
+        (
+            "--ds.lora.rank 8 --ds.load_in_4bit",
+            "--lora_rank 8 --load_in_4bit",
+            {"quantize": "nf4", "lora_dtype": "bf16"},
+        ),
+        (
+            "--model.gradient_checkpointing_enable --model.gradient_checkpointing_reentrant",
+            "--gradient_checkpointing --gradient_checkpointing_use_reentrant",
+            {"checkpointing": "full", "reentrant": True},
+        ),
+        ("--ds.attn_implementation eager", "--attn_implementation eager", {"attention": "eager"}),
+        ("--data.max_len 4096", "--max_len 4096", {"sequence_length": 4096}),
+        ("--ds.lora.rank 8 --ds.zero_stage 3", "--lora_rank 8 --zero_stage 3", {"lora_dtype": "fp32"}),
+    ],
+)
+def test_flags_of_both_styles(new: str, old: str, expected: dict[str, Any]) -> None:
+    for words in (f"--model.model_name_or_path {MODEL} {new}", f"--pretrain {MODEL} --bf16 {old}"):
+        found = job(words)
+        assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "said"),
+    [
+        ("train_sft", "--ds.ring_attn_size 2 --ds.packing_samples", "ring_attn_size"),
+        ("train_sft", "--optim muon", "optim"),
+        ("train_sft", "--ds.grad_accum_dtype fp32", "grad_accum_dtype"),
+        ("train_dpo", "--ref.offload", "ref.offload"),
+        ("train_dpo", "--ds.lora.rank 8 --ds.zero_stage 3", "ZeRO-3"),
+        ("train_rm", "--ds.zero_stage 3", "train_rm"),
+        ("train_rm", "--ds.lora.rank 8 --ds.load_in_4bit --ds.adam_offload", "without the optimizer in host memory"),
+        ("train_kto", "--ds.lora.rank 8", "train_kto"),
+        ("train_ppo_ray", "--train.colocate_all --vllm.enable_sleep --vllm.gpu_memory_utilization 0.5", "critic"),
+        ("train_ppo_ray", "--ds.lora.rank 8 --ds.adam_offload --algo.advantage.estimator rloo", "train_ppo_ray"),
+    ],
+)
+def test_a_refusal_names_an_estimate_that_runs(program: str, words: str, said: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        job(f"--model.model_name_or_path {MODEL} {words}", program)
+    text = str(caught.value)
+    assert said in text
+    line = text[text.index("vramplan estimate") :].replace("--gpu GPU", "--gpu h100")
+    done = cli(*shlex.split(line)[1:])
+    assert done.returncode in (0, 1), done.stderr
+    assert "H100" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "said"),
+    [
+        ("llama-3.2-1b", {"loop": "trainer"}, "loop=plain"),
+        ("llama-3.2-1b", {"autocast": "bf16"}, "autocast=none"),
+        ("llama-3.2-1b", {"strategy": "fsdp", "num_gpus": 2}, "strategy=zero2"),
+        ("llama-3.2-1b", {"task": "reward"}, "no meaning"),
+        ("mixtral-8x7b-v0.1", {}, "experts"),
+    ],
+)
+def test_what_its_loops_do_not_do(model: str, settings: dict[str, Any], said: str) -> None:
+    job = {"loss": "kept_log_probs", "loop": "plain", "autocast": "none", "sequence_length": 512, **settings}
+    with pytest.raises(VramplanError, match=said):
+        estimate(model, "h100", **job)
