@@ -120,7 +120,12 @@ def test_trls_own_class_has_the_same_fields(task: str, settings: dict[str, Any],
         ("dpo", "1.14.2", {}, "DPOTrainer of TRL 1.14.2"),
         ("grpo", "0.17.0", {}, "modelled are those of 0.18 to 1.13, 1.15 on"),
         ("kto", "1.12.0", {"per_device_train_batch_size": 2}, "1.15 on"),
-        ("dpo", "1.12.0", {"use_liger_kernel": True}, "use_liger_kernel"),
+        ("dpo", "1.13.0", {"use_liger_kernel": True}, "DPO of TRL 1.0 to 1.12, and TRL 1.15 on"),
+        ("dpo", "0.28.0", {"use_liger_kernel": True}, "DPO of TRL 1.0 to 1.12, and TRL 1.15 on"),
+        ("dpo", "1.7.0", {"use_liger_kernel": True, "use_peft": True}, "TRL 1.8 takes them"),
+        ("dpo", "1.12.0", {"use_liger_kernel": True, "loss_type": "ipo"}, "Liger's DPO takes one loss_type"),
+        ("dpo", "1.12.0", {"use_liger_kernel": True, "precompute_ref_log_probs": True}, "set one of them to false"),
+        ("dpo", "0.27.0", {"use_liger_loss": True}, "use_liger_loss"),
         ("dpo", "1.12.0", {"loss_type": "sigmoid,sft"}, "cross-entropy"),
         ("dpo", "1.16.0", {"disable_dropout": False}, "disable_dropout"),
         ("orpo", "1.16.0", {"padding_free": True}, "padding_free"),
@@ -134,6 +139,20 @@ def test_what_is_not_modelled_is_named(task: str, version: str, settings: dict[s
     with pytest.raises(VramplanError) as caught:
         read_of(task, version, **settings)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "version", "loss"),
+    [
+        ("dpo", "1.12.0", "liger"),
+        ("dpo", "1.16.0", "chunked"),
+        ("kto", "1.16.0", "chunked"),
+        ("orpo", "1.12.0", "standard"),
+    ],
+)
+def test_liger_is_a_loss_or_layers_by_the_version(task: str, version: str, loss: str) -> None:
+    job = read_of(task, version, use_liger_kernel=True).job
+    assert (job["loss"], "swiglu" in job["fused_kernels"]) == (loss, True)
 
 
 @pytest.mark.parametrize("task", ["dpo", "kto", "reward", "grpo"])

@@ -20,7 +20,7 @@ CONCATENATED: tuple[Loss, ...] = ("concatenated_states", "concatenated")
 OF_FRAMEWORKS: dict[Loss, str] = {"log_softmax": "LLaMA-Factory", "logits_to_keep": "ms-swift"}
 """Those of frameworks' own trainers, and the frameworks."""
 PREFERENCE_LOSSES: dict[str, tuple[Loss, ...]] = {
-    "dpo": ("chunked", "standard", "sliced", *CONCATENATED, "log_softmax", "logits_to_keep"),
+    "dpo": ("chunked", "standard", "sliced", *CONCATENATED, "liger", "log_softmax", "logits_to_keep"),
     "kto": ("chunked", "log_softmax", "logits_to_keep"),
     "orpo": ("standard",),
     "cpo": ("standard",),
@@ -90,6 +90,17 @@ TASK_RULES = (
         lambda job: job.task not in ("dpo", "kto") and job.loss in OF_FRAMEWORKS,
         IMPOSSIBLE,
         "{loss} has no meaning without {task=dpo} or kto",
+    ),
+    Rule(
+        lambda job: job.task == "dpo" and job.loss == "liger" and job.reference == "precomputed",
+        IMPOSSIBLE,
+        "{loss} with {reference}: TRL's DPOTrainer stops at both; use {loss=chunked}",
+    ),
+    Rule(
+        lambda job: job.task == "dpo" and job.loss == "liger" and job.strategy in ("fsdp", "zero3"),
+        UNSUPPORTED,
+        "{loss} with {task} under {strategy} was not compared with a run of TRL; use {strategy=zero2}, or"
+        " {loss=chunked}",
     ),
     Rule(
         lambda job: is_preference(job) and job.pictures > 0,

@@ -116,7 +116,7 @@ def _describe_task(job: Job) -> str:
         return f"{job.task.upper()} as TRL 1.16 runs it on pairs; "
     reference = job.reference or ("model" if job.method == "full" else "adapters_off")
     pairs = "" if job.task == "kto" else " on pairs"
-    package = OF_FRAMEWORKS.get(job.loss, "TRL")
+    package = OF_FRAMEWORKS.get(job.loss, "TRL 1.12 with Liger's loss" if job.loss == "liger" else "TRL")
     return f"{job.task.upper()} as {package} runs it{pairs}{prompt}, {REFERENCES[reference]}; "
 
 
