@@ -37,9 +37,11 @@ Loss = Literal[
 ]
 Task = Literal[
     "sequence_classification", "token_classification", "embedding", "reranker", "reward", "dpo", "kto", "orpo", "cpo",
-    "simpo", "grpo",
+    "simpo", "grpo", "rloo",
 ]  # fmt: skip
 """What is trained for, if that is not what transformers trains such a model for."""
+ROLLOUTS: tuple[Task, ...] = ("grpo", "rloo")
+"""Tasks that generate the completions that they train on."""
 Reference = Literal["adapters_off", "model", "precomputed", "none"]
 Engine = Literal["transformers", "vllm", "vllm_sleep", "vllm_server"]
 FusedKernel = Literal["rope", "rms_norm", "layer_norm", "swiglu", "geglu"]
@@ -210,18 +212,18 @@ class Job(Record):
     """What the model is trained for, which decides its class and its loss. By transformers: sequence_classification (a
     label for each sample), token_classification (a label for each token). By sentence-transformers: embedding
     (bi-encoders), reranker (CrossEncoder). By TRL: reward (a number for each text), dpo (DPO and its kin), kto, orpo,
-    cpo, simpo (cpo without the cross-entropy of chosen answers), grpo (GRPO, DAPO, Dr. GRPO). null: what transformers
-    trains such a model for: the next token, words to fill in, an image's class.
+    cpo, simpo (cpo without the cross-entropy of chosen answers), grpo (GRPO, DAPO, Dr. GRPO), rloo. null: what
+    transformers trains such a model for: the next token, words to fill in, an image's class.
     A sample of reward, dpo, orpo, cpo and simpo is a pair of a chosen and a rejected answer, of kto a prompt with an
-    answer, of grpo a prompt with a completion; `sequence_length` is that of a prompt with one of them."""
+    answer, of grpo and rloo a prompt with a completion; `sequence_length` is that of a prompt with one of them."""
     reference: Reference | None = None
-    """Where dpo, kto and grpo take the log-probabilities of the reference from: adapters_off (the model without its
-    adapters), model (a second model, whose weights do not train), precomputed (before the training), none; null: for
-    grpo none (beta 0), else adapters_off with adapters and model without."""
+    """Where dpo, kto, grpo and rloo take the log-probabilities of the reference from: adapters_off (the model without
+    its adapters), model (a second model, whose weights do not train), precomputed (before the training), none; null:
+    for grpo none (beta 0), else adapters_off with adapters and model without."""
     prompt_length: int | None = field(default=None, ge=0, le=MAX_COUNT)
     """Tokens of the prompt within `sequence_length`, which a task does not score; null: one."""
     generate_with: Engine = "transformers"
-    """What generates grpo's completions: transformers (the model's own ``generate``); vllm (vLLM in the training
+    """What generates completions (grpo, rloo): transformers (the model's own ``generate``); vllm (vLLM in the training
     processes, TRL's ``vllm_mode="colocate"``); vllm_sleep (the same, which gives weights and KV cache back while the
     model trains, ``vllm_enable_sleep_mode``); vllm_server (vLLM on other GPUs)."""
     num_generations: int = field(default=8, gt=0, le=MAX_COUNT)
@@ -391,7 +393,7 @@ class Job(Record):
     @property
     def loads_reference(self) -> bool:
         """Whether a second model is on the GPU, which gives the log-probabilities of the reference."""
-        if self.task not in ("dpo", "kto", "grpo"):
+        if self.task not in ("dpo", "kto", *ROLLOUTS):
             return False
         default = self.task != "grpo" and self.method == "full"
         return self.reference == "model" or (self.reference is None and default)

@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer: generations, the engine that makes them, and the lengths of prompts and completions."""
+"""TRL's GRPOTrainer and RLOOTrainer: generations, what makes them, and the lengths of their texts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ CHANGES_LENGTH = ("num_beams", "num_return_sequences", "max_new_tokens", "max_le
 """Keys of `generation_kwargs` that change the memory of a generation."""
 GRPO_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
 """Values of `loss_type` that differ in tensors of one number for each token."""
+CUT_UNTIL = {"grpo": "0.26", "rloo": "0.27"}
+"""The first version of each that cuts no prompt."""
 NAMES: Mapping[str, KeyNames] = {
     "reference": {"none": "beta 0.0"},
     "generate_with": {
@@ -28,14 +30,14 @@ NAMES: Mapping[str, KeyNames] = {
 """TRL's keys for the fields that a user may change."""
 
 
-def generation_fields(config: ConfigReader, version: str, job: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a job that GRPO decides; `job` has the method, the batch and the number of GPUs.
+def generation_fields(config: ConfigReader, task: str, version: str, job: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a job that GRPO or RLOO decides; `job` has the method, the batch and the number of GPUs.
 
     Raises:
         UnsupportedError: for a setting that is not modelled.
     """
     loss_type = config.lowercase("loss_type", default="dapo")
-    if loss_type not in GRPO_LOSSES:
+    if task == "grpo" and loss_type not in GRPO_LOSSES:
         raise config.unsupported("loss_type")
     for name in ("use_transformers_paged", "use_transformers_continuous_batching", "cache_implementation"):
         config.require_off(name, why="generates with another cache, which is not modelled yet")
@@ -50,14 +52,21 @@ def generation_fields(config: ConfigReader, version: str, job: Mapping[str, Any]
             "warning", "", f"counts entropies of whole logits, which TRL {version} does not compute: needs less"
         )
     fields: dict[str, Any] = {
-        "num_generations": config.integer("num_generations", default=8),
+        "num_generations": config.integer("num_generations", default=8 if task == "grpo" else 2),
         "num_iterations": config.integer("num_iterations", default=1),
     }
-    if config.number("beta", default=0.0 if at_least(version, "0.19") else 0.04) != 0.0:
+    beta = 0.05 if task == "rloo" else 0.0 if at_least(version, "0.19") else 0.04
+    has_reference = config.number("beta", default=beta) != 0.0
+    if task == "rloo" and not has_reference:
+        fields["reference"] = "none"
+    elif task == "grpo" and has_reference:
         fields["reference"] = "model" if job["method"] == "full" else "adapters_off"
     if config.boolean("disable_dropout", default=False) and job["method"] != "full":
         fields["lora_dropout"] = 0.0
-    return fields | _generations(config, job) | _engine(config, version) | _completions(config, version)
+    engine = _engine(config, version)
+    if task == "rloo":  # which scores completions whatever generated them
+        engine.pop("importance_sampling", None)
+    return fields | _generations(config, job) | engine | _completions(config, version, CUT_UNTIL[task])
 
 
 def _refuse_reward_models(config: ConfigReader) -> None:
@@ -114,12 +123,12 @@ def completion_length(config: ConfigReader, version: str) -> int:
     return config.integer("max_completion_length", default=512 if at_least(version, "1.10") else 256)
 
 
-def _completions(config: ConfigReader, version: str) -> dict[str, Any]:
-    """Tokens of a prompt with its completion; open from 0.26 on, which cuts no prompt, or if nothing limits it."""
+def _completions(config: ConfigReader, version: str, cut_until: str) -> dict[str, Any]:
+    """Tokens of a prompt with its completion; open where TRL cuts no prompt, or if nothing limits it."""
     completion = completion_length(config, version)
     if not config.has("max_completion_length"):
         config.note("default", "max_completion_length", f"not set: {completion}")
-    if at_least(version, "0.26"):
+    if at_least(version, cut_until):
         if config.has("max_prompt_length"):
             config.note("warning", "max_prompt_length", f"has no effect: TRL {version} does not cut prompts")
         return {}

@@ -14,6 +14,8 @@ from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least
 from vramplan.frameworks.readers import trl_grpo
 from vramplan.frameworks.readers.trl_trainers import PROMPT_LENGTH
 from vramplan.frameworks.settings import ConfigReader
+from vramplan.frameworks.writers.trl_tasks import WITHOUT
+from vramplan.inputs.job import ROLLOUTS
 from vramplan.units import ceil_div
 
 Treatment = Literal["as_loaded", "prepared", "cast"]
@@ -49,9 +51,11 @@ TRAINERS: Mapping[str, Trainer] = {
     "cpo": Trainer("CPOTrainer", (("0.19", "standard"),)),
     "reward": Trainer("RewardTrainer", (("0.24", "standard"),), ("0", "0.26")),
     "grpo": Trainer("GRPOTrainer", (("0.18", "standard"), ("1.14", ""), ("1.15", "chunked")), ("0.22", "0.26")),
+    "rloo": Trainer("RLOOTrainer", (("0.22", "standard"), ("1.14", ""), ("1.15", "chunked")), ("0.22", "0.27")),
 }  # fmt: skip
 """By task. RewardTrainer ran chosen and rejected texts apart before 0.24, ORPOTrainer and CPOTrainer gathered all GPUs'
-logits for their metrics before 0.19; 1.14 computed log-probabilities and entropies in one function."""
+logits for their metrics before 0.19; 1.14 computed log-probabilities and entropies in one function; RLOOTrainer was
+another one before 0.22."""
 
 LAST_VERSIONS: Mapping[str, Mapping[str, str]] = {
     "dpo": dict.fromkeys(
@@ -68,8 +72,9 @@ LAST_VERSIONS: Mapping[str, Mapping[str, str]] = {
         "vllm_device": "0.17.0",
         "max_prompt_length": "0.25.1", "use_liger_loss": "0.27.2", "vllm_guided_decoding_regex": "0.27.2",
     },
+    "rloo": {"max_prompt_length": "0.26.2"},
 }  # fmt: skip
-"""Keys that were removed since, and the last version with each; GRPO cuts no prompt since 0.26."""
+"""Keys that were removed since, and the last version with each; GRPO cuts no prompt since 0.26, RLOO since 0.27."""
 
 TITLES: Mapping[str, str] = {"reward": "reward model"}
 """What a task is called, where that is not its name in capitals."""
@@ -130,7 +135,7 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, task: str, version: st
     kept = {name: keys for name, keys in parsed.names.items() if name not in ("sequence_length", "loss")}
     parsed.names = {**kept, **task_names(task)}
     parsed.task, parsed.rows = TITLES.get(task, task.upper()), "samples"
-    if task == "grpo":
+    if task in ROLLOUTS:
         if "sequence_length" not in parsed.job:
             parsed.completion_length = trl_grpo.completion_length(config, version)
         parsed.eval_batch_size = None
@@ -151,9 +156,9 @@ def task_fields(config: ConfigReader, task: str, version: str, job: Mapping[str,
     """
     loss = _with_liger(config, task, version, job, loss_of(task, version))
     fields: dict[str, Any] = {"task": task, "loss": loss, "batches": "padded"}
-    if task == "grpo":
-        fields |= trl_grpo.generation_fields(config, version, job)
-        if "reference" in fields and at_least(version, "0.27"):
+    if task in ROLLOUTS:
+        fields |= trl_grpo.generation_fields(config, task, version, job)
+        if fields.get("reference", WITHOUT[task]) != "none" and at_least(version, "0.27"):
             _refuse_copied_adapters(config, version)
         return fields
     return fields | _preference(config, task, version, job, fields["loss"])
@@ -300,7 +305,7 @@ def _padded(config: ConfigReader, length: int) -> int:
 
 def task_names(task: str) -> Mapping[str, KeyNames]:
     """TRL's keys for the fields that a user may change."""
-    if task == "grpo":
+    if task in ROLLOUTS:
         return trl_grpo.NAMES
     names: dict[str, KeyNames] = {"sequence_length": "max_length"}
     precomputed: KeyNames = {"precomputed": "precompute_ref_log_probs true"}
