@@ -71,6 +71,16 @@ def test_every_version_with_a_loss_is_in_the_table() -> None:
     assert {task for task, _ in firsts} == {task for _, task in MODELLED}
 
 
+def test_vllms_longest_text_is_by_the_version() -> None:
+    def length(version: str, **settings: Any) -> int | None:
+        job = read_of("grpo", version, use_vllm=True, vllm_mode="colocate", **settings).job
+        return job.get("vllm_max_length")  # type: ignore[no-any-return]
+
+    assert length("1.16.0") is None
+    assert length("1.16.0", vllm_max_model_length=4096) == 4096
+    assert length("0.25.1", max_prompt_length=300, max_completion_length=200) == 500
+
+
 SETS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("dpo", {}),
     ("dpo", {"max_length": 700, "gradient_checkpointing": False, "precompute_ref_log_probs": True}),

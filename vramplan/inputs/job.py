@@ -61,7 +61,7 @@ FUSED_KERNELS: tuple[FusedKernel, ...] = get_args(FusedKernel)
 LANGUAGE_MODEL: Mapping[str, Any] = {
     "task": None, "reference": None, "prompt_length": None, "generate_with": "transformers", "num_generations": 8,
     "steps_per_generation": None, "num_iterations": 1, "vllm_share": 0.3, "vllm_tensor_parallel": 1,
-    "vllm_weights": "own",
+    "vllm_max_length": None, "vllm_weights": "own",
 }  # fmt: skip
 """The settings of a job that trains the next token, in place of those of a task."""
 DEFAULT_SEQUENCE_LENGTH = 2048
@@ -236,6 +236,9 @@ class Job(Record):
     """Share of the GPU's memory that vLLM takes in the training processes (``vllm_gpu_memory_utilization``)."""
     vllm_tensor_parallel: int = field(default=1, gt=0, le=1 << 16)
     """GPUs that share one copy of the model in vLLM (``vllm_tensor_parallel_size``)."""
+    vllm_max_length: int | None = field(default=None, gt=0, le=MAX_COUNT)
+    """Tokens of the longest text that vLLM takes (``vllm_max_model_length``), whose keys and values its share has to
+    hold; null: the model's own positions."""
     vllm_weights: Literal["own", "shared"] = "own"
     """Whether vLLM in the training processes loads the model once more, or the weights that train adapters are vLLM's
     (unsloth's ``fast_inference``): then they are part of its share, and stay while it sleeps."""

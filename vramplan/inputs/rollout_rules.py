@@ -5,7 +5,7 @@ from __future__ import annotations
 from vramplan.inputs.job import ROLLOUTS, Job
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
-ALONE = ("num_generations", "steps_per_generation", "num_iterations", "generate_with", "vllm_share")
+ALONE = ("num_generations", "steps_per_generation", "num_iterations", "generate_with", "vllm_share", "vllm_max_length")
 """Settings that only GRPO and RLOO have."""
 LOSSES = ("standard", "chunked")
 
@@ -104,6 +104,11 @@ ROLLOUT_RULES = (
         lambda job: generates(job) and job.vllm_share != 0.3 and not uses_vllm_here(job),
         IMPOSSIBLE,
         "{vllm_share} has no meaning with {generate_with}; give {generate_with=vllm} or vllm_sleep",
+    ),
+    Rule(
+        lambda job: uses_vllm_here(job) and 0 < (job.vllm_max_length or 0) < job.sequence_length,
+        IMPOSSIBLE,
+        "{vllm_max_length} is shorter than {sequence_length}: vLLM takes no longer text, a prompt with its completion",
     ),
     Rule(
         lambda job: generates(job) and job.loop == "plain",

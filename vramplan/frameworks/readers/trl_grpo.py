@@ -24,6 +24,7 @@ NAMES: Mapping[str, KeyNames] = {
     },
     "vllm_share": "vllm_gpu_memory_utilization",
     "vllm_tensor_parallel": "vllm_tensor_parallel_size",
+    "vllm_max_length": "vllm_max_model_length",
     "num_generations": "num_generations",
     "steps_per_generation": "steps_per_generation",
 }
@@ -66,7 +67,10 @@ def generation_fields(config: ConfigReader, task: str, version: str, job: Mappin
     engine = _engine(config, version)
     if task == "rloo":  # which scores completions whatever generated them
         engine.pop("importance_sampling", None)
-    return fields | _generations(config, job) | engine | _completions(config, version, CUT_UNTIL[task])
+    lengths = _completions(config, version, CUT_UNTIL[task])
+    if engine["generate_with"] in ("vllm", "vllm_sleep"):
+        engine |= _longest_text(config, version, CUT_UNTIL[task], lengths)
+    return fields | _generations(config, job) | engine | lengths
 
 
 def _refuse_reward_models(config: ConfigReader) -> None:
@@ -114,6 +118,16 @@ def _engine(config: ConfigReader, version: str) -> dict[str, Any]:
         "vllm_share": config.number("vllm_gpu_memory_utilization", default=0.3),
         "vllm_tensor_parallel": config.integer("vllm_tensor_parallel_size", default=1),
     }
+
+
+def _longest_text(config: ConfigReader, version: str, cut_until: str, lengths: Mapping[str, int]) -> dict[str, int]:
+    """What vLLM's keys and values are for: prompt and completion while TRL cut prompts, the model's positions since."""
+    if not at_least(version, cut_until):
+        return {"vllm_max_length": lengths["sequence_length"]} if lengths else {}
+    if config.has("vllm_max_model_length") and not config.is_null("vllm_max_model_length"):
+        return {"vllm_max_length": config.integer("vllm_max_model_length", default=1)}
+    config.note("default", "vllm_max_model_length", "not set: vLLM holds a text as long as the model's positions")
+    return {}
 
 
 def completion_length(config: ConfigReader, version: str) -> int:

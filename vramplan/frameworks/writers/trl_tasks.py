@@ -56,6 +56,8 @@ def _rollouts(job: Job) -> Pairs:
     if job.generate_with == "vllm_server":
         return pairs
     pairs["vllm_gpu_memory_utilization"] = job.vllm_share
+    if job.vllm_max_length is not None:
+        pairs["vllm_max_model_length"] = job.vllm_max_length
     if job.vllm_tensor_parallel > 1:
         pairs["vllm_tensor_parallel_size"] = job.vllm_tensor_parallel
     return pairs | ({"vllm_enable_sleep_mode": True} if job.generate_with == "vllm_sleep" else {})
