@@ -13,6 +13,7 @@ from tests.trl_runs import GPU, job_of, model_of
 from vramplan import estimate, suggest
 from vramplan.analytic.generation import generation
 from vramplan.analytic.job_steps import JobSteps
+from vramplan.analytic.vllm_share import least_bytes
 from vramplan.errors import VramplanError
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.job import Job
@@ -139,7 +140,10 @@ def test_pairs_have_whole_groups() -> None:
         ({"prompt_length": 0}, "at least one token"),
         ({"loss": "liger"}, "loss=liger with task=grpo is not modelled"),
         ({"reference": "precomputed"}, "generated while the model trains"),
-        ({"generate_with": "vllm", "vllm_share": 0.03}, "and needs"),
+        ({"generate_with": "vllm", "vllm_share": 0.03}, "No available memory for the cache blocks"),
+        ({"generate_with": "vllm", "vllm_share": 0.045}, "max seq len (32768), 384.0 MiB KV cache is needed"),
+        ({"generate_with": "vllm", "vllm_max_length": 256}, "is shorter than sequence_length=512"),
+        ({"vllm_max_length": 2048, "task": None, "prompt_length": None}, "no meaning without task=grpo"),
         ({"generate_with": "vllm", "vllm_tensor_parallel": 3, "num_gpus": 2}, "does not divide the number of GPUs"),
         ({"generate_with": "vllm_sleep", "expandable_segments": True}, "sleep mode"),
         ({"generate_with": "vllm", "method": "lora", "quantize": "int8"}, "TRL refuses"),
@@ -157,6 +161,28 @@ def test_one_line_says_what_is_wrong(settings: dict[str, Any], said: str) -> Non
         estimate(MODEL, "rtx4090", **{**SETTINGS, **settings})
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "longest", "cache"),
+    [
+        ("llama-3.1-8b", 131_072, 32 * 2 * 8 * 128 * 2 * 131_072),
+        ("qwen2.5-0.5b", 32_768, 24 * 2 * 2 * 64 * 2 * 32_768),
+        # every sixth of 26 layers holds all tokens, the others 512 - 1 + 4096, in 289 blocks of 16
+        ("gemma-3-1b-pt", 32_768, 2 * 1 * 256 * 2 * (4 * 32_768 + 22 * 289 * 16)),
+    ],
+)
+def test_vllm_holds_a_text_of_the_models_positions(model: str, longest: int, cache: int) -> None:
+    """vLLM's own message for Llama-3.1-8B: 16.00 GiB KV cache is needed for 131072 tokens."""
+    job = Job(task="grpo", sequence_length=512, prompt_length=128, generate_with="vllm")
+    weights, found, tokens = least_bytes(spec_of(model), job, find_gpu("h100"))
+    assert (found, tokens) == (cache, longest)
+    assert weights == pytest.approx(2 * (spec_of(model).num_parameters or 0), rel=0.001)
+    shorter = job.model_copy(update={"vllm_max_length": 1024})
+    assert least_bytes(spec_of(model), shorter, find_gpu("h100"))[1] < cache / 8
+    split = job.model_copy(update={"vllm_tensor_parallel": 2, "num_gpus": 2})
+    halves = least_bytes(spec_of(model), split, find_gpu("h100"))
+    assert halves[0] == pytest.approx(weights / 2, rel=0.001)
 
 
 def test_no_time_is_given_for_what_generates() -> None:

@@ -14,7 +14,7 @@ from vramplan.analytic.job_steps import JobSteps
 from vramplan.errors import VramplanError
 
 RECORDED = recorded()
-WORST, MEDIAN = 0.005, 0.00001
+WORST, MEDIAN = 0.006, 0.00001
 """Largest relative error of a phase's peak, and the median over all phases of all runs."""
 
 
@@ -50,7 +50,8 @@ def test_all_runs_agree_with_trl() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"task": "dpo", "loss": "liger"}, "loss=liger with task=dpo is not modelled yet"),
+        ({"task": "kto", "loss": "liger"}, "loss=liger with task=kto is not modelled yet"),
+        ({"task": "dpo", "loss": "liger", "reference": "precomputed"}, "stops at both"),
         ({"task": "dpo", "sequence_length": 512, "prompt_length": 512}, "leaves no token"),
         ({"task": "orpo", "reference": "model"}, "no meaning"),
         ({"task": "dpo", "method": "full", "reference": "adapters_off"}, "there are no adapters"),
@@ -62,6 +63,8 @@ def test_all_runs_agree_with_trl() -> None:
         ({"task": "dbo"}, "task"),
         ({"task": "SFT"}, "leave it out"),
         ({"task": "ppo"}, "nearest is task=grpo"),
+        ({"task": "rloo", "micro_batch_size": 2}, "needs the tokens of the prompt"),
+        ({"task": "rloo", "prompt_length": 64}, "does not divide the 1 completions"),
         ({"task": "IPO", "prompt_length": 0}, "at least one token"),
         ({"task": "kto", "micro_batch_size": 1}, "micro_batch_size=2 or more"),
     ],

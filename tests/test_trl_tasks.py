@@ -12,9 +12,11 @@ from vramplan import check, suggest
 from vramplan.errors import VramplanError
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least
 from vramplan.frameworks.readers import trl_tasks
+from vramplan.frameworks.readers.trl_grpo import CUT_UNTIL
 from vramplan.frameworks.registry import FRAMEWORKS
 from vramplan.frameworks.settings import ConfigReader, ConfigSource, ConfigValue
-from vramplan.inputs.job import Job
+from vramplan.frameworks.writers.trl_tasks import WITHOUT
+from vramplan.inputs.job import ROLLOUTS, Job
 from vramplan.planner.export import export
 
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
@@ -24,7 +26,7 @@ MODELLED = [
     (version, task)
     for version, tables in DEFAULTS.items()
     for task, trainer in trl_tasks.TRAINERS.items()
-    if tables[task] and any(loss and at_least(version, first) for first, loss in trainer.losses)
+    if tables.get(task) and any(loss and at_least(version, first) for first, loss in trainer.losses)
 ]
 
 
@@ -43,21 +45,22 @@ def test_defaults_are_trls(version: str, task: str) -> None:
     assert job["checkpointing"] == ("full" if known.get("gradient_checkpointing", False) else "none")
     assert job["autocast"] == ("bf16" if "bf16" in known else "none")  # None: bf16, unless fp16
     assert job["task"] == task
-    if task != "grpo":
+    if task not in ROLLOUTS:
         assert job["sequence_length"] == known["max_length"]
         assert known["disable_dropout"]
         return
     prompt = known.get("max_prompt_length")
-    if prompt is None or at_least(version, "0.26"):
+    if prompt is None or at_least(version, CUT_UNTIL[task]):
         assert parsed.completion_length == known["max_completion_length"]
     else:
         assert job["sequence_length"] == prompt + known["max_completion_length"]
     assert job["num_generations"] == known["num_generations"]
-    assert (job.get("reference"), known["beta"]) == (None, 0.0)
-    generates = read_of("grpo", version, use_vllm=True).job
+    assert (job.get("reference", WITHOUT[task]) == "none") == (known["beta"] == 0.0)
+    generates = read_of(task, version, use_vllm=True).job
     assert generates["generate_with"] == {"server": "vllm_server", "colocate": "vllm"}[known["vllm_mode"]]
-    assert generates["importance_sampling"] is known.get("vllm_importance_sampling_correction", False)
-    here = read_of("grpo", version, use_vllm=True, vllm_mode="colocate").job
+    if task == "grpo":
+        assert generates["importance_sampling"] is known.get("vllm_importance_sampling_correction", False)
+    here = read_of(task, version, use_vllm=True, vllm_mode="colocate").job
     assert here["vllm_share"] == known["vllm_gpu_memory_utilization"]
     assert here["vllm_tensor_parallel"] == known["vllm_tensor_parallel_size"]
 
@@ -66,6 +69,16 @@ def test_every_version_with_a_loss_is_in_the_table() -> None:
     firsts = {(task, first) for task, trainer in trl_tasks.TRAINERS.items() for first, loss in trainer.losses if loss}
     assert len(MODELLED) >= 50
     assert {task for task, _ in firsts} == {task for _, task in MODELLED}
+
+
+def test_vllms_longest_text_is_by_the_version() -> None:
+    def length(version: str, **settings: Any) -> int | None:
+        job = read_of("grpo", version, use_vllm=True, vllm_mode="colocate", **settings).job
+        return job.get("vllm_max_length")  # type: ignore[no-any-return]
+
+    assert length("1.16.0") is None
+    assert length("1.16.0", vllm_max_model_length=4096) == 4096
+    assert length("0.25.1", max_prompt_length=300, max_completion_length=200) == 500
 
 
 SETS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -77,6 +90,8 @@ SETS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("grpo", {"generation_batch_size": 64, "per_device_train_batch_size": 16, "num_generations": 4}),
     ("grpo", {"use_vllm": True, "vllm_gpu_memory_utilization": 0.5, "vllm_enable_sleep_mode": True}),
     ("grpo", {"beta": 0.04, "num_iterations": 2, "steps_per_generation": 8, "max_completion_length": 1024}),
+    ("rloo", {}),
+    ("rloo", {"beta": 0.0, "num_generations": 4, "use_vllm": True, "steps_per_generation": 2}),
     ("orpo", {"max_length": 512}),
     ("cpo", {"cpo_alpha": 0.0, "loss_type": "simpo"}),
 )
@@ -97,7 +112,7 @@ def test_trls_own_class_has_the_same_fields(task: str, settings: dict[str, Any],
     assert job["gradient_accumulation_steps"] == theirs.gradient_accumulation_steps
     assert (job["checkpointing"] == "full") == theirs.gradient_checkpointing
     assert (job["autocast"] == "bf16") == bool(theirs.bf16)
-    if task != "grpo":
+    if task not in ROLLOUTS:
         assert job["sequence_length"] == theirs.max_length
         if task in ("dpo", "kto"):
             assert (job.get("reference") == "precomputed") == theirs.precompute_ref_log_probs
@@ -107,7 +122,7 @@ def test_trls_own_class_has_the_same_fields(task: str, settings: dict[str, Any],
     assert job["num_iterations"] == theirs.num_iterations
     steps = job.get("steps_per_generation", job["gradient_accumulation_steps"])
     assert steps == theirs.steps_per_generation
-    assert (job.get("reference") is not None) == (theirs.beta != 0.0)
+    assert (job.get("reference", WITHOUT[task]) != "none") == (theirs.beta != 0.0)
     if theirs.use_vllm:
         assert job["vllm_share"] == theirs.vllm_gpu_memory_utilization
         assert job["generate_with"] == ("vllm_sleep" if theirs.vllm_enable_sleep_mode else "vllm")
@@ -119,8 +134,14 @@ def test_trls_own_class_has_the_same_fields(task: str, settings: dict[str, Any],
         ("dpo", "0.12.2", {}, "modelled are those of 0.15 to 1.13, 1.15 on"),
         ("dpo", "1.14.2", {}, "DPOTrainer of TRL 1.14.2"),
         ("grpo", "0.17.0", {}, "modelled are those of 0.18 to 1.13, 1.15 on"),
+        ("rloo", "0.21.0", {}, "modelled are those of 0.22 to 1.13, 1.15 on"),
         ("kto", "1.12.0", {"per_device_train_batch_size": 2}, "1.15 on"),
-        ("dpo", "1.12.0", {"use_liger_kernel": True}, "use_liger_kernel"),
+        ("dpo", "1.13.0", {"use_liger_kernel": True}, "DPO of TRL 1.0 to 1.12, and TRL 1.15 on"),
+        ("dpo", "0.28.0", {"use_liger_kernel": True}, "DPO of TRL 1.0 to 1.12, and TRL 1.15 on"),
+        ("dpo", "1.7.0", {"use_liger_kernel": True, "use_peft": True}, "TRL 1.8 takes them"),
+        ("dpo", "1.12.0", {"use_liger_kernel": True, "loss_type": "ipo"}, "Liger's DPO takes one loss_type"),
+        ("dpo", "1.12.0", {"use_liger_kernel": True, "precompute_ref_log_probs": True}, "set one of them to false"),
+        ("dpo", "0.27.0", {"use_liger_loss": True}, "use_liger_loss"),
         ("dpo", "1.12.0", {"loss_type": "sigmoid,sft"}, "cross-entropy"),
         ("dpo", "1.16.0", {"disable_dropout": False}, "disable_dropout"),
         ("orpo", "1.16.0", {"padding_free": True}, "padding_free"),
@@ -136,9 +157,23 @@ def test_what_is_not_modelled_is_named(task: str, version: str, settings: dict[s
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("task", ["dpo", "kto", "reward", "grpo"])
+@pytest.mark.parametrize(
+    ("task", "version", "loss"),
+    [
+        ("dpo", "1.12.0", "liger"),
+        ("dpo", "1.16.0", "chunked"),
+        ("kto", "1.16.0", "chunked"),
+        ("orpo", "1.12.0", "standard"),
+    ],
+)
+def test_liger_is_a_loss_or_layers_by_the_version(task: str, version: str, loss: str) -> None:
+    job = read_of(task, version, use_liger_kernel=True).job
+    assert (job["loss"], "swiglu" in job["fused_kernels"]) == (loss, True)
+
+
+@pytest.mark.parametrize("task", ["dpo", "kto", "reward", "grpo", "rloo"])
 def test_what_is_written_is_read_again(task: str) -> None:
-    own = {"prompt_length": 128, "generate_with": "vllm", "vllm_share": 0.3} if task == "grpo" else {}
+    own = {"prompt_length": 128, "generate_with": "vllm", "vllm_share": 0.3} if task in ROLLOUTS else {}
     found = suggest(MODEL, "rtx4090", 16, task=task, sequence_length=512, method="lora", **own).recommended
     assert found is not None
     written = export("trl", MODEL, found.estimate.job, "rtx4090")
@@ -168,6 +203,18 @@ def test_a_length_that_is_open_has_a_case_for_each(tmp_path: Any) -> None:
     assert len(verdict.cases) > 1
     at = check(path, "rtx4090", num_gpus=1, framework_version="1.16.0", sequence_length=1536)
     assert (at.estimate.job.prompt_length, at.estimate.job.sequence_length) == (1024, 1536)
+
+
+def test_keys_of_grpo_and_rloo_are_taken_as_grpo_and_said(tmp_path: Any) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(f"model_name_or_path: {MODEL}\ndataset_name: d\nnum_generations: 4\n")
+    notes = check(path, "rtx4090", sequence_length=1024).reading.notes
+    assert any("--task rloo" in note.text for note in notes)
+    settings = {"sequence_length": 1024, "framework_version": "1.16.0"}
+    job = check(path, "rtx4090", task="rloo", **settings).estimate.job
+    assert (job.task, job.num_generations, job.loads_reference) == ("rloo", 4, True)
+    path.write_text(path.read_text() + "normalize_advantages: true\n")
+    assert check(path, "rtx4090", **settings).estimate.job.task == "rloo"
 
 
 def test_several_trainers_take_the_keys(tmp_path: Any) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).parent / "trl_defaults.json"
-TASKS = ("dpo", "kto", "orpo", "cpo", "reward", "grpo")
+TASKS = ("dpo", "kto", "orpo", "cpo", "reward", "grpo", "rloo")
 PLACES = ("trainer/base_config.py", "trainer/{}_config.py", "experimental/{}/{}_config.py")
 KEYS = frozenset(
     {

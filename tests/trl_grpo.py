@@ -1,4 +1,4 @@
-"""Runs of TRL's GRPOTrainer on fake tensors, in tests/trl_grpo_runs.jsonl: scoring, and training on completions.
+"""Runs of TRL's GRPOTrainer and RLOOTrainer on fake tensors, in tests/trl_grpo_runs.jsonl: they score and train.
 
 `python -m tests.trl_grpo` runs those that the file lacks (needs trl 1.16) and adds the peak of live tensors in each
 phase, in bytes; `python -m tests.trl_grpo FOLDER/trl-1.12.0` takes the package of an older version from a folder.
@@ -44,6 +44,16 @@ OF_LLAMA: tuple[dict[str, Any], ...] = (
     {"reentrant": True},
     {**FULL, "gradient_accumulation_steps": 2, "optimizer": "adafactor"},
 )
+RLOO: dict[str, Any] = {"task": "rloo", "importance_sampling": True}
+OF_RLOO: tuple[dict[str, Any], ...] = (
+    {},
+    {"reference": "none"},
+    FULL,
+    {**FULL, "reference": "none", "gradient_accumulation_steps": 4},
+    {"checkpointing": "none", "micro_batch_size": 4},
+    {"autocast": "none"},
+    {"attention": "flash", "sequence_length": 2048, "prompt_length": 512},
+)
 OLDER = "1.12.0"
 
 
@@ -55,6 +65,8 @@ def cases(loss: str) -> Iterator[dict[str, Any]]:
     for job in OF_LLAMA:
         yield {"model": "llama-3.2-1b", "config": {LAYERS: 6}, "job": {**SMALL, "loss": loss, **job}}
     yield {"model": "qwen2.5-7b", "config": {}, "job": {**SMALL, "loss": loss, "sequence_length": 2048, **FULL}}
+    for job in OF_RLOO:
+        yield {"model": "llama-3.2-1b", "config": {LAYERS: 6}, "job": {**SMALL, "loss": loss, **RLOO, **job}}
 
 
 def recorded() -> list[dict[str, Any]]:
@@ -74,7 +86,7 @@ def main() -> int:
         if {**row, "peaks": None} in known:
             continue
         job = job_of(row)
-        peaks = GrpoRun(model_of(row), job, card_of(GPU), "grpo", prompt=job.prompt_length or 0).go()
+        peaks = GrpoRun(model_of(row), job, card_of(GPU), str(job.task), prompt=job.prompt_length or 0).go()
         with RUNS.open("a") as file:
             file.write(json.dumps({**row, "peaks": peaks}) + "\n")
     return 0

@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer on fake tensors: what it scores, and what it trains on, of completions that it is given."""
+"""TRL's GRPOTrainer and RLOOTrainer on fake tensors: what they score, and train on, of completions that they get."""
 
 from __future__ import annotations
 
@@ -52,7 +52,39 @@ class Grpo(Setup):
         return made | ({"ref_per_token_logps": torch.zeros(rows, new)} if self.job.reference else {})
 
 
-trl_trace.SETUPS["grpo"] = Grpo
+class Rloo(Setup):
+    """RLOOTrainer with completions from elsewhere."""
+
+    def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any, reference: Any = None) -> Any:
+        """The trainer."""
+        from datasets import Dataset
+
+        job = self.job
+        arguments = trl.RLOOConfig(
+            **self.arguments(folder),
+            num_generations=job.num_generations,
+            max_completion_length=job.sequence_length - (job.prompt_length or 0),
+            beta=0.0 if job.reference == "none" else 0.05,
+        )
+        with patch(f"{trl.RLOOTrainer.__module__}.create_model_from_path", lambda *_, **__: reference):
+            return trl.RLOOTrainer(
+                model,
+                lambda **_: [0.0],
+                args=arguments,
+                train_dataset=Dataset.from_list([{"prompt": "w3"}]),
+                processing_class=words,
+                peft_config=peft,
+            )
+
+    def batch(self) -> dict[str, torch.Tensor]:
+        """A micro-batch of a generation."""
+        rows, prompt = self.job.micro_batch_size, self.job.prompt_length or 0
+        sizes = {"prompt": prompt, "completion": self.job.sequence_length - prompt}
+        made = {f"{name}_{kind}": ones(rows, size) for name, size in sizes.items() for kind in ("ids", "mask")}
+        return made | {name: torch.zeros(rows) for name in ("old_logps", "advantages")}
+
+
+trl_trace.SETUPS |= {"grpo": Grpo, "rloo": Rloo}
 if not hasattr(trl.trainer.utils, "_use_triton"):  # before 1.15 no head is fused
     trl_trace.triton_kernels = nullcontext
 
@@ -64,8 +96,12 @@ class GrpoRun(TrlRun):
 
     def go(self) -> dict[str, int]:
         """Peak of live tensors in each phase, in bytes."""
-        with patch.object(trl.GRPOTrainer, "_prepare_inputs", lambda self, batch: batch):
+        trainer = trl.RLOOTrainer if self.job.task == "rloo" else trl.GRPOTrainer
+        with patch.object(trainer, "_prepare_inputs", lambda self, batch: batch):
             return super().go()
+
+    def _needs_reference(self) -> bool:
+        return self.job.loads_reference
 
     def _observe(self, trainer: Any, reference: nn.Module | None) -> None:
         enter = self.tracker.enter
@@ -75,7 +111,7 @@ class GrpoRun(TrlRun):
     def _step(self, trainer: Any, model: nn.Module, optimizer: Any) -> None:
         from trl.models.utils import disable_gradient_checkpointing
 
-        if self.job.reference:
+        if self.job.reference or self.job.task == "rloo":
             self.scores = True
             self.tracker.enter("scoring")
             batch = {name: self._on_device(tensor) for name, tensor in self.setup.batch().items()}

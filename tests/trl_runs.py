@@ -134,7 +134,15 @@ def older_cases(loss: str) -> Iterator[dict[str, Any]]:
         for job in ({}, FULL):
             settings = {**SMALL, "task": "dpo", **own, **job, "loss": loss}
             yield {"model": model, "config": config, "job": settings, "options": {}}
-    for job in ({"autocast": "none"}, {"micro_batch_size": 5}, {"prompt_length": 100, "checkpointing": "none"}):
+    options: list[dict[str, Any]] = [
+        {"autocast": "none"},
+        {"micro_batch_size": 5},
+        {"prompt_length": 100, "checkpointing": "none"},
+    ]
+    if loss == "liger":
+        options += [{"gradient_accumulation_steps": 4}, {**FULL, "gradient_accumulation_steps": 2, "dtype": "fp32"}]
+        options += [{"attention": "flash", "micro_batch_size": 1}, {"modules_to_save": ("lm_head",)}]
+    for job in options:
         yield {
             "model": "llama-3.2-1b",
             "config": {LAYERS: 6},
@@ -155,7 +163,7 @@ def older_kto_cases() -> Iterator[dict[str, Any]]:
 
 KTO = "1.9.0"
 """The version of which KTO runs, that axolotl 0.19 requires."""
-OLDER = {"1.8.0": "standard", "1.0.0": "sliced", "0.28.0": "concatenated_states"}
+OLDER = {"1.12.0": "liger", "1.8.0": "standard", "1.0.0": "sliced", "0.28.0": "concatenated_states"}
 """The loss of each older version."""
 
 

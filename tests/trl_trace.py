@@ -119,6 +119,8 @@ class Answers(HostReads):
         if func is aten.nonzero.default and _called_by_trl():
             rows = num_scored(args[0].shape, self.answer_tokens)
             return torch.empty((rows, args[0].dim()), dtype=torch.int64, device=args[0].device)
+        if func is aten._local_scalar_dense.default and _called_by("fused_linear_preference.py"):
+            return self.job.gradient_accumulation_steps > 1  # whether the loss's gradient is not 1
         if func is aten._local_scalar_dense.default and _called_by_trl():
             if args[0].dtype is torch.bool:
                 return not _called_by_trl("flush_left")  # no column is empty
@@ -139,6 +141,14 @@ def _called_by_trl(function: str = "") -> bool:
             return function in ("", frame.f_code.co_name)
         frame = frame.f_back
     return False
+
+
+def _called_by(file: str) -> bool:
+    """Whether a function of this file called the operation."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and not frame.f_code.co_filename.endswith(file):
+        frame = frame.f_back
+    return frame is not None
 
 
 class _Kernel:
@@ -165,6 +175,16 @@ def triton_kernels() -> Iterator[None]:
         stack.enter_context(patch.object(kernels, "triton", SimpleNamespace(cdiv=lambda a, b: -(-a // b)), create=True))
         for name in ("_forward_kernel", "_backward_kernel"):
             stack.enter_context(patch.object(kernels, name, stub))
+        yield
+
+
+@contextmanager
+def compiles() -> Iterator[None]:
+    """Inside, Liger's losses run what torch.compile makes of them for a GPU."""
+    from tests.inductor_code import compiled
+
+    nothing = {"mark_dynamic": lambda *_: None, "maybe_mark_dynamic": lambda *_: None}
+    with patch("torch.compile", compiled), patch.multiple("torch._dynamo", **nothing):
         yield
 
 
@@ -230,6 +250,7 @@ class Setup:
             "use_cpu": True,
             "optim": job.optimizer,
             "report_to": "none",
+            **({"use_liger_kernel": True} if job.loss == "liger" else {}),
             **self.options,
         }
 
@@ -357,7 +378,10 @@ class TrlRun:
 
     def go(self) -> dict[str, int]:
         """Peak of live tensors in each phase, in bytes."""
-        with quiet(), as_cuda(self.gpu), triton_kernels(), tensors_in_lists(), tempfile.TemporaryDirectory() as folder:
+        with ExitStack() as stack:
+            for one in (quiet(), as_cuda(self.gpu), triton_kernels(), tensors_in_lists(), compiles()):
+                stack.enter_context(one)
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
             model = self._model()
             reference = self._model() if self.job.method == "full" and self._needs_reference() else None
             self._run(model, reference, folder)
@@ -442,6 +466,8 @@ class TrlRun:
 
         for module in (trainer.model, reference):
             if module is not None:
+                if self.job.loss == "liger":  # which calls the model below the head
+                    module = getattr(module, "get_base_model", lambda module=module: module)().base_model
                 module.register_forward_pre_hook(before, with_kwargs=True)
                 module.register_forward_hook(after)
         backward = accelerator.backward

@@ -1,4 +1,4 @@
-"""What GRPO does before it trains on completions: it generates them, and scores them without gradients.
+"""What GRPO and RLOO do before it trains on completions: they generate them, and score them without gradients.
 
 Mirrors trl 1.16 (trainer/grpo_trainer.py: _generate_and_score_completions): all prompts of a generation are generated
 for at once, by transformers or by vLLM; a micro-batch at a time is scored.
@@ -18,7 +18,7 @@ from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.train_step import simulate_scoring
 from vramplan.analytic.unfolded_step import Step, describe_in
-from vramplan.inputs.job import LANGUAGE_MODEL, MAX_COUNT, Job
+from vramplan.inputs.job import LANGUAGE_MODEL, MAX_COUNT, ROLLOUTS, Job
 from vramplan.memory import passes, vllm
 from vramplan.memory.generation import GenerationRun
 from vramplan.memory.recorder import Recorder
@@ -54,7 +54,7 @@ Generated = dict[tuple[int, str], RolloutPhase]
 
 def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase]:
     """Generation and scoring, in order; empty for a job that generates nothing."""
-    if step.job.task != "grpo":
+    if step.job.task not in ROLLOUTS:
         return []
     return [*_generation(step, generated), *_scoring(step)]
 
@@ -71,17 +71,17 @@ def steps_per_generation(job: Job) -> int:
 
 def rollout_size(job: Job) -> int:
     """A number that tells jobs apart whose rollouts differ, of those that differ in the batch alone; 0 without any."""
-    return 0 if job.task != "grpo" else job.micro_batch_size * MAX_COUNT + job.gradient_accumulation_steps
+    return 0 if job.task not in ROLLOUTS else job.micro_batch_size * MAX_COUNT + job.gradient_accumulation_steps
 
 
 def is_scored(job: Job) -> bool:
     """Whether completions are scored before the model trains on them: by the reference, or by the model itself.
 
-    By the model itself after vLLM generated them, or if it was updated since they were generated.
+    By the model itself after vLLM generated them, or if it was updated since they were generated; RLOO does so always.
     """
     aligned = job.gradient_accumulation_steps % (steps_per_generation(job) * job.num_iterations) == 0
     corrected = job.generate_with != "transformers" and job.importance_sampling
-    return job.reference not in (None, "none") or corrected or not aligned
+    return job.task == "rloo" or job.reference not in (None, "none") or corrected or not aligned
 
 
 def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase]:

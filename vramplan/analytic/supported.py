@@ -8,7 +8,7 @@ from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.layers.liger_models import UNMODELLED, LigerModel, liger_model
 from vramplan.analytic.layers.losses import FUSED
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, setting
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import ROLLOUTS, Job
 from vramplan.inputs.model_inputs import check_inputs
 from vramplan.inputs.model_spec import MAX_LAYERS, ModelSpec
 from vramplan.inputs.sequence_length import check_sequence_length
@@ -112,8 +112,8 @@ def _has_experts(spec: ModelSpec) -> bool:
 
 def _not_compared(job: Job) -> list[str]:
     """What no run of the trainer's own code was compared with, although it may need more than the estimate says."""
-    if job.task == "grpo" and job.num_gpus > 1:
-        return ["GRPO on several GPUs was not compared with runs of TRL"]
+    if job.task in ROLLOUTS and job.num_gpus > 1:
+        return [f"{str(job.task).upper()} on several GPUs was not compared with runs of TRL"]
     if job.loss == "kept_log_probs" and job.num_gpus > 1:
         return [
             "OpenRLHF's loops were compared with runs on one GPU; DeepSpeed's share is that of other trainers' runs"

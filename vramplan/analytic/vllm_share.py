@@ -1,10 +1,10 @@
-"""What vLLM's share of a GPU has to hold at least: its weights, and the keys and values of one completion."""
+"""What vLLM's share of a GPU has to hold at least: its weights, and the keys and values of its longest text."""
 
 from __future__ import annotations
 
 from math import ceil
 
-from vramplan.analytic.layers.context import heads_of
+from vramplan.analytic.layers.context import LayerKind, heads_of
 from vramplan.analytic.prepare import prepare
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import record_of
@@ -17,28 +17,46 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.vllm import requested_bytes
 from vramplan.units import DTYPE_BYTES, ceil_div, format_bytes
 
+BLOCK = 16
+"""Tokens of a block of vLLM's KV cache (vllm/config/cache.py)."""
+BATCHED = 4096
+"""Tokens of one forward of vLLM, as TRL sets it (trl 1.16, generation/vllm_generation.py: max_num_batched_tokens)."""
+
 
 def check_share(spec: ModelSpec, job: Job, gpu: Gpu) -> None:
-    """Refuse a share that holds less than the weights and one completion: vLLM does not start with it.
+    """Refuse a share that holds less than the weights and one text of full length: vLLM does not start with it.
+
+    (vllm/v1/core/kv_cache_utils.py: _check_enough_kv_cache_memory.)
 
     Raises:
-        ConfigError: naming the least share that holds both; activations and CUDA graphs need more.
+        ConfigError: in vLLM's words, with the least share that holds both; activations and CUDA graphs need more.
         VramplanError: for a job that cannot run or is not modelled.
     """
-    weights, cache = least_bytes(spec, job, gpu)
-    if requested_bytes(job, gpu) >= weights + cache:
+    weights, cache, longest = least_bytes(spec, job, gpu)
+    requested = requested_bytes(job, gpu)
+    if requested >= weights + cache:
         return
     least = ceil(100 * (weights + cache) / gpu.cuda_total_bytes) / 100
-    more, elsewhere = f"give more than {setting('vllm_share', least)}", f"use {setting('generate_with', 'vllm_server')}"
+    more = f"give more than {setting('vllm_share', least)}" if least < 1 else ""
+    shorter = f"{setting('vllm_max_length', job.sequence_length)}" if longest > job.sequence_length else ""
+    elsewhere = f"use {setting('generate_with', 'vllm_server')}"
+    if weights >= requested:
+        said = f"No available memory for the cache blocks: its weights take {format_bytes(weights)}"
+        ways = [more or elsewhere]
+    else:
+        said = (
+            f"To serve at least one request with the model's max seq len ({longest}), {format_bytes(cache)} KV cache is"
+            f" needed, beside {format_bytes(weights)} of weights"
+        )
+        ways = [way for way in (more, f"give {shorter}" if shorter else "") if way] or [elsewhere]
     raise ConfigError(
-        f"{setting('vllm_share', job.vllm_share)}: vLLM gets {format_bytes(requested_bytes(job, gpu))}, and needs"
-        f" {format_bytes(weights)} for its weights and {format_bytes(cache)} for the keys and values of one completion;"
-        f" {more if least < 1 else elsewhere}"
+        f"{setting('vllm_share', job.vllm_share)}: vLLM gets {format_bytes(requested)}, and stops: {said};"
+        f" {', or '.join(ways)}"
     )
 
 
-def least_bytes(spec: ModelSpec, job: Job, gpu: Gpu) -> tuple[int, int]:
-    """Bytes of vLLM's weights, and of the keys and values of one prompt with its completion, on each of its GPUs.
+def least_bytes(spec: ModelSpec, job: Job, gpu: Gpu) -> tuple[int, int, int]:
+    """Bytes of vLLM's weights, and of the keys and values of its longest text, on each of its GPUs; that text's tokens.
 
     vLLM loads fp32 files in half precision (vllm/config/model.py: _get_and_verify_dtype), and QLoRA's base in four bits
     (trl/generation/vllm_generation.py: _init_vllm).
@@ -48,15 +66,28 @@ def least_bytes(spec: ModelSpec, job: Job, gpu: Gpu) -> tuple[int, int]:
     setting_of, plan, _ = prepare(spec, job.model_copy(update={**changes, "optimizer": "sgd", "offload": "none"}), gpu)
     step = Step(setting_of, plan, gpu, record=record_of(declare(setting_of).tape))
     own = [storage.num_bytes for one in step.placed if not one.parameter.is_adapter for storage in one.storages()]
-    return ceil_div(sum(own), job.vllm_tensor_parallel), _cache_bytes(setting_of, job)
+    positions = setting_of.architecture.shape(setting_of.config).positions
+    longest = job.vllm_max_length or int(positions or job.sequence_length)
+    return ceil_div(sum(own), job.vllm_tensor_parallel), _cache_bytes(setting_of, job, longest), longest
 
 
-def _cache_bytes(setting_of: StepSpec, job: Job) -> int:
-    """Keys and values of one prompt with its completion in half precision; 0 where the layers keep something else."""
-    c = setting_of.config
-    if c.get("kv_lora_rank") is not None or setting_of.architecture.decoder is None:
+def _cache_bytes(setting_of: StepSpec, job: Job, longest: int) -> int:
+    """Keys and values of one text in half precision, in blocks; 0 where the layers keep something else.
+
+    A sliding layer holds its window and the tokens of a forward (vllm/v1/kv_cache_interface.py: SlidingWindowSpec).
+    """
+    c, decoder = setting_of.config, setting_of.architecture.decoder
+    if c.get("kv_lora_rank") is not None or decoder is None:
         return 0
     heads = heads_of(c)
     own = max(1, heads.key // job.vllm_tensor_parallel)
-    layers = setting_of.architecture.shape(c).layers
-    return 2 * layers * own * heads.dim * DTYPE_BYTES["bf16"] * job.sequence_length
+    page = 2 * own * heads.dim * DTYPE_BYTES["bf16"] * BLOCK
+    window, blocks = decoder.window(c), 0
+    for kind in setting_of.architecture.stacks(c)[0]:
+        if not isinstance(kind, LayerKind) or not kind.attends or kind.crosses or kind.shares == "reuse":
+            continue
+        if kind.sliding and window is not None:
+            blocks += ceil_div(min(longest, window - 1 + BATCHED), BLOCK) + 1  # it begins within a block
+        else:
+            blocks += ceil_div(longest, BLOCK)
+    return blocks * page

@@ -127,7 +127,7 @@ JOB_FLAGS = {
         "task",
         METHOD,
         "What is trained: sequence_classification, token_classification, embedding, reranker; by TRL: reward, dpo, kto,"
-        " orpo, cpo, simpo, grpo (the next token, or as the model's class).",
+        " orpo, cpo, simpo, grpo, rloo (the next token, or as the model's class).",
     ),
     "num_labels": Flag(int, DATA, "Labels of a classification (as many as the model names)."),
     "reference": _choice(

@@ -25,7 +25,8 @@ WHOLE_JOB = (
     "vision", "projector", "max_pixels", "max_tiles", "images", "sequence_length", "micro_batch_size",
     "gradient_accumulation_steps", "checkpointing", "attention", "loss", "fused_kernels", "num_gpus", "num_nodes",
     "strategy", "offload", "task", "reference", "prompt_length", "generate_with", "num_generations",
-    "steps_per_generation", "num_iterations", "vllm_share", "vllm_tensor_parallel", "vllm_weights",
+    "steps_per_generation", "num_iterations", "vllm_share", "vllm_tensor_parallel", "vllm_max_length",
+    "vllm_weights",
     "importance_sampling",
 )  # fmt: skip
 """Fields of a job that a whole configuration sets, and that are compared once it is read again."""

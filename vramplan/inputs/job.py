@@ -40,9 +40,11 @@ Loss = Literal[
 ]
 Task = Literal[
     "sequence_classification", "token_classification", "embedding", "reranker", "reward", "dpo", "kto", "orpo", "cpo",
-    "simpo", "grpo",
+    "simpo", "grpo", "rloo",
 ]  # fmt: skip
 """What is trained for, if that is not what transformers trains such a model for."""
+ROLLOUTS: tuple[Task, ...] = ("grpo", "rloo")
+"""Tasks that generate the completions that they train on."""
 Reference = Literal["adapters_off", "model", "precomputed", "none"]
 Engine = Literal["transformers", "vllm", "vllm_sleep", "vllm_server"]
 FusedKernel = Literal["rope", "rms_norm", "layer_norm", "swiglu", "geglu"]
@@ -62,7 +64,7 @@ FUSED_KERNELS: tuple[FusedKernel, ...] = get_args(FusedKernel)
 LANGUAGE_MODEL: Mapping[str, Any] = {
     "task": None, "reference": None, "prompt_length": None, "generate_with": "transformers", "num_generations": 8,
     "steps_per_generation": None, "num_iterations": 1, "vllm_share": 0.3, "vllm_tensor_parallel": 1,
-    "vllm_weights": "own",
+    "vllm_max_length": None, "vllm_weights": "own",
 }  # fmt: skip
 """The settings of a job that trains the next token, in place of those of a task."""
 DEFAULT_SEQUENCE_LENGTH = 2048
@@ -213,18 +215,18 @@ class Job(Record):
     """What the model is trained for, which decides its class and its loss. By transformers: sequence_classification (a
     label for each sample), token_classification (a label for each token). By sentence-transformers: embedding
     (bi-encoders), reranker (CrossEncoder). By TRL: reward (a number for each text), dpo (DPO and its kin), kto, orpo,
-    cpo, simpo (cpo without the cross-entropy of chosen answers), grpo (GRPO, DAPO, Dr. GRPO). null: what transformers
-    trains such a model for: the next token, words to fill in, an image's class.
+    cpo, simpo (cpo without the cross-entropy of chosen answers), grpo (GRPO, DAPO, Dr. GRPO), rloo. null: what
+    transformers trains such a model for: the next token, words to fill in, an image's class.
     A sample of reward, dpo, orpo, cpo and simpo is a pair of a chosen and a rejected answer, of kto a prompt with an
-    answer, of grpo a prompt with a completion; `sequence_length` is that of a prompt with one of them."""
+    answer, of grpo and rloo a prompt with a completion; `sequence_length` is that of a prompt with one of them."""
     reference: Reference | None = None
-    """Where dpo, kto and grpo take the log-probabilities of the reference from: adapters_off (the model without its
-    adapters), model (a second model, whose weights do not train), precomputed (before the training), none; null: for
-    grpo none (beta 0), else adapters_off with adapters and model without."""
+    """Where dpo, kto, grpo and rloo take the log-probabilities of the reference from: adapters_off (the model without
+    its adapters), model (a second model, whose weights do not train), precomputed (before the training), none; null:
+    for grpo none (beta 0), else adapters_off with adapters and model without."""
     prompt_length: int | None = field(default=None, ge=0, le=MAX_COUNT)
     """Tokens of the prompt within `sequence_length`, which a task does not score; null: one."""
     generate_with: Engine = "transformers"
-    """What generates grpo's completions: transformers (the model's own ``generate``); vllm (vLLM in the training
+    """What generates completions (grpo, rloo): transformers (the model's own ``generate``); vllm (vLLM in the training
     processes, TRL's ``vllm_mode="colocate"``); vllm_sleep (the same, which gives weights and KV cache back while the
     model trains, ``vllm_enable_sleep_mode``); vllm_server (vLLM on other GPUs)."""
     num_generations: int = field(default=8, gt=0, le=MAX_COUNT)
@@ -237,6 +239,9 @@ class Job(Record):
     """Share of the GPU's memory that vLLM takes in the training processes (``vllm_gpu_memory_utilization``)."""
     vllm_tensor_parallel: int = field(default=1, gt=0, le=1 << 16)
     """GPUs that share one copy of the model in vLLM (``vllm_tensor_parallel_size``)."""
+    vllm_max_length: int | None = field(default=None, gt=0, le=MAX_COUNT)
+    """Tokens of the longest text that vLLM takes (``vllm_max_model_length``), whose keys and values its share has to
+    hold; null: the model's own positions."""
     vllm_weights: Literal["own", "shared"] = "own"
     """Whether vLLM in the training processes loads the model once more, or the weights that train adapters are vLLM's
     (unsloth's ``fast_inference``): then they are part of its share, and stay while it sleeps."""
@@ -348,8 +353,8 @@ class Job(Record):
     log_probs: verl's, by FlashAttention's cross-entropy of half-precision logits, which their gradients overwrite;
     kept_log_probs: OpenRLHF's, the same of fp32 logits, which live on until the next micro-batch.
     With `task` dpo: chunked is that of TRL from 1.15 on, standard of 1.6 to 1.13, sliced of 0.29 to 1.5,
-    concatenated_states of 0.19 to 0.28, whose forward returns all hidden states too, concatenated of 0.15 to 0.18.
-    With `task` kto: chunked the same, standard is that of TRL 1.9.
+    concatenated_states of 0.19 to 0.28, whose forward returns all hidden states too, concatenated of 0.15 to 0.18,
+    liger of 1.0 to 1.12 with use_liger_kernel. With `task` kto: chunked the same, standard is that of TRL 1.9.
     With `task` dpo and kto: log_softmax is LLaMA-Factory's, of all logits in fp32 at once; logits_to_keep is
     ms-swift's, of the logits from the first answer's first token on. With `task` dpo: scaled_log_softmax is
     torchtune's, of fp32 logits divided by a temperature, with the reference's logits kept until the next. With `task`
@@ -398,7 +403,7 @@ class Job(Record):
     @property
     def loads_reference(self) -> bool:
         """Whether a second model is on the GPU, which gives the log-probabilities of the reference."""
-        if self.task not in ("dpo", "kto", "grpo"):
+        if self.task not in ("dpo", "kto", *ROLLOUTS):
             return False
         default = self.task != "grpo" and self.method == "full"
         return self.reference == "model" or (self.reference is None and default)

@@ -1,30 +1,30 @@
-"""What reinforcement learning (GRPO) cannot do, or what is not modelled of it."""
+"""What reinforcement learning (GRPO, RLOO) cannot do, or what is not modelled of it."""
 
 from __future__ import annotations
 
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import ROLLOUTS, Job
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
-ALONE = ("num_generations", "steps_per_generation", "num_iterations", "generate_with", "vllm_share")
-"""Settings that only GRPO has."""
+ALONE = ("num_generations", "steps_per_generation", "num_iterations", "generate_with", "vllm_share", "vllm_max_length")
+"""Settings that only GRPO and RLOO have."""
 LOSSES = ("standard", "chunked")
 
 
-def is_grpo(job: Job) -> bool:
-    """Whether TRL's GRPOTrainer runs the job."""
-    return job.task == "grpo"
+def generates(job: Job) -> bool:
+    """Whether TRL's GRPOTrainer or RLOOTrainer runs the job."""
+    return job.task in ROLLOUTS
 
 
 def uses_vllm_here(job: Job) -> bool:
     """Whether vLLM is on the GPUs that train."""
-    return is_grpo(job) and job.generate_with in ("vllm", "vllm_sleep")
+    return generates(job) and job.generate_with in ("vllm", "vllm_sleep")
 
 
 def _alone(name: str) -> Rule:
     return Rule(
-        lambda job: name in job.model_fields_set and not is_grpo(job) and getattr(job, name) != _default(name),
+        lambda job: name in job.model_fields_set and not generates(job) and getattr(job, name) != _default(name),
         IMPOSSIBLE,
-        f"{{{name}}} has no meaning without {{task=grpo}}",
+        f"{{{name}}} has no meaning without {{task=grpo}} or rloo",
     )
 
 
@@ -35,18 +35,18 @@ def _default(name: str) -> object:
 ROLLOUT_RULES = (
     *map(_alone, ALONE),
     Rule(
-        lambda job: is_grpo(job) and job.num_generations < 2,
+        lambda job: generates(job) and job.num_generations < 2,
         IMPOSSIBLE,
-        "{num_generations} with {task}: GRPO compares completions of a prompt and needs at least 2",
+        "{num_generations} with {task}: TRL compares completions of a prompt and needs at least 2",
     ),
     Rule(
-        lambda job: is_grpo(job) and (job.prompt_length is None or job.prompt_length >= job.sequence_length),
+        lambda job: generates(job) and (job.prompt_length is None or job.prompt_length >= job.sequence_length),
         IMPOSSIBLE,
         "{task} needs the tokens of the prompt, less than {sequence_length} of a prompt with its completion: give"
         " {prompt_length=512}, for example",
     ),
     Rule(
-        lambda job: is_grpo(job) and job.reference == "precomputed",
+        lambda job: generates(job) and job.reference == "precomputed",
         IMPOSSIBLE,
         "{reference} with {task}: completions are generated while the model trains; use {reference=model}",
     ),
@@ -58,7 +58,7 @@ ROLLOUT_RULES = (
     Rule(
         lambda job: job.vllm_weights == "shared" and not uses_vllm_here(job),
         IMPOSSIBLE,
-        "{vllm_weights} has no meaning without {task=grpo} and {generate_with=vllm} or vllm_sleep",
+        "{vllm_weights} has no meaning without {task=grpo} or rloo and {generate_with=vllm} or vllm_sleep",
     ),
     Rule(
         lambda job: uses_vllm_here(job) and job.vllm_weights == "shared" and job.method == "full",
@@ -85,43 +85,48 @@ ROLLOUT_RULES = (
         " {quantize=nf4}",
     ),
     Rule(
-        lambda job: is_grpo(job) and job.loss not in LOSSES,
+        lambda job: generates(job) and job.loss not in LOSSES,
         UNSUPPORTED,
         "{loss} with {task} is not modelled; use {loss=chunked}, the fused head of TRL 1.15 and later, or"
         " {loss=standard}, whole logits as in TRL up to 1.12",
     ),
     Rule(
-        lambda job: is_grpo(job) and job.batches == "packed",
+        lambda job: generates(job) and job.batches == "packed",
         UNSUPPORTED,
         "{batches} with {task}: TRL pads completions; use {batches=padded}",
     ),
     Rule(
-        lambda job: is_grpo(job) and job.lengths is not None,
+        lambda job: generates(job) and job.lengths is not None,
         UNSUPPORTED,
         "samples of several lengths with {task} are not modelled; give {sequence_length} of the longest",
     ),
     Rule(
-        lambda job: is_grpo(job) and job.vllm_share != 0.3 and not uses_vllm_here(job),
+        lambda job: generates(job) and job.vllm_share != 0.3 and not uses_vllm_here(job),
         IMPOSSIBLE,
         "{vllm_share} has no meaning with {generate_with}; give {generate_with=vllm} or vllm_sleep",
     ),
     Rule(
-        lambda job: is_grpo(job) and job.loop == "plain",
+        lambda job: uses_vllm_here(job) and 0 < (job.vllm_max_length or 0) < job.sequence_length,
+        IMPOSSIBLE,
+        "{vllm_max_length} is shorter than {sequence_length}: vLLM takes no longer text, a prompt with its completion",
+    ),
+    Rule(
+        lambda job: generates(job) and job.loop == "plain",
         UNSUPPORTED,
         "{loop} with {task}: TRL's trainer is modelled; use {loop=trainer}",
     ),
     Rule(
-        lambda job: is_grpo(job) and job.pictures > 0,
+        lambda job: generates(job) and job.pictures > 0,
         UNSUPPORTED,
         "{task} with images is not modelled yet; use {images=0}",
     ),
     Rule(
-        lambda job: is_grpo(job) and job.strategy == "device_map",
+        lambda job: generates(job) and job.strategy == "device_map",
         UNSUPPORTED,
         "{strategy} with {task} is not modelled; use {strategy=ddp}",
     ),
     Rule(
-        lambda job: is_grpo(job) and job.offload == "all",
+        lambda job: generates(job) and job.offload == "all",
         UNSUPPORTED,
         "{offload} with {task} is not modelled; use {offload=optimizer}",
     ),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import ROLLOUTS, Job
 from vramplan.inputs.model_inputs import Input
 from vramplan.inputs.task_rules import CONCATENATED
 
 
 def task_inputs(job: Job) -> list[Input]:
     """The tensors of one sample."""
-    if job.task == "grpo":  # prompts and completions as generated, and which of their tokens count
+    if job.task in ROLLOUTS:  # prompts and completions as generated, and which of their tokens count
         return [Input(name, (job.sequence_length,)) for name in ("input_ids", "attention_mask")]
     if job.task in ("orpo", "cpo", "simpo"):
         return _both_answers(job)

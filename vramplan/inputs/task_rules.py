@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from vramplan.inputs.job import Job, Loss
+from vramplan.inputs.job import ROLLOUTS, Job, Loss
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
-REFERRING = ("dpo", "kto", "grpo")
+REFERRING = ("dpo", "kto", *ROLLOUTS)
 """Tasks with a reference."""
 PREFERENCE = ("dpo", "kto", "orpo", "cpo", "simpo", "reward")
 """Tasks of TRL's preference trainers."""
 PAIRS = ("dpo", "orpo", "cpo", "simpo", "reward")
 """Tasks whose samples are pairs of a chosen and a rejected answer."""
-TRL_TASKS = (*PREFERENCE, "grpo")
+TRL_TASKS = (*PREFERENCE, *ROLLOUTS)
 """Tasks of TRL's trainers."""
 SCORING = ("dpo", "kto", "orpo", "cpo", "simpo")
 """Those that compute log-probabilities of answers."""
@@ -37,6 +37,7 @@ PREFERENCE_LOSSES: dict[str, tuple[Loss, ...]] = {
         "standard",
         "sliced",
         *CONCATENATED,
+        "liger",
         "log_softmax",
         "logits_to_keep",
         "scaled_log_softmax",
@@ -75,7 +76,7 @@ TASK_RULES = (
         "{reference} with {method}: there are no adapters; give {reference=model} or precomputed",
     ),
     Rule(
-        lambda job: job.prompt_length is not None and job.task not in (*SCORING, "grpo"),
+        lambda job: job.prompt_length is not None and job.task not in (*SCORING, *ROLLOUTS),
         IMPOSSIBLE,
         "{prompt_length} has no meaning without {task=dpo} or its kin",
     ),
@@ -85,7 +86,7 @@ TASK_RULES = (
         "{prompt_length} leaves no token of {sequence_length} to the answer",
     ),
     Rule(
-        lambda job: job.prompt_length == 0 and job.task in (*SCORING, "grpo"),
+        lambda job: job.prompt_length == 0 and job.task in (*SCORING, *ROLLOUTS),
         IMPOSSIBLE,
         "{prompt_length}: a prompt has at least one token",
     ),
@@ -165,6 +166,17 @@ TASK_RULES = (
         lambda job: job.loss == "value_head" and (job.strategy, job.method) == ("ddp", "full") and job.num_gpus > 1,
         UNSUPPORTED,
         "{loss} with {method} on several GPUs: DDP stops at a head without a gradient; use {strategy=zero2}",
+    ),
+    Rule(
+        lambda job: job.task == "dpo" and job.loss == "liger" and job.reference == "precomputed",
+        IMPOSSIBLE,
+        "{loss} with {reference}: TRL's DPOTrainer stops at both; use {loss=chunked}",
+    ),
+    Rule(
+        lambda job: job.task == "dpo" and job.loss == "liger" and job.strategy in ("fsdp", "zero3"),
+        UNSUPPORTED,
+        "{loss} with {task} under {strategy} was not compared with a run of TRL; use {strategy=zero2}, or"
+        " {loss=chunked}",
     ),
     Rule(
         lambda job: is_preference(job) and job.pictures > 0,

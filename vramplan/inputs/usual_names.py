@@ -117,7 +117,7 @@ UNKNOWN_VALUES: Mapping[tuple[str, str], str] = MappingProxyType(
             ("task", name): "leave it out: supervised fine-tuning and pretraining are planned without it"
             for name in ("sft", "cpt", "pt", "pretrain", "pretraining", "instruction_tuning")
         },
-        **{("task", name): "not modelled yet; nearest is {task=grpo}" for name in ("rloo", "ppo", "reinforce")},
+        **{("task", name): "not modelled yet; nearest is {task=grpo}" for name in ("ppo", "reinforce")},
         **{("task", name): "not modelled yet; nearest is {task=dpo}" for name in ("gkd", "bco", "online_dpo", "xpo")},
     }
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import ProcessedImage, shown
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import ROLLOUTS, Job
 from vramplan.inputs.sample_lengths import MICRO_STEPS
 from vramplan.inputs.task_rules import OF_FRAMEWORKS
 from vramplan.memory.calibration import is_measured, margin_of
@@ -108,18 +108,24 @@ def _describe_task(job: Job) -> str:
     if job.task is None:
         return ""
     prompt = f", prompts of {job.prompt_length} tokens" if job.prompt_length else ""
-    if job.task == "grpo":
-        return f"{_describe_grpo(job)}{prompt}, {REFERENCES[job.reference or 'none']}; "
+    if job.task in ROLLOUTS:
+        return f"{_describe_grpo(job)}{prompt}, {REFERENCES[job.reference or _default_reference(job)]}; "
     if job.loss == "value_head":
         return "reward model (a value head beside all logits) as LLaMA-Factory trains it on pairs; "
     if job.task == "reward":
         return "reward model (one label) as TRL 1.16 trains it on pairs; "
     if job.task in ("orpo", "cpo", "simpo"):
         return f"{job.task.upper()} as TRL 1.16 runs it on pairs; "
-    reference = job.reference or ("model" if job.method == "full" else "adapters_off")
+    reference = job.reference or _default_reference(job)
     pairs = "" if job.task == "kto" else " on pairs"
-    package = OF_FRAMEWORKS.get(job.loss, "TRL")
+    package = OF_FRAMEWORKS.get(job.loss, "TRL 1.12 with Liger's loss" if job.loss == "liger" else "TRL")
     return f"{job.task.upper()} as {package} runs it{pairs}{prompt}, {REFERENCES[reference]}; "
+
+
+def _default_reference(job: Job) -> str:
+    if job.task == "grpo":
+        return "none"
+    return "model" if job.method == "full" else "adapters_off"
 
 
 ENGINES = {
@@ -131,10 +137,11 @@ ENGINES = {
 
 
 def _describe_grpo(job: Job) -> str:
-    """GRPO, what generates for it, and the version of TRL by what becomes of the logits."""
+    """GRPO or RLOO, what generates for it, and the version of TRL by what becomes of the logits."""
     version = "1.16" if job.loss == "chunked" else "up to 1.12"
     shared = ", of which the weights are the model's own" if job.vllm_weights == "shared" else ""
-    return f"GRPO as TRL {version} runs it, {ENGINES[job.generate_with].format(share=job.vllm_share)}{shared}"
+    engine = ENGINES[job.generate_with].format(share=job.vllm_share)
+    return f"{str(job.task).upper()} as TRL {version} runs it, {engine}{shared}"
 
 
 def describe_strategy(job: Job) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import ceil
 
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import ROLLOUTS, Job
 from vramplan.memory.timeline import Storage
 from vramplan.units import MiB
 
@@ -21,12 +21,12 @@ GiB of CUDA graphs (gpustack/runner#251). Not measured here."""
 
 def is_colocated(job: Job) -> bool:
     """Whether vLLM shares the GPUs of the training run."""
-    return job.task == "grpo" and job.generate_with in ("vllm", "vllm_sleep")
+    return job.task in ROLLOUTS and job.generate_with in ("vllm", "vllm_sleep")
 
 
 def sleeps(job: Job) -> bool:
     """Whether vLLM shares the GPUs and gives memory back while the model trains."""
-    return job.task == "grpo" and job.generate_with == "vllm_sleep"
+    return job.task in ROLLOUTS and job.generate_with == "vllm_sleep"
 
 
 def requested_bytes(job: Job, gpu: Gpu) -> int:

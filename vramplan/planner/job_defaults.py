@@ -10,7 +10,7 @@ from vramplan.inputs import model_inputs
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import COUNTED, IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.images.types import image_size
-from vramplan.inputs.job import FUSED_KERNELS, MAX_COUNT, Job, engine_casts, with_current_names
+from vramplan.inputs.job import FUSED_KERNELS, MAX_COUNT, ROLLOUTS, Job, engine_casts, with_current_names
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.sample_lengths import lengths_of
 from vramplan.inputs.sequence_length import default_sequence_length, max_positions
@@ -53,10 +53,12 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
     if "fused_kernels" in job:
         job["fused_kernels"] = _kernel_names(job["fused_kernels"])
     _complete_dtypes(job, half)
-    if job.get("task") == "grpo":
+    if job.get("task") in ROLLOUTS:
         job.setdefault("loss", "chunked")  # TRL 1.16
         job.setdefault("batches", "padded")  # completions differ in length
-    if job.get("task") in (*PREFERENCE, "grpo") and job.get("quantize", "none") != "none":
+    if job.get("task") == "rloo":
+        job.setdefault("num_generations", 2)  # TRL's default
+    if job.get("task") in (*PREFERENCE, *ROLLOUTS) and job.get("quantize", "none") != "none":
         job.setdefault("lora_dtype", "bf16")  # TRL 1.16 casts the adapters of a quantized model
     if job.get("task") == "kto":
         job.setdefault("micro_batch_size", 2)  # the smallest that TRL takes

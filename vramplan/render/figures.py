@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vramplan.inputs.embedding import columns
+from vramplan.inputs.job import ROLLOUTS
 from vramplan.inputs.task_rules import OF_FRAMEWORKS, PAIRS, TRL_TASKS
 from vramplan.units import GiB
 
@@ -150,9 +151,12 @@ def trainer(job: Job) -> str:
     name = "reward model" if job.task == "reward" else str(job.task).upper()
     if job.loss in OF_FRAMEWORKS:
         return f"{name} of {OF_FRAMEWORKS[job.loss]}"
-    since = {**TRL_VERSIONS, "standard": {"grpo": "up to 1.12", "kto": "1.9"}.get(str(job.task), "1.6 to 1.13")}
-    versions = f" {since[job.loss]}" if job.task in ("dpo", "kto", "grpo") and job.loss in since else ""
-    return f"{name} of TRL{versions}" + (f", {ENGINES[job.generate_with]}" if job.task == "grpo" else "")
+    since = {
+        **TRL_VERSIONS,
+        "standard": "up to 1.12" if job.task in ROLLOUTS else "1.9" if job.task == "kto" else "1.6 to 1.13",
+    }
+    versions = f" {since[job.loss]}" if job.task in ("dpo", "kto", *ROLLOUTS) and job.loss in since else ""
+    return f"{name} of TRL{versions}" + (f", {ENGINES[job.generate_with]}" if job.task in ROLLOUTS else "")
 
 
 TRL_VERSIONS = {

@@ -17,7 +17,7 @@ from vramplan.analytic.strategies.fsdp1 import Fsdp1
 from vramplan.analytic.strategies.fsdp2 import Fsdp2, Group
 from vramplan.analytic.strategies.zero3 import ZeroStage3
 from vramplan.analytic.unfolded_step import buffers_of, reference_storages
-from vramplan.inputs.job import Zero
+from vramplan.inputs.job import ROLLOUTS, Zero
 from vramplan.memory.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 def second_model(step: Step, record: Recorder) -> Strategy:
     """The reference of a job that loads one."""
-    if step.job.strategy == "fsdp" and step.job.task != "grpo":
+    if step.job.strategy == "fsdp" and step.job.task not in ROLLOUTS:
         return (Fsdp1Reference if step.job.fsdp.version == 1 else Fsdp2Reference)(step, record)
-    if step.job.strategy == "zero3" and step.job.task != "grpo":
+    if step.job.strategy == "zero3" and step.job.task not in ROLLOUTS:
         return Zero3Reference(step, record)
     return WholeReference(step, record)
 

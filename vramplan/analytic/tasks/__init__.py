@@ -35,6 +35,7 @@ LOSSES: dict[Task, str] = {
     "cpo": "odds",
     "simpo": "odds",
     "grpo": "grpo",
+    "rloo": "rloo",
 }
 """The file of each task whose trainer computes the loss itself."""
 

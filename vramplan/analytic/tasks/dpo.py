@@ -14,7 +14,7 @@ from vramplan.analytic.batch import Batch
 from vramplan.analytic.layers.label_log_probs import entropies, label_log_probs
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.analytic.tasks import log_softmax, logits_to_keep, scaled_log_softmax
+from vramplan.analytic.tasks import liger_dpo, log_softmax, logits_to_keep, scaled_log_softmax
 from vramplan.analytic.tasks.fused_head import answer_labels, fused_forward, of_samples, scored_tokens
 from vramplan.analytic.tasks.reference import WITH_MODEL, as_reference, reference_of
 from vramplan.analytic.tasks.whole_logits import logits_and_states, logits_of
@@ -30,6 +30,8 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
         return log_softmax.dpo_loss(net, setting, phase, batch)
     if setting.job.loss == "scaled_log_softmax":
         return scaled_log_softmax.dpo_loss(net, setting, phase, batch)
+    if setting.job.loss == "liger":
+        return liger_dpo.compute_loss(net, setting, phase, batch)
     if setting.job.loss == "logits_to_keep":
         return logits_to_keep.dpo_loss(net, setting, phase, batch)
     if setting.job.loss in CONCATENATED:

@@ -12,6 +12,7 @@ from vramplan.frameworks.readers.trl_trainers import CLASSES, TRAINER_KEY
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.python_ast import Call, Thing
 from vramplan.frameworks.syntax.shell import UNKNOWN
+from vramplan.inputs.job import ROLLOUTS
 
 Settings = dict[str, ConfigValue]
 
@@ -70,7 +71,7 @@ def settings_of(task: str, run: Run, model: Model | None, refuses_moved: bool = 
             )
     if task in ("dpo", "kto"):
         settings |= _reference(run.trainer, model)
-    if task == "grpo":
+    if task in ROLLOUTS:
         _refuse_reward_models(run.trainer)
     if model is not None and model.adapters is not None and not run.peft_configs:
         settings["peft_model"] = ConfigValue(True, model.adapters.place)

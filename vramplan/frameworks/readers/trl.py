@@ -308,7 +308,7 @@ UNREAD = {
         "bco", "xpo", "nash_md", "online_dpo", "dpo_vlm", "dpo_online", "tpo", "mpo_vlm",
     ),
     "reinforcement training of this kind": (
-        "ppo", "rloo", "grpo_vlm", "gspo", "gspo_vlm", "ppo_tldr", "rloo_vlm", "ppo/ppo", "grpo_agent", "async_grpo",
+        "ppo", "grpo_vlm", "gspo", "gspo_vlm", "ppo_tldr", "rloo_vlm", "ppo/ppo", "grpo_agent", "async_grpo",
     ),
     "distillation": ("gkd", "gold", "minillm", "distillation"),
     "training of a process reward model": ("prm",),

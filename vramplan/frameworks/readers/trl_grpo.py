@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer: generations, the engine that makes them, and the lengths of prompts and completions."""
+"""TRL's GRPOTrainer and RLOOTrainer: generations, what makes them, and the lengths of their texts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ CHANGES_LENGTH = ("num_beams", "num_return_sequences", "max_new_tokens", "max_le
 """Keys of `generation_kwargs` that change the memory of a generation."""
 GRPO_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
 """Values of `loss_type` that differ in tensors of one number for each token."""
+CUT_UNTIL = {"grpo": "0.26", "rloo": "0.27"}
+"""The first version of each that cuts no prompt."""
 NAMES: Mapping[str, KeyNames] = {
     "reference": {"none": "beta 0.0"},
     "generate_with": {
@@ -22,20 +24,21 @@ NAMES: Mapping[str, KeyNames] = {
     },
     "vllm_share": "vllm_gpu_memory_utilization",
     "vllm_tensor_parallel": "vllm_tensor_parallel_size",
+    "vllm_max_length": "vllm_max_model_length",
     "num_generations": "num_generations",
     "steps_per_generation": "steps_per_generation",
 }
 """TRL's keys for the fields that a user may change."""
 
 
-def generation_fields(config: ConfigReader, version: str, job: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a job that GRPO decides; `job` has the method, the batch and the number of GPUs.
+def generation_fields(config: ConfigReader, task: str, version: str, job: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a job that GRPO or RLOO decides; `job` has the method, the batch and the number of GPUs.
 
     Raises:
         UnsupportedError: for a setting that is not modelled.
     """
     loss_type = config.lowercase("loss_type", default="dapo")
-    if loss_type not in GRPO_LOSSES:
+    if task == "grpo" and loss_type not in GRPO_LOSSES:
         raise config.unsupported("loss_type")
     for name in ("use_transformers_paged", "use_transformers_continuous_batching", "cache_implementation"):
         config.require_off(name, why="generates with another cache, which is not modelled yet")
@@ -50,14 +53,24 @@ def generation_fields(config: ConfigReader, version: str, job: Mapping[str, Any]
             "warning", "", f"counts entropies of whole logits, which TRL {version} does not compute: needs less"
         )
     fields: dict[str, Any] = {
-        "num_generations": config.integer("num_generations", default=8),
+        "num_generations": config.integer("num_generations", default=8 if task == "grpo" else 2),
         "num_iterations": config.integer("num_iterations", default=1),
     }
-    if config.number("beta", default=0.0 if at_least(version, "0.19") else 0.04) != 0.0:
+    beta = 0.05 if task == "rloo" else 0.0 if at_least(version, "0.19") else 0.04
+    has_reference = config.number("beta", default=beta) != 0.0
+    if task == "rloo" and not has_reference:
+        fields["reference"] = "none"
+    elif task == "grpo" and has_reference:
         fields["reference"] = "model" if job["method"] == "full" else "adapters_off"
     if config.boolean("disable_dropout", default=False) and job["method"] != "full":
         fields["lora_dropout"] = 0.0
-    return fields | _generations(config, job) | _engine(config, version) | _completions(config, version)
+    engine = _engine(config, version)
+    if task == "rloo":  # which scores completions whatever generated them
+        engine.pop("importance_sampling", None)
+    lengths = _completions(config, version, CUT_UNTIL[task])
+    if engine["generate_with"] in ("vllm", "vllm_sleep"):
+        engine |= _longest_text(config, version, CUT_UNTIL[task], lengths)
+    return fields | _generations(config, job) | engine | lengths
 
 
 def _refuse_reward_models(config: ConfigReader) -> None:
@@ -107,6 +120,16 @@ def _engine(config: ConfigReader, version: str) -> dict[str, Any]:
     }
 
 
+def _longest_text(config: ConfigReader, version: str, cut_until: str, lengths: Mapping[str, int]) -> dict[str, int]:
+    """What vLLM's keys and values are for: prompt and completion while TRL cut prompts, the model's positions since."""
+    if not at_least(version, cut_until):
+        return {"vllm_max_length": lengths["sequence_length"]} if lengths else {}
+    if config.has("vllm_max_model_length") and not config.is_null("vllm_max_model_length"):
+        return {"vllm_max_length": config.integer("vllm_max_model_length", default=1)}
+    config.note("default", "vllm_max_model_length", "not set: vLLM holds a text as long as the model's positions")
+    return {}
+
+
 def completion_length(config: ConfigReader, version: str) -> int:
     """Tokens of a completion: 256 by default before 1.10, 512 since."""
     if config.is_null("max_completion_length"):
@@ -114,12 +137,12 @@ def completion_length(config: ConfigReader, version: str) -> int:
     return config.integer("max_completion_length", default=512 if at_least(version, "1.10") else 256)
 
 
-def _completions(config: ConfigReader, version: str) -> dict[str, Any]:
-    """Tokens of a prompt with its completion; open from 0.26 on, which cuts no prompt, or if nothing limits it."""
+def _completions(config: ConfigReader, version: str, cut_until: str) -> dict[str, Any]:
+    """Tokens of a prompt with its completion; open where TRL cuts no prompt, or if nothing limits it."""
     completion = completion_length(config, version)
     if not config.has("max_completion_length"):
         config.note("default", "max_completion_length", f"not set: {completion}")
-    if at_least(version, "0.26"):
+    if at_least(version, cut_until):
         if config.has("max_prompt_length"):
             config.note("warning", "max_prompt_length", f"has no effect: TRL {version} does not cut prompts")
         return {}

@@ -14,6 +14,8 @@ from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least
 from vramplan.frameworks.readers import trl_grpo
 from vramplan.frameworks.readers.trl_trainers import PROMPT_LENGTH
 from vramplan.frameworks.settings import ConfigReader
+from vramplan.frameworks.writers.trl_tasks import WITHOUT
+from vramplan.inputs.job import ROLLOUTS
 from vramplan.units import ceil_div
 
 Treatment = Literal["as_loaded", "prepared", "cast"]
@@ -49,9 +51,11 @@ TRAINERS: Mapping[str, Trainer] = {
     "cpo": Trainer("CPOTrainer", (("0.19", "standard"),)),
     "reward": Trainer("RewardTrainer", (("0.24", "standard"),), ("0", "0.26")),
     "grpo": Trainer("GRPOTrainer", (("0.18", "standard"), ("1.14", ""), ("1.15", "chunked")), ("0.22", "0.26")),
+    "rloo": Trainer("RLOOTrainer", (("0.22", "standard"), ("1.14", ""), ("1.15", "chunked")), ("0.22", "0.27")),
 }  # fmt: skip
 """By task. RewardTrainer ran chosen and rejected texts apart before 0.24, ORPOTrainer and CPOTrainer gathered all GPUs'
-logits for their metrics before 0.19; 1.14 computed log-probabilities and entropies in one function."""
+logits for their metrics before 0.19; 1.14 computed log-probabilities and entropies in one function; RLOOTrainer was
+another one before 0.22."""
 
 LAST_VERSIONS: Mapping[str, Mapping[str, str]] = {
     "dpo": dict.fromkeys(
@@ -68,8 +72,9 @@ LAST_VERSIONS: Mapping[str, Mapping[str, str]] = {
         "vllm_device": "0.17.0",
         "max_prompt_length": "0.25.1", "use_liger_loss": "0.27.2", "vllm_guided_decoding_regex": "0.27.2",
     },
+    "rloo": {"max_prompt_length": "0.26.2"},
 }  # fmt: skip
-"""Keys that were removed since, and the last version with each; GRPO cuts no prompt since 0.26."""
+"""Keys that were removed since, and the last version with each; GRPO cuts no prompt since 0.26, RLOO since 0.27."""
 
 TITLES: Mapping[str, str] = {"reward": "reward model"}
 """What a task is called, where that is not its name in capitals."""
@@ -130,7 +135,7 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, task: str, version: st
     kept = {name: keys for name, keys in parsed.names.items() if name not in ("sequence_length", "loss")}
     parsed.names = {**kept, **task_names(task)}
     parsed.task, parsed.rows = TITLES.get(task, task.upper()), "samples"
-    if task == "grpo":
+    if task in ROLLOUTS:
         if "sequence_length" not in parsed.job:
             parsed.completion_length = trl_grpo.completion_length(config, version)
         parsed.eval_batch_size = None
@@ -149,24 +154,56 @@ def task_fields(config: ConfigReader, task: str, version: str, job: Mapping[str,
     Raises:
         UnsupportedError: for a version, or a setting, that is not modelled.
     """
-    fields: dict[str, Any] = {"task": task, "loss": loss_of(task, version), "batches": "padded"}
-    _refuse_liger(config, fields["loss"])
-    if task == "grpo":
-        fields |= trl_grpo.generation_fields(config, version, job)
-        if "reference" in fields and at_least(version, "0.27"):
+    loss = _with_liger(config, task, version, job, loss_of(task, version))
+    fields: dict[str, Any] = {"task": task, "loss": loss, "batches": "padded"}
+    if task in ROLLOUTS:
+        fields |= trl_grpo.generation_fields(config, task, version, job)
+        if fields.get("reference", WITHOUT[task]) != "none" and at_least(version, "0.27"):
             _refuse_copied_adapters(config, version)
         return fields
     return fields | _preference(config, task, version, job, fields["loss"])
 
 
-def _refuse_liger(config: ConfigReader, loss: str) -> None:
-    """Liger's own loss is not modelled; since 1.15 only its layers are used (dpo_trainer.py: add_fused_lm_head)."""
-    config.require_off("use_liger_loss")
-    if loss != "chunked":
-        config.require_off("use_liger_kernel", why="with a loss of Liger's own, or whole logits, is not modelled yet")
+LIGER_DPO = ("1.0", "1.13")
+"""The first version of TRL whose DPO takes Liger's loss as it is modelled, and the first that has a loss of its own."""
+LIGER_DPO_LOSSES = (
+    "sigmoid", "hinge", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop",
+)  # fmt: skip
+"""Values of `loss_type` that Liger's DPO takes (liger-kernel 0.8.5, chunked_loss/dpo_loss.py)."""
+
+
+def _with_liger(config: ConfigReader, task: str, version: str, job: Mapping[str, Any], loss: str) -> str:
+    """The job's `loss` under Liger; since 1.15, and for whole logits, only its layers are used.
+
+    (dpo_trainer.py: add_fused_lm_head, _compute_loss_liger.)
+    """
+    config.require_off("use_liger_loss", why="with TRL before 1.0 is not modelled")
     options = config.section("liger_kernel_config")
-    if options is not None and options.boolean("fused_linear_cross_entropy", default=False):
+    if loss == "chunked" and options is not None and options.boolean("fused_linear_cross_entropy", default=False):
         raise config.unsupported("liger_kernel_config", "with fused_linear_cross_entropy: TRL stops at that")
+    if loss == "chunked" or task not in ("dpo", "grpo") or not config.boolean("use_liger_kernel", default=False):
+        return loss
+    first, after = LIGER_DPO
+    if task != "dpo" or not at_least(version, first) or at_least(version, after):
+        raise config.unsupported(
+            "use_liger_kernel",
+            f"with {task.upper()} of TRL {version}, whose loss is Liger's, is not modelled; modelled: DPO of"
+            " TRL 1.0 to 1.12, and TRL 1.15 on",
+        )
+    _check_liger_dpo(config, version, job)
+    return "liger"
+
+
+def _check_liger_dpo(config: ConfigReader, version: str, job: Mapping[str, Any]) -> None:
+    """What TRL's DPOTrainer stops at with Liger's loss."""
+    place = config.place("use_liger_kernel")
+    if job["method"] != "full" and not at_least(version, "1.8"):
+        raise ConfigError(f"{place}: DPOTrainer of TRL {version} stops at adapters with it; TRL 1.8 takes them")
+    names = config.strings("loss_type") or ("sigmoid",)
+    if len(names) > 1 or names[0] not in LIGER_DPO_LOSSES:
+        raise ConfigError(f"{place}: Liger's DPO takes one loss_type of {', '.join(LIGER_DPO_LOSSES)}")
+    if config.boolean("precompute_ref_log_probs", default=False):
+        raise ConfigError(f"{place}: DPOTrainer stops at it with precompute_ref_log_probs; set one of them to false")
 
 
 def _preference(config: ConfigReader, task: str, version: str, job: Mapping[str, Any], loss: str) -> dict[str, Any]:
@@ -268,7 +305,7 @@ def _padded(config: ConfigReader, length: int) -> int:
 
 def task_names(task: str) -> Mapping[str, KeyNames]:
     """TRL's keys for the fields that a user may change."""
-    if task == "grpo":
+    if task in ROLLOUTS:
         return trl_grpo.NAMES
     names: dict[str, KeyNames] = {"sequence_length": "max_length"}
     precomputed: KeyNames = {"precomputed": "precompute_ref_log_probs true"}

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from vramplan.errors import ConfigError, setting
 from vramplan.frameworks.settings import ConfigReader, ConfigValue
+from vramplan.inputs.job import ROLLOUTS
 
 PREFERENCES = ("dpo", "kto", "orpo", "cpo")
-TASKS = (*PREFERENCES, "reward", "grpo")
+TASKS = (*PREFERENCES, "reward", *ROLLOUTS)
 """Those whose configurations are read, by the job's task."""
 PROMPT_LENGTH = 512
 """Tokens that DPO keeps of a prompt up to 0.28 by default, and GRPO up to 0.25."""
@@ -20,6 +21,7 @@ CLASSES: Mapping[str, str] = {
     f"{name}{end}": task
     for name, task in (
         ("DPO", "dpo"), ("KTO", "kto"), ("ORPO", "orpo"), ("CPO", "cpo"), ("Reward", "reward"), ("GRPO", "grpo"),
+        ("RLOO", "rloo"),
     )
     for end in ("Trainer", "Config")
 }  # fmt: skip
@@ -43,20 +45,22 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     **_of(("cpo",), "cpo_alpha simpo_gamma"),
     **_of(("reward",), "center_rewards_coefficient"),
     **_of(
-        ("grpo",),
+        ROLLOUTS,
         "num_generations reward_funcs reward_weights use_vllm vllm_mode vllm_gpu_memory_utilization num_iterations"
-        " steps_per_generation generation_batch_size epsilon epsilon_high scale_rewards delta"
-        " mask_truncated_completions top_entropy_quantile importance_sampling_level log_completions"
-        " vllm_enable_sleep_mode vllm_tensor_parallel_size vllm_importance_sampling_correction"
-        " reward_model_name_or_path vllm_server_host",
+        " steps_per_generation generation_batch_size epsilon epsilon_high mask_truncated_completions log_completions"
+        " vllm_enable_sleep_mode vllm_tensor_parallel_size reward_model_name_or_path vllm_server_host",
     ),
+    **_of(
+        ("grpo",),
+        "scale_rewards delta top_entropy_quantile importance_sampling_level vllm_importance_sampling_correction",
+    ),
+    **_of(("rloo",), "normalize_advantages reward_clip_range"),
     **_of(("dpo", "cpo"), "label_smoothing"),
     **_of(("dpo", "kto"), "precompute_ref_log_probs ref_model_init_kwargs"),
-    **_of(("dpo", "kto", "grpo"), "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps"),
-    **_of((*PREFERENCES, "grpo"), "beta max_prompt_length max_completion_length"),
+    **_of(("dpo", "kto", *ROLLOUTS), "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps"),
+    **_of((*PREFERENCES, *ROLLOUTS), "beta max_prompt_length max_completion_length"),
 }
-"""Keys that supervised fine-tuning does not take -> the tasks that do (trl 0.15 to 1.16, trainer/*_config.py). RLOO
-takes most of GRPO's, and no other key that tells them apart."""
+"""Keys that supervised fine-tuning does not take -> the tasks that do (trl 0.15 to 1.16, trainer/*_config.py)."""
 LOSS_TYPES: Mapping[str, tuple[str, ...]] = {
     **_of(("dpo", "cpo"), "sigmoid hinge ipo"),
     **_of(("cpo",), "simpo"),
@@ -103,7 +107,11 @@ def task_of_keys(settings: Mapping[str, ConfigValue], where: str, config: Config
                 "default", "", "no key of another trainer: taken as SFT; `vramplan check --task dpo` takes another"
             )
         return None
-    if len(tasks) == 1:
+    if tasks == ROLLOUTS and config is not None:
+        config.note(
+            "warning", "", "keys of GRPO and of RLOO: taken as GRPO; `vramplan check --task rloo` takes the other"
+        )
+    if len(tasks) == 1 or tasks == ROLLOUTS:
         return tasks[0]
     shown = ", ".join(tasks or TASKS).upper()
     raise ConfigError(

@@ -73,7 +73,7 @@ def _generates(parsed: ParsedConfig, config: ConfigReader, limit: int) -> None:
     parsed.completion_length = None
     parsed.notes[:] = [note for note in parsed.notes if note.key != "max_prompt_length"]
     if config.boolean("fast_inference", default=False):
-        job |= _engine(config)
+        job |= _engine(config) | {"vllm_max_length": limit}  # vLLM's max_model_len is max_seq_length
     config.note(
         "warning",
         "",

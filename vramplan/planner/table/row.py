@@ -8,7 +8,7 @@ from typing import NamedTuple
 from vramplan.dataclass import dataclass
 from vramplan.errors import UnsupportedError, VramplanError, as_python, setting, spell
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import ROLLOUTS, Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import check_job
 from vramplan.memory.assumptions import describe_method, describe_step, describe_strategy, describe_weights
@@ -120,7 +120,7 @@ def _shared(spec: ModelSpec, settings: dict[str, object], gpu: Gpu, shared_steps
     check_job(job, gpu)
     if job.lengths is not None:
         raise UnsupportedError(f"{setting('lengths')} is not tabled yet; estimate and suggest take it")
-    if job.task == "grpo":  # not every micro-batch has whole groups of completions
+    if job.task in ROLLOUTS:  # not every micro-batch has whole groups of completions
         raise UnsupportedError(f"{setting('task', job.task)} is not tabled yet; estimate and suggest take it")
     if job.strategy == "device_map":  # where layers go depends on the GPU
         raise UnsupportedError(f"{setting('strategy', 'device_map')} is not tabled yet")
