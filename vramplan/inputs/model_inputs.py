@@ -216,6 +216,8 @@ MODEL_INPUTS: dict[str, ModelInputs] = {
     "distilbert": ModelInputs("DistilBertForMaskedLM", masked_text, table),
     "modernbert": ModelInputs("ModernBertForMaskedLM", masked_text),
     "deberta-v2": ModelInputs("DebertaV2ForMaskedLM", masked_text_and_mask, deberta_table),
+    "eurobert": ModelInputs("EuroBertForMaskedLM", masked_text),
+    "mpnet": ModelInputs("MPNetForMaskedLM", masked_text, table_behind_padding),
     "vit": ModelInputs("ViTForImageClassification", classed_image, has_text=False, image_config=""),
     "clip": ModelInputs(
         "CLIPModel", clip_pair, text_table(77), image_config="vision_config", arguments={"return_loss": True}

@@ -53,6 +53,8 @@ CLASS_NAMES: dict[str, ClassNames] = {
     "distilbert": ClassNames("DistilBert", head="classifier"),
     "deberta-v2": ClassNames("DebertaV2", head="classifier"),
     "modernbert": ClassNames("ModernBert", head="classifier"),
+    "eurobert": ClassNames("EuroBert", head="classifier"),
+    "mpnet": ClassNames("MPNet", head="classifier"),
 }
 """By model_type, those whose tasks are modelled."""
 

@@ -34,6 +34,8 @@ ARCHITECTURES: LazyTable[Architecture] = LazyTable(
         "distilbert": "distilbert",
         "modernbert": "modernbert",
         "deberta": "deberta-v2",
+        "eurobert": "eurobert",
+        "mpnet": "mpnet",
         "vit": "vit",
         "clip": "clip",
         "siglip": "siglip",

@@ -1,0 +1,64 @@
+"""Encoders of text, images and sound: traces of the real classes, and what is refused."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import pytest
+
+import vramplan
+from tests import encoder_cases, matrix
+from vramplan.errors import ConfigError, VramplanError
+from vramplan.inputs.job import Job
+
+ROWS = encoder_cases.load()
+EVERY = 7
+"""One job of so many is in the sample of a family; the full run takes all."""
+
+
+def check(family: str, jobs: list[Job]) -> list[float]:
+    """Every phase's peak, the operations and the parameters counted."""
+    errors = []
+    for job in jobs:
+        found, traced = encoder_cases.analytic(family, job), ROWS[encoder_cases.name_of(family, job)]
+        of = dict(zip(matrix.COLUMNS[1:], (a / b - 1 for a, b in zip(found, traced, strict=True)), strict=True))
+        assert abs(of["tensors"]) <= 2e-3, (job, of)
+        assert all(abs(of[phase]) <= 0.015 for phase in ("allocated", *matrix.PHASES)), (job, of)
+        assert abs(of["flops"]) <= 1e-3, (job, of)
+        assert found[7:] == traced[7:], "parameters"
+        errors.append(abs(of["allocated"]))
+    return errors
+
+
+def jobs_of(family: str) -> list[Job]:
+    """The jobs that a family was traced with."""
+    return [job for name, job in encoder_cases.cases() if name == family]
+
+
+@pytest.mark.parametrize(("number", "family"), list(enumerate(encoder_cases.FAMILIES)))
+def test_a_sample_agrees_with_traces(number: int, family: str) -> None:
+    check(family, jobs_of(family)[number % EVERY :: EVERY])
+
+
+@pytest.mark.full
+def test_estimates_agree_with_traces() -> None:
+    errors = [error for family in encoder_cases.FAMILIES for error in check(family, jobs_of(family))]
+    assert median(errors) <= 1e-3
+
+
+def test_every_case_has_been_traced() -> None:
+    assert {encoder_cases.name_of(*case) for case in encoder_cases.cases()} == set(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "error", "message"),
+    [
+        ("all-mpnet-base-v2", {"checkpointing": "full"}, ConfigError, "no gradient checkpointing for mpnet"),
+        ("all-mpnet-base-v2", {"attention": "sdpa"}, ConfigError, "only with eager"),
+        ("all-mpnet-base-v2", {"sequence_length": 513}, ConfigError, "512"),
+    ],
+)
+def test_what_is_refused(name: str, settings: dict[str, Any], error: type[VramplanError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        vramplan.estimate(name, "h200", **settings)
