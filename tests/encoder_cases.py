@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests import matrix
-from tests.helpers import ROOT, card_of, spec_of
+from tests.helpers import ROOT, card_of
 from tests.matrix_cases import SETTINGS, other_spec
 from vramplan.analytic import estimator
 from vramplan.inputs.job import Job
@@ -40,16 +40,34 @@ TEXT_JOBS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("full-autocast", {"checkpointing": "none", "sequence_length": 128, "micro_batch_size": 4, "task": "embedding"}),
     ("lora-autocast", {"checkpointing": "none", "sequence_length": 128, "micro_batch_size": 4, "task": "embedding"}),
 )
+IMAGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "vit, classes": ("google/vit-base-patch16-224-in21k", {}),
+    "dinov2": ("facebook/dinov2-base", {}),
+    "dinov2, gated": ("facebook/dinov2-giant", {}),
+    "dinov2_with_registers": ("facebook/dinov2-with-registers-base", {}),
+}
+SEEN = {"task": "image_classification", "num_labels": 100}
+IMAGE_JOBS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("full-bf16", {**SEEN, "checkpointing": "none", "micro_batch_size": 3}),
+    ("full-bf16", {**SEEN, "checkpointing": "full", "micro_batch_size": 2, "attention": "eager"}),
+    ("full-autocast", {**SEEN, "checkpointing": "none", "micro_batch_size": 2, "attention": "eager"}),
+    ("full-autocast", {"checkpointing": "full", "micro_batch_size": 2, "image_size": (518, 518)}),
+    ("full-fp32", {**SEEN, "checkpointing": "none", "micro_batch_size": 4}),
+    ("lora-bf16", {**SEEN, "checkpointing": "full", "micro_batch_size": 3, "lora_targets": ("q_proj", "v_proj")}),
+    ("lora-bf16", {"checkpointing": "none", "micro_batch_size": 2, "image_size": (280, 224)}),
+    ("lora-autocast", {**SEEN, "checkpointing": "none", "micro_batch_size": 2, "gradient_accumulation_steps": 2}),
+    ("lora-autocast", {**SEEN, "checkpointing": "full", "micro_batch_size": 8}),
+)
 NOT_CHECKPOINTED = ("mpnet",)
 """Families whose layers transformers does not recompute."""
 EAGER_ONLY = ("mpnet",)
-FAMILIES = {**TEXTS}
+FAMILIES = {**TEXTS, **IMAGES}
 
 
 def spec_for(family: str) -> ModelSpec:
     """The family's small model."""
     name, changes = FAMILIES[family]
-    spec = other_spec(name) if family in TEXTS else spec_of(name)
+    spec = other_spec(name)
     return spec.model_copy(update={"config": {**spec.config, **changes}})
 
 
@@ -57,7 +75,7 @@ def cases() -> Iterator[tuple[str, Job]]:
     """Families and jobs."""
     for family in FAMILIES:
         spec = spec_for(family)
-        for setting, given in TEXT_JOBS:
+        for setting, given in IMAGE_JOBS if family in IMAGES else TEXT_JOBS:
             job = {**SETTINGS[setting], **given}
             if family in EAGER_ONLY:
                 job["attention"] = "eager"

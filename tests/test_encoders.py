@@ -9,7 +9,7 @@ import pytest
 
 import vramplan
 from tests import encoder_cases, matrix
-from vramplan.errors import ConfigError, VramplanError
+from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 from vramplan.inputs.job import Job
 
 ROWS = encoder_cases.load()
@@ -51,12 +51,23 @@ def test_every_case_has_been_traced() -> None:
     assert {encoder_cases.name_of(*case) for case in encoder_cases.cases()} == set(ROWS)
 
 
+def test_answers_name_the_class_and_its_labels() -> None:
+    for settings, labels in (({}, 2), ({"num_labels": 37}, 37)):
+        estimate = vramplan.estimate("dinov2-base", "rtx4090", **settings)
+        assert f"Dinov2ForImageClassification with {labels} labels" in estimate.assumptions[0]
+        assert estimate.job.image_size == (224, 224)
+    assert estimate.job.modules_to_save == ("classifier",)
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "error", "message"),
     [
         ("all-mpnet-base-v2", {"checkpointing": "full"}, ConfigError, "no gradient checkpointing for mpnet"),
         ("all-mpnet-base-v2", {"attention": "sdpa"}, ConfigError, "only with eager"),
         ("all-mpnet-base-v2", {"sequence_length": 513}, ConfigError, "512"),
+        ("dinov2-base", {"task": "sequence_classification"}, UnsupportedError, "no Dinov2ForSequenceClassification"),
+        ("dinov2-base", {"image_size": (10, 10)}, ConfigError, "patches of 14 x 14"),
+        ("bert-base-uncased", {"task": "image_classification"}, UnsupportedError, "no BertForImageClassification"),
     ],
 )
 def test_what_is_refused(name: str, settings: dict[str, Any], error: type[VramplanError], message: str) -> None:

@@ -37,6 +37,7 @@ ARCHITECTURES: LazyTable[Architecture] = LazyTable(
         "eurobert": "eurobert",
         "mpnet": "mpnet",
         "vit": "vit",
+        "dinov2": "dinov2 dinov2_with_registers",
         "clip": "clip",
         "siglip": "siglip",
         "t5": "t5",

@@ -17,6 +17,7 @@ from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.inputs.job import Task
 from vramplan.inputs.model_spec import Config
+from vramplan.inputs.tasks import IMAGES
 
 Forward = Callable[[ForwardPass, Config], ModelOutput]
 ComputeLoss = Callable[[Modules, StepSpec, str, Batch], Tensor]
@@ -42,7 +43,7 @@ LOSSES: dict[Task, str] = {
 def forward_of(setting: StepSpec) -> Forward:
     """The forward of a step, with its loss."""
     task = setting.job.task
-    if task is None:
+    if task is None or task in IMAGES:
         return setting.architecture.forward
     found: Forward = _file(FORWARDS[task]).forward
     return found
