@@ -59,6 +59,24 @@ def test_answers_name_the_class_and_its_labels() -> None:
     assert estimate.job.modules_to_save == ("classifier",)
 
 
+NAMES = {
+    "embedding": "all-MiniLM-L6-v2 all-mpnet-base-v2 bge-m3 bge-base-zh-v1.5 e5-large-v2 multilingual-e5-base"
+    " gte-modernbert-base mxbai-embed-large-v1 snowflake-arctic-embed-m snowflake-arctic-embed-l-v2.0 modernbert-embed-base"
+    " Qwen3-Embedding-0.6B granite-embedding-english-r2 e5-mistral-7b-instruct all-distilroberta-v1",
+    "reranker": "bge-reranker-v2-m3 ms-marco-MiniLM-L6-v2 ms-marco-TinyBERT-L2-v2 gte-reranker-modernbert-base"
+    " mxbai-rerank-base-v1 mxbai-rerank-large-v2 Qwen3-Reranker-0.6B mmBERT-base",
+}
+"""What people call the models that they train with sentence-transformers."""
+
+
+@pytest.mark.parametrize("task", NAMES)
+def test_embedders_and_rerankers_are_known_by_name(task: str) -> None:
+    for name in NAMES[task].split():
+        estimate = vramplan.estimate(name, "h100", task=task, sequence_length=128)
+        ending = "Model for embeddings" if task == "embedding" else "ForSequenceClassification with 1 label"
+        assert ending in estimate.assumptions[0], name
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "error", "message"),
     [
