@@ -45,6 +45,8 @@ IMAGES: dict[str, tuple[str, dict[str, Any]]] = {
     "dinov2": ("facebook/dinov2-base", {}),
     "dinov2, gated": ("facebook/dinov2-giant", {}),
     "dinov2_with_registers": ("facebook/dinov2-with-registers-base", {}),
+    "dinov3_vit": ("facebook/dinov3-vitb16-pretrain-lvd1689m", {}),
+    "dinov3_vit, gated": ("facebook/dinov3-vith16plus-pretrain-lvd1689m", {}),
 }
 SEEN = {"task": "image_classification", "num_labels": 100}
 IMAGE_JOBS: tuple[tuple[str, dict[str, Any]], ...] = (

@@ -59,10 +59,16 @@ def test_answers_name_the_class_and_its_labels() -> None:
     assert estimate.job.modules_to_save == ("classifier",)
 
 
+def test_a_backbone_without_a_classifier_says_what_is_added() -> None:
+    words = vramplan.estimate("facebook/dinov3-vitl16-pretrain-lvd1689m", "rtx4090", num_labels=5).assumptions[0]
+    assert "DINOv3ViTModel and a linear layer on its class token's state, with 5 labels" in words
+
+
 NAMES = {
     "embedding": "all-MiniLM-L6-v2 all-mpnet-base-v2 bge-m3 bge-base-zh-v1.5 e5-large-v2 multilingual-e5-base"
-    " gte-modernbert-base mxbai-embed-large-v1 snowflake-arctic-embed-m snowflake-arctic-embed-l-v2.0 modernbert-embed-base"
-    " Qwen3-Embedding-0.6B granite-embedding-english-r2 e5-mistral-7b-instruct all-distilroberta-v1",
+    " gte-modernbert-base mxbai-embed-large-v1 snowflake-arctic-embed-m snowflake-arctic-embed-l-v2.0"
+    " modernbert-embed-base Qwen3-Embedding-0.6B granite-embedding-english-r2 e5-mistral-7b-instruct"
+    " all-distilroberta-v1",
     "reranker": "bge-reranker-v2-m3 ms-marco-MiniLM-L6-v2 ms-marco-TinyBERT-L2-v2 gte-reranker-modernbert-base"
     " mxbai-rerank-base-v1 mxbai-rerank-large-v2 Qwen3-Reranker-0.6B mmBERT-base",
 }

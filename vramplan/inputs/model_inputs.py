@@ -59,6 +59,9 @@ class ModelInputs:
     """Arguments of the class beside tensors."""
     processed: int | None = None
     """Pixels of a side that the published processor makes, if the configuration names another size."""
+    adds_head: bool = False
+    """Whether transformers has no such class: `model_class` is a backbone that gets a linear layer on its class token's
+    state."""
     asks_to_interpolate: bool = True
     """Whether the class interpolates its positions only if it is told to."""
     tokens: Mapping[str, object] = field(default_factory=dict)
@@ -236,6 +239,7 @@ MODEL_INPUTS: dict[str, ModelInputs] = {
     "vit": ModelInputs("ViTForImageClassification", classed_image, has_text=False, image_config=""),
     "dinov2": DINOV2,
     "dinov2_with_registers": replace(DINOV2, model_class="Dinov2WithRegistersForImageClassification"),
+    "dinov3_vit": replace(DINOV2, model_class="DINOv3ViTModel", processed=None, adds_head=True),
     "clip": ModelInputs(
         "CLIPModel", clip_pair, text_table(77), image_config="vision_config", arguments={"return_loss": True}
     ),
@@ -303,6 +307,8 @@ def inputs_of(model_type: str, task: Task | None, owner: str) -> ModelInputs | N
     if task not in TASK_INPUTS:  # a causal language model's, or one of TRL's
         return usual
     name, inputs = class_of(model_type, task, owner), TASK_INPUTS[task]
+    if usual is not None and usual.adds_head:
+        return usual
     if model_type == "deberta-v2" and task != "embedding":
         inputs = masked(inputs)
     if usual is None:
@@ -324,7 +330,13 @@ def trained_as(spec: ModelSpec, job: Job) -> str:
     if head_of(spec.model_type, job.task) is None and (names is None or names.tasks != IMAGES):
         return found.model_class
     labels = num_labels(Config(spec.config, spec.name), job)
-    return f"{found.model_class} with {labels} label{'s' * (labels > 1)}"
+    counted = f"with {labels} label{'s' * (labels > 1)}"
+    if found.adds_head:
+        return (
+            f"{found.model_class} and a linear layer on its class token's state, {counted} (transformers has no image"
+            " classifier of it)"
+        )
+    return f"{found.model_class} {counted}"
 
 
 # -- what is given -----------------------------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ CLASS_NAMES: dict[str, ClassNames] = {
     "eurobert": ClassNames("EuroBert", head="classifier"),
     "mpnet": ClassNames("MPNet", head="classifier"),
     "vit": ClassNames("ViT", head="classifier", tasks=IMAGES),
+    "dinov3_vit": ClassNames("DINOv3ViT", head="classifier", tasks=IMAGES),
     "dinov2": ClassNames("Dinov2", head="classifier", tasks=IMAGES),
     "dinov2_with_registers": ClassNames("Dinov2WithRegisters", head="classifier", tasks=IMAGES),
 }

@@ -38,6 +38,7 @@ ARCHITECTURES: LazyTable[Architecture] = LazyTable(
         "mpnet": "mpnet",
         "vit": "vit",
         "dinov2": "dinov2 dinov2_with_registers",
+        "dinov3": "dinov3_vit",
         "clip": "clip",
         "siglip": "siglip",
         "t5": "t5",
