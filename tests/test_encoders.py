@@ -11,6 +11,7 @@ import vramplan
 from tests import encoder_cases, matrix
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 from vramplan.inputs.job import Job
+from vramplan.inputs.load import load_model
 
 ROWS = encoder_cases.load()
 EVERY = 7
@@ -57,6 +58,13 @@ def test_answers_name_the_class_and_its_labels() -> None:
         assert f"Dinov2ForImageClassification with {labels} labels" in estimate.assumptions[0]
         assert estimate.job.image_size == (224, 224)
     assert estimate.job.modules_to_save == ("classifier",)
+
+
+def test_what_embeddinggemma_adds_is_not_left_out_unsaid() -> None:
+    spec = load_model("gemma-3-270m")
+    both_ways = spec.model_copy(update={"config": {**spec.config, "use_bidirectional_attention": True}})
+    with pytest.raises(UnsupportedError, match="use_bidirectional_attention = True is not supported; by=trace"):
+        vramplan.estimate(both_ways, "h100", task="embedding")
 
 
 def test_a_backbone_without_a_classifier_says_what_is_added() -> None:
