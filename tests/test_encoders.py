@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -65,6 +66,31 @@ def test_what_embeddinggemma_adds_is_not_left_out_unsaid() -> None:
     both_ways = spec.model_copy(update={"config": {**spec.config, "use_bidirectional_attention": True}})
     with pytest.raises(UnsupportedError, match="use_bidirectional_attention = True is not supported; by=trace"):
         vramplan.estimate(both_ways, "h100", task="embedding")
+
+
+SCRIPT = """
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForImageClassification, Trainer, TrainingArguments
+
+model = AutoModelForImageClassification.from_pretrained("facebook/dinov2-base", num_labels=101)
+{adapters}
+args = TrainingArguments("out", per_device_train_batch_size=32, bf16=True, label_names=["labels"])
+Trainer(model, args, train_dataset=images).train()
+"""
+LORA = "model = get_peft_model(model, LoraConfig(r=16, target_modules={targets}, modules_to_save=['classifier']))"
+
+
+@pytest.mark.parametrize("adapters", ["", LORA.format(targets="['q_proj', 'v_proj']")])
+def test_scripts_that_classify_images_are_read(adapters: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.format(adapters=adapters))
+    verdict = vramplan.check(path, gpu="rtx4090")
+    job = verdict.estimate.job
+    read = job.task, job.num_labels, job.image_size, job.sequence_length
+    assert read == ("image_classification", 101, (224, 224), 257)
+    assert job.modules_to_save == (("classifier",) if adapters else None)
+    assert any(note.key == "image_size" and note.kind == "doubt" for note in verdict.reading.notes)
+    assert vramplan.check(path, gpu="rtx4090", image_size=(448, 448)).estimate.job.sequence_length == 1025
 
 
 def test_a_backbone_without_a_classifier_says_what_is_added() -> None:
