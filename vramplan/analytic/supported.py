@@ -84,6 +84,11 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             f"{setting('attention', job.attention)}: transformers runs {spec.model_type} only with"
             f" {', '.join(architecture.attention)}"
         )
+    if not architecture.checkpoints and job.checkpointing == "full":
+        raise ConfigError(
+            f"{setting('checkpointing', 'full')}: transformers 5.23 has no gradient checkpointing for"
+            f" {spec.model_type}; use {setting('checkpointing', 'none')}"
+        )
     shape = architecture.shape(config)
     if not isinstance(shape.positions, (int, float, type(None))):
         raise SpecError(f"{spec.name}: {str(shape.positions)[:40]!r} positions; expected a whole number")

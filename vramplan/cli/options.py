@@ -126,8 +126,8 @@ JOB_FLAGS = {
     "task": _choice(
         "task",
         METHOD,
-        "What is trained: sequence_classification, token_classification, embedding, reranker; by TRL: reward, dpo, kto,"
-        " orpo, cpo, simpo, grpo, rloo (the next token, or as the model's class).",
+        "What is trained: sequence_classification, token_classification, image_classification, embedding, reranker; by"
+        " TRL: reward, dpo, kto, orpo, cpo, simpo, grpo, rloo (the next token, or as the model's class).",
     ),
     "num_labels": Flag(int, DATA, "Labels of a classification (as many as the model names)."),
     "reference": _choice(

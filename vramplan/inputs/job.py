@@ -39,8 +39,8 @@ Loss = Literal[
     "kept_log_probs",
 ]
 Task = Literal[
-    "sequence_classification", "token_classification", "embedding", "reranker", "reward", "dpo", "kto", "orpo", "cpo",
-    "simpo", "grpo", "rloo",
+    "sequence_classification", "token_classification", "image_classification", "embedding", "reranker", "reward", "dpo",
+    "kto", "orpo", "cpo", "simpo", "grpo", "rloo",
 ]  # fmt: skip
 """What is trained for, if that is not what transformers trains such a model for."""
 ROLLOUTS: tuple[Task, ...] = ("grpo", "rloo")
@@ -213,10 +213,11 @@ class Job(Record):
 
     task: Task | None = None
     """What the model is trained for, which decides its class and its loss. By transformers: sequence_classification (a
-    label for each sample), token_classification (a label for each token). By sentence-transformers: embedding
-    (bi-encoders), reranker (CrossEncoder). By TRL: reward (a number for each text), dpo (DPO and its kin), kto, orpo,
-    cpo, simpo (cpo without the cross-entropy of chosen answers), grpo (GRPO, DAPO, Dr. GRPO), rloo. null: what
-    transformers trains such a model for: the next token, words to fill in, an image's class.
+    label for each sample), token_classification (a label for each token), image_classification. By
+    sentence-transformers: embedding (bi-encoders), reranker (CrossEncoder). By TRL: reward (a number for each text),
+    dpo (DPO and its kin), kto, orpo, cpo, simpo (cpo without the cross-entropy of chosen answers), grpo (GRPO, DAPO,
+    Dr. GRPO), rloo. null: what transformers trains such a model for: the next token, words to fill in, an image's
+    class.
     A sample of reward, dpo, orpo, cpo and simpo is a pair of a chosen and a rejected answer, of kto a prompt with an
     answer, of grpo and rloo a prompt with a completion; `sequence_length` is that of a prompt with one of them."""
     reference: Reference | None = None

@@ -18,7 +18,7 @@ from vramplan.inputs.images.types import Tensor as ImageTensor
 from vramplan.inputs.job import MAX_COUNT, Job, Task
 from vramplan.inputs.model_spec import Config, ModelSpec
 from vramplan.inputs.sequence_length import check_sequence_length
-from vramplan.inputs.tasks import CLASS_NAMES, OTHER_TASKS, check_task, class_of, head_of, num_labels
+from vramplan.inputs.tasks import CLASS_NAMES, IMAGES, OTHER_TASKS, check_task, class_of, head_of, num_labels
 
 
 class Input(NamedTuple):
@@ -57,6 +57,13 @@ class ModelInputs:
     """Whether a decoder's labels have a length of their own, the job's target length."""
     arguments: Mapping[str, bool] = field(default_factory=dict)
     """Arguments of the class beside tensors."""
+    processed: int | None = None
+    """Pixels of a side that the published processor makes, if the configuration names another size."""
+    adds_head: bool = False
+    """Whether transformers has no such class: `model_class` is a backbone that gets a linear layer on its class token's
+    state."""
+    asks_to_interpolate: bool = True
+    """Whether the class interpolates its positions only if it is told to."""
     tokens: Mapping[str, object] = field(default_factory=dict)
     """Keys that the class needs and a configuration may leave out, such as numbers of tokens; any value will do."""
 
@@ -71,7 +78,7 @@ class ModelInputs:
     def called_with(self, c: Config, job: Job) -> dict[str, bool]:
         """All arguments of the class beside tensors, with the one for images of another size than its own."""
         arguments = dict(self.arguments)
-        if self.image_config is not None and interpolates(self.vision(c), job):
+        if self.image_config is not None and self.asks_to_interpolate and interpolates(self.vision(c), job):
             arguments["interpolate_pos_encoding"] = True
         return arguments
 
@@ -140,6 +147,17 @@ def masked_text_and_mask(c: Config, job: Job) -> list[Input]:
 def classed_image(c: Config, job: Job) -> list[Input]:
     """An image and its class."""
     return [Input("pixel_values", pixels(MODEL_INPUTS["vit"], c, job), "fp32"), Input("labels", ())]
+
+
+DINOV2 = ModelInputs(
+    "Dinov2ForImageClassification",
+    classed_image,
+    has_text=False,
+    image_config="",
+    processed=224,
+    asks_to_interpolate=False,
+)
+"""Its processor makes 224 pixels of a side, its table of positions is for 518 (preprocessor_config.json)."""
 
 
 def clip_pair(c: Config, job: Job) -> list[Input]:
@@ -216,7 +234,12 @@ MODEL_INPUTS: dict[str, ModelInputs] = {
     "distilbert": ModelInputs("DistilBertForMaskedLM", masked_text, table),
     "modernbert": ModelInputs("ModernBertForMaskedLM", masked_text),
     "deberta-v2": ModelInputs("DebertaV2ForMaskedLM", masked_text_and_mask, deberta_table),
+    "eurobert": ModelInputs("EuroBertForMaskedLM", masked_text),
+    "mpnet": ModelInputs("MPNetForMaskedLM", masked_text, table_behind_padding),
     "vit": ModelInputs("ViTForImageClassification", classed_image, has_text=False, image_config=""),
+    "dinov2": DINOV2,
+    "dinov2_with_registers": replace(DINOV2, model_class="Dinov2WithRegistersForImageClassification"),
+    "dinov3_vit": replace(DINOV2, model_class="DINOv3ViTModel", processed=None, adds_head=True),
     "clip": ModelInputs(
         "CLIPModel", clip_pair, text_table(77), image_config="vision_config", arguments={"return_loss": True}
     ),
@@ -265,6 +288,7 @@ def texts_to_compare(c: Config, job: Job) -> list[Input]:
 TASK_INPUTS: dict[Task, Callable[[Config, Job], list[Input]]] = {
     "sequence_classification": labelled_text,
     "token_classification": masked_text,
+    "image_classification": classed_image,
     "reranker": labelled_text,
     "embedding": texts_to_compare,
 }
@@ -283,11 +307,13 @@ def inputs_of(model_type: str, task: Task | None, owner: str) -> ModelInputs | N
     if task not in TASK_INPUTS:  # a causal language model's, or one of TRL's
         return usual
     name, inputs = class_of(model_type, task, owner), TASK_INPUTS[task]
+    if usual is not None and usual.adds_head:
+        return usual
     if model_type == "deberta-v2" and task != "embedding":
         inputs = masked(inputs)
     if usual is None:
         return ModelInputs(name, inputs, tokens=TASK_KEYS)
-    return replace(usual, model_class=name, inputs=inputs, tokens=TASK_KEYS)
+    return replace(usual, model_class=name, inputs=inputs, tokens=TASK_KEYS if usual.has_text else usual.tokens)
 
 
 def trained_as(spec: ModelSpec, job: Job) -> str:
@@ -299,14 +325,20 @@ def trained_as(spec: ModelSpec, job: Job) -> str:
         return f"{class_of(spec.model_type, job.task, spec.name)} with 1 label"
     if found is None:
         return "a causal language model" if names is None else names.causal or f"{names.prefix}ForCausalLM"
-    if job.task is None and names is not None:
+    if job.task is None and names is not None and found.has_text:
         return f"{found.model_class} (every token is a word to fill in; otherwise give {OTHER_TASKS})"
     if job.task == "embedding":
         return f"{found.model_class} for embeddings, {describe_embedding(job, spec.model_type in MODEL_INPUTS)}"
-    if head_of(spec.model_type, job.task) is None:
+    if head_of(spec.model_type, job.task) is None and (names is None or names.tasks != IMAGES):
         return found.model_class
     labels = num_labels(Config(spec.config, spec.name), job)
-    return f"{found.model_class} with {labels} label{'s' * (labels > 1)}"
+    counted = f"with {labels} label{'s' * (labels > 1)}"
+    if found.adds_head:
+        return (
+            f"{found.model_class} and a linear layer on its class token's state, {counted} (transformers has no image"
+            " classifier of it)"
+        )
+    return f"{found.model_class} {counted}"
 
 
 # -- what is given -----------------------------------------------------------------------------------------------------
@@ -315,6 +347,7 @@ def trained_as(spec: ModelSpec, job: Job) -> str:
 PUBLISHED: dict[str, Task] = {
     "ForSequenceClassification": "sequence_classification",
     "ForTokenClassification": "token_classification",
+    "ForImageClassification": "image_classification",
     "Model": "embedding",
 }
 """The task of a checkpoint by the end of its class's name."""
@@ -325,7 +358,9 @@ def published_task(spec: ModelSpec) -> Task | None:
     if spec.model_type not in CLASS_NAMES:
         return None
     names = [str(name) for name in spec.config.get("architectures") or ()]
-    return next((task for name in names for end, task in PUBLISHED.items() if name.endswith(end)), None)
+    known = CLASS_NAMES[spec.model_type].tasks
+    found = next((task for name in names for end, task in PUBLISHED.items() if name.endswith(end)), None)
+    return found if found in known else None
 
 
 def complete(spec: ModelSpec, given: dict[str, object]) -> dict[str, object]:
@@ -335,6 +370,9 @@ def complete(spec: ModelSpec, given: dict[str, object]) -> dict[str, object]:
         ConfigError: for a setting that the model does not have.
     """
     task = given.get("task") or published_task(spec)
+    names = CLASS_NAMES.get(spec.model_type)
+    if task is None and given.get("num_labels") is not None and names is not None and names.tasks == IMAGES:
+        task = IMAGES[0]
     given = {**given, "task": task} if task else given
     samples = inputs_of(spec.model_type, task, spec.name)  # type: ignore[arg-type]
     if samples is None:
@@ -364,6 +402,8 @@ def complete(spec: ModelSpec, given: dict[str, object]) -> dict[str, object]:
         if most is not None:
             settings.setdefault("sequence_length", min(most, Job.model_fields["sequence_length"].default))
         return settings
+    if samples.processed is not None and settings.get("image_size") is None:
+        settings["image_size"] = (samples.processed,) * 2
     tokens = tokens_of_image(samples, c, settings)
     if settings.setdefault("sequence_length", tokens) != tokens:
         raise ConfigError(
@@ -374,10 +414,10 @@ def complete(spec: ModelSpec, given: dict[str, object]) -> dict[str, object]:
 
 
 def tokens_of_image(samples: ModelInputs, c: Config, given: Mapping[str, object]) -> int:
-    """Patches of one image, and the class token."""
+    """Patches of one image, the class token and registers."""
     job = Job.model_construct(None, image_size=given.get("image_size"))
     rows, columns = samples.patches(c, job)
-    return max(1, rows * columns + 1)
+    return max(1, rows * columns + 1 + int(c.number("num_register_tokens", 0)))
 
 
 def name_differs(name: str, model_class: str) -> bool:

@@ -25,6 +25,8 @@ class ClassNames(NamedTuple):
     """The module that makes the labels' logits, which PEFT trains in full (peft_model.py: classifier_module_names)."""
     causal: str = ""
     """The causal language model's class, if it is not `prefix` and ForCausalLM."""
+    tasks: tuple[Task, ...] = ("sequence_classification", "token_classification", "embedding", "reranker", "reward")
+    """Tasks whose classes it has."""
 
 
 def _decoders(names: str, classifies_tokens: bool) -> dict[str, ClassNames]:
@@ -32,6 +34,7 @@ def _decoders(names: str, classifies_tokens: bool) -> dict[str, ClassNames]:
     return {model_type: ClassNames(prefix, classifies_tokens) for model_type, prefix in pairs}
 
 
+IMAGES: tuple[Task, ...] = ("image_classification",)
 CLASS_NAMES: dict[str, ClassNames] = {
     **_decoders(
         "llama=Llama mistral=Mistral ministral3=Ministral3 arcee=Arcee qwen2=Qwen2 qwen3=Qwen3 seed_oss=SeedOss"
@@ -53,12 +56,19 @@ CLASS_NAMES: dict[str, ClassNames] = {
     "distilbert": ClassNames("DistilBert", head="classifier"),
     "deberta-v2": ClassNames("DebertaV2", head="classifier"),
     "modernbert": ClassNames("ModernBert", head="classifier"),
+    "eurobert": ClassNames("EuroBert", head="classifier"),
+    "mpnet": ClassNames("MPNet", head="classifier"),
+    "vit": ClassNames("ViT", head="classifier", tasks=IMAGES),
+    "dinov3_vit": ClassNames("DINOv3ViT", head="classifier", tasks=IMAGES),
+    "dinov2": ClassNames("Dinov2", head="classifier", tasks=IMAGES),
+    "dinov2_with_registers": ClassNames("Dinov2WithRegisters", head="classifier", tasks=IMAGES),
 }
 """By model_type, those whose tasks are modelled."""
 
 CLASSES: dict[Task, str] = {
     "sequence_classification": "ForSequenceClassification",
     "token_classification": "ForTokenClassification",
+    "image_classification": "ForImageClassification",
     "reward": "ForSequenceClassification",
     "reranker": "ForSequenceClassification",
     "embedding": "Model",
@@ -66,7 +76,7 @@ CLASSES: dict[Task, str] = {
 """What a task's class is called behind the architecture's prefix."""
 SCORES: tuple[Task, ...] = ("reward", "reranker")
 """Tasks with one label, a number."""
-LABELLED: tuple[Task, ...] = ("sequence_classification", "token_classification", "reranker")
+LABELLED: tuple[Task, ...] = ("sequence_classification", "token_classification", "reranker", *IMAGES)
 """Tasks of transformers' and sentence-transformers' trainers with a head for labels."""
 OTHER_TASKS = "task embedding, reranker, or sequence or token classification"
 
@@ -81,17 +91,17 @@ def class_of(model_type: str, task: Task, owner: str) -> str:
     if names is None:
         raise UnsupportedError(
             f"{chosen}: {owner} is of type {model_type}, whose {CLASSES[task]} is not modelled; modelled are"
-            f" {', '.join(CLASS_NAMES)}"
+            f" {', '.join(name for name, one in CLASS_NAMES.items() if task in one.tasks)}"
         )
-    if task == "token_classification" and not names.classifies_tokens:
-        raise UnsupportedError(f"{chosen}: no {names.prefix}ForTokenClassification is modelled")
+    if task not in names.tasks or (task == "token_classification" and not names.classifies_tokens):
+        raise UnsupportedError(f"{chosen}: no {names.prefix}{CLASSES[task]} is modelled")
     return names.prefix + CLASSES[task]
 
 
 def head_of(model_type: str, task: Task | None) -> str | None:
     """The module that makes a task's logits; None for a task without labels."""
     names = CLASS_NAMES.get(model_type)
-    return None if names is None or task not in LABELLED else names.head
+    return None if names is None or task not in LABELLED or task not in names.tasks else names.head
 
 
 def num_labels(c: Config, job: Job) -> int:

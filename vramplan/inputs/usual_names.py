@@ -104,6 +104,7 @@ VALUES: dict[tuple[str, str], str] = {
         for name in ("classification", "classifier", "seq_cls", "text_classification")
     },
     **{("task", name): "token_classification" for name in ("token_cls", "ner")},
+    ("task", "image_cls"): "image_classification",
     **{("task", name): "embedding" for name in ("embed", "embeddings", "feature_extraction", "bi_encoder")},
     **{("task", name): "reranker" for name in ("rerank", "cross_encoder")},
     **{("task", name): "reward" for name in ("rm", "reward_model", "reward_modeling")},

@@ -39,7 +39,15 @@ from vramplan.planner.config_levers import MOST_TRIES, config_levers, free_chang
 from vramplan.planner.estimate import estimate, estimator_for
 from vramplan.planner.estimate_cache import EstimateCache
 from vramplan.planner.monotone_search import largest
-from vramplan.planner.read_config import as_key, complete_with_model, longest_sample, model_of, read, with_prompt
+from vramplan.planner.read_config import (
+    as_key,
+    complete_with_model,
+    longest_sample,
+    model_of,
+    read,
+    takes_text,
+    with_prompt,
+)
 from vramplan.planner.search_result import LeverEffect, Plan, Search
 from vramplan.planner.suggest import suggest
 from vramplan.planner.undecided import Case
@@ -204,7 +212,8 @@ def examine(
         config = read_on(num_gpus or 1)
         config.notes += model_notes
     counts = undecided.gpu_counts(lambda count: read_on(count).job) if num_gpus is None else ()
-    is_length_open = not ({"sequence_length", "dataset"} & {*config.job, *_known(given)})
+    known = {*config.job, *_known(given)}
+    is_length_open = takes_text(spec) and not {"sequence_length", "dataset"} & known
     try:
         if not counts and not is_length_open:
             return judge(config, spec, gpu, **given)

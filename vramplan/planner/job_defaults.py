@@ -89,6 +89,8 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
         _check_text_only(spec, job)
     if is_described(spec):
         architecture, config, *_ = architecture_of(spec)
+        if not architecture.checkpoints:
+            job.setdefault("checkpointing", "none")
         usual = "eager" if gpu.vendor == "Apple" else "sdpa"  # validation.py: check_apple
         job.setdefault("attention", usual if usual in architecture.attention else architecture.attention[0])
         shape = architecture.shape(config)

@@ -25,7 +25,7 @@ from vramplan.frameworks.syntax.argv import in_sections
 from vramplan.inputs.images import IMAGE_PROCESSORS
 from vramplan.inputs.job import DEFAULT_SEQUENCE_LENGTH, Job
 from vramplan.inputs.load import load_model
-from vramplan.inputs.model_inputs import MODEL_INPUTS
+from vramplan.inputs.model_inputs import MODEL_INPUTS, complete
 from vramplan.inputs.model_names import named_model
 from vramplan.inputs.model_spec import Config, ModelSpec
 from vramplan.inputs.peft_targets import default_targets
@@ -117,7 +117,9 @@ def complete_with_model(spec: ModelSpec, config: ParsedConfig, job: dict[str, An
     job = {name: value for name, value in job.items() if name not in dropped}
     if config.uses_peft_targets and job["method"] != "full":
         job["lora_targets"] = default_targets(spec)
-    if "sequence_length" not in job:
+    if not takes_text(spec):
+        job |= complete(spec, {name: job.get(name) for name in ("task", "image_size")})
+    elif "sequence_length" not in job:
         job["sequence_length"] = length = longest_sample(spec)
         name = str(config.names.get("sequence_length", ""))
         config.notes.insert(0, Note("warning", name, f"is not set: a sample may have {length:,} tokens, which decides"))
@@ -148,6 +150,12 @@ def _liger_of(spec: ModelSpec, config: ParsedConfig, job: dict[str, Any]) -> dic
         loss = "standard" if job.get("loss") in ("liger", "liger_cross_entropy") else job.get("loss")
         return {"loss": loss, "fused_kernels": ()}
     return {} if replaced.fuses_head or job.get("loss") != "liger" else {"loss": "liger_cross_entropy"}
+
+
+def takes_text(spec: ModelSpec) -> bool:
+    """Whether samples have text, whose length a configuration may leave open."""
+    inputs = MODEL_INPUTS.get(spec.model_type)
+    return inputs is None or inputs.has_text
 
 
 def longest_sample(spec: ModelSpec) -> int:

@@ -88,6 +88,8 @@ class Architecture:
     that is not embeddings, layers, the rest: blocks of weights lie beside each other in that order."""
     attention: tuple[str, ...] = ("sdpa", "flash", "eager")
     """Attention implementations that transformers offers for it; the first is what it runs by default."""
+    checkpoints: bool = True
+    """Whether transformers recomputes its layers in backward."""
     defaults: Mapping[str, object] = field(default_factory=dict)
     """transformers' own values of keys that decide memory, for configurations that leave them out."""
     refuses: tuple[tuple[str, object], ...] = ()

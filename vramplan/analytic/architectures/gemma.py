@@ -92,5 +92,6 @@ ARCHITECTURES = {
         ),
         tied=True,
         stacks=one_stack(lambda c: patterned(c, 6)),
+        refuses=(("use_bidirectional_attention", ...),),  # EmbeddingGemma: other masks, two layers behind its pooling
     ),
 }

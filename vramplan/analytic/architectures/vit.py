@@ -15,6 +15,7 @@ from vramplan.analytic.layers.mlp import activation
 from vramplan.analytic.layers.modules import Modules
 from vramplan.inputs.model_inputs import grid, interpolates
 from vramplan.inputs.model_spec import Config
+from vramplan.inputs.tasks import num_labels
 
 
 def shape(c: Config) -> Shape:
@@ -22,16 +23,11 @@ def shape(c: Config) -> Shape:
     return Shape(c.count("num_hidden_layers"), c.count("hidden_size"), 0, None)
 
 
-def num_labels(c: Config) -> int:
-    """Classes: as many as have names, else transformers' two."""
-    return c.count("num_labels", len(c.get("id2label") or ()) or 2)
-
-
 def classify(forward: ForwardPass, c: Config) -> ModelOutput:
     """ViTForImageClassification: the class token's last state, one layer, a cross-entropy."""
     hidden = encode(forward, c)
     chosen = ops.rows(hidden, 1).view(hidden.shape[0], hidden.shape[2])
-    logits = forward.net.linear("classifier", chosen, num_labels(c), True)
+    logits = forward.net.linear("classifier", chosen, num_labels(c, forward.job), True)
     forward.tape.module = "loss"
     return ModelOutput(losses.cross_entropy(logits, forward.inputs["labels"]), [logits])
 

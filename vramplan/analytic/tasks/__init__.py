@@ -17,6 +17,7 @@ from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.inputs.job import Job, Loss, Task
 from vramplan.inputs.model_spec import Config
+from vramplan.inputs.tasks import IMAGES
 
 Forward = Callable[[ForwardPass, Config], ModelOutput]
 ComputeLoss = Callable[[Modules, StepSpec, str, Batch], Tensor]
@@ -47,7 +48,7 @@ LOSSES_OF_LOOPS: dict[Loss, str] = {"kept_log_probs": "kept_log_probs"}
 def forward_of(setting: StepSpec) -> Forward:
     """The forward of a step, with its loss."""
     task = setting.job.task
-    if task is None:
+    if task is None or task in IMAGES:
         return setting.architecture.forward
     found: Forward = _file(FORWARDS[task]).forward
     return found

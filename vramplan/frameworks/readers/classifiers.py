@@ -15,10 +15,12 @@ from vramplan.frameworks.settings import ConfigReader, ConfigValue
 HEADS: Mapping[str, str] = {
     "ForSequenceClassification": "sequence_classification",
     "ForTokenClassification": "token_classification",
+    "ForImageClassification": "image_classification",
 }
 """Ends of the names of classes -> the job's task."""
 TASK_KEY = "classifier"
 """The key under which a Python script's class says the task."""
+IMAGE_SIZE = "transforms of images are not read: they are taken as the model's own processor makes them"
 TASK_TYPES = ("SEQ_CLS", "TOKEN_CLS")
 """PEFT's, with which the new head trains in full (peft_model.py: classifier_module_names)."""
 GLUE = {"stsb": 1, "mnli": 3, "cola": 2, "sst2": 2, "mrpc": 2, "qqp": 2, "qnli": 2, "rte": 2, "wnli": 2}
@@ -75,6 +77,9 @@ def read_classifier(config: ConfigReader, script: str, job: dict[str, Any]) -> d
     config.require_off("use_liger_kernel", why="of a classifier is not modelled yet")
     config.require_off("problem_type", "single_label_classification")
     fields: dict[str, Any] = {"task": task, "batches": "padded", "loss": "standard"}
+    if task == "image_classification":
+        del fields["batches"]
+        config.note("doubt", "image_size", IMAGE_SIZE)
     if job["method"] != "full":
         _require_trained_head(config)
     labels = _num_labels(config, example)

@@ -16,7 +16,7 @@ from vramplan.bounded_read import expand_home
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError, setting
 from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.job import Job
-from vramplan.inputs.model_inputs import MODEL_INPUTS, check_inputs, inputs_of
+from vramplan.inputs.model_inputs import MODEL_INPUTS, ModelInputs, check_inputs, inputs_of
 from vramplan.inputs.model_spec import IMPORT_PATH, Config, ModelSpec
 from vramplan.inputs.sequence_length import check_sequence_length
 from vramplan.inputs.tasks import head_of, num_labels
@@ -93,13 +93,12 @@ def settle(spec: ModelSpec, job: Job) -> Job:
     """The job with the attention that transformers chooses for this architecture, if the job sets none."""
     if "attention" in job.model_fields_set or spec.model_type == IMPORT_PATH:
         return job
-    import transformers
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     samples = inputs_of(spec.model_type, job.task, spec.name)
     if samples is not None:
-        model_class = getattr(transformers, samples.model_class)
+        model_class = _named(samples)
     elif spec.model_type in CONFIG_MAPPING:
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[spec.model_type], None)
     else:
@@ -243,7 +242,7 @@ def _class_for(spec: ModelSpec, job: Job, config: Any, trust_remote_code: bool) 
         return transformers.AutoModelForImageTextToText.from_config
     samples = inputs_of(spec.model_type, job.task, spec.name)
     if samples is not None:
-        return getattr(transformers, samples.model_class)._from_config
+        return _named(samples)._from_config
     for name in spec.config.get("architectures") or ():
         model_class: Any = getattr(transformers, name, None) if isinstance(name, str) else None
         is_model = inspect.isclass(model_class) and issubclass(model_class, nn.Module)
@@ -255,6 +254,17 @@ def _class_for(spec: ModelSpec, job: Job, config: Any, trust_remote_code: bool) 
             " and config.json names no class with a loss of its own (architectures)"
         )
     return AutoModelForCausalLM.from_config
+
+
+def _named(samples: ModelInputs) -> Any:
+    """The class that is trained."""
+    import transformers
+
+    if samples.adds_head:
+        from vramplan.torch_backend.model.image_classifier import classifier_on
+
+        return classifier_on(samples.model_class)
+    return getattr(transformers, samples.model_class)
 
 
 def _folder(spec: ModelSpec) -> str:

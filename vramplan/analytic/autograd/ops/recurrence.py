@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from math import prod
 
 from vramplan.analytic.autograd.graph import Grads, Tensor
-from vramplan.analytic.autograd.ops.base import high, low, new_like, output, pointwise
+from vramplan.analytic.autograd.ops.base import fit, high, low, new_like, output, pointwise, promote
 from vramplan.step_time.kernels import MATMUL
 from vramplan.units import DTYPE_BYTES
 
@@ -154,9 +155,10 @@ def joined(parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
     tape, likes = parts[0].tape, [part.like if part.node is not None else None for part in parts]
 
     def backward(grad: Tensor) -> Grads:
-        return [None if like is None else grad.view(*like.shape) for like in likes]
+        return [None if like is None else fit(grad.view(*like.shape), like) for like in likes]
 
     node = tape.node(tuple(parts), backward)
-    out = output(node, tape, shape, parts[0].dtype, "concatenation")
+    dtype = reduce(promote, (part.dtype for part in parts))
+    out = output(node, tape, shape, dtype, "concatenation")
     tape.work(0, 2 * out.num_bytes, out.dtype)
     return out

@@ -1,0 +1,133 @@
+"""Encoders of text, images and sound: traces of the real classes, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+import vramplan
+from tests import encoder_cases, matrix
+from vramplan.errors import ConfigError, UnsupportedError, VramplanError
+from vramplan.inputs.job import Job
+from vramplan.inputs.load import load_model
+
+ROWS = encoder_cases.load()
+EVERY = 7
+"""One job of so many is in the sample of a family; the full run takes all."""
+
+
+def check(family: str, jobs: list[Job]) -> list[float]:
+    """Every phase's peak, the operations and the parameters counted."""
+    errors = []
+    for job in jobs:
+        found, traced = encoder_cases.analytic(family, job), ROWS[encoder_cases.name_of(family, job)]
+        of = dict(zip(matrix.COLUMNS[1:], (a / b - 1 for a, b in zip(found, traced, strict=True)), strict=True))
+        assert abs(of["tensors"]) <= 2e-3, (job, of)
+        assert all(abs(of[phase]) <= 0.015 for phase in ("allocated", *matrix.PHASES)), (job, of)
+        assert abs(of["flops"]) <= 1e-3, (job, of)
+        assert found[7:] == traced[7:], "parameters"
+        errors.append(abs(of["allocated"]))
+    return errors
+
+
+def jobs_of(family: str) -> list[Job]:
+    """The jobs that a family was traced with."""
+    return [job for name, job in encoder_cases.cases() if name == family]
+
+
+@pytest.mark.parametrize(("number", "family"), list(enumerate(encoder_cases.FAMILIES)))
+def test_a_sample_agrees_with_traces(number: int, family: str) -> None:
+    check(family, jobs_of(family)[number % EVERY :: EVERY])
+
+
+@pytest.mark.full
+def test_estimates_agree_with_traces() -> None:
+    errors = [error for family in encoder_cases.FAMILIES for error in check(family, jobs_of(family))]
+    assert median(errors) <= 1e-3
+
+
+def test_every_case_has_been_traced() -> None:
+    assert {encoder_cases.name_of(*case) for case in encoder_cases.cases()} == set(ROWS)
+
+
+def test_answers_name_the_class_and_its_labels() -> None:
+    for settings, labels in (({}, 2), ({"num_labels": 37}, 37)):
+        estimate = vramplan.estimate("dinov2-base", "rtx4090", **settings)
+        assert f"Dinov2ForImageClassification with {labels} labels" in estimate.assumptions[0]
+        assert estimate.job.image_size == (224, 224)
+    assert estimate.job.modules_to_save == ("classifier",)
+
+
+def test_what_embeddinggemma_adds_is_not_left_out_unsaid() -> None:
+    spec = load_model("gemma-3-270m")
+    both_ways = spec.model_copy(update={"config": {**spec.config, "use_bidirectional_attention": True}})
+    with pytest.raises(UnsupportedError, match="use_bidirectional_attention = True is not supported; by=trace"):
+        vramplan.estimate(both_ways, "h100", task="embedding")
+
+
+SCRIPT = """
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForImageClassification, Trainer, TrainingArguments
+
+model = AutoModelForImageClassification.from_pretrained("facebook/dinov2-base", num_labels=101)
+{adapters}
+args = TrainingArguments("out", per_device_train_batch_size=32, bf16=True, label_names=["labels"])
+Trainer(model, args, train_dataset=images).train()
+"""
+LORA = "model = get_peft_model(model, LoraConfig(r=16, target_modules={targets}, modules_to_save=['classifier']))"
+
+
+@pytest.mark.parametrize("adapters", ["", LORA.format(targets="['q_proj', 'v_proj']")])
+def test_scripts_that_classify_images_are_read(adapters: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.format(adapters=adapters))
+    verdict = vramplan.check(path, gpu="rtx4090")
+    job = verdict.estimate.job
+    read = job.task, job.num_labels, job.image_size, job.sequence_length
+    assert read == ("image_classification", 101, (224, 224), 257)
+    assert job.modules_to_save == (("classifier",) if adapters else None)
+    assert any(note.key == "image_size" and note.kind == "doubt" for note in verdict.reading.notes)
+    assert vramplan.check(path, gpu="rtx4090", image_size=(448, 448)).estimate.job.sequence_length == 1025
+
+
+def test_a_backbone_without_a_classifier_says_what_is_added() -> None:
+    words = vramplan.estimate("facebook/dinov3-vitl16-pretrain-lvd1689m", "rtx4090", num_labels=5).assumptions[0]
+    assert "DINOv3ViTModel and a linear layer on its class token's state, with 5 labels" in words
+
+
+NAMES = {
+    "embedding": "all-MiniLM-L6-v2 all-mpnet-base-v2 bge-m3 bge-base-zh-v1.5 e5-large-v2 multilingual-e5-base"
+    " gte-modernbert-base mxbai-embed-large-v1 snowflake-arctic-embed-m snowflake-arctic-embed-l-v2.0"
+    " modernbert-embed-base Qwen3-Embedding-0.6B granite-embedding-english-r2 e5-mistral-7b-instruct"
+    " all-distilroberta-v1",
+    "reranker": "bge-reranker-v2-m3 ms-marco-MiniLM-L6-v2 ms-marco-TinyBERT-L2-v2 gte-reranker-modernbert-base"
+    " mxbai-rerank-base-v1 mxbai-rerank-large-v2 Qwen3-Reranker-0.6B mmBERT-base",
+}
+"""What people call the models that they train with sentence-transformers."""
+
+
+@pytest.mark.parametrize("task", NAMES)
+def test_embedders_and_rerankers_are_known_by_name(task: str) -> None:
+    for name in NAMES[task].split():
+        estimate = vramplan.estimate(name, "h100", task=task, sequence_length=128)
+        ending = "Model for embeddings" if task == "embedding" else "ForSequenceClassification with 1 label"
+        assert ending in estimate.assumptions[0], name
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "error", "message"),
+    [
+        ("all-mpnet-base-v2", {"checkpointing": "full"}, ConfigError, "no gradient checkpointing for mpnet"),
+        ("all-mpnet-base-v2", {"attention": "sdpa"}, ConfigError, "only with eager"),
+        ("all-mpnet-base-v2", {"sequence_length": 513}, ConfigError, "512"),
+        ("dinov2-base", {"task": "sequence_classification"}, UnsupportedError, "no Dinov2ForSequenceClassification"),
+        ("dinov2-base", {"image_size": (10, 10)}, ConfigError, "patches of 14 x 14"),
+        ("bert-base-uncased", {"task": "image_classification"}, UnsupportedError, "no BertForImageClassification"),
+    ],
+)
+def test_what_is_refused(name: str, settings: dict[str, Any], error: type[VramplanError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        vramplan.estimate(name, "h200", **settings)
