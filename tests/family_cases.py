@@ -41,6 +41,17 @@ GEMMA4 = {
     "attention_k_eq_v": True,
     "num_global_key_value_heads": 2,
 }
+GEMMA3N = {
+    **SMALL,
+    "head_dim": 128,
+    "num_hidden_layers": 14,
+    "layer_types": [*[SLIDING] * 2, FULL] * 4 + [SLIDING] * 2,
+    "activation_sparsity_pattern": [0.95] * 4 + [0.0] * 10,
+    "num_kv_shared_layers": 6,
+    "hidden_size_per_layer_input": 64,
+    "vocab_size_per_layer_input": VOCABULARY - 64,
+    "sliding_window": 128,
+}
 GRANITE = {
     **SMALL,
     "intermediate_size": 256,
@@ -86,6 +97,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 6,
         "use_double_wide_mlp": True,
     },
+    "gemma3n_text": GEMMA3N,
     "granitemoe": GRANITE,
     "granitemoeshared": {**GRANITE, "shared_intermediate_size": 768},
     "llama4_text": {**LLAMA4, "attention_chunk_size": 8192},
