@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from vramplan.analytic.architectures.decoder import Decoder
 from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
 from vramplan.analytic.architectures.image_features import image_features
+from vramplan.analytic.architectures.vision_tower import training_of
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import losses
@@ -79,7 +81,7 @@ def language_model(forward: ForwardPass, c: Config) -> Tensor:
     net, tape, decoder, placement = forward.net, forward.tape, decoder_of(forward), forward.placement
     kinds: Sequence[LayerKind] = forward.stacks[0]  # type: ignore[assignment]
     crossing = across_images(forward)
-    net.is_within = forward.vision is not None
+    net.is_within, net.mixes_in = forward.vision is not None, mixing_in(forward)
     with tape.on(placement.embed):
         x = decoder.embed(net, c, ops.move(forward.inputs["input_ids"], placement.embed))
     if forward.has_images and crossing is None:
@@ -129,6 +131,15 @@ def pixels_of(forward: ForwardPass) -> Tensor:
     """The pixels of the batch's images or videos."""
     assert forward.vision is not None
     return forward.inputs[forward.vision.image.tensors[0].name]
+
+
+def mixing_in(forward: ForwardPass) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """What the outer model makes of the embeddings of text, by frozen weights."""
+    vision, net = forward.vision, forward.net
+    if vision is None or vision.tower.mixed_in is None:
+        return None
+    change, frozen = vision.tower.mixed_in, training_of("frozen", net.training, forward.job)
+    return lambda ids, x: change(replace(net, training=frozen), vision.config, ids, x)
 
 
 def across_images(forward: ForwardPass) -> CrossAttentionInput | None:

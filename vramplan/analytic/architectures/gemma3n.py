@@ -41,6 +41,9 @@ def embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
     rows = c.count("vocab_size_per_layer_input", 262_144)
     own = net.embedding("model.embed_tokens_per_layer", within, rows, layers * width, scaled=True).view(*shape)
     del within
+    if net.mixes_in is not None:
+        net.multimodal_locals.append(own)
+        x = net.mixes_in(ids, x)
     projected = ops.scale_in_place(net.linear("model.per_layer_model_projection", x, layers * width))
     projected = norm(net, "model.per_layer_projection_norm", projected.view(*shape))
     net.per_layer = ops.scale(ops.add(projected, own, "inputs of all layers"), "scaled inputs of all layers")

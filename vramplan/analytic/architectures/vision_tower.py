@@ -76,6 +76,10 @@ class VisionTower:
     """Whether checkpointing reaches the tower's layers."""
     text_only: bool = False
     """Whether only batches of text are modelled, in which the tower is loaded and idle."""
+    attention: tuple[str, ...] = ()
+    """Attention implementations that transformers offers for the tower, if those are fewer than for the text."""
+    mixed_in: Callable[[Modules, Config, Tensor, Tensor], Tensor] | None = None
+    """What the model makes of the embeddings of all ids, images or not (Gemma 3n)."""
     wrapped: str = ""
     """Why FSDP does not make one group of each layer (accelerate 1.15 wraps the classes in `_no_split_modules`)."""
     across: Callable[[Modules, Job, tuple[int, ...], Tensor], CrossAttentionInput] | None = None

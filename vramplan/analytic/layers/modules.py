@@ -7,6 +7,7 @@ traffic.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import field
 
 from vramplan.analytic.autograd import ops
@@ -82,6 +83,8 @@ class Modules:
     """Image features that are added to the output of the language model's first layers (DeepStack)."""
     is_within: bool = False
     """Whether the language model is a part of a model that sees."""
+    mixes_in: Callable[[Tensor, Tensor], Tensor] | None = None
+    """From ids and their embeddings to those that the language model takes, if the outer model changes them."""
     per_layer: Tensor | None = None
     """An input of its own for each layer, (B, S, layers, width), made of the ids (Gemma 3n, Gemma 4)."""
     features: list[Tensor] = field(default_factory=list)

@@ -47,7 +47,13 @@ IMAGE_PROCESSORS: dict[str, ImageProcessor] = {
     "qwen3_5_moe": ImageProcessor(native_resolution.qwen3_vl, *QWEN, videos.qwen3_vl),
     "mllama": ImageProcessor(fixed_tiles.mllama, "model.vision_model", ("model.multi_modal_projector",)),
     "llama4": ImageProcessor(adaptive_tiles.llama4, "vision_model", ("multi_modal_projector",)),
-    "gemma3n": ImageProcessor(fixed_tiles.gemma3n, "model.vision_tower", ("model.embed_vision",), "token_type_ids"),
+    "gemma3n": ImageProcessor(
+        fixed_tiles.gemma3n,
+        "model.vision_tower",
+        ("model.embed_vision",),
+        "token_type_ids",
+        frozen=("model.audio_tower", "model.embed_audio"),
+    ),
     "gemma4": ImageProcessor(
         native_resolution.gemma4,
         "model.vision_tower",

@@ -63,6 +63,7 @@ from vramplan.analytic.autograd.ops.indexing import (
     split_rows,
     sum_middle,
     unbind,
+    where,
 )
 from vramplan.analytic.autograd.ops.matmul import (
     average,
@@ -185,5 +186,6 @@ __all__ = [
     "top",
     "total",
     "unbind",
+    "where",
     "written",
 ]
