@@ -287,6 +287,8 @@ def check_idle_tower(spec: ModelSpec, model: ModelArchitecture, job: Job) -> lis
     Raises:
         UnsupportedError: for images, or towers that train.
     """
+    if model.tower is not None and model.tower.note:
+        return [model.tower.note]
     if model.tower is None or not model.tower.text_only:
         return []
     if job.pictures:

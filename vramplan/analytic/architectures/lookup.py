@@ -55,6 +55,9 @@ def architecture_of(spec: ModelSpec) -> ModelArchitecture:
     config = Config({**architecture.defaults, **text, "tie_word_embeddings": tied}, spec.name)
     if tower.text_type is None:  # PEFT goes by the type of the whole model
         architecture = replace(architecture, peft_experts="")
+    if tower.buffers(whole):
+        text_buffers, buffers = architecture.buffers, tower.buffers(whole)
+        architecture = replace(architecture, buffers=lambda c: [*text_buffers(c), *buffers])
     if tower.attention:
         architecture = replace(architecture, attention=tower.attention)
     return ModelArchitecture(architecture, config, tower, whole)

@@ -13,6 +13,7 @@ from vramplan.analytic.layers.modules import Modules, WeightConfig
 from vramplan.dataclass import dataclass
 from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.job import Job
+from vramplan.inputs.model_inputs import Input
 from vramplan.inputs.model_spec import Config
 
 NO_TEXT_TOWER = (
@@ -78,6 +79,10 @@ class VisionTower:
     """Whether only batches of text are modelled, in which the tower is loaded and idle."""
     attention: tuple[str, ...] = ()
     """Attention implementations that transformers offers for the tower, if those are fewer than for the text."""
+    note: str = ""
+    """What is assumed of the whole model, which is said beside the verdict."""
+    buffers: Callable[[Config], list[Input]] = lambda whole: []
+    """Tables besides the weights that lie on the GPU."""
     mixed_in: Callable[[Modules, Config, Tensor, Tensor], Tensor] | None = None
     """What the model makes of the embeddings of all ids, images or not (Gemma 3n)."""
     wrapped: str = ""
