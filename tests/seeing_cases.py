@@ -65,6 +65,30 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "audio_config": {**SOUND, "downsample_hidden_size": 32},
         },
     ),
+    "llama4": (
+        "llama4",
+        {
+            "image_token_index": 7,
+            "text_config": {
+                "model_type": "llama4_text",
+                **SMALL,
+                "num_hidden_layers": 8,
+                "intermediate_size": 384,
+                "intermediate_size_mlp": 1536,
+                "num_local_experts": 4,
+            },
+            "vision_config": {
+                "hidden_size": 256,
+                "num_attention_heads": 4,
+                "num_hidden_layers": 6,
+                "intermediate_size": 1024,
+                "image_size": 112,
+                "vision_output_dim": 256,
+                "projector_input_dim": 256,
+                "projector_output_dim": 256,
+            },
+        },
+    ),
 }
 """Type and configuration of each."""
 STOPS = ("qwen3_omni",)
@@ -98,7 +122,17 @@ def cases() -> Iterator[tuple[str, Job]]:
             job = {**SETTINGS[setting], **given}
             if family in STOPS and "lora" in setting:
                 job["lora_targets"] = ("q_proj", "o_proj", "qkv", "linear_fc1")
+            if family == "llama4":
+                job = as_llama4_runs(job)
             yield family, Job(**job)
+
+
+def as_llama4_runs(job: dict[str, Any]) -> dict[str, Any]:
+    """The job as transformers runs Llama 4: with autocast for pixels, no FlashAttention, no adapter on the router."""
+    attention = {"attention": "eager"} if job.get("attention") == "flash" else {}
+    targets = {"lora_targets": ("q_proj", "o_proj", "up_proj")} if job.get("method") != "full" else {}
+    autocast = {"autocast": "bf16"} if job["images"] and job["dtype"] == "bf16" else {}
+    return {**job, **attention, **targets, **autocast}
 
 
 def name_of(family: str, job: Job) -> str:

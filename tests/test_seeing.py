@@ -10,7 +10,7 @@ import pytest
 
 import vramplan
 from tests import matrix, seeing_cases
-from vramplan.errors import SpecError
+from vramplan.errors import ConfigError, SpecError
 from vramplan.inputs.catalog import load_spec
 from vramplan.inputs.job import Job
 from vramplan.inputs.resolve import resolve_model
@@ -62,6 +62,13 @@ def test_a_whole_omni_model_is_read_as_its_thinker(tmp_path: Path) -> None:
     estimate = vramplan.estimate(found, "h200", micro_batch_size=1)
     assert estimate.num_parameters == load_spec("Qwen/Qwen2.5-Omni-7B").num_parameters
     assert any("the Thinker alone" in note for note in estimate.notes)
+
+
+def test_pixels_that_no_one_casts_are_refused() -> None:
+    spec = seeing_cases.spec_for("llama4")
+    with pytest.raises(ConfigError, match="autocast=bf16"):
+        vramplan.estimate(spec, "h200", dtype="bf16", autocast="none", method="full", images=1)
+    assert vramplan.estimate(spec, "h200", dtype="bf16", autocast="none", method="full", images=0).fits
 
 
 def test_a_thinker_must_be_there(tmp_path: Path) -> None:

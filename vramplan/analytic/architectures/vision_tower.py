@@ -79,6 +79,8 @@ class VisionTower:
     """Whether only batches of text are modelled, in which the tower is loaded and idle."""
     attention: tuple[str, ...] = ()
     """Attention implementations that transformers offers for the tower, if those are fewer than for the text."""
+    casts_pixels: bool = True
+    """Whether the model casts pixels to the dtype of its weights."""
     note: str = ""
     """What is assumed of the whole model, which is said beside the verdict."""
     buffers: Callable[[Config], list[Input]] = lambda whole: []
