@@ -41,6 +41,17 @@ GEMMA4 = {
     "attention_k_eq_v": True,
     "num_global_key_value_heads": 2,
 }
+GEMMA3N = {
+    **SMALL,
+    "head_dim": 128,
+    "num_hidden_layers": 14,
+    "layer_types": [*[SLIDING] * 2, FULL] * 4 + [SLIDING] * 2,
+    "activation_sparsity_pattern": [0.95] * 4 + [0.0] * 10,
+    "num_kv_shared_layers": 6,
+    "hidden_size_per_layer_input": 64,
+    "vocab_size_per_layer_input": VOCABULARY - 64,
+    "sliding_window": 128,
+}
 GRANITE = {
     **SMALL,
     "intermediate_size": 256,
@@ -86,6 +97,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 6,
         "use_double_wide_mlp": True,
     },
+    "gemma3n_text": GEMMA3N,
     "granitemoe": GRANITE,
     "granitemoeshared": {**GRANITE, "shared_intermediate_size": 768},
     "llama4_text": {**LLAMA4, "attention_chunk_size": 8192},
@@ -111,8 +123,10 @@ GEMMA = ("gemma4, text", "gemma4, text and inputs of layers")
 SEEING = "mistral3"
 """A model that sees, whose language model is a Ministral 3."""
 SEEN = {"images": 1, "image_size": (300, 200), "sequence_length": 512}
-NO_FLASH = ("gemma4", "llama4")
-"""Heads of 512 do not run there, and transformers has no Llama 4 there."""
+OLDER_GEMMA = "gemma3n, text"
+"""Gemma 3n with its towers, on text."""
+NO_FLASH = ("gemma4", "llama4", OLDER_GEMMA)
+"""Heads of 512 do not run there, and transformers has no Llama 4 and no tower of timm there."""
 
 
 def spec_for(family: str) -> ModelSpec:
@@ -126,6 +140,12 @@ def spec_for(family: str) -> ModelSpec:
         return ModelSpec(name=family, model_type="llama4", config={"model_type": "llama4", **parts})
     if family in GEMMA:
         return with_towers(family)
+    if family == OLDER_GEMMA:
+        vision = {"model_type": "gemma3n_vision", "hidden_size": 2048}
+        audio = {"hidden_size": 128, "conf_num_attention_heads": 4, "conf_num_hidden_layers": 3}
+        text = {"model_type": "gemma3n_text", **GEMMA3N}
+        parts = {"text_config": text, "vision_config": vision, "audio_config": {"model_type": "gemma3n_audio", **audio}}
+        return ModelSpec(name=family, model_type="gemma3n", config={"model_type": "gemma3n", **parts})
     model_type = family.partition(",")[0]
     return ModelSpec(name=family, model_type=model_type, config={"model_type": model_type, **FAMILIES[family]})
 
@@ -165,7 +185,7 @@ def with_towers(family: str) -> ModelSpec:
 
 def cases() -> Iterator[tuple[str, Job]]:
     """Families and jobs."""
-    for family in (*FAMILIES, *GEMMA, LLAMA):
+    for family in (*FAMILIES, *GEMMA, OLDER_GEMMA, LLAMA):
         for setting, given in JOBS:
             job = {**SETTINGS[setting], **given}
             if family.startswith(NO_FLASH) and job.get("attention") == "flash":

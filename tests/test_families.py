@@ -15,7 +15,7 @@ from vramplan.inputs.job import Job
 
 ROWS = family_cases.load()
 SHARING = "gemma4_text, inputs of layers"
-FAMILIES = [*family_cases.FAMILIES, *family_cases.GEMMA, family_cases.LLAMA]
+FAMILIES = [*family_cases.FAMILIES, *family_cases.GEMMA, family_cases.OLDER_GEMMA, family_cases.LLAMA]
 EVERY = 5
 """One job of so many is in the sample of a family; the full run takes all."""
 
@@ -66,6 +66,11 @@ def test_every_case_has_been_traced() -> None:
         (family_cases.GEMMA[0], {"images": 1}, UnsupportedError, "images of gemma4 are not modelled yet"),
         (family_cases.GEMMA[0], {"projector": "lora"}, UnsupportedError, "as it idles"),
         (family_cases.GEMMA[0], {"fused_kernels": ("rms_norm",)}, UnsupportedError, "not modelled yet"),
+        (family_cases.OLDER_GEMMA, {"images": 1}, UnsupportedError, "images of gemma3n are not modelled yet"),
+        (family_cases.OLDER_GEMMA, {"attention": "flash"}, ConfigError, "only with sdpa, eager"),
+        ("gemma3n_text", {"altup_active_idx": 1}, UnsupportedError, "by=trace runs it"),
+        ("gemma3n_text", {"num_kv_shared_layers": 12}, VramplanError, "without keys and values"),
+        ("gemma3n_text", {"intermediate_size": [8, 16] * 7}, VramplanError, "layers of different widths"),
         ("gemma4_text", {"attention": "flash"}, ConfigError, "only with sdpa, eager"),
         ("gemma4_text", {"fused_kernels": ("rms_norm",)}, UnsupportedError, "not modelled yet"),
         ("llama4_text", {"fused_kernels": ("rms_norm",), "method": "full"}, UnsupportedError, "not modelled yet"),

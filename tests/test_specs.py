@@ -30,6 +30,7 @@ TEXT_ONLY_WITHIN = {
     "llama4_text",
     "granitemoeshared",
     "ministral3",
+    "gemma3n_text",
     "gemma4_text",
     "mllama_text",
 }

@@ -308,6 +308,10 @@ def check_idle_tower(spec: ModelSpec, model: ModelArchitecture, job: Job) -> lis
     Raises:
         UnsupportedError: for images, or towers that train.
     """
+    if model.tower is not None and not model.tower.casts_pixels:
+        check_pixels(spec, job)
+    if model.tower is not None and model.tower.note:
+        return [model.tower.note]
     if model.tower is None or not model.tower.text_only:
         return []
     if job.pictures:
@@ -324,6 +328,20 @@ def check_idle_tower(spec: ModelSpec, model: ModelArchitecture, job: Job) -> lis
     return [
         f"batches of text: the towers of {spec.model_type} are loaded and idle; images and sound are not modelled yet"
     ]
+
+
+def check_pixels(spec: ModelSpec, job: Job) -> None:
+    """Check images of a model whose tower takes pixels as its processor makes them, in fp32.
+
+    Raises:
+        ConfigError: if nothing casts them to the dtype of the weights.
+    """
+    is_cast = job.casts or job.computed_dtype is not None or job.strategy.startswith("zero")
+    if job.pictures and job.dtype != "fp32" and not is_cast:
+        raise ConfigError(
+            f"{setting('autocast', job.autocast)}: the tower of {spec.model_type} multiplies pixels in fp32, which"
+            f" PyTorch refuses with {job.dtype} weights; use {setting('autocast', job.dtype)}"
+        )
 
 
 def check_kept_keys(spec: ModelSpec, model: ModelArchitecture, job: Job) -> None:

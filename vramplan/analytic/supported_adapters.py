@@ -13,8 +13,9 @@ from vramplan.inputs.validation import are_linear
 
 NARROW = {
     "score", "classifier", "out_proj", "shared_expert_gate", "gate", "in_proj_a", "in_proj_b", "in_proj_ba",
+    "modality_router", "prediction_coefs", "correction_coefs",
 }  # fmt: skip
-"""Layers with few outputs (classes, experts, a number for each token or head), which do not limit the rank."""
+"""Layers with few outputs (classes, experts, a number for each token, head or stream), which do not limit the rank."""
 
 
 def leaves_experts_out() -> str:

@@ -1,4 +1,4 @@
-"""Configurations of models with their own code, translated to the keys of the equivalent transformers class."""
+"""Configurations with code of their own, or around another one, as those of the transformers class that trains."""
 
 from __future__ import annotations
 
@@ -55,6 +55,18 @@ def internvl_chat(config: Mapping[str, Any], where: str) -> Translated:
     return translated, {"max_patches": max_tiles, "min_patches": min(config.get("min_dynamic_patch", 1), max_tiles)}
 
 
+def thinker(config: Mapping[str, Any], where: str) -> Translated:
+    """The Thinker of Qwen2.5-Omni or Qwen3-Omni, without the talker and the vocoder.
+
+    Raises:
+        SpecError: if it is missing.
+    """
+    part = _part(config, "thinker_config", where)
+    for name in ("text_config", "vision_config", "audio_config"):
+        _part(part, name, where)
+    return {**part, "model_type": f"{config['model_type']}_thinker"}, {}
+
+
 def _part(config: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
     part = config.get(key)
     if not isinstance(part, Mapping):
@@ -62,5 +74,9 @@ def _part(config: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
     return part
 
 
-REMOTE_CONFIGS: dict[str, Callable[[Mapping[str, Any], str], Translated]] = {"internvl_chat": internvl_chat}
+REMOTE_CONFIGS: dict[str, Callable[[Mapping[str, Any], str], Translated]] = {
+    "internvl_chat": internvl_chat,
+    "qwen2_5_omni": thinker,
+    "qwen3_omni_moe": thinker,
+}
 """Translation by model_type."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from vramplan.analytic.architectures.decoder import Decoder
 from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
 from vramplan.analytic.architectures.image_features import image_features
+from vramplan.analytic.architectures.vision_tower import training_of
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import losses
@@ -83,14 +85,16 @@ def language_model(forward: ForwardPass, c: Config) -> Tensor:
     net, tape, decoder, placement = forward.net, forward.tape, decoder_of(forward), forward.placement
     kinds: Sequence[LayerKind] = forward.stacks[0]  # type: ignore[assignment]
     crossing = across_images(forward)
-    net.is_within = forward.vision is not None
+    net.is_within, net.mixes_in = forward.vision is not None, mixing_in(forward)
     with tape.on(placement.embed):
         x = decoder.embed(net, c, ops.move(forward.inputs["input_ids"], placement.embed))
     if forward.has_images and crossing is None:
         x = with_images(forward, x)
-    held, net.embedding_locals = net.embedding_locals or [x], []
+    net.embedding_locals = net.embedding_locals or [x]
     with tape.on(placement.embed):
         ctx = context(forward, c, x, kinds)
+        x = decoder.enter(net, c, x)
+        add_rotary_tables(forward, c, x, ctx, kinds)
     ctx.crossing = crossing
     checkpointed = forward.job.checkpointing == "full"
     for (number, gpu), kind in zip(placement.layers, kinds, strict=True):
@@ -113,12 +117,14 @@ def language_model(forward: ForwardPass, c: Config) -> Tensor:
         if number < len(net.deep):
             x = ops.add_rows(x, net.deep[number])
     tape.enter(forward.phase, None)
+    with tape.on(placement.norm):
+        x = decoder.leave(net, c, x)
     if decoder.norm is not None and not skips_final_norm(c):
         with tape.on(placement.norm):
             x = decoder.norm(net, decoder.norm_name, ops.move(x, placement.norm))
     if net.states is not None:
         net.states.append(x)
-    del held
+    net.embedding_locals.clear()
     net.multimodal_locals.clear()
     net.deep.clear()
     net.per_layer = None
@@ -129,6 +135,15 @@ def pixels_of(forward: ForwardPass) -> Tensor:
     """The pixels of the batch's images or videos."""
     assert forward.vision is not None
     return forward.inputs[forward.vision.image.tensors[0].name]
+
+
+def mixing_in(forward: ForwardPass) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """What the outer model makes of the embeddings of text, by frozen weights."""
+    vision, net = forward.vision, forward.net
+    if vision is None or vision.tower.mixed_in is None:
+        return None
+    change, frozen = vision.tower.mixed_in, training_of("frozen", net.training, forward.job)
+    return lambda ids, x: change(replace(net, training=frozen), vision.config, ids, x)
 
 
 def across_images(forward: ForwardPass) -> CrossAttentionInput | None:
@@ -163,7 +178,7 @@ def skips_final_norm(c: Config) -> bool:
 
 
 def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKind]) -> Context:
-    """Rotary tables and masks, which all layers share; masks are in the dtype of the token embeddings."""
+    """Masks and positions, which all layers share; masks are in the dtype of the token embeddings."""
     net, tape, job, decoder = forward.net, forward.tape, forward.job, decoder_of(forward)
     batch, length, _ = x.shape
     tape.module = "inputs"
@@ -185,16 +200,28 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
     ctx.positions = forward.inputs["position_ids"] if packed else tape.empty(places, "int64", "position ids")
     if job.batches == "padded" and any(kind.recurrent for kind in kinds):  # create_recurrent_attention_mask
         ctx.row_mask = forward.inputs["attention_mask"].view(batch, length, 1)
-    slides = sorted({kind.sliding for kind in kinds if kind.attends})
-    for sliding in slides:
+    for sliding in slides_of(kinds):
         ctx.masks[sliding] = mask(forward, c, x, sliding, dtype)
+    return ctx
+
+
+def slides_of(kinds: Sequence[LayerKind]) -> list[bool]:
+    """Whether there are layers of attention that slide, and that do not."""
+    return sorted({kind.sliding for kind in kinds if kind.attends})
+
+
+def add_rotary_tables(forward: ForwardPass, c: Config, x: Tensor, ctx: Context, kinds: Sequence[LayerKind]) -> None:
+    """Rotary tables, in the dtype of the first layer's input."""
+    tape, job, decoder = forward.tape, forward.job, decoder_of(forward)
+    batch, length = forward.inputs["input_ids"].shape
+    tape.module = "inputs"
     rotary = decoder.rotary(c)
     if rotary is not None:
         gpu = forward.placement.rotary
         taken = ops.move(x, gpu), None if ctx.positions is None else ops.move(ctx.positions, gpu)
         # generate makes positions of each row's mask
         rows = batch if job.batches == "packed" or rotary.per_row or forward.past is not None else 1
-        for sliding in slides:
+        for sliding in slides_of(kinds):
             if ctx.cos and not rotary.per_kind:
                 ctx.cos[sliding], ctx.sin[sliding] = next(iter(ctx.cos.values())), next(iter(ctx.sin.values()))
                 continue
@@ -207,7 +234,6 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
             ctx.cos[sliding], ctx.sin[sliding] = tables
             del tables
         del taken
-    return ctx
 
 
 def fills_cache(forward: ForwardPass) -> bool:

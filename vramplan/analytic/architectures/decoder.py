@@ -75,6 +75,10 @@ class Decoder:
     norm: NormFunction | None = rms_norm
     """The final norm."""
     norm_name: str = "model.norm"
+    enter: Part = unchanged
+    """From the embeddings to the first layer's input, if that is something else."""
+    leave: Part = unchanged
+    """From the last layer's output to the final norm's input."""
     beside: Callable[[Modules, Config], tuple[Tensor, ...]] = lambda net, c: ()
     """Other inputs of the layer that comes next."""
     before_head: Part = unchanged

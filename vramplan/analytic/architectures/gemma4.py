@@ -204,7 +204,11 @@ def kinds(c: Config) -> list[LayerKind]:
     """Every sixth layer is full, and the last; the last layers of each kind may share keys and values."""
     plain = patterned(c, 6)
     plain[-1] = LayerKind()
-    shared = c.count("num_kv_shared_layers") if c.get("num_kv_shared_layers") else 0
+    return with_shared_keys(plain, c.count("num_kv_shared_layers") if c.get("num_kv_shared_layers") else 0)
+
+
+def with_shared_keys(plain: list[LayerKind], shared: int) -> list[LayerKind]:
+    """Layers of which the last `shared` take the keys and values of the last one of their kind before them."""
     if not shared:
         return plain
     first = len(plain) - shared

@@ -62,7 +62,8 @@ def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, Tensor
         x = tape.checkpoint(layer, x) if job.checkpointing == "full" and tower.checkpoints else layer(x)
         if tower.between is not None and kind:
             tower.between(last, c, x)
-    del layer
+    if kinds:  # a tower may be one module
+        del layer
     tape.enter(forward.phase, None)
     if index == -1:
         chosen = x

@@ -50,11 +50,16 @@ def architecture_of(spec: ModelSpec) -> ModelArchitecture:
             f" {setting('by', 'trace')} runs it"
         )
     text = spec.config.get("text_config") or spec.config
-    tied = spec.config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
     architecture = text_architecture_of(tower.text_type or Config(text, spec.name).text("model_type", ""), spec.name)
+    tied = spec.config.get("tie_word_embeddings", text.get("tie_word_embeddings", architecture.tied))
     config = Config({**architecture.defaults, **text, "tie_word_embeddings": tied}, spec.name)
     if tower.text_type is None:  # PEFT goes by the type of the whole model
         architecture = replace(architecture, peft_experts="")
+    if tower.buffers(whole):
+        text_buffers, buffers = architecture.buffers, tower.buffers(whole)
+        architecture = replace(architecture, buffers=lambda c: [*text_buffers(c), *buffers])
+    if tower.attention:
+        architecture = replace(architecture, attention=tower.attention)
     return ModelArchitecture(architecture, config, tower, whole)
 
 

@@ -13,6 +13,7 @@ from vramplan.analytic.layers.modules import Modules, WeightConfig
 from vramplan.dataclass import dataclass
 from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.job import Job
+from vramplan.inputs.model_inputs import Input
 from vramplan.inputs.model_spec import Config
 
 NO_TEXT_TOWER = (
@@ -76,6 +77,16 @@ class VisionTower:
     """Whether checkpointing reaches the tower's layers."""
     text_only: bool = False
     """Whether only batches of text are modelled, in which the tower is loaded and idle."""
+    attention: tuple[str, ...] = ()
+    """Attention implementations that transformers offers for the tower, if those are fewer than for the text."""
+    casts_pixels: bool = True
+    """Whether the model casts pixels to the dtype of its weights."""
+    note: str = ""
+    """What is assumed of the whole model, which is said beside the verdict."""
+    buffers: Callable[[Config], list[Input]] = lambda whole: []
+    """Tables besides the weights that lie on the GPU."""
+    mixed_in: Callable[[Modules, Config, Tensor, Tensor], Tensor] | None = None
+    """What the model makes of the embeddings of all ids, images or not (Gemma 3n)."""
     wrapped: str = ""
     """Why FSDP does not make one group of each layer (accelerate 1.15 wraps the classes in `_no_split_modules`)."""
     across: Callable[[Modules, Job, tuple[int, ...], Tensor], CrossAttentionInput] | None = None

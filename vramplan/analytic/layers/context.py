@@ -28,8 +28,10 @@ class LayerKind(NamedTuple):
     """Whether a recurrent layer attends too (Falcon-H1)."""
     feeds: bool = False
     """Whether it is a feed-forward or a mixture of experts alone (Nemotron-H)."""
+    sparse: bool = False
+    """Whether a gate below a quantile is cut off (Gemma 3n)."""
     shares: str = ""
-    """``store``: later layers take its keys and values; ``reuse``: it takes those of an earlier layer (Gemma 4)."""
+    """``store``: later layers take its keys and values; ``reuse``: it takes an earlier one's (Gemma 3n, Gemma 4)."""
 
     @property
     def attends(self) -> bool:

@@ -7,6 +7,7 @@ traffic.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import field
 
 from vramplan.analytic.autograd import ops
@@ -82,8 +83,10 @@ class Modules:
     """Image features that are added to the output of the language model's first layers (DeepStack)."""
     is_within: bool = False
     """Whether the language model is a part of a model that sees."""
+    mixes_in: Callable[[Tensor, Tensor], Tensor] | None = None
+    """From ids and their embeddings to those that the language model takes, if the outer model changes them."""
     per_layer: Tensor | None = None
-    """An input of its own for each layer, (B, S, layers, width), made of the ids (Gemma 4)."""
+    """An input of its own for each layer, (B, S, layers, width), made of the ids (Gemma 3n, Gemma 4)."""
     features: list[Tensor] = field(default_factory=list)
     """Image features, held by the model's outputs until the loss exists."""
     generates: bool = False
@@ -166,7 +169,7 @@ class Modules:
             self.idle.add((self.tape.layer, name))
         if not self.is_target(name):
             return base_output(x, weight, shift, cached)
-        adapter = self._adapter(name, weight, shift)
+        adapter = self.adapter(name, weight, shift)
         with_adapter = lora.dense if quantize == "none" else lora.quantized
         return with_adapter(x, base_output(x, weight, shift, cached), adapter)  # no local holds the base output
 
@@ -177,7 +180,7 @@ class Modules:
         dtype = x.dtype if weight.quantize == "int8" else weight.dtype
         return self._declared(f"{name}.bias", weight.shape[:1], dtype, False)
 
-    def _adapter(self, name: str, weight: Parameter, shift: Parameter | None) -> Adapter:
+    def adapter(self, name: str, weight: Parameter, shift: Parameter | None = None) -> Adapter:
         """The adapter on a layer."""
         training, (out_features, in_features) = self.training, weight.shape
         self.widths[name.rpartition(".")[2]] = min(in_features, out_features)
@@ -194,7 +197,7 @@ class Modules:
         weight = self.head_weight(vocabulary, x.shape[-1], tied)
         shift = self.parameter("lm_head.bias", vocabulary) if bias else None
         if self.training.lora_targets is not None and self.is_target("lm_head"):
-            adapter = self._adapter("lm_head", weight, shift)
+            adapter = self.adapter("lm_head", weight, shift)
             return lora.dense(x, ops.linear(x, weight, shift, "logits", "logits"), adapter)
         return ops.linear(x, weight, shift, "logits", "logits")
 

@@ -25,6 +25,7 @@ def by_tower(processors: dict[str, Processor]) -> Processor:
 LLAVA = ("model.vision_tower", ("model.multi_modal_projector",))
 NEXT = ("model.vision_tower", ("model.multi_modal_projector", "model.image_newline"))
 QWEN = ("model.visual", ("model.visual.merger", "model.visual.deepstack_merger_list"), "mm_token_type_ids")
+OMNI = ("model.visual", ("model.visual.merger", "model.visual.merger_list"), ("model.audio_tower",))
 PHI = "model.embed_tokens_extend.image_embed"
 PHI_PROJECTOR = ("img_projection_up", "img_projection_down", "global_img_feature_extensor", "sub_img_feature_extensor")
 IMAGE_PROCESSORS: dict[str, ImageProcessor] = {
@@ -45,9 +46,17 @@ IMAGE_PROCESSORS: dict[str, ImageProcessor] = {
     "qwen3_vl_moe": ImageProcessor(native_resolution.qwen3_vl, *QWEN, videos.qwen3_vl),
     "qwen3_5": ImageProcessor(native_resolution.qwen3_vl, *QWEN, videos.qwen3_vl),
     "qwen3_5_moe": ImageProcessor(native_resolution.qwen3_vl, *QWEN, videos.qwen3_vl),
+    "qwen2_5_omni_thinker": ImageProcessor(native_resolution.qwen2_vl, *OMNI[:2], frozen=OMNI[2]),
+    "qwen3_omni_moe_thinker": ImageProcessor(native_resolution.qwen3_vl, *OMNI[:2], frozen=OMNI[2]),
     "mllama": ImageProcessor(fixed_tiles.mllama, "model.vision_model", ("model.multi_modal_projector",)),
     "llama4": ImageProcessor(adaptive_tiles.llama4, "vision_model", ("multi_modal_projector",)),
-    "gemma3n": ImageProcessor(fixed_tiles.gemma3n, "model.vision_tower", ("model.embed_vision",), "token_type_ids"),
+    "gemma3n": ImageProcessor(
+        fixed_tiles.gemma3n,
+        "model.vision_tower",
+        ("model.embed_vision",),
+        "token_type_ids",
+        frozen=("model.audio_tower", "model.embed_audio"),
+    ),
     "gemma4": ImageProcessor(
         native_resolution.gemma4,
         "model.vision_tower",

@@ -1,6 +1,6 @@
 """Images cut into tiles whose last ones are partly padding, or into as many as the image fills (transformers 5.23).
 
-For Llama 4 and Phi-4-multimodal, which the analytic estimator does not support: they are traced.
+For Llama 4, and for Phi-4-multimodal, which the analytic estimator does not support: it is traced.
 """
 
 from __future__ import annotations

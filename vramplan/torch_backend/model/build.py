@@ -120,9 +120,10 @@ def from_config(
     import transformers
 
     config = _transformers_config(spec, job, trust_remote_code)
-    attention: str | dict[str, str] = {"flash": "flash_attention_2"}.get(job.attention, job.attention)
+    usual: str = {"flash": "flash_attention_2"}.get(job.attention, job.attention)
+    attention: str | dict[str, str] = usual
     if getattr(config, "audio_config", None) is not None:  # Gemma 4's tower for sound has eager attention alone
-        attention = {"": job.attention, **dict.fromkeys(config.sub_configs, job.attention), "audio_config": "eager"}
+        attention = {"": usual, **dict.fromkeys(config.sub_configs, usual), "audio_config": "eager"}
     model_class = _class_for(spec, job, config, trust_remote_code)
 
     def constructed() -> Any:

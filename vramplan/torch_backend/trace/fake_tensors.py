@@ -26,6 +26,8 @@ MASKS = {torch.ops.aten.expand.default, torch.ops.aten.index.Tensor}
 """Operations that expand a mask, or select elements by one."""
 FRAME_POSITION_FILES = ("_vl.py", "_vl_moe.py", "_qwen3_5.py", "_qwen3_5_moe.py", "_glm4v.py", "_glm4v_moe.py")
 """Files of transformers that compute positions in time for the frames of a video."""
+ROPE_FUNCTIONS = ("get_rope_index", "<listcomp>", "get_llm_pos_ids_for_vision")
+"""Functions of Qwen3-Omni that compute positions in floats (a list in one is a function of its own before 3.12)."""
 MAX_CONSTANT_NUMEL = 1 << 20
 """Integer tensors of at most this many elements keep their values."""
 Metadata = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -187,10 +189,11 @@ def _looks_for_empty_images() -> bool:
 
 
 def _computes_positions() -> bool:
-    """Whether integers pass through floats: Gemma 4's pooled image positions, Qwen's and GLM's frame positions."""
+    """Whether integers pass through floats: Gemma 4's pooled image positions, Qwen's and GLM's positions."""
     return (
         _within(("modeling_gemma4.py",)) == "_avg_pool_by_positions"
         or _within(FRAME_POSITION_FILES) == "get_vision_position_ids"
+        or _within(("modeling_qwen3_omni_moe.py",)) in ROPE_FUNCTIONS
     )
 
 

@@ -17,6 +17,8 @@ TOWERS: LazyTable[VisionTower] = LazyTable(
         "siglip": "idefics3 smolvlm paligemma gemma3 llava_onevision",
         "pixtral": "llava/pixtral mistral3",
         "qwen": "qwen3_5 qwen3_5_moe qwen3_vl qwen3_vl_moe qwen2_vl qwen2_5_vl",
+        "omni": "qwen2_5_omni_thinker qwen3_omni_moe_thinker",
+        "gemma3n": "gemma3n",
         "gemma4": "gemma4",
         "llama4": "llama4",
         "glm": "glm4v glm4v_moe",

@@ -52,12 +52,26 @@ def place(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:
 
 
 def attention(
-    net: Modules, c: Config, x: Tensor, context: TowerContext, pieces: Pieces, bias: bool = True, out_bias: bool = True
+    net: Modules,
+    c: Config,
+    x: Tensor,
+    context: TowerContext,
+    pieces: Pieces,
+    bias: bool = True,
+    out_bias: bool = True,
+    apart: bool = False,
 ) -> Tensor:
-    """Attention within each piece of the row; one call for each, whose results are joined."""
+    """Attention within each piece of the row; one call for each, whose results are joined.
+
+    `apart`: queries, keys and values each have a linear layer.
+    """
     (patches, width), heads = x.shape, c.count("num_heads")
-    qkv = net.linear("attn.qkv", x, 3 * width, bias)
-    q, k, v = ops.unbind(qkv.view(patches, 3, heads, width // heads))
+    if apart:
+        qkv = None
+        q, k, v = (net.linear(f"attn.{n}", x, width, bias).view(patches, heads, width // heads) for n in "qkv")
+    else:
+        qkv = net.linear("attn.qkv", x, 3 * width, bias)
+        q, k, v = ops.unbind(qkv.view(patches, 3, heads, width // heads))
     dtype = q.dtype
     net.tape.module = "attn"
     q, k = turned(q, k, context, dtype)
@@ -107,10 +121,11 @@ def block(
     mlp: Mlp,
     bias: bool = True,
     out_bias: bool = True,
+    apart: bool = False,
 ) -> Tensor:
     """Norm, attention, add; norm, feed-forward, add."""
     normed = norm(net, "norm1", x)
-    out = attention(net, c, normed, context, pieces, bias, out_bias)
+    out = attention(net, c, normed, context, pieces, bias, out_bias, apart)
     del normed
     x = ops.add(x, out, "residual stream")
     del out

@@ -42,6 +42,7 @@ from vramplan.analytic.autograd.ops.elementwise import (
     tanh,
     total,
 )
+from vramplan.analytic.autograd.ops.in_place_views import add_to_rest, add_to_view
 from vramplan.analytic.autograd.ops.indexing import (
     add_rows,
     cut,
@@ -63,6 +64,7 @@ from vramplan.analytic.autograd.ops.indexing import (
     split_rows,
     sum_middle,
     unbind,
+    where,
 )
 from vramplan.analytic.autograd.ops.matmul import (
     average,
@@ -89,11 +91,14 @@ from vramplan.analytic.autograd.ops.routing import (
     written,
 )
 from vramplan.analytic.autograd.ops.shape import cat, copy, heads_first, part, repeat_heads, sliced, split
+from vramplan.analytic.autograd.ops.statistics import deviation, divide, mean_of_stack, sqrt, stack
 
 __all__ = [
     "add",
     "add_in_place",
     "add_rows",
+    "add_to_rest",
+    "add_to_view",
     "added_at",
     "average",
     "cat",
@@ -103,6 +108,8 @@ __all__ = [
     "cube",
     "cut",
     "dequantized",
+    "deviation",
+    "divide",
     "divide_in_place",
     "dropout",
     "dropout_layer",
@@ -130,6 +137,7 @@ __all__ = [
     "matmul",
     "mean",
     "mean_middle",
+    "mean_of_stack",
     "move",
     "mul",
     "mul_in_place",
@@ -168,7 +176,9 @@ __all__ = [
     "split",
     "split_first",
     "split_rows",
+    "sqrt",
     "square",
+    "stack",
     "stored_as",
     "subtract",
     "sum_groups",
@@ -178,5 +188,6 @@ __all__ = [
     "top",
     "total",
     "unbind",
+    "where",
     "written",
 ]

@@ -42,6 +42,19 @@ def gather(x: Tensor, index: Tensor, shape: tuple[int, ...]) -> Tensor:
     return out
 
 
+def where(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """``torch.where(mask, a, b)``: saves the mask; each gradient is a new tensor."""
+    tape, likes = a.tape, [x.like if x.node is not None else None for x in (a, b)]
+
+    def backward(grad: Tensor) -> Grads:
+        return [None if like is None else new_like(tape, like, "gradient where a mask is set") for like in likes]
+
+    node = tape.node((a, b), backward)
+    tape.save(node, mask)
+    tape.work(0, 3 * a.num_bytes, a.dtype)
+    return output(node, tape, a.shape, promote(a.dtype, b.dtype), "chosen by a mask")
+
+
 def put_rows(x: Tensor, rows: Tensor) -> Tensor:
     """``x[mask] = rows`` in place; backward makes a gradient of `x` outside the rows and one of the rows."""
     tape = x.tape

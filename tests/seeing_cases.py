@@ -1,0 +1,171 @@
+"""Models that see, of 2025 and 2026, made small, and what traces of their classes say.
+
+python -m tests.seeing_cases     trace what has not been traced; write tests/cases/traced_seeing.json
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from tests import matrix
+from tests.family_cases import SMALL
+from tests.helpers import ROOT, card_of
+from tests.matrix_cases import SETTINGS
+from vramplan.analytic import estimator
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
+
+PATH = ROOT / "tests" / "cases" / "traced_seeing.json"
+MARKS = {"vision_start_token_id": 10, "vision_end_token_id": 11, "audio_start_token_id": 12, "audio_end_token_id": 13}
+IDS = {"image_token_id": 7, "video_token_id": 8, "audio_token_id": 9, **MARKS}
+INDICES = {"image_token_index": 7, "video_token_index": 8, "audio_token_index": 9, **MARKS}
+ROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}
+SOUND = {"d_model": 128, "encoder_layers": 3, "encoder_attention_heads": 4, "encoder_ffn_dim": 256, "output_dim": 512}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2_5_omni": (
+        "qwen2_5_omni_thinker",
+        {
+            **INDICES,
+            "text_config": {**SMALL, "num_hidden_layers": 6, "rope_parameters": ROPE},
+            "vision_config": {
+                "depth": 8,
+                "hidden_size": 256,
+                "intermediate_size": 512,
+                "num_heads": 4,
+                "out_hidden_size": 512,
+                "fullatt_block_indexes": [3, 7],
+            },
+            "audio_config": SOUND,
+        },
+    ),
+    "qwen3_omni": (
+        "qwen3_omni_moe_thinker",
+        {
+            **IDS,
+            "text_config": {
+                **SMALL,
+                "num_hidden_layers": 6,
+                "num_experts": 8,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 192,
+                "rope_parameters": {**ROPE, "mrope_interleaved": True},
+            },
+            "vision_config": {
+                "depth": 8,
+                "hidden_size": 256,
+                "intermediate_size": 512,
+                "num_heads": 4,
+                "out_hidden_size": 512,
+                "patch_size": 16,
+                "num_position_embeddings": 256,
+                "deepstack_visual_indexes": [1, 3, 5],
+            },
+            "audio_config": {**SOUND, "downsample_hidden_size": 32},
+        },
+    ),
+    "llama4": (
+        "llama4",
+        {
+            "image_token_index": 7,
+            "text_config": {
+                "model_type": "llama4_text",
+                **SMALL,
+                "num_hidden_layers": 8,
+                "intermediate_size": 384,
+                "intermediate_size_mlp": 1536,
+                "num_local_experts": 4,
+            },
+            "vision_config": {
+                "hidden_size": 256,
+                "num_attention_heads": 4,
+                "num_hidden_layers": 6,
+                "intermediate_size": 1024,
+                "image_size": 112,
+                "vision_output_dim": 256,
+                "projector_input_dim": 256,
+                "projector_output_dim": 256,
+            },
+        },
+    ),
+}
+"""Type and configuration of each."""
+STOPS = ("qwen3_omni",)
+"""Models on which PEFT's all-linear stops."""
+SEEN = {"images": 1, "image_size": (300, 200), "sequence_length": 384}
+JOBS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("full-bf16", {**SEEN, "checkpointing": "none", "vision": "train", "projector": "train"}),
+    ("full-bf16", {**SEEN, "checkpointing": "full", "micro_batch_size": 2}),
+    ("full-autocast", {**SEEN, "checkpointing": "none", "attention": "eager", "vision": "train", "projector": "train"}),
+    ("full-fp32", {**SEEN, "checkpointing": "full", "projector": "train"}),
+    ("lora-bf16", {**SEEN, "checkpointing": "full", "vision": "lora", "projector": "lora", "micro_batch_size": 2}),
+    ("lora-bf16", {**SEEN, "checkpointing": "none", "attention": "flash"}),
+    ("lora-autocast", {**SEEN, "checkpointing": "none", "images": 2, "sequence_length": 640}),
+    ("lora-autocast", {**SEEN, "checkpointing": "full", "micro_batch_size": 2}),
+    ("full-bf16", {"images": 0, "checkpointing": "none", "micro_batch_size": 2, "sequence_length": 200}),
+    ("lora-autocast", {"images": 0, "checkpointing": "full", "sequence_length": 512}),
+)
+"""With images, then on text alone."""
+
+
+def spec_for(family: str) -> ModelSpec:
+    """The family's small model."""
+    model_type, parts = FAMILIES[family]
+    return ModelSpec(name=family, model_type=model_type, config={"model_type": model_type, **parts})
+
+
+def cases() -> Iterator[tuple[str, Job]]:
+    """Families and jobs."""
+    for family in FAMILIES:
+        for setting, given in JOBS:
+            job = {**SETTINGS[setting], **given}
+            if family in STOPS and "lora" in setting:
+                job["lora_targets"] = ("q_proj", "o_proj", "qkv", "linear_fc1")
+            if family == "llama4":
+                job = as_llama4_runs(job)
+            yield family, Job(**job)
+
+
+def as_llama4_runs(job: dict[str, Any]) -> dict[str, Any]:
+    """The job as transformers runs Llama 4: with autocast for pixels, no FlashAttention, no adapter on the router."""
+    attention = {"attention": "eager"} if job.get("attention") == "flash" else {}
+    targets = {"lora_targets": ("q_proj", "o_proj", "up_proj")} if job.get("method") != "full" else {}
+    autocast = {"autocast": "bf16"} if job["images"] and job["dtype"] == "bf16" else {}
+    return {**job, **attention, **targets, **autocast}
+
+
+def name_of(family: str, job: Job) -> str:
+    """What the committed table calls a case."""
+    return json.dumps([family, job.model_dump(mode="json", exclude_defaults=True)])
+
+
+def analytic(family: str, job: Job) -> list[Any]:
+    """A row of matrix.COLUMNS, without the name."""
+    estimate = estimator.estimate(spec_for(family), job, card_of())
+    return matrix.row_of(matrix.Case(family, "", job), estimate)[1:]
+
+
+def load() -> dict[str, list[Any]]:
+    """The committed traces by name."""
+    return json.loads(PATH.read_text())["rows"] if PATH.exists() else {}
+
+
+def main() -> None:
+    """Trace what is missing, and write the table."""
+    from vramplan.torch_backend import tracing, versions
+
+    rows = load()
+    for family, job in cases():
+        name = name_of(family, job)
+        if name not in rows:
+            estimate = tracing().estimate(spec_for(family), job, card_of())
+            rows[name] = matrix.row_of(matrix.Case(family, "", job), estimate)[1:]
+    wanted = [name_of(*case) for case in cases()]
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(rows[name])}" for name in wanted)
+    columns = json.dumps(matrix.COLUMNS[1:])
+    PATH.write_text(f'{{"by": {json.dumps(versions())},\n"columns": {columns},\n"rows": {{\n{lines}\n}}}}\n')
+
+
+if __name__ == "__main__":
+    main()
