@@ -135,7 +135,7 @@ def run_forward(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Te
     """
     job = setting.job
     batch = as_handed(net.tape, job, batch)
-    compute_loss = compute_loss_of(job.task)
+    compute_loss = compute_loss_of(job)
     if compute_loss is not None:
         return compute_loss(net, setting, phase, batch)
     with net.tape.autocasting(job.autocast if job.casts else None):

@@ -15,7 +15,7 @@ from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.inputs.job import Task
+from vramplan.inputs.job import Job, Task
 from vramplan.inputs.model_spec import Config
 
 Forward = Callable[[ForwardPass, Config], ModelOutput]
@@ -48,11 +48,11 @@ def forward_of(setting: StepSpec) -> Forward:
     return found
 
 
-def compute_loss_of(task: Task | None) -> ComputeLoss | None:
+def compute_loss_of(job: Job) -> ComputeLoss | None:
     """What a task's trainer does to compute its loss; None if that is one forward."""
-    if task not in LOSSES:
+    if job.task not in LOSSES:
         return None
-    found: ComputeLoss = _file(LOSSES[task]).compute_loss
+    found: ComputeLoss = _file("joined_texts" if job.joins_texts else LOSSES[job.task]).compute_loss
     return found
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vramplan.frameworks.framework import Framework
+from vramplan.frameworks.framework import ENGINES, Framework, Writer
 from vramplan.frameworks.parsed_config import ParsedConfig, resolve_version
 from vramplan.frameworks.readers import transformers_trainer
 from vramplan.frameworks.settings import ConfigReader
+from vramplan.frameworks.writers import python_scripts
 from vramplan.inputs.embedding import SCORED
 
 PACKAGE, NEWEST = "sentence-transformers", "6.2.0"
@@ -115,4 +116,13 @@ FRAMEWORK = Framework(
     read=read,
     inherits=("transformers", "scripts"),
     unknown_key="is no argument of sentence-transformers' trainers",
+    writers=(
+        Writer(
+            PACKAGE,
+            python_scripts.sentence_transformers,
+            ENGINES[:-1],
+            tasks=("embedding", "reranker"),
+            writes_language_models=False,
+        ),
+    ),
 )
