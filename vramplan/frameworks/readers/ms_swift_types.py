@@ -111,7 +111,7 @@ def _negatives(config: ConfigReader, default: int, what: str) -> int:
             "doubt",
             "negatives",
             f"are not known: the data says how many texts of a sample do not match; {what} for each is taken;"
-            " --set negatives=N says otherwise",
+            " --dataset FILE counts them, --set negatives=N says them",
         )
     return config.integer("negatives", default=default, least=0)
 

@@ -56,7 +56,14 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         **parsed.names, "sequence_length": "max_seq_length", "mini_batch_size": "mini_batch_size"
     }  # fmt: skip
     positions = None if config.source.model is None else config.source.model.config.get("max_position_embeddings")
-    if "sequence_length" not in parsed.job and not (isinstance(positions, int) and positions <= SHORT):
+    if "sequence_length" not in parsed.job and isinstance(positions, int) and positions <= SHORT:
+        config.note(
+            "default",
+            "max_seq_length",
+            f"not set: texts as long as the model takes, up to {positions} tokens; --dataset FILE or --seq-len says"
+            " how long they are",
+        )
+    elif "sequence_length" not in parsed.job:
         config.note(
             "doubt", "max_seq_length", "is not set: texts are cut where the model's own files say; --seq-len gives it"
         )
@@ -106,7 +113,7 @@ def _negatives(config: ConfigReader, loss: str) -> dict[str, int]:
             "doubt",
             "negatives",
             "are not known: the data's columns are not in the script; triplets (anchor, positive, one negative) are"
-            " taken; --set negatives=N says otherwise, 0 for pairs",
+            " taken; --dataset FILE counts them, --set negatives=N says them",
         )
     return {"negatives": config.integer("negatives", default=1, least=0)}
 
