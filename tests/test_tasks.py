@@ -154,7 +154,7 @@ def test_ms_swift_classifies(tmp_path: Path) -> None:
     file.write_text(line.format("seq_cls"))
     verdict = vramplan.check(file, gpu="a100-80gb")
     assert (verdict.estimate.job.task, verdict.estimate.job.num_labels) == ("sequence_classification", 3)
-    file.write_text(line.format("reranker"))
+    file.write_text(line.format("generative_reranker"))
     with pytest.raises(UnsupportedError, match="task_type"):
         vramplan.check(file, gpu="a100-80gb")
 

@@ -47,6 +47,11 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             f"{setting('task', job.task)}: {spec.model_type} is no causal language model of text alone, which TRL's"
             " trainer is modelled for"
         )
+    if job.joins_texts and (architecture.decoder is None or model.tower is not None):
+        raise UnsupportedError(
+            f"{setting('joins_texts', True)}: {spec.model_type} is no causal language model of text alone, of which"
+            " ms-swift trains embeddings; sentence-transformers trains them"
+        )
     check_inputs(spec, job)
     if job.loss == "kept_log_probs" and (model.tower is not None or _has_experts(spec)):
         raise UnsupportedError(

@@ -25,9 +25,8 @@ WHOLE_JOB = (
     "vision", "projector", "max_pixels", "max_tiles", "images", "sequence_length", "micro_batch_size",
     "gradient_accumulation_steps", "checkpointing", "attention", "loss", "fused_kernels", "num_gpus", "num_nodes",
     "strategy", "offload", "task", "reference", "prompt_length", "generate_with", "num_generations",
-    "steps_per_generation", "num_iterations", "vllm_share", "vllm_tensor_parallel", "vllm_max_length",
-    "vllm_weights",
-    "importance_sampling",
+    "steps_per_generation", "num_iterations", "vllm_share", "vllm_tensor_parallel", "vllm_max_length", "vllm_weights",
+    "importance_sampling", "embedding_loss", "joins_texts", "negatives", "matryoshka_dims",
 )  # fmt: skip
 """Fields of a job that a whole configuration sets, and that are compared once it is read again."""
 
@@ -46,6 +45,8 @@ class Writer:
     """Fields of a job that it can say."""
     tasks: tuple[str, ...] = ()
     """Tasks other than the next token that it can say."""
+    writes_language_models: bool = True
+    """Whether it can say the next token."""
     uses_ported_model: bool = True
     """Whether a model with remote code is written as its ``-hf`` port, which transformers' own classes load."""
 

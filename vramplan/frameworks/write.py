@@ -45,8 +45,14 @@ def check_task(name: str, job: Job) -> None:
     Raises:
         UnsupportedError: with the frameworks that can.
     """
-    if job.task in (None, *find_writer(name)[1].tasks):
+    writer = find_writer(name)[1]
+    if job.task in writer.tasks or (job.task is None and writer.writes_language_models):
         return
+    if job.task is None:
+        raise UnsupportedError(
+            f"{setting('for_framework', name)}: it trains no language models; give {setting('task', writer.tasks[0])}"
+            f" or {' or '.join(writer.tasks[1:])}"
+        )
     able = ", ".join(other for other, (_, one) in writers().items() if job.task in one.tasks)
     raise UnsupportedError(
         f"{setting('for_framework', name)}: {setting('task', job.task)} is not written for it"

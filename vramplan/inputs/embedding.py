@@ -5,11 +5,9 @@ from __future__ import annotations
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.inputs.job import Job, Pooling
 
-SETTINGS = ("embedding_loss", "negatives", "mini_batch_size", "matryoshka_dims", "pooling")
+SETTINGS = ("embedding_loss", "joins_texts", "mini_batch_size", "matryoshka_dims", "pooling")
 """Fields of a job that only embeddings have."""
-
-
-SCORED = ("cosent", "cosine_similarity")
+SCORED = ("cosent", "cosine_similarity", "contrastive", "online_contrastive")
 """Losses of pairs with a score."""
 
 
@@ -31,7 +29,7 @@ def check_embedding(job: Job, width: int) -> None:
         UnsupportedError: for a combination that is not modelled.
     """
     if job.task != "embedding":
-        for name in SETTINGS:
+        for name in (*SETTINGS, *(() if job.task == "reranker" else ("negatives",))):
             if getattr(job, name) != Job.model_fields[name].default:
                 raise ConfigError(f"{setting(name)} has no meaning without {setting('task', 'embedding')}")
         return
@@ -42,6 +40,8 @@ def check_embedding(job: Job, width: int) -> None:
         raise ConfigError(
             f"{setting('negatives', job.negatives)}: {loss} is of triplets; give {setting('negatives', 1)}"
         )
+    if job.joins_texts:
+        _check_joined(job, loss)
     for size in job.matryoshka_dims or ():
         if not 0 < size <= width:
             raise ConfigError(f"{setting('matryoshka_dims', size)}: the model's vectors are {width} wide")
@@ -54,11 +54,30 @@ def check_embedding(job: Job, width: int) -> None:
         )
 
 
+JOINED = ("multiple_negatives", "cosine_similarity", "contrastive", "online_contrastive")
+"""Losses that ms-swift has."""
+
+
+def _check_joined(job: Job, loss: str) -> None:
+    """What ms-swift's trainer of embeddings does not do, or what is not modelled of it."""
+    joined = setting("joins_texts", True)
+    if job.embedding_loss not in JOINED:
+        raise ConfigError(f"{joined}: ms-swift has no {loss}")
+    if job.matryoshka_dims is not None:
+        raise UnsupportedError(f"{joined} with {setting('matryoshka_dims')} is not modelled yet")
+    if job.pooling not in (None, "lasttoken"):
+        raise ConfigError(f"{joined}: ms-swift takes each text's last token, not {setting('pooling', job.pooling)}")
+    if job.loop == "plain":
+        raise ConfigError(f"{joined}: ms-swift has transformers' Trainer; use {setting('loop', 'trainer')}")
+
+
 LOSSES = {
     "multiple_negatives": "MultipleNegativesRankingLoss",
     "cached_multiple_negatives": "CachedMultipleNegativesRankingLoss",
     "cosent": "CoSENTLoss",
     "cosine_similarity": "CosineSimilarityLoss",
+    "contrastive": "ContrastiveLoss",
+    "online_contrastive": "OnlineContrastiveLoss",
     "triplet": "TripletLoss",
 }
 """sentence-transformers' names."""
@@ -67,6 +86,9 @@ LOSSES = {
 def describe_embedding(job: Job, reads_both_ways: bool) -> str:
     """Loss, texts and pooling in words."""
     loss, others = LOSSES[job.embedding_loss], f" and {job.negatives} negatives" if job.negatives else ""
+    if job.joins_texts:
+        own = "InfoNCE" if job.embedding_loss == "multiple_negatives" else loss
+        return f"{own} of ms-swift, pairs{others} in one forward, each text as long, lasttoken pooling"
     if job.embedding_loss == "cached_multiple_negatives":
         loss += f" by {job.mini_batch_size} texts"
     if job.matryoshka_dims is not None:

@@ -52,7 +52,15 @@ Loop = Literal["trainer", "plain"]
 Experts = Literal["stacked", "linear"]
 Part = Literal["frozen", "train", "lora"]
 Pooling = Literal["mean", "cls", "lasttoken"]
-EmbeddingLoss = Literal["multiple_negatives", "cached_multiple_negatives", "cosent", "cosine_similarity", "triplet"]
+EmbeddingLoss = Literal[
+    "multiple_negatives",
+    "cached_multiple_negatives",
+    "cosent",
+    "cosine_similarity",
+    "contrastive",
+    "online_contrastive",
+    "triplet",
+]
 Offload = Literal["none", "optimizer", "all"]
 
 MAX_COUNT = 1 << 24
@@ -251,10 +259,14 @@ class Job(Record):
     num_labels: int | None = field(default=None, gt=0, le=MAX_COUNT)
     """Labels of a classification; null: as many as the model's configuration names."""
     embedding_loss: EmbeddingLoss = "multiple_negatives"
-    """`task` embedding: sentence-transformers' MultipleNegativesRankingLoss, the same with cached gradients,
-    CoSENTLoss or CosineSimilarityLoss of pairs with a score, or TripletLoss."""
+    """`task` embedding: sentence-transformers' MultipleNegativesRankingLoss, the same with cached gradients;
+    CoSENTLoss, CosineSimilarityLoss, ContrastiveLoss and OnlineContrastiveLoss of pairs with a score; TripletLoss."""
+    joins_texts: bool = False
+    """`task` embedding: whether all texts of a micro-batch run in one forward of the causal language model, whose head
+    passes the states (ms-swift: InfoNCE and losses of pairs), and not the anchors in one and all others in another
+    (sentence-transformers)."""
     negatives: int = field(default=0, ge=0, le=1 << 10)
-    """`task` embedding: texts in each sample that do not match, beside the anchor and the positive one."""
+    """`task` embedding, reranker: texts in each sample that do not match, beside the anchor and the positive one."""
     mini_batch_size: int = field(default=32, gt=0, le=MAX_COUNT)
     """`embedding_loss` cached_multiple_negatives: texts that run through the model at a time."""
     matryoshka_dims: tuple[int, ...] | None = None

@@ -35,6 +35,10 @@ class Input(NamedTuple):
         """Elements in one sample."""
         return prod(self.shape)
 
+    def of_rows(self, rows: int) -> Input:
+        """The same input of samples that are so many rows of a batch each."""
+        return self if rows == 1 else self._replace(shape=(rows, *self.shape), stacked=False)
+
     def batched(self, samples: int) -> tuple[int, ...]:
         """Shape of a batch."""
         return (samples, *self.shape) if self.stacked else (samples * self.shape[0], *self.shape[1:])
@@ -260,11 +264,12 @@ MODEL_INPUTS: dict[str, ModelInputs] = {
 def labelled_text(c: Config, job: Job) -> list[Input]:
     """Text with a label: a class, or a number if there is one label alone."""
     dtype = "fp32" if num_labels(c, job) == 1 else "int64"
-    return [
+    inputs = [
         Input("input_ids", (job.sequence_length,)),
         Input("labels", (), dtype),
         *with_mask(job, job.sequence_length),
     ]
+    return [one.of_rows(1 + job.negatives) for one in inputs] if job.task == "reranker" else inputs
 
 
 def masked(inputs: Callable[[Config, Job], list[Input]]) -> Callable[[Config, Job], list[Input]]:
@@ -281,6 +286,9 @@ def masked(inputs: Callable[[Config, Job], list[Input]]) -> Callable[[Config, Jo
 def texts_to_compare(c: Config, job: Job) -> list[Input]:
     """Texts of one length, each with its mask; pairs have a score under some losses."""
     length = job.sequence_length
+    if job.joins_texts:
+        rows = [Input(name, (length,)).of_rows(len(columns(job))) for name in ("input_ids", "attention_mask")]
+        return [*rows, Input("labels", (), "fp32").of_rows(1 + job.negatives)]
     inputs = [Input(f"{one}_{name}", (length,)) for one in columns(job) for name in ("input_ids", "attention_mask")]
     return [*inputs, Input("labels", (), "fp32")] if job.embedding_loss in SCORED else inputs
 
@@ -327,6 +335,9 @@ def trained_as(spec: ModelSpec, job: Job) -> str:
         return "a causal language model" if names is None else names.causal or f"{names.prefix}ForCausalLM"
     if job.task is None and names is not None and found.has_text:
         return f"{found.model_class} (every token is a word to fill in; otherwise give {OTHER_TASKS})"
+    if job.joins_texts and names is not None:
+        causal = names.causal or f"{names.prefix}ForCausalLM"
+        return f"{causal} for embeddings, {describe_embedding(job, False)}"
     if job.task == "embedding":
         return f"{found.model_class} for embeddings, {describe_embedding(job, spec.model_type in MODEL_INPUTS)}"
     if head_of(spec.model_type, job.task) is None and (names is None or names.tasks != IMAGES):

@@ -293,7 +293,7 @@ def judge(
         job["sequence_length"] = min(sequence_length, job.get("sequence_length", sequence_length))
     job, data = with_prompt(config, complete_with_model(spec, config, job)), None
     if dataset is not None:
-        lengths = dataset_limits.lengths_of(dataset, spec, tokenizer, progress)
+        lengths = dataset_limits.lengths_of(dataset, spec, tokenizer, progress, job.get("task"))
         data, job = dataset_limits.apply_dataset(lengths, spec, gpu, config, job, given)
 
     def run_estimate(update: dict[str, Any]) -> Estimate:

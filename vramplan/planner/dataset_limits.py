@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from vramplan.dataclass import dataclass
+from vramplan.errors import ConfigError, setting
 from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.frameworks.settings import Note
-from vramplan.inputs.dataset import LengthDistribution, Lengths, counter_for, measure
+from vramplan.inputs.dataset import LengthDistribution, Lengths, counter_for, measure, measure_texts
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.job import MAX_COUNT
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.tasks import LABELLED
 from vramplan.planner.job_defaults import complete_job
 from vramplan.planner.monotone_search import bisect_largest
 from vramplan.progress import Progress
@@ -92,8 +94,10 @@ class DatasetLimits:
         return ceil_div(rows, self.global_batch_size)
 
 
-def lengths_of(dataset: str | Path | Lengths, spec: ModelSpec, tokenizer: str | None, progress: Progress) -> Lengths:
-    """Lengths of the samples of a data set in tokens of a model.
+def lengths_of(
+    dataset: str | Path | Lengths, spec: ModelSpec, tokenizer: str | None, progress: Progress, task: str | None = None
+) -> Lengths:
+    """Lengths of the samples of a data set in tokens of a model; of texts that are compared for the tasks that do so.
 
     Tokens are counted by `tokenizer` if one is named, by the model's own if it is on this machine, otherwise estimated
     from characters.
@@ -107,7 +111,10 @@ def lengths_of(dataset: str | Path | Lengths, spec: ModelSpec, tokenizer: str | 
 
     file = hub.tokenizer_file(tokenizer if tokenizer is not None else spec.name, needed=tokenizer is not None)
     text = spec.config.get("text_config") or spec.config
-    return measure(Path(dataset), counter_for(file, text.get("vocab_size"), tokenizer is not None), progress)
+    counter = counter_for(file, text.get("vocab_size"), tokenizer is not None)
+    if task in ("embedding", "reranker"):
+        return measure_texts(Path(dataset), counter, progress, task)
+    return measure(Path(dataset), counter, progress, labelled=task in LABELLED)
 
 
 def apply_dataset(
@@ -151,7 +158,23 @@ def apply_dataset(
     update: dict[str, Any] = {"sequence_length": limits.worst_length}
     if takes_images and given.get("images") is None:
         update["images"] = trained.max_images
-    return limits, job | update
+    return limits, job | update | _negatives(lengths, config, job)
+
+
+def _negatives(lengths: Lengths, config: ParsedConfig, job: dict[str, Any]) -> dict[str, int]:
+    """Texts that do not match, as the data set has them, if nothing else says how many.
+
+    Raises:
+        ConfigError: if there are no texts to compare.
+    """
+    doubts = [note for note in config.notes if note.kind == "doubt" and note.key == "negatives"]
+    if not doubts:
+        return {}
+    config.notes[:] = [note for note in config.notes if note not in doubts]
+    if lengths.texts < 2:
+        raise ConfigError(f"{lengths.path}: one text in each sample; {setting('task', job['task'])} compares two")
+    found = lengths.texts - 2
+    return {"negatives": min(found, job["negatives"]) if job["task"] == "reranker" else found}
 
 
 def add_length_limits(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from vramplan.errors import UnsupportedError, setting
-from vramplan.frameworks.detect import from_words
+from vramplan.frameworks.detect import from_text, from_words
 from vramplan.frameworks.detected_config import DetectedConfig
 from vramplan.frameworks.registry import Framework
 from vramplan.frameworks.settings import ConfigSource, ConfigValue
@@ -20,6 +21,7 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.load import load_gpu, load_model
 from vramplan.inputs.model_inputs import MODEL_INPUTS
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.tasks import head_of
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.planner import check
 from vramplan.planner.estimate import estimate
@@ -83,7 +85,7 @@ def written_as(framework: str, model: str | ModelSpec, job: Job, requested: Job 
     spec, requested = load_model(model), requested or job
     reader, writer = find_writer(framework)
     check_task(framework, job)
-    if spec.model_type in MODEL_INPUTS:
+    if spec.model_type in MODEL_INPUTS and job.task is None:
         raise UnsupportedError(
             f"{setting('for_framework', framework)}: configurations are written for causal language models, not for"
             f" {spec.model_type}"
@@ -93,6 +95,8 @@ def written_as(framework: str, model: str | ModelSpec, job: Job, requested: Job 
     text, package = write(framework, name, job), reader.name
     config = check.read(_as_written(text, reader, job, spec), job.num_gpus)
     data = {name: getattr(job, name) for name in DATA_FIELDS if name in job.model_fields_set}
+    if job.task in ("embedding", "reranker"):
+        data["negatives"] = job.negatives
     if config.completion_length is not None:
         data["sequence_length"] = job.sequence_length
     settings = with_prompt(config, check.complete_with_model(spec, config, config.job | data))
@@ -101,6 +105,7 @@ def written_as(framework: str, model: str | ModelSpec, job: Job, requested: Job 
         f"{package} takes {field} as {attrgetter(field)(as_read)}, not {attrgetter(field)(requested)}"
         for field in changed_fields(writer, requested, as_read)
         if not (takes_images and field in ("max_pixels", "max_tiles"))  # which may be expressed in another way
+        and not (field == "modules_to_save" and requested.modules_to_save == (head_of(spec.model_type, job.task),))
         and not (job is not requested and field in BATCH)
     ]
     images = [processed_image(spec, version) for version in (as_read, requested)] if takes_images else [None, None]
@@ -118,6 +123,11 @@ def _as_written(written: ConfigText, framework: Framework, job: Job, spec: Model
         words = [f"{name}={value}" for name, value in command.environment.items()] + command.words
         found = from_words(words, None, {})
         return found._replace(source=replace(found.source, model=spec))
+    if written.file.endswith(".py") and not written.pairs:
+        found = from_text(written.body, Path(written.file), None, {})
+        settings = {key: ConfigValue(count, f"--{key}") for key, count in written.launcher.items()}
+        source = replace(found.source, settings={**found.source.settings, **settings}, model=spec)
+        return found._replace(source=source)
     settings = {key: ConfigValue(value, f"--{key}") for key, value in written.pairs.items()}
     settings |= {key: ConfigValue(count, f"--{key}") for key, count in written.launcher.items()}
     environment = {key: ConfigValue(value, key) for key, value in written.variables.items()}

@@ -234,6 +234,8 @@ def time_of_step(estimate: Estimate) -> str:
 
 def texts_of_sample(job: Job) -> int:
     """Texts in each sample: an anchor, its match and others of an embedding, both answers of a pair."""
+    if job.task == "reranker":
+        return 1 + job.negatives
     return len(columns(job)) if job.task == "embedding" else 2 if job.task in PAIRS else 1
 
 

@@ -59,7 +59,7 @@ def compute_loss_of(job: Job) -> ComputeLoss | None:
     name = LOSSES_OF_LOOPS.get(job.loss) or (None if job.task is None else LOSSES.get(job.task))
     if name is None:
         return None
-    found: ComputeLoss = _file(name).compute_loss
+    found: ComputeLoss = _file("joined_texts" if job.joins_texts else name).compute_loss
     return found
 
 

@@ -84,7 +84,7 @@ def cosent(anchors: Tensor, others: Tensor) -> Tensor:
 
 
 def cosine_similarity(anchors: Tensor, others: Tensor) -> Tensor:
-    """CosineSimilarityLoss: ``torch.cosine_similarity`` of each pair, its squared distance from the score."""
+    """CosineSimilarityLoss, ContrastiveLoss: ``torch.cosine_similarity`` of each pair; then one number for each."""
     left, right = (normalised(one) for one in (anchors, others))
     pairs = ops.total(ops.mul(left, right, "products")).view(anchors.shape[0])
     del left, right
@@ -101,6 +101,10 @@ def triplet(anchors: Tensor, others: Tensor) -> Tensor:
 
 
 FUNCTIONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "cosent": cosent, "cosine_similarity": cosine_similarity, "triplet": triplet,
-}  # fmt: skip
+    "cosent": cosent,
+    "cosine_similarity": cosine_similarity,
+    "contrastive": cosine_similarity,
+    "online_contrastive": cosine_similarity,
+    "triplet": triplet,
+}
 """The loss's function by its name; MultipleNegativesRankingLoss elsewhere."""

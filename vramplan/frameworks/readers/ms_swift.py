@@ -16,7 +16,7 @@ from vramplan.frameworks.parsed_config import (
     resolve_version,
     visible_gpus,
 )
-from vramplan.frameworks.readers import ms_swift_tasks, zero_config
+from vramplan.frameworks.readers import ms_swift_tasks, ms_swift_types, zero_config
 from vramplan.frameworks.readers.trainer_arguments import (
     BATCH_KEY,
     NAMES,
@@ -51,8 +51,13 @@ WORLD_SIZE_KEY = "global_world_size"
 """The number of processes in the args.json that a run writes."""
 EMBEDDINGS = {"all-embedding": "embed_tokens", "embedding": "embed_tokens"}
 """Names of all embeddings in `modules_to_save` of versions 3 and 2."""
-TITLES = {"sequence_classification": "sequence classification", "reward": "reward model"}
+TITLES = {
+    "sequence_classification": "sequence classification", "reward": "reward model", "embedding": "embedding",
+    "reranker": "reranker",
+}  # fmt: skip
 """What a task is called, where that is not its name in capitals."""
+TASKS = (*PREFERENCE, *ms_swift_types.TASKS.values())
+"""Tasks that it runs."""
 SAMPLES_PER_STEP = 16
 """The default of gradient_accumulation_steps makes a step of this many samples."""
 
@@ -73,7 +78,6 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         raise config.unsupported(next(name for name in METHOD_KEYS if config.has(name)))
     job = trainer_fields(config, 1, None, (BATCH_KEY, "batch_size"), fsdp_presets=FSDP_PRESETS)
     job["method"] = method
-    job |= _task(config)
     job |= experts_field(not at_least(version, "4.0"))  # 3.12's requirements: transformers below 4.58
     if config.boolean("use_liger", default=False):  # 2.x
         job |= ALL_KERNELS
@@ -144,6 +148,11 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     )
     if ms_swift_tasks.is_rlhf(config):
         parsed.job |= ms_swift_tasks.task_fields(config, version, parsed.model, job)
+    elif ms_swift_types.is_typed(config):
+        parsed.job |= ms_swift_types.task_fields(config, version, parsed.model, job)
+    else:
+        for name in ("loss_type", "label_smoothing"):
+            config.require_off(name)
     parsed.strategy_settings = {f"zero{stage}": zero_config.preset(stage, "none") for stage in (2, 3)}
     held_back = config.number("split_dataset_ratio", "dataset_test_ratio", default=0.0)
     has_evaluation = held_back > 0 or config.has("val_dataset")
@@ -187,21 +196,6 @@ def _version(config: ConfigReader, framework_version: str | None) -> tuple[str, 
     if method_key is not None and framework_version is None:
         return versions[method_key], f"from its {method_key}"
     return resolve_version(PACKAGE, framework_version, NEWEST)
-
-
-def _task(config: ConfigReader) -> dict[str, Any]:
-    """A classification's task and labels.
-
-    Raises:
-        UnsupportedError: for the other tasks, whose losses are ms-swift's own (4.0, swift/loss).
-    """
-    task = config.lowercase("task_type", default="causal_lm")
-    if task not in ("causal_lm", "seq_cls"):
-        raise config.unsupported("task_type", "has a loss of ms-swift's own, which is not modelled yet")
-    if task == "causal_lm":
-        return {}
-    labels = config.integer("num_labels", default=0)
-    return {"task": "sequence_classification"} | ({"num_labels": labels} if labels else {})
 
 
 def _dtypes(config: ConfigReader, method: str) -> dict[str, str]:
@@ -351,13 +345,15 @@ def _device_map(config: ConfigReader, num_gpus: int, job: dict[str, Any], per_pr
 def write(model: str, job: Job) -> ConfigText:
     """``swift sft`` or ``swift rlhf`` of ms-swift 4."""
     pairs = {
-        **ms_swift_tasks.type_pairs(job),
+        **(ms_swift_tasks.type_pairs(job) if job.task in PREFERENCE else ms_swift_types.type_pairs(job)),
         "model": model,
         "tuner_type": "full" if job.method == "full" else "lora",
         "torch_dtype": FULL_NAMES["fp16" if job.autocast == "fp16" and job.method == "full" else job.dtype],
         **batch_and_optimizer(job),
         "max_length": job.sequence_length,
-        **adapter(job, "lora_rank", "target_modules", "all-linear", "use_dora", "modules_to_save"),
+        **adapter(
+            ms_swift_types.without_head(job), "lora_rank", "target_modules", "all-linear", "use_dora", "modules_to_save"
+        ),
         "gradient_checkpointing": job.checkpointing == "full",
         "attn_impl": "flash_attn" if job.attention == "flash" else job.attention,
     }
@@ -380,7 +376,10 @@ def write(model: str, job: Job) -> ConfigText:
     if job.max_tiles is not None:
         variables["MAX_NUM"] = str(job.max_tiles)
     return ConfigText(
-        pairs, variables | allocator_variables(job), f"swift {'rlhf' if job.task else 'sft'}", notes=nodes.notes(job)
+        pairs,
+        variables | allocator_variables(job),
+        f"swift {'rlhf' if job.task in PREFERENCE else 'sft'}",
+        notes=nodes.notes(job),
     )
 
 
@@ -424,5 +423,5 @@ FRAMEWORK = Framework(
         }
     ),
     expands_all_linear=True,
-    writers=(Writer("swift", write, (*ENGINES, "device_map"), uses_ported_model=False, tasks=PREFERENCE),),
+    writers=(Writer("swift", write, (*ENGINES, "device_map"), uses_ported_model=False, tasks=TASKS),),
 )  # fmt: skip

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vramplan.frameworks.framework import Framework
+from vramplan.frameworks.framework import ENGINES, Framework, Writer
 from vramplan.frameworks.parsed_config import ParsedConfig, resolve_version
 from vramplan.frameworks.readers import transformers_trainer
 from vramplan.frameworks.settings import ConfigReader
+from vramplan.frameworks.writers import python_scripts
 from vramplan.inputs.embedding import SCORED
 
 PACKAGE, NEWEST = "sentence-transformers", "6.2.0"
@@ -55,7 +56,14 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         **parsed.names, "sequence_length": "max_seq_length", "mini_batch_size": "mini_batch_size"
     }  # fmt: skip
     positions = None if config.source.model is None else config.source.model.config.get("max_position_embeddings")
-    if "sequence_length" not in parsed.job and not (isinstance(positions, int) and positions <= SHORT):
+    if "sequence_length" not in parsed.job and isinstance(positions, int) and positions <= SHORT:
+        config.note(
+            "default",
+            "max_seq_length",
+            f"not set: texts as long as the model takes, up to {positions} tokens; --dataset FILE or --seq-len says"
+            " how long they are",
+        )
+    elif "sequence_length" not in parsed.job:
         config.note(
             "doubt", "max_seq_length", "is not set: texts are cut where the model's own files say; --seq-len gives it"
         )
@@ -105,7 +113,7 @@ def _negatives(config: ConfigReader, loss: str) -> dict[str, int]:
             "doubt",
             "negatives",
             "are not known: the data's columns are not in the script; triplets (anchor, positive, one negative) are"
-            " taken; --set negatives=N says otherwise, 0 for pairs",
+            " taken; --dataset FILE counts them, --set negatives=N says them",
         )
     return {"negatives": config.integer("negatives", default=1, least=0)}
 
@@ -115,4 +123,13 @@ FRAMEWORK = Framework(
     read=read,
     inherits=("transformers", "scripts"),
     unknown_key="is no argument of sentence-transformers' trainers",
+    writers=(
+        Writer(
+            PACKAGE,
+            python_scripts.sentence_transformers,
+            ENGINES[:-1],
+            tasks=("embedding", "reranker"),
+            writes_language_models=False,
+        ),
+    ),
 )

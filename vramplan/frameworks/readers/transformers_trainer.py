@@ -38,7 +38,7 @@ from vramplan.frameworks.readers.trainer_arguments import (
 )
 from vramplan.frameworks.readers.zero_config import stage_defaults
 from vramplan.frameworks.settings import ConfigReader
-from vramplan.frameworks.writers import nodes
+from vramplan.frameworks.writers import nodes, python_scripts
 from vramplan.frameworks.writers.config_text import ConfigText, Pairs, allocator_variables
 from vramplan.frameworks.writers.trainer_based import half_precision, trainer_arguments
 from vramplan.frameworks.writers.zero_fsdp import sharding
@@ -150,6 +150,8 @@ def write(model: str, job: Job) -> ConfigText:
     Raises:
         UnsupportedError: for settings that only the script's own code can make.
     """
+    if job.task is not None:
+        return python_scripts.classifier(model, job)
     command = f"{nodes.torchrun_command(job)} {_script_name(job)}"
     return ConfigText(_script(model, job) | sharding(job), allocator_variables(job), command, notes=nodes.notes(job))
 
@@ -201,5 +203,8 @@ FRAMEWORK = Framework(
     read=read,
     inherits=("scripts",),
     unknown_key="is no argument of transformers' Trainer (the script's own?)",
-    writers=(Writer("transformers", write, ENGINES), Writer("accelerate", write_accelerate, ENGINES)),
+    writers=(
+        Writer("transformers", write, ENGINES, tasks=tuple(classifiers.HEADS.values())),
+        Writer("accelerate", write_accelerate, ENGINES),
+    ),
 )

@@ -13,6 +13,7 @@ from random import Random
 
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError
+from vramplan.inputs.dataset.compared import labelled_text, texts_of, together
 from vramplan.inputs.dataset.readers import rows
 from vramplan.inputs.dataset.schemas import sample
 from vramplan.inputs.dataset.token_counts import TOKENS_PER_MESSAGE, TokenCounter
@@ -32,6 +33,8 @@ class Lengths:
     exact: bool
     counts: Mapping[tuple[int, int], int]
     """Number of samples by (tokens of text, images)."""
+    texts: int = 1
+    """Most texts of a sample, where texts are compared."""
 
     @property
     def samples(self) -> int:
@@ -45,18 +48,42 @@ class Lengths:
         )
 
 
-def measure(path: Path, counter: TokenCounter, progress: Progress) -> Lengths:
-    """Lengths of all samples in a file.
+def measure(path: Path, counter: TokenCounter, progress: Progress, labelled: bool = False) -> Lengths:
+    """Lengths of all samples in a file; of `labelled` ones, which need no answer, all columns of texts count.
 
     Raises:
         ConfigError: naming the line that cannot be read.
     """
     counts: Counter[tuple[int, int]] = Counter()
-    samples = (sample(row, f"{path}:{line}") for line, row in rows(path, progress))
+    read = labelled_text if labelled else sample
+    samples = (read(row, f"{path}:{line}") for line, row in rows(path, progress))
     while chunk := list(islice(samples, ROWS_PER_CALL)):
         for each, tokens in zip(chunk, counter.tokens_of([each.text for each in chunk]), strict=True):
             counts[tokens + each.messages * TOKENS_PER_MESSAGE, each.images] += 1
     return Lengths(path, counter.source, counter.exact, counts)
+
+
+def measure_texts(path: Path, counter: TokenCounter, progress: Progress, task: str) -> Lengths:
+    """Lengths of samples that are texts to compare.
+
+    Args:
+        path: the file.
+        counter: how tokens are counted.
+        progress: is told how far it is.
+        task: embedding or reranker, which decides what lies in one row.
+
+    Raises:
+        ConfigError: naming the line that cannot be read.
+    """
+    counts: Counter[tuple[int, int]] = Counter()
+    most = 1
+    samples = (texts_of(row, f"{path}:{line}") for line, row in rows(path, progress))
+    while chunk := list(islice(samples, ROWS_PER_CALL)):
+        tokens = iter(counter.tokens_of([one.text for texts in chunk for one in texts]))
+        for texts in chunk:
+            counts[together(task, [next(tokens) + one.messages * TOKENS_PER_MESSAGE for one in texts]), 0] += 1
+        most = max(most, *map(len, chunk))
+    return Lengths(path, counter.source, counter.exact, counts, most)
 
 
 @dataclass(frozen=True, slots=True)

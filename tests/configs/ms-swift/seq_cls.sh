@@ -1,0 +1,12 @@
+swift sft \
+    --model Qwen/Qwen2.5-1.5B \
+    --task_type seq_cls \
+    --num_labels 12 \
+    --problem_type multi_label_classification \
+    --tuner_type lora \
+    --lora_rank 16 \
+    --torch_dtype bfloat16 \
+    --dataset ./labels.jsonl \
+    --max_length 768 \
+    --per_device_train_batch_size 16 \
+    --output_dir out
