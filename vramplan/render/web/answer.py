@@ -15,6 +15,7 @@ from vramplan.render.figures import (
     free_gib,
     gib,
     in_short,
+    parts,
     room_gib,
     sentence,
     significant,
@@ -148,7 +149,7 @@ def pictures(estimate: Estimate) -> str:
             f"; micro-steps 2 to {estimate.gradient_accumulation_steps - 1} are like the first" if between else ""
         )
         chart = _section("Memory over one optimizer step", caption, step_chart(estimate, profile))
-    caption = f"GiB at the fullest moment, in {estimate.peak_phase}"
+    caption = f"GiB at the fullest moment, in {estimate.peak_phase}; the parts sum to {parts(estimate)[1] / 100:.2f}"
     return _section("Where it goes", caption, bar(estimate)) + chart
 
 
