@@ -59,6 +59,11 @@ def test_every_answer_is_the_one_that_suggest_gives(built: Report) -> None:
     assert len(pairs) > 6
     assert data["start"] == f"rtx3060-12gb {built.micro_batch_size}"
     assert "--loss liger" not in data["answers"]["t4 1"]["commands"]["vramplan"]
+    for key in (data["start"], "rtx4090 1"):  # the recommended plan, and another
+        answer = data["answers"][key]
+        words = answer["commands"]["vramplan"].replace("\\\n", "").split()[1:]
+        shown = cli(*words, "--html").stdout if words[0] == "estimate" else cli(*words, "--html", "answer").stdout
+        assert re.search(r'<p class="need">.*?</p>', answer["parts"]["head"])[0] in shown  # type: ignore[index]
     assert "per_device_train_batch_size: " in data["answers"][data["start"]]["commands"]["llamafactory"]
 
 
@@ -195,12 +200,23 @@ def test_a_browser_shows_the_answer_that_the_address_names(built: Report, tmp_pa
         assert 'aria-pressed="true"' in dom or not address.startswith("#gpu=rtx")
 
 
+@pytest.mark.skipif(BROWSER is None, reason="no browser on this system")
+def test_a_print_is_one_sheet_of_a4(built: Report, tmp_path: Path) -> None:
+    path, printed = tmp_path / "report.html", tmp_path / "report.pdf"
+    path.write_bytes(page(built))
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--print-to-pdf={printed}", path.as_uri()]
+    subprocess.run(command, capture_output=True, check=False, timeout=60)  # type: ignore[arg-type]
+    pages = re.findall(rb"/Type\s*/Page\b.*?/MediaBox\s*\[0 0 (\d+)\S* (\d+)", printed.read_bytes(), re.DOTALL)
+    assert pages == [(b"594", b"841")]
+
+
 def test_nothing_fits_and_a_gpu_that_cannot_run_the_job() -> None:
     built = build(
         "qwen2.5-7b", "rtx3050-8gb", global_batch=4, gpus=["t4"], method="full", dtype="bf16", autocast="bf16"
     )
     data = data_of(page(built).decode())
     assert "Does not fit" in data["answers"][data["start"]]["parts"]["head"]
+    assert data["answers"][data["start"]]["commands"]["vramplan"].startswith("vramplan suggest Qwen/Qwen2.5-7B ")
     assert "cannot run it" in data["matrix"]
 
 

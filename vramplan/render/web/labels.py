@@ -174,7 +174,7 @@ def hanging(below: Sequence[Label], width: float, side: int) -> tuple[list[Spot]
         is_before = label in before
         wanted = _before(label, width) if is_before else middle - DOT / 2
         left = max(0.0, min(wanted, width + GAP - length))
-        is_moved = left != wanted
+        is_moved = abs(left - wanted) > DOT / 2
         spot = Spot(label, middle, 0, left, left + length, is_before and not is_moved)
         row = next((row for row in range(len(below)) if _is_free(spot, row, spots)), None)
         amiss += 2 * (row is None) + is_moved
@@ -204,9 +204,9 @@ def _html(spot: Spot, width: float) -> str:
     dots = "".join(f'<i class="{colour}"></i>' for colour in spot.label.colours)
     text, share, top = escape(spot.label.text), spot.end_of_line / width, FIRST + spot.row * LINE
     if spot.is_before:
-        place = f"right:calc({1 - share:.2%} - {spot.right - GAP - spot.end_of_line:.0f}px)"
+        place = f"right:max(0px,{1 - share:.2%} - {spot.right - GAP - spot.end_of_line:.0f}px)"
         return f'<span class="before" style="{place};top:{top}px">{text}{dots}</span>'
-    place = f"left:calc({share:.2%} - {spot.end_of_line - spot.left:.0f}px)"
+    place = f"left:max(0px,{share:.2%} - {spot.end_of_line - spot.left:.0f}px)"
     return f'<span style="{place};top:{top}px">{dots}{text}</span>'
 
 
