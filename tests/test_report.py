@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from vramplan.render.figures import gib, parts
 from vramplan.render.report import page
 from vramplan.render.verdict import need_of_capacity
 from vramplan.render.web.bar import bar
+from vramplan.render.web.labels import GAP, WIDTHS, Label, in_a_row, in_rows, outside
 from vramplan.render.web.step_chart import HEIGHT, Scale, step_chart
 from vramplan.render.web.step_profile import FIXED, phase_names, step_profile
 from vramplan.units import GiB
@@ -56,16 +59,58 @@ def test_every_answer_is_the_one_that_suggest_gives(built: Report) -> None:
     assert len(pairs) > 6
     assert data["start"] == f"rtx3060-12gb {built.micro_batch_size}"
     assert "--loss liger" not in data["answers"]["t4 1"]["commands"]["vramplan"]
+    for key in (data["start"], "rtx4090 1"):  # the recommended plan, and another
+        answer = data["answers"][key]
+        words = answer["commands"]["vramplan"].replace("\\\n", "").split()[1:]
+        shown = cli(*words, "--html").stdout if words[0] == "estimate" else cli(*words, "--html", "answer").stdout
+        assert re.search(r'<p class="need">.*?</p>', answer["parts"]["head"])[0] in shown  # type: ignore[index]
     assert "per_device_train_batch_size: " in data["answers"][data["start"]]["commands"]["llamafactory"]
 
 
-def test_the_parts_of_the_bar_add_up(built: Report) -> None:
+def test_the_parts_of_the_bar_add_up_at_every_width(built: Report) -> None:
     for search in (built.search, built.on("rtx4090")):
         assert isinstance(search, Search)
         for plan in search.plans:
             sizes, need = parts(plan.estimate)
-            shown = re.findall(r"[a-zA-Z, ]+ (\d+\.\d\d)(?=<|\")", re.sub(r' title="[^"]*"', "", bar(plan.estimate)))
-            assert sum(round(float(size) * 100) for size in shown) == need == sum(size for _, size in sizes)
+            html = bar(plan.estimate)
+            for width in WIDTHS:
+                inside = [
+                    size for wide, size in re.findall(r'"from-(\d+)">[^<]* ([\d.]+)<', html) if int(wide) <= width
+                ]
+                below = re.search(rf'<div class="labels at-{width}".*?</div>', html)
+                outside = re.findall(r"[a-zA-Z] ([\d.]+)<", below[0]) if below else []
+                shown = [*inside, *outside]
+                assert sum(round(float(size) * 100) for size in shown) == need == sum(size for _, size in sizes)
+
+
+def label(start: float, share: float, name: str = "cached by PyTorch", group: str = "overhead") -> Label:
+    return Label((name,), 123, ("cached",), group, start, share, share)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("seed", range(20))
+def test_labels_meet_neither_each_other_nor_the_edge(width: int, seed: int) -> None:
+    """Bars of random parts: texts do not overlap, and stay inside the bar."""
+    choose = random.Random(seed)
+    cuts = sorted(0.01 + 0.99 * choose.random() ** choose.choice((1, 3)) for _ in range(choose.randint(1, 9)))
+    named = [label(low, high - low, "x" * choose.randint(6, 20)) for low, high in pairwise([0.0, 0.01, *cuts])]
+    below = outside(named, width)
+    spots = in_a_row(below, width) or in_rows(named, width)
+    for number, spot in enumerate(spots):
+        assert spot.left >= 0
+        assert spot.right - GAP <= width + 0.01 or spot.label.pixels - GAP > width
+        for other in spots[:number]:
+            assert spot.row != other.row or spot.left >= other.right - 0.01 or other.left >= spot.right - 0.01
+
+
+def test_slivers_share_a_label_and_labels_are_pushed_apart_evenly() -> None:
+    parts = [label(0.5, 0.001, "gradients"), label(0.501, 0.02, "activations"), label(0.521, 0.001, "temporaries")]
+    (joined,) = outside(parts, 1000)
+    assert joined.text == "gradients, activations, temporaries 3.69"
+    first, second = in_a_row([label(0.5, 0.01), label(0.51, 0.01)], 1000)
+    assert second.left == first.right
+    assert first.left + second.left == pytest.approx(500 + 5 + 510 + 5 - 15)
+    assert not in_a_row([label(0.1 + i / 100, 0.01) for i in range(6)], 1000)  # too far from their parts
 
 
 @pytest.mark.parametrize(
@@ -155,12 +200,23 @@ def test_a_browser_shows_the_answer_that_the_address_names(built: Report, tmp_pa
         assert 'aria-pressed="true"' in dom or not address.startswith("#gpu=rtx")
 
 
+@pytest.mark.skipif(BROWSER is None, reason="no browser on this system")
+def test_a_print_is_one_sheet_of_a4(built: Report, tmp_path: Path) -> None:
+    path, printed = tmp_path / "report.html", tmp_path / "report.pdf"
+    path.write_bytes(page(built))
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--print-to-pdf={printed}", path.as_uri()]
+    subprocess.run(command, capture_output=True, check=False, timeout=60)  # type: ignore[arg-type]
+    pages = re.findall(rb"/Type\s*/Page\b.*?/MediaBox\s*\[0 0 (\d+)\S* (\d+)", printed.read_bytes(), re.DOTALL)
+    assert pages == [(b"594", b"841")]
+
+
 def test_nothing_fits_and_a_gpu_that_cannot_run_the_job() -> None:
     built = build(
         "qwen2.5-7b", "rtx3050-8gb", global_batch=4, gpus=["t4"], method="full", dtype="bf16", autocast="bf16"
     )
     data = data_of(page(built).decode())
     assert "Does not fit" in data["answers"][data["start"]]["parts"]["head"]
+    assert data["answers"][data["start"]]["commands"]["vramplan"].startswith("vramplan suggest Qwen/Qwen2.5-7B ")
     assert "cannot run it" in data["matrix"]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -115,7 +116,8 @@ await send({ step: "start", head: head() });
 const changes = [["tokens", "12"], ["method", "qlora"], ["rank", "32"], ["gpu", "l40s"], ["batch", "8"], ["gpus", "2"],
   ["strategy", "zero3"], ["offload", "optimizer"], ["loss", "liger"], ["optimizer", "adamw_8bit"],
   ["checkpointing", "none"], ["attention", "eager"], ["quantize", "nf4"], ["dtype", "fp16"], ["batches", "padded"],
-  ["images", "1"], ["image", "448x448"], ["images", ""], ["image", ""], ["model", "Qwen/Qwen2.5-0.5B"]];
+  ["images", "1"], ["image", "448x448"], ["images", ""], ["image", ""], ["task", "dpo"], ["prompt", "256"],
+  ["task", "grpo"], ["engine", "vllm"], ["completions", "4"], ["task", ""], ["model", "Qwen/Qwen2.5-0.5B"]];
 for (const [name, value] of changes) {
   await set(name, value);
   const line = page().querySelector("#commands pre").textContent.replaceAll("\\\\\\n", "");
@@ -140,7 +142,8 @@ await send({ step: "forward", head: head() });
         "batch": "--global-batch 8", "gpus": "--num-gpus 2", "strategy": "--strategy zero3", "loss": "--loss liger",
         "offload": "--offload optimizer", "optimizer": "--optimizer adamw_8bit", "quantize": "--quantize nf4",
         "checkpointing": "--checkpointing none", "attention": "--attention eager", "batches": "--batches padded",
-        "dtype": "--dtype fp16", "model": "suggest Qwen/Qwen2.5-0.5B",
+        "dtype": "--dtype fp16", "model": "suggest Qwen/Qwen2.5-0.5B", "prompt": "--task dpo --prompt-len 256",
+        "completions": "--task grpo --prompt-len 256 --num-generations 4 --generate-with vllm",
     }  # fmt: skip
     for step, flag in flags.items():
         line = " ".join(steps[step]["line"].split())
@@ -184,6 +187,48 @@ await send({ step: "framework", text: page().querySelector("#commands pre").text
     assert "--micro-batch 2" in steps["cell"]["line"]
     words = ("Qwen/Qwen2.5-7B-Instruct", "--gpu", "rtx4090", "--seq-len", "1024", "--global-batch", "8")
     assert steps["framework"]["text"] == cli("suggest", *words, "--loss", "liger", "--for", "llamafactory").stdout
+
+
+def test_other_names_in_an_address_and_rows_that_cannot_run(site: Path) -> None:
+    """An address's name that no list has is answered or refused as on the command line, and no old row stays."""
+    sent = browser.visit(
+        site,
+        """
+await answered();
+await send({ step: "alias", head: head() });
+await until(() => page().querySelectorAll(".matrix tbody tr").length >= 8, "the table");
+await set("gpu", "t4");
+await until(() => !page().querySelector(".matrix .old"), "all rows");
+await set("attention", "flash");
+await until(() => page().querySelector(".matrix [data-row=t4] .none"), "the row of a GPU that cannot run it");
+await until(() => !page().querySelector(".matrix .old"), "all rows");
+await send({ step: "rows", error: status().textContent, why: page().querySelector(".matrix [data-row=t4] .none").title,
+  fitting: page().querySelectorAll(".matrix [data-row=rtx4090] button").length });
+frame.contentWindow.location.hash = "#gpu=rtx40900";
+await until(() => status().textContent.includes("rtx40900"), "the refusal");
+await send({ step: "unknown", error: status().textContent });
+frame.contentWindow.location.hash = "#model=config.json";
+await until(() => status().textContent.includes("config.json"), "the refusal");
+await send({ step: "no file", error: status().textContent });
+""",
+        address="#gpu=a100-80gb&model=Qwen/Qwen2.5-0.5B",
+    )
+    assert not [data["failure"] for data in sent if "failure" in data]
+    steps = {data["step"]: data for data in sent if "step" in data}
+    assert "on A100 80GB" in steps["alias"]["head"]
+    assert steps["rows"]["error"] == steps["rows"]["why"] != ""
+    assert steps["rows"]["fitting"]
+    assert steps["unknown"]["error"].startswith("unknown GPU 'rtx40900'; did you mean rtx4090")
+    assert steps["no file"]["error"] == "config.json: this browser does not have the file, drop it here"
+
+
+def test_a_page_that_was_opened_as_a_file_says_what_to_do(site: Path) -> None:
+    command = [browser.CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    page = subprocess.run(
+        [*command, (site / "index.html").as_uri()],  # type: ignore[list-item]
+        capture_output=True, text=True, check=True, timeout=60,
+    ).stdout  # fmt: skip
+    assert f'run  python -m http.server -d "{site}"  and open http://localhost:8000' in page
 
 
 def test_a_model_s_own_file_and_no_other_host(site: Path) -> None:

@@ -41,7 +41,7 @@ def page(found: Report, words: Sequence[str] = ()) -> bytes:
         for plan in on.plans
     }
     if start not in answers:  # nothing fits on the GPU that was asked for
-        answers[start] = {"parts": of_search(found.search)._asdict(), "commands": {}}
+        answers[start] = {"parts": of_search(found.search)._asdict(), "commands": own_command(found.search, words)}
     rows = [(gpu, found.on(name)) for name, gpu in found.gpus.items()]
     shown = (found.search.card.name, found.micro_batch_size)
     data = {"start": start, "matrix": matrix(rows, micro_batches(found.search), shown), "answers": answers}
@@ -58,13 +58,22 @@ def _answer(search: Search, plan: Plan, words: Sequence[str]) -> dict[str, Any]:
     return {"parts": parts._asdict(), "commands": commands(search, plan, words)}
 
 
+def own_command(search: Search, words: Sequence[str] = (), plan: Plan | None = None) -> dict[str, str]:
+    """The command line of vramplan that gives the same answer: `estimate` for a plan that `suggest` does not choose."""
+    if plan is None or plan is search.recommended:
+        command, batch = "suggest", ["--global-batch", str(search.global_batch_size)]
+    else:
+        sizes = {"--micro-batch": plan.micro_batch_size, "--accumulation": plan.gradient_accumulation_steps}
+        command, batch = "estimate", [text for flag, size in sizes.items() for text in (flag, str(size))]
+    flags = " ".join(["--gpu", search.card.name, *batch, *words]).replace(" --", " \\\n  --")
+    return {"vramplan": f"vramplan {command} {search.model} \\\n  {flags}\n"}
+
+
 def commands(
     search: Search, plan: Plan, words: Sequence[str] = (), frameworks: Sequence[str] = FRAMEWORKS
 ) -> dict[str, str]:
     """What to paste for a plan, by name: vramplan's own command, and the settings of frameworks, read back."""
-    gpu = ["--gpu", search.card.name, "--global-batch", str(search.global_batch_size)]
-    flags = " ".join([*gpu, *words]).replace(" --", " \\\n  --")
-    texts = {"vramplan": f"vramplan suggest {search.model} \\\n  {flags}\n"}
+    texts = own_command(search, words, plan)
     for name in frameworks:
         try:
             written = export(name, search.model, plan.estimate.job, search.card)

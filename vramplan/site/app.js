@@ -2,7 +2,8 @@
 // The page: reads the controls as a command line, asks the worker, and places what it answers. No number is computed here.
 const lists = JSON.parse(byId("lists").textContent);
 const form = byId("controls");
-const worker = new Worker("worker.js", { type: "module" });
+const isServed = location.protocol !== "file:"; // browsers start no worker from a file
+const LONG = 1; // seconds of an answer from which on another worker gives it, so that the next change need not wait for it
 const asked = new Map();
 let lastId = 0;
 let rounds = 0;
@@ -10,6 +11,8 @@ let files = {};
 let columns = [];
 let texts = {};
 let isReady = false;
+let worker = null;
+let second = null;
 const STAGES = { python: "Loading Python …", packages: "Loading vramplan …", ready: "Estimating …" };
 
 for (const name of lists.models) byId("models").append(new Option(name, name));
@@ -21,8 +24,11 @@ function value(control) {
   return control.dataset.scale === "power" ? String(Math.round(2 ** Number(control.value))) : control.value.trim();
 }
 
+// A control that has no meaning beside the value of another: any but those it is only for, or 1.
 function isOff(control) {
-  return control.dataset.needs && form[control.dataset.needs].value === "1";
+  const { needs, only } = control.dataset;
+  if (!needs) return false;
+  return only ? !only.split(" ").includes(form[needs].value) : form[needs].value === "1";
 }
 
 function flags() {
@@ -30,11 +36,12 @@ function flags() {
   for (const control of form.elements) {
     const { flag } = control.dataset;
     if (!flag || isOff(control) || !value(control)) continue;
-    if (control.name === "rank" && form.method.value === "full") continue;
     if (control.dataset.default !== value(control)) words.push(flag, value(control));
   }
   return words;
 }
+
+let lastLine = [];
 
 function commandLine() {
   return ["suggest", form.model.value.trim(), ...flags()];
@@ -50,20 +57,28 @@ function lineOfPlan(micro) {
 // -- questions and answers
 function ask(topic, words, answered) {
   const round = rounds;
-  asked.set(++lastId, (answer) => { if (round === rounds) answered(answer); }); // else the controls have changed since
-  worker.postMessage({ id: lastId, topic, request: { words, files } });
+  asked.set(++lastId, { topic, answered: (answer) => { if (round === rounds) answered(answer); } }); // else the controls have changed
+  (topic === "answer" && second ? second : worker).postMessage({ id: lastId, topic, request: { words, files } });
 }
 
-worker.onmessage = ({ data }) => {
-  if (data.stage) return say(STAGES[data.stage]);
+function start() {
+  const started = new Worker("worker.js", { type: "module" });
+  started.onmessage = hear;
+  started.onerror = ({ message }) => say(`worker.js does not run in this browser${message ? `: ${message}` : ""}`, true);
+  return started;
+}
+
+function hear({ data }) {
+  if (data.stage) return isReady || say(STAGES[data.stage]);
   if (!("id" in data)) return say(data.failure, true);
-  const answered = asked.get(data.id);
+  const { topic, answered } = asked.get(data.id) ?? {};
   asked.delete(data.id);
   if (data.dropped || !answered) return;
   if (data.failure) return say(data.failure, true);
   isReady = true;
+  if (topic === "answer" && data.seconds > LONG) second ??= start();
   answered(data.answer);
-};
+}
 
 function say(text, isError = false) {
   byId("status").textContent = text;
@@ -72,22 +87,27 @@ function say(text, isError = false) {
   document.querySelector("main").classList.toggle("failed", isError); // hides what was answered to other settings
 }
 
+function failure(answer) {
+  return answer.error.trim().split("\n").at(-1).replace("vramplan: ", "");
+}
+
 function parts(html) {
   const parsed = new DOMParser().parseFromString(html, "text/html");
   return Object.fromEntries([...parsed.querySelectorAll("[data-part]")].map((part) => [part.dataset.part, part.innerHTML]));
 }
 
 function place(answer, names) {
-  if (answer.code === 2 || answer.code === 70) return say(answer.error.trim().split("\n").at(-1).replace("vramplan: ", ""), true);
+  if (answer.code === 2 || answer.code === 70) return say(failure(answer), true);
   placeParts(answer, names);
-  say("");
+  if (names.includes("head")) say("");
 }
 
 function placeParts(answer, names) {
   const found = parts(answer.text);
   show(Object.fromEntries(names.map((name) => [name, found[name]])));
-  sayTokens(byId("head").querySelector("[data-length]").dataset.length);
   addButtons();
+  if (names.includes("details")) byId("details").classList.remove("old");
+  if (names.includes("head")) sayTokens(byId("head").querySelector("[data-length]").dataset.length);
 }
 
 // A search takes several estimates. The plan that is shown is estimated first: if it still fits, its new numbers are seen
@@ -105,22 +125,28 @@ function askForShownPlan() {
 
 function update() {
   rounds++;
-  document.querySelector("main").classList.remove("failed");
+  for (const part of [...document.querySelectorAll(".matrix tbody tr"), byId("details")]) part.classList.add("old");
+  document.querySelectorAll(".matrix .none").forEach((cell) => cell.remove());
+  if (form.model.value.trim() === "config.json" && !files["config.json"]) return say("config.json: this browser does not have the file, drop it here", true);
   say(isReady ? "Estimating …" : STAGES.python);
-  for (const control of form.elements) control.disabled = Boolean(isOff(control));
-  form.rank.disabled = form.method.value === "full";
+  for (const control of form.elements) control.disabled = isOff(control);
   const line = commandLine();
+  lastLine = line;
   const micro = Number(form.micro.dataset.chosen);
   texts = { vramplan: pasted(shownLine()) };
   for (const [, title] of lists.frameworks) texts[title] = undefined;
   showCommands(texts);
+  let isComplete = false; // the whole answer has the changes that would help, which its beginning has not
   if (micro) ask("plan", [...lineOfPlan(micro), "--html"], (answer) => place(answer, ["head", "pictures"]));
   else {
     askForShownPlan();
-    ask("plan", [...line, "--html", "plan"], (answer) => place(answer, ["head", "pictures"]));
+    ask("plan", [...line, "--html", "plan"], (answer) => isComplete || place(answer, ["head", "pictures"]));
   }
   ask("row", [...line, "--html", "row"], (answer) => placeRow(answer, form.gpu.value));
-  ask("answer", [...line, "--html", "answer"], (answer) => place(answer, micro ? ["details"] : ["head", "details"]));
+  ask("answer", [...line, "--html", "answer"], (answer) => {
+    isComplete = true;
+    place(answer, micro ? ["details"] : ["head", "pictures", "details"]);
+  });
   const others = lists.rows.filter((name) => name !== form.gpu.value);
   others.forEach((name) => ask(`row ${name}`, [...withGpu(line, name), "--html", "row"], (answer) => placeRow(answer, name)));
   askForLines();
@@ -161,21 +187,34 @@ function placeRow(answer, name) {
   const body = place_.querySelector("tbody");
   const holder = document.createElement("tbody");
   holder.innerHTML = answer.text;
-  const row = holder.rows[0];
-  if (!row) return; // it cannot run there: the row of the settings before stays until all fail
+  const row = holder.rows[0] ?? cannotRun(answer, name);
   const focused = document.activeElement?.dataset ?? {};
   row.dataset.row = name;
   body.querySelector(`[data-row="${name}"]`)?.remove();
   const after = [...body.rows].find((other) => order.get(other.dataset.row) > order.get(name));
   body.insertBefore(row, after ?? null);
   [...body.rows].forEach((other) => { if (!lists.rows.includes(other.dataset.row) && other.dataset.row !== form.gpu.value) other.remove(); });
-  if (name === form.gpu.value) setColumns(row);
+  if (name === form.gpu.value && row.cells[1]?.dataset.size) setColumns(row);
   press();
   if (focused.gpu === name) row.querySelector(`[data-micro="${focused.micro}"]`)?.focus();
 }
 
+function cannotRun(answer, name) {
+  const row = document.createElement("tr");
+  const [, title, size] = lists.gpus.find(([other]) => other === name) ?? [name, name, ""];
+  const head = element("th", `${title} `);
+  head.append(element("small", size));
+  const cell = element("td", "cannot run it", "none");
+  cell.colSpan = Math.max(1, columns.length);
+  cell.title = failure(answer);
+  row.append(head, cell);
+  return row;
+}
+
 function setColumns(row) {
+  const before = columns.join();
   columns = [...row.cells].slice(1).map((cell) => Number(cell.dataset.size));
+  if (before !== columns.join()) document.querySelectorAll(".matrix .old td").forEach((cell) => cell.remove());
   const head = byId("matrix").querySelector("thead tr");
   head.replaceChildren(head.cells[0], ...columns.map((column) => element("th", String(column))));
   const fitting = [...row.querySelectorAll("button")].map((button) => Number(button.dataset.micro));
@@ -220,9 +259,13 @@ function addButtons() {
 
 function set(control, text) {
   const wanted = String(Array.isArray(text) ? text.join("x") : text);
-  if (control.dataset.scale === "power") control.value = String(Math.log2(Number(wanted)));
-  else if (control.tagName === "SELECT" && ![...control.options].some((option) => option.value === wanted)) control.value = "";
-  else control.value = wanted;
+  choose(control, control.dataset.scale === "power" ? String(Math.log2(Number(wanted))) : wanted);
+}
+
+// A value that a list lacks is added to it: it is answered, or refused by its name.
+function choose(control, wanted) {
+  if (control.tagName === "SELECT" && ![...control.options].some((option) => option.value === wanted)) control.append(new Option(wanted, wanted));
+  control.value = wanted;
 }
 
 // -- what to paste
@@ -257,7 +300,7 @@ function state() {
 function restore() {
   const named = new URLSearchParams(location.hash.slice(1));
   for (const control of form.elements) {
-    if (control.name && control.name !== "micro" && control.type !== "file") control.value = named.get(control.name) ?? control.dataset.start;
+    if (control.name && control.name !== "micro" && control.type !== "file") choose(control, named.get(control.name) ?? control.dataset.start);
   }
   form.micro.dataset.chosen = /^\d+$/.test(named.get("micro") ?? "") ? named.get("micro") : "";
   update();
@@ -274,7 +317,9 @@ function changed(isMoving = false) {
 
 let timer;
 let dragged = null; // the slider that is being moved: its steps are one entry of the history
+const isListed = new Set(lists.models.map((name) => name.toLowerCase()));
 form.addEventListener("input", ({ target }) => {
+  if (target === form.model && !isListed.has(target.value.trim().toLowerCase())) return; // a name that is not complete yet
   if (target === form.micro) {
     target.dataset.chosen = Number(target.value) ? String(columns[Number(target.value) - 1]) : "";
     size(target, target.dataset.chosen || "recommended");
@@ -284,7 +329,11 @@ form.addEventListener("input", ({ target }) => {
   dragged = target.type === "range" ? target : null;
   timer = setTimeout(() => changed(isMoving), target.type === "range" ? 0 : 250);
 });
-form.addEventListener("change", () => { dragged = null; });
+form.addEventListener("change", ({ target }) => {
+  dragged = null;
+  if (target === form.model && target.value !== lastLine[1]) changed();
+});
+form.model.onfocus = () => form.model.select(); // the list shows what begins like the text that is there
 form.addEventListener("submit", (event) => event.preventDefault());
 addEventListener("popstate", restore);
 addEventListener("hashchange", restore);
@@ -325,4 +374,11 @@ byId("keep").onclick = () => {
 if (matchMedia("(max-width:640px)").matches) byId("settings").open = false;
 for (const control of form.elements) control.dataset.start = control.type === "file" ? "" : control.value;
 try { if (sessionStorage.getItem("config.json")) files = { "config.json": sessionStorage.getItem("config.json") }; } catch { /* none */ }
-restore();
+if (isServed) {
+  worker = start();
+  restore();
+} else {
+  const folder = decodeURIComponent(location.pathname).replace(/\/[^/]*$/, "").replace(/^\/([A-Za-z]:)/, "$1");
+  say(`This page needs a server of files: run  python -m http.server -d "${folder}"  and open http://localhost:8000`, true);
+  for (const control of form.elements) control.disabled = true;
+}

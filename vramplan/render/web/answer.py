@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +16,7 @@ from vramplan.render.figures import (
     free_gib,
     gib,
     in_short,
+    parts,
     room_gib,
     sentence,
     significant,
@@ -148,7 +150,7 @@ def pictures(estimate: Estimate) -> str:
             f"; micro-steps 2 to {estimate.gradient_accumulation_steps - 1} are like the first" if between else ""
         )
         chart = _section("Memory over one optimizer step", caption, step_chart(estimate, profile))
-    caption = f"GiB at the fullest moment, in {estimate.peak_phase}"
+    caption = f"GiB at the fullest moment, in {estimate.peak_phase}; the parts sum to {parts(estimate)[1] / 100:.2f}"
     return _section("Where it goes", caption, bar(estimate)) + chart
 
 
@@ -206,8 +208,14 @@ def assumptions(estimate: Estimate, guidance: Sequence[str] = ()) -> str:
 
 def _row(cells: Iterable[object], kind: str, apply: str = "") -> str:
     button = f" data-apply='{escape(apply)}'" if apply else ""
-    inside = "".join(f"<td>{escape(str(cell))}</td>" for cell in cells)
+    inside = "".join(f"<td>{_flags(str(cell))}</td>" for cell in cells)
     return f'<tr class="{kind}"{button}>{inside}</tr>'
+
+
+def _flags(text: str) -> str:
+    """A text in which no flag is broken from its value."""
+    parts = re.split(r" (?=--)", text)
+    return " ".join(f"<code>{escape(part)}</code>" if part.startswith("--") else escape(part) for part in parts)
 
 
 def _table(head: Iterable[str], rows: Iterable[str], kind: str = "") -> str:

@@ -20,3 +20,18 @@ COLOURS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Category -> the name of its colour in style.css, in order from the left or from below."""
+GROUPS: Mapping[str, str] = MappingProxyType(
+    {
+        "parameter": "model and optimizer",
+        "optimizer_state": "model and optimizer",
+        "gradient": "moves in the step",
+        "activation": "moves in the step",
+        "temporary": "moves in the step",
+        "communication": "moves in the step",
+        "logits": "moves in the step",
+        "reserved_unused": "overhead",
+        "vllm": "overhead",
+        "context": "overhead",
+    }
+)
+"""Category -> what it has in common with its neighbours in a bar."""

@@ -74,7 +74,9 @@ function showCommands(commands) {
   copy.onclick = () => copyText(copy, text.textContent);
   tabs.append(element("span", "", "space"), copy);
   box.append(tabs, text);
+  const hadFocus = place.contains(document.activeElement) && document.activeElement.getAttribute("role") === "tab";
   place.replaceChildren(box);
+  if (hadFocus) tabs.querySelector("[aria-selected=true]").focus();
 }
 
 async function copyText(button, text) {

@@ -15,6 +15,7 @@ from vramplan.dataclass import dataclass
 from vramplan.render.figures import CATEGORIES, free_gib, gib, part_name
 from vramplan.render.verdict import outcome
 from vramplan.render.web.colours import COLOURS
+from vramplan.render.web.labels import LETTER, WIDTHS
 from vramplan.render.web.step_profile import StepProfile, phase_names
 from vramplan.units import GiB
 
@@ -25,8 +26,10 @@ HEIGHT = 240
 """Pixels."""
 LINE = 16
 """Pixels of a line of text."""
-NAMED_FROM = 0.07
-"""Share of the width from which a phase's name fits over it."""
+SHORT = {"forward": "fwd", "backward": "bwd", "optimizer": "opt."}
+"""Phases where there is little room."""
+NARROW = 0.76
+"""A picture of the first of the widths is narrower by what stands beside it, on a small phone."""
 SEEN_FROM = GiB // 200
 """Bytes that do not round to 0.00 GiB."""
 LEAST_MOVING = 0.3
@@ -70,7 +73,7 @@ def step_chart(estimate: Estimate, profile: StepProfile) -> str:
     caption = "" if has_gpu else f'<p class="cap">The GPU has {free_gib(capacity_bytes)} GiB, {where}.</p>'
     return (
         f'<div class="step" data-step="{escape(json.dumps(_figures(estimate, profile), separators=(",", ":")))}">'
-        f'<div class="phases">{_phases(estimate, profile)}</div><div class="plot">'
+        f'{_phases(estimate, profile)}<div class="plot">'
         f'<svg viewBox="0 0 {count} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="Memory over one'
         f' optimizer step; tensors take up to {gib(peak_bytes)} GiB">{_areas(profile, scale)}</svg>'
         f"{margin}{_ticks(scale)}{_rules(profile)}{_lines(lines, scale)}</div>"
@@ -91,17 +94,26 @@ def _figures(estimate: Estimate, profile: StepProfile) -> dict[str, object]:
 
 
 def _phases(estimate: Estimate, profile: StepProfile) -> str:
-    """The names of the phases above the picture, where there is room."""
+    """The names of the phases above the picture, as long as there is room for them in pictures of several widths."""
     count = len(profile.totals)
     starts = [start for _, start in profile.phases]
     names = phase_names(profile, estimate.gradient_accumulation_steps)
-    shown = []
-    for name, start, end in zip(names, starts, [*starts[1:], count], strict=True):
-        if (end - start) / count >= NAMED_FROM:
-            shown.append(f'<span style="left:{start / count:.2%};width:{(end - start) / count:.2%}">{name}</span>')
-        elif end == count:
-            shown.append(f'<span class="last">{name}</span>')
-    return "".join(shown)
+    phases = [
+        (name, (name, phase, SHORT.get(phase, phase)), start / count, (end - start) / count)
+        for name, (phase, start), end in zip(names, profile.phases, [*starts[1:], count], strict=True)
+    ]
+    layouts = []
+    for width in WIDTHS:
+        shown = []
+        for name, forms, start, share in phases:
+            room = share * width * (NARROW if width == WIDTHS[0] else 1)
+            fitting = next((form for form in forms if len(form) * LETTER + 6 <= room), None)
+            if fitting is not None:
+                shown.append(f'<span style="left:{start:.2%};width:{share:.2%}">{fitting}</span>')
+            elif name == names[-1]:
+                shown.append(f'<span class="last">{name}</span>')
+        layouts.append(f'<div class="phases at-{width}">{"".join(shown)}</div>')
+    return "".join(layouts)
 
 
 def _rules(profile: StepProfile) -> str:
