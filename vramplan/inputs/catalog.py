@@ -103,9 +103,13 @@ def find_model_as_typed(name: str) -> ModelSpec | None:
 
 
 def _bare(name: str) -> str:
+    """The words and numbers of a model's name that tell it from others, joined."""
+    return "".join(name_parts(name))
+
+
+def name_parts(name: str, parts: re.Pattern[str] = _TOKENS) -> list[str]:
     """The words and numbers of a model's name that tell it from others."""
-    tokens = _TOKENS.findall(_DATE.sub("", name.lower()))
-    return "".join(token for token in tokens if token not in _UNIMPORTANT)
+    return [part for part in parts.findall(_DATE.sub("", name.lower())) if part not in _UNIMPORTANT]
 
 
 def known_model_names() -> list[str]:
