@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+import vramplan
 from tests.helpers import cli, cli_json
+from vramplan.errors import ConfigError
 from vramplan.render.figures import signed
+
+MODEL = "qwen2.5-0.5b"
 
 
 def test_two_models_on_a_card() -> None:
@@ -71,3 +75,28 @@ def test_bad_input_is_one_line(arguments: list[str], said: str) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_python_takes_the_two_one_by_one() -> None:
+    both = vramplan.compare([MODEL, "pythia-160m"], "rtx3060")
+    assert vramplan.compare(MODEL, "pythia-160m", gpu="rtx3060") == both
+    assert vramplan.compare(MODEL, "pythia-160m", "rtx3060") == both
+    assert vramplan.compare([MODEL, "pythia-160m"], ["rtx3060"]) == both
+    cards = vramplan.compare(MODEL, gpu=["rtx3060", "t4"])
+    assert (
+        vramplan.compare(MODEL, gpu="rtx3060,t4")
+        == vramplan.compare(vramplan.load_model(MODEL), gpu="rtx3060, t4")
+        == cards
+    )
+    for wrong in ((MODEL,), (MODEL, "pythia-160m"), ()):
+        with pytest.raises(ConfigError, match="two models or configurations on one GPU"):
+            vramplan.compare(*wrong, gpu=() if len(wrong) > 1 else "rtx3060")
+    with pytest.raises(ConfigError, match="a GPU stands where"):
+        vramplan.compare(MODEL, vramplan.load_gpu("t4"), gpu="rtx3060")
+
+
+def test_narrow_terminals_break_no_words() -> None:
+    text = cli("compare", MODEL, "pythia-160m", "--gpu", "rtx3060", COLUMNS="40").stdout
+    assert max(map(len, text.splitlines())) <= 40
+    for words in ("optimizer states: ", "need of the GPU: ", "All settings of the job are the same"):
+        assert words in text

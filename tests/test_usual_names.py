@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 
 import vramplan
+from tests.helpers import cli
 from vramplan.cli.commands import COMMANDS, function_of
 from vramplan.cli.options import spell_flag
 from vramplan.cli.parameters import declared, parameter_of
@@ -114,10 +115,52 @@ def test_settings_in_python() -> None:
     assert usual == own
     with pytest.raises(ConfigError, match="lora_rank is given twice"):
         vramplan.estimate("qwen2.5-0.5b", "rtx3060", lora_r=16, lora_rank=8)
-    with pytest.raises(ConfigError, match="batch_size may mean two settings: micro_batch_size"):
-        vramplan.estimate("qwen2.5-0.5b", "rtx3060", batch_size=16)
+    with pytest.raises(ConfigError, match="bf16 may mean two settings: dtype"):
+        vramplan.estimate("qwen2.5-0.5b", "rtx3060", bf16=True)
     assert with_own_names({"lora_r": 8, "lora_rank": 8}) == {"lora_rank": 8}
     assert as_python("sequence_length", "1") == "sequence_length=1"
+
+
+def test_a_batch_size_is_what_the_function_takes() -> None:
+    estimate = vramplan.estimate("qwen2.5-0.5b", "rtx3060", batch_size=2, seq_len=512)
+    assert estimate.job.micro_batch_size == 2
+    search = vramplan.suggest("qwen2.5-0.5b", "rtx3060", batch_size=4, seq_len=512, advice=False)
+    assert search.global_batch_size == 4
+    with pytest.raises(ConfigError, match="batch_size may mean two settings"):
+        vramplan.report("qwen2.5-0.5b", "rtx3060", batch_size=4)
+
+
+@pytest.mark.parametrize("length", ["4k", "4,096", "4_096", "4096", 4096])
+def test_numbers_as_text_in_python(length: str | int) -> None:
+    assert vramplan.estimate("qwen2.5-0.5b", "rtx3060", seq_len=length).job.sequence_length == 4096
+    assert vramplan.estimate("qwen2.5-0.5b", "rtx3060", sequence_length=length).job.sequence_length == 4096
+
+
+def test_no_length_is_guessed() -> None:
+    for length in ("4,09", "4.096", "long"):
+        with pytest.raises(ConfigError, match="sequence_length="):
+            vramplan.estimate("qwen2.5-0.5b", "rtx3060", seq_len=length)
+
+
+def test_settings_that_do_not_change_memory() -> None:
+    without = vramplan.estimate("qwen2.5-0.5b", "rtx3060")
+    with pytest.warns(UserWarning, match="lora_alpha does not change memory") as warned:
+        assert vramplan.estimate("qwen2.5-0.5b", "rtx3060", lora_alpha=32) == without
+    assert warned[0].filename == __file__
+    line = ("estimate", "qwen2.5-0.5b", "--gpu", "rtx3060", "--json")
+    answer = cli(*line, "--lora-alpha", "32", "--learning-rate=1e-4", "lr=2e-4")
+    assert answer.stdout == cli(*line).stdout
+    for name in ("--lora-alpha", "--learning-rate", "--lr"):
+        assert f"{name} does not change memory" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "strategy"),
+    [("--zero3", "zero3"), ("--zero2", "zero2"), ("--fsdp", "fsdp"), ("--deepspeed zero3", "zero3")],
+)
+def test_strategies_as_people_type_them(typed: str, strategy: str) -> None:
+    words = as_declared(f"{BEFORE} --num-gpus 2 {typed} --seq-len 4,096".split(), parameters_of("estimate"))
+    assert words == [*BEFORE.split(), "--num-gpus", "2", "--strategy", strategy, "--seq-len", "4096"]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +182,7 @@ def test_models_as_people_type_them(typed: str, name: str) -> None:
 def test_a_model_is_not_taken_for_another() -> None:
     for name in known_model_names():
         assert load_model(name).name.lower().endswith(name.lower())
-    for name, first in (("mistral-7b", "Mistral-7B-v0.1"), ("mixtral", "Mixtral-8x7B"), ("bert-base", "bert-base-")):
+    for name, first in (("mistral-7b", "Mistral-7B-v0.3"), ("mixtral", "Mixtral-8x7B"), ("bert-base", "bert-base-")):
         with pytest.raises(UnknownNameError, match=f"did you mean {first}"):
             load_model(name)
 

@@ -134,8 +134,10 @@ class MissingDependencyError(VramplanError):
 class UnknownNameError(VramplanError):
     """An unknown name; the message lists the nearest ones."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
-        self.nearest = nearest_names(name, known)
+    def __init__(
+        self, kind: str, name: str, known: Iterable[str], hint: str = "", nearest: tuple[str, ...] = ()
+    ) -> None:
+        self.nearest = nearest or nearest_names(name, known)
         message = f"unknown {kind} {name!r}"
         if self.nearest:
             message += f"; did you mean {', '.join(self.nearest)}?"

@@ -32,6 +32,18 @@ def in_digits(text: str, thousand: int) -> str:
     return _AMOUNT.sub(number, text)
 
 
+_GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+|\d{1,3}(?:_\d{3})+")
+
+
+def ungrouped(text: str) -> str:
+    """A whole number without the marks between its thousands; any other text as it is.
+
+    >>> ungrouped("4,096"), ungrouped("4_096"), ungrouped("300,1200")
+    ('4096', '4096', '300,1200')
+    """
+    return text.replace(",", "").replace("_", "") if _GROUPED.fullmatch(text) else text
+
+
 def counted(number: int, noun: str) -> str:
     """A number with its noun in the singular or plural.
 

@@ -56,7 +56,7 @@ def compare(
     with progress() as tell:
         found = comparing.compare(
             targets,
-            [connected(name, link, network) for name in between_commas(gpu)],
+            gpu=[connected(name, link, network) for name in between_commas(gpu)],
             progress=tell,
             trust_remote_code=trust_remote_code,
             **sure(confidence),

@@ -132,7 +132,7 @@ def estimate(
     if html:
         from vramplan.render.web.answer import fragment, of_estimate
 
-        say(fragment(of_estimate(found, card.title)))
+        say(fragment(of_estimate(found)))
     elif as_json:
         from vramplan.render import json_output as as_text
 

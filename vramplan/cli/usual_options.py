@@ -6,23 +6,28 @@ Read only where a line is not well-formed, so that others pay nothing for it.
 from __future__ import annotations
 
 import re
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from vramplan.cli.options import spell_flag
+from vramplan.cli.options import say, spell_flag
 from vramplan.cli.parameters import Parameter, Rest
 from vramplan.errors import ConfigError, setting
-from vramplan.inputs.usual_names import NO_EFFECT, SAME, SWITCHES, TWO_MEANINGS, VALUES, plain, two_meanings
-from vramplan.units import in_digits
+from vramplan.inputs.usual_names import (
+    NO_EFFECT,
+    SAME,
+    SWITCHES,
+    THOUSAND,
+    TWO_MEANINGS,
+    VALUES,
+    does_not_matter,
+    plain,
+    two_meanings,
+)
+from vramplan.units import in_digits, ungrouped
 
 _PAIR = re.compile(r"([A-Za-z]\w*)=(.+)", re.DOTALL)
 """A setting without dashes: lora_r=16."""
-THOUSAND: Mapping[str, int] = {
-    **dict.fromkeys(("--seq-len", "--target-len", "--prompt-tokens", "--generate-tokens"), 1024),
-    **dict.fromkeys(("--samples", "--tokens-total"), 1000),
-}
-"""Option -> what k is there: 4k tokens of a sample are 4,096, 52k samples of a data set 52,000."""
-
 FOUND_BY_SUGGEST = ("micro_batch_size", "gradient_accumulation_steps")
 """Settings that people give to a command that looks for them."""
 
@@ -59,7 +64,7 @@ def _refuse_second(word: str, declared: Sequence[str], before: Sequence[str], op
     Raises:
         ConfigError: naming both.
     """
-    for name, value in zip(declared, [*declared[1:], ""], strict=True):
+    for name, value in zip(declared, [*declared[1:], ""], strict=False):
         earlier = [before[place : place + 2] for place, other in enumerate(before) if other == name]
         if name in options and not options[name].is_list and any(pair[1:] != [value] for pair in earlier):
             raise ConfigError(f"{word} sets {name} to {value}, and so does another option, to {earlier[0][1]}")
@@ -76,6 +81,11 @@ def _declared(word: str, rest: deque[str], options: Mapping[str, Parameter]) -> 
     dashed = f"--{plain(name).replace('_', '-')}"
     if dashed in options:
         return _option(dashed, options[dashed], value if has_value else None, rest)
+    if plain(name) in NO_EFFECT:
+        if not has_value and rest and not rest[0].startswith("--"):
+            rest.popleft()
+        say(f"vramplan: {does_not_matter(dashed)}", file=sys.stderr)
+        return []
     field = _field(plain(name), options)
     if field == "model":
         return [value if has_value else rest.popleft() if rest else ""]
@@ -111,8 +121,6 @@ def _field(name: str, options: Mapping[str, Parameter]) -> str | None:
         if len(meanings) > 1:
             raise ConfigError(two_meanings(f"--{name.replace('_', '-')}", meanings))
         return meanings[0][0] if meanings else None
-    if name in NO_EFFECT:
-        raise ConfigError(f"--{name.replace('_', '-')} does not change memory: leave it out")
     field = SAME.get(name)
     if field is None or field == "model" or spell_flag(field, "") in options:
         return field
@@ -132,4 +140,7 @@ def _option(name: str, parameter: Parameter, value: str | None, rest: deque[str]
     if value is None and not rest:
         return [name]
     text = rest.popleft() if value is None else value
-    return [name, in_digits(text, THOUSAND[name]) if name in THOUSAND else text]
+    if parameter.type is int:
+        text = ungrouped(text)
+    thousand = next((size for field, size in THOUSAND.items() if spell_flag(field, "") == name), None)
+    return [name, text if thousand is None else in_digits(text, thousand)]

@@ -103,9 +103,13 @@ def find_model_as_typed(name: str) -> ModelSpec | None:
 
 
 def _bare(name: str) -> str:
+    """The words and numbers of a model's name that tell it from others, joined."""
+    return "".join(name_parts(name))
+
+
+def name_parts(name: str, parts: re.Pattern[str] = _TOKENS) -> list[str]:
     """The words and numbers of a model's name that tell it from others."""
-    tokens = _TOKENS.findall(_DATE.sub("", name.lower()))
-    return "".join(token for token in tokens if token not in _UNIMPORTANT)
+    return [part for part in parts.findall(_DATE.sub("", name.lower())) if part not in _UNIMPORTANT]
 
 
 def known_model_names() -> list[str]:
@@ -128,13 +132,13 @@ def _gpu_rows() -> list[dict[str, Any]]:
     return rows
 
 
-def _plain(name: str) -> str:
+def plain_gpu_name(name: str) -> str:
     """A GPU's name without case, spaces, vendors and product lines: "NVIDIA GeForce RTX 4090" is "rtx4090"."""
     return re.sub(r"[^a-z0-9]|nvidia|geforce|tesla|amd|instinct|radeon", "", name.lower())
 
 
 def _names_of(row: dict[str, Any]) -> set[str]:
-    names = {_plain(name) for name in (row["name"], row["title"], *row["aliases"])}
+    names = {plain_gpu_name(name) for name in (row["name"], row["title"], *row["aliases"])}
     return names | {name.removeprefix("rtx") for name in names if re.fullmatch(r"rtx\d{4}\w*", name)}
 
 
@@ -155,7 +159,7 @@ def find_gpu(name: str) -> Gpu:
     Raises:
         UnknownNameError: with the nearest names.
     """
-    row = _gpus_by_short_name().get(name) or _gpus_by_plain_name().get(_plain(name))
+    row = _gpus_by_short_name().get(name) or _gpus_by_plain_name().get(plain_gpu_name(name))
     if row is not None:
         return _gpu(row)
     hint = f"a size is {name.strip()}GB; " if name.strip().isdecimal() else ""

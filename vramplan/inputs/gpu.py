@@ -68,7 +68,7 @@ class Gpu(Record):
     reserved_bytes: int = field(default=0, ge=0)
     """Memory that the platform is taken to keep for itself."""
     platform_note: str = ""
-    """What is a guess about the platform."""
+    """What is a guess about the board or the platform."""
 
     margin_confidence: float = field(default=0.0, ge=0.0, lt=1.0)
     """Share of runs that plans are to hold for: they leave a safety margin free for the error of an estimate."""

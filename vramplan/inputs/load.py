@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vramplan.errors import ConfigError, UnknownNameError, setting
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.gpu_by_size import gpu_of_size, is_size
@@ -51,7 +52,23 @@ def load_gpu(name: str | Gpu, platform: str | None = None) -> Gpu:
     if name.lower() != "auto":
         if name[:1].isdecimal() and is_size(name):
             return gpu_of_size(name)
-        return find_gpu(name)
+        return _named_gpu(name)
     from vramplan.inputs import nvml
 
     return nvml.local_gpu()
+
+
+def _named_gpu(name: str) -> Gpu:
+    """A GPU of the catalogue as its name was typed, which a number of them may stand beside."""
+    from vramplan.inputs.gpu_boards import board_note, counted_gpus
+
+    try:
+        gpu = find_gpu(name)
+    except UnknownNameError:
+        counted = counted_gpus(name)
+        if counted is None:
+            raise
+        count, one = counted
+        raise ConfigError(f"{name}: give {setting('gpu', find_gpu(one).name)} {setting('num_gpus', count)}") from None
+    note = board_note(name, gpu)
+    return gpu.model_copy(update={"platform_note": note}) if note else gpu

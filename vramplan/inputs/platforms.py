@@ -92,7 +92,7 @@ def on_platform(gpu: Gpu, name: str | None) -> Gpu:
             "cuda_total_source": f"under {platform.title} CUDA's total is the driver's",
             "platform": key,
             "reserved_bytes": reserved,
-            "platform_note": note,
+            "platform_note": "; ".join(filter(None, (gpu.platform_note, note))),
         }
     )
 

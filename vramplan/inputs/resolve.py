@@ -6,7 +6,7 @@ import re
 
 from vramplan.bounded_read import expand_home, is_file, is_folder
 from vramplan.errors import SpecError, UnknownNameError, UnsupportedError, setting
-from vramplan.inputs.catalog import HUB_ID, find_model, find_model_as_typed, names_with_and_without_organisation
+from vramplan.inputs.catalog import HUB_ID, find_model, find_model_as_typed, load_spec
 from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec
 
 _IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -47,9 +47,13 @@ def resolve_model(name: str, typed: bool = False) -> ModelSpec:
         similar = find_model_as_typed(name) if typed else None
         if similar is not None:
             return similar
-        raise UnknownNameError(
-            "model", name, names_with_and_without_organisation(), "give a Hub id (org/name), a folder or a config.json"
-        )
+        from vramplan.inputs.model_versions import nearest_models, only_version
+
+        version = only_version(name) if typed else None
+        if version is not None:
+            return load_spec(version)
+        hint = "give a Hub id (org/name), a folder or a config.json"
+        raise UnknownNameError("model", name, (), hint, nearest=nearest_models(name))
     from vramplan.inputs import hub
 
     return hub.from_hub(name)

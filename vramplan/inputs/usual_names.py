@@ -6,12 +6,15 @@ axolotl, ms-swift and DeepSpeed. Underscores and dashes are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import wraps
+from collections.abc import Callable, Container, Iterable, Mapping
+from functools import cache, wraps
+from inspect import signature
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
+from warnings import warn
 
 from vramplan.errors import ConfigError, setting
+from vramplan.units import in_digits, ungrouped
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -154,6 +157,11 @@ SWITCHES: Mapping[str, Mapping[str, Mapping[str, str]]] = MappingProxyType(
         },
         "ddp": {"true": {"strategy": "ddp"}, "false": _NONE},
         **{name: {stage: {"strategy": f"zero{stage}"} for stage in "123"} for name in ("zero", "zero_stage")},
+        **{
+            f"{name}{stage}": {"true": {"strategy": f"zero{stage}"}, "false": _NONE}
+            for name in ("zero", "zero_", "deepspeed_zero")
+            for stage in "123"
+        },
         "deepspeed": {
             f"{prefix}{stage}": {"strategy": f"zero{stage}"} for prefix in ("", "zero", "stage") for stage in "123"
         },
@@ -171,13 +179,22 @@ TWO_MEANINGS: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
 """Name -> the settings that it may mean, and what each is."""
 
 
+THOUSAND: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("sequence_length", "target_length", "prompt_length", "prompt_tokens", "generate_tokens"), 1024
+        ),
+        **dict.fromkeys(("samples", "tokens_total"), 1000),
+    }
+)
+"""Setting -> what k is there: 4k tokens of a sample are 4,096, 52k samples of a data set 52,000."""
 NO_EFFECT = frozenset(
     """
     learning_rate lr lora_alpha weight_decay warmup_steps max_steps num_train_epochs seed output_dir logging_steps
     save_steps lr_scheduler_type adam_beta1 adam_beta2 report_to
     """.split()  # noqa: SIM905
 )
-"""Settings that people know and that do not change memory."""
+"""Settings that people know and that do not change memory: taken, and left out of account."""
 
 
 def plain(name: str) -> str:
@@ -185,10 +202,14 @@ def plain(name: str) -> str:
     return name.lstrip("-").replace("-", "_").lower()
 
 
-def with_own_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_own_names(settings: Mapping[str, Any], parameters: Container[str] = ()) -> dict[str, Any]:
     """Settings given in Python by the names of frameworks, by vramplan's own; others stay as they are.
 
-    >>> with_own_names({"lora_r": 16, "load_in_4bit": True, "seq_len": 4096})
+    Args:
+        settings: what was given.
+        parameters: names of the parameters of the function that it was given to, beside the fields of a job.
+
+    >>> with_own_names({"lora_r": 16, "load_in_4bit": True, "seq_len": "4k"})
     {'lora_rank': 16, 'quantize': 'nf4', 'sequence_length': 4096}
 
     Raises:
@@ -196,11 +217,19 @@ def with_own_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     own: dict[str, Any] = {}
     for name, value in settings.items():
-        for field, own_value in _own(name, value).items():
+        if name in NO_EFFECT and name not in parameters:
+            warn(does_not_matter(name), stacklevel=3)
+            continue
+        for field, own_value in _own(name, value, parameters).items():
             if field in own and own[field] != own_value:
                 raise ConfigError(f"{setting(field)} is given twice, by {name} and by another name")
             own[field] = own_value
     return own
+
+
+def does_not_matter(name: str) -> str:
+    """What is said of a setting without effect."""
+    return f"{name} does not change memory: it is left out of account"
 
 
 def two_meanings(name: str, meanings: Iterable[tuple[str, str]]) -> str:
@@ -211,18 +240,46 @@ def two_meanings(name: str, meanings: Iterable[tuple[str, str]]) -> str:
 def accepts_usual_names(function: Callable[P, Result]) -> Callable[P, Result]:
     """`function`, whose keyword arguments may have the names of frameworks too."""
 
+    @cache
+    def parameters() -> frozenset[str]:
+        return frozenset(signature(function).parameters)
+
     @wraps(function)
     def with_names(*args: P.args, **settings: P.kwargs) -> Result:
-        return function(*args, **with_own_names(settings))
+        return function(*args, **with_own_names(settings, parameters() if settings else ()))
 
     return with_names
 
 
-def _own(name: str, value: Any) -> Mapping[str, Any]:
-    if name in SAME:
-        field = SAME[name]
-        return {field: VALUES.get((field, value), value) if isinstance(value, str) else value}
-    if name in TWO_MEANINGS:
-        raise ConfigError(two_meanings(name, TWO_MEANINGS[name]))
+def _own(name: str, value: Any, parameters: Container[str]) -> Mapping[str, Any]:
+    if name in TWO_MEANINGS and name not in parameters:
+        name = _one_meaning(name, parameters)
+    if name in SAME or name in THOUSAND:
+        field = SAME.get(name, name)
+        return {field: _value(field, value) if isinstance(value, str) else value}
     by_value = SWITCHES.get(name, {}).get(str(value).lower())
     return {name: value} if by_value is None else by_value
+
+
+def _one_meaning(name: str, parameters: Container[str]) -> str:
+    """What a name means to a function with these parameters: the one that it has, else the field of a job that it is.
+
+    Raises:
+        ConfigError: if that is not one.
+    """
+    from vramplan.inputs.job import Job
+
+    meanings = TWO_MEANINGS[name]
+    own = [field for field, _ in meanings if field in parameters]
+    own = own or [field for field, _ in meanings if parameters and field in Job.model_fields]
+    if len(own) != 1:
+        raise ConfigError(two_meanings(name, meanings))
+    return own[0]
+
+
+def _value(field: str, text: str) -> Any:
+    """A value given as text."""
+    if field not in THOUSAND:
+        return VALUES.get((field, text), text)
+    digits = in_digits(ungrouped(text), THOUSAND[field])
+    return int(digits) if digits.isdecimal() else text

@@ -141,6 +141,8 @@ class Estimate(Result):
     """Loading and optimizer steps, event by event."""
     cards: tuple[CardShare, ...] = ()
     """All GPUs that the model is placed on; the estimate is that of the one that needs most."""
+    card_title: str = ""
+    """The manufacturer's name of the GPU."""
 
     def __post_init__(self) -> None:
         total = sum(term.num_bytes for term in self.terms)

@@ -46,6 +46,7 @@ def summarize(step: SimulatedStep, model: str, job: Job, gpu: Gpu, peak_tensor_b
         model=model,
         by=step.by,
         card=gpu.name,
+        card_title=gpu.title,
         micro_batch_size=job.micro_batch_size,
         gradient_accumulation_steps=job.gradient_accumulation_steps,
         peak_tensor_bytes=peak_tensor_bytes,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from vramplan.errors import ConfigError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.load import load_gpu
+from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.usual_names import accepts_usual_names
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.memory.estimate import Estimate
@@ -20,6 +22,9 @@ from vramplan.planner import check
 from vramplan.planner.estimate import estimate
 from vramplan.progress import Progress, silent
 from vramplan.result import Result
+
+Named = str | Path | ModelSpec | Gpu
+"""A model, a configuration or a GPU, by name or loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +87,8 @@ class Comparison(Result):
 
 @accepts_usual_names
 def compare(
-    targets: Sequence[str],
-    gpus: Sequence[str | Gpu],
-    *,
+    *targets: Named | Sequence[Named],
+    gpu: str | Gpu | Sequence[str | Gpu] | None = None,
     confidence: float = CONFIDENCE,
     progress: Progress = silent,
     trust_remote_code: bool = False,
@@ -92,43 +96,61 @@ def compare(
 ) -> Comparison:
     """Two targets on one GPU, or one on two GPUs; a target is a model, or a configuration that `check` reads.
 
-    Keyword arguments are the fields of :class:`vramplan.Job`; of configurations, only `num_gpus`.
+    ``compare("A", "B", gpu="rtx4090")``, ``compare("A", gpu=["rtx4090", "rtx5090"])``. Without `gpu`, the last
+    argument names the GPUs: ``compare(["A", "B"], "rtx4090")``.
+
+    Args:
+        *targets: the targets, one by one or as a list.
+        gpu: the GPU, or two of them as a list, or between commas.
+        confidence: How sure the verdict "fits" is to be, which sets the safety margin; 0 for none.
+        progress: Called with what is being done, and the share that is done.
+        trust_remote_code: Whether a trace may run code that comes with the model.
+        **job: Fields of :class:`vramplan.Job`; of configurations, only `num_gpus`.
 
     Raises:
         VramplanError: for whatever cannot be read, cannot run or is not modelled.
     """
-    targets = [targets] if isinstance(targets, str) else targets
-    gpus = [gpus] if isinstance(gpus, str) else gpus
-    if sorted((len(targets), len(gpus))) != [1, 2]:
+    *first, last = targets or ("",)
+    named, gpus = (_each(first), _gpus([last])) if gpu is None else (_each(targets), _gpus([gpu]))
+    if sorted((len(named), len(gpus))) != [1, 2]:
         raise ConfigError(
-            f"compare takes two models or configurations on one GPU, or one on two GPUs: {setting('gpu')} A,B"
+            f"compare takes two models or configurations on one GPU, or one on two GPUs: {setting('gpu', 'A,B')}"
         )
-    is_config = [_is_configuration(target) for target in targets]
+    models = [name if isinstance(name, ModelSpec) else str(name) for name in named if not isinstance(name, Gpu)]
+    if len(models) < len(named):
+        raise ConfigError(f"a GPU stands where a model or a configuration should: give it as {setting('gpu')}")
+    is_config = [isinstance(model, str) and _is_configuration(model) for model in models]
     if any(is_config) and not all(is_config):
-        raise ConfigError(f"{targets[is_config.index(True)]} is a configuration, and the other a model: give two alike")
+        raise ConfigError(f"{models[is_config.index(True)]} is a configuration, and the other a model: give two alike")
     settings = [name for name in job if name != "num_gpus"]
     if is_config[0] and settings:
         raise ConfigError(f"{settings[0]}: the configuration sets it; change it there")
     sides = []
-    for target, gpu in [(target, gpu) for target in targets for gpu in gpus]:
-        own_gpu = with_margin(load_gpu(gpu), confidence)
-        title = own_gpu.title if len(gpus) > 1 else Path(target).name if is_config[0] else target
-        if is_config[0]:
-            verdict = check.check(target, own_gpu, confidence=confidence, progress=progress, **job)
-            sides.append(Side(title, own_gpu, verdict.estimate, verdict.fits))
+    for model, on in [(model, on) for model in models for on in gpus]:
+        own_gpu = with_margin(load_gpu(on), confidence)
+        if isinstance(model, str) and is_config[0]:
+            verdict = check.check(model, own_gpu, confidence=confidence, progress=progress, **job)
+            side = Side(Path(model).name, own_gpu, verdict.estimate, verdict.fits)
         else:
-            job_estimate = estimate(
-                target, own_gpu, confidence=confidence, progress=progress, trust_remote_code=trust_remote_code, **job
+            found = estimate(
+                model, own_gpu, confidence=confidence, progress=progress, trust_remote_code=trust_remote_code, **job
             )
-            sides.append(
-                Side(
-                    title if len(gpus) > 1 else job_estimate.model.rpartition("/")[2],
-                    own_gpu,
-                    job_estimate,
-                    job_estimate.fits,
-                )
-            )
+            side = Side(found.model.rpartition("/")[2], own_gpu, found, found.fits)
+        sides.append(side if len(gpus) == 1 else replace(side, title=own_gpu.title))
     return Comparison((sides[0], sides[1]))
+
+
+def _each(given: Iterable[Named | Sequence[Named]]) -> list[Named]:
+    """All of some names and lists of names."""
+    return [name for one in given for name in ([one] if isinstance(one, (str, Path, ModelSpec, Gpu)) else one)]
+
+
+def _gpus(given: Iterable[Named | Sequence[Named]]) -> list[str | Gpu]:
+    """GPUs of names, also between commas, and of lists of them."""
+    gpus: list[str | Gpu] = []
+    for name in _each(given):
+        gpus += [name] if isinstance(name, Gpu) else [one.strip() for one in str(name).split(",")]
+    return gpus
 
 
 def _is_configuration(target: str) -> bool:

@@ -55,6 +55,7 @@ def build(
     gpu: str | Gpu,
     *,
     global_batch: int | None = None,
+    micro_batch_size: int | None = None,
     gpus: Sequence[str | Gpu] | None = None,
     confidence: float = CONFIDENCE,
     progress: Progress = silent,
@@ -70,7 +71,7 @@ def build(
         VramplanError: for whatever cannot run on `gpu`, or is not modelled.
     """
     spec, own_gpu = load_both(load_model(model), gpu, confidence)
-    micro, steps = job.pop("micro_batch_size", None), job.pop("gradient_accumulation_steps", None)
+    micro, steps = micro_batch_size, job.pop("gradient_accumulation_steps", None)
     copies = 1 if job.get("strategy") == "device_map" else job.get("num_gpus") or 1
     if global_batch is None:
         global_batch = (micro or 1) * steps * copies if steps is not None else BATCH_PER_GPU * copies * (micro or 1)

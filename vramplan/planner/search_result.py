@@ -126,6 +126,11 @@ class Search(Result):
     solved: Solved | None = None
     """The setting that was solved for first."""
 
+    @property
+    def estimate(self) -> Estimate:
+        """Of the recommended plan; of the pair that needs least if none fits."""
+        return self.smallest if self.recommended is None else self.recommended.estimate
+
 
 @dataclass(frozen=True, slots=True)
 class Run:

@@ -14,6 +14,7 @@ from vramplan.adaptive.ladder import LadderPlan
 from vramplan.adaptive.rung import Rung
 from vramplan.adaptive.simulate import Point, Simulation
 from vramplan.inputs.job import EXPANDABLE_SEGMENTS
+from vramplan.inputs.platforms import platform_notes
 from vramplan.render.adapt_types import LadderData, RungData, SimulationData
 from vramplan.render.figures import duration, free_gib, gib
 from vramplan.render.terminal import LOOKS, Answer, Screen, hanging, notes, simple_table
@@ -43,6 +44,7 @@ def plan(found: LadderPlan, global_batch: int) -> Answer:
             return [
                 screen.text(f"{title}: global batch {global_batch}", "bold"),
                 Text(signed, f"bold {colour}"),
+                *notes(screen, platform_notes(found.gpu)),
                 screen.text("`vramplan suggest` with the same options says what would help.", "dim"),
             ]
         first, last = found.rungs[0].global_batch_size, found.rungs[-1].global_batch_size
@@ -52,7 +54,7 @@ def plan(found: LadderPlan, global_batch: int) -> Answer:
         return [
             screen.text(title, "bold"),
             screen.text(f"{batches}, from global batch {first} to {last}, each checked; {end}"),
-            *notes(screen, [_about_switches(found)]),
+            *notes(screen, [*platform_notes(found.gpu), _about_switches(found)]),
             Text(""),
             *_rungs(screen, found, rule),
             Text(""),
@@ -127,6 +129,7 @@ def plan_data(found: LadderPlan) -> LadderData:
         "too_large": found.too_large,
         "expandable_segments": found.job.expandable_segments,
         "switches_checked": found.switches_checked,
+        "notes": platform_notes(found.gpu),
     }
 
 

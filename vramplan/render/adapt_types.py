@@ -47,6 +47,8 @@ class LadderData(Exact):
     expandable_segments: bool
     switches_checked: bool
     """Whether runs that switch between the rungs were simulated."""
+    notes: list[str]
+    """What is a guess about the GPU."""
 
 
 class GlobalBatchData(Exact):

@@ -200,7 +200,7 @@ def search(search: Search, run: Run) -> types.SearchData:
         "samples": run.samples,
         "epochs": run.epochs if run.samples is not None else None,
         "capacity_bytes": search.smallest.capacity_bytes,
-        "estimate": estimate(search.recommended.estimate if search.recommended else search.smallest),
+        "estimate": estimate(search.estimate),
         "assumptions": list(search.smallest.assumptions),
         "notes": list(search.smallest.notes),
     }

@@ -54,12 +54,11 @@ def _estimate(estimate: Estimate) -> str:
     need, capacity = need_of_capacity(estimate.device_total_bytes, estimate.capacity_bytes)
     words = SIGNS[outcome(estimate)][1].lower()
     plan = f"{' × '.join(map(str, factors))} = {job.global_batch_size}"
-    return f"{subject(estimate.model, estimate.card, job.num_gpus)}: {words}, {need} of {capacity} GiB, {plan}"
+    return f"{subject(estimate.model, estimate.card_title, job.num_gpus)}: {words}, {need} of {capacity} GiB, {plan}"
 
 
 def _search(search: Search) -> str:
-    chosen = search.recommended
-    return _estimate(chosen.estimate if chosen is not None else search.smallest)
+    return _estimate(search.estimate)
 
 
 def _verdict(verdict: Verdict) -> str:

@@ -110,7 +110,7 @@ def title(estimate: Estimate) -> str:
     job = estimate.job
     return (
         f"{estimate.model}, {job.method}, micro-batch {estimate.micro_batch_size} x {job.sequence_length} tokens on"
-        f" {estimate.card} ({estimate.by})"
+        f" {estimate.card_title} ({estimate.by})"
     )
 
 

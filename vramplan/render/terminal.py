@@ -326,4 +326,4 @@ def all_assumptions(screen: Screen, estimate: Estimate) -> list[RenderableType]:
 
 def held_by_others(estimate: Estimate, held_bytes: int) -> list[str]:
     """Memory that other processes hold on the GPU, which is not in its capacity."""
-    return [f"other processes hold {format_bytes(held_bytes)} of {estimate.card}"] if held_bytes else []
+    return [f"other processes hold {format_bytes(held_bytes)} of {estimate.card_title}"] if held_bytes else []

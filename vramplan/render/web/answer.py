@@ -64,9 +64,10 @@ def of_search(search: Search, micro_batch_size: int | None = None) -> Answer:
     )
 
 
-def of_estimate(estimate: Estimate, gpu: str = "") -> Answer:
-    """The verdict on one job, and what explains it; `gpu` is the manufacturer's name, if it is known."""
-    return Answer(verdict(estimate, gpu or estimate.card, _notes(estimate)), pictures(estimate), assumptions(estimate))
+def of_estimate(estimate: Estimate) -> Answer:
+    """The verdict on one job, and what explains it."""
+    head = verdict(estimate, estimate.card_title, _notes(estimate))
+    return Answer(head, pictures(estimate), assumptions(estimate))
 
 
 def verdict(estimate: Estimate, gpu: str, notes: Iterable[str]) -> str:
