@@ -61,12 +61,12 @@ def export(
     if not find_writer(framework)[1].writes_whole_job:  # it does not hold a whole job: there is nothing to check
         return first
     as_read = estimate(spec, gpu, confidence=confidence, **first.settings)
-    if as_read.fits:
-        return first
     why = (
         f"as {framework} takes it, micro-batch {job.micro_batch_size} needs"
         f" {as_read.device_total_bytes / GiB:.1f} of {as_read.capacity_bytes / GiB:.1f} GiB"
     )
+    if as_read.fits:
+        return first._replace(notes=[*first.notes, f"{why} and fits"]) if first.notes else first
     rest = {name: value for name, value in first.settings.items() if name not in BATCH}
     plan = suggest(spec, gpu, job.global_batch_size, advice=False, confidence=confidence, **rest).recommended
     second = None if plan is None else written_as(framework, spec, plan.estimate.job, job)
